@@ -1,0 +1,207 @@
+"""The rotation as one Triton kernel: q and k in one launch, both layouts, any strides, in place or not.
+
+RoPE moves every element once and computes almost nothing, so its limit is a memory copy. What the kernel
+does about that: a program takes several heads of one token (or several tokens of one head), so a cos/sin row
+is loaded once for all of them; each thread moves 16 bytes at a time; queries and keys share a launch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ropelab.kernels.rotate_torch import compute_dtype
+from ropelab.kernels.tiles import Tile, choose_tile
+
+INTERPRETED = triton.knobs.runtime.interpret
+
+_TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
+_MAX_PROGRAMS = 2**31 - 1  # of grid axis 0
+
+
+@triton.jit
+def _rows(ptr, stride_b, stride_s, stride_h, batch, seq, head, ALIGN: tl.constexpr):
+    """Pointers ``[tokens, heads, 1]`` to the rows of a tile.
+
+    64-bit from the first product on: B * S * H * D passes 2**31 in long-context training. The hint tells
+    the compiler what the strides share, without which it reads element by element.
+    """
+    token_offset = tl.multiple_of(batch.to(tl.int64) * stride_b + seq.to(tl.int64) * stride_s, ALIGN)
+    head_offset = tl.multiple_of(head.to(tl.int64) * stride_h, ALIGN)
+    return ptr + token_offset[:, None, None] + head_offset[None, :, None]
+
+
+@triton.jit
+def _load_pairs(row, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The two members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``."""
+    if INTERLEAVED:
+        # Pairs are adjacent: one wide load for both members, parted in registers.
+        feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
+        x = tl.load(row + feature, mask=mask & (feature < 2 * PAIRS))
+        return tl.split(tl.reshape(x, [x.shape[0], x.shape[1], BLOCK_PAIRS, 2]))
+    else:
+        pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
+        x0 = tl.load(row + pair, mask=mask & (pair < PAIRS))
+        x1 = tl.load(row + PAIRS + pair, mask=mask & (pair < PAIRS))
+        return x0, x1
+
+
+@triton.jit
+def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    if INTERLEAVED:
+        feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
+        y = tl.reshape(tl.join(y0, y1), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
+        tl.store(row + feature, y.to(row.dtype.element_ty), mask=mask & (feature < 2 * PAIRS))
+    else:
+        pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
+        tl.store(row + pair, y0.to(row.dtype.element_ty), mask=mask & (pair < PAIRS))
+        tl.store(row + PAIRS + pair, y1.to(row.dtype.element_ty), mask=mask & (pair < PAIRS))
+
+
+@triton.jit
+def _copy_tail(x_row, y_row, mask, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+    feature = FIRST + tl.arange(0, BLOCK)[None, None, :]
+    tl.store(y_row + feature, tl.load(x_row + feature, mask=mask & (feature < END)), mask=mask & (feature < END))
+
+
+@triton.jit(do_not_specialize=[
+    "batch_size", "seq_len",
+    "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
+    "qy_stride_b", "qy_stride_s", "qy_stride_h", "ky_stride_b", "ky_stride_s", "ky_stride_h",
+])  # fmt: skip
+def _rotate_kernel(
+    q_ptr, k_ptr, qy_ptr, ky_ptr, cos_ptr, sin_ptr,
+    batch_size, seq_len,
+    q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
+    qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
+    cos_stride, sin_stride,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, COPY_TAIL: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+):  # fmt: skip
+    """y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, for a block of tokens and its share of the q and k heads.
+
+    Grid: axis 0 only (axes y and z end at 65,535). Batches vary faster than tokens, so that the programs
+    which need the same table row run together and all but the first find it in the cache.
+    """
+    PAIRS: tl.constexpr = ROTARY_DIM // 2
+    program = tl.program_id(0)
+    head_block = program % HEAD_BLOCKS
+    batch = program // HEAD_BLOCKS % batch_size
+    seq = program // HEAD_BLOCKS // batch_size * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    token_mask = (seq < seq_len)[:, None, None]
+
+    pair = tl.arange(0, BLOCK_PAIRS)[None, :]
+    table_mask = (seq < seq_len)[:, None] & (pair < PAIRS)
+    cos = tl.load(cos_ptr + seq[:, None] * cos_stride + pair, mask=table_mask).to(COMPUTE_DTYPE)[:, None, :]
+    sin = tl.load(sin_ptr + seq[:, None] * sin_stride + pair, mask=table_mask).to(COMPUTE_DTYPE)[:, None, :]
+    if INVERSE:
+        sin = -sin
+
+    # All loads come before the first store: the compiler may not move a load across a store by itself.
+    q_head = head_block * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)
+    q_mask = token_mask & (q_head < Q_HEADS)[None, :, None]
+    q_row = _rows(q_ptr, q_stride_b, q_stride_s, q_stride_h, batch, seq, q_head, ALIGN)
+    qy_row = _rows(qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h, batch, seq, q_head, ALIGN)
+    q0, q1 = _load_pairs(q_row, q_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+    if K_HEADS > 0:
+        k_head = head_block * BLOCK_K_HEADS + tl.arange(0, BLOCK_K_HEADS)
+        k_mask = token_mask & (k_head < K_HEADS)[None, :, None]
+        k_row = _rows(k_ptr, k_stride_b, k_stride_s, k_stride_h, batch, seq, k_head, ALIGN)
+        ky_row = _rows(ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h, batch, seq, k_head, ALIGN)
+        k0, k1 = _load_pairs(k_row, k_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+
+    q0, q1 = q0.to(COMPUTE_DTYPE), q1.to(COMPUTE_DTYPE)
+    _store_pairs(qy_row, q_mask, q0 * cos - q1 * sin, q1 * cos + q0 * sin, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+    if COPY_TAIL:
+        _copy_tail(q_row, qy_row, q_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
+    if K_HEADS > 0:
+        k0, k1 = k0.to(COMPUTE_DTYPE), k1.to(COMPUTE_DTYPE)
+        _store_pairs(ky_row, k_mask, k0 * cos - k1 * sin, k1 * cos + k0 * sin, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+        if COPY_TAIL:
+            _copy_tail(k_row, ky_row, k_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
+
+
+def rotate(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    interleaved: bool,
+    inverse: bool,
+    tile: Tile | None = None,
+) -> None:
+    """Write the rotation of each ``xs[i]`` to ``outs[i]`` in one launch.
+
+    Args:
+        xs: one or two tensors ``[B, S, H_i, D]`` of one dtype on one GPU, any strides. A tensor whose last
+            stride is not 1 is copied first: single-element strides cannot be read 16 bytes at a time.
+        outs: as ``xs``; ``outs[i] is xs[i]`` rotates in place. Every element of every output is written.
+        cos, sin: ``[P, R/2]``, ``P >= S``, ``R <= D``; row ``s`` belongs to token ``s``.
+        interleaved: pairs ``(2i, 2i+1)`` instead of ``(i, i + R/2)``.
+        inverse: rotate by minus the angle (the transpose).
+        tile: for sweeps; otherwise ``choose_tile`` decides.
+
+    Raises:
+        ValueError: more programs than a grid can hold.
+    """
+    sources = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
+    targets = [y if y.stride(-1) == 1 else torch.empty_like(y, memory_format=torch.contiguous_format) for y in outs]
+    _launch(sources, targets, cos.contiguous(), sin.contiguous(), interleaved, inverse, tile)
+    for target, out in zip(targets, outs, strict=True):
+        if target is not out:
+            out.copy_(target)
+
+
+def _launch(sources, targets, cos, sin, interleaved: bool, inverse: bool, tile: Tile | None) -> None:
+    q, qy = sources[0], targets[0]
+    k, ky = sources[-1], targets[-1]  # without k, the arguments of q stand in for it and are never touched
+    batch, seq_len, q_heads, head_dim = q.shape
+    k_heads = k.shape[2] if len(sources) > 1 else 0
+    rotary_dim = 2 * cos.shape[-1]
+    if q.numel() + k.numel() == 0:
+        return
+    if tile is None:
+        tile = choose_tile(head_dim, q.element_size(), max(q_heads, k_heads), q.stride(2) <= q.stride(1))
+    head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
+    programs = triton.cdiv(seq_len, tile.block_tokens) * batch * head_blocks
+    if programs > _MAX_PROGRAMS:
+        raise ValueError(f"q: expected work for at most {_MAX_PROGRAMS} programs, got {programs}")
+    strides = [*q.stride()[:3], *k.stride()[:3], *qy.stride()[:3], *ky.stride()[:3]]
+    with _on_device(q):
+        _rotate_kernel[(programs,)](
+            q, k, qy, ky, cos, sin,
+            batch, seq_len, *strides, cos.stride(0), sin.stride(0),
+            Q_HEADS=q_heads, K_HEADS=k_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim,
+            INTERLEAVED=interleaved, INVERSE=inverse,
+            COPY_TAIL=rotary_dim < head_dim and any(x is not y for x, y in zip(sources, targets, strict=True)),
+            COMPUTE_DTYPE=_TL_DTYPE[compute_dtype(q, cos)],
+            ALIGN=_common_alignment(strides),
+            HEAD_BLOCKS=head_blocks, BLOCK_TOKENS=tile.block_tokens, BLOCK_Q_HEADS=tile.block_heads,
+            BLOCK_K_HEADS=triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),
+            BLOCK_PAIRS=triton.next_power_of_2(rotary_dim // 2),
+            BLOCK_TAIL=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
+            num_warps=tile.num_warps,
+            enable_fp_fusion=False,  # no fused multiply-add: the same bits as the torch path
+        )  # fmt: skip
+
+
+def _common_alignment(strides: Sequence[int]) -> int:
+    """The largest power of two up to 16 that divides every stride.
+
+    Triton itself only tells multiples of 16 from the rest. Heads of 72 elements (8 x 9) would then be read
+    element by element, although 16-byte reads are possible.
+    """
+    bits = 16
+    for stride in strides:
+        bits |= stride
+    return bits & -bits
+
+
+def _on_device(x: torch.Tensor):
+    """Triton launches on the current device; make it the tensor's."""
+    return torch.cuda.device(x.device.index if x.is_cuda else -1)  # -1: nothing to change
