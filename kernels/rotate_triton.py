@@ -1,8 +1,8 @@
 """The rotation as one Triton kernel: q and k in one launch, both layouts, any strides, in place or not.
 
 RoPE moves every element once and computes almost nothing, so its limit is a memory copy. What the kernel
-does about that: a program takes several heads of one token (or several tokens of one head), so a cos/sin row
-is loaded once for all of them; each thread moves 16 bytes at a time; queries and keys share a launch.
+does about that: queries and keys share a launch; a program takes several heads of a token, so that they share
+a row of cosines and sines; threads move 8 or 16 bytes at a time; and little is computed before the loads begin.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,25 @@ INTERPRETED = triton.knobs.runtime.interpret
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _MAX_GRID_X, _MAX_GRID_Y = 2**31 - 1, 65535
 
+# Four pairs to a thread: their cosines and their sines in float32 are one 16-byte load each. With eight, the
+# compiler moves half of the table loads behind the first arithmetic, and every program waits for memory twice.
+_PAIRS_PER_ACCESS = 4
+
 
 @triton.jit
-def _rows(ptr, stride_b, stride_s, stride_h, batch, seq, head, ALIGN: tl.constexpr):
+def _rows(ptr, stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
     """Pointers ``[tokens, heads, 1]`` to the rows of a tile.
 
-    64-bit from the first product on: B * S * H * D passes 2**31 in long-context training. The hint tells
-    the compiler what the strides share, without which it reads element by element.
+    Where a tile begins is a 64-bit number: B * S * H * D passes 2**31 in long-context training. Within the
+    tile 32 bits do unless it is WIDE, and every thread computes that part, so it pays to keep it short. The
+    hint says what all strides are multiples of, without which the compiler reads element by element.
     """
-    token_offset = tl.multiple_of(batch.to(tl.int64) * stride_b + seq.to(tl.int64) * stride_s, ALIGN)
-    head_offset = tl.multiple_of(head.to(tl.int64) * stride_h, ALIGN)
-    return ptr + token_offset[:, None, None] + head_offset[None, :, None]
+    if WIDE:
+        token, head = token.to(tl.int64), head.to(tl.int64)
+    first = tl.multiple_of(batch.to(tl.int64) * stride_b + first_seq.to(tl.int64) * stride_s, ALIGN)
+    token_offset = tl.multiple_of(token * stride_s, ALIGN)
+    head_offset = tl.multiple_of(head * stride_h, ALIGN)
+    return ptr + first + (token_offset[:, None, None] + head_offset[None, :, None])
 
 
 @triton.jit
@@ -66,53 +74,57 @@ def _copy_tail(x_row, y_row, mask, FIRST: tl.constexpr, END: tl.constexpr, BLOCK
 
 
 @triton.jit(do_not_specialize=[
-    "batch_size", "seq_len",
+    "seq_len",
     "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
     "qy_stride_b", "qy_stride_s", "qy_stride_h", "ky_stride_b", "ky_stride_s", "ky_stride_h",
 ])  # fmt: skip
 def _rotate_kernel(
     q_ptr, k_ptr, qy_ptr, ky_ptr, cos_ptr, sin_ptr,
-    batch_size, seq_len,
+    seq_len,
     q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
     qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
     cos_stride, sin_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, COPY_TAIL: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, for a block of tokens and its share of the q and k heads.
 
-    Grid: tokens x head blocks on axis 0, batches on axes 1 and 2 (which end at 65,535 each). Finding the batch
-    by a division instead costs 1-5% of the speed of a copy: nothing can be loaded before its result is there.
+    Grid: tokens x head blocks on axis 0, batches on axis 1. Finding the batch by a division instead costs up to
+    5% of the speed of a copy: nothing can be loaded before its result is there.
     """
     PAIRS: tl.constexpr = ROTARY_DIM // 2
     program = tl.program_id(0)
+    batch = tl.program_id(1)
     head_block = program % HEAD_BLOCKS
-    seq = program // HEAD_BLOCKS * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    batch = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    is_token = (seq < seq_len) & (batch < batch_size)
-    token_mask = is_token[:, None, None]
+    first_seq = program // HEAD_BLOCKS * BLOCK_TOKENS
+    token = tl.arange(0, BLOCK_TOKENS)
+    # The grid is exact for single tokens; blocks of several may reach past the end.
+    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
 
+    # Layers, heads and batches share the tables while q and k pass by once: keep these rows in the cache.
     pair = tl.arange(0, BLOCK_PAIRS)[None, :]
-    table_mask = is_token[:, None] & (pair < PAIRS)
-    cos = tl.load(cos_ptr + seq[:, None] * cos_stride + pair, mask=table_mask).to(COMPUTE_DTYPE)[:, None, :]
-    sin = tl.load(sin_ptr + seq[:, None] * sin_stride + pair, mask=table_mask).to(COMPUTE_DTYPE)[:, None, :]
+    seq = (first_seq + token).to(tl.int64)[:, None]
+    in_table = is_token[:, None] & (pair < PAIRS)
+    cos = tl.load(cos_ptr + seq * cos_stride + pair, mask=in_table, eviction_policy="evict_last")
+    sin = tl.load(sin_ptr + seq * sin_stride + pair, mask=in_table, eviction_policy="evict_last")
+    cos, sin = cos.to(COMPUTE_DTYPE)[:, None, :], sin.to(COMPUTE_DTYPE)[:, None, :]
     if INVERSE:
         sin = -sin
 
     # All loads come before the first store: the compiler may not move a load across a store by itself.
     q_head = head_block * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)
-    q_mask = token_mask & (q_head < Q_HEADS)[None, :, None]
-    q_row = _rows(q_ptr, q_stride_b, q_stride_s, q_stride_h, batch, seq, q_head, ALIGN)
-    qy_row = _rows(qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h, batch, seq, q_head, ALIGN)
+    q_mask = is_token[:, None, None] & (q_head < Q_HEADS)[None, :, None]
+    q_row = _rows(q_ptr, q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
+    qy_row = _rows(qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
     q0, q1 = _load_pairs(q_row, q_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
     if K_HEADS > 0:
         k_head = head_block * BLOCK_K_HEADS + tl.arange(0, BLOCK_K_HEADS)
-        k_mask = token_mask & (k_head < K_HEADS)[None, :, None]
-        k_row = _rows(k_ptr, k_stride_b, k_stride_s, k_stride_h, batch, seq, k_head, ALIGN)
-        ky_row = _rows(ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h, batch, seq, k_head, ALIGN)
+        k_mask = is_token[:, None, None] & (k_head < K_HEADS)[None, :, None]
+        k_row = _rows(k_ptr, k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
+        ky_row = _rows(ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
         k0, k1 = _load_pairs(k_row, k_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
 
     q0, q1 = q0.to(COMPUTE_DTYPE), q1.to(COMPUTE_DTYPE)
@@ -148,17 +160,31 @@ def rotate(
         tile: for sweeps; otherwise ``choose_tile`` decides.
 
     Raises:
-        ValueError: more programs than a grid can hold.
+        ValueError: more tokens than a grid can hold.
     """
     sources = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
     targets = [y if y.stride(-1) == 1 else torch.empty_like(y, memory_format=torch.contiguous_format) for y in outs]
-    _launch(sources, targets, cos.contiguous(), sin.contiguous(), interleaved, inverse, tile)
+    options = {
+        "interleaved": interleaved,
+        "inverse": inverse,
+        "copy_tail": any(x is not y for x, y in zip(sources, targets, strict=True)),
+        "tile": tile,
+    }
+    cos, sin = cos.contiguous(), sin.contiguous()
+    with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
+        if xs[0].shape[0] <= _MAX_GRID_Y:
+            _launch(sources, targets, cos, sin, **options)
+        else:
+            source_parts = zip(*(x.split(_MAX_GRID_Y) for x in sources), strict=True)
+            target_parts = zip(*(y.split(_MAX_GRID_Y) for y in targets), strict=True)
+            for source_part, target_part in zip(source_parts, target_parts, strict=True):
+                _launch(source_part, target_part, cos, sin, **options)
     for target, out in zip(targets, outs, strict=True):
         if target is not out:
             out.copy_(target)
 
 
-def _launch(sources, targets, cos, sin, interleaved: bool, inverse: bool, tile: Tile | None) -> None:
+def _launch(sources, targets, cos, sin, *, interleaved: bool, inverse: bool, copy_tail: bool, tile: Tile | None):
     q, qy = sources[0], targets[0]
     k, ky = sources[-1], targets[-1]  # without k, the arguments of q stand in for it and are never touched
     batch, seq_len, q_heads, head_dim = q.shape
@@ -166,30 +192,33 @@ def _launch(sources, targets, cos, sin, interleaved: bool, inverse: bool, tile: 
     rotary_dim = 2 * cos.shape[-1]
     if q.numel() + k.numel() == 0:
         return
-    if tile is None:
-        tile = choose_tile(head_dim, q.element_size(), max(q_heads, k_heads), q.stride(2) <= q.stride(1))
+    tile = tile or choose_tile(rotary_dim, max(q_heads, k_heads))
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     blocks = triton.cdiv(seq_len, tile.block_tokens) * head_blocks
     if blocks > _MAX_GRID_X:
-        raise ValueError(f"q: expected at most {_MAX_GRID_X} token and head blocks, got {blocks}")
-    grid = (blocks, min(batch, _MAX_GRID_Y), triton.cdiv(batch, _MAX_GRID_Y))
+        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {blocks}")
     strides = [*q.stride()[:3], *k.stride()[:3], *qy.stride()[:3], *ky.stride()[:3]]
-    with _on_device(q):
-        _rotate_kernel[grid](
-            q, k, qy, ky, cos, sin,
-            batch, seq_len, *strides, cos.stride(0), sin.stride(0),
-            Q_HEADS=q_heads, K_HEADS=k_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim,
-            INTERLEAVED=interleaved, INVERSE=inverse,
-            COPY_TAIL=rotary_dim < head_dim and any(x is not y for x, y in zip(sources, targets, strict=True)),
-            COMPUTE_DTYPE=_TL_DTYPE[compute_dtype(q, cos)],
-            ALIGN=_common_alignment(strides),
-            HEAD_BLOCKS=head_blocks, BLOCK_TOKENS=tile.block_tokens, BLOCK_Q_HEADS=tile.block_heads,
-            BLOCK_K_HEADS=triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),
-            BLOCK_PAIRS=triton.next_power_of_2(rotary_dim // 2),
-            BLOCK_TAIL=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
-            num_warps=tile.num_warps,
-            enable_fp_fusion=False,  # no fused multiply-add: the same bits as the torch path
-        )  # fmt: skip
+    _rotate_kernel[(blocks, batch)](
+        q, k, qy, ky, cos, sin,
+        seq_len, *strides, cos.stride(0), sin.stride(0),
+        Q_HEADS=q_heads, K_HEADS=k_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim,
+        INTERLEAVED=interleaved, INVERSE=inverse,
+        COPY_TAIL=copy_tail and rotary_dim < head_dim,
+        COMPUTE_DTYPE=_TL_DTYPE[compute_dtype(q, cos)],
+        ALIGN=min(_common_alignment(strides), _PAIRS_PER_ACCESS * (2 if interleaved else 1)),
+        WIDE=any(_reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
+        HEAD_BLOCKS=head_blocks, BLOCK_TOKENS=tile.block_tokens, BLOCK_Q_HEADS=tile.block_heads,
+        BLOCK_K_HEADS=triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),
+        BLOCK_PAIRS=triton.next_power_of_2(rotary_dim // 2),
+        BLOCK_TAIL=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
+        num_warps=tile.num_warps,
+        enable_fp_fusion=False,  # no fused multiply-add: the same bits as the torch path
+    )  # fmt: skip
+
+
+def _reach(x: torch.Tensor, block_tokens: int) -> int:
+    """An upper bound of the offsets within a tile: all heads, padded to a power of two, of its tokens."""
+    return block_tokens * x.stride(1) + 2 * x.shape[2] * x.stride(2) + x.shape[3]
 
 
 def _common_alignment(strides: Sequence[int]) -> int:
@@ -202,8 +231,3 @@ def _common_alignment(strides: Sequence[int]) -> int:
     for stride in strides:
         bits |= stride
     return bits & -bits
-
-
-def _on_device(x: torch.Tensor):
-    """Triton launches on the current device; make it the tensor's."""
-    return torch.cuda.device(x.device.index if x.is_cuda else -1)  # -1: nothing to change

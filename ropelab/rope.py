@@ -52,55 +52,55 @@ def apply_rope(
             format; for ``inplace``: overlapping memory, or a tensor that autograd needs unchanged.
     """
     check_rope_arguments(q, k, cos, sin, layout, seq_format, inplace)
-    if k is None:
-        return _Rotate.apply(cos, sin, layout, seq_format, inverse, inplace, q)[0]
-    if inplace and torch.is_grad_enabled() and (q._is_view() or k._is_view()):
+    if k is not None and inplace and torch.is_grad_enabled() and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
         options = {"cos": cos, "sin": sin, "layout": layout, "seq_format": seq_format, "inverse": inverse}
         return apply_rope(q, inplace=True, **options), apply_rope(k, inplace=True, **options)
-    return _Rotate.apply(cos, sin, layout, seq_format, inverse, inplace, q, k)
+    return _Rotate.apply(q, k, cos, sin, layout, seq_format, inverse, inplace)
 
 
 class _Rotate(torch.autograd.Function):
     """y = R x. Linear in x, so its vector-Jacobian product is R^T = the rotation by minus the angle."""
 
+    # q comes first: autograd takes the first input of an in-place function to be the view it rewrites.
     @staticmethod
-    def forward(ctx, cos, sin, layout, seq_format, inverse, inplace, *xs):
+    def forward(ctx, q, k, cos, sin, layout, seq_format, inverse, inplace):
+        xs = (q,) if k is None else (q, k)
         ys = xs if inplace else tuple(torch.empty_like(x) for x in xs)
-        _rotate(xs, ys, cos, sin, layout, seq_format, inverse)
+        x_views = [to_bshd(x, seq_format) for x in xs]
+        # Equal views of one tensor are one object here: that is how a backend knows in-place use.
+        y_views = x_views if inplace else [to_bshd(y, seq_format) for y in ys]
+        rotate = backend_for(q).rotate
+        rotate(x_views, y_views, cos, sin, interleaved=layout == "interleaved", inverse=inverse)
         if inplace:
             ctx.mark_dirty(*xs)
         ctx.options = layout, seq_format, inverse
-        # The tables' gradient is the only one that needs the input.
-        ctx.save_for_backward(cos, sin, *(xs if any(ctx.needs_input_grad[:2]) else ()))
+        # The tables' gradients are the only ones that need the inputs.
+        ctx.save_for_backward(cos, sin, *(xs if any(ctx.needs_input_grad[2:4]) else ()))
         ctx.set_materialize_grads(False)
-        return ys
+        return ys[0] if k is None else ys
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx, *y_grads):
         cos, sin, *xs = ctx.saved_tensors
-        layout, seq_format, inverse = ctx.options
-        wanted = [i for i, g in enumerate(grads) if g is not None and ctx.needs_input_grad[6 + i]]
-        x_grads: list[torch.Tensor | None] = [None] * len(grads)
-        if wanted:
-            rotated = _Rotate.apply(cos, sin, layout, seq_format, not inverse, False, *(grads[i] for i in wanted))
-            for i, g in zip(wanted, rotated, strict=True):
-                x_grads[i] = g
-        cos_grad = sin_grad = None
-        if xs:
-            cos_grad, sin_grad = _table_gradients(xs, grads, cos, layout, seq_format, inverse)
-        return cos_grad, sin_grad, None, None, None, None, *x_grads
+        wanted = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
+        x_grads = _rotate_back(wanted, cos, sin, *ctx.options)
+        table_grads = _table_gradients(xs, y_grads, cos, *ctx.options) if xs else (None, None)
+        return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
 
 
-def _rotate(xs, ys, cos, sin, layout, seq_format, inverse) -> None:
-    """Run the backend on bshd views; where y is x, the views are one object too, which marks in-place use."""
-    x_views = [to_bshd(x, seq_format) for x in xs]
-    y_views = [v if y is x else to_bshd(y, seq_format) for x, y, v in zip(xs, ys, x_views, strict=True)]
-    backend = backend_for(xs[0])
-    backend.rotate(x_views, y_views, cos, sin, interleaved=layout == "interleaved", inverse=inverse)
+def _rotate_back(y_grads, cos, sin, layout, seq_format, inverse) -> list[torch.Tensor | None]:
+    """R^T of each gradient that is there, by the same function, which autograd can differentiate again."""
+    present = [g for g in y_grads if g is not None]
+    if not present:
+        return list(y_grads)
+    q, k = present[0], present[1] if len(present) > 1 else None
+    rotated = _Rotate.apply(q, k, cos, sin, layout, seq_format, not inverse, False)
+    remaining = iter((rotated,) if k is None else rotated)
+    return [None if g is None else next(remaining) for g in y_grads]
 
 
-def _table_gradients(xs, grads, cos, layout, seq_format, inverse) -> tuple[torch.Tensor, torch.Tensor]:
+def _table_gradients(xs, y_grads, cos, layout, seq_format, inverse) -> tuple[torch.Tensor, torch.Tensor]:
     """dL/dcos = sum g0 x0 + g1 x1 and dL/dsin = sum g1 x0 - g0 x1, over the heads and batches a row serves.
 
     In torch operations: tables are rarely trained, and autograd can differentiate these once more.
@@ -108,7 +108,7 @@ def _table_gradients(xs, grads, cos, layout, seq_format, inverse) -> tuple[torch
     compute = torch.promote_types(cos.dtype, torch.float32)
     cos_grad = torch.zeros_like(cos, dtype=compute)
     sin_grad = torch.zeros_like(cos, dtype=compute)
-    for x, g in zip(xs, grads, strict=True):
+    for x, g in zip(xs, y_grads, strict=True):
         if g is None:
             continue
         x0, x1 = (half.to(compute) for half in _rotary_pairs(x, cos, layout, seq_format))

@@ -1,0 +1,1 @@
+"""Measuring: workloads, timing, the roof, other people's kernels, records with provenance."""

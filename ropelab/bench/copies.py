@@ -1,0 +1,63 @@
+"""The roof: the fastest of several copies of the same bytes.
+
+A rotation reads q and k once and writes them once. So does a copy, and no copy here computes anything. Which
+copy is fastest depends on the size, hence several, all timed in the rounds of the contenders they are
+compared with.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+PREFIX = "copy: "
+"""Begins the contender name of every copy."""
+
+_TRITON_COPIES = ((1024, 4), (2048, 4), (4096, 4), (2048, 8), (4096, 8), (8192, 8))
+
+
+@triton.jit
+def _copy_kernel(x_ptr, y_ptr, x_out_ptr, y_out_ptr, x_numel, y_numel, BLOCK: tl.constexpr):
+    """Copy x and y, each contiguous, in one launch: the first programs take x, the rest y."""
+    program = tl.program_id(0).to(tl.int64)
+    x_programs = tl.cdiv(x_numel, BLOCK)
+    if program < x_programs:
+        offsets = program * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < x_numel
+        tl.store(x_out_ptr + offsets, tl.load(x_ptr + offsets, mask=mask), mask=mask)
+    else:
+        offsets = (program - x_programs) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < y_numel
+        tl.store(y_out_ptr + offsets, tl.load(y_ptr + offsets, mask=mask), mask=mask)
+
+
+def copies() -> dict[str, Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]:
+    """Contender name -> a function that copies one or two contiguous tensors into new ones."""
+    found: dict[str, Callable] = {"copy_": _copy_each, "_foreach_copy_": _copy_together}
+    for block, warps in _TRITON_COPIES:
+        found[f"Triton, {block} elements, {warps} warps"] = partial(
+            _copy_in_one_launch, block=block, warps=warps
+        )
+    return {PREFIX + name: copy for name, copy in found.items()}
+
+
+def _copy_each(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(x).copy_(x) for x in tensors]
+
+
+def _copy_together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    outputs = [torch.empty_like(x) for x in tensors]
+    torch._foreach_copy_(outputs, list(tensors))
+    return outputs
+
+
+def _copy_in_one_launch(tensors: Sequence[torch.Tensor], *, block: int, warps: int) -> list[torch.Tensor]:
+    outputs = [torch.empty_like(x) for x in tensors]
+    sizes = [x.numel() for x in tensors] if len(tensors) == 2 else [tensors[0].numel(), 0]
+    programs = sum(triton.cdiv(size, block) for size in sizes)
+    _copy_kernel[(programs,)](
+        tensors[0], tensors[-1], outputs[0], outputs[-1], *sizes, BLOCK=block, num_warps=warps
+    )
+    return outputs

@@ -1,0 +1,28 @@
+"""What one call does on the GPU besides taking time: its kernels and its memory."""
+
+from collections.abc import Callable
+
+import torch
+
+
+def kernel_names(call: Callable[[], object]) -> list[str]:
+    """Names of everything one call runs on the GPU, copies and fills included, in order."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    on_gpu = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [event.name for event in sorted(on_gpu, key=lambda event: event.time_range.start)]
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Peak of the memory allocated during the call, beyond what was allocated before it; results included."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,114 @@
+"""Other people's packages, out of ``build/peers/<package>-<version>/`` or the environment.
+
+Single files are loaded as modules of their own: the packages' ``__init__`` would import CUDA extensions that
+are not there, and two versions of a package could not be in one process.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
+
+
+class NotInstalled(ImportError):
+    """The package, or that version of it, is not at hand."""
+
+
+def installations(package: str, peers: Path = PEERS) -> dict[str, Path]:
+    """Version -> directory that holds it, oldest first; ``package`` is the name of the distribution."""
+    found: dict[str, Path] = {}
+    try:
+        distribution = metadata.distribution(package)
+        found[distribution.version] = Path(str(distribution.locate_file("")))
+    except metadata.PackageNotFoundError:
+        pass
+    found |= {
+        path.name.removeprefix(f"{package}-"): path
+        for path in peers.glob(f"{package}-[0-9]*")
+        if path.is_dir()
+    }
+    return dict(
+        sorted(found.items(), key=lambda item: [int(p) if p.isdigit() else -1 for p in item[0].split(".")])
+    )
+
+
+def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tuple[str, Path]:
+    """(version, directory) of the package, by default the newest at hand.
+
+    Raises:
+        NotInstalled: there is none.
+    """
+    found = installations(package, peers)
+    if version is None and found:
+        version = list(found)[-1]
+    if version is None or version not in found:
+        raise NotInstalled(f"{package} {version or ''}".strip() + " not installed (make peers)")
+    return version, found[version]
+
+
+@cache
+def load_file(package: str, version: str, file: str) -> ModuleType:
+    """Execute one file of a package, e.g. ``"flash_attn/ops/triton/rotary.py"``, as a module of its own.
+
+    Raises:
+        NotInstalled: no such version, or it has no such file.
+    """
+    _, directory = locate(package, version)
+    source = directory / file
+    if not source.is_file():
+        raise NotInstalled(f"{package} {version} has no {file}")
+    name = f"_ropelab_peer_{package}_{version}_{file.removesuffix('.py')}".translate(
+        str.maketrans("-./", "___")
+    )
+    spec = importlib.util.spec_from_file_location(name, source)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _modules_of(
+    package: str, version: str, import_name: str, submodules: tuple[str, ...]
+) -> dict[str, ModuleType]:
+    _, directory = locate(package, version)
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
+    sys.path.insert(0, str(directory))
+    try:
+        for submodule in ("", *submodules):
+            importlib.import_module(import_name + submodule)
+        return {name: module for name, module in sys.modules.items() if _belongs(name, import_name)}
+    finally:
+        sys.path.remove(str(directory))
+        for name in [name for name in sys.modules if _belongs(name, import_name)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+@contextmanager
+def imported(package: str, version: str, import_name: str, *submodules: str) -> Iterator[ModuleType]:
+    """Within the context ``import import_name`` means that version, as a package that imports itself needs.
+
+    Args:
+        submodules: to be imported now, each beginning with a dot.
+    """
+    modules = _modules_of(package, version, import_name, submodules)
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        yield modules[import_name]
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _belongs(module: str, import_name: str) -> bool:
+    return module == import_name or module.startswith(import_name + ".")

@@ -1,0 +1,202 @@
+"""GPU time of short calls, and the host time that it takes to launch them.
+
+GPU time: each contender's calls are captured into a CUDA graph that goes round all sets of buffers, so
+neither Python nor the launch is timed and, with sets that together exceed L2, nothing is found in the cache.
+In every round each contender's graph is replayed once, in an order shuffled anew: what drifts (clocks,
+temperature) drifts for all.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+Call = Callable[[], object]
+
+QUANTILES = {"median_us": 0.5, "q20_us": 0.2, "q80_us": 0.8}
+_MAX_CALLS_PER_GRAPH = 4096
+
+
+def cache_bytes() -> int:
+    """Size of the current GPU's L2 cache."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def summarize(samples_us: Sequence[float]) -> dict[str, float]:
+    """``median_us``, ``q20_us``, ``q80_us`` and the number of ``samples``."""
+    values = np.asarray(samples_us, dtype=float)
+    return {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()} | {"samples": len(values)}
+
+
+def gpu_times(
+    contenders: Mapping[str, Callable[[], Sequence[Call]]],
+    *,
+    rounds: int = 15,
+    graph_ms: float = 1.5,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Time per call on the GPU.
+
+    Args:
+        contenders: name -> ``prepare()``, which returns one call for each set of buffers. It runs on the side
+            stream of the capture and outside it: a backward prepares by running its forward. What a call
+                returns is kept until the next turn, so results that the call allocates rotate through memory
+                like its inputs.
+        rounds: samples per contender.
+        graph_ms: least GPU time of one replay; a graph takes as many turns over the buffers as this needs.
+        seed: of the order in each round.
+
+    Returns:
+        One row per contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
+        q80_us (microseconds per call), samples.
+    """
+    stream = torch.cuda.Stream()
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    status = dict.fromkeys(contenders, "ok")
+    for name, prepare in contenders.items():
+        try:
+            graphs[name] = _graph(prepare, stream, graph_ms)
+        except Exception as error:  # a contender that cannot run is a result, not the end of the run
+            status[name] = failure(error)
+    samples = _replay(graphs, stream, rounds, random.Random(seed))
+    rows = [
+        {"contender": name, "status": status[name], **(summarize(samples[name]) if name in samples else {})}
+        for name in contenders
+    ]
+    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
+
+
+def gpu_us(call: Call) -> float:
+    """Median microseconds of one call on the GPU, over whatever buffers it uses: see ``gpu_times``."""
+    row = gpu_times({"call": lambda: [call]}).iloc[0]
+    if row.status != "ok":
+        raise RuntimeError(row.status)
+    return float(row.median_us)
+
+
+def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, graph_ms: float):
+    """Capture the calls; returns the graph and the number of calls in it."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls = prepare()
+        for call in calls:  # compiles, and lets libraries allocate what may not be allocated during capture
+            call()
+    stream.synchronize()
+    graph = _capture(calls, 1, stream)
+    turn_ms = _elapsed_ms(graph, stream)
+    turns = math.ceil(graph_ms / turn_ms)
+    turns = max(1, min(turns, _MAX_CALLS_PER_GRAPH // len(calls)))
+    if turns > 1:
+        graph = _capture(calls, turns, stream)
+        _elapsed_ms(graph, stream)
+    return graph, turns * len(calls)
+
+
+def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    # Not ``torch.cuda.graph``: depending on the version it runs the garbage collector before every capture.
+    graph = torch.cuda.CUDAGraph()
+    kept: list[object] = [None] * len(calls)
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            for _ in range(turns):
+                for i, call in enumerate(calls):
+                    kept[i] = call()
+        finally:
+            graph.capture_end()
+    return graph
+
+
+def _elapsed_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
+    """Milliseconds of a replay, the second: the first one uploads the graph."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.stream(stream):
+        graph.replay()
+        start.record()
+        graph.replay()
+        end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def _replay(graphs: Mapping[str, tuple], stream: torch.cuda.Stream, rounds: int, order: random.Random):
+    """Microseconds per call of each contender in each round.
+
+    A round is queued as a whole behind a pause: the GPU then passes from one graph to the next without
+        waiting for the host, and what lies between two events is one replay.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    names = list(graphs)
+    if not names:
+        return samples
+    for _ in range(rounds):
+        order.shuffle(names)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(names) + 1)]
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000)  # cycles, about half a millisecond
+            events[0].record()
+            for name, event in zip(names, events[1:], strict=True):
+                graphs[name][0].replay()
+                event.record()
+        stream.synchronize()
+        for name, start, end in zip(names, events, events[1:], strict=False):
+            samples[name].append(1000 * start.elapsed_time(end) / graphs[name][1])
+    return samples
+
+
+def host_times(
+    contenders: Mapping[str, Callable[[], Call]], *, rounds: int = 40, batch: int = 50, seed: int = 0
+) -> pd.DataFrame:
+    """Wall time that an eager call keeps the host busy.
+
+    ``batch`` calls at a time, synchronised only between batches: with calls this short on the GPU its queue
+    never fills up, so nothing waits for it. Contenders take turns as in ``gpu_times``.
+
+    Args:
+        contenders: name -> ``prepare()``, which returns the call.
+
+    Returns:
+        As ``gpu_times``; microseconds of host time per call.
+    """
+    calls: dict[str, Call] = {}
+    status = dict.fromkeys(contenders, "ok")
+    for name, prepare in contenders.items():
+        try:
+            call = prepare()
+            for _ in range(batch):
+                call()
+            _synchronize()
+            calls[name] = call
+        except Exception as error:  # as in gpu_times
+            status[name] = failure(error)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names, order = list(calls), random.Random(seed)
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            call = calls[name]
+            _synchronize()
+            start = time.perf_counter_ns()
+            for _ in range(batch):
+                call()
+            samples[name].append((time.perf_counter_ns() - start) / 1000 / batch)
+    rows = [
+        {"contender": name, "status": status[name], **(summarize(samples[name]) if name in samples else {})}
+        for name in contenders
+    ]
+    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def failure(error: Exception) -> str:
+    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``."""
+    lines = str(error).strip().splitlines()
+    return f"failed: {type(error).__name__}" + (f": {lines[0][:200]}" if lines else "")

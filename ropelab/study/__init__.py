@@ -1,0 +1,1 @@
+"""The study: claims and their verdicts, figures, the notebook runner and the report."""

@@ -1,0 +1,208 @@
+"""The evidence for claims DS-01 to DS-12 that a CPU computes in seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import runpy
+import sys
+from functools import partial
+from unittest import mock
+
+import pandas as pd
+import torch
+
+from ropelab import rotary_table
+from ropelab.bench.records import ROOT
+from ropelab.study.deepspeed import measure, peers
+from ropelab.study.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
+from ropelab.study.verdicts import Unavailable, evidence
+from ropelab.study.wrong_backward import definition, overall_errors, with_wrong_backward
+
+PUBLISHED = ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
+
+B, S, H, D = 2, 5, 3, 8  # all differ, so that no axis can pass for another
+CALLERS = (
+    # caller, whether it is in DeepSpeed's tree, shape of t, shape of the tables
+    ("contract: [s, b, h, d] with [s, 1, 1, d]", False, (S, B, H, D), (S, 1, 1, D)),
+    ("contract, partial rotary", False, (S, B, H, D), (S, 1, 1, D // 2)),
+    ("unit test: [s, h, d] with [s, 1, d]", False, (S, H, D), (S, 1, D)),
+    ("FPDT and DistributedAttention: [b, s, h, d] with [1, s, 1, d]", True, (B, S, H, D), (1, S, 1, D)),
+    ("the same, one sequence", True, (1, S, H, D), (1, S, 1, D)),
+    ("the same, one sequence of one token", True, (1, 1, H, D), (1, 1, 1, D)),
+    ("the same, more heads than tokens", True, (B, S, 7, D), (1, S, 1, D)),
+    ("one table per sequence: [b, s, h, d] with [b, s, 1, d]", False, (B, S, H, D), (B, S, 1, D)),
+    ("head-major: [b, h, s, d] with [1, 1, s, d]", False, (B, H, S, D), (1, 1, S, D)),
+    ("[s, b, h, d] with [s, d]", False, (S, B, H, D), (S, D)),
+    ("[s, h, d] with [s, d], as many heads as tokens", False, (S, S, D), (S, D)),
+    ("[s, b, h, d] with [s, 1, d], batch as long as the sequence", False, (S, S, H, D), (S, 1, D)),
+)
+
+TESTS = tuple(
+    # (tokens, head_dim, rotary_dim) of the parametrisation; the test skips rotary_dim > head_dim
+    [
+        (tokens, dim, rotary or dim)
+        for tokens, dim, rotary in itertools.product((1, 17, 128), (32, 64, 128), (None, 16, 32, 64))
+        if (rotary or dim) <= dim
+    ]
+    + [(8, 64, 64)] * 2  # the gradient test, in two dtypes
+)
+
+
+@evidence("deepspeed_dispatch", "computed on the CPU")
+def dispatch() -> pd.DataFrame:
+    """First and merged version against the formula, per caller: columns version, caller, in_tree, t, tables,
+    tokens, gate_open, expected, outcome, error (relative L2)."""
+    opened = []
+
+    def rotate(*args):
+        opened.append(True)
+        return kernel_contract(*args)
+
+    merged, code = merged_function(rotate)
+    versions = {"first": partial(first_dispatch, rotate=rotate), "merged": merged}
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for caller, in_tree, t_shape, table_shape in CALLERS:
+        t = torch.randn(t_shape, generator=generator, dtype=torch.float64)
+        cos, sin = _tables(table_shape)
+        expected = _attempt(formula, t, cos, sin)
+        for version, function in versions.items():
+            opened.clear()
+            found = _attempt(function, t, cos, sin)
+            rows.append({
+                "version": version, "caller": caller, "in_tree": in_tree, "t": t_shape, "tables": table_shape,
+                "tokens": max(table_shape[:-1]), "gate_open": bool(opened), **_compare(found, expected),
+            })  # fmt: skip
+    return _from_code(rows, f"our model of the first version, and {code}")
+
+
+@evidence("deepspeed_tests", "the parametrisation of the two test files, run on the CPU")
+def tests() -> pd.DataFrame:
+    """The 35 cases of the first and the fixed test file: columns version, broadcasts, reaches_kernel."""
+    heads, rows = 4, []
+    merged_on_cpu, _ = merged_function(_reached, on_device=lambda t: t.is_cuda)
+    for version, (tokens, dim, rotary) in itertools.product(("first", "fixed"), TESTS):
+        t = torch.zeros(tokens, heads, dim)
+        table = torch.zeros((tokens, rotary) if version == "first" else (tokens, 1, rotary))
+        outcome = _attempt(merged_on_cpu, t, table, table)
+        rows.append({
+            "version": version, "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
+            "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
+            "reaches_kernel": isinstance(outcome, _Reached),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("deepspeed_fallback", "computed on the CPU")
+def fallback() -> pd.DataFrame:
+    """The merged function where the fused path cannot run: columns case, expected, outcome, error."""
+    t = torch.randn(S, B, H, D, dtype=torch.float64)
+    cos, sin = _tables((S, 1, 1, D))
+    expected = formula(t, cos, sin)
+
+    def row(case: str, **how) -> dict:
+        function, _ = merged_function(**how)
+        return {"case": case, **_compare(_attempt(function, t, cos, sin), expected)}
+
+    def fails(*args):
+        raise RuntimeError("the launch fails")
+
+    with mock.patch.dict(sys.modules, {"torchembed": None, "torchembed._triton": None}):
+        available = _import_guard()
+    rows = [
+        row("torchembed is not installed", available=available),
+        row("the tensor is not on the GPU", rotate=_reached, on_device=lambda t: t.is_cuda),
+        row("the kernel fails at run time", rotate=fails),
+    ]
+    if any(peers.torchembed_kernels().values()):
+        without_triton = {"triton": None, "triton.language": None}
+        with mock.patch.dict(sys.modules, without_triton):
+            rotate = runpy.run_path(peers.torchembed().__file__)["fused_rope_forward"]
+        rows.append(row("torchembed is installed, Triton is not", rotate=rotate))
+    return _from_code(rows, merged_function()[1])
+
+
+@evidence("deepspeed_packages", "the files of the packages under build/peers")
+def wheels() -> pd.DataFrame:
+    """Which versions of torchembed ship the kernel, where their wheels are at hand."""
+    return measure.packages()
+
+
+@evidence("wrong_backward", "computed on the CPU: our own backward that repeats the forward")
+def wrong_backward() -> pd.DataFrame:
+    """A backward that rotates forward again: its error, the closed form's, and the norm it keeps."""
+    mutant = {"mutant": with_wrong_backward(definition)}
+    frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=measure.HEAD_DIM)
+    return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
+
+
+@evidence("deepspeed_published", "the document's table")
+def published() -> pd.DataFrame:
+    """The document's table with what follows from its milliseconds: the ratios, and the bytes per second of
+    the fused kernel under either reading of the dtype."""
+    frame = pd.read_csv(PUBLISHED)
+    elements = 2 * frame.batch * frame.heads * frame.seq_len * frame.head_dim
+    return frame.assign(
+        over_eager=frame.eager_ms / frame.triton_ms,
+        over_compile=frame.compile_ms / frame.triton_ms,
+        triton_gb_s_if_bfloat16=2 * elements / frame.triton_ms / 1e6,
+        triton_gb_s_if_float32=4 * elements / frame.triton_ms / 1e6,
+    )
+
+
+def _from_code(rows: list[dict], code: str) -> pd.DataFrame:
+    """A frame that says which code was run."""
+    frame = pd.DataFrame(rows)
+    frame.attrs["source"] = f"computed on the CPU with {code}"
+    return frame
+
+
+def _tables(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables of the shape, one row for each of its leading sizes; both halves equal."""
+    rows = torch.Size(shape[:-1]).numel()
+    cos, sin = rotary_table(rows, shape[-1], dtype=torch.float64)
+    return torch.cat((cos, cos), -1).reshape(shape), torch.cat((sin, sin), -1).reshape(shape)
+
+
+class _Reached(Exception):
+    """Raised in place of the kernel, to see whether a call gets there."""
+
+
+def _reached(*args):
+    raise _Reached
+
+
+def _attempt(function, *args) -> torch.Tensor | Exception:
+    try:
+        return function(*args)
+    except Exception as error:  # what is raised is part of the result
+        return error
+
+
+def _compare(found: torch.Tensor | Exception, expected: torch.Tensor | Exception) -> dict:
+    nothing = {
+        "expected": "an error" if isinstance(expected, Exception) else "a result",
+        "error": float("nan"),
+    }
+    if isinstance(found, Exception) and isinstance(expected, Exception):
+        return nothing | {"outcome": "equal"}
+    if isinstance(found, IndexError):
+        return nothing | {"outcome": "reads past the tables"}
+    if isinstance(found, Exception):
+        return nothing | {"outcome": f"raises {type(found).__name__}"}
+    if isinstance(expected, Exception):
+        return nothing | {"outcome": "answers where the formula raises"}
+    if found.shape != expected.shape:
+        return nothing | {"outcome": f"shape {tuple(found.shape)} for {tuple(expected.shape)}"}
+    error = ((found - expected).norm() / expected.norm()).item()
+    return nothing | {"outcome": "equal" if error < 1e-12 else "different", "error": error}
+
+
+def _import_guard() -> bool:
+    """Whether the guarded import finds torchembed: DeepSpeed's own, or the same in our words."""
+    try:
+        _, source = peers.deepspeed_source()
+        return peers.deepspeed_import_guard(source)
+    except Unavailable:
+        return importlib.util.find_spec("torchembed") is not None

@@ -1,0 +1,88 @@
+"""The two packages that the document speaks of, in the versions at hand: torchembed and DeepSpeed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ropelab.bench import packages
+from ropelab.study.verdicts import Unavailable
+
+KERNEL_FILE = "torchembed/_triton.py"
+DEEPSPEED_FILE = "deepspeed/sequence/layer.py"
+
+
+def torchembed_kernels() -> dict[str, bool]:
+    """Version of torchembed at hand, oldest first -> whether it ships the fused kernel's module."""
+    return {
+        version: (directory / KERNEL_FILE).is_file()
+        for version, directory in packages.installations("torchembed").items()
+    }
+
+
+def torchembed(version: str | None = None) -> ModuleType:
+    """The ``torchembed._triton`` module of that version, by default of the newest that has one.
+
+    Raises:
+        Unavailable: that version is not at hand, or ships no such module.
+    """
+    if version is None:
+        with_kernel = [version for version, has in torchembed_kernels().items() if has]
+        if not with_kernel:
+            raise Unavailable("no torchembed with a fused kernel (make peers)")
+        version = with_kernel[-1]
+    try:
+        return packages.load_file("torchembed", version, KERNEL_FILE)
+    except packages.NotInstalled as error:
+        raise Unavailable(str(error)) from error
+
+
+def deepspeed_source() -> tuple[str, Path]:
+    """(version, file) of DeepSpeed's ``apply_rotary_pos_emb``.
+
+    Raises:
+        Unavailable: no DeepSpeed is at hand.
+    """
+    try:
+        version, directory = packages.locate("deepspeed")
+    except packages.NotInstalled as error:
+        raise Unavailable(str(error)) from error
+    return version, directory / DEEPSPEED_FILE
+
+
+def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """DeepSpeed's ``apply_rotary_pos_emb`` from its source file, with ``names`` in place of its module's
+    globals.
+
+    Only the two functions are compiled: importing the package would pull in its launcher and its op builders.
+    """
+    wanted = {"apply_rotary_pos_emb", "_rotate_half"}
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+    if {node.name for node in tree.body} != wanted:
+        raise Unavailable(f"{source}: expected functions {sorted(wanted)}")
+    namespace = {"torch": torch, "rearrange": _rearrange_halves, **names}
+    exec(compile(tree, str(source), "exec"), namespace)
+    return namespace["apply_rotary_pos_emb"]
+
+
+def deepspeed_import_guard(source: Path) -> bool:
+    """Run DeepSpeed's guarded import of torchembed here; the value of its availability flag afterwards."""
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Try) and "torchembed" in ast.unparse(node):
+            namespace: dict[str, Any] = {}
+            exec(compile(ast.Module([node], []), str(source), "exec"), namespace)
+            return namespace["_torchembed_available"]
+    raise Unavailable(f"{source}: no guarded import of torchembed")
+
+
+def _rearrange_halves(x: torch.Tensor, pattern: str, j: int) -> torch.Tensor:
+    """The single einops pattern that the file uses, so that einops need not be installed."""
+    if pattern != "... (j d) -> ... j d":
+        raise Unavailable(f"DeepSpeed's source uses the einops pattern {pattern!r}")
+    return x.unflatten(-1, (j, -1))

@@ -1,0 +1,50 @@
+"""Say which of the project's requirements an environment lacks.
+
+Run as a file, before anything is imported: ``python ropelab/study/doctor.py study test`` checks the
+package's own requirements and those of the named extras, all read from pyproject.toml.
+"""
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+
+def missing(requirements: list[str]) -> list[str]:
+    """The requirements (``name>=version``) that are not met, with the version found where it is too old."""
+    lacking = []
+    for requirement in requirements:
+        name, _, wanted = requirement.partition(">=")
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            lacking.append(requirement)
+            continue
+        if _release(found) < _release(wanted):
+            lacking.append(f"{requirement} (found {found})")
+    return lacking
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)
+
+
+def main(extras: list[str]) -> str | None:
+    try:
+        import tomllib  # new in Python 3.11
+    except ImportError:
+        return f"{sys.executable} is Python {sys.version.split()[0]}; Python >= 3.11 is needed"
+
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    lacking = missing(project["dependencies"] + [name for extra in extras for name in optional[extra]])
+    if lacking:
+        return (
+            f"{sys.executable} lacks {', '.join(lacking)}\n"
+            "Install them there, or leave out PYTHON= and make builds an environment of its own."
+        )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""One self-contained HTML page from the executed notebooks: findings, ledger of claims, then everything."""
+
+import base64
+import html
+import os
+import platform
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import jinja2
+import nbformat
+import torch
+from markupsafe import Markup
+from nbconvert.filters import ansi2html
+from nbconvert.filters.highlight import Highlight2HTML
+from pygments.formatters import HtmlFormatter
+
+from ropelab.bench import records
+from ropelab.study.findings import FINDING
+from ropelab.study.mathml import Writer
+from ropelab.study.runner import Run
+
+HERE = Path(__file__).parent
+# The form of an output that is shown, best first.
+PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
+# What stands on a folded cell that papermill gives a tag.
+CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run"}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A notebook as the page shows it; ``sections`` are (id, title) of its second-level headings."""
+
+    name: str
+    title: Markup
+    run: Run
+    body: Markup
+    findings: list[Markup]
+    sections: list[tuple[str, Markup]]
+    unconverted: list[str]
+
+
+def write(page: Path, runs: list[Run], *, smoke: bool = False) -> list[str]:
+    """Write the report of these runs to ``page``.
+
+    Returns:
+        What a reader of the report will miss, a line each: formulas left as text, a ledger that failed.
+    """
+    chapters = [chapter(run) for run in runs]
+    problems = [
+        f"{one.name}: a formula is shown as text: {formula}"
+        for one in chapters
+        for formula in one.unconverted
+    ]
+    claims, trouble = ledger()
+    if trouble:
+        problems.append(trouble)
+
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    html_page = environment.get_template("report.html.j2").render(
+        chapters=chapters,
+        claims=claims,
+        trouble=trouble,
+        smoke=smoke,
+        origin=origin(),
+        style=style(),
+    )
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(html_page)
+    return problems
+
+
+def style() -> Markup:
+    """The style sheet, with the font for formulas inside: not every machine has one whose brackets grow."""
+    font = base64.b64encode((HERE / "fonts" / "latin-modern-math-subset.woff2").read_bytes()).decode()
+    face = f'@font-face {{ font-family: "Study Math"; src: url("data:font/woff2;base64,{font}"); }}'
+    code = HtmlFormatter().get_style_defs(".highlight")
+    return Markup("\n".join([face, code, (HERE / "report.css").read_text()]))
+
+
+def chapter(run: Run) -> Chapter:
+    """Render one executed notebook."""
+    notebook = nbformat.read(run.path, as_version=4)
+    writer = Writer(prefix=run.name)
+    findings = []
+    parts = []
+    for cell in notebook.cells:
+        if "papermill-error-cell-tag" in cell.metadata.get("tags", []):
+            continue  # papermill's own note of the failure; the page has its own
+        if cell.cell_type == "markdown":
+            parts.append(writer.markdown(cell.source))
+        elif cell.cell_type == "code":
+            parts.append(_code(cell))
+            for output in cell.outputs:
+                if text := output.get("metadata", {}).get(FINDING):
+                    findings.append(Markup(writer.inline(text)))
+                    parts.append(f'<div class="finding">{findings[-1]}</div>')
+                else:
+                    parts.append(_output(output, writer))
+    titles = [text for level, _, text in writer.headings if level == 1]
+    return Chapter(
+        name=run.name,
+        title=Markup(titles[0]) if titles else Markup.escape(run.name),
+        run=run,
+        body=Markup("\n".join(parts)),
+        findings=findings,
+        sections=[(identifier, Markup(text)) for level, identifier, text in writer.headings if level == 2],
+        unconverted=writer.unconverted,
+    )
+
+
+def _code(cell: nbformat.NotebookNode) -> str:
+    if not cell.source.strip():
+        return ""
+    tags = cell.metadata.get("tags", [])
+    what = next((label for tag, label in CELL_LABELS.items() if tag in tags), "code")
+    lines = cell.source.count("\n") + 1
+    summary = f"{what}, {lines} line{'s' if lines > 1 else ''}"
+    return f"<details><summary>{summary}</summary>{Highlight2HTML()(cell.source)}</details>"
+
+
+def _output(output: nbformat.NotebookNode, writer: Writer) -> str:
+    if output.output_type == "stream":
+        return f'<pre class="{output.name}">{ansi2html(output.text)}</pre>'
+    if output.output_type == "error":
+        return f'<pre class="error">{ansi2html(chr(10).join(output.traceback))}</pre>'
+    kind = next((kind for kind in PREFERRED if kind in output.data), None)
+    if kind is None:
+        return f'<pre class="error">cannot show an output of type {", ".join(output.data)}</pre>'
+    data = output.data[kind]
+    match kind:
+        case "text/html":
+            shown = data
+        case "text/markdown":
+            shown = writer.markdown(data)
+        case "text/latex":
+            shown = writer.latex(data)
+        case "image/svg+xml":
+            shown = data[data.index("<svg") :]
+        case "image/png":
+            size = output.metadata.get("image/png", {})
+            width = f' width="{size["width"]}"' if "width" in size else ""
+            alt = html.escape(output.data.get("text/plain", "figure"))
+            shown = f'<img src="data:image/png;base64,{data.strip()}"{width} alt="{alt}">'
+        case _:
+            shown = f"<pre>{ansi2html(data)}</pre>"
+    return f'<div class="output">{shown}</div>'
+
+
+def ledger() -> tuple[list[dict], str]:
+    """The rows of the ledger of claims, ready for the page; and why there are none, where there are none."""
+    try:
+        from ropelab.study.verdicts import ledger as judged
+
+        rows = judged().fillna("").to_dict("records")
+    except Exception as error:  # the report must appear all the same, and say so
+        return [], f"the ledger of claims could not be computed: {type(error).__name__}: {error}"
+    writer = Writer()
+    for row in rows:
+        row["badge"] = row["verdict"].replace(" ", "-")
+        for column in ("statement", "published", "measured", "note"):
+            row[column] = Markup(writer.inline(str(row.get(column, ""))))
+    return rows, ""
+
+
+def origin() -> list[str]:
+    """Where and when this report was made: time, commit, machine, software."""
+    here = records.environment()
+    machine = here["gpu"]["name"]
+    if not torch.cuda.is_available():
+        machine = f"{platform.machine()} CPU, {os.cpu_count()} cores, no GPU"
+    changed = " with local changes" if here["dirty"] is True else ""
+    return [
+        f"{datetime.fromisoformat(here['utc']):%Y-%m-%d %H:%M} UTC",
+        f"commit {here['commit'][:12]}{changed}",
+        machine,
+        f"Python {here['python']}, torch {here['torch']}, triton {here['triton']}",
+    ]

@@ -1,0 +1,104 @@
+"""Arguments that cannot be served raise an error that names them; nothing is rotated by guess."""
+
+import pytest
+import torch
+
+import ropelab
+from ropelab.memory import may_share_elements, overlaps_itself
+
+Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16)
+COS, SIN = ropelab.rotary_table(8, 16)
+
+BAD = {
+    "q of rank 3": ({"q": Q[0]}, ValueError, r"q: expected shape bshd of rank 4, got \(5, 4, 16\)"),
+    "q not a tensor": ({"q": [1.0]}, TypeError, "q: expected a torch.Tensor, got list"),
+    "q of integers": ({"q": Q.long()}, TypeError, "q: expected one of bfloat16.*got int64"),
+    "k of rank 5": ({"k": K[None]}, ValueError, "k: expected shape bshd of rank 4"),
+    "k of another dtype": ({"k": K.half()}, TypeError, "k: expected q's dtype float32, got float16"),
+    "k on another device": ({"k": K.to("meta")}, ValueError, "k: expected q's device cpu, got meta"),
+    "k of another batch": ({"k": K[:1]}, ValueError, "k: expected q's batch size 2, got 1"),
+    "k of another length": ({"k": K[:, :4]}, ValueError, "k: expected q's sequence length 5, got 4"),
+    "k of another head_dim": ({"k": K[..., :8]}, ValueError, "k: expected q's head_dim 16, got 8"),
+    "cos of rank 3": ({"cos": COS[None]}, ValueError, r"cos: expected shape \[positions, rotary_dim/2\], got \(1, 8, 8\)"),
+    "cos too short": ({"cos": COS[:4], "sin": SIN[:4]}, ValueError, "cos: expected a row for each of 5 positions, got 4"),
+    "cos of full width": (
+        {"cos": COS.repeat(1, 2), "sin": SIN.repeat(1, 2)}, ValueError,
+        r"cos: expected 1 to head_dim/2 = 8 columns, one per pair, got 16 \(a table that repeats its halves",
+    ),
+    "cos of no width": ({"cos": COS[:, :0], "sin": SIN[:, :0]}, ValueError, "cos: expected 1 to head_dim/2"),
+    "cos of integers": ({"cos": COS.long()}, TypeError, "cos: expected one of bfloat16.*got int64"),
+    "cos on another device": ({"cos": COS.to("meta")}, ValueError, "cos: expected q's device cpu, got meta"),
+    "sin on another device": ({"sin": SIN.to("meta")}, ValueError, "sin: expected q's device cpu, got meta"),
+    "sin of another shape": ({"sin": SIN[:, :4]}, ValueError, r"sin: expected cos's shape \(8, 8\), got \(8, 4\)"),
+    "sin of another dtype": ({"sin": SIN.double()}, TypeError, "sin: expected cos's dtype float32, got float64"),
+    "unknown layout": ({"layout": "neox"}, ValueError, "layout: expected one of .*'split_half'.* got 'neox'"),
+    "unknown format": ({"seq_format": "bsd"}, ValueError, "seq_format: expected one of .*'bshd'.* got 'bsd'"),
+    "expanded, in place": ({"q": Q[:1].expand(2, -1, -1, -1), "inplace": True}, ValueError, "q: expected elements at distinct"),
+    "k is q, in place": ({"k": Q, "inplace": True}, ValueError, "k: expected memory disjoint from q's"),
+    "k within q, in place": ({"k": Q[:, :, 1:3], "inplace": True}, ValueError, "k: expected memory disjoint from q's"),
+    "a leaf, in place": ({"q": Q.clone().requires_grad_(), "inplace": True}, ValueError, "q: expected a tensor that autograd may"),
+    "a view of a leaf, in place": (
+        {"k": Q.clone().requires_grad_()[:, :, :2], "inplace": True}, ValueError, "k: expected a tensor that autograd may",
+    ),
+    "trained tables, in place": ({"cos": COS.clone().requires_grad_(), "inplace": True}, ValueError, "cos: expected a table without grad"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD.keys())
+def test_is_refused_by_name(device, change, error, message):
+    arguments = {"q": Q, "k": K, "cos": COS, "sin": SIN} | change
+    arguments = {k: _moved(v, device) for k, v in arguments.items()}
+    before = arguments["q"].clone() if isinstance(arguments["q"], torch.Tensor) else None
+    with pytest.raises(error, match=message.replace("cpu", r"(cpu|cuda:\d)")):
+        ropelab.apply_rope(arguments.pop("q"), arguments.pop("k"), **arguments)
+    if before is not None and change.get("inplace"):
+        assert torch.equal(before, _moved(change.get("q", Q), device))
+
+
+def _moved(value, device):
+    """On the device under test, with the strides, sharing and grad of the original where that is the point."""
+    if not isinstance(value, torch.Tensor) or device == "cpu" or value.is_meta:
+        return value
+    if value.requires_grad or value._base is not None or not value.is_contiguous():
+        root = value if value._base is None else value._base
+        moved = root.detach().to(device).requires_grad_(root.requires_grad)
+        return moved if root is value else moved.as_strided(value.shape, value.stride(), value.storage_offset())
+    return _on_device(value, device)
+
+
+_MOVED: dict[int, torch.Tensor] = {}
+
+
+def _on_device(value, device):
+    return _MOVED.setdefault(id(value), value.to(device))
+
+
+def test_inference_may_overwrite_a_leaf(device):
+    q = torch.randn(1, 5, 2, 16, device=device, requires_grad=True)
+    expected = ropelab.apply_rope(q.detach(), cos=COS.to(device), sin=SIN.to(device))
+    with torch.no_grad():
+        ropelab.apply_rope(q, cos=COS.to(device), sin=SIN.to(device), inplace=True)
+    assert torch.equal(q, expected)
+
+
+def test_overlap_within_a_tensor():
+    x = torch.empty(24)
+    assert not overlaps_itself(x.view(2, 3, 4))
+    assert not overlaps_itself(x.view(2, 3, 4).permute(2, 0, 1))
+    assert not overlaps_itself(x.view(2, 3, 4)[:, ::2, 1:3])
+    assert overlaps_itself(x[:4].expand(3, 4))
+    assert overlaps_itself(x.unfold(0, 4, 2))
+
+
+def test_overlap_between_tensors():
+    qkv = torch.empty(2, 5, 6, 8)
+    assert not may_share_elements(qkv[:, :, :4], qkv[:, :, 4:])
+    assert not may_share_elements(qkv[:, :, 4:], qkv[:, :, :4])
+    assert not may_share_elements(qkv[..., ::2], qkv[..., 1::2])
+    assert not may_share_elements(qkv.transpose(1, 2)[:, :4], qkv.transpose(1, 2)[:, 4:])
+    assert not may_share_elements(qkv[:1], qkv[1:])
+    assert not may_share_elements(qkv, qkv.clone())
+    assert may_share_elements(qkv, qkv)
+    assert may_share_elements(qkv[:, :, :4], qkv[:, :, 3:])
+    assert may_share_elements(qkv[:, 1:], qkv[:, :-1])
+    assert may_share_elements(qkv[..., :5], qkv[..., 4:])

@@ -1,0 +1,60 @@
+"""The tables that the notebook on performance draws from the records, on records made up here."""
+
+import pandas as pd
+import pytest
+
+from ropelab.bench.records import Record
+from ropelab.study import comparison
+
+
+def frame(**times):
+    """One cell, forward; a time in microseconds or a status for each contender."""
+    cell = {"cell": "1x1", "layout": "split_half", "direction": "forward"}
+    rows = []
+    for name, time in times.items():
+        timed = isinstance(time, float)
+        rows.append({
+            **cell, "contender": name.replace("_", " "), "status": "ok" if timed else time,
+            "median_us": time if timed else None, "in_place": "place" in name,
+            "fraction_of_copy": 10 / time if timed else None,
+        })  # fmt: skip
+    return pd.DataFrame(rows).assign(median_us=lambda f: f.median_us.astype(float))
+
+
+def test_peers_are_held_against_the_call_of_their_kind():
+    times = frame(ropelab=10.0, ropelab_in_place=8.0, peer=9.0, peer_in_place=9.0)
+    slower = comparison.against_peers(times).set_index("contender").slower
+    assert slower.to_dict() == {"peer": pytest.approx(0.9), "peer in place": pytest.approx(9 / 8)}
+
+
+def test_an_in_place_peer_without_counterpart_meets_the_ordinary_call():
+    slower = comparison.against_peers(frame(ropelab=10.0, peer_in_place=9.0)).slower
+    assert slower.tolist() == pytest.approx([0.9])
+
+
+def test_copies_and_wrong_results_are_not_compared():
+    times = frame(ropelab=10.0, peer="wrong: off", **{"copy: copy ": 9.0})
+    times.contender = times.contender.str.replace("copy: copy ", "copy: copy_")
+    assert comparison.against_peers(times).empty
+    assert list(comparison.fractions(times)) == ["ropelab"]
+
+
+def test_what_was_left_out_is_listed_once_with_its_reason():
+    times = frame(ropelab=10.0, peer="wrong: result has relative error 0.683")
+    record = Record(
+        "dense", pd.concat([times, times]), {"not_run": {"absent": "not run: absent not installed"}}
+    )
+    left_out = comparison.not_compared([record]).set_index("contender")
+    assert left_out.reason.to_dict() == {
+        "absent": "not run: absent not installed", "peer": "wrong: result has relative error …"
+    }  # fmt: skip
+    assert left_out.rows.to_dict() == {"absent": 1, "peer": 2}
+
+
+def test_numbers_in_tables():
+    assert [comparison.number(value) for value in (1234.56, 3.4e-8, 7, "ran")] == [
+        "1235",
+        "3.4e-08",
+        "7",
+        "ran",
+    ]

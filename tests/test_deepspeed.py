@@ -1,0 +1,274 @@
+"""Claims DS-01 to DS-12: the function under study, and that every verdict moves with its evidence."""
+
+import pandas as pd
+import pytest
+import torch
+
+from ropelab import reference, rotary_table
+from ropelab.bench.packages import installations as packages_at_hand
+from ropelab.study.deepspeed import dispatch, evidence, measure, rules
+from ropelab.study.verdicts import Status, ledger, load_claims
+
+CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+
+
+def correctness(**changes):
+    """A record as measure.correctness() makes it, all well but for the backward of 0.3.0."""
+    rows = [
+        {
+            "version": version,
+            "device": "cuda",
+            "seq_len": seq_len,
+            "dtype": "float32",
+            "table_dtype": "float32",
+            "table": "whole",
+            "outcome": "ran",
+            "formula_dtype": "float32",
+            "formula_error": 4e-8,
+            "formula_gradient_error": 4e-8,
+            "wrong_backward_error": 0.0 if seq_len == 1 else 0.7,
+            "result_dtype": "float32",
+            "forward_error": 4e-8,
+            "gradient_error": 0.7 if version == "0.3.0" and seq_len > 1 else 4e-8,
+            "norm_ratio": 1.0,
+        }
+        for version in ("0.3.0", "0.3.2")
+        for seq_len in (1, 8, 128)
+    ]
+    return change(pd.DataFrame(rows), **changes)
+
+
+def change(frame, where=None, **changes):
+    """A copy of the frame with new values in the rows that the query selects."""
+    frame = frame.copy()
+    rows = frame.index if where is None else frame.query(where).index
+    for column, value in changes.items():
+        frame[column] = frame[column].astype(object)
+        frame.loc[rows, column] = value
+    return frame.infer_objects()
+
+
+def packages(**ships):
+    return pd.DataFrame(
+        [
+            {"version": version.replace("_", ".").lstrip("v"), "has_triton_module": has}
+            for version, has in ({"v0_2_4": False, "v0_3_0": True} | ships).items()
+        ]
+    )
+
+
+def table(torchembed_us=100.0, eager_us=450.0, compile_us=200.0):
+    return pd.DataFrame(
+        [
+            {
+                "seq_len": seq_len,
+                "dtype": dtype,
+                "direction": "forward",
+                "contender": contender,
+                "status": "ok",
+                "median_us": us * seq_len / 2048,
+                "fraction_of_copy": 50 / us,
+            }
+            for seq_len in (2048, 4096, 8192)
+            for dtype in ("float32", "bfloat16")
+            for contender, us in (
+                (rules.TORCHEMBED, torchembed_us),
+                (rules.EAGER, eager_us),
+                (rules.COMPILED, compile_us),
+            )
+        ]
+    )
+
+
+def launches(**changes):
+    rows = [
+        {
+            "path": path,
+            "input": "a tensor",
+            "launches": 1,
+            "tensor_bytes": 100,
+            "extra_bytes": 0,
+            "fraction_of_copy": 0.5,
+        }
+        for path in ("raw kernel", "DeepSpeed API")
+    ]
+    return change(pd.DataFrame(rows), **changes)
+
+
+def inductor(**changes):
+    rows = [
+        {
+            "dtype": dtype,
+            "direction": direction,
+            "kernels": 1,
+            "buffers": 1,
+            "result_buffers": 1,
+            "fraction_of_copy": 0.6,
+        }
+        for dtype in ("float32", "bfloat16")
+        for direction in ("forward", "backward")
+    ]
+    return change(pd.DataFrame(rows), **changes)
+
+
+WRONG_AXIS = "version == 'first' and in_tree and tokens > 1"
+CASES = [
+    # claim, evidence, what it says, verdict
+    ("DS-01", "deepspeed_correctness", correctness, CONFIRMED),
+    (
+        "DS-01",
+        "deepspeed_correctness",
+        lambda: correctness(where="seq_len == 8", forward_error=1e-6),
+        REFUTED,
+    ),
+    (
+        "DS-01",
+        "deepspeed_correctness",
+        lambda: correctness(where="seq_len == 8", outcome="RuntimeError"),
+        CORRECTED,
+    ),
+    ("DS-01", "deepspeed_correctness", lambda: correctness(result_dtype="float16"), CORRECTED),
+    ("DS-02", "deepspeed_dispatch", evidence.dispatch, REFUTED),
+    ("DS-02", "deepspeed_dispatch", lambda: change(evidence.dispatch(), outcome="equal"), CONFIRMED),
+    ("DS-03", "deepspeed_packages", packages, CONFIRMED),
+    ("DS-03", "deepspeed_packages", lambda: packages(v0_3_1=False), REFUTED),
+    ("DS-03", "deepspeed_packages", lambda: packages().iloc[1:], NOT_TESTABLE),
+    ("DS-04", "deepspeed_tests", evidence.tests, CORRECTED),
+    ("DS-04", "deepspeed_tests", lambda: change(evidence.tests(), reaches_kernel=True), CONFIRMED),
+    ("DS-04", "deepspeed_tests", lambda: change(evidence.tests(), "tokens == 17", broadcasts=True), REFUTED),
+    ("DS-05", "deepspeed_dispatch", evidence.dispatch, CONFIRMED),
+    (
+        "DS-05",
+        "deepspeed_dispatch",
+        lambda: change(evidence.dispatch(), WRONG_AXIS, outcome="equal"),
+        REFUTED,
+    ),
+    (
+        "DS-05",
+        "deepspeed_dispatch",
+        lambda: change(evidence.dispatch(), "in_tree", outcome="different"),
+        CORRECTED,
+    ),
+    ("DS-06", "deepspeed_dispatch", evidence.dispatch, CORRECTED),
+    (
+        "DS-06",
+        "deepspeed_dispatch",
+        lambda: change(evidence.dispatch(), "in_tree", outcome="different"),
+        REFUTED,
+    ),
+    (
+        "DS-06",
+        "deepspeed_dispatch",
+        lambda: change(evidence.dispatch(), outcome="equal", gate_open=True),
+        CONFIRMED,
+    ),
+    ("DS-07", "deepspeed_table", table, CONFIRMED),
+    ("DS-07", "deepspeed_table", lambda: table(eager_us=300.0), CORRECTED),
+    ("DS-07", "deepspeed_table", lambda: table(eager_us=90.0), REFUTED),
+    ("DS-07", "deepspeed_table", lambda: table().query("contender != @rules.EAGER"), NOT_TESTABLE),
+    ("DS-08", "deepspeed_table", table, CONFIRMED),
+    ("DS-08", "deepspeed_table", lambda: table(compile_us=130.0), CORRECTED),
+    ("DS-08", "deepspeed_table", lambda: table(compile_us=40.0), REFUTED),
+    ("DS-08", "deepspeed_table", lambda: table().query("seq_len < 8192"), NOT_TESTABLE),
+    ("DS-09", "deepspeed_inductor", inductor, REFUTED),
+    ("DS-09", "deepspeed_inductor", lambda: inductor(buffers=3), CONFIRMED),
+    ("DS-09", "deepspeed_inductor", lambda: inductor(where="direction == 'backward'", kernels=2), CORRECTED),
+    ("DS-10", "deepspeed_launches", launches, CONFIRMED),
+    ("DS-10", "deepspeed_launches", lambda: launches(where="path == 'DeepSpeed API'", launches=4), CORRECTED),
+    ("DS-10", "deepspeed_launches", lambda: launches(extra_bytes=100), REFUTED),
+    ("DS-11", "deepspeed_fallback", evidence.fallback, CORRECTED),
+    ("DS-11", "deepspeed_fallback", lambda: change(evidence.fallback(), outcome="equal"), CONFIRMED),
+    (
+        "DS-11",
+        "deepspeed_fallback",
+        lambda: change(evidence.fallback(), outcome="raises ImportError"),
+        REFUTED,
+    ),
+    ("DS-12", "deepspeed_correctness", lambda: correctness().query("version == '0.3.0'"), CONFIRMED),
+    ("DS-12", "deepspeed_correctness", correctness, CORRECTED),
+    ("DS-12", "deepspeed_correctness", lambda: correctness(gradient_error=4e-8), REFUTED),
+    ("DS-12", "deepspeed_correctness", lambda: correctness().query("version != '0.3.0'"), NOT_TESTABLE),
+]
+
+
+@pytest.mark.parametrize(("claim_id", "name", "says", "verdict"), CASES)
+def test_the_verdict_is_computed_from_the_evidence(claim_id, name, says, verdict):
+    (row,) = ledger({name: says()}, document="deepspeed", only=[claim_id]).itertuples()
+    assert row.verdict == verdict, row
+    assert row.measured or verdict == NOT_TESTABLE
+    assert row.note or verdict == CONFIRMED
+
+
+def test_every_claim_is_covered():
+    verdicts = {}
+    for claim_id, _, _, verdict in CASES:
+        verdicts.setdefault(claim_id, set()).add(verdict)
+    assert verdicts.keys() == {claim.id for claim in load_claims("deepspeed")}
+    assert all(len(seen) > 1 for seen in verdicts.values())
+
+
+def test_the_published_ratios_follow_from_the_published_times():
+    published = evidence.published()
+    assert (published.over_eager.round(1) == published.stated_speedup).all()
+
+
+def test_the_formula_is_the_definition():
+    t = torch.randn(2, 5, 3, 8, dtype=torch.float64)
+    cos, sin = rotary_table(5, 6, dtype=torch.float64)
+    wide = [torch.cat((half, half), -1)[None, :, None] for half in (cos, sin)]
+    torch.testing.assert_close(dispatch.formula(t, *wide), reference.rotate(t, cos, sin))
+
+
+def test_the_formula_promotes_and_the_kernel_does_not():
+    t, table = torch.zeros(5, 8, dtype=torch.float16), torch.zeros(5, 8)
+    assert dispatch.formula(t, table, table).dtype == torch.float32
+    assert dispatch.kernel_contract(t, t, table, table)[0].dtype == torch.float16
+
+
+@pytest.mark.parametrize("caller, in_tree, t_shape, table_shape", evidence.CALLERS)
+def test_the_gate_looks_at_the_leading_axis_only(caller, in_tree, t_shape, table_shape):
+    gate = dispatch.merged_gate(torch.empty(t_shape), torch.empty(table_shape))
+    assert gate == (t_shape[0] == table_shape[0] == torch.Size(table_shape[:-1]).numel())
+
+
+@pytest.mark.skipif(not packages_at_hand("deepspeed"), reason="DeepSpeed's source is not under build/peers")
+@pytest.mark.parametrize("caller, in_tree, t_shape, table_shape", evidence.CALLERS)
+def test_our_model_is_the_merged_code(caller, in_tree, t_shape, table_shape):
+    merged, code = dispatch.merged_function()
+    assert "own source" in code
+    t = torch.randn(t_shape, dtype=torch.float64)
+    tables = evidence._tables(table_shape)
+    ours, theirs = (
+        evidence._attempt(function, t, *tables) for function in (dispatch.merged_dispatch, merged)
+    )
+    assert evidence._compare(theirs, ours)["outcome"] == "equal"
+
+
+def test_generated_code_is_counted():
+    code = """
+    def call(args):
+        buf0 = empty_strided_cuda((1, 32, 4096, 64), (1, 1, 1, 1), torch.bfloat16)
+        triton_poi_fused_neg_0.run(arg0_1, buf0, 8388608, stream=stream0)
+        buf1 = empty_strided_cuda((1, 32, 4096, 128), (1, 1, 1, 1), torch.bfloat16)
+        extern_kernels.mm(buf0, arg1_1, out=buf1)
+        triton_poi_fused_add_mul_1.run(arg0_1, buf0, buf1, 16777216, stream=stream0)
+    """
+    assert measure.generated(code) == {
+        "kernels": 3,
+        "buffers": 2,
+        "names": "triton_poi_fused_neg_0, triton_poi_fused_add_mul_1, extern_kernels.mm",
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_gpu_evidence_runs():
+    if not packages_at_hand("torchembed"):
+        pytest.skip("torchembed is not under build/peers")
+    frames = {
+        "deepspeed_correctness": measure.correctness(),
+        "deepspeed_launches": measure.launch_evidence(),
+        "deepspeed_inductor": measure.inductor_evidence(),
+    }
+    found = ledger(frames, only=["DS-01", "DS-09", "DS-10", "DS-12"])
+    assert not (found.verdict == NOT_TESTABLE).any()

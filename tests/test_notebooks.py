@@ -1,0 +1,75 @@
+"""The notebooks are sources: no outputs, thin, parameterized in one annotated cell."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+MOST_CODE_LINES = 160
+TIMERS = {"time", "timeit", "do_bench", "do_bench_cudagraph", "perf_counter", "Event"}
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    content = nbformat.read(request.param, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(content)
+    return content
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+def test_nothing_executed_is_stored(notebook):
+    for cell in code_cells(notebook):
+        assert cell.outputs == [] and cell.execution_count is None, f"cell {cell.id} has outputs"
+        assert not {"execution", "papermill", "collapsed"} & set(cell.metadata), (
+            f"cell {cell.id}: {cell.metadata}"
+        )
+
+
+def test_cell_ids_are_stable(notebook):
+    """Format 4.5 stores the ids; below it every tool that opens the file invents new ones."""
+    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+
+
+def test_kernel_is_plain_python(notebook):
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.kernelspec.language == "python"
+
+
+def test_parameters_are_one_annotated_cell(notebook):
+    tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    statements = ast.parse(tagged[0].source).body
+    assert statements, "the parameters cell declares nothing"
+    for statement in statements:
+        assert isinstance(statement, ast.AnnAssign) and statement.value is not None, ast.unparse(statement)
+
+
+def test_a_title_and_little_code(notebook):
+    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
+    lines = [line for cell in code_cells(notebook) for line in cell.source.splitlines() if line.strip()]
+    assert len(lines) <= MOST_CODE_LINES, f"{len(lines)} lines of code: what computes belongs in the library"
+
+
+def test_the_library_does_the_work(notebook):
+    """No timing and no kernel is written in a notebook."""
+    for cell in code_cells(notebook):
+        tree = ast.parse(cell.source)
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {
+            alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+        }
+        assert not names & TIMERS, f"cell {cell.id} times something: {names & TIMERS}"
+        assert "jit" not in names, f"cell {cell.id} defines a kernel"

@@ -1,0 +1,162 @@
+"""The runner hides no failure, the report loses no formula and needs no network."""
+
+import re
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("papermill")
+pytest.importorskip("latex2mathml")
+
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
+
+from ropelab.study import doctor, report, runner  # noqa: E402
+from ropelab.study.mathml import Writer  # noqa: E402
+
+PIXEL = (
+    "import base64; from IPython.display import display, Image, SVG, Latex\n"
+    'display(SVG(\'<svg xmlns="http://www.w3.org/2000/svg" width="4" height="4"></svg>\'))\n'
+    "display(Latex(r'$\\displaystyle \\sqrt{2}$'))\n"
+)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study of two notebooks, the second of which breaks: (folder, runs, problems, page)."""
+    folder = tmp_path_factory.mktemp("study")
+    metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "language_info": {"name": "python"},
+    }
+
+    def write(name, *cells):
+        cells = [
+            new_code_cell("size: int = 3\nsmoke: bool = False", metadata={"tags": ["parameters"]}),
+            *cells,
+        ]
+        nbformat.write(new_notebook(cells=cells, metadata=metadata), folder / name)
+
+    write(
+        "01_good.ipynb",
+        new_markdown_cell("# Good with $R^\\top R = I$\n\n## A section\n\n`$code$` and $\\nonsense{x}$"),
+        new_code_cell("import sys, ropelab; print(sys.executable, size, ropelab.__file__)"),
+        new_code_cell("from ropelab.study.findings import finding; finding(f'the size $n$ is {size}')"),
+        new_code_cell(PIXEL),
+    )
+    write(
+        "02_bad.ipynb",
+        new_code_cell("print('so far')"),
+        new_code_cell("1 / 0"),
+        new_code_cell("print('never')"),
+    )
+    build = folder / "build"
+    runs = [
+        runner.run_notebook(source, build, {"size": 7} if source.stem == "01_good" else {})
+        for source in runner.sources(folder)
+    ]
+    page = build / "report" / "index.html"
+    problems = report.write(page, runs)
+    return folder, runs, problems, page.read_text()
+
+
+def test_notebooks_run_in_order_under_this_interpreter(study):
+    folder, runs, _, page = study
+    assert [run.name for run in runs] == ["01_good", "02_bad"]
+    assert runs[0].failure is None
+    log = (folder / "build" / "logs" / "01_good.log").read_text()
+    assert log.startswith(f"{sys.executable} 7 ") and str(runner.ROOT) in log
+
+
+def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
+    _, runs, _, page = study
+    assert runs[1].failure == runner.Failure(cell=3, error="ZeroDivisionError: division by zero")
+    executed = nbformat.read(runs[1].path, as_version=4)
+    assert any("so far" in str(cell.get("outputs")) for cell in executed.cells)
+    head = page[: page.index('id="in-a-minute"')]
+    assert "1 of 2 notebooks failed" in head and "cell 3: ZeroDivisionError: division by zero" in head
+
+
+def test_a_dead_kernel_is_a_failure_of_its_cell(tmp_path, study):
+    notebook = nbformat.read(study[0] / "02_bad.ipynb", as_version=4)
+    notebook.cells[1].source = "import os; os._exit(3)"
+    nbformat.write(notebook, tmp_path / "01_dead.ipynb")
+    run = runner.run_notebook(tmp_path / "01_dead.ipynb", tmp_path / "build")
+    assert run.failure.cell == 2 and "died" in run.failure.error.lower()
+
+
+def test_an_unknown_parameter_is_refused(study):
+    with pytest.raises(ValueError, match="01_good.ipynb has no parameter sise; it declares size, smoke"):
+        runner.run_notebook(study[0] / "01_good.ipynb", study[0] / "other", {"sise": 4})
+
+
+def test_findings_are_on_the_first_page(study):
+    page = study[3]
+    first = page[page.index('id="in-a-minute"') : page.index('id="claims"')]
+    assert re.search(r"the size <math.*</math> is 7", first)
+
+
+def test_formulas_become_mathml_or_stay_visible(study):
+    _, _, problems, page = study
+    assert "<msqrt>" in page
+    assert "<code>$code$</code>" in page
+    assert r'<span class="formula-source">\nonsense{x}</span>' in page
+    assert r"01_good: a formula is shown as text: \nonsense{x}" in problems
+
+
+def test_the_page_is_self_contained(study):
+    outside = []
+
+    class Links(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            for name, value in attributes:
+                if name in {"src", "srcset", "href", "data", "poster"} and tag != "a":
+                    outside.append(f"<{tag} {name}={value[:40]}>") if not value.startswith("data:") else None
+
+    Links().feed(study[3])
+    assert outside == []
+    assert not re.findall(r"@import|url\(\"?(?!data:)|<script|<iframe", study[3].replace('url("data:', ""))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "$x_0$",
+        "$$R(\\theta)^{\\top} R(\\theta) = I$$",
+        "\\begin{align}\na &= b \\\\\nc &= d\n\\end{align}",
+        "Text with $a < b$ and $$\n\\begin{pmatrix} 1 & 0 \\\\ 0 & 1 \\end{pmatrix}\n$$ inside.",
+        "| a | b |\n|---|---|\n| $x$ | $\\lVert y \\rVert_2$ |",
+    ],
+)
+def test_markdown_formulas(source):
+    writer = Writer()
+    page = writer.markdown(source)
+    assert "<math" in page and "$" not in page and "\\" not in page
+    assert writer.unconverted == []
+
+
+@pytest.mark.parametrize(
+    "source", ["`$x$`", "```\n$x$ and \\begin{align}a\\end{align}\n```", "costs \\$5 and \\$6"]
+)
+def test_what_is_not_a_formula_is_left_alone(source):
+    assert "<math" not in Writer().markdown(source)
+
+
+@pytest.mark.parametrize("broken", [r"\nonsense{x}", r"\left( x", "{"])
+def test_broken_formulas_are_shown_and_reported(broken):
+    writer = Writer()
+    assert broken in writer.latex(f"$\\displaystyle {broken}$")
+    assert writer.unconverted == [f"\\displaystyle {broken}"]
+
+
+def test_headings_have_distinct_ids():
+    writer = Writer(prefix="01_x")
+    writer.markdown("# Same\n\n## Same\n\n## Same")
+    assert [identifier for _, identifier, _ in writer.headings] == ["01_x-same", "01_x-same-2", "01_x-same-3"]
+
+
+def test_doctor_names_what_is_missing():
+    assert doctor.missing(["pytest>=1"]) == []
+    lacking = doctor.missing(["pytest>=999", "surely-not-installed>=1"])
+    assert lacking[0].startswith("pytest>=999 (found ") and lacking[1] == "surely-not-installed>=1"

@@ -1,0 +1,113 @@
+"""The machinery of claims and verdicts, on a document made up here."""
+
+from functools import partial
+
+import pandas as pd
+import pytest
+
+from ropelab.bench import records
+from ropelab.study import verdicts
+from ropelab.study.verdicts import Status, Unavailable, Verdict, ledger, load_claims
+
+DOCUMENT = """
+document = "made up"
+rules = "ropelab.study.verdicts"
+[[claim]]
+id = "{id}"
+statement = "It is twice as fast."
+published = "2x"
+needs = "a stopwatch"
+"""
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Claims MU-01 (with a rule on evidence ``made_up_times``) and MU-02 (without one)."""
+    for name in ("_RULES", "_COMPUTATIONS"):
+        monkeypatch.setattr(verdicts, name, dict(getattr(verdicts, name)))
+
+    @verdicts.rule("MU-01", "made_up_times")
+    def twice(times):
+        ratio = times.old.iloc[0] / times.new.iloc[0]
+        return (
+            Verdict.confirmed(f"{ratio:.1f}x") if ratio >= 2 else Verdict.refuted(f"{ratio:.1f}x", "too slow")
+        )
+
+    (tmp_path / "one.toml").write_text(DOCUMENT.format(id="MU-01"))
+    (tmp_path / "two.toml").write_text(DOCUMENT.format(id="MU-02"))
+    return tmp_path
+
+
+def given(times):
+    return partial(verdicts.find_evidence, given={"made_up_times": times})
+
+
+def claim(folder, document="one"):
+    return load_claims(document, folder)[0]
+
+
+def test_the_verdict_follows_the_evidence(made_up):
+    for new, status in ((1.0, Status.CONFIRMED), (3.0, Status.REFUTED)):
+        verdict, pieces = verdicts.judge(claim(made_up), given(pd.DataFrame({"old": [2.0], "new": [new]})))
+        assert verdict.status == status
+        assert [piece.source for piece in pieces] == ["given by the caller"]
+
+
+@pytest.mark.parametrize("find", [verdicts.find_evidence, given(pd.DataFrame())])
+def test_without_evidence_nothing_is_confirmed(made_up, find):
+    verdict, pieces = verdicts.judge(claim(made_up), find)
+    assert verdict.status == Status.NOT_TESTABLE
+    assert "a stopwatch" in verdict.note and "made_up_times" in verdict.note
+    assert pieces == []
+
+
+def test_evidence_is_computed_where_it_can_be(made_up):
+    @verdicts.evidence("made_up_times", "a thought experiment")
+    def times():
+        return pd.DataFrame({"old": [4.0], "new": [1.0]})
+
+    verdict, pieces = verdicts.judge(claim(made_up))
+    assert (verdict.status, verdict.measured, pieces[0].source) == (
+        Status.CONFIRMED,
+        "4.0x",
+        "a thought experiment",
+    )
+
+
+def test_evidence_that_cannot_be_computed_is_missing(made_up):
+    @verdicts.evidence("made_up_times", "a thought experiment")
+    def times():
+        raise Unavailable("no stopwatch")
+
+    assert verdicts.judge(claim(made_up))[0].status == Status.NOT_TESTABLE
+
+
+def test_evidence_that_cannot_be_computed_is_read_from_the_record(made_up):
+    @verdicts.evidence("made_up_times", "a thought experiment")
+    def times():
+        raise Unavailable("no stopwatch")
+
+    written = records.write("made_up_times", pd.DataFrame({"old": [4.0], "new": [1.0]}), made_up)
+    verdict, pieces = verdicts.judge(claim(made_up), partial(verdicts.find_evidence, records=made_up))
+    assert verdict.status == Status.CONFIRMED
+    assert pieces[0].source == f"record, {written.footer}"
+
+
+def test_a_claim_without_a_rule_is_an_error(made_up):
+    with pytest.raises(ValueError, match="MU-02: no rule"):
+        verdicts.judge(claim(made_up, "two"))
+
+
+def test_names_that_do_not_exist(made_up):
+    with pytest.raises(ValueError, match="document: expected one of .*'one', 'two'.*'three'"):
+        load_claims("three", made_up)
+    with pytest.raises(ValueError, match="only: expected ids of claims, got .'XX-01'"):
+        ledger({}, only=["XX-01"])
+
+
+def test_claims_are_complete_and_unique():
+    claims = load_claims()
+    ids = [claim.id for claim in claims]
+    assert len(set(ids)) == len(ids)
+    assert all(claim.statement and claim.published and claim.needs for claim in claims)
+    assert {claim.id for claim in claims} <= verdicts._RULES.keys()
