@@ -56,6 +56,31 @@ def _load_pairs(row, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTER
 
 
 @triton.jit
+def _load_table(ptr, stride, seq, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, ALIGN: tl.constexpr):
+    """The tokens' rows ``[tokens, heads, BLOCK_PAIRS]``, read anew for every head.
+
+    So each thread reads what belongs to the pairs it holds, and nothing has to change hands between threads; the
+    repeats come from the L1 cache. Layers, heads and batches share a table while q and k pass by once, hence
+    evict_last: keep it.
+    """
+    pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
+    row = ptr + tl.multiple_of(seq * stride, ALIGN)[:, None, None]
+    return tl.load(
+        tl.broadcast_to(row + pair, [mask.shape[0], mask.shape[1], BLOCK_PAIRS]),
+        mask=mask & (pair < PAIRS),
+        eviction_policy="evict_last",
+    )
+
+
+@triton.jit
+def _turn(x0, x1, cos, sin, INVERSE: tl.constexpr):
+    """The rotation of a pair, by minus the angle if INVERSE."""
+    if INVERSE:
+        sin = -sin
+    return x0 * cos - x1 * sin, x1 * cos + x0 * sin
+
+
+@triton.jit
 def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
     if INTERLEAVED:
         feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
@@ -86,8 +111,8 @@ def _rotate_kernel(
     cos_stride, sin_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, COPY_TAIL: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, WIDE: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, for a block of tokens and its share of the q and k heads.
@@ -103,16 +128,7 @@ def _rotate_kernel(
     token = tl.arange(0, BLOCK_TOKENS)
     # The grid is exact for single tokens; blocks of several may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
-
-    # Layers, heads and batches share the tables while q and k pass by once: keep these rows in the cache.
-    pair = tl.arange(0, BLOCK_PAIRS)[None, :]
-    seq = (first_seq + token).to(tl.int64)[:, None]
-    in_table = is_token[:, None] & (pair < PAIRS)
-    cos = tl.load(cos_ptr + seq * cos_stride + pair, mask=in_table, eviction_policy="evict_last")
-    sin = tl.load(sin_ptr + seq * sin_stride + pair, mask=in_table, eviction_policy="evict_last")
-    cos, sin = cos.to(COMPUTE_DTYPE)[:, None, :], sin.to(COMPUTE_DTYPE)[:, None, :]
-    if INVERSE:
-        sin = -sin
+    seq = (first_seq + token).to(tl.int64)
 
     # All loads come before the first store: the compiler may not move a load across a store by itself.
     q_head = head_block * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)
@@ -120,20 +136,24 @@ def _rotate_kernel(
     q_row = _rows(q_ptr, q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
     qy_row = _rows(qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
     q0, q1 = _load_pairs(q_row, q_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+    q_cos = _load_table(cos_ptr, cos_stride, seq, q_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
+    q_sin = _load_table(sin_ptr, sin_stride, seq, q_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
     if K_HEADS > 0:
         k_head = head_block * BLOCK_K_HEADS + tl.arange(0, BLOCK_K_HEADS)
         k_mask = is_token[:, None, None] & (k_head < K_HEADS)[None, :, None]
         k_row = _rows(k_ptr, k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
         ky_row = _rows(ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
         k0, k1 = _load_pairs(k_row, k_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+        k_cos = _load_table(cos_ptr, cos_stride, seq, k_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
+        k_sin = _load_table(sin_ptr, sin_stride, seq, k_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
 
-    q0, q1 = q0.to(COMPUTE_DTYPE), q1.to(COMPUTE_DTYPE)
-    _store_pairs(qy_row, q_mask, q0 * cos - q1 * sin, q1 * cos + q0 * sin, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+    y0, y1 = _turn(q0.to(COMPUTE_DTYPE), q1.to(COMPUTE_DTYPE), q_cos, q_sin, INVERSE)
+    _store_pairs(qy_row, q_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
     if COPY_TAIL:
         _copy_tail(q_row, qy_row, q_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
     if K_HEADS > 0:
-        k0, k1 = k0.to(COMPUTE_DTYPE), k1.to(COMPUTE_DTYPE)
-        _store_pairs(ky_row, k_mask, k0 * cos - k1 * sin, k1 * cos + k0 * sin, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+        y0, y1 = _turn(k0.to(COMPUTE_DTYPE), k1.to(COMPUTE_DTYPE), k_cos, k_sin, INVERSE)
+        _store_pairs(ky_row, k_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
         if COPY_TAIL:
             _copy_tail(k_row, ky_row, k_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
 
@@ -170,7 +190,7 @@ def rotate(
         "copy_tail": any(x is not y for x, y in zip(sources, targets, strict=True)),
         "tile": tile,
     }
-    cos, sin = cos.contiguous(), sin.contiguous()
+    cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in (cos, sin))
     with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
         if xs[0].shape[0] <= _MAX_GRID_Y:
             _launch(sources, targets, cos, sin, **options)
@@ -206,6 +226,7 @@ def _launch(sources, targets, cos, sin, *, interleaved: bool, inverse: bool, cop
         COPY_TAIL=copy_tail and rotary_dim < head_dim,
         COMPUTE_DTYPE=_TL_DTYPE[compute_dtype(q, cos)],
         ALIGN=min(_common_alignment(strides), _PAIRS_PER_ACCESS * (2 if interleaved else 1)),
+        TABLE_ALIGN=_common_alignment([cos.stride(0), sin.stride(0)]),
         WIDE=any(_reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
         HEAD_BLOCKS=head_blocks, BLOCK_TOKENS=tile.block_tokens, BLOCK_Q_HEADS=tile.block_heads,
         BLOCK_K_HEADS=triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),

@@ -15,17 +15,18 @@ class Tile:
 def choose_tile(rotary_dim: int, max_heads: int) -> Tile:
     """The tile for heads of which ``rotary_dim`` features rotate.
 
-    One token and at least 512 of its pairs: four warps then hold four pairs a thread, enough 16-byte requests
-    to keep memory busy, and few enough registers to fill the multiprocessor with programs. At least 8 heads, so
-    that a row of the tables is read for 8 rows of q. The sweep behind this rule is the study ``tiles``
-    (data/measurements/), which times every tile against a copy of the same bytes.
+    One token, and 1,024 of its pairs on 8 warps: four pairs a thread, whose cosines and sines are one 16-byte
+    load each. Programs of half the size begin to be limited by how fast a GPU starts them; larger ones need
+    registers that leave room for fewer. At least 16 heads, so that a row of the tables serves as many. The sweep
+    behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
 
     Args:
         rotary_dim: rotated features of a head.
         max_heads: the larger of the query's and the key's head count.
     """
-    heads = max(8, -(-512 // (rotary_dim // 2)))
-    return Tile(block_tokens=1, block_heads=next_power_of_2(min(heads, max_heads)), num_warps=4)
+    pairs = next_power_of_2(rotary_dim // 2)
+    heads = min(max(16, 1024 // pairs), next_power_of_2(max_heads))
+    return Tile(block_tokens=1, block_heads=heads, num_warps=min(max(heads * pairs // 128, 1), 8))
 
 
 def next_power_of_2(n: int) -> int:

@@ -46,7 +46,12 @@ def compiled(head_dim, rotary_dim, q_heads, k_heads, dtype, layout, capability):
     q, k = (torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads))
     table = torch.empty(64, rotary_dim // 2)
     rotate_triton.rotate(
-        [q, k], [torch.empty_like(q), torch.empty_like(k)], table, table, interleaved=layout == "interleaved", inverse=False
+        [q, k],
+        [torch.empty_like(q), torch.empty_like(k)],
+        table,
+        table,
+        interleaved=layout == "interleaved",
+        inverse=False,
     )
     arguments, options = recorder.launch
     constants = {name: options.pop(name) for name in list(options) if name in KERNEL.arg_names}

@@ -56,21 +56,15 @@ def test_is_refused_by_name(device, change, error, message):
 
 
 def _moved(value, device):
-    """On the device under test, with the strides, sharing and grad of the original where that is the point."""
-    if not isinstance(value, torch.Tensor) or device == "cpu" or value.is_meta:
+    """``value`` on the device under test; views stay views of one moved tensor, for overlap is at stake here."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or device == "cpu":
         return value
-    if value.requires_grad or value._base is not None or not value.is_contiguous():
-        root = value if value._base is None else value._base
-        moved = root.detach().to(device).requires_grad_(root.requires_grad)
-        return moved if root is value else moved.as_strided(value.shape, value.stride(), value.storage_offset())
-    return _on_device(value, device)
+    root = value if value._base is None else value._base
+    moved = _MOVED.setdefault(id(root), root.detach().to(device)).requires_grad_(root.requires_grad)
+    return moved if root is value else moved.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 _MOVED: dict[int, torch.Tensor] = {}
-
-
-def _on_device(value, device):
-    return _MOVED.setdefault(id(value), value.to(device))
 
 
 def test_inference_may_overwrite_a_leaf(device):

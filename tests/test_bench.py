@@ -35,9 +35,9 @@ def test_bytes_are_one_read_and_one_write_of_q_and_k():
         (b,) = small.buffers(device="cpu")
         assert small.bytes == 2 * sum(x.numel() * x.element_size() for x in b.inputs)
     assert DENSE_CELLS[0].workload.bytes == 2 * 4 * 4096 * 40 * 128 * 2
-    assert {
-        cell.bytes for cell in DEEPSPEED_CELLS if cell.dtype == torch.float32 and cell.seq_len == 2048
-    } == {2 * 32 * 2048 * 128 * 4}
+    assert {cell.bytes for cell in DEEPSPEED_CELLS if cell.dtype == torch.float32 and cell.seq_len == 2048} == {
+        2 * 32 * 2048 * 128 * 4
+    }
 
 
 def test_buffers_differ_from_each_other_and_exceed_the_cache():
@@ -156,9 +156,7 @@ def test_right_peers_pass_in_every_format(name, direction, dtype):
         pytest.skip("the interpreter truncates bfloat16 instead of rounding")
     peer = PEERS[name]
     for layout, seq_format, k_heads in itertools.product(peer.layouts, ("bshd", "sbhd", "bhsd"), (0, 2)):
-        case = replace(
-            SMALL, layout=layout, seq_format=seq_format, k_heads=k_heads, direction=direction, dtype=dtype
-        )
+        case = replace(SMALL, layout=layout, seq_format=seq_format, k_heads=k_heads, direction=direction, dtype=dtype)
         outcome = run_check(peer, case)
         assert outcome.status == "ok", (case, outcome)
 
@@ -234,9 +232,7 @@ def test_another_result_dtype_is_no_result():
 def test_bound_is_tight_enough_to_catch_one_wrong_ulp_of_the_table():
     """The tables' last bits wrong by 4 units must show in float32 somewhere."""
     bind = lambda w, c, s: PEERS["ropelab"].bind(w, c * (1 + 2**-20), s * (1 + 2**-20))  # noqa: E731
-    assert run_check(peers.Peer("mutant", bind, "float32"), replace(SMALL, seq_len=64)).status.startswith(
-        "wrong"
-    )
+    assert run_check(peers.Peer("mutant", bind, "float32"), replace(SMALL, seq_len=64)).status.startswith("wrong")
 
 
 def test_calls_run_once_per_set():
@@ -304,9 +300,7 @@ def test_two_versions_side_by_side(monkeypatch, tmp_path):
 
 @pytest.fixture
 def frame():
-    return pd.DataFrame(
-        {"contender": ["a", "b"], "median_us": [1.25, float("nan")], "status": ["ok", "failed: x"]}
-    )
+    return pd.DataFrame({"contender": ["a", "b"], "median_us": [1.25, float("nan")], "status": ["ok", "failed: x"]})
 
 
 def test_record_round_trip(tmp_path, frame):
@@ -462,9 +456,7 @@ def test_figures_draw_from_the_records_of_a_smoke_run_without_packages():
     table = deepspeed_frame()
     table = table[(table.cell == table.cell[0]) & (table.dtype == "bfloat16")]
     table = table[~table.contender.str.startswith("torchembed")]
-    assert (
-        "not measured over the eager formula" in figures.published_speedups(table, PUBLISHED).get_suptitle()
-    )
+    assert "not measured over the eager formula" in figures.published_speedups(table, PUBLISHED).get_suptitle()
     figures.document_table(table)
     dense = dense_frame()
     figures.fraction_of_copy(dense[(dense.cell == dense.cell[0]) & (dense.layout == "split_half")])

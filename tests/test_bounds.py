@@ -69,10 +69,7 @@ def test_the_bound_holds_where_results_underflow(dtype):
     bound, _ = bounds.rotation_bound(*arguments, arithmetic)
     assert bounds.fraction(bounds.exact(y0) - truth, bound) <= 1
     relative_only = bounds.Arithmetic(
-        *(
-            replace(rounding, underflow=0.0)
-            for rounding in (arithmetic.table, arithmetic.compute, arithmetic.store)
-        )
+        *(replace(rounding, underflow=0.0) for rounding in (arithmetic.table, arithmetic.compute, arithmetic.store))
     )
     without, _ = bounds.rotation_bound(*arguments, relative_only)
     assert bounds.fraction(bounds.exact(y0) - truth, without) > 1

@@ -41,9 +41,7 @@ def test_copies_and_wrong_results_are_not_compared():
 
 def test_what_was_left_out_is_listed_once_with_its_reason():
     times = frame(ropelab=10.0, peer="wrong: result has relative error 0.683")
-    record = Record(
-        "dense", pd.concat([times, times]), {"not_run": {"absent": "not run: absent not installed"}}
-    )
+    record = Record("dense", pd.concat([times, times]), {"not_run": {"absent": "not run: absent not installed"}})
     left_out = comparison.not_compared([record]).set_index("contender")
     assert left_out.reason.to_dict() == {
         "absent": "not run: absent not installed", "peer": "wrong: result has relative error …"

@@ -238,9 +238,7 @@ def test_our_model_is_the_merged_code(caller, in_tree, t_shape, table_shape):
     assert "own source" in code
     t = torch.randn(t_shape, dtype=torch.float64)
     tables = evidence._tables(table_shape)
-    ours, theirs = (
-        evidence._attempt(function, t, *tables) for function in (dispatch.merged_dispatch, merged)
-    )
+    ours, theirs = (evidence._attempt(function, t, *tables) for function in (dispatch.merged_dispatch, merged))
     assert evidence._compare(theirs, ours)["outcome"] == "equal"
 
 

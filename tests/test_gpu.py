@@ -20,7 +20,13 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 @pytest.mark.parametrize("seq_format", SEQ_FORMATS)
 @pytest.mark.parametrize(
     "shape",
-    [(2, 37, 32, 8, 128, 128), (1, 19, 16, 1, 256, 256), (3, 11, 5, 3, 80, 80), (2, 7, 4, 2, 72, 40), (2, 9, 33, 2, 96, 48)],
+    [
+        (2, 37, 32, 8, 128, 128),
+        (1, 19, 16, 1, 256, 256),
+        (3, 11, 5, 3, 80, 80),
+        (2, 7, 4, 2, 72, 40),
+        (2, 9, 33, 2, 96, 48),
+    ],
 )
 def test_kernel_and_torch_path_give_the_same_bits(layout, dtype, seq_format, shape):
     batch, seq_len, q_heads, k_heads, head_dim, rotary_dim = shape
@@ -46,7 +52,8 @@ def test_inplace_never_races(layout, head_dim):
 
 
 @pytest.mark.parametrize(
-    ("batch", "seq_len", "seq_format"), [(1, 70_001, "bshd"), (70_001, 1, "bshd"), (70_001, 1, "sbhd"), (1, 70_001, "bhsd")]
+    ("batch", "seq_len", "seq_format"),
+    [(1, 70_001, "bshd"), (70_001, 1, "bshd"), (70_001, 1, "sbhd"), (1, 70_001, "bhsd")],
 )
 def test_more_tokens_or_batches_than_a_short_grid_axis_holds(batch, seq_len, seq_format):
     x = draw(batch, seq_len, 1, 16, seq_format=seq_format, device="cuda")
@@ -143,5 +150,7 @@ def test_every_tile_gives_the_same_bits(layout):
             for num_warps in (1, 4, 8):
                 actual = [torch.full_like(x, float("nan")) for x in (q, k)]
                 tile = Tile(block_tokens, block_heads, num_warps)
-                rotate_triton.rotate([q, k], actual, cos, sin, interleaved=layout == "interleaved", inverse=False, tile=tile)
+                rotate_triton.rotate(
+                    [q, k], actual, cos, sin, interleaved=layout == "interleaved", inverse=False, tile=tile
+                )
                 assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)), tile

@@ -30,9 +30,7 @@ def test_there_are_notebooks():
 def test_nothing_executed_is_stored(notebook):
     for cell in code_cells(notebook):
         assert cell.outputs == [] and cell.execution_count is None, f"cell {cell.id} has outputs"
-        assert not {"execution", "papermill", "collapsed"} & set(cell.metadata), (
-            f"cell {cell.id}: {cell.metadata}"
-        )
+        assert not {"execution", "papermill", "collapsed"} & set(cell.metadata), f"cell {cell.id}: {cell.metadata}"
 
 
 def test_cell_ids_are_stable(notebook):
@@ -68,8 +66,6 @@ def test_the_library_does_the_work(notebook):
         tree = ast.parse(cell.source)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {
-            alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-        }
+        names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert not names & TIMERS, f"cell {cell.id} times something: {names & TIMERS}"
         assert "jit" not in names, f"cell {cell.id} defines a kernel"

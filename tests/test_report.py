@@ -136,9 +136,7 @@ def test_markdown_formulas(source):
     assert writer.unconverted == []
 
 
-@pytest.mark.parametrize(
-    "source", ["`$x$`", "```\n$x$ and \\begin{align}a\\end{align}\n```", "costs \\$5 and \\$6"]
-)
+@pytest.mark.parametrize("source", ["`$x$`", "```\n$x$ and \\begin{align}a\\end{align}\n```", "costs \\$5 and \\$6"])
 def test_what_is_not_a_formula_is_left_alone(source):
     assert "<math" not in Writer().markdown(source)
 

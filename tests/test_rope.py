@@ -53,6 +53,21 @@ def test_tables_of_any_dtype_never_narrow_the_maths(device, table_dtype):
         assert_rotated(actual, x, cos, sin, layout="split_half")
 
 
+def test_tables_may_be_slices_of_one_cache(device):
+    """cos and sin side by side, as inference engines keep them; and rows of different strides."""
+    q, k, cos, sin = inputs(SHAPES[0], device)
+    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin)
+    cache = torch.cat((cos, sin), dim=1)
+    width = cos.shape[1]
+    for c, s in (
+        (cache[:, :width], cache[:, width:]),
+        (cache[:, :width], sin.contiguous()),
+        (cos.T.contiguous().T, torch.cat((sin, sin, sin), dim=1)[:, width : 2 * width]),
+    ):
+        actual = ropelab.apply_rope(q, k, cos=c, sin=s)
+        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
 @layouts
 def test_inplace_writes_the_same_bits_into_the_inputs(device, layout):
     for shape in SHAPES:
@@ -82,7 +97,10 @@ def test_strides_do_not_matter(device, layout):
     options = {"cos": cos, "sin": sin, "layout": layout}
     expected = ropelab.apply_rope(q, k, **options)
     for (name, q_view), (_, k_view) in zip(strided_copies(q), strided_copies(k), strict=True):
-        for actual in (ropelab.apply_rope(q_view, k_view, **options), ropelab.apply_rope(q_view, k_view, inplace=True, **options)):
+        for actual in (
+            ropelab.apply_rope(q_view, k_view, **options),
+            ropelab.apply_rope(q_view, k_view, inplace=True, **options),
+        ):
             assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1]), name
 
 

@@ -29,9 +29,7 @@ def made_up(tmp_path, monkeypatch):
     @verdicts.rule("MU-01", "made_up_times")
     def twice(times):
         ratio = times.old.iloc[0] / times.new.iloc[0]
-        return (
-            Verdict.confirmed(f"{ratio:.1f}x") if ratio >= 2 else Verdict.refuted(f"{ratio:.1f}x", "too slow")
-        )
+        return Verdict.confirmed(f"{ratio:.1f}x") if ratio >= 2 else Verdict.refuted(f"{ratio:.1f}x", "too slow")
 
     (tmp_path / "one.toml").write_text(DOCUMENT.format(id="MU-01"))
     (tmp_path / "two.toml").write_text(DOCUMENT.format(id="MU-02"))

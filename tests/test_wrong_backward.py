@@ -42,9 +42,7 @@ def test_closed_form_of_a_rotation_by_hand():
 
 
 def test_the_checks_that_see_it_and_those_that_cannot():
-    outcomes = wrong_backward.check_outcomes(
-        {"right": FOUND["ropelab"], "wrong": FOUND[wrong_backward.MUTANT]}
-    )
+    outcomes = wrong_backward.check_outcomes({"right": FOUND["ropelab"], "wrong": FOUND[wrong_backward.MUTANT]})
     assert outcomes.right.all()
     several_tokens = ~outcomes.index.str.endswith("S = 1")
     looks_at_direction = ~outcomes.index.str.contains("forward|not None|‖gradient‖")

@@ -37,9 +37,7 @@ def copies() -> dict[str, Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
     """Contender name -> a function that copies one or two contiguous tensors into new ones."""
     found: dict[str, Callable] = {"copy_": _copy_each, "_foreach_copy_": _copy_together}
     for block, warps in _TRITON_COPIES:
-        found[f"Triton, {block} elements, {warps} warps"] = partial(
-            _copy_in_one_launch, block=block, warps=warps
-        )
+        found[f"Triton, {block} elements, {warps} warps"] = partial(_copy_in_one_launch, block=block, warps=warps)
     return {PREFIX + name: copy for name, copy in found.items()}
 
 
@@ -57,7 +55,5 @@ def _copy_in_one_launch(tensors: Sequence[torch.Tensor], *, block: int, warps: i
     outputs = [torch.empty_like(x) for x in tensors]
     sizes = [x.numel() for x in tensors] if len(tensors) == 2 else [tensors[0].numel(), 0]
     programs = sum(triton.cdiv(size, block) for size in sizes)
-    _copy_kernel[(programs,)](
-        tensors[0], tensors[-1], outputs[0], outputs[-1], *sizes, BLOCK=block, num_warps=warps
-    )
+    _copy_kernel[(programs,)](tensors[0], tensors[-1], outputs[0], outputs[-1], *sizes, BLOCK=block, num_warps=warps)
     return outputs

@@ -29,14 +29,8 @@ def installations(package: str, peers: Path = PEERS) -> dict[str, Path]:
         found[distribution.version] = Path(str(distribution.locate_file("")))
     except metadata.PackageNotFoundError:
         pass
-    found |= {
-        path.name.removeprefix(f"{package}-"): path
-        for path in peers.glob(f"{package}-[0-9]*")
-        if path.is_dir()
-    }
-    return dict(
-        sorted(found.items(), key=lambda item: [int(p) if p.isdigit() else -1 for p in item[0].split(".")])
-    )
+    found |= {path.name.removeprefix(f"{package}-"): path for path in peers.glob(f"{package}-[0-9]*") if path.is_dir()}
+    return dict(sorted(found.items(), key=lambda item: [int(p) if p.isdigit() else -1 for p in item[0].split(".")]))
 
 
 def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tuple[str, Path]:
@@ -64,9 +58,7 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
     source = directory / file
     if not source.is_file():
         raise NotInstalled(f"{package} {version} has no {file}")
-    name = f"_ropelab_peer_{package}_{version}_{file.removesuffix('.py')}".translate(
-        str.maketrans("-./", "___")
-    )
+    name = f"_ropelab_peer_{package}_{version}_{file.removesuffix('.py')}".translate(str.maketrans("-./", "___"))
     spec = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -75,9 +67,7 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
 
 
 @cache
-def _modules_of(
-    package: str, version: str, import_name: str, submodules: tuple[str, ...]
-) -> dict[str, ModuleType]:
+def _modules_of(package: str, version: str, import_name: str, submodules: tuple[str, ...]) -> dict[str, ModuleType]:
     _, directory = locate(package, version)
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
     sys.path.insert(0, str(directory))

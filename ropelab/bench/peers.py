@@ -88,9 +88,7 @@ def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str)
     return torch.cat((rotary, tail), dim=-1) if tail.shape[-1] else rotary
 
 
-def _hugging_face(
-    workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, compiled: bool = False
-) -> Rotate:
+def _hugging_face(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, compiled: bool = False) -> Rotate:
     wide_cos, wide_sin = (pairing.join(t, t, workload.layout).to(workload.dtype) for t in (cos, sin))
     fmt, layout = workload.seq_format, workload.layout
 
@@ -194,9 +192,7 @@ def _torchembed_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *,
 
 def _liger(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
     module = packages.load_file("liger-kernel", version, "liger_kernel/ops/rope.py")
-    wide_cos, wide_sin = (
-        pairing.join(t, t, "split_half").unsqueeze(0).to(workload.dtype) for t in (cos, sin)
-    )
+    wide_cos, wide_sin = (pairing.join(t, t, "split_half").unsqueeze(0).to(workload.dtype) for t in (cos, sin))
     fmt = workload.seq_format
 
     def rotate(q, k):

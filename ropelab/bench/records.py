@@ -81,9 +81,7 @@ def write(
     folder = directory / slug(provenance["gpu"]["name"])
     folder.mkdir(parents=True, exist_ok=True)
     frame.to_csv(folder / f"{study}.csv", index=False, float_format="%.6g")
-    (folder / f"{study}.json").write_text(
-        json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8"
-    )
+    (folder / f"{study}.json").write_text(json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8")
     return Record(study, frame, provenance)
 
 
@@ -150,7 +148,8 @@ def _commit() -> dict[str, str | bool]:
     commit = _run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     if commit is None:
         return {"commit": UNKNOWN, "dirty": UNKNOWN}
-    changes = _run("git", "-C", str(ROOT), "status", "--porcelain")
+    # The records themselves do not count: writing the first would make all others dirty.
+    changes = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!data/measurements")
     return {"commit": commit, "dirty": UNKNOWN if changes is None else bool(changes)}
 
 
@@ -167,11 +166,7 @@ def _gpu() -> dict[str, Any]:
     }
     # Read right after the measurement: nvidia-smi never changes the card's settings here.
     values = _smi(*_SMI_FIELDS)
-    gpu |= (
-        dict(zip(_SMI_FIELDS, values, strict=True))
-        if values
-        else {"driver_version": UNKNOWN, "clocks.sm": UNKNOWN}
-    )
+    gpu |= dict(zip(_SMI_FIELDS, values, strict=True)) if values else {"driver_version": UNKNOWN, "clocks.sm": UNKNOWN}
     reasons = next(filter(None, (_smi(field) for field in _SMI_REASONS)), [UNKNOWN])
     return gpu | {"throttle_reasons": reasons[0]}
 

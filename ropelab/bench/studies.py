@@ -85,15 +85,16 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
     """
     cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS
     shapes = [replace(cell.workload, layout=layout) for cell in cells for layout in LAYOUTS]
+    if not smoke:  # heads far apart in memory: one large grouped-query cell, and the document's shape
+        shapes += [replace(cells[1].workload, seq_format="bhsd", layout=layout) for layout in LAYOUTS]
+        shapes += [replace(DEEPSPEED_CELLS[0], direction="forward")]
     frames = []
     for shape in _progress(shapes, lambda shape: f"{shape.name}, {shape.layout}"):
         sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
         chosen = choose_tile(shape.rotary_dim, max(shape.q_heads, shape.k_heads))
         candidates = {str(tile): tile for tile in [*candidate_tiles(shape), chosen]}
         contenders = {name: partial(_tile_calls, shape, sets, tile) for name, tile in candidates.items()}
-        frame = timing.gpu_times(
-            contenders | _copy_contenders(shape, sets), rounds=SMOKE_ROUNDS if smoke else 9
-        )
+        frame = timing.gpu_times(contenders | _copy_contenders(shape, sets), rounds=SMOKE_ROUNDS if smoke else 9)
         frame = _with_fraction(frame)
         frame = frame[frame.contender.isin(candidates)]
         for field in ("block_tokens", "block_heads", "num_warps"):

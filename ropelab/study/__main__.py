@@ -12,9 +12,7 @@ import typer
 from ropelab.bench.records import MEASUREMENTS
 from ropelab.study import runner
 
-app = typer.Typer(
-    help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
 
 
@@ -96,7 +94,7 @@ def lab(context: typer.Context) -> None:
 
 
 def take_measurements(directory: Path, smoke: bool) -> None:
-    from ropelab.bench.measure import measure
+    from ropelab.study.measure import measure
 
     measure(directory, smoke=smoke)
 

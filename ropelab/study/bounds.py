@@ -116,9 +116,7 @@ def rotation_bound(
     """
     u, e = arithmetic.compute.unit, arithmetic.compute.underflow
     relative = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2 - 1 + 2 * REFERENCE.unit
-    absolute = (1 + u) ** 2 * (angle_error + arithmetic.table.underflow) * (abs(x0) + abs(x1)) + 2 * (
-        1 + u
-    ) * e
+    absolute = (1 + u) ** 2 * (angle_error + arithmetic.table.underflow) * (abs(x0) + abs(x1)) + 2 * (1 + u) * e
 
     def stored(magnitude, y):
         error = relative * magnitude + absolute
@@ -146,6 +144,4 @@ def fraction(error: np.ndarray, bound: np.ndarray) -> float:
     error = abs(error)
     if not np.isfinite(error).all():
         raise ValueError("error: expected finite values, got NaN or infinity")
-    return float(
-        np.max(np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0).astype(EXACT), where=bound > 0))
-    )
+    return float(np.max(np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0).astype(EXACT), where=bound > 0)))

@@ -58,28 +58,21 @@ def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
     directions = _ordered(frame.direction, ("forward", "backward"))
     times = _times(frame)
     ratios = {
-        name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna()
-        for name in _BASELINES
+        name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
     }
     title = "At the document's shapes ropelab is " + " and ".join(
-        f"{_range(ratio, '.1f')} times as fast as {_BASELINES[name]}"
-        for name, ratio in ratios.items()
-        if len(ratio)
+        f"{_range(ratio, '.1f')} times as fast as {_BASELINES[name]}" for name, ratio in ratios.items() if len(ratio)
     )
     fig, axes = _grid(len(directions), len(dtypes), (4.6, 3.3), title, footer, sharex=True, sharey="row")
     for row, direction in zip(axes, directions, strict=True):
         for ax, dtype in zip(row, dtypes, strict=True):
             panel = times[(times.direction == direction) & (times.dtype == dtype)]
             copy = _best_copy(panel).groupby("seq_len").median_us.min()
-            ax.plot(
-                copy.index, copy, color="black", linestyle="--", linewidth=1.2, label="best copy", zorder=1
-            )
+            ax.plot(copy.index, copy, color="black", linestyle="--", linewidth=1.2, label="best copy", zorder=1)
             for name, line in _contenders(panel):
                 line = line.sort_values("seq_len")
                 ax.plot(line.seq_len, line.median_us, **_look(name), markersize=6, linewidth=1.4)
-                ax.fill_between(
-                    line.seq_len, line.q20_us, line.q80_us, color=_COLORS.get(name), alpha=0.2, linewidth=0
-                )
+                ax.fill_between(line.seq_len, line.q20_us, line.q80_us, color=_COLORS.get(name), alpha=0.2, linewidth=0)
             ax.set(xscale="log", yscale="log", title=f"{dtype}, {direction}")
             ax.xaxis.set_major_locator(FixedLocator(sorted(panel.seq_len.unique())))
             ax.xaxis.set_minor_locator(NullLocator())
@@ -98,9 +91,7 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
     """The document's speed-ups of torchembed's kernel beside those measured here, forward."""
     times = _times(frame)
     times = times[times.direction == "forward"]
-    wide = times.pivot_table(
-        index=["seq_len", "dtype"], columns="contender", values="median_us"
-    ).reset_index()
+    wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
     baselines = [name for name in _BASELINES if name in wide]
     measured = [name for name in ("torchembed", OURS) if name in wide]
     series, phrases = {}, []
@@ -155,9 +146,7 @@ def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
     met = (ours.fraction_of_copy >= ours.bar).sum()
     others = times[~times.in_place & (times.contender != OURS) & ~times.contender.str.startswith(PREFIX)]
     rival = others.groupby(_CELL).fraction_of_copy.max()
-    ahead = (
-        ours.set_index(_CELL).fraction_of_copy >= rival.reindex(pd.MultiIndex.from_frame(ours[_CELL]))
-    ).sum()
+    ahead = (ours.set_index(_CELL).fraction_of_copy >= rival.reindex(pd.MultiIndex.from_frame(ours[_CELL]))).sum()
     title = (
         f"ropelab runs at {_range(ours.fraction_of_copy, '.2f')} of the speed of a copy "
         f"and reaches the bar in {met} of {len(ours)} cells;\n"
@@ -172,9 +161,7 @@ def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
             place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
             bars = panel.drop_duplicates("cell")
             height = bars.cell.map(place)
-            ax.vlines(
-                bars.bar, height - 0.38, height + 0.38, color="black", linewidth=2, label="bar", zorder=3
-            )
+            ax.vlines(bars.bar, height - 0.38, height + 0.38, color="black", linewidth=2, label="bar", zorder=3)
             for name, points in _contenders(panel):
                 size = 8 if name.startswith(OURS) else 6
                 ax.plot(
@@ -215,11 +202,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     height = 0.8 / len(layouts)
     for ax, mode in zip(axes[0], modes, strict=True):
         for i, layout in enumerate(layouts):
-            rows = (
-                times[(times.autograd == mode) & (times.layout == layout)]
-                .set_index("contender")
-                .reindex(order)
-            )
+            rows = times[(times.autograd == mode) & (times.layout == layout)].set_index("contender").reindex(order)
             y = np.arange(len(order))[::-1] + (0.5 * (len(layouts) - 1) - i) * height
             spread = [rows.median_us - rows.q20_us, rows.q80_us - rows.median_us]
             ax.barh(
@@ -228,9 +211,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
             )  # fmt: skip
             for value, edge, at in zip(rows.median_us, rows.q80_us, y, strict=True):
                 if np.isfinite(value):
-                    ax.annotate(
-                        f"{value:.0f}", (edge, at), (4, 0), textcoords="offset points", va="center", size=8
-                    )
+                    ax.annotate(f"{value:.0f}", (edge, at), (4, 0), textcoords="offset points", va="center", size=8)
         ax.set_yticks(np.arange(len(order))[::-1], [_LABELS.get(name, name) for name in order])
         ax.set(title="with autograd" if mode else "without autograd", xlabel="host time of one call (µs)")
         ax.margins(x=0.12)

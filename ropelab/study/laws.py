@@ -43,11 +43,7 @@ def backend() -> str:
     """What `ropelab.apply_rope` runs here, in words for a reader."""
     if torch.cuda.is_available() and not rotate_triton.INTERPRETED:
         return f"the Triton kernel on {torch.cuda.get_device_name()}"
-    return (
-        "the Triton kernel, interpreted on the CPU"
-        if rotate_triton.INTERPRETED
-        else "the torch path on the CPU"
-    )
+    return "the Triton kernel, interpreted on the CPU" if rotate_triton.INTERPRETED else "the torch path on the CPU"
 
 
 def short_name(dtype: torch.dtype) -> str:
@@ -116,9 +112,7 @@ def rotary_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
 
 def gradient_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
     """As `rotary_evidence`, for the gradient: its definition, and the adjoint identity."""
-    random = _table(
-        {"gradient = R(-θ) g": gradient, "⟨Rx, g⟩ = ⟨x, Rᵀg⟩": adjoint}, Gradient.of_random, case, dtypes
-    )
+    random = _table({"gradient = R(-θ) g": gradient, "⟨Rx, g⟩ = ⟨x, Rᵀg⟩": adjoint}, Gradient.of_random, case, dtypes)
     constant = _table({"⟨Rx, g⟩ = ⟨x, Rᵀg⟩, stride-0 g": adjoint}, Gradient.of_constant, case, dtypes)
     return pd.concat((random, constant), ignore_index=True)
 
@@ -177,9 +171,7 @@ def definition(rotation: Rotation) -> float:
 
 def norm(rotation: Rotation) -> float:
     """Every pair keeps its length: | |y| - |x| | is at most the length of the error vector."""
-    return max(
-        fraction(np.hypot(*y) - np.hypot(*truth), np.hypot(*bound)) for y, truth, bound in rotation.compared()
-    )
+    return max(fraction(np.hypot(*y) - np.hypot(*truth), np.hypot(*bound)) for y, truth, bound in rotation.compared())
 
 
 def layouts_agree(rotation: Rotation) -> float:
@@ -218,9 +210,7 @@ def relative_scores(case: Case, dtype: torch.dtype, layout: str) -> Triple:
 
     measured = bound = EXACT(0)
     q_pair, k_pair = case.rotary_pairs(q, layout), case.rotary_pairs(k, layout)
-    bounds = [
-        rotation_bound(*p, c, s, arithmetic(dtype), table_angle_error(angles)) for p in (q_pair, k_pair)
-    ]
+    bounds = [rotation_bound(*p, c, s, arithmetic(dtype), table_angle_error(angles)) for p in (q_pair, k_pair)]
     exactly = [rotate_exactly(*p, c, s) for p in (q_pair, k_pair)]
     outputs = [case.rotary_pairs(x, layout) for x in rotated]
     for i in (0, 1):
@@ -271,17 +261,13 @@ class Gradient:
 def gradient(sample: Gradient) -> float:
     """The gradient handed back by autograd against R(-theta) g."""
     grad = sample.case.rotary_pairs(sample.grad, sample.layout)
-    truth, bound = _truth(
-        sample.case.rotary_pairs(sample.g, sample.layout), sample.case, sample.dtype, inverse=True
-    )
+    truth, bound = _truth(sample.case.rotary_pairs(sample.g, sample.layout), sample.case, sample.dtype, inverse=True)
     return _fraction(grad, truth, bound)
 
 
 def adjoint(sample: Gradient) -> float:
     """<R x, g> = <x, R^T g>, pair by pair: both sides are off by what their rotation is off."""
-    x, g, y, grad = (
-        sample.case.rotary_pairs(t, sample.layout) for t in (sample.x, sample.g, sample.y, sample.grad)
-    )
+    x, g, y, grad = (sample.case.rotary_pairs(t, sample.layout) for t in (sample.x, sample.g, sample.y, sample.grad))
     _, y_bound = _truth(x, sample.case, sample.dtype)
     _, grad_bound = _truth(g, sample.case, sample.dtype, inverse=True)
     gap = sum(y[i] * g[i] - x[i] * grad[i] for i in (0, 1))
@@ -308,9 +294,7 @@ def gradchecks() -> pd.DataFrame:
 
         for order, check in (("first", torch.autograd.gradcheck), ("second", torch.autograd.gradgradcheck)):
             passes = check(rotate, leaves, fast_mode=True, raise_exception=False)
-            rows.append(
-                {"order": order, "layout": layout, "inputs": sum(map(torch.numel, leaves)), "passes": passes}
-            )
+            rows.append({"order": order, "layout": layout, "inputs": sum(map(torch.numel, leaves)), "passes": passes})
     return pd.DataFrame(rows)
 
 
@@ -335,9 +319,7 @@ def _faulty_rotations(case: Case, x0: torch.Tensor, x1: torch.Tensor) -> Iterato
     """Faults seen in public code, each as the rotated pair before it is rounded to the tensor's dtype."""
     cos, sin = (t[:, None, :] for t in case.tables(torch.float64))
     positions = torch.arange(case.first_position, case.first_position + case.seq_len, device=cos.device)
-    low = (positions[:, None].float() * inverse_frequencies(case.rotary_dim).to(positions.device).float())[
-        :, None, :
-    ]
+    low = (positions[:, None].float() * inverse_frequencies(case.rotary_dim).to(positions.device).float())[:, None, :]
     late = ((positions + 1)[:, None] * inverse_frequencies(case.rotary_dim).to(positions.device))[:, None, :]
 
     def rotate(c, s, dtype=torch.float64):

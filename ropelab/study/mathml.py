@@ -13,9 +13,7 @@ _DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
-_FUNCTIONS = set(
-    "arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split()
-)
+_FUNCTIONS = set("arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split())
 _SIGNS = set("+\N{MINUS SIGN}\N{PLUS-MINUS SIGN}\N{MINUS-OR-PLUS SIGN}")
 _BARS = set("|\N{DOUBLE VERTICAL LINE}")
 _OPENING = set("([{\N{MATHEMATICAL LEFT ANGLE BRACKET}")

@@ -14,9 +14,7 @@ from ropelab.study.verdicts import Unavailable
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
 
-def measure(
-    directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None
-) -> None:
+def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None) -> None:
     """Measure and record, printing a line for each step.
 
     Args:

@@ -27,9 +27,7 @@ _STYLE = {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation"
 def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) -> Figure:
     """Worst error over bound: of our rotation per law and dtype; beside it, of faulty ones on a log axis."""
     panels = 1 if faults is None else 2
-    fig, axes = plt.subplots(
-        1, panels, figsize=(6 + 4.6 * (panels - 1), 4.2), squeeze=False, layout="constrained"
-    )
+    fig, axes = plt.subplots(1, panels, figsize=(6 + 4.6 * (panels - 1), 4.2), squeeze=False, layout="constrained")
     ax = axes[0, 0]
     sns.stripplot(
         evidence,
@@ -52,9 +50,7 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
         ylabel="largest error / derived bound",
         title=f"{holds}:\nthe worst reaches {worst:.3f} of it",
     )
-    ax.legend(
-        title=None, fontsize=8, loc="upper left", ncols=2, frameon=False, columnspacing=0.8, handletextpad=0.1
-    )
+    ax.legend(title=None, fontsize=8, loc="upper left", ncols=2, frameon=False, columnspacing=0.8, handletextpad=0.1)
     if faults is not None:
         _fault_panel(axes[0, 1], faults)
     return _finish(fig, laws.backend())
@@ -140,9 +136,7 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     left.legend(fontsize=9, loc="upper left", frameon=False)
 
     grid = errors.pivot(index="plane", columns="position", values="error")
-    image = right.pcolormesh(
-        grid.columns, grid.index, grid, cmap="cividis", vmin=0, vmax=2, shading="nearest"
-    )
+    image = right.pcolormesh(grid.columns, grid.index, grid, cmap="cividis", vmin=0, vmax=2, shading="nearest")
     fig.colorbar(image, ax=right, label="relative error of the gradient")
     right.invert_yaxis()
     half_wrong = (errors.error > 1).mean()
@@ -160,9 +154,7 @@ def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
     table = outcomes[[right, wrong]]
     sees = outcomes[right] & ~outcomes[wrong]
     fig, ax = plt.subplots(figsize=(7.6, 0.36 * len(table) + 1.5), layout="constrained")
-    ax.imshow(
-        np.where(table, 0, 1), cmap=ListedColormap([PALETTE[9], PALETTE[1]]), vmin=0, vmax=1, aspect="auto"
-    )
+    ax.imshow(np.where(table, 0, 1), cmap=ListedColormap([PALETTE[9], PALETTE[1]]), vmin=0, vmax=1, aspect="auto")
     for row, check in enumerate(table.index):
         for column, name in enumerate(table):
             ax.text(

@@ -48,11 +48,7 @@ def write(page: Path, runs: list[Run], *, smoke: bool = False) -> list[str]:
         What a reader of the report will miss, a line each: formulas left as text, a ledger that failed.
     """
     chapters = [chapter(run) for run in runs]
-    problems = [
-        f"{one.name}: a formula is shown as text: {formula}"
-        for one in chapters
-        for formula in one.unconverted
-    ]
+    problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
     claims, trouble = ledger()
     if trouble:
         problems.append(trouble)

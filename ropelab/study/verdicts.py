@@ -152,14 +152,10 @@ def find_evidence(
     return Evidence(name, record.frame, f"record, {record.footer}")
 
 
-def judge(
-    claim: Claim, find: Callable[[str], Evidence | None] = find_evidence
-) -> tuple[Verdict, list[Evidence]]:
+def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) -> tuple[Verdict, list[Evidence]]:
     """Verdict of one claim and the evidence it rests on."""
     if claim.id not in _RULES:
-        raise ValueError(
-            f"claim {claim.id}: no rule is registered, expected one in the module its file names"
-        )
+        raise ValueError(f"claim {claim.id}: no rule is registered, expected one in the module its file names")
     names = _RULES[claim.id].evidence
     found = {name: find(name) for name in names}
     missing = [name for name in names if found[name] is None or found[name].frame.empty]

@@ -113,9 +113,7 @@ def gradient_errors(rotate: Rotate, seq_len: int, *, rotary_dim: int = 64, seed:
     x, g, _, (cos, sin) = _problem(seq_len, rotary_dim, torch.float32, seed)
     right = reference.rotate(g, cos, sin, seq_format="bhsd", inverse=True)
     wrong = _gradient(rotate, x, g, cos.float(), sin.float()) - right
-    b0, b1 = rotation_bound(
-        *map(exact, g.chunk(2, -1)), exact(cos), exact(sin), laws.arithmetic(torch.float32)
-    )
+    b0, b1 = rotation_bound(*map(exact, g.chunk(2, -1)), exact(cos), exact(sin), laws.arithmetic(torch.float32))
     rounding = np.sqrt((b0**2 + b1**2).sum((0, 1))).astype(float)
 
     position, plane = np.indices(rounding.shape)
@@ -197,9 +195,7 @@ def checks() -> dict[str, Callable[[Rotate], bool]]:
 
     def gradcheck(rotate, x, g, ones, cos, sin):
         leaf = x.clone().requires_grad_()
-        return torch.autograd.gradcheck(
-            lambda t: rotate(t, cos, sin), leaf, fast_mode=True, raise_exception=False
-        )
+        return torch.autograd.gradcheck(lambda t: rotate(t, cos, sin), leaf, fast_mode=True, raise_exception=False)
 
     return {
         "forward = definition, S = 8": on(8, forward),
@@ -221,9 +217,7 @@ TOLERANCE = 1e-9
 
 def check_outcomes(found: dict[str, Rotate]) -> pd.DataFrame:
     """Whether each implementation passes each check: index check, a bool column per implementation."""
-    rows = {
-        check: {name: passes(rotate) for name, rotate in found.items()} for check, passes in checks().items()
-    }
+    rows = {check: {name: passes(rotate) for name, rotate in found.items()} for check, passes in checks().items()}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("check")
 
 
@@ -240,10 +234,7 @@ def _problem(seq_len: int, rotary_dim: int, dtype: torch.dtype, seed: int):
     """Input, random cotangent, the cotangent that sum() sends (strides 0), and float64 tables."""
     generator = torch.Generator().manual_seed(seed)
     shape = (1, 1, seq_len, rotary_dim)
-    x, g = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(laws.device(), dtype)
-        for _ in range(2)
-    )
+    x, g = (torch.randn(shape, generator=generator, dtype=torch.float64).to(laws.device(), dtype) for _ in range(2))
     ones = torch.ones((), dtype=dtype, device=x.device).expand(shape)
     return x, g, ones, ropelab.rotary_table(seq_len, rotary_dim, dtype=torch.float64, device=x.device)
 

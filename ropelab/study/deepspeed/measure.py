@@ -82,9 +82,7 @@ def _errors(
     table: str,
 ) -> dict:
     generator = torch.Generator().manual_seed(seq_len)
-    x, gradient = (
-        torch.randn(HEADS, seq_len, HEAD_DIM, generator=generator).to(device, dtype) for _ in range(2)
-    )
+    x, gradient = (torch.randn(HEADS, seq_len, HEAD_DIM, generator=generator).to(device, dtype) for _ in range(2))
     cos, sin = rotary_table(seq_len, HEAD_DIM, dtype=table_dtype, device=device)
     wide_cos, wide_sin = (_duplicated(half, table) for half in (cos, sin))
     row = {
@@ -222,9 +220,7 @@ def _compiled(dtype: torch.dtype) -> list[dict]:
 def generated(code: str) -> dict[str, int | str]:
     """Count the kernels that Inductor's wrapper code launches and the buffers it allocates."""
     kernels = re.findall(r"^\s*(\w+)\.run\(", code, flags=re.MULTILINE)
-    extern = re.findall(
-        r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", code, flags=re.MULTILINE
-    )
+    extern = re.findall(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", code, flags=re.MULTILINE)
     buffers = re.findall(r"= empty_strided_(?:cuda|cpu)\(", code)
     return {
         "kernels": len(kernels) + len(extern),

@@ -39,14 +39,11 @@ def forward_is_right(correctness: pd.DataFrame) -> Verdict:
     limits = []
     other = ran[ran.result_dtype != ran.formula_dtype]
     if not other.empty:
-        pairs = sorted(
-            set(zip(other.dtype, other.table_dtype, other.formula_dtype, other.result_dtype, strict=True))
-        )
+        pairs = sorted(set(zip(other.dtype, other.table_dtype, other.formula_dtype, other.result_dtype, strict=True)))
         limits.append(
             "the dtype of the result differs where the tables are wider: "
             + "; ".join(
-                f"{dtype} with {table} tables gives {got}, the formula {want}"
-                for dtype, table, want, got in pairs
+                f"{dtype} with {table} tables gives {got}, the formula {want}" for dtype, table, want, got in pairs
             )
         )
     failed = whole[whole.outcome != "ran"]
@@ -83,9 +80,7 @@ def kernel_ships_since_0_3(packages: pd.DataFrame) -> Verdict:
     as_claimed = {version: has == (version != "0.2.4") for version, has in ships.items()}
     if all(as_claimed.values()):
         return Verdict.confirmed(measured)
-    return Verdict.refuted(
-        measured, "otherwise in " + ", ".join(v for v, holds in as_claimed.items() if not holds)
-    )
+    return Verdict.refuted(measured, "otherwise in " + ", ".join(v for v, holds in as_claimed.items() if not holds))
 
 
 @rule("DS-04", "deepspeed_tests")
@@ -277,12 +272,8 @@ def _judge_speedup(claimed: pd.Series, table: pd.DataFrame, baseline: str) -> Ve
         f"{dtype} {', '.join(f'{value:.2f}x' for value in rows.sort_values('seq_len').speedup)}"
         for dtype, rows in cells.groupby("dtype")
     )
-    forward = (
-        table[(table.direction == "forward") & (table.status == "ok")].groupby("contender").fraction_of_copy
-    )
-    roofs = " and ".join(
-        f"{name} at {_range(forward.get_group(name), '.2f')}" for name in (TORCHEMBED, baseline)
-    )
+    forward = table[(table.direction == "forward") & (table.status == "ok")].groupby("contender").fraction_of_copy
+    roofs = " and ".join(f"{name} at {_range(forward.get_group(name), '.2f')}" for name in (TORCHEMBED, baseline))
     here = f"of the copy's speed {roofs}"
     slower = cells[cells.speedup <= 1]
     if len(slower):
@@ -292,9 +283,7 @@ def _judge_speedup(claimed: pd.Series, table: pd.DataFrame, baseline: str) -> Ve
             f"to this GPU; {here}",
         )
     if (cells.speedup.to_numpy() < (1 - CLOSE) * cells.seq_len.map(claimed).to_numpy()).any():
-        return Verdict.corrected(
-            measured, f"{_range(cells.speedup, '.2f')} times as fast on this GPU; {here}"
-        )
+        return Verdict.corrected(measured, f"{_range(cells.speedup, '.2f')} times as fast on this GPU; {here}")
     return Verdict.confirmed(f"{measured}; {here}")
 
 
