@@ -14,6 +14,7 @@ from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Bu
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import Tile, choose_tile
 from ropelab.layout import LAYOUTS
+from ropelab.seq_format import to_bshd
 
 ROUNDS = 20
 SMOKE_ROUNDS = 3
@@ -94,7 +95,7 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
         chosen = choose_tile(shape.rotary_dim, max(shape.q_heads, shape.k_heads))
         candidates = {str(tile): tile for tile in [*candidate_tiles(shape), chosen]}
         contenders = {name: partial(_tile_calls, shape, sets, tile) for name, tile in candidates.items()}
-        frame = timing.gpu_times(contenders | _copy_contenders(shape, sets), rounds=SMOKE_ROUNDS if smoke else 9)
+        frame = timing.gpu_times(contenders | _copy_contenders(shape, sets), rounds=SMOKE_ROUNDS if smoke else 15)
         frame = _with_fraction(frame)
         frame = frame[frame.contender.isin(candidates)]
         for field in ("block_tokens", "block_heads", "num_warps"):
@@ -107,13 +108,13 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def candidate_tiles(workload: Workload) -> list[Tile]:
-    """Tiles of 16 to 64 bytes of one tensor per thread: less wastes requests, more runs out of registers."""
+    """Tiles that give each thread 8 to 64 bytes of q: less wastes requests, more runs out of registers."""
     found = []
     for block_tokens, block_heads in ((1, 4), (1, 8), (1, 16), (1, 32), (2, 8), (2, 16), (4, 8)):
         if block_heads >= 2 * max(workload.q_heads, workload.k_heads):
             continue
         tile_bytes = block_tokens * block_heads * workload.head_dim * workload.dtype.itemsize
-        warps = [w for w in (1, 2, 4, 8) if 16 <= tile_bytes / (32 * w) <= 64]
+        warps = [w for w in (1, 2, 4, 8) if 8 <= tile_bytes / (32 * w) <= 64]
         found += [Tile(block_tokens, block_heads, w) for w in warps]
     return found
 
@@ -197,7 +198,10 @@ def _tile_calls(workload: Workload, sets: Sequence[Buffers], tile: Tile) -> list
         rotate_triton.rotate(inputs, outputs, cos, sin, interleaved=interleaved, inverse=False, tile=tile)
         return outputs
 
-    return [partial(rotate, [x.detach() for x in b.inputs], b.cos, b.sin) for b in sets]
+    def views(buffers: Buffers) -> list[torch.Tensor]:
+        return [to_bshd(x.detach(), workload.seq_format) for x in buffers.inputs]
+
+    return [partial(rotate, views(b), b.cos, b.sin) for b in sets]
 
 
 def _host_call(rotate: peers.Rotate, buffers: Buffers, autograd: bool) -> Callable:
