@@ -212,7 +212,7 @@ def _launch(sources, targets, cos, sin, *, interleaved: bool, inverse: bool, cop
     rotary_dim = 2 * cos.shape[-1]
     if q.numel() + k.numel() == 0:
         return
-    tile = tile or choose_tile(rotary_dim, max(q_heads, k_heads))
+    tile = tile or choose_tile(rotary_dim, q_heads, k_heads, seq_len)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     blocks = triton.cdiv(seq_len, tile.block_tokens) * head_blocks
     if blocks > _MAX_GRID_X:

@@ -86,13 +86,14 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
     """
     cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS
     shapes = [replace(cell.workload, layout=layout) for cell in cells for layout in LAYOUTS]
-    if not smoke:  # heads far apart in memory: one large grouped-query cell, and the document's shape
-        shapes += [replace(cells[1].workload, seq_format="bhsd", layout=layout) for layout in LAYOUTS]
+    if not smoke:  # heads far apart in memory, the document's shape, and a single head
+        shapes += [replace(DENSE_CELLS[1].workload, seq_format="bhsd", layout=layout) for layout in LAYOUTS]
         shapes += [replace(DEEPSPEED_CELLS[0], direction="forward")]
+        shapes += [replace(DENSE_CELLS[1].workload, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)]
     frames = []
     for shape in _progress(shapes, lambda shape: f"{shape.name}, {shape.layout}"):
         sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
-        chosen = choose_tile(shape.rotary_dim, max(shape.q_heads, shape.k_heads))
+        chosen = choose_tile(shape.rotary_dim, shape.q_heads, shape.k_heads, shape.seq_len)
         candidates = {str(tile): tile for tile in [*candidate_tiles(shape), chosen]}
         contenders = {name: partial(_tile_calls, shape, sets, tile) for name, tile in candidates.items()}
         frame = timing.gpu_times(contenders | _copy_contenders(shape, sets), rounds=SMOKE_ROUNDS if smoke else 15)
@@ -110,8 +111,11 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
 def candidate_tiles(workload: Workload) -> list[Tile]:
     """Tiles that give each thread 8 to 64 bytes of q: less wastes requests, more runs out of registers."""
     found = []
-    for block_tokens, block_heads in ((1, 4), (1, 8), (1, 16), (1, 32), (2, 8), (2, 16), (4, 8)):
-        if block_heads >= 2 * max(workload.q_heads, workload.k_heads):
+    shapes = ((1, 4), (1, 8), (1, 16), (1, 32), (2, 8), (2, 16), (4, 8))
+    if workload.q_heads == 1:
+        shapes = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (32, 1))
+    for block_tokens, block_heads in shapes:
+        if block_heads >= 2 * workload.q_heads:
             continue
         tile_bytes = block_tokens * block_heads * workload.head_dim * workload.dtype.itemsize
         warps = [w for w in (1, 2, 4, 8) if 8 <= tile_bytes / (32 * w) <= 64]
