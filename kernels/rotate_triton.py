@@ -25,11 +25,11 @@ _PAIRS_PER_ACCESS = 4
 
 
 @triton.jit
-def _rows(ptr, stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """Pointers ``[tokens, heads, 1]`` to the rows of a tile.
+def _offsets(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
+    """Where the rows of a tile begin, ``[tokens, heads, 1]``.
 
-    Where a tile begins is a 64-bit number: B * S * H * D passes 2**31 in long-context training. Within the
-    tile 32 bits do unless it is WIDE, and every thread computes that part, so it pays to keep it short. The
+    The tile as a whole begins at a 64-bit offset: B * S * H * D passes 2**31 in long-context training. Within
+    the tile 32 bits do unless it is WIDE, and every thread computes that part, so it pays to keep it short. The
     hint says what all strides are multiples of, without which the compiler reads element by element.
     """
     if WIDE:
@@ -37,7 +37,7 @@ def _rows(ptr, stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIG
     first = tl.multiple_of(batch.to(tl.int64) * stride_b + first_seq.to(tl.int64) * stride_s, ALIGN)
     token_offset = tl.multiple_of(token * stride_s, ALIGN)
     head_offset = tl.multiple_of(head * stride_h, ALIGN)
-    return ptr + first + (token_offset[:, None, None] + head_offset[None, :, None])
+    return first + (token_offset[:, None, None] + head_offset[None, :, None])
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _load_pairs(row, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTER
 
 
 @triton.jit
-def _load_table(ptr, stride, seq, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, ALIGN: tl.constexpr):
+def _load_table(row, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr):
     """The tokens' rows ``[tokens, heads, BLOCK_PAIRS]``, read anew for every head.
 
     So each thread reads what belongs to the pairs it holds, and nothing has to change hands between threads; the
@@ -64,7 +64,6 @@ def _load_table(ptr, stride, seq, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.con
     evict_last: keep it.
     """
     pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
-    row = ptr + tl.multiple_of(seq * stride, ALIGN)[:, None, None]
     return tl.load(
         tl.broadcast_to(row + pair, [mask.shape[0], mask.shape[1], BLOCK_PAIRS]),
         mask=mask & (pair < PAIRS),
@@ -111,7 +110,8 @@ def _rotate_kernel(
     cos_stride, sin_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, COPY_TAIL: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, WIDE: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
@@ -128,34 +128,42 @@ def _rotate_kernel(
     token = tl.arange(0, BLOCK_TOKENS)
     # The grid is exact for single tokens; blocks of several may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
+
     seq = (first_seq + token).to(tl.int64)
+    cos_at = tl.multiple_of(seq * cos_stride, TABLE_ALIGN)[:, None, None]
+    sin_at = cos_at if SAME_STRIDES else tl.multiple_of(seq * sin_stride, TABLE_ALIGN)[:, None, None]
+    cos_row, sin_row = cos_ptr + cos_at, sin_ptr + sin_at
 
     # All loads come before the first store: the compiler may not move a load across a store by itself.
     q_head = head_block * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)
     q_mask = is_token[:, None, None] & (q_head < Q_HEADS)[None, :, None]
-    q_row = _rows(q_ptr, q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
-    qy_row = _rows(qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
-    q0, q1 = _load_pairs(q_row, q_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
-    q_cos = _load_table(cos_ptr, cos_stride, seq, q_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
-    q_sin = _load_table(sin_ptr, sin_stride, seq, q_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
+    q_at = _offsets(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
+    qy_at = q_at
+    if not SAME_STRIDES:
+        qy_at = _offsets(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
+    q0, q1 = _load_pairs(q_ptr + q_at, q_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+    q_cos = _load_table(cos_row, q_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
+    q_sin = _load_table(sin_row, q_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
     if K_HEADS > 0:
         k_head = head_block * BLOCK_K_HEADS + tl.arange(0, BLOCK_K_HEADS)
         k_mask = is_token[:, None, None] & (k_head < K_HEADS)[None, :, None]
-        k_row = _rows(k_ptr, k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
-        ky_row = _rows(ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
-        k0, k1 = _load_pairs(k_row, k_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
-        k_cos = _load_table(cos_ptr, cos_stride, seq, k_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
-        k_sin = _load_table(sin_ptr, sin_stride, seq, k_mask, PAIRS, BLOCK_PAIRS, TABLE_ALIGN).to(COMPUTE_DTYPE)
+        k_at = _offsets(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
+        ky_at = k_at
+        if not SAME_STRIDES:
+            ky_at = _offsets(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
+        k0, k1 = _load_pairs(k_ptr + k_at, k_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+        k_cos = _load_table(cos_row, k_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
+        k_sin = _load_table(sin_row, k_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
 
     y0, y1 = _turn(q0.to(COMPUTE_DTYPE), q1.to(COMPUTE_DTYPE), q_cos, q_sin, INVERSE)
-    _store_pairs(qy_row, q_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+    _store_pairs(qy_ptr + qy_at, q_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
     if COPY_TAIL:
-        _copy_tail(q_row, qy_row, q_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
+        _copy_tail(q_ptr + q_at, qy_ptr + qy_at, q_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
     if K_HEADS > 0:
         y0, y1 = _turn(k0.to(COMPUTE_DTYPE), k1.to(COMPUTE_DTYPE), k_cos, k_sin, INVERSE)
-        _store_pairs(ky_row, k_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
+        _store_pairs(ky_ptr + ky_at, k_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
         if COPY_TAIL:
-            _copy_tail(k_row, ky_row, k_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
+            _copy_tail(k_ptr + k_at, ky_ptr + ky_at, k_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
 
 
 def rotate(
@@ -212,7 +220,7 @@ def _launch(sources, targets, cos, sin, *, interleaved: bool, inverse: bool, cop
     rotary_dim = 2 * cos.shape[-1]
     if q.numel() + k.numel() == 0:
         return
-    tile = tile or choose_tile(rotary_dim, q_heads, k_heads, seq_len)
+    tile = tile or choose_tile(rotary_dim, q_heads, seq_len)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     blocks = triton.cdiv(seq_len, tile.block_tokens) * head_blocks
     if blocks > _MAX_GRID_X:
@@ -227,6 +235,8 @@ def _launch(sources, targets, cos, sin, *, interleaved: bool, inverse: bool, cop
         COMPUTE_DTYPE=_TL_DTYPE[compute_dtype(q, cos)],
         ALIGN=min(_common_alignment(strides), _PAIRS_PER_ACCESS * (2 if interleaved else 1)),
         TABLE_ALIGN=_common_alignment([cos.stride(0), sin.stride(0)]),
+        # One offset then serves input and output, and one serves cos and sin.
+        SAME_STRIDES=strides[:6] == strides[6:] and cos.stride(0) == sin.stride(0),
         WIDE=any(_reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
         HEAD_BLOCKS=head_blocks, BLOCK_TOKENS=tile.block_tokens, BLOCK_Q_HEADS=tile.block_heads,
         BLOCK_K_HEADS=triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),

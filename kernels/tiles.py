@@ -12,32 +12,25 @@ class Tile:
     num_warps: int
 
 
-# A GPU starts programs at a limited rate: on an H200 one per multiprocessor every 90 ns, in which time memory
-# moves 2.9 KB to and from it. 320 pairs of bfloat16, read and written, are 2.6 KB: about the smallest program
-# that does not wait for its turn. And the smaller, the better: a short launch fills and drains the GPU evenly.
-_PAIRS_PER_PROGRAM = 320
-_MIN_HEADS = 4  # so many rows of q share a row of the tables in the L1 cache
+# Four pairs of q for each of 128 threads: their cosines and sines in float32 are one 16-byte load each. Programs
+# of a quarter of that wait for their turn instead of for memory: a GPU starts them at a limited rate. Larger ones
+# keep more registers and leave room for fewer.
+_PAIRS_PER_PROGRAM = 512
+_PAIRS_PER_WARP = 128
+_MIN_HEADS = 8  # so many rows of q share a row of the tables in the L1 cache
 
 
-def choose_tile(rotary_dim: int, q_heads: int, k_heads: int, seq_len: int) -> Tile:
-    """The tile for heads of which ``rotary_dim`` features rotate.
+def choose_tile(rotary_dim: int, q_heads: int, seq_len: int) -> Tile:
+    """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``seq_len`` tokens in a row.
 
-    As few heads of one token as make a program worth starting, on one warp. Where the pairs of a head are not a
-    power of two, some lanes of each warp idle, so a second warp keeps memory as busy. Heads too few to fill a
-    program are joined by further tokens. The sweep behind this is the study ``tiles`` (data/measurements/),
-    which times other tiles in the same run.
+    One token and as many of its heads as fill a program; where there are too few heads, further tokens. The
+    sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
-    pairs = rotary_dim // 2
-    width = next_power_of_2(pairs)
-    k_per_q = k_heads / max(q_heads, 1)
-    heads = _MIN_HEADS
-    while heads * (1 + k_per_q) * width < _PAIRS_PER_PROGRAM:
-        heads *= 2
-    heads = min(heads, next_power_of_2(max(q_heads, 1)))
-    tokens = 1
-    while tokens * heads * (1 + k_per_q) * width < _PAIRS_PER_PROGRAM and tokens < seq_len:
-        tokens *= 2
-    return Tile(block_tokens=tokens, block_heads=heads, num_warps=1 if width == pairs else 2)
+    width = next_power_of_2(rotary_dim // 2)
+    heads = min(max(_MIN_HEADS, _PAIRS_PER_PROGRAM // width), next_power_of_2(max(q_heads, 1)))
+    tokens = min(max(1, _PAIRS_PER_PROGRAM // (heads * width)), next_power_of_2(seq_len))
+    num_warps = min(max(1, tokens * heads * width // _PAIRS_PER_WARP), _PAIRS_PER_PROGRAM // _PAIRS_PER_WARP)
+    return Tile(block_tokens=tokens, block_heads=heads, num_warps=num_warps)
 
 
 def next_power_of_2(n: int) -> int:

@@ -93,7 +93,7 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
     frames = []
     for shape in _progress(shapes, lambda shape: f"{shape.name}, {shape.layout}"):
         sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
-        chosen = choose_tile(shape.rotary_dim, shape.q_heads, shape.k_heads, shape.seq_len)
+        chosen = choose_tile(shape.rotary_dim, shape.q_heads, shape.seq_len)
         candidates = {str(tile): tile for tile in [*candidate_tiles(shape), chosen]}
         contenders = {name: partial(_tile_calls, shape, sets, tile) for name, tile in candidates.items()}
         frame = timing.gpu_times(contenders | _copy_contenders(shape, sets), rounds=SMOKE_ROUNDS if smoke else 15)
