@@ -13,11 +13,10 @@ class Tile:
 
 
 # Four pairs of q for each of 128 threads: their cosines and sines in float32 are one 16-byte load each. Programs
-# of a quarter of that wait for their turn instead of for memory: a GPU starts them at a limited rate. Larger ones
-# keep more registers and leave room for fewer.
+# of a quarter of that wait for their turn instead of for memory: a GPU starts them at a limited rate. More pairs
+# a thread keep more registers and leave room for fewer programs.
 _PAIRS_PER_PROGRAM = 512
 _PAIRS_PER_WARP = 128
-_MIN_HEADS = 8  # so many rows of q share a row of the tables in the L1 cache
 
 
 def choose_tile(rotary_dim: int, q_heads: int, seq_len: int) -> Tile:
@@ -27,7 +26,7 @@ def choose_tile(rotary_dim: int, q_heads: int, seq_len: int) -> Tile:
     sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
     width = next_power_of_2(rotary_dim // 2)
-    heads = min(max(_MIN_HEADS, _PAIRS_PER_PROGRAM // width), next_power_of_2(max(q_heads, 1)))
+    heads = min(max(1, _PAIRS_PER_PROGRAM // width), next_power_of_2(max(q_heads, 1)))
     tokens = min(max(1, _PAIRS_PER_PROGRAM // (heads * width)), next_power_of_2(seq_len))
     num_warps = min(max(1, tokens * heads * width // _PAIRS_PER_WARP), _PAIRS_PER_PROGRAM // _PAIRS_PER_WARP)
     return Tile(block_tokens=tokens, block_heads=heads, num_warps=num_warps)

@@ -44,7 +44,10 @@ def test_split_half_is_the_block_matrix():
     x = draw(1, 4, 2, 6, dtype=torch.float64)
     cos, sin = ropelab.rotary_table(4, 6, dtype=torch.float64)
     matrices = torch.stack(
-        [torch.cat((torch.cat((c.diag(), -s.diag()), 1), torch.cat((s.diag(), c.diag()), 1))) for c, s in zip(cos, sin, strict=True)]
+        [
+            torch.cat((torch.cat((c.diag(), -s.diag()), 1), torch.cat((s.diag(), c.diag()), 1)))
+            for c, s in zip(cos, sin, strict=True)
+        ]
     )
     torch.testing.assert_close(
         reference.rotate(x, cos, sin, layout="split_half"),
