@@ -6,6 +6,7 @@ A study's record is ``<directory>/<gpu>/<study>.csv`` (the raw quantiles of ever
 
 import hashlib
 import json
+import os
 import platform
 import re
 import subprocess
@@ -147,7 +148,8 @@ def _read(provenance: Path) -> Record:
 def _commit() -> dict[str, str | bool]:
     commit = _run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     if commit is None:
-        return {"commit": UNKNOWN, "dirty": UNKNOWN}
+        # A copy without its history, as in a container: whoever made the copy can say what it is of.
+        return {"commit": os.environ.get("GIT_COMMIT", UNKNOWN), "dirty": UNKNOWN}
     # The records themselves do not count: writing the first would make all others dirty.
     changes = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!data/measurements")
     return {"commit": commit, "dirty": UNKNOWN if changes is None else bool(changes)}
