@@ -61,7 +61,7 @@ def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
         name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
     }
     title = "At the document's shapes ropelab is " + " and ".join(
-        f"{_range(ratio, '.1f')} times as fast as {_BASELINES[name]}" for name, ratio in ratios.items() if len(ratio)
+        f"{_range(ratio, '.2f')} times as fast as {_BASELINES[name]}" for name, ratio in ratios.items() if len(ratio)
     )
     fig, axes = _grid(len(directions), len(dtypes), (4.6, 3.3), title, footer, sharex=True, sharey="row")
     for row, direction in zip(axes, directions, strict=True):
@@ -223,6 +223,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
 def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     """How the kernel fares with other tiles: what the choice in ``kernels/tiles.py`` rests on."""
     times = frame[frame.status == "ok"]
+    times = times.assign(cell=times.cell.where(times.seq_format == "bshd", times.cell + ", " + times.seq_format))
     fractions = times.groupby(["cell", "layout"]).fraction_of_copy
     best, worst = fractions.max(), fractions.min()
     chosen = times[times.chosen].set_index(["cell", "layout"]).fraction_of_copy
