@@ -423,7 +423,13 @@ def tile_frame() -> pd.DataFrame:
     for cell, layout in itertools.product(DENSE_CELLS, LAYOUTS):
         for i, tile in enumerate(studies.candidate_tiles(cell.workload)):
             fraction = rng.uniform(0.6, 0.98)
-            identity = {"cell": cell.workload.name, "layout": layout, "chosen": i == 4, "status": "ok"}
+            identity = {
+                "cell": cell.workload.name,
+                "seq_format": cell.workload.seq_format,
+                "layout": layout,
+                "chosen": i == 4,
+                "status": "ok",
+            }
             rows.append(identity | asdict(tile) | {"fraction_of_copy": fraction})
     return pd.DataFrame(rows)
 
