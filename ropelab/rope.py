@@ -74,6 +74,8 @@ class _Rotate(torch.autograd.Function):
         rotate(x_views, y_views, cos, sin, interleaved=layout == "interleaved", inverse=inverse)
         if inplace:
             ctx.mark_dirty(*xs)
+        if not any(ctx.needs_input_grad[2:4]):  # then each output depends on its own input alone
+            ctx.mark_non_differentiable(*(y for y, needed in zip(ys, ctx.needs_input_grad, strict=False) if not needed))
         ctx.options = layout, seq_format, inverse
         # The tables' gradients are the only ones that need the inputs.
         ctx.save_for_backward(cos, sin, *(xs if any(ctx.needs_input_grad[2:4]) else ()))

@@ -192,6 +192,19 @@ def test_an_unused_output_costs_no_gradient(device):
     assert q.grad is not None and k.grad is None
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_only_what_depends_on_a_leaf_requires_grad(device, inplace):
+    q, k, cos, sin = inputs(SHAPES[0], device)
+    leaf = k.clone().requires_grad_()
+    rotated_q, rotated_k = ropelab.apply_rope(q, leaf * 1, cos=cos, sin=sin, inplace=inplace)
+    assert not rotated_q.requires_grad and rotated_k.requires_grad
+    g = torch.randn_like(k)
+    (grad,) = torch.autograd.grad(rotated_k, leaf, g)
+    assert_rotated(grad, g, cos, sin, layout="split_half", inverse=True)
+    rotated_q, _ = ropelab.apply_rope(q, k, cos=cos.clone().requires_grad_(), sin=sin)
+    assert rotated_q.requires_grad
+
+
 def test_autograd_knows_of_inplace_use(device):
     q, k, cos, sin = inputs(SHAPES[0], device)
     a, b = q.clone().requires_grad_(), k.clone().requires_grad_()
