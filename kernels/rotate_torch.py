@@ -4,37 +4,75 @@ from collections.abc import Sequence
 
 import torch
 
+from ropelab.kernels.rotation import NO_POSITION, Rotation
+
 
 def rotate(
     xs: Sequence[torch.Tensor],
     outs: Sequence[torch.Tensor],
     cos: torch.Tensor,
     sin: torch.Tensor,
+    rotation: Rotation,
     *,
-    interleaved: bool,
-    inverse: bool,
+    positions: torch.Tensor | None = None,
+    first_position: int = 0,
 ) -> None:
     """Write the rotation of each ``xs[i]`` ``[B, S, H, D]`` to ``outs[i]`` (which may be ``xs[i]``).
 
     The maths is in the widest of float32, the input's and the tables' dtype, in the order of the
     formula and without fused multiply-add: the Triton kernel rounds at the same places, so both
-    paths give the same bits.
+    paths give the same bits. Arguments as for ``rotate_triton.rotate``.
     """
-    rotary_dim = 2 * cos.shape[-1]
+    wide = compute_dtype(xs[0], cos)
+    rows = table_rows(cos, sin, rotation, xs[0].shape[1], positions, first_position)
+    (c0, c1), (s0, s1) = (_columns(t[:, :, None, :].to(wide), rotation) for t in rows)
+    first, end = rotation.first, rotation.first + rotation.rotary_dim
+    nowhere = None if positions is None else (_per_token(positions, rotation, xs[0].shape[1]) == NO_POSITION)
     for x, out in zip(xs, outs, strict=True):
-        compute = compute_dtype(x, cos)
-        c = cos[: x.shape[1], None, :].to(compute)
-        s = sin[: x.shape[1], None, :].to(compute)
-        if inverse:
-            s = -s
-        x0, x1 = (half.to(compute) for half in _pairs(x, rotary_dim, interleaved))
-        y0, y1 = _pairs(out, rotary_dim, interleaved)
-        # Both products of a pair are taken before either result is stored: out may be x.
-        r0, r1 = x0 * c - x1 * s, x1 * c + x0 * s
-        y0.copy_(r0)
-        y1.copy_(r1)
+        x0, x1 = (half.to(wide) for half in _pairs(x[..., first:end], rotation.interleaved))
+        # Both results of a pair are there before either is stored: out may be x.
+        if rotation.transpose:
+            y0, y1 = x0 * c0 + x1 * s1, x1 * c1 - x0 * s0
+        else:
+            y0, y1 = x0 * c0 - x1 * s0, x1 * c1 + x0 * s1
+        for target, y in zip(_pairs(out[..., first:end], rotation.out_interleaved), (y0, y1), strict=True):
+            target.copy_(y)
         if out is not x:
-            out[..., rotary_dim:].copy_(x[..., rotary_dim:])
+            out[..., :first].copy_(x[..., :first])
+            out[..., end:].copy_(x[..., end:])
+        if nowhere is not None:
+            out.masked_fill_(nowhere[:, :, None, None], 0)
+
+
+def table_rows(
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    rotation: Rotation,
+    seq_len: int,
+    positions: torch.Tensor | None,
+    first_position: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tables' rows of every token, ``[B or 1, S, W]``: NaN for a position without a row."""
+    if cos.ndim == 2:
+        cos, sin = cos[None], sin[None]
+    if positions is None:
+        tokens = slice(first_position, first_position + seq_len)
+        return cos[:, tokens], sin[:, tokens]
+    positions = _per_token(positions, rotation, seq_len)
+    row = positions.long().abs()
+    missing = row >= cos.shape[1]
+    batch = torch.arange(cos.shape[0], device=cos.device)[:, None]
+    row = row.masked_fill(missing, 0)
+    cos, sin = (table[batch, row].masked_fill(missing[..., None], float("nan")) for table in (cos, sin))
+    return cos, torch.where((positions < 0)[..., None], -sin, sin)
+
+
+def _per_token(positions: torch.Tensor, rotation: Rotation, seq_len: int) -> torch.Tensor:
+    """The position of every token, ``[B, S]``."""
+    if not rotation.offsets:
+        return positions
+    along = positions[:, None] + torch.arange(seq_len, device=positions.device)
+    return along.masked_fill((positions == NO_POSITION)[:, None], NO_POSITION)
 
 
 def compute_dtype(x: torch.Tensor, cos: torch.Tensor) -> torch.dtype:
@@ -42,7 +80,12 @@ def compute_dtype(x: torch.Tensor, cos: torch.Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
 
 
-def _pairs(x: torch.Tensor, rotary_dim: int, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _columns(table: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    return _pairs(table, rotation.interleaved) if rotation.full_width else (table, table)
+
+
+def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if interleaved:
-        return x[..., 0:rotary_dim:2], x[..., 1:rotary_dim:2]
-    return x[..., : rotary_dim // 2], x[..., rotary_dim // 2 : rotary_dim]
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]

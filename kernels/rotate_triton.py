@@ -11,13 +11,16 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels.launch import Launch
 from ropelab.kernels.rotate_torch import compute_dtype
+from ropelab.kernels.rotation import NO_POSITION, Rotation
 from ropelab.kernels.tiles import Tile, choose_tile
 
-INTERPRETED = triton.knobs.runtime.interpret
-
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
-_MAX_GRID_X, _MAX_GRID_Y = 2**31 - 1, 65535
+_MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 65535
+MAX_BATCH = _MAX_GRID_YZ
+"""Batches are on a grid axis that ends here; `rotate` splits more over launches."""
+_NO_POSITION = tl.constexpr(NO_POSITION)
 
 # Four pairs to a thread: their cosines and their sines in float32 are one 16-byte load each. With eight, the
 # compiler moves half of the table loads behind the first arithmetic, and every program waits for memory twice.
@@ -41,42 +44,50 @@ def _offsets(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN:
 
 
 @triton.jit
-def _load_pairs(row, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _load_pairs(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+                EVICTION: tl.constexpr):  # fmt: skip
     """The two members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``."""
     if INTERLEAVED:
         # Pairs are adjacent: one wide load for both members, parted in registers.
         feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
-        x = tl.load(row + feature, mask=mask & (feature < 2 * PAIRS))
+        at = tl.broadcast_to(row + feature, [mask.shape[0], mask.shape[1], 2 * BLOCK_PAIRS])
+        x = tl.load(at, mask=mask & (feature < 2 * PAIRS), other=other, eviction_policy=EVICTION)
         return tl.split(tl.reshape(x, [x.shape[0], x.shape[1], BLOCK_PAIRS, 2]))
     else:
-        pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
-        x0 = tl.load(row + pair, mask=mask & (pair < PAIRS))
-        x1 = tl.load(row + PAIRS + pair, mask=mask & (pair < PAIRS))
-        return x0, x1
+        x0 = _load_columns(row, mask, other, PAIRS, BLOCK_PAIRS, EVICTION)
+        return x0, _load_columns(row + PAIRS, mask, other, PAIRS, BLOCK_PAIRS, EVICTION)
 
 
 @triton.jit
-def _load_table(row, mask, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr):
-    """The tokens' rows ``[tokens, heads, BLOCK_PAIRS]``, read anew for every head.
+def _load_columns(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, EVICTION: tl.constexpr):
+    pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
+    at = tl.broadcast_to(row + pair, [mask.shape[0], mask.shape[1], BLOCK_PAIRS])
+    return tl.load(at, mask=mask & (pair < PAIRS), other=other, eviction_policy=EVICTION)
+
+
+@triton.jit
+def _load_table(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+                FULL_WIDTH: tl.constexpr):  # fmt: skip
+    """The columns of both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``, read anew for every head.
 
     So each thread reads what belongs to the pairs it holds, and nothing has to change hands between threads; the
     repeats come from the L1 cache. Layers, heads and batches share a table while q and k pass by once, hence
     evict_last: keep it.
     """
-    pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
-    return tl.load(
-        tl.broadcast_to(row + pair, [mask.shape[0], mask.shape[1], BLOCK_PAIRS]),
-        mask=mask & (pair < PAIRS),
-        eviction_policy="evict_last",
-    )
+    if FULL_WIDTH:
+        return _load_pairs(row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, "evict_last")
+    else:
+        t = _load_columns(row, mask, other, PAIRS, BLOCK_PAIRS, "evict_last")
+        return t, t
 
 
 @triton.jit
-def _turn(x0, x1, cos, sin, INVERSE: tl.constexpr):
-    """The rotation of a pair, by minus the angle if INVERSE."""
-    if INVERSE:
-        sin = -sin
-    return x0 * cos - x1 * sin, x1 * cos + x0 * sin
+def _turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE: tl.constexpr):
+    """The matrix ``[[cos0, -sin0], [sin1, cos1]]`` of a pair, or its transpose, applied to the pair."""
+    if TRANSPOSE:
+        return x0 * cos0 + x1 * sin1, x1 * cos1 - x0 * sin0
+    else:
+        return x0 * cos0 - x1 * sin0, x1 * cos1 + x0 * sin1
 
 
 @triton.jit
@@ -92,78 +103,145 @@ def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constex
 
 
 @triton.jit
-def _copy_tail(x_row, y_row, mask, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
-    feature = FIRST + tl.arange(0, BLOCK)[None, None, :]
-    tl.store(y_row + feature, tl.load(x_row + feature, mask=mask & (feature < END)), mask=mask & (feature < END))
+def _copy_features(x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+    """Features that do not rotate, ``[FIRST, END)``; zeros for tokens that are not kept."""
+    if END > FIRST:
+        feature = FIRST + tl.arange(0, BLOCK)[None, None, :]
+        inside = mask & (feature < END)
+        tl.store(y_row + feature, tl.load(x_row + feature, mask=inside & kept, other=0), mask=inside)
+
+
+@triton.jit
+def _read_heads(
+    x_ptr, stride_b, stride_s, stride_h, y_stride_b, y_stride_s, y_stride_h, cos_row, sin_row, batch, first_seq, token,
+    is_token, has_row, is_negative, head_block, other,
+    HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, SIGNED: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Everything a program reads for its share of q's or k's heads, and where it reads and writes."""
+    head = head_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    mask = is_token[:, None, None] & (head < HEADS)[None, :, None]
+    at = _offsets(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+    y_at = at
+    if not SAME_STRIDES:
+        y_at = _offsets(y_stride_b, y_stride_s, y_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+    x0, x1 = _load_pairs(x_ptr + at + FIRST, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, "")
+    inside = mask & has_row if SIGNED else mask
+    cos0, cos1 = _load_table(cos_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = _load_table(sin_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    if SIGNED:
+        sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
+    wide = COMPUTE_DTYPE
+    return at, y_at, mask, x0.to(wide), x1.to(wide), cos0.to(wide), cos1.to(wide), sin0.to(wide), sin1.to(wide)
+
+
+@triton.jit
+def _write_heads(
+    x_ptr, y_ptr, heads, has_position,
+    HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr, SIGNED: tl.constexpr, IN_PLACE: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+):  # fmt: skip
+    at, y_at, mask, x0, x1, cos0, cos1, sin0, sin1 = heads
+    y0, y1 = _turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
+    if SIGNED:
+        y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
+    _store_pairs(y_ptr + y_at + FIRST, mask, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
+    if SIGNED or not IN_PLACE:
+        END: tl.constexpr = FIRST + 2 * PAIRS
+        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, 0, FIRST, BLOCK_HEAD)
+        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, END, HEAD_DIM, BLOCK_TAIL)
 
 
 @triton.jit(do_not_specialize=[
-    "seq_len",
+    "first_position", "table_rows", "seq_len",
     "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
     "qy_stride_b", "qy_stride_s", "qy_stride_h", "ky_stride_b", "ky_stride_s", "ky_stride_h",
+    "cos_stride_b", "cos_stride_p", "sin_stride_b", "sin_stride_p", "positions_stride_b", "positions_stride_s",
 ])  # fmt: skip
 def _rotate_kernel(
-    q_ptr, k_ptr, qy_ptr, ky_ptr, cos_ptr, sin_ptr,
-    seq_len,
+    q_ptr, k_ptr, qy_ptr, ky_ptr, cos_ptr, sin_ptr, positions_ptr,
+    first_position, table_rows, seq_len,
     q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
     qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
-    cos_stride, sin_stride,
+    cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, COPY_TAIL: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
-    SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
-    HEAD_BLOCKS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr,
+    FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, IN_PLACE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
+    HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, BLOCK_HEAD: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, for a block of tokens and its share of the q and k heads.
 
-    Grid: tokens x head blocks on axis 0, batches on axis 1. Finding the batch by a division instead costs up to
-    5% of the speed of a copy: nothing can be loaded before its result is there.
+    The grid follows memory: programs that start together take what lies together. No program number is divided
+    but by a constant: that costs up to 5% of the speed of a copy, since nothing can be loaded before the result.
+
+    The position of a token is ``first_position`` plus its place in the sequence, unless POSITIONS says that it is
+    read: ``"token"``, one for each token, or ``"sequence"``, that of each sequence's first. Row ``|p|`` of
+    the tables serves the positions ``p`` and ``-p``, which turn in opposite directions. A position whose row does
+    not exist yields NaN and is never looked up; a token with NO_POSITION yields zeros.
     """
     PAIRS: tl.constexpr = ROTARY_DIM // 2
-    program = tl.program_id(0)
-    batch = tl.program_id(1)
-    head_block = program % HEAD_BLOCKS
-    first_seq = program // HEAD_BLOCKS * BLOCK_TOKENS
+    SIGNED: tl.constexpr = POSITIONS != "none"
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if INNERMOST == "heads":
+        head_block, token_block, batch = x % HEAD_BLOCKS, x // HEAD_BLOCKS, z
+    elif INNERMOST == "batches":
+        head_block, token_block, batch = x % HEAD_BLOCKS, y, x // HEAD_BLOCKS
+    else:
+        head_block, token_block, batch = y, x, z
+    first_seq = token_block * BLOCK_TOKENS
     token = tl.arange(0, BLOCK_TOKENS)
     # The grid is exact for single tokens; blocks of several may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
 
-    seq = (first_seq + token).to(tl.int64)
-    cos_at = tl.multiple_of(seq * cos_stride, TABLE_ALIGN)[:, None, None]
-    sin_at = cos_at if SAME_STRIDES else tl.multiple_of(seq * sin_stride, TABLE_ALIGN)[:, None, None]
-    cos_row, sin_row = cos_ptr + cos_at, sin_ptr + sin_at
+    if POSITIONS == "token":
+        at = batch.to(tl.int64) * positions_stride_b + (first_seq + token).to(tl.int64) * positions_stride_s
+        position = tl.load(positions_ptr + at, mask=is_token, other=0)
+    elif POSITIONS == "sequence":
+        first = tl.load(positions_ptr + batch.to(tl.int64) * positions_stride_b)
+        position = tl.where(first == _NO_POSITION, _NO_POSITION, first + first_seq + token)
+    else:
+        position = first_position + first_seq + token
+    # What follows from a sign is left out where positions count up from a start that was checked.
+    row = (tl.abs(position) if SIGNED else position).to(tl.int64)
+    has_row = ((row >= 0) & (row < table_rows))[:, None, None]
+    has_position = (position != _NO_POSITION)[:, None, None]
+    is_negative = (position < 0)[:, None, None]
+    other: tl.constexpr = float("nan") if SIGNED else None
+
+    cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)[:, None, None]
+    sin_at = cos_at
+    if not SAME_STRIDES:
+        sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)[:, None, None]
 
     # All loads come before the first store: the compiler may not move a load across a store by itself.
-    q_head = head_block * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)
-    q_mask = is_token[:, None, None] & (q_head < Q_HEADS)[None, :, None]
-    q_at = _offsets(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
-    qy_at = q_at
-    if not SAME_STRIDES:
-        qy_at = _offsets(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, q_head, ALIGN, WIDE)
-    q0, q1 = _load_pairs(q_ptr + q_at, q_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
-    q_cos = _load_table(cos_row, q_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
-    q_sin = _load_table(sin_row, q_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
+    q = _read_heads(
+        q_ptr, q_stride_b, q_stride_s, q_stride_h, qy_stride_b, qy_stride_s, qy_stride_h,
+        cos_ptr + cos_at, sin_ptr + sin_at, batch, first_seq, token, is_token, has_row, is_negative, head_block, other,
+        Q_HEADS, BLOCK_Q_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED,
+        COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+    )  # fmt: skip
     if K_HEADS > 0:
-        k_head = head_block * BLOCK_K_HEADS + tl.arange(0, BLOCK_K_HEADS)
-        k_mask = is_token[:, None, None] & (k_head < K_HEADS)[None, :, None]
-        k_at = _offsets(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
-        ky_at = k_at
-        if not SAME_STRIDES:
-            ky_at = _offsets(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, k_head, ALIGN, WIDE)
-        k0, k1 = _load_pairs(k_ptr + k_at, k_mask, PAIRS, BLOCK_PAIRS, INTERLEAVED)
-        k_cos = _load_table(cos_row, k_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
-        k_sin = _load_table(sin_row, k_mask, PAIRS, BLOCK_PAIRS).to(COMPUTE_DTYPE)
-
-    y0, y1 = _turn(q0.to(COMPUTE_DTYPE), q1.to(COMPUTE_DTYPE), q_cos, q_sin, INVERSE)
-    _store_pairs(qy_ptr + qy_at, q_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
-    if COPY_TAIL:
-        _copy_tail(q_ptr + q_at, qy_ptr + qy_at, q_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
+        k = _read_heads(
+            k_ptr, k_stride_b, k_stride_s, k_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
+            cos_ptr + cos_at, sin_ptr + sin_at, batch, first_seq, token, is_token, has_row, is_negative, head_block,
+            other,
+            K_HEADS, BLOCK_K_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED,
+            COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+        )  # fmt: skip
+    _write_heads(
+        q_ptr, qy_ptr, q, has_position,
+        HEAD_DIM, FIRST, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED, TRANSPOSE, SIGNED, IN_PLACE, BLOCK_HEAD, BLOCK_TAIL,
+    )  # fmt: skip
     if K_HEADS > 0:
-        y0, y1 = _turn(k0.to(COMPUTE_DTYPE), k1.to(COMPUTE_DTYPE), k_cos, k_sin, INVERSE)
-        _store_pairs(ky_ptr + ky_at, k_mask, y0, y1, PAIRS, BLOCK_PAIRS, INTERLEAVED)
-        if COPY_TAIL:
-            _copy_tail(k_ptr + k_at, ky_ptr + ky_at, k_mask, ROTARY_DIM, HEAD_DIM, BLOCK_TAIL)
+        _write_heads(
+            k_ptr, ky_ptr, k, has_position,
+            HEAD_DIM, FIRST, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED, TRANSPOSE, SIGNED, IN_PLACE, BLOCK_HEAD, BLOCK_TAIL,
+        )  # fmt: skip
 
 
 def rotate(
@@ -171,20 +249,21 @@ def rotate(
     outs: Sequence[torch.Tensor],
     cos: torch.Tensor,
     sin: torch.Tensor,
+    rotation: Rotation,
     *,
-    interleaved: bool,
-    inverse: bool,
+    positions: torch.Tensor | None = None,
+    first_position: int = 0,
     tile: Tile | None = None,
 ) -> None:
     """Write the rotation of each ``xs[i]`` to ``outs[i]`` in one launch.
 
     Args:
-        xs: one or two tensors ``[B, S, H_i, D]`` of one dtype on one GPU, any strides. A tensor whose last
-            stride is not 1 is copied first: single-element strides cannot be read 16 bytes at a time.
+        xs: q, or q and k: ``[B, S, H_i, D]`` of one dtype on one GPU, any strides. A tensor whose last stride is
+            not 1 is copied first: single elements cannot be read 16 bytes at a time.
         outs: as ``xs``; ``outs[i] is xs[i]`` rotates in place. Every element of every output is written.
-        cos, sin: ``[P, R/2]``, ``P >= S``, ``R <= D``; row ``s`` belongs to token ``s``.
-        interleaved: pairs ``(2i, 2i+1)`` instead of ``(i, i + R/2)``.
-        inverse: rotate by minus the angle (the transpose).
+        cos, sin: ``[P, W]`` or ``[B, P, W]``, one column per pair, or per feature with ``rotation.full_width``.
+        positions: ``[B, S]``, or ``[B]`` with ``rotation.offsets``; int32 or int64; or None for
+            ``first_position`` (>= 0) on, which the tables must hold.
         tile: for sweeps; otherwise ``choose_tile`` decides.
 
     Raises:
@@ -192,59 +271,110 @@ def rotate(
     """
     sources = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
     targets = [y if y.stride(-1) == 1 else torch.empty_like(y, memory_format=torch.contiguous_format) for y in outs]
-    options = {
-        "interleaved": interleaved,
-        "inverse": inverse,
-        "copy_tail": any(x is not y for x, y in zip(sources, targets, strict=True)),
-        "tile": tile,
-    }
     cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in (cos, sin))
     with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
-        if xs[0].shape[0] <= _MAX_GRID_Y:
-            _launch(sources, targets, cos, sin, **options)
-        else:
-            source_parts = zip(*(x.split(_MAX_GRID_Y) for x in sources), strict=True)
-            target_parts = zip(*(y.split(_MAX_GRID_Y) for y in targets), strict=True)
-            for source_part, target_part in zip(source_parts, target_parts, strict=True):
-                _launch(source_part, target_part, cos, sin, **options)
+        for start in range(0, xs[0].shape[0], MAX_BATCH):
+            part = slice(start, start + MAX_BATCH)
+            x_parts, y_parts = [x[part] for x in sources], [y[part] for y in targets]
+            cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
+            positions_part = None if positions is None else positions[part]
+            launch = plan(x_parts, y_parts, cos_part, sin_part, positions_part, rotation, tile)
+            launch(
+                x_parts[0], x_parts[-1], y_parts[0], y_parts[-1], cos_part, sin_part,
+                cos if positions is None else positions_part, first_position, cos.shape[-2],
+            )  # fmt: skip
     for target, out in zip(targets, outs, strict=True):
         if target is not out:
             out.copy_(target)
 
 
-def _launch(sources, targets, cos, sin, *, interleaved: bool, inverse: bool, copy_tail: bool, tile: Tile | None):
-    q, qy = sources[0], targets[0]
-    k, ky = sources[-1], targets[-1]  # without k, the arguments of q stand in for it and are never touched
+def plan(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+    tile: Tile | None = None,
+) -> Launch:
+    """The launch that ``rotate`` makes for tensors like these, to be kept and repeated.
+
+    Args:
+        xs, outs, cos, sin: as for ``rotate``, but with last strides of 1 and at most ``MAX_BATCH`` batches.
+
+    Returns:
+        ``launch(q, k, q_out, k_out, cos, sin, positions, first_position, table_rows)``, right for tensors that
+        agree with these in everything but contents, addresses (if divisible by 16 alike) and the rows of the
+        tables. Only addresses are taken from what is handed over, so the views of the axes do not matter; nor
+        does what stands in for a k or positions that are not there.
+    """
+    q, qy = xs[0], outs[0]
+    k, ky = xs[-1], outs[-1]  # without k, the arguments of q stand in for it and are never touched
     batch, seq_len, q_heads, head_dim = q.shape
-    k_heads = k.shape[2] if len(sources) > 1 else 0
-    rotary_dim = 2 * cos.shape[-1]
+    k_heads = k.shape[2] if len(xs) > 1 else 0
+    pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
-        return
-    tile = tile or choose_tile(rotary_dim, q_heads, seq_len)
+        return _launch_nothing
+    tile = tile or choose_tile(rotation.rotary_dim, q_heads, seq_len, innermost(q))
+    token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
-    blocks = triton.cdiv(seq_len, tile.block_tokens) * head_blocks
-    if blocks > _MAX_GRID_X:
-        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {blocks}")
-    strides = [*q.stride()[:3], *k.stride()[:3], *qy.stride()[:3], *ky.stride()[:3]]
-    _rotate_kernel[(blocks, batch)](
-        q, k, qy, ky, cos, sin,
-        seq_len, *strides, cos.stride(0), sin.stride(0),
-        Q_HEADS=q_heads, K_HEADS=k_heads, HEAD_DIM=head_dim, ROTARY_DIM=rotary_dim,
-        INTERLEAVED=interleaved, INVERSE=inverse,
-        COPY_TAIL=copy_tail and rotary_dim < head_dim,
-        COMPUTE_DTYPE=_TL_DTYPE[compute_dtype(q, cos)],
-        ALIGN=min(_common_alignment(strides), _PAIRS_PER_ACCESS * (2 if interleaved else 1)),
-        TABLE_ALIGN=_common_alignment([cos.stride(0), sin.stride(0)]),
+    order = tile.innermost
+    if order == "batches" and token_blocks > _MAX_GRID_YZ:
+        order = "heads"
+    grid = {
+        "heads": (token_blocks * head_blocks, 1, batch),
+        "tokens": (token_blocks, head_blocks, batch),
+        "batches": (batch * head_blocks, token_blocks, 1),
+    }[order]
+    if grid[0] > _MAX_GRID_X:
+        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {grid[0]}")
+    x_strides, y_strides = [*q.stride()[:3], *k.stride()[:3]], [*qy.stride()[:3], *ky.stride()[:3]]
+    cos_strides, sin_strides = _table_strides(cos), _table_strides(sin)
+    positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
+    features_per_access = _PAIRS_PER_ACCESS * (2 if rotation.interleaved else 1)
+    constants = {
+        "Q_HEADS": q_heads, "K_HEADS": k_heads, "HEAD_DIM": head_dim,
+        "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
+        "INTERLEAVED": rotation.interleaved, "OUT_INTERLEAVED": rotation.out_interleaved,
+        "TRANSPOSE": rotation.transpose, "FULL_WIDTH": rotation.full_width,
+        "POSITIONS": "none" if positions is None else "sequence" if rotation.offsets else "token",
+        "IN_PLACE": all(x is y for x, y in zip(xs, outs, strict=True)),
+        "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype(q, cos)],
+        "ALIGN": min(_common_alignment([*x_strides, *y_strides]), features_per_access),
+        "TABLE_ALIGN": _common_alignment([*cos_strides, *sin_strides]),
         # One offset then serves input and output, and one serves cos and sin.
-        SAME_STRIDES=strides[:6] == strides[6:] and cos.stride(0) == sin.stride(0),
-        WIDE=any(_reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
-        HEAD_BLOCKS=head_blocks, BLOCK_TOKENS=tile.block_tokens, BLOCK_Q_HEADS=tile.block_heads,
-        BLOCK_K_HEADS=triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),
-        BLOCK_PAIRS=triton.next_power_of_2(rotary_dim // 2),
-        BLOCK_TAIL=triton.next_power_of_2(max(1, head_dim - rotary_dim)),
-        num_warps=tile.num_warps,
-        enable_fp_fusion=False,  # no fused multiply-add: the same bits as the torch path
-    )  # fmt: skip
+        "SAME_STRIDES": x_strides == y_strides and cos_strides == sin_strides,
+        "WIDE": any(_reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
+        "HEAD_BLOCKS": head_blocks, "INNERMOST": order,
+        "BLOCK_TOKENS": tile.block_tokens, "BLOCK_Q_HEADS": tile.block_heads,
+        "BLOCK_K_HEADS": triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),
+        "BLOCK_PAIRS": triton.next_power_of_2(pairs),
+        "BLOCK_HEAD": triton.next_power_of_2(max(1, rotation.first)),
+        "BLOCK_TAIL": triton.next_power_of_2(max(1, head_dim - rotation.first - rotation.rotary_dim)),
+    }  # fmt: skip
+    numbers = (seq_len, *x_strides, *y_strides, *cos_strides, *sin_strides, *positions_strides)
+    # No fused multiply-add: the same bits as the torch path.
+    return Launch(_rotate_kernel, grid, numbers, constants, {"num_warps": tile.num_warps, "enable_fp_fusion": False})
+
+
+def innermost(x: torch.Tensor) -> str:
+    """Of which axis of ``x [B, S, H, D]`` neighbours lie next to each other: heads, tokens or batches.
+
+    Heads first where they are adjacent, as then the batches of a token follow (sbhd) or its sequence does (bshd).
+    """
+    strides = zip(x.stride()[:3], x.shape[:3], strict=True)
+    batch, seq, head = (stride if size > 1 else float("inf") for stride, size in strides)
+    if seq < head:
+        return "tokens"
+    return "batches" if batch < seq < float("inf") else "heads"
+
+
+def _launch_nothing(*arguments) -> None:
+    """An empty grid cannot be launched."""
+
+
+def _table_strides(table: torch.Tensor) -> tuple[int, int]:
+    return table.stride()[:2] if table.ndim == 3 else (0, table.stride(0))
 
 
 def _reach(x: torch.Tensor, block_tokens: int) -> int:

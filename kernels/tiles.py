@@ -5,11 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens and query heads of one program (it takes its share of the key heads too), and its warps."""
+    """Tokens and query heads of one program (it takes its share of the key heads too), and its warps.
+
+    ``innermost``: what programs that start one after the other have of one another: further "heads" of the same
+    tokens, then further tokens; further heads of the same tokens, then further "batches"; or further "tokens".
+    """
 
     block_tokens: int
     block_heads: int
     num_warps: int
+    innermost: str = "heads"
 
 
 # Four pairs of q for each of 128 threads: their cosines and sines in float32 are one 16-byte load each. Programs
@@ -19,17 +24,25 @@ _PAIRS_PER_PROGRAM = 512
 _PAIRS_PER_WARP = 128
 
 
-def choose_tile(rotary_dim: int, q_heads: int, seq_len: int) -> Tile:
+def choose_tile(rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads") -> Tile:
     """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``seq_len`` tokens in a row.
 
-    One token and as many of its heads as fill a program; where there are too few heads, further tokens. The
-    sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
+    Args:
+        innermost: of which axis neighbours lie next to each other in memory: "heads" (bshd, thd), "batches"
+            (sbhd: its heads, then its batches) or "tokens" (bhsd).
+
+    One token and as many of its heads as fill a program; where there are too few heads, further tokens. Where
+    tokens lie next to each other, two heads, to share rows of the tables, and as many tokens as fill the program.
+    The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
     width = next_power_of_2(rotary_dim // 2)
-    heads = min(max(1, _PAIRS_PER_PROGRAM // width), next_power_of_2(max(q_heads, 1)))
-    tokens = min(max(1, _PAIRS_PER_PROGRAM // (heads * width)), next_power_of_2(seq_len))
+    heads = 2 if innermost == "tokens" else max(1, _PAIRS_PER_PROGRAM // width)
+    heads = min(heads, next_power_of_2(max(q_heads, 1)))
+    tokens = min(max(1, _PAIRS_PER_PROGRAM // (heads * width)), next_power_of_2(max(seq_len, 1)))
+    if innermost == "tokens":  # few tokens leave room for more heads
+        heads = min(max(1, _PAIRS_PER_PROGRAM // (tokens * width)), next_power_of_2(max(q_heads, 1)))
     num_warps = min(max(1, tokens * heads * width // _PAIRS_PER_WARP), _PAIRS_PER_PROGRAM // _PAIRS_PER_WARP)
-    return Tile(block_tokens=tokens, block_heads=heads, num_warps=num_warps)
+    return Tile(tokens, heads, num_warps, innermost)
 
 
 def next_power_of_2(n: int) -> int:

@@ -1,98 +1,166 @@
-"""What the public function refuses: every message names the argument, what was expected and what came."""
+"""What the public functions refuse: every message names the argument, what was expected and what came."""
 
 import torch
 
+from ropelab.kernels import NO_POSITION
 from ropelab.layout import check_layout
 from ropelab.memory import may_share_elements, overlaps_itself
-from ropelab.seq_format import check_seq_format, to_bshd
+from ropelab.seq_format import check_seq_format, rank, to_bshd
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+POSITION_DTYPES = (torch.int32, torch.int64)
 
 
-def check_rope_arguments(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    layout: str,
-    seq_format: str,
-    inplace: bool,
-) -> None:
-    """Raise ValueError or TypeError for arguments that `apply_rope` cannot serve."""
-    check_layout(layout)
-    check_seq_format(seq_format)
-    _check_tensor("q", q, 4, f"{seq_format} of rank 4")
-    _check_tensor("cos", cos, 2, "[positions, rotary_dim/2]")
-    _check_tensor("sin", sin, 2, "[positions, rotary_dim/2]")
+def check_rope_arguments(q, k, cos, sin, positions, options, inplace: bool) -> None:
+    """Raise ValueError or TypeError for arguments that `apply_rope` cannot serve, judged by their metadata.
+
+    Args:
+        positions: positions or, with ``options.offsets``, offsets; or None.
+        options: `ropelab.prepared.Options`.
+    """
+    check_layout(options.layout)
+    check_layout(options.out_layout, "out_layout")
+    check_seq_format(options.seq_format)
+    _check_tensor("q", q, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
+    tables = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
+    table_ranks = (2,) if options.seq_format == "thd" else (2, 3)
+    _check_tensor("cos", cos, table_ranks, tables)
+    _check_tensor("sin", sin, table_ranks, tables)
+    shape = to_bshd(q, options.seq_format).shape
     if k is not None:
-        _check_tensor("k", k, 4, f"{seq_format} of rank 4")
-        _check_key(to_bshd(q, seq_format), to_bshd(k, seq_format))
-    _check_table(to_bshd(q, seq_format), cos, sin)
+        _check_tensor("k", k, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
+        _check_key(q, k, shape, to_bshd(k, options.seq_format).shape)
+    _check_tables(q, shape, cos, sin, options)
+    if positions is not None:
+        _check_positions_tensor(q, shape, positions, options)
     if inplace:
-        _check_inplace(q, k, cos, sin)
+        _check_inplace(q, k, options)
 
 
-def _check_tensor(name: str, x: torch.Tensor, rank: int, shape: str) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    if x.ndim != rank:
-        raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name}: expected one of {', '.join(map(_short, DTYPES))}, got {_short(x.dtype)}")
+def check_first_position(first_position: int, seq_len: int, cos: torch.Tensor) -> None:
+    """Raise unless the tables have a row for each of ``seq_len`` positions from ``first_position`` on."""
+    if not isinstance(first_position, (int, torch.SymInt)):
+        raise TypeError(f"offsets: expected an int or a tensor, got {type(first_position).__name__}")
+    if first_position + seq_len > cos.shape[-2]:
+        start = f" from {first_position} on" if first_position else ""
+        raise ValueError(f"cos: expected a row for each of {seq_len} positions{start}, got {cos.shape[-2]} rows")
 
 
-def _check_key(q: torch.Tensor, k: torch.Tensor) -> None:
-    if k.dtype != q.dtype:
-        raise TypeError(f"k: expected q's dtype {_short(q.dtype)}, got {_short(k.dtype)}")
-    if k.device != q.device:
-        raise ValueError(f"k: expected q's device {q.device}, got {k.device}")
-    for axis, what in ((0, "batch size"), (1, "sequence length"), (3, "head_dim")):
-        if k.shape[axis] != q.shape[axis]:
-            raise ValueError(f"k: expected q's {what} {q.shape[axis]}, got {k.shape[axis]}")
+def check_positions(positions: torch.Tensor, seq_len: int, cos: torch.Tensor, offsets: bool) -> None:
+    """Raise unless every position in CPU memory has a row. On a GPU this would have to wait for the GPU."""
+    real = positions[positions != NO_POSITION]
+    if not real.numel() or not seq_len:
+        return
+    first, last = real.min().item(), real.max().item() + (seq_len - 1 if offsets else 0)
+    if max(-first, last) >= cos.shape[-2]:
+        name = "offsets" if offsets else "positions"
+        worst = last if last >= -first else first
+        raise ValueError(f"{name}: expected |positions| below the {cos.shape[-2]} rows of cos, got {worst}")
 
 
-def _check_table(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    seq_len, head_dim = q.shape[1], q.shape[3]
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.device != q.device:
-            raise ValueError(f"{name}: expected q's device {q.device}, got {table.device}")
-    if sin.shape != cos.shape:
-        raise ValueError(f"sin: expected cos's shape {tuple(cos.shape)}, got {tuple(sin.shape)}")
-    if sin.dtype != cos.dtype:
-        raise TypeError(f"sin: expected cos's dtype {_short(cos.dtype)}, got {_short(sin.dtype)}")
-    if not 0 < 2 * cos.shape[1] <= head_dim:
-        hint = " (a table that repeats its halves is passed as cos[:, : rotary_dim // 2])"
-        raise ValueError(
-            f"cos: expected 1 to head_dim/2 = {head_dim // 2} columns, one per pair, got {cos.shape[1]}"
-            f"{hint if cos.shape[1] == head_dim else ''}"
-        )
-    if cos.shape[0] < seq_len:
-        raise ValueError(f"cos: expected a row for each of {seq_len} positions, got {cos.shape[0]} rows")
-
-
-def _check_inplace(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
+def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Raise for what autograd does not allow to be overwritten; called while it records."""
     for name, x in (("q", q), ("k", k)):
         if x is None:
             continue
-        if overlaps_itself(x):
-            raise ValueError(
-                f"{name}: expected elements at distinct addresses for inplace=True, "
-                f"got strides {x.stride()} for shape {tuple(x.shape)}"
-            )
         root = x._base if x._is_view() else x
-        if torch.is_grad_enabled() and root.requires_grad and root.is_leaf:
+        if root.requires_grad and root.is_leaf:
             raise ValueError(
                 f"{name}: expected a tensor that autograd may overwrite for inplace=True, "
                 "got a leaf that requires grad (or a view of one)"
             )
-    if k is not None and may_share_elements(q, k):
-        raise ValueError("k: expected memory disjoint from q's for inplace=True, got overlapping tensors")
     for name, table in (("cos", cos), ("sin", sin)):
-        if torch.is_grad_enabled() and table.requires_grad:
+        if table.requires_grad:
             raise ValueError(
                 f"{name}: expected a table without grad for inplace=True (its gradient needs the "
                 "overwritten input), got requires_grad=True"
             )
+
+
+def _check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if x.ndim not in ranks:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{name}: expected one of {', '.join(map(_short, dtypes))}, got {_short(x.dtype)}")
+
+
+def _check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
+
+
+def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size) -> None:
+    if k.dtype != q.dtype:
+        raise TypeError(f"k: expected q's dtype {_short(q.dtype)}, got {_short(k.dtype)}")
+    _check_device("k", k, q)
+    for axis, what in ((0, "batch size"), (1, "sequence length"), (3, "head_dim")):
+        if k_shape[axis] != q_shape[axis]:
+            raise ValueError(f"k: expected q's {what} {q_shape[axis]}, got {k_shape[axis]}")
+
+
+def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: torch.Tensor, options) -> None:
+    batch, head_dim, width = shape[0], shape[3], cos.shape[-1]
+    _check_device("cos", cos, q)
+    _check_device("sin", sin, q)
+    if sin.shape != cos.shape:
+        raise ValueError(f"sin: expected cos's shape {tuple(cos.shape)}, got {tuple(sin.shape)}")
+    if sin.dtype != cos.dtype:
+        raise TypeError(f"sin: expected cos's dtype {_short(cos.dtype)}, got {_short(sin.dtype)}")
+    if cos.ndim == 3 and cos.shape[0] != batch:
+        raise ValueError(f"cos: expected tables for each of {batch} batches, got {cos.shape[0]}")
+    if options.rotary_slice is None:
+        if not 0 < 2 * width <= head_dim:
+            hint = " (one per feature needs rotary_slice; if they only repeat, pass the first half)"
+            raise ValueError(
+                f"cos: expected 1 to head_dim/2 = {head_dim // 2} columns, one per pair, got {width}"
+                f"{hint if width == head_dim else ''}"
+            )
+        return
+    first, end = options.rotary_slice
+    if not 0 <= first < end <= head_dim or (end - first) % 2:
+        raise ValueError(
+            f"rotary_slice: expected an even number of the {head_dim} features of a head, got {options.rotary_slice}"
+        )
+    if width not in (end - first, (end - first) // 2):
+        raise ValueError(
+            f"cos: expected {(end - first) // 2} columns, one per pair, or {end - first}, one per feature, got {width}"
+        )
+    if width == end - first and options.layout != options.out_layout:
+        raise ValueError(
+            f"out_layout: expected {options.layout!r}, that of the input, with a column per feature, "
+            f"got {options.out_layout!r}"
+        )
+
+
+def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch.Tensor, options) -> None:
+    batch, seq_len = shape[:2]
+    name, sizes = "positions", [(seq_len,), (batch, seq_len)]
+    if options.offsets:
+        name, sizes = "offsets", [(batch,)]
+    elif options.seq_format == "thd":
+        sizes = [(seq_len,)]
+    expected = " or ".join(map(str, sizes))
+    _check_tensor(name, positions, tuple(map(len, sizes)), expected, POSITION_DTYPES)
+    if tuple(positions.shape) not in sizes:
+        raise ValueError(f"{name}: expected shape {expected}, got {tuple(positions.shape)}")
+    _check_device(name, positions, q)
+
+
+def _check_inplace(q: torch.Tensor, k: torch.Tensor | None, options) -> None:
+    if options.layout != options.out_layout:
+        raise ValueError(
+            f"out_layout: expected {options.layout!r}, that of the input, for inplace=True, got {options.out_layout!r}"
+        )
+    for name, x in (("q", q), ("k", k)):
+        if x is not None and overlaps_itself(x):
+            raise ValueError(
+                f"{name}: expected elements at distinct addresses for inplace=True, "
+                f"got strides {x.stride()} for shape {tuple(x.shape)}"
+            )
+    if k is not None and may_share_elements(q, k):
+        raise ValueError("k: expected memory disjoint from q's for inplace=True, got overlapping tensors")
 
 
 def _short(dtype: torch.dtype) -> str:

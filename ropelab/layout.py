@@ -13,10 +13,10 @@ import torch
 LAYOUTS = ("split_half", "interleaved")
 
 
-def check_layout(layout: str) -> None:
+def check_layout(layout: str, name: str = "layout") -> None:
     """Raise ValueError unless ``layout`` is one of ``LAYOUTS``."""
     if layout not in LAYOUTS:
-        raise ValueError(f"layout: expected one of {LAYOUTS}, got {layout!r}")
+        raise ValueError(f"{name}: expected one of {LAYOUTS}, got {layout!r}")
 
 
 def check_rotary_dim(rotary_dim: int) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from ropelab.layout import join, pairs
-from ropelab.seq_format import to_bshd
+from ropelab.seq_format import from_bshd, to_bshd
 
 
 def rotate(
@@ -12,33 +12,48 @@ def rotate(
     sin: torch.Tensor,
     *,
     layout: str = "split_half",
+    out_layout: str | None = None,
     seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotate every pair of features of every head by the angle of the token's row in the tables.
+    """Rotate every pair of features of every head by the angle of its token's position.
 
-    For token ``s``, plane ``i``, with ``c = cos[s, i]`` and ``s = sin[s, i]``::
+    With ``c`` and ``s`` the columns of row ``|position|`` that belong to the members of a pair, and ``s`` negated
+    for a negative position::
 
-        y0 = x0 c - x1 s
-        y1 = x1 c + x0 s
+        y0 = x0 c0 - x1 s0
+        y1 = x1 c1 + x0 s1
 
-    (Su et al., RoFormer, equation 34.) Features beyond ``2 * cos.shape[-1]`` pass unchanged.
-
-    Args:
-        x: 4-D in ``seq_format``, any floating dtype, any strides.
-        cos, sin: ``[P, rotary_dim/2]``, ``P >= S``.
-        inverse: apply the transpose of the rotation, i.e. rotate by minus the angle.
+    (Su et al., RoFormer, equation 34, where ``c0 = c1`` and ``s0 = s1``.) Arguments as for `ropelab.apply_rope`;
+    here all positions must have a row.
 
     Returns:
         A new float64 tensor of ``x``'s shape. Differentiable by plain autograd.
     """
     x = to_bshd(x.double(), seq_format)
-    rotary_dim = 2 * cos.shape[-1]
-    c = cos[: x.shape[1], None, :].double()
-    s = sin[: x.shape[1], None, :].double()
-    if inverse:
-        s = -s
-    x0, x1 = pairs(x[..., :rotary_dim], layout)
-    rotated = join(x0 * c - x1 * s, x1 * c + x0 * s, layout)
-    y = torch.cat((rotated, x[..., rotary_dim:]), dim=-1)
-    return to_bshd(y, seq_format)
+    batch, seq_len = x.shape[:2]
+    if positions is None:
+        starts = torch.as_tensor(offsets, device=x.device).expand(batch)
+        positions = starts[:, None] + torch.arange(seq_len, device=x.device)
+    positions = positions.long().expand(batch, seq_len)
+    is_token = (positions != -(2**31))[..., None, None]
+
+    cos, sin = (t.double().expand(batch, *t.shape[-2:]) for t in (cos, sin))
+    row = torch.where(is_token[..., 0, 0], positions.abs(), 0)
+    each = torch.arange(batch, device=x.device)[:, None]
+    cos, sin = cos[each, row][:, :, None], sin[each, row][:, :, None]
+    sin = torch.where((positions < 0)[..., None, None], -sin, sin)
+
+    first, end = rotary_slice or (0, 2 * cos.shape[-1])
+    full_width = cos.shape[-1] == end - first
+    c0, c1 = pairs(cos, layout) if full_width else (cos, cos)
+    s0, s1 = pairs(sin, layout) if full_width else (sin, sin)
+    if inverse:  # the transposed matrix
+        s0, s1 = -s1, -s0
+    x0, x1 = pairs(x[..., first:end], layout)
+    rotated = join(x0 * c0 - x1 * s0, x1 * c1 + x0 * s1, out_layout or layout)
+    y = torch.cat((x[..., :first], rotated, x[..., end:]), dim=-1)
+    return from_bshd(torch.where(is_token, y, 0.0), seq_format)

@@ -1,20 +1,37 @@
-"""How attention tensors order their axes: b = batch, s = sequence, h = heads, d = features of a head."""
+"""How attention tensors order their axes: b = batch, s = sequence, h = heads, d = features of a head, t = tokens."""
 
 import torch
 
-# Each format's axes as seen from bshd. Every one is its own inverse, so the same swap leads back.
+# The axes to swap for bshd. Every swap is its own inverse, so the same one leads back.
 _SWAP_TO_BSHD = {"bshd": (0, 0), "sbhd": (0, 1), "bhsd": (1, 2)}
 
-SEQ_FORMATS = tuple(_SWAP_TO_BSHD)
+DENSE_FORMATS = tuple(_SWAP_TO_BSHD)
+SEQ_FORMATS = (*DENSE_FORMATS, "thd")
+"""The dense formats, and ``thd``: sequences one after another along one axis of tokens, without padding."""
+
+
+SEQ_AXIS = {name: name.find("s") if "s" in name else name.find("t") for name in SEQ_FORMATS}
+"""Format -> the axis along which positions count."""
 
 
 def check_seq_format(seq_format: str) -> None:
     """Raise ValueError unless ``seq_format`` is one of ``SEQ_FORMATS``."""
-    if seq_format not in _SWAP_TO_BSHD:
+    if seq_format not in SEQ_FORMATS:
         raise ValueError(f"seq_format: expected one of {SEQ_FORMATS}, got {seq_format!r}")
 
 
+def rank(seq_format: str) -> int:
+    """The number of axes of a tensor of ``seq_format``."""
+    return len(seq_format)
+
+
 def to_bshd(x: torch.Tensor, seq_format: str) -> torch.Tensor:
-    """View 4-D ``x`` of ``seq_format`` as ``[B, S, H, D]``; applied to a bshd tensor, it leads back."""
+    """View ``x`` of ``seq_format`` as ``[B, S, H, D]``; packed tokens are one long sequence, ``[1, T, H, D]``."""
     check_seq_format(seq_format)
-    return x.transpose(*_SWAP_TO_BSHD[seq_format])
+    return x.unsqueeze(0) if seq_format == "thd" else x.transpose(*_SWAP_TO_BSHD[seq_format])
+
+
+def from_bshd(x: torch.Tensor, seq_format: str) -> torch.Tensor:
+    """View ``[B, S, H, D]`` as ``seq_format``: the inverse of ``to_bshd``."""
+    check_seq_format(seq_format)
+    return x.squeeze(0) if seq_format == "thd" else x.transpose(*_SWAP_TO_BSHD[seq_format])

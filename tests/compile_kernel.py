@@ -1,4 +1,4 @@
-"""Compile the kernel for a GPU that need not be there, as `rotate` would launch it, and look at the code.
+"""Compile the kernel for a GPU that need not be there, as it would be launched, and look at the code.
 
 Run as a script by test_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
@@ -14,11 +14,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import Rotation, rotate_triton
 
-KERNEL = rotate_triton._rotate_kernel
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", int: "i32"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", int: "i32"}
 
 # head_dim, rotary_dim, q heads, k heads, dtype, and the bytes that a thread must move at once
 CONFIGURATIONS = [
@@ -33,37 +32,31 @@ CONFIGURATIONS = [
 ]
 
 
-class Recorder:
-    """Stands in for the kernel and keeps what it is launched with."""
-
-    def __getitem__(self, grid):
-        return lambda *arguments, **options: setattr(self, "launch", (arguments, options))
-
-
-def compiled(head_dim, rotary_dim, q_heads, k_heads, dtype, layout, capability):
-    recorder = Recorder()
-    rotate_triton._rotate_kernel = recorder
-    q, k = (torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads))
-    table = torch.empty(64, rotary_dim // 2)
-    rotate_triton.rotate(
-        [q, k],
-        [torch.empty_like(q), torch.empty_like(k)],
-        table,
-        table,
-        interleaved=layout == "interleaved",
-        inverse=False,
-    )
-    arguments, options = recorder.launch
-    constants = {name: options.pop(name) for name in list(options) if name in KERNEL.arg_names}
-    signature, attributes = {}, {}
-    for i, (name, value) in enumerate(zip(KERNEL.arg_names, arguments, strict=False)):
-        signature[name] = TYPES[value.dtype if isinstance(value, torch.Tensor) else int]
-        specialized = name not in KERNEL.params or not KERNEL.params[i].do_not_specialize
-        if isinstance(value, torch.Tensor) or (specialized and value % 16 == 0):
+def compiled(launch, arguments, capability: int):
+    """``launch`` on ``arguments`` (tensors and ints, the kernel's first), compiled for a GPU of ``capability``."""
+    kernel, values = launch.kernel, (*arguments, *launch.fixed)
+    signature, constants, attributes = {}, {}, {}
+    for i, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        signature[parameter.name] = TYPES[value.dtype if isinstance(value, torch.Tensor) else int]
+        if isinstance(value, torch.Tensor) or (not parameter.do_not_specialize and value % 16 == 0):
             attributes[(i,)] = [["tt.divisibility", 16]]
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(KERNEL, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def rotation(head_dim, rotary_dim, q_heads, k_heads, dtype, layout, capability):
+    """The kernel that `apply_rope` launches for contiguous q and k of these shapes."""
+    q, k = (torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads))
+    outs = [torch.empty_like(q), torch.empty_like(k)]
+    table = torch.empty(64, rotary_dim // 2)
+    interleaved = layout == "interleaved"
+    launch = rotate_triton.plan(
+        [q, k], outs, table, table, None, Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+    )
+    return compiled(launch, (q, k, *outs, table, table, table, 0, 64), capability)
 
 
 def widest(ptx: str, instruction: str) -> int:
@@ -86,7 +79,7 @@ def local_memory(cubin: bytes) -> int:
 def main(capability: int) -> None:
     for *configuration, widths in CONFIGURATIONS:
         for layout, width in widths.items():
-            kernel = compiled(*configuration, layout, capability)
+            kernel = rotation(*configuration, layout, capability)
             ptx = kernel.asm["ptx"]
             name = f"sm_{capability} {layout} {configuration}"
             assert widest(ptx, "ld") >= width, f"{name}: loads of {widest(ptx, 'ld')} bytes, expected {width}"

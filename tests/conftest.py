@@ -10,7 +10,7 @@ if not HAS_GPU:
 
 import pytest  # noqa: E402
 
-import ropelab.rope  # noqa: E402
+import ropelab.prepared  # noqa: E402
 from ropelab.kernels import rotate_torch  # noqa: E402
 
 torch.set_num_threads(1)
@@ -35,5 +35,5 @@ def device(request, monkeypatch) -> str:
     """Where to put tensors so that `apply_rope` takes one path or the other."""
     if request.param == "triton":
         return "cuda" if HAS_GPU else "cpu"
-    monkeypatch.setattr(ropelab.rope, "backend_for", lambda x: rotate_torch)
+    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)
     return "cpu"

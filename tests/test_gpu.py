@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.kernels import rotate_torch, rotate_triton
+from ropelab.kernels import Rotation, rotate_torch, rotate_triton
 from ropelab.layout import LAYOUTS
-from ropelab.seq_format import SEQ_FORMATS
+from ropelab.seq_format import DENSE_FORMATS
 from tests.support import draw
 
 pytestmark = pytest.mark.gpu
@@ -17,7 +17,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 
 @layouts
 @dtypes
-@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+@pytest.mark.parametrize("seq_format", DENSE_FORMATS)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -144,13 +144,14 @@ def test_every_tile_gives_the_same_bits(layout):
     k = draw(2, 37, 5, 80, dtype=torch.bfloat16, device="cuda")
     cos, sin = ropelab.rotary_table(37, 64, device="cuda")
     expected = [torch.empty_like(x) for x in (q, k)]
-    rotate_torch.rotate([q, k], expected, cos, sin, interleaved=layout == "interleaved", inverse=False)
+    interleaved = layout == "interleaved"
+    rotation = Rotation(64, interleaved=interleaved, out_interleaved=interleaved)
+    rotate_torch.rotate([q, k], expected, cos, sin, rotation)
     for block_tokens in (1, 2, 8):
         for block_heads in (1, 4, 16):
             for num_warps in (1, 4, 8):
                 actual = [torch.full_like(x, float("nan")) for x in (q, k)]
-                tile = Tile(block_tokens, block_heads, num_warps)
-                rotate_triton.rotate(
-                    [q, k], actual, cos, sin, interleaved=layout == "interleaved", inverse=False, tile=tile
-                )
-                assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)), tile
+                for innermost in ("heads", "tokens", "batches"):
+                    tile = Tile(block_tokens, block_heads, num_warps, innermost)
+                    rotate_triton.rotate([q, k], actual, cos, sin, rotation, tile=tile)
+                    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)), tile

@@ -24,6 +24,8 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 def inputs(shape, device, *, seq_format="bshd", dtype=torch.float32, table_dtype=torch.float32):
     """q, k, cos, sin; the tables hold two rows more than needed and start at position 100."""
     batch, seq_len, q_heads, k_heads, head_dim, rotary_dim = shape
+    if seq_format == "thd":
+        batch, seq_len = 1, batch * seq_len
     q = draw(batch, seq_len, q_heads, head_dim, seq_format=seq_format, dtype=dtype, device=device)
     k = draw(batch, seq_len, k_heads, head_dim, seq_format=seq_format, dtype=dtype, device=device)
     cos, sin = ropelab.rotary_table(100 + seq_len + 2, rotary_dim, dtype=table_dtype, device=device)

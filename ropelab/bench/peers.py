@@ -20,7 +20,7 @@ from ropelab import layout as pairing
 from ropelab import reference
 from ropelab.bench import packages
 from ropelab.bench.workloads import Buffers, Workload
-from ropelab.seq_format import to_bshd
+from ropelab.seq_format import from_bshd, to_bshd
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]
 Rotate = Callable[[torch.Tensor, torch.Tensor | None], Pair]
@@ -118,7 +118,7 @@ def _complex(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate
         rotary, tail = x[..., : workload.rotary_dim], x[..., workload.rotary_dim :]
         z = torch.view_as_complex(rotary.float().unflatten(-1, (-1, 2)))
         y = torch.view_as_real(z * turns).flatten(-2).to(x.dtype)
-        return to_bshd(torch.cat((y, tail), dim=-1) if tail.shape[-1] else y, workload.seq_format)
+        return from_bshd(torch.cat((y, tail), dim=-1) if tail.shape[-1] else y, workload.seq_format)
 
     return lambda q, k: (one(q), one(k))
 
@@ -136,7 +136,7 @@ def _to_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
 def _from_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
     if x is None or seq_format == "bhsd":
         return x
-    return to_bshd(x.transpose(1, 2), seq_format)
+    return from_bshd(x.transpose(1, 2), seq_format)
 
 
 def _require_full_width(workload: Workload, package: str) -> None:
@@ -153,7 +153,7 @@ def _torchembed(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
         one = module.fused_rope_bshd_apply
 
         def rotate_pairs(q, k):
-            return tuple(None if x is None else to_bshd(one(to_bshd(x, fmt), cos, sin), fmt) for x in (q, k))
+            return tuple(None if x is None else from_bshd(one(to_bshd(x, fmt), cos, sin), fmt) for x in (q, k))
 
         return rotate_pairs
     wide_cos, wide_sin = (pairing.join(t, t, "split_half") for t in (cos, sin))
@@ -232,7 +232,7 @@ def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *
     def one(x):
         if x is None:
             return None
-        return to_bshd(_FlashAttention.apply(to_bshd(x, fmt), cos, sin, apply_rotary, interleaved), fmt)
+        return from_bshd(_FlashAttention.apply(to_bshd(x, fmt), cos, sin, apply_rotary, interleaved), fmt)
 
     return lambda q, k: (one(q), one(k))
 
@@ -333,7 +333,7 @@ def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor
     for half in pairing.pairs(bound[..., :r], workload.layout):
         # 1.05 covers the products of two roundoffs; the last term, results that underflow.
         half.copy_(1.05 * factor * (x0 + x1) + 4 * torch.finfo(workload.dtype).tiny)
-    return to_bshd(bound, workload.seq_format)
+    return from_bshd(bound, workload.seq_format)
 
 
 def check(peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers) -> Check:

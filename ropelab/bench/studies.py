@@ -11,7 +11,7 @@ import torch
 from ropelab.bench import peers, timing
 from ropelab.bench.copies import PREFIX, copies
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Buffers, Workload
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import Tile, choose_tile
 from ropelab.layout import LAYOUTS
 from ropelab.seq_format import to_bshd
@@ -196,10 +196,12 @@ def _copy_calls(copy: Callable, tensors: Sequence[Sequence[torch.Tensor]]) -> li
 
 
 def _tile_calls(workload: Workload, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
+    interleaved = workload.layout == "interleaved"
+
     def rotate(inputs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(x) for x in inputs]
-        interleaved = workload.layout == "interleaved"
-        rotate_triton.rotate(inputs, outputs, cos, sin, interleaved=interleaved, inverse=False, tile=tile)
+        rotation = Rotation(workload.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+        rotate_triton.rotate(inputs, outputs, cos, sin, rotation, tile=tile)
         return outputs
 
     def views(buffers: Buffers) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 
 import ropelab
 from ropelab.frequencies import inverse_frequencies
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import INTERPRETED
 from ropelab.layout import LAYOUTS, pairs, permutation
 from ropelab.study.bounds import (
     EXACT,
@@ -41,9 +41,9 @@ def device() -> str:
 
 def backend() -> str:
     """What `ropelab.apply_rope` runs here, in words for a reader."""
-    if torch.cuda.is_available() and not rotate_triton.INTERPRETED:
+    if torch.cuda.is_available() and not INTERPRETED:
         return f"the Triton kernel on {torch.cuda.get_device_name()}"
-    return "the Triton kernel, interpreted on the CPU" if rotate_triton.INTERPRETED else "the torch path on the CPU"
+    return "the Triton kernel, interpreted on the CPU" if INTERPRETED else "the torch path on the CPU"
 
 
 def short_name(dtype: torch.dtype) -> str:
@@ -53,7 +53,7 @@ def short_name(dtype: torch.dtype) -> str:
 
 def arithmetic(dtype: torch.dtype) -> Arithmetic:
     """The roundings of `ropelab.apply_rope` on this machine."""
-    return Arithmetic.of_kernel(dtype, interpreted=rotate_triton.INTERPRETED)
+    return Arithmetic.of_kernel(dtype, interpreted=INTERPRETED)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import INTERPRETED
 from ropelab.layout import LAYOUTS
 from ropelab.study import copy_task, laws, wrong_backward
 from ropelab.study.bounds import fraction
@@ -228,7 +228,7 @@ def _where() -> str:
     """What ran other people's code."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return "Triton's interpreter on the CPU" if rotate_triton.INTERPRETED else "torch on the CPU"
+    return "Triton's interpreter on the CPU" if INTERPRETED else "torch on the CPU"
 
 
 def _finish(fig: Figure, where: str) -> Figure:

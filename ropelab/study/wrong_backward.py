@@ -20,7 +20,7 @@ import ropelab
 from ropelab import reference
 from ropelab.bench import packages
 from ropelab.frequencies import inverse_frequencies
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import INTERPRETED
 from ropelab.study import laws
 from ropelab.study.bounds import exact, rotation_bound
 
@@ -61,7 +61,7 @@ def implementations() -> tuple[dict[str, Rotate], list[str]]:
     missing = []
     for version in VERSIONS:
         name = f"torchembed {version}"
-        if not (torch.cuda.is_available() or rotate_triton.INTERPRETED):
+        if not (torch.cuda.is_available() or INTERPRETED):
             missing.append(f"{name}: its kernel needs a GPU or TRITON_INTERPRET=1")
             continue
         try:

@@ -1,0 +1,194 @@
+"""The derivatives of the rotation: in reverse mode of every order, and in forward mode."""
+
+import torch
+from torch.autograd import forward_ad
+
+from ropelab.checks import check_inplace_autograd, check_rope_arguments
+from ropelab.kernels import NO_POSITION
+from ropelab.layout import join, pairs
+from ropelab.ops import dispatched, must_dispatch
+from ropelab.prepared import Options, rotated
+from ropelab.seq_format import to_bshd
+
+
+def recorded(q, k, cos, sin) -> bool:
+    """Whether anything differentiates: if not, autograd's function is left out, which costs as much as a launch."""
+    if _transformed():
+        return True
+    tensors = (q, cos, sin) if k is None else (q, k, cos, sin)
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+
+
+def _transformed() -> bool:
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def run(q, k, cos, sin, positions, first_position, options: Options, inplace: bool):
+    """Rotate without recording: see `ropelab.prepared.rotated`."""
+    rotate = dispatched if must_dispatch(q) else rotated
+    return rotate(q, k, cos, sin, positions, first_position, options, inplace)
+
+
+def rotate_differentiably(q, k, cos, sin, positions, first_position, options: Options):
+    """Rotate into new tensors that know where they come from."""
+    function = _RotateTransformed if _transformed() else _Rotate
+    return function.apply(q, k, cos, sin, positions, first_position, options, False)
+
+
+def overwrite_differentiably(q, k, cos, sin, positions, first_position, options: Options):
+    """Rotate in place and tell autograd."""
+    arguments = cos, sin, positions, first_position, options
+    if _transformed():
+        raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
+    if must_dispatch(q):  # a compiler makes one kernel of both, and cannot follow a function that overwrites
+        new = _Rotate.apply(q, k, *arguments, False)
+        return q.copy_(new) if k is None else (q.copy_(new[0]), k.copy_(new[1]))
+    check_rope_arguments(q, k, cos, sin, positions, options, True)
+    check_inplace_autograd(q, k, cos, sin)
+    if k is not None and (q._is_view() or k._is_view()):
+        # Autograd can rewrite the history of a view only for a function with a single output.
+        return _Rotate.apply(q, None, *arguments, True), _Rotate.apply(k, None, *arguments, True)
+    return _Rotate.apply(q, k, *arguments, True)
+
+
+class _Rotate(torch.autograd.Function):
+    """y = R x. Linear in x, so its vector-Jacobian product is R^T, the rotation by minus the angle."""
+
+    # q comes first: autograd takes the first input of an in-place function to be the view it rewrites.
+    @staticmethod
+    def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace):
+        ys = run(q, k, cos, sin, positions, first_position, options, inplace)
+        trained_tables = any(ctx.needs_input_grad[2:4])
+        if not trained_tables:  # then each output depends on its own input alone
+            outputs = (ys,) if k is None else ys
+            unneeded = [y for y, needed in zip(outputs, ctx.needs_input_grad, strict=False) if not needed]
+            ctx.mark_non_differentiable(*unneeded)
+        if inplace:
+            ctx.mark_dirty(*(x for x in (q, k) if x is not None))
+        ctx.first_position, ctx.options = first_position, options
+        # The tables' gradients are the only ones that need the inputs.
+        ctx.save_for_backward(cos, sin, positions, *((q, k) if trained_tables else (None, None)))
+        ctx.set_materialize_grads(False)
+        return ys
+
+    @staticmethod
+    def backward(ctx, *y_grads):
+        cos, sin, positions, q, k = ctx.saved_tensors
+        where = cos, sin, positions, ctx.first_position, ctx.options
+        wanted = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
+        x_grads = _rotate_back(wanted, *where)
+        table_grads = (None, None)
+        if any(ctx.needs_input_grad[2:4]):
+            table_grads = _table_gradients((q, k), y_grads, *where)
+        return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
+
+
+class _RotateTransformed(_Rotate):
+    """The same for torch.func and forward mode.
+
+    Apart, because in this form autograd inspects the signature at every call, which takes longer than the launch,
+    and torch.compile accepts no function with a rule for forward mode.
+    """
+
+    @staticmethod
+    def forward(q, k, cos, sin, positions, first_position, options, inplace):
+        return run(q, k, cos, sin, positions, first_position, options, inplace)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, cos, sin, positions, ctx.first_position, ctx.options, _ = inputs
+        ctx.save_for_backward(cos, sin, positions, q, k)
+        ctx.save_for_forward(cos, sin, positions, q, k)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx, q_tangent, k_tangent, cos_tangent, sin_tangent, *_):
+        cos, sin, positions, q, k = ctx.saved_tensors
+        where = positions, ctx.first_position, ctx.options
+        tangents = []
+        for x, x_tangent in ((q, q_tangent), (k, k_tangent)):
+            if x is None:
+                continue
+            # y is linear in x and, but for the features that pass, linear in the tables.
+            tangent = torch.zeros_like(x)
+            if x_tangent is not None:
+                tangent = rotate_differentiably(x_tangent, None, cos, sin, *where)
+            if cos_tangent is not None or sin_tangent is not None:
+                turns = [torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent)]
+                first, end = ctx.options.slice(cos.shape[-1])
+                turned = rotate_differentiably(x, None, *turns, *where)[..., first:end]
+                tangent = tangent + torch.nn.functional.pad(turned, (first, x.shape[-1] - end))
+            tangents.append(tangent)
+        return tangents[0] if k is None else tuple(tangents)
+
+
+def _rotate_back(y_grads, cos, sin, positions, first_position, options: Options) -> list[torch.Tensor | None]:
+    """R^T of each gradient that is there, by the same function, which autograd can differentiate again."""
+    present = [g for g in y_grads if g is not None]
+    if not present:
+        return list(y_grads)
+    q, k = present[0], present[1] if len(present) > 1 else None
+    back = options._replace(layout=options.out_layout, out_layout=options.layout, transpose=not options.transpose)
+    arguments = q, k, cos, sin, positions, first_position, back
+    rotated = rotate_differentiably(*arguments) if recorded(q, k, cos, sin) else run(*arguments, False)
+    remaining = iter((rotated,) if k is None else rotated)
+    return [None if g is None else next(remaining) for g in y_grads]
+
+
+def _table_gradients(xs, y_grads, cos, sin, positions, first_position, options: Options):
+    """What each row of the tables gets from the heads, batches and tokens that it serves.
+
+    With g the gradient of y, of the pair's ``y0 = x0 c0 - x1 s0`` and ``y1 = x1 c1 + x0 s1``::
+
+        dc0 = g0 x0,   dc1 = g1 x1,   ds0 = -g0 x1,   ds1 = g1 x0
+
+    and of the transposed rotation the same with g and x in each other's place. In torch operations: tables are
+    rarely trained, and autograd can differentiate these once more.
+    """
+    wide = torch.promote_types(cos.dtype, torch.float32)
+    first, end = options.slice(cos.shape[-1])
+    if all(g is None for g in y_grads):
+        return None, None
+    cos_tokens, sin_tokens = 0, 0
+    for x, g in zip(xs, y_grads, strict=False):
+        if x is None or g is None:
+            continue
+        x0, x1 = _wide_pairs(x, first, end, options.layout, options.seq_format, wide)
+        g0, g1 = _wide_pairs(g, first, end, options.out_layout, options.seq_format, wide)
+        if options.transpose:
+            x0, x1, g0, g1 = g0, g1, x0, x1
+        cos_tokens = cos_tokens + _columns(g0 * x0, g1 * x1, cos, end - first, options.layout)
+        sin_tokens = sin_tokens + _columns(-g0 * x1, g1 * x0, cos, end - first, options.layout)
+    if positions is None:
+        rows = torch.arange(cos_tokens.shape[1], device=cos.device) + first_position
+        return tuple(_add_rows(cos, tokens, rows.expand(tokens.shape[:2])) for tokens in (cos_tokens, sin_tokens))
+    if options.offsets:
+        along = torch.arange(cos_tokens.shape[1], device=cos.device)
+        positions = torch.where(positions[:, None] == NO_POSITION, NO_POSITION, positions[:, None] + along)
+    positions = positions.long().expand(cos_tokens.shape[:2])
+    rows = positions.abs()
+    # Positions without a row have made NaN of the result; they must not make an illegal address of this.
+    known = (rows < cos.shape[-2])[..., None]
+    rows = torch.where(known[..., 0], rows, 0)
+    sin_tokens = torch.where((positions < 0)[..., None], -sin_tokens, sin_tokens)
+    return tuple(_add_rows(cos, torch.where(known, t, 0), rows) for t in (cos_tokens, sin_tokens))
+
+
+def _add_rows(table: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The sum of ``tokens [B, S, W]`` over all that share a row of the table."""
+    if table.ndim == 3:
+        batch = torch.arange(table.shape[0], device=table.device)[:, None]
+        index = (batch.expand(rows.shape), rows)
+    else:
+        index = (rows,)
+    return tokens.new_zeros(table.shape).index_put(index, tokens, accumulate=True).to(table.dtype)
+
+
+def _columns(of_x0, of_x1, table: torch.Tensor, rotary_dim: int, layout: str) -> torch.Tensor:
+    """``[B, S, W]``: the sum over heads, in one column for both members of a pair or in one for each."""
+    of_x0, of_x1 = of_x0.sum(2), of_x1.sum(2)
+    return join(of_x0, of_x1, layout) if table.shape[-1] == rotary_dim else of_x0 + of_x1
+
+
+def _wide_pairs(x, first: int, end: int, layout: str, seq_format: str, dtype: torch.dtype):
+    return (half.to(dtype) for half in pairs(to_bshd(x, seq_format)[..., first:end], layout))

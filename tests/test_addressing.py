@@ -1,0 +1,265 @@
+"""Which row of which table belongs to a token, and which features rotate: against the definition and by law."""
+
+import pytest
+import torch
+
+import ropelab
+from ropelab.kernels import NO_POSITION
+from ropelab.layout import LAYOUTS, join, permutation
+from ropelab.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
+from tests.support import assert_rotated, draw
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+formats = pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+
+ROWS = 23
+
+
+def inputs(device, seq_format="bshd", *, batch=3, seq_len=5, rotary_dim=12, dtype=torch.float32):
+    """q, k, cos, sin; thd is one batch of ``batch * seq_len`` tokens."""
+    if seq_format == "thd":
+        batch, seq_len = 1, batch * seq_len
+    q = draw(batch, seq_len, 3, 16, seq_format=seq_format, dtype=dtype, device=device)
+    k = draw(batch, seq_len, 1, 16, seq_format=seq_format, dtype=dtype, device=device)
+    return q, k, *ropelab.rotary_table(ROWS, rotary_dim, device=device)
+
+
+def check(q, k, cos, sin, *, layout="split_half", seq_format="bshd", inverse=False, **where):
+    """Forward, gradient (the transposed kernel) and in place against the definition."""
+    options = {"layout": layout, "seq_format": seq_format, **where}
+    x, y = q.clone().requires_grad_(), k.clone().requires_grad_()
+    rotated = ropelab.apply_rope(x, y, cos=cos, sin=sin, inverse=inverse, **options)
+    cotangents = [torch.randn_like(z) for z in rotated]
+    grads = torch.autograd.grad(rotated, (x, y), cotangents)
+    for source, result, g, grad in zip((q, k), rotated, cotangents, grads, strict=True):
+        assert_rotated(result, source, cos, sin, inverse=inverse, **options)
+        back = options | {"layout": where.get("out_layout") or layout, "out_layout": layout}
+        assert_rotated(grad, g, cos, sin, inverse=not inverse, **back)
+    if where.get("out_layout") in (None, layout):
+        x, y = q.clone(), k.clone()
+        ropelab.apply_rope(x, y, cos=cos, sin=sin, inverse=inverse, inplace=True, **options)
+        assert torch.equal(x, rotated[0]) and torch.equal(y, rotated[1])
+
+
+def tokens(seq_format, q) -> tuple[int, int]:
+    return (1, len(q)) if seq_format == "thd" else (q.shape[{"sbhd": 1}.get(seq_format, 0)], q.shape[SEQ_AXIS[seq_format]])
+
+
+@layouts
+@formats
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_one_position_per_token(device, layout, seq_format, dtype):
+    q, k, cos, sin = inputs(device, seq_format)
+    batch, seq_len = tokens(seq_format, q)
+    shapes = [(seq_len,)] if seq_format == "thd" else [(seq_len,), (batch, seq_len)]
+    for shape in shapes:
+        positions = torch.randint(1 - ROWS, ROWS, shape, dtype=dtype, device=device)
+        check(q, k, cos, sin, layout=layout, seq_format=seq_format, positions=positions)
+
+
+@formats
+def test_offsets(device, seq_format):
+    q, k, cos, sin = inputs(device, seq_format)
+    batch, seq_len = tokens(seq_format, q)
+    of_each = torch.randint(1 - ROWS, ROWS - seq_len + 1, (batch,), device=device)
+    for offsets in (ROWS - seq_len, 1 - ROWS, of_each, of_each.int()):
+        check(q, k, cos, sin, seq_format=seq_format, offsets=offsets)
+
+
+def test_positions_of_any_strides(device):
+    q, k, cos, sin = inputs(device)
+    positions = torch.randint(0, ROWS, (5, 3), device=device)
+    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, positions=positions.T.contiguous())
+    wide = torch.stack((positions, positions), dim=-1)[..., 1]
+    for same in (positions.T, wide.T):
+        actual = ropelab.apply_rope(q, k, cos=cos, sin=sin, positions=same)
+        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
+@layouts
+def test_position_p_undoes_minus_p(device, layout):
+    q, k, cos, sin = inputs(device, rotary_dim=16)
+    positions = torch.arange(5, device=device)
+    options = {"cos": cos, "sin": sin, "layout": layout}
+    there = ropelab.apply_rope(q, k, positions=positions, inverse=True, **options)
+    back = ropelab.apply_rope(q, k, positions=-positions, **options)
+    assert torch.equal(there[0], back[0]) and torch.equal(there[1], back[1])
+
+
+@formats
+@layouts
+def test_a_token_without_a_position_is_zeros_and_gets_zero_gradient(device, seq_format, layout):
+    """Also where its own row, or its cotangent, is NaN: nobody initialised them."""
+    q, k, cos, sin = inputs(device, seq_format)
+    batch, seq_len = tokens(seq_format, q)
+    positions = torch.randint(0, ROWS, (seq_len,), device=device)
+    positions[[0, 2, seq_len - 1]] = NO_POSITION
+    nowhere = from_bshd((positions == NO_POSITION)[None, :, None, None], seq_format)
+    finite = [torch.where(nowhere, 0.0, x) for x in (q, k)]
+    options = {"cos": cos, "sin": sin, "layout": layout, "seq_format": seq_format, "positions": positions}
+    expected = ropelab.apply_rope(*finite, **options)
+    poisoned = [torch.where(nowhere, float("nan"), x).requires_grad_() for x in (q, k)]
+    actual = ropelab.apply_rope(*poisoned, **options)
+    grads = torch.autograd.grad(actual, poisoned, [torch.where(nowhere, float("nan"), y) for y in actual])
+    for y, e, grad, x in zip(actual, expected, grads, finite, strict=True):
+        assert torch.equal(y, e) and not y.masked_select(nowhere).any()
+        assert not grad.masked_select(nowhere).any() and not grad.isnan().any()
+        torch.testing.assert_close(grad, x)  # R^T R x
+    with torch.no_grad():
+        ropelab.apply_rope(*poisoned, inplace=True, **options)
+    assert torch.equal(poisoned[0], expected[0]) and torch.equal(poisoned[1], expected[1])
+
+
+def test_a_sequence_without_an_offset_is_zeros(device):
+    q, k, cos, sin = inputs(device)
+    offsets = torch.tensor([4, NO_POSITION, 0], device=device)
+    rotated = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=offsets)
+    for y, x in zip(rotated, (q, k), strict=True):
+        assert not y[1].any()
+        assert torch.equal(y[0], ropelab.apply_rope(x[:1], cos=cos, sin=sin, offsets=4)[0])
+        assert torch.equal(y[2], ropelab.apply_rope(x[2:], cos=cos, sin=sin)[0])
+
+
+@pytest.mark.parametrize("position", [ROWS, -ROWS, 2**31 - 1, 2**62, -(2**62)])
+def test_a_position_without_a_row_is_never_looked_up(position):
+    """The kernels themselves: NaN, and nothing read out of bounds; the rows beyond the table hold a number."""
+    from ropelab.kernels import Rotation, backend_for
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q, _, cos, sin = inputs(device)
+    dtype = torch.int64 if abs(position) >= 2**31 else torch.int32
+    positions = torch.tensor([[0, position, 1, 2, position]], dtype=dtype, device=device).expand(3, -1)
+    around = [torch.full((3 * ROWS, 6), 7.0, device=device) for _ in range(2)]
+    tables = [big[ROWS : 2 * ROWS].copy_(t) for big, t in zip(around, (cos, sin), strict=True)]
+    from ropelab.kernels import rotate_torch
+
+    for backend in (rotate_torch, backend_for(q)):
+        y = torch.empty_like(q)
+        backend.rotate([q], [y], *tables, Rotation(12), positions=positions)
+        assert y[:, [1, 4], :, :12].isnan().all()
+        assert not y[:, [0, 2, 3]].isnan().any() and torch.equal(y[..., 12:], q[..., 12:])
+
+
+@layouts
+def test_tables_of_each_batch(device, layout):
+    q, k, *_ = inputs(device)
+    angles = torch.randn(3, ROWS, 6, dtype=torch.float64, device=device)
+    cos, sin = angles.cos().float(), angles.sin().float()
+    check(q, k, cos, sin, layout=layout)
+    check(q, k, cos, sin, layout=layout, offsets=7)
+    check(q, k, cos, sin, layout=layout, positions=torch.randint(1 - ROWS, ROWS, (3, 5), device=device))
+    check(q, k, cos.transpose(0, 1).contiguous().transpose(0, 1), sin, layout=layout)
+    shared = cos[:1].expand(3, -1, -1), sin[:1].expand(3, -1, -1)
+    rotated = ropelab.apply_rope(q, cos=shared[0], sin=shared[1], layout=layout)
+    assert torch.equal(rotated, ropelab.apply_rope(q, cos=cos[0], sin=sin[0], layout=layout))
+
+
+@layouts
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("rotary_slice", [(0, 16), (4, 14)])
+def test_tables_with_a_column_per_feature(device, layout, inverse, rotary_slice):
+    """The two of a pair differ, so this is no rotation, and the backward is the transpose and not the inverse."""
+    q, k, *_ = inputs(device)
+    first, end = rotary_slice
+    cos, sin = torch.randn(2, ROWS, end - first, device=device)
+    check(q, k, cos, sin, layout=layout, rotary_slice=rotary_slice, inverse=inverse)
+    positions = torch.randint(1 - ROWS, ROWS, (5,), device=device)
+    check(q, k, cos, sin, layout=layout, rotary_slice=rotary_slice, inverse=inverse, positions=positions)
+
+
+@layouts
+def test_tables_that_repeat_their_columns_are_the_narrow_ones(device, layout):
+    q, k, cos, sin = inputs(device, rotary_dim=16)
+    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout)
+    wide = {"cos": join(cos, cos, layout), "sin": join(sin, sin, layout)}
+    actual = ropelab.apply_rope(q, k, layout=layout, rotary_slice=(0, 16), **wide)
+    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
+@layouts
+@formats
+def test_any_slice_rotates(device, layout, seq_format):
+    for rotary_slice in ((4, 16), (3, 7)):
+        q, k, cos, sin = inputs(device, seq_format, rotary_dim=rotary_slice[1] - rotary_slice[0])
+        check(q, k, cos, sin, layout=layout, seq_format=seq_format, rotary_slice=rotary_slice)
+
+
+@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("rotary_slice", [None, (4, 16)])
+def test_read_in_one_layout_and_written_in_the_other(device, source, target, rotary_slice):
+    q, k, cos, sin = inputs(device, rotary_dim=12)
+    check(q, k, cos, sin, layout=source, out_layout=target, rotary_slice=rotary_slice)
+    first, end = rotary_slice or (0, 12)
+    y = ropelab.apply_rope(q, cos=cos, sin=sin, layout=source, out_layout=target, rotary_slice=rotary_slice)
+    same = ropelab.apply_rope(q, cos=cos, sin=sin, layout=source, rotary_slice=rotary_slice)
+    same[..., first:end] = same[..., first:end][..., permutation(12, source, target)]
+    assert torch.equal(y, same)
+
+
+@pytest.mark.parametrize("case", ["positions", "offsets", "batches", "features", "layouts"])
+def test_gradients_of_tables(device, case):
+    """Every way to find a row, against finite differences, twice."""
+    where: dict = {"inverse": case in ("batches", "features")}
+    shape = (4, 2)
+    if case == "positions":
+        where["positions"] = torch.tensor([[2, -3], [0, NO_POSITION]], device=device)
+    elif case == "offsets":
+        where["offsets"] = torch.tensor([1, -2], device=device)
+    elif case == "batches":
+        shape = (2, 4, 2)
+        where["offsets"] = 1
+    elif case == "features":
+        shape = (4, 4)
+        where |= {"rotary_slice": (1, 5), "positions": torch.tensor([3, -1], device=device)}
+    elif case == "layouts":
+        where["out_layout"] = "interleaved"
+    options = {"dtype": torch.float64, "device": device, "requires_grad": True}
+    leaves = [torch.randn(2, 2, heads, 5, **options) for heads in (2, 1)]
+    leaves += [torch.randn(shape, **options) for _ in range(2)]
+
+    def rope(q, k, cos, sin):
+        return ropelab.apply_rope(q, k, cos=cos, sin=sin, **where)
+
+    assert torch.autograd.gradcheck(rope, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(rope, leaves, fast_mode=True)
+
+
+def test_gradients_of_positions_without_a_row_stay_in_bounds(device):
+    """On a GPU an index out of bounds would end the process."""
+    if device == "cpu":
+        pytest.skip("refused before anything runs")
+    q, _, cos, sin = inputs(device)
+    cos.requires_grad_()
+    y = ropelab.apply_rope(q, cos=cos, sin=sin, positions=torch.tensor([0, 1, 2, 3, ROWS], device=device))
+    (grad,) = torch.autograd.grad(y[:, :4].sum(), cos)
+    assert not grad[4:].any() and grad[:4].any()
+
+
+def test_qkv_of_one_buffer_packed_or_not(device):
+    """q and k as views of a qkv projection: read where they lie, or rotated there, without a copy of v."""
+    for shape, seq_format in (((2, 7), "bshd"), ((7, 2), "sbhd"), ((14,), "thd")):
+        qkv = torch.randn(*shape, 4 + 2 + 2, 16, device=device)
+        q, k = qkv[..., :4, :], qkv[..., 4:6, :]
+        cos, sin = ropelab.rotary_table(ROWS, 16, device=device)
+        options = {"cos": cos, "sin": sin, "seq_format": seq_format}
+        expected = ropelab.apply_rope(q.contiguous(), k.contiguous(), **options)
+        rotated = ropelab.apply_rope(q, k, **options)
+        v = qkv[..., 6:, :].clone()
+        ropelab.apply_rope(q, k, inplace=True, **options)
+        for a, b, e in zip(rotated, (q, k), expected, strict=True):
+            assert torch.equal(a, e) and torch.equal(b, e)
+        assert torch.equal(qkv[..., 6:, :], v)
+
+
+def test_rows_of_the_tables_may_change_between_calls(device):
+    """The same launch serves tables of any length: what it may read comes with every call."""
+    q, k, cos, sin = inputs(device)
+    for rows in (ROWS, 9, 5, 17):
+        check(q, k, cos[:rows], sin[:rows])
+        positions = torch.randint(0, rows, (5,), device=device)
+        check(q, k, cos[:rows], sin[:rows], positions=positions)
+    with pytest.raises(ValueError, match="cos: expected a row for each of 5 positions, got 4"):
+        ropelab.apply_rope(q, k, cos=cos[:4], sin=sin[:4])
+    with pytest.raises(ValueError, match="sin: expected cos's shape"):
+        ropelab.apply_rope(q, k, cos=cos, sin=sin[:9])
