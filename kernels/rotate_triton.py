@@ -22,10 +22,6 @@ MAX_BATCH = _MAX_GRID_YZ
 """Batches are on a grid axis that ends here; `rotate` splits more over launches."""
 _NO_POSITION = tl.constexpr(NO_POSITION)
 
-# Four pairs to a thread: their cosines and their sines in float32 are one 16-byte load each. With eight, the
-# compiler moves half of the table loads behind the first arithmetic, and every program waits for memory twice.
-_PAIRS_PER_ACCESS = 4
-
 
 @triton.jit
 def _offsets(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
@@ -331,7 +327,7 @@ def plan(
     x_strides, y_strides = [*q.stride()[:3], *k.stride()[:3]], [*qy.stride()[:3], *ky.stride()[:3]]
     cos_strides, sin_strides = _table_strides(cos), _table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
-    features_per_access = _PAIRS_PER_ACCESS * (2 if rotation.interleaved else 1)
+    features_per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     constants = {
         "Q_HEADS": q_heads, "K_HEADS": k_heads, "HEAD_DIM": head_dim,
         "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,

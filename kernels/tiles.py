@@ -3,23 +3,31 @@
 from dataclasses import dataclass
 
 
+PAIRS_PER_ACCESS = 4
+"""Pairs of which a thread reads the features, or the cosines, at once: 16 bytes of a table in float32."""
+
+
 @dataclass(frozen=True)
 class Tile:
     """Tokens and query heads of one program (it takes its share of the key heads too), and its warps.
 
     ``innermost``: what programs that start one after the other have of one another: further "heads" of the same
     tokens, then further tokens; further heads of the same tokens, then further "batches"; or further "tokens".
+    ``pairs_per_access``: of which a thread reads the features, or the cosines, at once.
     """
 
     block_tokens: int
     block_heads: int
     num_warps: int
     innermost: str = "heads"
+    pairs_per_access: int = PAIRS_PER_ACCESS
 
 
-# Four pairs of q for each of 128 threads: their cosines and sines in float32 are one 16-byte load each. Programs
-# of a quarter of that wait for their turn instead of for memory: a GPU starts them at a limited rate. More pairs
-# a thread keep more registers and leave room for fewer programs.
+# Four pairs of q for each of 128 threads. With eight the compiler moves half of the table loads behind the first
+# arithmetic, and every program waits for memory twice: 16 instead of 8 bytes of a half head at once are slower,
+# although the widest access is what one would ask for. Programs of a quarter of 512 pairs wait for their turn
+# instead of for memory: a GPU starts them at a limited rate. More pairs a thread keep more registers and leave
+# room for fewer programs.
 _PAIRS_PER_PROGRAM = 512
 _PAIRS_PER_WARP = 128
 

@@ -73,14 +73,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *y_grads):
-        cos, sin, positions, q, k = ctx.saved_tensors
-        where = cos, sin, positions, ctx.first_position, ctx.options
-        wanted = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
-        x_grads = _rotate_back(wanted, *where)
-        table_grads = (None, None)
-        if any(ctx.needs_input_grad[2:4]):
-            table_grads = _table_gradients((q, k), y_grads, *where)
-        return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
+        return _pull_back(ctx, y_grads, _rotate)
 
 
 class _RotateTransformed(_Rotate):
@@ -100,6 +93,11 @@ class _RotateTransformed(_Rotate):
         ctx.save_for_backward(cos, sin, positions, q, k)
         ctx.save_for_forward(cos, sin, positions, q, k)
         ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *y_grads):
+        # Not without autograd's function: it takes off the wrappers of transforms that have ended.
+        return _pull_back(ctx, y_grads, rotate_differentiably)
 
     @staticmethod
     def jvp(ctx, q_tangent, k_tangent, cos_tangent, sin_tangent, *_):
@@ -122,20 +120,35 @@ class _RotateTransformed(_Rotate):
         return tangents[0] if k is None else tuple(tangents)
 
 
-def _rotate_back(y_grads, cos, sin, positions, first_position, options: Options) -> list[torch.Tensor | None]:
-    """R^T of each gradient that is there, by the same function, which autograd can differentiate again."""
-    present = [g for g in y_grads if g is not None]
-    if not present:
-        return list(y_grads)
-    q, k = present[0], present[1] if len(present) > 1 else None
+def _pull_back(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of q, k, cos, sin and of the other arguments, which have none."""
+    cos, sin, positions, q, k = ctx.saved_tensors
+    first_position, options = ctx.first_position, ctx.options
+    # R^T of each gradient that is there, by a function that autograd can differentiate again.
     back = options._replace(layout=options.out_layout, out_layout=options.layout, transpose=not options.transpose)
-    arguments = q, k, cos, sin, positions, first_position, back
-    rotated = rotate_differentiably(*arguments) if recorded(q, k, cos, sin) else run(*arguments, False)
-    remaining = iter((rotated,) if k is None else rotated)
-    return [None if g is None else next(remaining) for g in y_grads]
+    x_grads = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
+    present = [g for g in x_grads if g is not None]
+    if present:
+        second = present[1] if len(present) > 1 else None
+        rotated = rotate(present[0], second, cos, sin, positions, first_position, back)
+        remaining = iter((rotated,) if second is None else rotated)
+        x_grads = [None if g is None else next(remaining) for g in x_grads]
+    table_grads = (None, None)
+    if any(ctx.needs_input_grad[2:4]):
+        table_grads = _table_gradients((q, k), y_grads, cos, positions, first_position, options)
+    return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
 
 
-def _table_gradients(xs, y_grads, cos, sin, positions, first_position, options: Options):
+def _rotate(q, k, cos, sin, *where):
+    """Differentiably if somebody differentiates the gradient."""
+    return (
+        rotate_differentiably(q, k, cos, sin, *where)
+        if recorded(q, k, cos, sin)
+        else run(q, k, cos, sin, *where, False)
+    )
+
+
+def _table_gradients(xs, y_grads, cos, positions, first_position, options: Options):
     """What each row of the tables gets from the heads, batches and tokens that it serves.
 
     With g the gradient of y, of the pair's ``y0 = x0 c0 - x1 s0`` and ``y1 = x1 c1 + x0 s1``::

@@ -15,21 +15,34 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ropelab.kernels import Rotation, rotate_triton
+from ropelab.layout import LAYOUTS
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", int: "i32"}
 
-# head_dim, rotary_dim, q heads, k heads, dtype, and the bytes that a thread must move at once
-CONFIGURATIONS = [
-    (128, 128, 32, 8, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (64, 64, 32, 8, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (256, 256, 16, 1, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (80, 80, 32, 32, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (96, 96, 32, 32, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (72, 72, 16, 16, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (128, 64, 32, 8, torch.bfloat16, {"split_half": 8, "interleaved": 16}),
-    (128, 128, 32, 8, torch.float32, {"split_half": 16, "interleaved": 16}),
+# head_dim, rotary_dim, q heads, k heads, dtype
+SHAPES = [
+    (128, 128, 32, 8, torch.bfloat16),
+    (64, 64, 32, 8, torch.bfloat16),
+    (256, 256, 16, 1, torch.bfloat16),
+    (80, 80, 32, 32, torch.bfloat16),
+    (96, 96, 32, 32, torch.bfloat16),
+    (72, 72, 16, 16, torch.bfloat16),
+    (128, 64, 32, 8, torch.bfloat16),
+    (128, 128, 32, 8, torch.float32),
 ]
+# What changes the code beyond the shape: how q and k lie in memory, and how a token's row is found.
+VARIANTS = {
+    "contiguous": {},
+    "bhsd": {"storage": "bhsd"},
+    "qkv": {"storage": "qkv"},
+    "positions": {"positions": torch.empty(1, 64, dtype=torch.int32)},
+    "offsets": {"positions": torch.empty(1, dtype=torch.int32), "rotation": {"offsets": True}},
+    "full width": {"rotation": {"full_width": True}},
+    "backward": {"rotation": {"transpose": True}},
+}
+# Bytes of q that a thread moves at once. Halves of heads in bfloat16: 8, which measured faster (kernels/tiles.py).
+WIDTHS = {("split_half", torch.bfloat16): 8}
 
 
 def compiled(launch, arguments, capability: int):
@@ -47,16 +60,22 @@ def compiled(launch, arguments, capability: int):
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
-def rotation(head_dim, rotary_dim, q_heads, k_heads, dtype, layout, capability):
-    """The kernel that `apply_rope` launches for contiguous q and k of these shapes."""
-    q, k = (torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads))
+def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None):
+    """The kernel that `apply_rope` launches for q and k of this shape."""
+    head_dim, rotary_dim, q_heads, k_heads, dtype = shape
+    if storage == "qkv":
+        qkv = torch.empty(1, 64, q_heads + 2 * k_heads, head_dim, dtype=dtype)
+        q, k = qkv[:, :, :q_heads], qkv[:, :, q_heads : q_heads + k_heads]
+    else:
+        q, k = (torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads))
+    if storage == "bhsd":
+        q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
     outs = [torch.empty_like(q), torch.empty_like(k)]
-    table = torch.empty(64, rotary_dim // 2)
     interleaved = layout == "interleaved"
-    launch = rotate_triton.plan(
-        [q, k], outs, table, table, None, Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
-    )
-    return compiled(launch, (q, k, *outs, table, table, table, 0, 64), capability)
+    options = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, **(rotation or {}))
+    table = torch.empty(64, rotary_dim if options.full_width else rotary_dim // 2)
+    launch = rotate_triton.plan([q, k], outs, table, table, positions, options)
+    return compiled(launch, (q, k, *outs, table, table, table if positions is None else positions, 0, 64), capability)
 
 
 def widest(ptx: str, instruction: str) -> int:
@@ -76,17 +95,23 @@ def local_memory(cubin: bytes) -> int:
     return sum(map(int, sizes))
 
 
+def check(name: str, kernel, width: int) -> None:
+    ptx = kernel.asm["ptx"]
+    assert widest(ptx, "ld") >= width, f"{name}: loads of {widest(ptx, 'ld')} bytes, expected {width}"
+    assert widest(ptx, "st") >= width, f"{name}: stores of {widest(ptx, 'st')} bytes, expected {width}"
+    assert re.search(r"evict_last\S*\.v4\.b32", ptx), f"{name}: tables are not read 16 bytes at a time"
+    assert local_memory(kernel.asm["cubin"]) == 0, f"{name}: registers were spilled"
+    print(f"{name}: {width} bytes, nothing spilled")
+
+
 def main(capability: int) -> None:
-    for *configuration, widths in CONFIGURATIONS:
-        for layout, width in widths.items():
-            kernel = rotation(*configuration, layout, capability)
-            ptx = kernel.asm["ptx"]
-            name = f"sm_{capability} {layout} {configuration}"
-            assert widest(ptx, "ld") >= width, f"{name}: loads of {widest(ptx, 'ld')} bytes, expected {width}"
-            assert widest(ptx, "st") >= width, f"{name}: stores of {widest(ptx, 'st')} bytes, expected {width}"
-            assert re.search(r"evict_last\S*\.v4\.b32", ptx), f"{name}: tables are not read 16 bytes at a time"
-            assert local_memory(kernel.asm["cubin"]) == 0, f"{name}: registers were spilled"
-            print(f"{name}: {width} bytes, nothing spilled")
+    for layout in LAYOUTS:
+        for shape in SHAPES:
+            kernel = rotation(shape, layout, capability)
+            check(f"sm_{capability} {layout} {shape}", kernel, WIDTHS.get((layout, shape[-1]), 16))
+        for name, variant in VARIANTS.items():
+            kernel = rotation(SHAPES[0], layout, capability, **variant)
+            check(f"sm_{capability} {layout} {name}", kernel, WIDTHS.get((layout, torch.bfloat16), 16))
 
 
 if __name__ == "__main__":

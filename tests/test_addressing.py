@@ -42,7 +42,9 @@ def check(q, k, cos, sin, *, layout="split_half", seq_format="bshd", inverse=Fal
 
 
 def tokens(seq_format, q) -> tuple[int, int]:
-    return (1, len(q)) if seq_format == "thd" else (q.shape[{"sbhd": 1}.get(seq_format, 0)], q.shape[SEQ_AXIS[seq_format]])
+    return (
+        (1, len(q)) if seq_format == "thd" else (q.shape[{"sbhd": 1}.get(seq_format, 0)], q.shape[SEQ_AXIS[seq_format]])
+    )
 
 
 @layouts

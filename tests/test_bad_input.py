@@ -41,6 +41,34 @@ BAD = {
     "a view of a leaf, in place": (
         {"k": Q.clone().requires_grad_()[:, :, :2], "inplace": True}, ValueError, "k: expected a tensor that autograd may",
     ),
+    "unknown out_layout": ({"out_layout": "neox"}, ValueError, "out_layout: expected one of .* got 'neox'"),
+    "another layout, in place": ({"out_layout": "interleaved", "inplace": True}, ValueError, "out_layout: expected 'split_half', that of the input"),
+    "thd of rank 4": ({"seq_format": "thd"}, ValueError, r"q: expected shape thd of rank 3, got \(2, 5, 4, 16\)"),
+    "thd with tables of each batch": (
+        {"q": Q[0], "k": K[0], "seq_format": "thd", "cos": COS[None], "sin": SIN[None]}, ValueError,
+        r"cos: expected shape \[positions, columns\], got \(1, 8, 8\)",
+    ),
+    "positions no tensor": ({"positions": [0, 1, 2, 3, 4]}, TypeError, "positions: expected a torch.Tensor, got list"),
+    "positions of floats": ({"positions": torch.zeros(5)}, TypeError, "positions: expected one of int32, int64, got float32"),
+    "positions too few": ({"positions": torch.arange(4)}, ValueError, r"positions: expected shape \(5,\) or \(2, 5\), got \(4,\)"),
+    "positions of sbhd": ({"positions": torch.zeros(5, 2).long()}, ValueError, r"positions: expected shape \(5,\) or \(2, 5\), got \(5, 2\)"),
+    "positions elsewhere": ({"positions": torch.arange(5, device="meta")}, ValueError, "positions: expected q's device cpu, got meta"),
+    "positions of rank 2, thd": (
+        {"q": Q[0], "k": K[0], "seq_format": "thd", "positions": torch.zeros(1, 5).long()}, ValueError,
+        r"positions: expected shape \(5,\), got \(1, 5\)",
+    ),
+    "positions and offsets": ({"positions": torch.arange(5), "offsets": 3}, ValueError, "offsets: expected none beside positions, got both"),
+    "offsets too few": ({"offsets": torch.tensor([1])}, ValueError, r"offsets: expected shape \(2,\), got \(1,\)"),
+    "offsets of floats": ({"offsets": torch.zeros(2)}, TypeError, "offsets: expected one of int32, int64, got float32"),
+    "offset no number": ({"offsets": "3"}, TypeError, "offsets: expected an int or a tensor, got str"),
+    "offset too high": ({"offsets": 4}, ValueError, "cos: expected a row for each of 5 positions from 4 on, got 8 rows"),
+    "slice beyond the head": ({"rotary_slice": (4, 20)}, ValueError, r"rotary_slice: expected an even number of the 16 features of a head, got \(4, 20\)"),
+    "slice of odd width": ({"rotary_slice": (4, 9)}, ValueError, r"rotary_slice: expected an even number .* got \(4, 9\)"),
+    "slice backwards": ({"rotary_slice": (8, 4)}, ValueError, r"rotary_slice: expected an even number .* got \(8, 4\)"),
+    "slice of another width": ({"rotary_slice": (0, 12)}, ValueError, "cos: expected 6 columns, one per pair, or 12, one per feature, got 8"),
+    "a column per feature, other layout": (
+        {"rotary_slice": (0, 8), "out_layout": "interleaved"}, ValueError, "out_layout: expected 'split_half', that of the input, with a column",
+    ),
     "trained tables, in place": ({"cos": COS.clone().requires_grad_(), "inplace": True}, ValueError, "cos: expected a table without grad"),
 }  # fmt: skip
 
@@ -66,6 +94,47 @@ def _moved(value, device):
 
 
 _MOVED: dict[int, torch.Tensor] = {}
+
+
+@pytest.mark.parametrize("change", [
+    {"positions": torch.tensor([0, 8, 1, 2, 3])}, {"positions": torch.tensor([0, -8, 1, 2, 3])},
+    {"offsets": torch.tensor([0, 4])}, {"offsets": torch.tensor([-8, 0])}, {"offsets": -8},
+])  # fmt: skip
+def test_positions_in_cpu_memory_are_compared_with_the_tables(change):
+    with pytest.raises(
+        ValueError, match=r"(positions|offsets): expected \|positions\| below the 8 rows of cos, got -?8"
+    ):
+        ropelab.apply_rope(Q, K, cos=COS, sin=SIN, **change)
+
+
+@pytest.mark.gpu
+def test_positions_in_gpu_memory_yield_nan():
+    positions = torch.tensor([0, 8, 1, 2, -9], device="cuda")
+    y = ropelab.apply_rope(Q.cuda(), cos=COS.cuda(), sin=SIN.cuda(), positions=positions)
+    assert y[:, [1, 4]].isnan().all() and not y[:, [0, 2, 3]].isnan().any()
+
+
+def test_what_was_right_once_is_checked_again(device):
+    """Preparing a shape once must not hide an argument that changes later."""
+    q, k, cos, sin = (x.to(device) for x in (Q, K, COS, SIN))
+    ropelab.apply_rope(q, k, cos=cos, sin=sin)
+    for change, error in (
+        ({"cos": cos[:4], "sin": sin[:4]}, "cos: expected a row"),
+        ({"sin": sin[:7]}, "sin: expected cos's shape"),
+        ({"sin": sin.double()}, "sin: expected cos's dtype"),
+        ({"offsets": 4}, "cos: expected a row"),
+        ({"layout": "half"}, "layout: expected"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=error):
+            ropelab.apply_rope(q, k, **({"cos": cos, "sin": sin} | change))
+    leaf = q.clone().requires_grad_()
+    ropelab.apply_rope(leaf * 1, k.clone(), cos=cos, sin=sin, inplace=True)
+    with pytest.raises(ValueError, match="q: expected a tensor that autograd may"):
+        ropelab.apply_rope(leaf, k.clone(), cos=cos, sin=sin, inplace=True)
+    buffer = torch.randn(2, 5, 6, 16, device=device)
+    ropelab.apply_rope(buffer[:, :, :4], buffer[:, :, 4:], cos=cos, sin=sin, inplace=True)
+    with pytest.raises(ValueError, match="k: expected memory disjoint"):
+        ropelab.apply_rope(buffer[:, :, :4], buffer[:, :, 3:5], cos=cos, sin=sin, inplace=True)
 
 
 def test_inference_may_overwrite_a_leaf(device):
