@@ -23,7 +23,7 @@ PEERS := torchembed==0.2.4 torchembed==0.3.0 torchembed==0.3.1 torchembed==0.3.2
          liger-kernel==0.8.5 flash-attn==2.8.3.post2 deepspeed==0.19.8
 
 .DEFAULT_GOAL := help
-.PHONY: help test smoke reproduce measure figures lab peers clean existing-environment
+.PHONY: help test memcheck smoke reproduce measure figures lab peers clean existing-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,10 @@ help: ## this list
 test: EXTRAS := study test
 test: $(READY) ## the whole test suite (GPU tests only where there is a GPU)
 	$(RUN) -m pytest
+
+memcheck: EXTRAS := study test
+memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(RUN) tests/memcheck.py
 
 reproduce: EXTRAS := study
 reproduce: $(READY) peers ## the whole study: measure (on a GPU), run every notebook, write the report

@@ -53,8 +53,11 @@ def test_inplace_never_races(layout, head_dim):
 
 @pytest.mark.parametrize(
     ("batch", "seq_len", "seq_format"),
-    [(1, 70_001, "bshd"), (70_001, 1, "bshd"), (70_001, 1, "sbhd"), (1, 70_001, "bhsd")],
-)
+    [
+        (1, 70_001, "bshd"), (70_001, 1, "bshd"), (70_001, 1, "sbhd"), (2, 70_001, "sbhd"), (1, 70_001, "bhsd"),
+        (1, 70_001, "thd"),
+    ],
+)  # fmt: skip
 def test_more_tokens_or_batches_than_a_short_grid_axis_holds(batch, seq_len, seq_format):
     x = draw(batch, seq_len, 1, 16, seq_format=seq_format, device="cuda")
     cos, sin = ropelab.rotary_table(seq_len, 16, device="cuda")
@@ -74,6 +77,39 @@ def test_offsets_beyond_32_bits(layout):
     expected = ropelab.apply_rope(x[:, -8:].clone(), cos=cos[-8:], sin=sin[-8:], layout=layout)
     actual = ropelab.apply_rope(x, cos=cos, sin=sin, layout=layout, inplace=True)
     assert torch.equal(actual[:, -8:], expected)
+
+
+def test_offsets_beyond_32_bits_of_packed_tokens():
+    """Both halves of 2^31 + elements are packed sequences, so equal numbers must become equal."""
+    tokens, heads, head_dim = 2**19 + 64, 32, 128
+    x = torch.empty(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+    assert x.numel() > 2**31
+    x[:32].normal_()
+    x[-32:] = x[:32]
+    cos, sin = ropelab.rotary_table(tokens // 2, head_dim, device="cuda")
+    packed = ropelab.PackedSequences(torch.tensor([0, tokens // 2, tokens - 32, tokens], device="cuda"), tokens)
+    y = ropelab.apply_rope(x, cos=cos, sin=sin, seq_format="thd", positions=packed.positions)
+    assert torch.equal(y[:32], y[-32:])
+    assert torch.equal(y[:32], ropelab.apply_rope(x[:32], cos=cos, sin=sin, seq_format="thd"))
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_compiled_by_inductor_once_for_any_number_of_tokens(positions):
+    def attention(q, k, cos, sin, where):
+        q, k = ropelab.apply_rope(q * 2, k * 2, cos=cos, sin=sin, positions=where)
+        return q.float().square().mean() + k.float().square().mean()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True)
+    cos, sin = ropelab.rotary_table(300, 64, device="cuda")
+    for seq_len in (48, 100, 257):
+        q, k = (draw(2, seq_len, heads, 64, device="cuda").requires_grad_() for heads in (4, 2))
+        where = torch.randint(0, 300, (2, seq_len), device="cuda") if positions else None
+        with torch._dynamo.config.patch(error_on_recompile=seq_len != 48):
+            actual = torch.autograd.grad(compiled(q, k, cos, sin, where), (q, k))
+        expected = torch.autograd.grad(attention(q, k, cos, sin, where), (q, k))
+        for a, e in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, e)
 
 
 def test_forward_and_backward_are_one_launch_each():
@@ -119,6 +155,46 @@ def test_can_be_captured_in_a_cuda_graph():
     q.normal_()
     graph.replay()
     assert torch.equal(y, ropelab.apply_rope(q, cos=cos, sin=sin))
+
+
+def test_a_graph_takes_new_packings_and_gradients():
+    """A training step of packed sequences, captured once: the next batch only fills ``cu_seqlens`` anew."""
+    cu_seqlens = torch.tensor([0, 10, 64], dtype=torch.int32, device="cuda")
+    q, g = draw(1, 64, 8, 64, device="cuda")[0].requires_grad_(), torch.randn(64, 8, 64, device="cuda")
+    cos, sin = ropelab.rotary_table(64, 64, device="cuda")
+
+    def step():
+        packed = ropelab.PackedSequences(cu_seqlens, 64)
+        y = ropelab.apply_rope(q, cos=cos, sin=sin, seq_format="thd", positions=packed.positions)
+        return y.detach(), *torch.autograd.grad(y, q, g)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for lengths in ([0, 10, 64], [0, 33, 34], [0, 0, 64], [0, 64, 64]):
+        cu_seqlens.copy_(torch.tensor(lengths))
+        graph.replay()
+        for actual, expected in zip(captured, step(), strict=True):
+            assert torch.equal(actual, expected)
+
+
+def test_no_call_waits_for_the_gpu():
+    """Under this setting PyTorch raises at every synchronisation."""
+    cu_seqlens = torch.tensor([0, 10, 10, 60], dtype=torch.int32, device="cuda")
+    q = draw(1, 64, 8, 64, device="cuda")[0].requires_grad_()
+    cos, sin = ropelab.rotary_table(64, 64, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packed = ropelab.PackedSequences(cu_seqlens, 64)
+        y = ropelab.apply_rope(q, cos=cos, sin=sin, seq_format="thd", positions=packed.positions)
+        torch.autograd.grad(y, q, torch.ones_like(y))
+        ropelab.apply_rope(q.detach()[None], cos=cos, sin=sin, offsets=torch.zeros_like(cu_seqlens[:1]))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_runs_on_the_tensors_device_and_stream():
