@@ -1,8 +1,11 @@
 """cos/sin tables: one row per position, one column per rotated plane."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ropelab.frequencies import inverse_frequencies
+from ropelab.kernels import NO_POSITION
 
 
 def rotary_table(
@@ -35,3 +38,46 @@ def rotary_table(
     positions = torch.arange(seq_len, dtype=torch.float64)
     angles = torch.outer(positions, inverse_frequencies(rotary_dim, base))
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def axial_tables(
+    cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor | Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables of each token for positions along several axes: every plane reads the axis that it belongs to.
+
+    Built once for a batch and shared by all layers and the backward, as in ``apply_rope(q, k, cos=c, sin=s)``.
+    ``axes`` is ``[0] * 16 + [1] * 24 + [2] * 24`` for the sections ``[16, 24, 24]`` of Qwen2-VL, 0 1 2 0 1 2 ... 0 0
+    for the interleaved ones of Qwen3-VL, and ``[0] * 8 + [1] * 28 + [2] * 28`` for the three axes of Flux, whose
+    tables are those of the axes side by side.
+
+    Args:
+        cos, sin: ``[P, R/2]``; row ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
+        positions: ``[axes, S]``, ``[axes, B, S]`` or, for packed tokens, ``[axes, T]``; int32 or int64.
+        axes: ``[R/2]``: the axis of each column of the tables. A list is checked and copied to the device, for which
+            the host waits; a tensor that is there already is taken as it is.
+
+    Returns:
+        ``(cos, sin)``: ``[S, R/2]`` or ``[B, S, R/2]``, differentiable in the tables. Zeros for ``NO_POSITION``, NaN
+        for a position without a row: nothing is read that is not there.
+
+    Raises:
+        ValueError: axes that are not one for each column, or that ``positions`` does not have.
+        TypeError: positions that are not int32 or int64.
+    """
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"positions: expected int32 or int64, got {positions.dtype}")
+    if positions.ndim not in (2, 3):
+        raise ValueError(f"positions: expected shape [axes, S] or [axes, B, S], got {tuple(positions.shape)}")
+    if len(axes) != cos.shape[-1]:
+        raise ValueError(f"axes: expected one for each of the {cos.shape[-1]} columns of cos, got {len(axes)}")
+    if not isinstance(axes, torch.Tensor):
+        if not set(axes) <= set(range(len(positions))):
+            raise ValueError(f"axes: expected axes below the {len(positions)} of positions, got {sorted(set(axes))}")
+        axes = torch.tensor(axes, device=positions.device)
+    place = positions.long()[axes].movedim(0, -1)
+    row = place.abs()
+    nowhere, missing = place == NO_POSITION, row >= len(cos)
+    row = row.masked_fill(missing, 0)
+    column = torch.arange(cos.shape[-1], device=cos.device)
+    cos, sin = (table[row, column].masked_fill(missing, float("nan")).masked_fill(nowhere, 0) for table in (cos, sin))
+    return cos, torch.where(place < 0, -sin, sin)

@@ -227,6 +227,42 @@ def test_gradients_of_tables(device, case):
     assert torch.autograd.gradgradcheck(rope, leaves, fast_mode=True)
 
 
+@pytest.mark.parametrize("axes", [[0] * 2 + [1] * 3 + [2], [0, 1, 2, 0, 1, 0], [1] * 6])
+@pytest.mark.parametrize("shape", [(3, 5), (3, 2, 5)])
+def test_every_plane_reads_its_axis(device, axes, shape):
+    """Against one rotation for each axis, of which the planes of that axis are kept."""
+    q, k, cos, sin = inputs(device, batch=2)
+    positions = torch.randint(1 - ROWS, ROWS, shape, device=device)
+    tables = ropelab.axial_tables(cos, sin, positions, axes)
+    for layout in LAYOUTS:
+        rotated = ropelab.apply_rope(q, k, cos=tables[0], sin=tables[1], layout=layout)
+        for axis in range(3):
+            plane = torch.tensor([a == axis for a in axes], device=device)
+            of_axis = torch.cat((join(plane, plane, layout), torch.full((4,), axis == 0, device=device)))
+            expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, layout=layout, positions=positions[axis])
+            for a, e in zip(rotated, expected, strict=True):
+                assert torch.equal(a[..., of_axis], e[..., of_axis])
+
+
+def test_axial_tables_of_packed_tokens_and_of_none(device):
+    q, k, cos, sin = inputs(device, "thd")
+    positions = torch.randint(1 - ROWS, ROWS, (2, len(q)), device=device)
+    positions[:, 3], positions[1, 5] = NO_POSITION, ROWS
+    c, s = ropelab.axial_tables(cos, sin, positions, [0, 1] * 3)
+    assert not c[3].any() and not s[3].any()
+    assert c[5, 1::2].isnan().all() and not c[5, 0::2].isnan().any()
+    y = ropelab.apply_rope(q, cos=c, sin=s, seq_format="thd")
+    assert not y[3, :, :12].any() and torch.equal(y[3, :, 12:], q[3, :, 12:])
+    for change, message in (
+        ({"axes": [0, 1]}, "axes: expected one for each of the 6 columns of cos, got 2"),
+        ({"axes": [0, 1, 2] * 2}, "axes: expected axes below the 2 of positions"),
+        ({"positions": positions[0]}, r"positions: expected shape \[axes, S\]"),
+        ({"positions": positions.float()}, "positions: expected int32 or int64, got torch.float32"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            ropelab.axial_tables(cos, sin, **({"positions": positions, "axes": [0, 1] * 3} | change))
+
+
 def test_gradients_of_positions_without_a_row_stay_in_bounds(device):
     """On a GPU an index out of bounds would end the process."""
     if device == "cpu":
