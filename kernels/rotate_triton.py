@@ -311,7 +311,7 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    tile = tile or choose_tile(rotation.rotary_dim, q_heads, seq_len, innermost(q))
+    tile = tile or choose_tile(rotation.rotary_dim, q_heads, seq_len, innermost(q), rotation.interleaved)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     order = tile.innermost

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-
 PAIRS_PER_ACCESS = 4
 """Pairs of which a thread reads the features, or the cosines, at once: 16 bytes of a table in float32."""
 
@@ -29,28 +28,39 @@ class Tile:
 # instead of for memory: a GPU starts them at a limited rate. More pairs a thread keep more registers and leave
 # room for fewer programs.
 _PAIRS_PER_PROGRAM = 512
-_PAIRS_PER_WARP = 128
 
 
-def choose_tile(rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads") -> Tile:
+def choose_tile(
+    rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads", interleaved: bool = False
+) -> Tile:
     """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``seq_len`` tokens in a row.
 
     Args:
         innermost: of which axis neighbours lie next to each other in memory: "heads" (bshd, thd), "batches"
             (sbhd: its heads, then its batches) or "tokens" (bhsd).
+        interleaved: the layout of the input.
 
-    One token and as many of its heads as fill a program; where there are too few heads, further tokens. Where
-    tokens lie next to each other, two heads, to share rows of the tables, and as many tokens as fill the program.
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
     width = next_power_of_2(rotary_dim // 2)
-    heads = 2 if innermost == "tokens" else max(1, _PAIRS_PER_PROGRAM // width)
+    program, access = _PAIRS_PER_PROGRAM, PAIRS_PER_ACCESS
+    if innermost == "tokens":
+        # Few heads, as each is elsewhere in memory. Two share rows of the tables; halves of heads are read 16 bytes
+        # at a time here, with which two are too many.
+        heads, access = (2, access) if interleaved else (1, 2 * access)
+    else:
+        # One token, with as many of its heads as fill the program. Of wide heads a program takes twice as much, so
+        # that the single key head of MQA is not alone in a program of its own size.
+        if width >= 128:
+            program, access = 2 * program, 2 * access
+        heads = max(1, program // width)
     heads = min(heads, next_power_of_2(max(q_heads, 1)))
-    tokens = min(max(1, _PAIRS_PER_PROGRAM // (heads * width)), next_power_of_2(max(seq_len, 1)))
-    if innermost == "tokens":  # few tokens leave room for more heads
-        heads = min(max(1, _PAIRS_PER_PROGRAM // (tokens * width)), next_power_of_2(max(q_heads, 1)))
-    num_warps = min(max(1, tokens * heads * width // _PAIRS_PER_WARP), _PAIRS_PER_PROGRAM // _PAIRS_PER_WARP)
-    return Tile(tokens, heads, num_warps, innermost)
+    tokens = min(max(1, program // (heads * width)), next_power_of_2(max(seq_len, 1)))
+    # Where there are too few tokens or heads for one of the two, the other fills the program.
+    heads = min(max(heads, program // (tokens * width)), next_power_of_2(max(q_heads, 1)))
+    most_warps = program // access // 32
+    num_warps = min(max(1, tokens * heads * width // access // 32), most_warps)
+    return Tile(tokens, heads, num_warps, innermost, access)
 
 
 def next_power_of_2(n: int) -> int:
