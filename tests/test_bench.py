@@ -495,5 +495,8 @@ def test_draw_all_reads_records(tmp_path):
     }
     for study, table in frames.items():
         records.write(study, table, tmp_path / "records")
-    files = figures.draw_all(tmp_path / "figures", tmp_path / "records")
-    assert len(files) == 2 * len(figures.FIGURES) and all(file.stat().st_size > 0 for file in files)
+    files, missing = figures.draw_all(tmp_path / "figures", tmp_path / "records")
+    drawn = [name for name, (needed, _) in figures.FIGURES.items() if set(needed) <= frames.keys()]
+    assert {file.stem for file in files} == set(drawn) and len(files) == 2 * len(drawn)
+    assert all(file.stat().st_size > 0 for file in files)
+    assert len(missing) == len(figures.FIGURES) - len(drawn) and all("`make measure`" in line for line in missing)

@@ -79,10 +79,11 @@ def figures(context: typer.Context) -> None:
     from ropelab.study.figures import draw_all
 
     directory = context.obj / "figures"
-    try:
-        draw_all(directory)
-    except FileNotFoundError as error:
-        sys.exit(str(error))  # no record yet; the message says how to make one
+    files, missing = draw_all(directory)
+    for reason in missing:
+        print(f"  {reason}")
+    if not files:
+        sys.exit("no figure could be drawn")
     print(f"figures are in {directory}")
 
 

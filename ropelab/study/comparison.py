@@ -19,6 +19,15 @@ def timed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[right & ~frame.contender.str.startswith(PREFIX)]
 
 
+def named_cells(frame: pd.DataFrame) -> pd.Series:
+    """The cells' names, with what a record may say beside them: a format other than bshd, q and k as views of qkv."""
+    names = frame.cell
+    for column, usual in (("seq_format", "bshd"), ("storage", "contiguous")):
+        if column in frame:
+            names = names.where(frame[column] == usual, names + ", " + frame[column])
+    return names
+
+
 def fractions(frame: pd.DataFrame) -> pd.DataFrame:
     """Speed as a fraction of the best copy: a row per layout, direction and cell, a column per contender."""
     table = timed(frame).pivot_table(

@@ -4,92 +4,69 @@ Titles state what the table says and are computed from it. ``footer`` is ``Recor
 versions.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
+from ropelab.study import drawing, family_figures, family_findings
+from ropelab.study.comparison import OURS, named_cells
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
-OURS = "ropelab"
 
-_LABELS = {
-    "ropelab": "ropelab",
-    "ropelab in place": "ropelab, in place",
-    "flash_attn": "flash-attn",
-    "liger": "Liger, in place",
-    "torchembed": "torchembed, kernel",
-    "torchembed API": "torchembed, module",
-    "torchembed 0.3.2": "torchembed 0.3.2",
-    "torchembed 0.3.0": "torchembed 0.3.0",
-    "complex": "complex product",
-    "compile": "torch.compile",
-    "hf_compiled": "formula, torch.compile",
-    "eager": "eager formula",
-    "hf_eager": "formula, eager",
-}
-_COLORBLIND = sns.color_palette("colorblind")
-# One colour and marker per implementation in all figures; two names of one thing share them.
-_COLORS = dict(zip(_LABELS, [_COLORBLIND[i] for i in (0, 9, 1, 6, 2, 8, 2, 8, 4, 3, 3, 7, 7)], strict=True))
-_MARKERS = dict(zip(_LABELS, "oPsDv^v^*XXpp", strict=True))
+_CELL = ["cell", "layout", "dtype", "direction"]
 _BASELINES = {"eager": "the eager formula", "compile": "torch.compile"}
 _PUBLISHED_LABEL = "published (GB10)"
-_LAYOUT = {"split_half": "split-half", "interleaved": "interleaved"}
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "figure.titlesize": 12,
-    "svg.fonttype": "none",
-}
 
 
 def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Latency against sequence length at the document's shapes, with the copy, per dtype and direction."""
-    dtypes = _ordered(frame.dtype, ("bfloat16", "float32"))
-    directions = _ordered(frame.direction, ("forward", "backward"))
-    times = _times(frame)
+    dtypes = drawing.ordered(frame.dtype, ("bfloat16", "float32"))
+    directions = drawing.ordered(frame.direction, drawing.DIRECTIONS)
+    times = drawing.timed(frame)
     ratios = {
         name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
     }
     title = "At the document's shapes ropelab is " + " and ".join(
-        f"{_range(ratio, '.2f')} times as fast as {_BASELINES[name]}" for name, ratio in ratios.items() if len(ratio)
+        f"{drawing.value_range(ratio, '.2f')} times as fast as {_BASELINES[name]}"
+        for name, ratio in ratios.items()
+        if len(ratio)
     )
-    fig, axes = _grid(len(directions), len(dtypes), (4.6, 3.3), title, footer, sharex=True, sharey="row")
+    fig, axes = drawing.grid(len(directions), len(dtypes), (4.6, 3.3), title, footer, sharex=True, sharey="row")
     for row, direction in zip(axes, directions, strict=True):
         for ax, dtype in zip(row, dtypes, strict=True):
             panel = times[(times.direction == direction) & (times.dtype == dtype)]
-            copy = _best_copy(panel).groupby("seq_len").median_us.min()
+            copy = drawing.copies(panel).groupby("seq_len").median_us.min()
             ax.plot(copy.index, copy, color="black", linestyle="--", linewidth=1.2, label="best copy", zorder=1)
-            for name, line in _contenders(panel):
+            for name, line in drawing.contenders(panel):
                 line = line.sort_values("seq_len")
-                ax.plot(line.seq_len, line.median_us, **_look(name), markersize=6, linewidth=1.4)
-                ax.fill_between(line.seq_len, line.q20_us, line.q80_us, color=_COLORS.get(name), alpha=0.2, linewidth=0)
+                ax.plot(line.seq_len, line.median_us, **drawing.look(name), markersize=6, linewidth=1.4)
+                ax.fill_between(
+                    line.seq_len, line.q20_us, line.q80_us, color=drawing.look(name)["color"], alpha=0.2, linewidth=0
+                )
             ax.set(xscale="log", yscale="log", title=f"{dtype}, {direction}")
             ax.xaxis.set_major_locator(FixedLocator(sorted(panel.seq_len.unique())))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            _plain_log(ax.yaxis)
+            drawing.plain_log(ax.yaxis)
     for ax in axes[-1]:
         ax.set_xlabel("sequence length (tokens)")
     for ax in axes[:, 0]:
         ax.set_ylabel("GPU time (µs)")
-    _legend(fig, axes, columns=3)
-    _say_untimed(fig, frame)
+    drawing.legend(fig, axes, columns=3)
+    drawing.say_untimed(fig, frame)
     return fig
 
 
 def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:
     """The document's speed-ups of torchembed's kernel beside those measured here, forward."""
-    times = _times(frame)
+    times = drawing.timed(frame)
     times = times[times.direction == "forward"]
     wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
     baselines = [name for name in _BASELINES if name in wide]
@@ -103,10 +80,10 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
             rows[f"{name} here, {dtype}"] = cells[baseline] / cells[name]
         series[baseline] = pd.DataFrame(rows)
         here = series[baseline].filter(like="torchembed here").stack()
-        ratio = f"{_range(here, '.1f')}x" if len(here) else "not measured"
-        phrases.append(f"{ratio} over {_BASELINES[baseline]} (published {_range(stated, '.1f')}x)")
+        ratio = f"{drawing.value_range(here, '.1f')}x" if len(here) else "not measured"
+        phrases.append(f"{ratio} over {_BASELINES[baseline]} (published {drawing.value_range(stated, '.1f')}x)")
     title = "torchembed's kernel, forward, measured here:\n" + ", ".join(phrases)
-    fig, axes = _grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
+    fig, axes = drawing.grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
     for ax, baseline in zip(axes[0], baselines, strict=True):
         table = series[baseline].sort_index()
         place = np.arange(len(table))
@@ -122,7 +99,7 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
             bf16 = "bfloat16" in name
             ax.plot(
                 place + (-0.1 if bf16 else 0.1), table[name], "o" if bf16 else "s", label=name, markersize=8,
-                markeredgecolor="white", markeredgewidth=0.5, color=_COLORS[name.split()[0]],
+                markeredgecolor="white", markeredgewidth=0.5, color=drawing.look(name.split()[0])["color"],
             )  # fmt: skip
         ax.axhline(1, color="grey", linewidth=0.8)
         ax.set_xticks(place, [f"{s:,}" for s in table.index])
@@ -133,26 +110,29 @@ def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str
         )
         ax.set_ylim(bottom=0)
     axes[0, 0].set_ylabel("speed-up (times)")
-    _legend(fig, axes, columns=3, size=7)
+    drawing.legend(fig, axes, columns=3, size=7)
     return fig
 
 
 def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every contender in every dense cell as a fraction of the copy, with the bar that each cell sets."""
-    times = _times(frame)
+    times = drawing.timed(frame.assign(cell=named_cells(frame)))
     cells = list(dict.fromkeys(times.cell))
-    layouts, directions = _ordered(times.layout, _LAYOUT), _ordered(times.direction, ("forward", "backward"))
+    layouts, directions = (
+        drawing.ordered(times.layout, drawing.LAYOUT),
+        drawing.ordered(times.direction, drawing.DIRECTIONS),
+    )
     ours = times[times.contender == OURS]
     met = (ours.fraction_of_copy >= ours.bar).sum()
     others = times[~times.in_place & (times.contender != OURS) & ~times.contender.str.startswith(PREFIX)]
     rival = others.groupby(_CELL).fraction_of_copy.max()
     ahead = (ours.set_index(_CELL).fraction_of_copy >= rival.reindex(pd.MultiIndex.from_frame(ours[_CELL]))).sum()
     title = (
-        f"ropelab runs at {_range(ours.fraction_of_copy, '.2f')} of the speed of a copy "
+        f"ropelab runs at {drawing.value_range(ours.fraction_of_copy, '.2f')} of the speed of a copy "
         f"and reaches the bar in {met} of {len(ours)} cells;\n"
         f"no other out-of-place contender is faster in {ahead} of {len(ours)}"
     )
-    fig, axes = _grid(
+    fig, axes = drawing.grid(
         len(directions), len(layouts), (5.6, 0.42 * len(cells) + 1.2), title, footer, sharex=True, sharey=True
     )
     for row, direction in zip(axes, directions, strict=True):
@@ -162,29 +142,29 @@ def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
             bars = panel.drop_duplicates("cell")
             height = bars.cell.map(place)
             ax.vlines(bars.bar, height - 0.38, height + 0.38, color="black", linewidth=2, label="bar", zorder=3)
-            for name, points in _contenders(panel):
+            for name, points in drawing.contenders(panel):
                 size = 8 if name.startswith(OURS) else 6
                 ax.plot(
-                    points.fraction_of_copy, points.cell.map(place), **_look(name), linestyle="none",
+                    points.fraction_of_copy, points.cell.map(place), **drawing.look(name), linestyle="none",
                     markersize=size, markeredgecolor="white", markeredgewidth=0.5, alpha=0.9,
                     zorder=5 if name == OURS else 4,
                 )  # fmt: skip
             ax.axvline(1, color="grey", linestyle="--", linewidth=1)
             ax.set_yticks(list(place.values()), list(place))
-            ax.set(title=f"{_LAYOUT[layout]}, {direction}", ylim=(-0.6, len(cells) - 0.4))
+            ax.set(title=f"{drawing.LAYOUT[layout]}, {direction}", ylim=(-0.6, len(cells) - 0.4))
             ax.set_xlim(left=0)
     for ax in axes[-1]:
         ax.set_xlabel("fraction of the best copy of the same bytes")
     for ax in axes[:, 0]:
         ax.set_ylabel("batch x tokens, q/k heads, head_dim")
-    _legend(fig, axes, columns=4)
-    _say_untimed(fig, frame)
+    drawing.legend(fig, axes, columns=4)
+    drawing.say_untimed(fig, frame)
     return fig
 
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     """What an eager call with a few tokens costs the host, with and without autograd."""
-    times = frame[(frame.status == "ok") & frame.median_us.notna()]
+    times = drawing.timed(frame)
     modes = [mode for mode in (False, True) if (times.autograd == mode).any()]
     plain = times[(~times.autograd) & (~times.contender.str.contains("in place"))]
     average = plain.groupby("contender").median_us.median()
@@ -192,13 +172,15 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
         others = average.drop(OURS)
         title = (
             f"An eager call of ropelab keeps the host busy for {average[OURS]:.0f} µs; "
-            f"the others take {_range(others, '.0f')} µs"
+            f"the others take {drawing.value_range(others, '.0f')} µs"
         )
     else:
         title = "Host time of an eager call"
+    if bars := family_findings.host_bars(frame):
+        title += ";\nthat is " + ", ".join(bar.phrase() for bar in bars)
     order = times.groupby("contender").median_us.median().sort_values().index.tolist()
-    layouts = _ordered(times.layout, _LAYOUT)
-    fig, axes = _grid(1, len(modes), (5.4, 0.42 * len(order) + 1.5), title, footer, sharex=True, sharey=True)
+    layouts = drawing.ordered(times.layout, drawing.LAYOUT)
+    fig, axes = drawing.grid(1, len(modes), (5.4, 0.42 * len(order) + 1.5), title, footer, sharex=True, sharey=True)
     height = 0.8 / len(layouts)
     for ax, mode in zip(axes[0], modes, strict=True):
         for i, layout in enumerate(layouts):
@@ -206,46 +188,48 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
             y = np.arange(len(order))[::-1] + (0.5 * (len(layouts) - 1) - i) * height
             spread = [rows.median_us - rows.q20_us, rows.q80_us - rows.median_us]
             ax.barh(
-                y, rows.median_us, height * 0.92, xerr=spread, color=_COLORBLIND[(0, 1)[i]],
-                label=_LAYOUT[layout], error_kw={"linewidth": 1, "ecolor": "0.25"},
+                y, rows.median_us, height * 0.92, xerr=spread, color=drawing.COLORBLIND[(0, 1)[i]],
+                label=drawing.LAYOUT[layout], error_kw={"linewidth": 1, "ecolor": "0.25"},
             )  # fmt: skip
             for value, edge, at in zip(rows.median_us, rows.q80_us, y, strict=True):
                 if np.isfinite(value):
                     ax.annotate(f"{value:.0f}", (edge, at), (4, 0), textcoords="offset points", va="center", size=8)
-        ax.set_yticks(np.arange(len(order))[::-1], [_LABELS.get(name, name) for name in order])
+        ax.set_yticks(np.arange(len(order))[::-1], [drawing.label(name) for name in order])
         ax.set(title="with autograd" if mode else "without autograd", xlabel="host time of one call (µs)")
         ax.margins(x=0.12)
         ax.grid(False, axis="y")
-    _legend(fig, axes)
+    drawing.legend(fig, axes)
     return fig
 
 
 def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     """How the kernel fares with other tiles: what the choice in ``kernels/tiles.py`` rests on."""
-    times = frame[frame.status == "ok"]
-    times = times.assign(cell=times.cell.where(times.seq_format == "bshd", times.cell + ", " + times.seq_format))
+    times = frame.assign(cell=named_cells(frame))[frame.status == "ok"]
+    # What programs in a row share is told apart where the record tries more than one order.
+    several = "innermost" in times and times.innermost.nunique() > 1
+    times = times.assign(innermost=times.innermost if several else "")
     fractions = times.groupby(["cell", "layout"]).fraction_of_copy
     best, worst = fractions.max(), fractions.min()
     chosen = times[times.chosen].set_index(["cell", "layout"]).fraction_of_copy
     loss = (1 - chosen / best).max()
     title = (
         f"In every cell the chosen tile is within {100 * loss:.1f} % of the best of "
-        f"{_range(fractions.size(), 'd')}; the worst loses up to {100 * (1 - worst / best).max():.0f} %"
+        f"{drawing.value_range(fractions.size(), 'd')}; the worst loses up to {100 * (1 - worst / best).max():.0f} %"
     )
-    cells, layouts = list(dict.fromkeys(times.cell)), _ordered(times.layout, _LAYOUT)
-    fig, axes = _grid(1, len(layouts), (6.0, 0.5 * len(cells) + 1.6), title, footer, sharex=True, sharey=True)
+    cells, layouts = list(dict.fromkeys(times.cell)), drawing.ordered(times.layout, drawing.LAYOUT)
+    fig, axes = drawing.grid(1, len(layouts), (6.0, 0.5 * len(cells) + 1.6), title, footer, sharex=True, sharey=True)
     warps = sorted(times.num_warps.unique())
-    shades = dict(zip(warps, [_COLORBLIND[i] for i in (4, 1, 2, 9, 7)], strict=False))
+    shades = dict(zip(warps, [drawing.COLORBLIND[i] for i in (4, 1, 2, 9, 7)], strict=False))
     for ax, layout in zip(axes[0], layouts, strict=True):
         panel = times[times.layout == layout]
         place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
-        for warp, points in panel.groupby("num_warps"):
+        for (warp, inner), points in panel.groupby(["num_warps", "innermost"]):
             offset = 0.12 * (warps.index(warp) - (len(warps) - 1) / 2)
-            label = f"{warp} warp" + "s" * (warp != 1)
+            label = f"{warp} warp" + "s" * (warp != 1) + f", {inner} innermost" * bool(inner)
             ax.plot(
                 points.fraction_of_copy,
                 points.cell.map(place) + offset,
-                "o",
+                {"batches": "s", "tokens": "^"}.get(inner, "o"),
                 color=shades[warp],
                 markersize=4,
                 label=label,
@@ -254,144 +238,73 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
             offset = 0.12 * (warps.index(row.num_warps) - (len(warps) - 1) / 2)
             at = (row.fraction_of_copy, place[row.cell] + offset)
             ax.plot(*at, "o", markerfacecolor="none", markeredgecolor="black", markersize=9, label="chosen")
-            text = f"{row.block_tokens} x {row.block_heads}, {row.num_warps}w"
+            text = f"{row.block_tokens} x {row.block_heads}, {row.num_warps}w" + f", {row.innermost}" * bool(
+                row.innermost
+            )
             ax.annotate(text, (1.0, place[row.cell]), (6, 0), xycoords=("axes fraction", "data"),
                         textcoords="offset points", va="center", size=8)  # fmt: skip
         ax.set_yticks(list(place.values()), list(place))
         ax.set(
-            title=f"{_LAYOUT[layout]} (right: the chosen tokens x heads, warps)",
+            title=f"{drawing.LAYOUT[layout]} (right: the chosen tokens x heads, warps)",
             xlabel="fraction of the best copy",
         )
         ax.axvline(1, color="grey", linestyle="--", linewidth=1)
     axes[0, 0].set_ylabel("batch x tokens, q/k heads, head_dim")
-    _legend(fig, axes)
+    drawing.legend(fig, axes)
     return fig
 
 
-FIGURES: dict[str, tuple[str, Callable[[pd.DataFrame, str], Figure]]] = {
-    "document_table": ("deepspeed_table", document_table),
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
+    "document_table": (("deepspeed_table",), document_table),
     "published_speedups": (
-        "deepspeed_table",
+        ("deepspeed_table",),
         lambda frame, footer: published_speedups(frame, pd.read_csv(PUBLISHED), footer),
     ),
-    "fraction_of_copy": ("dense", fraction_of_copy),
-    "host_time": ("host", host_time),
-    "tile_sweep": ("tiles", tile_sweep),
+    "fraction_of_copy": (("dense",), fraction_of_copy),
+    "host_time": (("host",), host_time),
+    "tile_sweep": (("tiles",), tile_sweep),
+    **family_figures.FIGURES,
 }
-"""Figure -> the study it draws, and how."""
+"""Figure -> the studies it draws, and how: a function of their tables and the footer."""
 
 
 def draw(name: str, directory: Path | str = records.MEASUREMENTS) -> Figure:
-    """Draw one figure of ``FIGURES`` from the record that ``records.load`` finds in ``directory``."""
-    if name not in FIGURES:
-        raise ValueError(f"name: expected one of {tuple(FIGURES)}, got {name!r}")
-    study, function = FIGURES[name]
-    record = records.load(study, directory)
-    return function(record.frame, record.footer)
-
-
-def draw_all(directory: Path, measurements: Path | str = records.MEASUREMENTS) -> list[Path]:
-    """Draw every figure into ``directory`` as PNG and SVG; returns the files.
+    """Draw one figure of ``FIGURES`` from the records that ``records.load`` finds in ``directory``.
 
     Raises:
-        FileNotFoundError: a record is missing.
+        FileNotFoundError: a record is missing; says how to make it.
+    """
+    if name not in FIGURES:
+        raise ValueError(f"name: expected one of {tuple(FIGURES)}, got {name!r}")
+    studies, function = FIGURES[name]
+    found = [records.load(study, directory) for study in studies]
+    footer = " / ".join(dict.fromkeys(record.footer for record in found))
+    return function(*(record.frame for record in found), footer)
+
+
+def draw_all(directory: Path, measurements: Path | str = records.MEASUREMENTS) -> tuple[list[Path], list[str]]:
+    """Draw every figure whose records there are into ``directory`` as PNG and SVG.
+
+    Returns:
+        The files, and for each figure that is not among them why.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    files = []
+    files, missing = [], []
     for name in FIGURES:
-        fig = draw(name, measurements)
+        try:
+            fig = draw(name, measurements)
+        except FileNotFoundError as error:
+            missing.append(f"{name}: {error}")
+            continue
         for kind in ("png", "svg"):
             path = directory / f"{name}.{kind}"
             fig.savefig(path, dpi=150)
             files.append(path)
-    return files
+    return files, missing
 
 
 # ---------------------------------------------------------------------------------------------------- helpers
 
-_CELL = ["cell", "layout", "dtype", "direction"]
-
-
-def _times(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have a time."""
-    return frame[(frame.status == "ok") & frame.median_us.notna()]
-
 
 def _ours(times: pd.DataFrame) -> pd.Series:
     return times[times.contender == OURS].set_index(_CELL).median_us
-
-
-def _best_copy(times: pd.DataFrame) -> pd.DataFrame:
-    return times[times.contender.str.startswith(PREFIX)]
-
-
-def _contenders(times: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Those that are no copies, in the order of the legend."""
-    names = [name for name in dict.fromkeys(times.contender) if not name.startswith(PREFIX)]
-    known = list(_LABELS)
-    for name in sorted(names, key=lambda n: known.index(n) if n in known else len(known)):
-        yield name, times[times.contender == name]
-
-
-def _look(name: str) -> dict[str, object]:
-    return {
-        "label": _LABELS.get(name, name),
-        "color": _COLORS.get(name, "grey"),
-        "marker": _MARKERS.get(name, "h"),
-    }
-
-
-def _ordered(values: pd.Series, order: Iterable[str]) -> list[str]:
-    present = set(values)
-    return [value for value in order if value in present]
-
-
-def _range(values: pd.Series, spec: str) -> str:
-    low, high = format(values.min(), spec), format(values.max(), spec)
-    return low if low == high else f"{low} to {high}"
-
-
-def _grid(rows: int, columns: int, size: tuple[float, float], title: str, footer: str, **share):
-    """A figure of its own (unknown to pyplot, so that a notebook shows it once) and its axes, always 2-D."""
-    with sns.axes_style("whitegrid", rc=_STYLE), mpl.rc_context(_STYLE):
-        fig = Figure(figsize=(columns * size[0], rows * size[1] + 1.1), layout="constrained")
-        axes = fig.subplots(rows, columns, squeeze=False, **share)
-        fig.suptitle(title, x=0.01, ha="left", fontweight="bold", wrap=True)
-        if footer:
-            fig.text(0.99, 0.004, footer, ha="right", va="bottom", size=8, color="0.35")
-        margin = 0.3 / fig.get_figheight()  # inches, for the footer
-        fig.get_layout_engine().set(rect=(0, margin, 1, 1 - margin))
-    return fig, axes
-
-
-def _legend(fig: Figure, axes: np.ndarray, columns: int = 6, size: float | None = None) -> None:
-    """One legend for all panels, below them."""
-    entries: dict[str, object] = {}
-    for ax in axes.flat:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    # The pad, in font sizes, leaves room for the footer below the legend.
-    options = {"loc": "outside lower center", "borderaxespad": 2, "frameon": False}
-    legend = fig.legend(entries.values(), entries.keys(), ncols=columns, **options)
-    if size is not None:
-        for handle in legend.legend_handles:
-            handle.set_markersize(size)
-
-
-def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
-    """Name the contenders that have no time, and why, at the foot of the figure."""
-    untimed = frame[frame.status != "ok"]
-    reasons = untimed.status.str.split(" has relative error").str[0].str.slice(stop=60)
-    lines = [
-        f"{_LABELS.get(name, name)} ({reason})"
-        for name, reason in dict.fromkeys(zip(untimed.contender, reasons, strict=True))
-    ]
-    if lines:
-        fig.text(0.01, 0.004, "not shown: " + ", ".join(lines), ha="left", va="bottom", size=8, color="0.35")
-
-
-def _plain_log(axis) -> None:
-    """Powers and halves of ten as plain numbers: 20, 50, 100, 200."""
-    axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())

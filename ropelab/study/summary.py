@@ -1,13 +1,23 @@
 """The tables of README.md, computed from the records; a test compares them with what the file says."""
 
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from ropelab.bench import records
-from ropelab.study import comparison, verdicts
+from ropelab.study import comparison, family_findings, verdicts
 
+COLUMNS = {
+    "ropelab": "ropelab",
+    "torch.compile": "hf_compiled",
+    "Liger (in place)": "liger",
+    "flash-attn": "flash_attn",
+    "torchembed": "torchembed 0.3.2",
+    "eager": "hf_eager",
+}
+"""Column -> the contender that it shows."""
 README = records.ROOT / "README.md"
 GPU = "nvidia-h200"
 """Whose records README.md shows, whatever GPU is at hand."""
@@ -18,52 +28,84 @@ def tables() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as directory:
         only = Path(directory)
         (only / GPU).symlink_to(records.MEASUREMENTS / GPU)
-        return {"speed": _speed(record()), "claims": _claims(only)}
+        return {"speed": _speed(record()), "family": family(only), "claims": _claims(only)}
 
 
-def record() -> records.Record:
-    """The record behind the table of speeds."""
-    return records.load("dense", gpu=GPU)
+def record(study: str = "dense") -> records.Record:
+    """The record behind the table of speeds, or that of another study."""
+    return records.load(study, gpu=GPU)
 
 
 def update(readme: Path = README) -> None:
-    """Write the tables into the file."""
+    """Write the tables that the file has a place for into it."""
     text = readme.read_text()
     for name, table in tables().items():
-        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
         _, _, after = rest.partition("<!-- end -->")
-        text = f"{before}<!-- {name} -->\n{table}<!-- end -->{after}"
+        if mark:
+            text = f"{before}{mark}{table}<!-- end -->{after}"
     readme.write_text(text)
 
 
 def _speed(record: records.Record) -> str:
     """Smallest fraction of the copy over layouts and directions, ours and the best of each peer family."""
-    times = comparison.timed(record.frame)
-    columns = {
-        "ropelab": ["ropelab"],
-        "torch.compile": ["hf_compiled"],
-        "Liger (in place)": ["liger"],
-        "flash-attn": ["flash_attn"],
-        "torchembed": ["torchembed 0.3.2"],
-        "eager": ["hf_eager"],
-    }
-    lines = [
-        f"Measured on {record.footer} (record of {record.provenance['utc']}).",
-        "",
-        "| batch x tokens, q/k heads, head_dim | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+    times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
+    rows = [
+        [cell, *(_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
+        for cell, rows in times.groupby("cell", sort=False)
     ]
-    for cell, rows in times.groupby("cell", sort=False):
-        fractions = [rows[rows.contender.isin(names)].fraction_of_copy for names in columns.values()]
-        lines.append(f"| {cell} | " + " | ".join(map(_range, fractions)) + " |")
-    return "\n".join(lines) + "\n"
+    return _measured([record]) + _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
+
+
+def family(directory: Path) -> str:
+    """Formats by cells, the smallest fraction of a copy of each contender; then every bar of the kernel family."""
+    studies = dict.fromkeys(study for needed, _ in family_findings.QUESTIONS.values() for study in needed)
+    found, missing = {}, []
+    for study in studies:
+        try:
+            found[study] = records.load(study, directory)
+        except FileNotFoundError:
+            missing.append(study)
+    text = _measured(found.values())
+    if {"dense", "formats"} <= found.keys():
+        smallest = family_findings.smallest_fractions(found["dense"].frame, found["formats"].frame)
+        names = dict(list(COLUMNS.items())[:4])  # the others are far behind these
+        smallest = smallest.reindex(columns=list(names.values()))
+        formats, cells = (list(dict.fromkeys(smallest.index.get_level_values(level))) for level in smallest.index.names)
+        each = smallest.map(lambda fraction: "–" if pd.isna(fraction) else f"{fraction:.2f}").agg(" / ".join, axis=1)
+        rows = [[cell, *(each.get((name, cell), "") for name in formats)] for cell in cells]
+        text += f"Smallest fraction of a copy over layouts and directions: {' / '.join(names)}.\n\n"
+        text += _table(["batch x tokens, q/k heads, head_dim", *formats], rows) + "\n"
+    board = family_findings.scoreboard(directory)
+    board = board[board.verdict != "not measured"]
+    board.question = board.question.mask(board.question.duplicated(), "")
+    text += _table(["", "worst case of ropelab", "bar", ""], board.iloc[:, :4].values.tolist())
+    return text + (f"\nNot measured yet: {', '.join(missing)}.\n" if missing else "")
 
 
 def _claims(directory: Path) -> str:
     ledger = verdicts.ledger(records=directory)
-    lines = ["| claim | in our words | verdict |", "|---|---|---|"]
-    lines += [f"| {row.id} | {row.statement} | {row.verdict} |" for row in ledger.itertuples()]
-    return "\n".join(lines) + "\n"
+    return _table(["claim", "in our words", "verdict"], ledger[["id", "statement", "verdict"]].values.tolist())
+
+
+def _measured(found: Iterable[records.Record]) -> str:
+    """Where, with what and when: a line for each machine, day and versions."""
+    times: dict[str, list[str]] = {}
+    for record in found:
+        times.setdefault(record.footer, []).append(record.provenance["utc"])
+    lines = [
+        f"Measured on {footer} (record of {utc[0]})." if len(utc) == 1 else
+        f"Measured on {footer} ({len(utc)} records of {min(utc)} to {max(utc)})."
+        for footer, utc in times.items()
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells):
+        return f"| {' | '.join(cells)} |\n"
+
+    return line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
 
 
 def _range(values: pd.Series) -> str:
