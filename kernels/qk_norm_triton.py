@@ -1,0 +1,630 @@
+"""RMS norm of every head, then rotation, of q and k: one Triton kernel forward, one (and a sum of rows) backward.
+
+Done apart, norm and rotation read and write q and k twice. Together they need the bytes of the rotation alone: what
+the norm adds is a sum over the features of a head, which 16 or 32 neighbouring threads hold, so it takes a few
+exchanges within a warp. For an x of q or k, with weight w and rotation R::
+
+    rstd = 1 / sqrt(mean(x^2) + eps),   xhat = rstd x,   y = R (w xhat)
+
+and with g the gradient of y::
+
+    gn = R^T g,   dw = sum over tokens and heads of gn xhat,   dx = rstd (w gn - xhat mean(w gn xhat))
+
+The backward computes rstd anew: it has to read x anyway, and nothing has to be kept for it.
+
+A program works on heads of q or on heads of k, never on both, so q and k share one launch and one code. Features
+that do not rotate are pairs too, which turn by no angle: all features of a head are then in one tile.
+
+Unlike `rotate_triton`, the compiler may fuse multiplications and additions: sums over a head are not in the order
+of the torch path anyway, so the two paths agree within rounding and not bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ropelab.kernels.launch import Launch
+from ropelab.kernels.qk_norm_torch import compute_dtype
+from ropelab.kernels.rotate_triton import (
+    _MAX_GRID_X,
+    _NO_POSITION,
+    _TL_DTYPE,
+    MAX_BATCH,
+    _common_alignment,
+    _load_table,
+    _offsets,
+    _reach,
+    _table_strides,
+    _turn,
+    innermost,
+)
+from ropelab.kernels.rotation import Rotation
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_power_of_2
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """Tokens and heads that a program of the backward takes at a time, its warps, and how many programs there are.
+
+    A program goes through many blocks of tokens and keeps its share of dw in registers, so a few programs for each
+    multiprocessor of the GPU, all of which run at once, leave few rows of dw to be summed.
+    """
+
+    block_tokens: int
+    block_heads: int
+    num_warps: int
+    programs_per_multiprocessor: int
+    num_stages: int = 1
+
+
+@triton.jit
+def _slot(MEMBER: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+          BLOCK_PAIRS: tl.constexpr):  # fmt: skip
+    """Where member 0 or 1 of every pair is among the features, those that rotate first; and whether it exists.
+
+    The features that do not rotate make pairs in the same way as those that do; the last may lack its member 1.
+    """
+    pair = tl.arange(0, BLOCK_PAIRS)
+    ROTARY: tl.constexpr = ROTARY_DIM // 2
+    if INTERLEAVED:
+        slot = 2 * pair + MEMBER
+        return slot, slot < HEAD_DIM
+    elif HEAD_DIM == ROTARY_DIM:
+        return pair + MEMBER * ROTARY, pair < ROTARY
+    else:
+        REST: tl.constexpr = (HEAD_DIM - ROTARY_DIM + 1) // 2
+        slot = pair + tl.where(pair < ROTARY, MEMBER * ROTARY, ROTARY + MEMBER * REST)
+        inside = pair < ROTARY + REST
+        if (HEAD_DIM - ROTARY_DIM) % 2:
+            inside &= slot < HEAD_DIM
+        return slot, inside
+
+
+@triton.jit
+def _feature(slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr):
+    """The feature in a slot: the slots have the features ``FIRST`` to ``FIRST + ROTARY_DIM`` first."""
+    if FIRST == 0:
+        return slot
+    else:
+        return tl.where(slot < ROTARY_DIM, FIRST + slot, tl.where(slot < ROTARY_DIM + FIRST, slot - ROTARY_DIM, slot))
+
+
+@triton.jit
+def _at(row, slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, GROUP: tl.constexpr):
+    """Addresses ``[tokens, heads, slots]``; GROUP slots in a row are adjacent features, which the compiler may miss."""
+    feature = tl.multiple_of(tl.max_contiguous(_feature(slot, ROTARY_DIM, FIRST), GROUP), GROUP)[None, None, :]
+    return row + tl.multiple_of(tl.max_contiguous(feature, [1, 1, GROUP]), [1, 1, GROUP])
+
+
+@triton.jit
+def _load_heads(row, mask, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
+                INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr, DTYPE: tl.constexpr,
+                EVICTION: tl.constexpr):  # fmt: skip
+    """Both members of every pair of whole heads, each ``[tokens, heads, BLOCK_PAIRS]``; zeros where there are none."""
+    if INTERLEAVED:
+        slot = tl.arange(0, 2 * BLOCK_PAIRS)
+        at = _at(row, slot, ROTARY_DIM, FIRST, 2 * GROUP)
+        at = tl.broadcast_to(at, [mask.shape[0], mask.shape[1], 2 * BLOCK_PAIRS])
+        x = tl.load(at, mask=mask & (slot < HEAD_DIM)[None, None, :], other=0, eviction_policy=EVICTION)
+        x0, x1 = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], BLOCK_PAIRS, 2]))
+        return x0.to(DTYPE), x1.to(DTYPE)
+    else:
+        slot0, inside0 = _slot(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
+        slot1, inside1 = _slot(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
+        at0 = tl.broadcast_to(_at(row, slot0, ROTARY_DIM, FIRST, GROUP), [mask.shape[0], mask.shape[1], BLOCK_PAIRS])
+        at1 = tl.broadcast_to(_at(row, slot1, ROTARY_DIM, FIRST, GROUP), [mask.shape[0], mask.shape[1], BLOCK_PAIRS])
+        x0 = tl.load(at0, mask=mask & inside0[None, None, :], other=0, eviction_policy=EVICTION)
+        x1 = tl.load(at1, mask=mask & inside1[None, None, :], other=0, eviction_policy=EVICTION)
+        return x0.to(DTYPE), x1.to(DTYPE)
+
+
+@triton.jit
+def _store_heads(row, mask, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
+                 INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr):  # fmt: skip
+    dtype = row.dtype.element_ty
+    if INTERLEAVED:
+        slot = tl.arange(0, 2 * BLOCK_PAIRS)
+        y = tl.reshape(tl.join(y0.to(dtype), y1.to(dtype)), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
+        tl.store(_at(row, slot, ROTARY_DIM, FIRST, 2 * GROUP), y, mask=mask & (slot < HEAD_DIM)[None, None, :])
+    else:
+        slot0, inside0 = _slot(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
+        slot1, inside1 = _slot(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
+        tl.store(_at(row, slot0, ROTARY_DIM, FIRST, GROUP), y0.to(dtype), mask=mask & inside0[None, None, :])
+        tl.store(_at(row, slot1, ROTARY_DIM, FIRST, GROUP), y1.to(dtype), mask=mask & inside1[None, None, :])
+
+
+@triton.jit
+def _load_rotation(
+    cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
+    cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+    batch, first_seq, token, is_token, mask,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """cos and sin of both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``, and who has a position.
+
+    Positions and tables as in `rotate_triton`. A pair that does not rotate has the angle zero.
+    """
+    SIGNED: tl.constexpr = POSITIONS != "none"
+    if POSITIONS == "token":
+        at = batch.to(tl.int64) * positions_stride_b + (first_seq + token).to(tl.int64) * positions_stride_s
+        position = tl.load(positions_ptr + at, mask=is_token, other=0)
+    elif POSITIONS == "sequence":
+        first = tl.load(positions_ptr + batch.to(tl.int64) * positions_stride_b)
+        position = tl.where(first == _NO_POSITION, _NO_POSITION, first + first_seq + token)
+    else:
+        position = first_position + first_seq + token
+    row = (tl.abs(position) if SIGNED else position).to(tl.int64)
+    inside = mask
+    if SIGNED:
+        inside = mask & ((row >= 0) & (row < table_rows))[:, None, None]
+    cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)[:, None, None]
+    sin_at = cos_at
+    if not SAME_STRIDES:
+        sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)[:, None, None]
+    other: tl.constexpr = float("nan") if SIGNED else 0.0
+    ROTARY: tl.constexpr = ROTARY_DIM // 2
+    cos0, cos1 = _load_table(cos_ptr + cos_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = _load_table(sin_ptr + sin_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    cos0, cos1, sin0, sin1 = cos0.to(DTYPE), cos1.to(DTYPE), sin0.to(DTYPE), sin1.to(DTYPE)
+    if SIGNED:
+        is_negative = (position < 0)[:, None, None]
+        sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
+    if HEAD_DIM > ROTARY_DIM:
+        rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY)[None, None, :]
+        cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)
+        sin0, sin1 = tl.where(rotates, sin0, 0.0), tl.where(rotates, sin1, 0.0)
+    return cos0, cos1, sin0, sin1, (position != _NO_POSITION)[:, None, None]
+
+
+@triton.jit(do_not_specialize=[
+    "first_position", "table_rows", "seq_len",
+    "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
+    "qy_stride_b", "qy_stride_s", "qy_stride_h", "ky_stride_b", "ky_stride_s", "ky_stride_h",
+    "cos_stride_b", "cos_stride_p", "sin_stride_b", "sin_stride_p", "positions_stride_b", "positions_stride_s",
+])  # fmt: skip
+def _qk_norm_rope_kernel(
+    q_ptr, k_ptr, qy_ptr, ky_ptr, qw_ptr, kw_ptr, cos_ptr, sin_ptr, positions_ptr,
+    first_position, table_rows, seq_len,
+    q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
+    qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
+    cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, Q_BLOCKS: tl.constexpr, HEAD_BLOCKS: tl.constexpr,
+    INNERMOST: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, EPS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """y = R (w x / sqrt(mean(x^2) + eps)) for a block of tokens and of heads; grid as in `rotate_triton`."""
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if INNERMOST == "heads":
+        head_block, token_block, batch = x % HEAD_BLOCKS, x // HEAD_BLOCKS, z
+    elif INNERMOST == "batches":
+        head_block, token_block, batch = x % HEAD_BLOCKS, y, x // HEAD_BLOCKS
+    else:
+        head_block, token_block, batch = y, x, z
+    first_seq = token_block * BLOCK_TOKENS
+    is_q = head_block < Q_BLOCKS
+    head = tl.where(is_q, head_block, head_block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    token = tl.arange(0, BLOCK_TOKENS)
+    # The grid is exact for single tokens; blocks of several may reach past the end.
+    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
+    mask = is_token[:, None, None] & (head < tl.where(is_q, Q_HEADS, K_HEADS))[None, :, None]
+
+    at = _offsets(
+        tl.where(is_q, q_stride_b, k_stride_b), tl.where(is_q, q_stride_s, k_stride_s),
+        tl.where(is_q, q_stride_h, k_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
+    )  # fmt: skip
+    # All loads come before the first store: the compiler may not move a load across a store by itself.
+    x0, x1 = _load_heads(
+        tl.where(is_q, q_ptr, k_ptr) + at, mask,
+        HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "",
+    )  # fmt: skip
+    cos0, cos1, sin0, sin1, has_position = _load_rotation(
+        cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
+        cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+        batch, first_seq, token, is_token, mask,
+        HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+        COMPUTE_DTYPE,
+    )  # fmt: skip
+    w0, w1 = _load_heads(
+        tl.where(is_q, qw_ptr, kw_ptr), mask,
+        HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "evict_last",
+    )  # fmt: skip
+
+    rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
+    y0, y1 = _turn(w0 * (x0 * rstd), w1 * (x1 * rstd), cos0, cos1, sin0, sin1, False)
+    if POSITIONS != "none":
+        y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
+
+    y_at = at
+    if not SAME_STRIDES:
+        y_at = _offsets(
+            tl.where(is_q, qy_stride_b, ky_stride_b), tl.where(is_q, qy_stride_s, ky_stride_s),
+            tl.where(is_q, qy_stride_h, ky_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
+        )  # fmt: skip
+    _store_heads(
+        tl.where(is_q, qy_ptr, ky_ptr) + y_at, mask, y0, y1,
+        HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=[
+    "first_position", "table_rows", "seq_len", "token_blocks", "blocks",
+    "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
+    "qg_stride_b", "qg_stride_s", "qg_stride_h", "kg_stride_b", "kg_stride_s", "kg_stride_h",
+    "qdx_stride_b", "qdx_stride_s", "qdx_stride_h", "kdx_stride_b", "kdx_stride_s", "kdx_stride_h",
+    "cos_stride_b", "cos_stride_p", "sin_stride_b", "sin_stride_p", "positions_stride_b", "positions_stride_s",
+])  # fmt: skip
+def _qk_norm_rope_backward_kernel(
+    q_ptr, k_ptr, qg_ptr, kg_ptr, qdx_ptr, kdx_ptr, qw_ptr, kw_ptr, dw_ptr, cos_ptr, sin_ptr, positions_ptr,
+    first_position, table_rows, seq_len, token_blocks, blocks,
+    q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h,
+    qg_stride_b, qg_stride_s, qg_stride_h, kg_stride_b, kg_stride_s, kg_stride_h,
+    qdx_stride_b, qdx_stride_s, qdx_stride_h, kdx_stride_b, kdx_stride_s, kdx_stride_h,
+    cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, Q_BLOCKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, EPS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    WEIGHT_GRADS: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr, NUM_STAGES: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """dx for some of the blocks of tokens of a block of heads, and their share of dw as a row of ``dw_ptr``.
+
+    Grid: head blocks, those of q first, on axis 0; the programs that share the blocks of tokens, of all batches, on
+    axis 1. They take turns, so that at any time all of them work on tokens that lie close together. The rows of dw of
+    one block of heads follow those of the block before, and so those of k those of q.
+    """
+    head_block = tl.program_id(0)
+    is_q = head_block < Q_BLOCKS
+    head = tl.where(is_q, head_block, head_block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    is_head = (head < tl.where(is_q, Q_HEADS, K_HEADS))[None, :, None]
+    token = tl.arange(0, BLOCK_TOKENS)
+    w0, w1 = _load_heads(
+        tl.where(is_q, qw_ptr, kw_ptr), (token >= 0)[:, None, None] & is_head,
+        HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "evict_last",
+    )  # fmt: skip
+    dw0 = tl.zeros([BLOCK_TOKENS, BLOCK_HEADS, BLOCK_PAIRS], COMPUTE_DTYPE)
+    dw1 = tl.zeros([BLOCK_TOKENS, BLOCK_HEADS, BLOCK_PAIRS], COMPUTE_DTYPE)
+
+    program, programs = tl.program_id(1), tl.num_programs(1)
+    dw_row = head_block * programs + program
+    batch, token_block = program // token_blocks, program % token_blocks
+    batch_step, token_step = programs // token_blocks, programs % token_blocks
+    for _ in tl.range(program, blocks, programs, num_stages=NUM_STAGES):
+        first_seq = token_block * BLOCK_TOKENS
+        is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
+        mask = is_token[:, None, None] & is_head
+        at = _offsets(
+            tl.where(is_q, q_stride_b, k_stride_b), tl.where(is_q, q_stride_s, k_stride_s),
+            tl.where(is_q, q_stride_h, k_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
+        )  # fmt: skip
+        g_at, dx_at = at, at
+        if not SAME_STRIDES:
+            g_at = _offsets(
+                tl.where(is_q, qg_stride_b, kg_stride_b), tl.where(is_q, qg_stride_s, kg_stride_s),
+                tl.where(is_q, qg_stride_h, kg_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
+            )  # fmt: skip
+            dx_at = _offsets(
+                tl.where(is_q, qdx_stride_b, kdx_stride_b), tl.where(is_q, qdx_stride_s, kdx_stride_s),
+                tl.where(is_q, qdx_stride_h, kdx_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
+            )  # fmt: skip
+        x0, x1 = _load_heads(
+            tl.where(is_q, q_ptr, k_ptr) + at, mask,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "",
+        )  # fmt: skip
+        g0, g1 = _load_heads(
+            tl.where(is_q, qg_ptr, kg_ptr) + g_at, mask,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "",
+        )  # fmt: skip
+        cos0, cos1, sin0, sin1, has_position = _load_rotation(
+            cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
+            cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+            batch, first_seq, token, is_token, mask,
+            HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+            COMPUTE_DTYPE,
+        )  # fmt: skip
+
+        gn0, gn1 = _turn(g0, g1, cos0, cos1, sin0, sin1, True)
+        counts = mask
+        if POSITIONS != "none":  # a token without a position may hold anything, and its row of the tables is NaN
+            counts = mask & has_position
+            x0, x1 = tl.where(counts, x0, 0.0), tl.where(counts, x1, 0.0)
+            gn0, gn1 = tl.where(counts, gn0, 0.0), tl.where(counts, gn1, 0.0)
+        rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
+        rstd = tl.where(counts, rstd, 0.0)  # of nothing it is infinite without eps
+        xhat0, xhat1 = x0 * rstd, x1 * rstd
+        wg0, wg1 = w0 * gn0, w1 * gn1
+        mean = tl.sum(wg0 * xhat0 + wg1 * xhat1, axis=2, keep_dims=True) / HEAD_DIM
+        if WEIGHT_GRADS:
+            dw0 += gn0 * xhat0
+            dw1 += gn1 * xhat1
+        _store_heads(
+            tl.where(is_q, qdx_ptr, kdx_ptr) + dx_at, mask, rstd * (wg0 - xhat0 * mean), rstd * (wg1 - xhat1 * mean),
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+        )  # fmt: skip
+
+        # The next block without a division, for whose result the loads would wait.
+        token_block += token_step
+        wraps = token_block >= token_blocks
+        token_block = tl.where(wraps, token_block - token_blocks, token_block)
+        batch += tl.where(wraps, batch_step + 1, batch_step)
+
+    if WEIGHT_GRADS:
+        row = dw_ptr + dw_row.to(tl.int64) * HEAD_DIM
+        slot0, inside0 = _slot(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
+        slot1, inside1 = _slot(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
+        tl.store(row + _feature(slot0, ROTARY_DIM, FIRST), tl.sum(tl.sum(dw0, axis=0), axis=0), mask=inside0)
+        tl.store(row + _feature(slot1, ROTARY_DIM, FIRST), tl.sum(tl.sum(dw1, axis=0), axis=0), mask=inside1)
+
+
+@triton.jit(do_not_specialize=["q_rows", "rows"])
+def _sum_rows_kernel(
+    dw_ptr, q_dw_ptr, k_dw_ptr, q_rows, rows,
+    HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr,
+):  # fmt: skip
+    """The sum of the rows of dw that belong to q, or to k, for a block of features; in the same order every time.
+
+    Grid: q and k, blocks of features.
+    """
+    is_q = tl.program_id(0) == 0
+    feature = tl.program_id(1) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_FEATURES], dw_ptr.dtype.element_ty)
+    for first in range(tl.where(is_q, 0, q_rows), tl.where(is_q, q_rows, rows), BLOCK_ROWS):
+        row = first + tl.arange(0, BLOCK_ROWS)
+        inside = (row < tl.where(is_q, q_rows, rows))[:, None] & (feature < HEAD_DIM)[None, :]
+        total += tl.load(dw_ptr + row[:, None] * HEAD_DIM + feature[None, :], mask=inside, other=0)
+    dw = tl.sum(total, axis=0).to(q_dw_ptr.dtype.element_ty)
+    tl.store(tl.where(is_q, q_dw_ptr, k_dw_ptr) + feature, dw, mask=feature < HEAD_DIM)
+
+
+def forward(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    rotation: Rotation,
+    eps: float,
+    *,
+    positions: torch.Tensor | None = None,
+    first_position: int = 0,
+    tile: Tile | None = None,
+) -> None:
+    """Write ``R (w x / sqrt(mean(x^2) + eps))`` for q and k to ``outs`` in one launch.
+
+    Args:
+        xs: q and k ``[B, S, H_i, D]`` of one dtype on one GPU, any strides; last strides other than 1 cost a copy.
+        outs: as ``xs``, with last strides of 1. Every element of both is written.
+        weights: of q and k, ``[D]``, of one floating dtype.
+        cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`; the layout of the outputs is that
+            of the inputs, and ``rotation.transpose`` is not looked at.
+        tile: for sweeps; otherwise ``choose_tile`` decides.
+    """
+    xs, weights, (cos, sin) = map(_readable, (xs, weights, (cos, sin)))
+    with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
+        for start in range(0, xs[0].shape[0], MAX_BATCH):
+            part = slice(start, start + MAX_BATCH)
+            x_parts, y_parts = [x[part] for x in xs], [y[part] for y in outs]
+            cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
+            positions_part = None if positions is None else positions[part]
+            plan_forward(x_parts, y_parts, weights, cos_part, sin_part, positions_part, rotation, eps, tile)(
+                *x_parts, *y_parts, *weights, cos_part, sin_part, cos if positions is None else positions_part,
+                first_position, cos.shape[-2],
+            )  # fmt: skip
+
+
+def backward(
+    xs: Sequence[torch.Tensor],
+    gs: Sequence[torch.Tensor],
+    dxs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    dws: Sequence[torch.Tensor] | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    rotation: Rotation,
+    eps: float,
+    *,
+    positions: torch.Tensor | None = None,
+    first_position: int = 0,
+    tile: BackwardTile | None = None,
+) -> None:
+    """Write the gradients in q and k to ``dxs`` and, unless None, those in their weights to ``dws``.
+
+    Args:
+        gs: gradients of the outputs, as ``xs``. ``dxs``: as ``outs`` of `forward`. ``dws``: as ``weights``, contiguous.
+        tile: for sweeps; otherwise ``choose_backward_tile`` decides. All else as for `forward`.
+
+    The weights' gradients are summed in an order that only shapes and the GPU decide: the same bits every time.
+    """
+    xs, gs, weights, (cos, sin) = map(_readable, (xs, gs, weights, (cos, sin)))
+    with torch.cuda.device_of(xs[0]):
+        plan_backward(xs, gs, dxs, weights, dws, cos, sin, positions, rotation, eps, tile)(
+            *xs, *gs, *dxs, *weights, dws, cos, sin, cos if positions is None else positions,
+            first_position, cos.shape[-2],
+        )  # fmt: skip
+
+
+def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps: float, tile: Tile | None = None):
+    """The launch that `forward` makes for tensors like these, to be kept and repeated: see `rotate_triton.plan`.
+
+    Args:
+        as for `forward`, but with last strides of 1 and at most ``MAX_BATCH`` batches.
+
+    Returns:
+        ``launch(q, k, q_out, k_out, q_weight, k_weight, cos, sin, positions, first_position, table_rows)``
+    """
+    batch, seq_len, q_heads, head_dim = xs[0].shape
+    if xs[0].numel() + xs[1].numel() == 0:
+        return _launch_nothing
+    most_heads = max(q_heads, xs[1].shape[2])
+    tile = tile or choose_tile(2 * _block_pairs(head_dim, rotation), most_heads, seq_len, innermost(xs[0]))
+    constants, strides = _plan(xs, (outs,), weights, cos, sin, positions, rotation, eps, tile)
+    grid, order = launch_grid(batch, triton.cdiv(seq_len, tile.block_tokens), _head_blocks(xs, tile), tile.innermost)
+    constants |= {"HEAD_BLOCKS": _head_blocks(xs, tile), "INNERMOST": order}
+    return _launch(_qk_norm_rope_kernel, grid, (seq_len, *strides), constants, tile, xs[0])
+
+
+def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> tuple[tuple[int, int, int], str]:
+    """The grid, and the order that it has: the one asked for, unless that has too many blocks of tokens."""
+    if order == "batches" and token_blocks > MAX_BATCH:
+        order = "heads"
+    grid = {
+        "heads": (token_blocks * head_blocks, 1, batch),
+        "tokens": (token_blocks, head_blocks, batch),
+        "batches": (batch * head_blocks, token_blocks, 1),
+    }[order]
+    if grid[0] > _MAX_GRID_X:
+        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {grid[0]}")
+    return grid, order
+
+
+def plan_backward(
+    xs, gs, dxs, weights, dws, cos, sin, positions, rotation: Rotation, eps: float, tile: BackwardTile | None = None
+) -> Callable[..., None]:
+    """The launches that `backward` makes for tensors like these.
+
+    Args:
+        as for `backward`, but with last strides of 1.
+
+    Returns:
+        ``launch(q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, dws, cos, sin, positions, first_position,
+        table_rows)`` with ``dws`` as for `backward`
+    """
+    batch, seq_len, q_heads, head_dim = xs[0].shape
+    if xs[0].numel() + xs[1].numel() == 0:
+        return _launch_backward_of_nothing
+    most_heads = max(q_heads, xs[1].shape[2])
+    features, order = 2 * _block_pairs(head_dim, rotation), innermost(xs[0])
+    tile = tile or choose_backward_tile(features, most_heads, seq_len, order, xs[0].itemsize)
+    constants, strides = _plan(xs, (gs, dxs), weights, cos, sin, positions, rotation, eps, tile)
+    constants |= {"WEIGHT_GRADS": dws is not None, "NUM_STAGES": tile.num_stages}
+    head_blocks = _head_blocks(xs, tile)
+    token_blocks = triton.cdiv(seq_len, tile.block_tokens)
+    programs = tile.programs_per_multiprocessor * _multiprocessors(xs[0].device) // head_blocks
+    programs = max(1, min(programs, batch * token_blocks))
+    numbers = (seq_len, token_blocks, batch * token_blocks, *strides)
+    launch = _launch(_qk_norm_rope_backward_kernel, (head_blocks, programs, 1), numbers, constants, tile, xs[0])
+    if dws is None:
+        return Backward(launch)
+    rows, q_rows = head_blocks * programs, constants["Q_BLOCKS"] * programs
+    sum_rows = Launch(
+        _sum_rows_kernel, (2, triton.cdiv(head_dim, _SUM_FEATURES), 1), (q_rows, rows),
+        {"HEAD_DIM": head_dim, "BLOCK_ROWS": _SUM_ROWS, "BLOCK_FEATURES": _SUM_FEATURES},
+        {"num_warps": 8, "enable_fp_fusion": True},
+    )  # fmt: skip
+    return Backward(launch, sum_rows, (rows, head_dim), compute_dtype(xs[0], cos, weights))
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The launch that makes dx and a row of dw for each of its programs, and the one that sums the rows."""
+
+    gradients: Launch
+    sum_rows: Launch | None = None
+    rows_shape: tuple[int, int] = (0, 0)
+    rows_dtype: torch.dtype = torch.float32
+
+    def __call__(self, q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
+        rows = q_dx  # stands in for what the kernel then ignores
+        if dws is not None:
+            rows = torch.empty(self.rows_shape, dtype=self.rows_dtype, device=q.device)
+        self.gradients(q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, rows, *rest)
+        if dws is not None:
+            self.sum_rows(rows, *dws)
+
+
+# Few programs read all rows, so each must have many reads under way at once: 32 for each of 256 threads.
+_SUM_ROWS, _SUM_FEATURES = 512, 16
+
+
+_REGISTERS = 65536
+"""Of a multiprocessor of every NVIDIA GPU from sm_70 on."""
+
+
+def choose_backward_tile(
+    features: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2
+) -> BackwardTile:
+    """The forward's tile for ``features`` of each of ``heads`` heads, and as many programs as there are registers for.
+
+    All programs then run at once, and none starts when the others are done.
+    """
+    tile = choose_tile(features, heads, seq_len, innermost)
+    registers = 32 * tile.num_warps * _registers(tile, features // 2, itemsize)
+    return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, _REGISTERS // registers))
+
+
+def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: float, tile) -> tuple[dict, tuple]:
+    """What both kernels need to know at compile time, and the strides."""
+    tensors = [*xs, *(x for pair in others for x in pair)]
+    head_dim = xs[0].shape[3]
+    strides = [[s for x in pair for s in x.stride()[:3]] for pair in (xs, *others)]
+    cos_strides, sin_strides = _table_strides(cos), _table_strides(sin)
+    positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
+    all_strides = [s for of_pair in strides for s in of_pair]
+    rest_pairs = (head_dim - rotation.rotary_dim + 1) // 2
+    constants = {
+        "Q_HEADS": xs[0].shape[2], "K_HEADS": xs[1].shape[2], "Q_BLOCKS": triton.cdiv(xs[0].shape[2], tile.block_heads),
+        "HEAD_DIM": head_dim, "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first, "EPS": float(eps),
+        "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width,
+        "POSITIONS": "none" if positions is None else "sequence" if rotation.offsets else "token",
+        "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype(xs[0], cos, weights)],
+        "ALIGN": min(_common_alignment(all_strides), PAIRS_PER_ACCESS * (2 if rotation.interleaved else 1)),
+        "TABLE_ALIGN": _common_alignment([*cos_strides, *sin_strides]),
+        "GROUP": min(_common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), PAIRS_PER_ACCESS),
+        # One offset then serves all that is read and written, and one serves cos and sin.
+        "SAME_STRIDES": all(of_pair == strides[0] for of_pair in strides) and cos_strides == sin_strides,
+        "WIDE": any(_reach(x, tile.block_tokens) >= 2**31 for x in tensors),
+        "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,
+        "BLOCK_PAIRS": _block_pairs(head_dim, rotation),
+    }  # fmt: skip
+    return constants, (*all_strides, *cos_strides, *sin_strides, *positions_strides)
+
+
+def _launch(kernel, grid, numbers, constants: dict, tile, x: torch.Tensor) -> Launch:
+    in_order = {name: constants[name] for name in kernel.arg_names[-len(constants) :]}
+    registers = _registers(tile, constants["BLOCK_PAIRS"], x.itemsize)
+    options = {"num_warps": tile.num_warps, "maxnreg": registers, "enable_fp_fusion": True}
+    return Launch(kernel, grid, numbers, in_order, options)
+
+
+def _registers(tile, block_pairs: int, itemsize: int) -> int:
+    """What a thread may use: 64 for four pairs in two bytes each.
+
+    Told nothing, the assembler saves a few registers (which do not make room for another program) by moving loads
+    behind the first arithmetic, and every program waits for memory twice.
+    """
+    pairs_per_thread = tile.block_tokens * tile.block_heads * block_pairs / (32 * tile.num_warps)
+    return min(255, max(64, int(16 * pairs_per_thread * max(itemsize, 2) / 2)))
+
+
+def _launch_nothing(*arguments) -> None:
+    """An empty grid cannot be launched."""
+
+
+def _launch_backward_of_nothing(q, k, qg, kg, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
+    for dw in dws or ():
+        dw.zero_()
+
+
+def _readable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Single elements cannot be read 16 bytes at a time: copies of those whose features are not side by side."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+
+
+def _block_pairs(head_dim: int, rotation: Rotation) -> int:
+    return next_power_of_2(rotation.rotary_dim // 2 + (head_dim - rotation.rotary_dim + 1) // 2)
+
+
+def _head_blocks(xs: Sequence[torch.Tensor], tile) -> int:
+    return sum(triton.cdiv(x.shape[2], tile.block_heads) for x in xs)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """1 where there is no GPU: interpreted, or compiled to look at."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,468 @@
+"""Fused QK-norm and rotation against the definition, for the torch path and the Triton kernels alike."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import ropelab
+from ropelab import qk_norm, reference
+from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, qk_norm_torch, qk_norm_triton
+from ropelab.layout import LAYOUTS
+from ropelab.qk_norm import apply_qk_norm_rope
+from ropelab.seq_format import SEQ_FORMATS
+from tests.support import draw
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+# Where there is nothing to normalize, the kernel makes NaN and drops it; the interpreter tells.
+without_eps = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+# batch, seq_len, q heads, k heads, head_dim, rotary_dim: GQA, MQA, odd ones, partial rotary, one of everything.
+SHAPES = [
+    (2, 5, 4, 2, 16, 16),
+    (1, 3, 3, 1, 80, 80),
+    (1, 2, 1, 5, 96, 48),
+    (1, 2, 2, 2, 72, 72),
+    (2, 4, 1, 3, 9, 2),
+    (1, 1, 1, 1, 2, 2),
+]
+
+
+@pytest.fixture(params=["torch", "triton"])
+def device(request, monkeypatch) -> str:
+    """Where to put tensors so that the one path or the other is taken."""
+    if request.param == "triton":
+        return "cpu" if INTERPRETED else "cuda"
+    monkeypatch.setattr(qk_norm, "_backend", lambda q: qk_norm_torch)
+    return "cpu"
+
+
+def definition(x: torch.Tensor, weight: torch.Tensor, *, eps: float, **rope) -> torch.Tensor:
+    """RMSNorm of every head (Zhang and Sennrich, equation 4), then the rotation, in float64."""
+    x = x.double()
+    return reference.rotate(weight.double() * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps), **rope)
+
+
+@dataclass
+class Case:
+    """q, k and their weights (leaves that require grad), random cotangents of both results, and the options."""
+
+    tensors: tuple[torch.Tensor, ...]
+    grads: tuple[torch.Tensor, ...]
+    options: dict
+
+    @property
+    def arguments(self) -> dict:
+        return dict(zip(("q", "k", "q_weight", "k_weight"), self.tensors, strict=True)) | self.options
+
+    def check(self) -> None:
+        """Results and gradients are those of the definition up to the roundings that the arithmetic cannot avoid."""
+        results = apply_qk_norm_rope(**self.arguments)
+        gradients = torch.autograd.grad(results, self.tensors, self.grads)
+        for i in (0, 1):
+            x, weight, g = (t.detach() for t in (self.tensors[i], self.tensors[2 + i], self.grads[i]))
+            self.check_one(x, weight, g, results[i].detach(), gradients[i], gradients[2 + i])
+
+    def check_one(self, x, weight, g, y, dx, dw) -> None:
+        """Of q or of k.
+
+        To first order in the unit roundoff u of the compute type. The mean of D squares is a sum of positive terms,
+        D u in any order, one more for the division by D, two for eps and its addition; the root halves that, and a
+        reciprocal root is right to 3 u (2^-22.4; a GPU's to 2^-22.9). So rstd errs by r = D/2 + 5 (in units of u),
+        xhat by r + 1, n = w xhat by r + 2, and y = n0 c - n1 s by r + 4 of |n0| + |n1|. With G the sum of |g| over a
+        pair, gn errs by 2 of G, w gn by 3 of |w| G, and
+
+            the mean of w gn xhat   by D + r + 6   of m = mean(|w| G |xhat|)
+            dx                      by D + 3r + 10 of rstd (|w| G + |xhat| m)
+            dw, of N terms,         by N + r + 4   of the sum of G |xhat|
+
+        Storing rounds once more. 1% covers the higher orders.
+        """
+        eps = self.options.get("eps", 1e-6)
+        rope = {name: value for name, value in self.options.items() if name != "eps"}
+        x64, w64 = x.double().requires_grad_(), weight.double().requires_grad_()
+        truth = definition(x64, w64, eps=eps, **rope)
+        true_dx, true_dw = torch.autograd.grad(truth, (x64, w64), g.double())
+
+        head_dim, wide = x.shape[-1], torch.float32
+        for t in (x, weight, rope["cos"]):
+            wide = torch.promote_types(wide, t.dtype)
+        u = 1.01 * (torch.finfo(wide).eps / 2 + torch.finfo(torch.float64).eps / 2)  # the definition rounds as well
+        r = head_dim / 2 + 5
+        rstd = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps)
+        xhat, size = x.double().abs() * rstd, weight.double().abs()
+        pair_g = self.sum_of_pair(g, rope)
+        mean = (size * pair_g * xhat).mean(-1, keepdim=True)
+        axes = tuple(range(x.ndim - 1))
+        terms = math.prod(x.shape[:-1])
+
+        assert_within(y, truth, (r + 4) * u * self.sum_of_pair(xhat * size, rope), x.dtype)
+        assert_within(dx, true_dx, (head_dim + 3 * r + 10) * u * rstd * (size * pair_g + xhat * mean), x.dtype)
+        assert_within(dw, true_dw, (terms + r + 4) * u * (pair_g * xhat).sum(axes), weight.dtype)
+
+    @staticmethod
+    def sum_of_pair(x, rope) -> torch.Tensor:
+        """|x0| + |x1| for both members of every pair, |x| for features that do not rotate, 0 without a position."""
+        ones = torch.ones_like(rope["cos"])
+        turns = [reference.rotate(x.abs(), **rope | {"cos": ones, "sin": sign * ones}) for sign in (1, -1)]
+        return torch.maximum(*turns)
+
+
+def assert_within(actual, expected, bound, dtype) -> None:
+    assert actual.shape == expected.shape and actual.dtype == dtype
+    out = torch.finfo(dtype)
+    unit = out.eps if dtype == torch.bfloat16 and INTERPRETED else out.eps / 2  # the interpreter truncates bfloat16
+    bound = bound + unit * (expected.abs() + bound) + out.tiny * out.eps
+    error = (actual.double() - expected).abs()
+    assert (error <= bound).all(), f"error {error.max():.3g} over bound by a factor of {(error / bound).max():.3g}"
+
+
+def case(
+    shape, device, *, seq_format="bshd", dtype=torch.float32, weight_dtype=None, table_dtype=torch.float32, **more
+):
+    """Random inputs; the tables start at position 100 and hold two rows more than needed."""
+    batch, seq_len, q_heads, k_heads, head_dim, rotary_dim = shape
+    if seq_format == "thd":
+        batch, seq_len = 1, batch * seq_len
+    cos, sin = ropelab.rotary_table(100 + seq_len + 2, rotary_dim, dtype=table_dtype, device=device)
+    heads = [
+        draw(batch, seq_len, n, head_dim, seq_format=seq_format, dtype=dtype, device=device)
+        for n in (q_heads, k_heads, q_heads, k_heads)
+    ]
+    weights = [torch.randn(head_dim, dtype=torch.float64).to(device, weight_dtype or dtype) for _ in range(2)]
+    tensors = tuple(t.requires_grad_() for t in (*heads[:2], *weights))
+    options = {"cos": cos[100:], "sin": sin[100:], "seq_format": seq_format} | more
+    return Case(tensors, tuple(heads[2:]), options)
+
+
+@layouts
+@pytest.mark.parametrize("shape", SHAPES)
+def test_is_the_definition(device, layout, shape):
+    one = case(shape, device, layout=layout)
+    before = [t.detach().clone() for t in (*one.tensors, *one.grads)]
+    one.check()
+    assert all(torch.equal(a, b) for a, b in zip((*one.tensors, *one.grads), before, strict=True))
+
+
+@layouts
+@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+def test_every_format(device, layout, seq_format):
+    case(SHAPES[0], device, layout=layout, seq_format=seq_format).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("weight_dtype", [None, torch.float32])
+def test_dtypes(device, dtype, weight_dtype):
+    case(SHAPES[0], device, dtype=dtype, weight_dtype=weight_dtype, layout="interleaved").check()
+
+
+@pytest.mark.parametrize("wide", ["weight_dtype", "table_dtype"])
+def test_the_maths_is_as_wide_as_the_widest(device, wide):
+    case(SHAPES[0], device, **{wide: torch.float64}).check()
+
+
+@without_eps
+@pytest.mark.parametrize("eps", [0.0, 1e-3])
+def test_eps(device, eps):
+    one = case(SHAPES[0], device, eps=eps)
+    with torch.no_grad():
+        one.tensors[0].mul_(1e-2)  # so that it matters
+    one.check()
+
+
+@layouts
+@pytest.mark.parametrize("rotary_slice", [(0, 8), (4, 12), (3, 9)])
+@pytest.mark.parametrize("full_width", [False, True])
+def test_only_a_slice_rotates(device, layout, rotary_slice, full_width):
+    one = case((2, 3, 2, 1, 13, rotary_slice[1] - rotary_slice[0]), device, layout=layout, rotary_slice=rotary_slice)
+    if full_width:  # the members of a pair turn by different matrices
+        for name in ("cos", "sin"):
+            one.options[name] = torch.cat((one.options[name], one.options[name].flip(0)), dim=-1)
+    one.check()
+
+
+def test_tables_for_each_batch(device):
+    one = case(SHAPES[0], device)
+    one.options |= {name: torch.stack((one.options[name], one.options[name].flip(0))) for name in ("cos", "sin")}
+    one.check()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"positions": torch.tensor([3, -1, 6, -6, 0])},
+        {"positions": torch.tensor([[0, 1, 2, 3, 4], [6, 6, -2, 0, 1]], dtype=torch.int32)},
+        {"offsets": torch.tensor([2, -3])},
+        {"offsets": 2},
+        {"offsets": -4},
+    ],
+    ids=["one for all", "one for each", "offset for each", "offset", "negative offset"],
+)
+def test_positions(device, where):
+    where = {name: value.to(device) if torch.is_tensor(value) else value for name, value in where.items()}
+    case(SHAPES[0], device, **where).check()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"positions": torch.tensor([[NO_POSITION, 1, 2, NO_POSITION, 4], [0] * 4 + [NO_POSITION]])},
+        {"offsets": torch.tensor([NO_POSITION, 1])},
+    ],
+    ids=["positions", "offsets"],
+)
+@without_eps
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_tokens_without_a_position(device, where, eps):
+    """Zeros, zero gradient and nothing to the weights' gradients, whatever padding holds."""
+    (name, value), *_ = where.items()
+    one = case(SHAPES[0], device, eps=eps, **{name: value.to(device)})
+    nowhere = value.to(device) == NO_POSITION
+    nowhere = nowhere if name == "positions" else nowhere[:, None].expand(2, 5)
+    with torch.no_grad():
+        for t in (*one.tensors[:2], *one.grads):
+            t[nowhere] = float("nan")
+    results = apply_qk_norm_rope(**one.arguments)
+    gradients = torch.autograd.grad(results, one.tensors, one.grads)
+    assert all((t[nowhere] == 0).all() for t in (*results, *gradients[:2]))
+    with torch.no_grad():
+        for t in one.tensors[:2]:
+            t[nowhere] = 1.0  # what the definition can differentiate
+        for t in one.grads:
+            t[nowhere] = 0.0
+    if name == "offsets":  # the same, as the definition takes it
+        along = value.to(device)[:, None] + torch.arange(5, device=device)
+        one.options["positions"] = along.masked_fill(nowhere, NO_POSITION)
+        del one.options["offsets"]
+    for i in (0, 1):
+        one.check_one(
+            one.tensors[i].detach(), one.tensors[2 + i].detach(), one.grads[i],
+            results[i].detach(), gradients[i], gradients[2 + i],
+        )  # fmt: skip
+
+
+def test_kernel_writes_nan_for_a_position_without_a_row():
+    """And reads nothing out of bounds. (The public function refuses such positions where it can look at them.)"""
+    device = "cpu" if INTERPRETED else "cuda"
+    xs = [draw(1, 3, heads, 12, device=device) for heads in (3, 1)]
+    weights = [torch.randn(12, device=device) for _ in xs]
+    cos, sin = ropelab.rotary_table(4, 8, device=device)
+    positions = torch.tensor([[2, 4, -(2**31) + 1]], device=device)
+    outs = [torch.empty_like(x) for x in xs]
+    qk_norm_triton.forward(xs, outs, weights, cos, sin, Rotation(8), 1e-6, positions=positions)
+    for x, w, y in zip(xs, weights, outs, strict=True):
+        assert y[:, 1:, :, :8].isnan().all() and y[:, :1].isfinite().all()
+        passed = definition(x, w, eps=1e-6, cos=cos, sin=sin)[..., 8:]
+        torch.testing.assert_close(y[..., 8:].double(), passed, rtol=1e-5, atol=0)
+
+
+def strided(x, kind):
+    batch, seq_len, heads, head_dim = x.shape
+    if kind == "part of qkv":
+        buffer = torch.full((batch, seq_len, heads + 3, head_dim), float("nan"), dtype=x.dtype, device=x.device)
+        return buffer[:, :, 1 : 1 + heads].copy_(x)
+    if kind == "part of a padded buffer":
+        buffer = torch.full((batch, seq_len + 1, heads, head_dim + 3), float("nan"), dtype=x.dtype, device=x.device)
+        return buffer[:, 1:, :, 3:].copy_(x)
+    if kind == "features outermost":
+        return x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    return {"batches expanded": x[:1].expand_as(x), "one number": x.flatten()[0].expand_as(x)}[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["part of qkv", "part of a padded buffer", "features outermost", "batches expanded", "one number"]
+)
+def test_strides_do_not_matter(device, kind):
+    one = case((2, 3, 4, 2, 16, 16), device)
+    inputs = [strided(t.detach(), kind).requires_grad_() for t in one.tensors[:2]]
+    weights = [torch.stack((w.detach(), w.detach()), dim=1)[:, 0].requires_grad_() for w in one.tensors[2:]]
+    Case((*inputs, *weights), one.grads, one.options).check()
+    Case(one.tensors, tuple(strided(g, kind) for g in one.grads), one.options).check()
+
+
+@pytest.mark.parametrize("programs", [1, 2, 5, 7, 40])
+@pytest.mark.parametrize("block_tokens", [1, 2])
+def test_programs_of_the_backward_share_the_blocks_of_tokens(programs, block_tokens, monkeypatch):
+    """More blocks than programs, fewer, and steps past the end of one sequence or of several."""
+    tile = qk_norm_triton.BackwardTile(block_tokens, 2, 1, programs_per_multiprocessor=2 * programs)
+    monkeypatch.setattr(qk_norm_triton, "choose_backward_tile", lambda *arguments: tile)
+    monkeypatch.setattr(qk_norm_triton, "_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(qk_norm, "_launches", {})
+    case((3, 3, 2, 1, 4, 4), "cpu" if INTERPRETED else "cuda").check()
+
+
+def test_rows_of_weight_gradients_in_more_than_one_block(monkeypatch):
+    monkeypatch.setattr(qk_norm_triton, "_SUM_ROWS", 4)
+    monkeypatch.setattr(qk_norm_triton, "_SUM_FEATURES", 4)
+    monkeypatch.setattr(qk_norm, "_launches", {})
+    case((3, 40, 3, 1, 10, 10), "cpu" if INTERPRETED else "cuda").check()
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4, 2, 8, 8), (2, 0, 4, 2, 8, 8), (2, 3, 4, 0, 8, 8), (2, 3, 0, 0, 8, 8)])
+def test_empty(device, shape):
+    case(shape, device).check()
+
+
+def test_only_the_gradients_that_are_wanted(device):
+    one = case(SHAPES[0], device)
+    every = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
+    for wanted in ([0], [1], [2], [3], [0, 3], [1, 2], [2, 3]):
+        tensors = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(one.tensors)]
+        results = apply_qk_norm_rope(*tensors, **one.options)
+        assert [y.requires_grad for y in results] == [bool({0, 2} & {*wanted}), bool({1, 3} & {*wanted})]
+        pairs = [(y, g) for y, g in zip(results, one.grads, strict=True) if y.requires_grad]
+        gradients = torch.autograd.grad([y for y, _ in pairs], [tensors[i] for i in wanted], [g for _, g in pairs])
+        assert all(torch.equal(gradient, every[i]) for gradient, i in zip(gradients, wanted, strict=True))
+
+
+def test_a_result_that_is_not_used_has_no_gradient(device):
+    one = case(SHAPES[0], device)
+    q_out, _ = apply_qk_norm_rope(**one.arguments)
+    dq, dk, dqw, dkw = torch.autograd.grad(q_out, one.tensors, one.grads[0])
+    assert dq.any() and dqw.any() and not dk.any() and not dkw.any()
+
+
+def test_weights_get_the_same_bits_every_time(device):
+    one = case((2, 35, 5, 2, 16, 16), device, dtype=torch.bfloat16)
+    first = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
+    again = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("wanted", [0, 3])
+def test_is_differentiable_once(device, wanted):
+    one = case(SHAPES[0], device)
+    tensors = [t.detach().requires_grad_(i == wanted) for i, t in enumerate(one.tensors)]
+    results = apply_qk_norm_rope(*tensors, **one.options)
+    (gradient,) = torch.autograd.grad(sum(y.sum() for y in results), tensors[wanted], create_graph=True)
+    with pytest.raises(NotImplementedError, match="apply_qk_norm_rope: expected to be differentiated once"):
+        gradient.sum().backward()
+
+
+def test_under_torch_func(device):
+    one = case(SHAPES[0], device)
+
+    def function(*tensors):
+        return apply_qk_norm_rope(*tensors, **one.options)
+
+    expected = torch.autograd.grad(function(*one.tensors), one.tensors, one.grads)
+    plain = tuple(t.detach() for t in one.tensors)
+    _, vjp = torch.func.vjp(function, *plain)
+    assert all(torch.equal(a, b) for a, b in zip(vjp(one.grads), expected, strict=True))
+    with pytest.raises(RuntimeError, match="jvp"):
+        torch.func.jvp(function, plain, plain)
+
+
+def test_operators_are_what_the_dispatcher_expects():
+    one = case(SHAPES[0], "cpu" if INTERPRETED else "cuda")
+    q, k, q_weight, k_weight = (t.detach() for t in one.tensors)
+    where = one.options["cos"], one.options["sin"], None, 0, "split_half", "bshd", None, False, 1e-6
+    torch.library.opcheck(torch.ops.ropelab.qk_norm_rope, (q, k, q_weight, k_weight, *where))
+    for weight_grads in (False, True):
+        arguments = q, k, *one.grads, q_weight, k_weight, *where, weight_grads
+        torch.library.opcheck(torch.ops.ropelab.qk_norm_rope_backward, arguments)
+
+
+def test_compiles_without_a_graph_break(device):
+    one = case(SHAPES[0], device)
+    compiled = torch.compile(apply_qk_norm_rope, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
+    actual = torch.autograd.grad(compiled(**one.arguments), one.tensors, one.grads)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+Q, K, W = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16), torch.randn(16)
+COS, SIN = ropelab.rotary_table(8, 16)
+BAD = {
+    "no k": ({"k": None}, TypeError, "k: expected a torch.Tensor, got NoneType"),
+    "q of rank 3": ({"q": Q[0]}, ValueError, "q: expected shape bshd of rank 4"),
+    "k of another head_dim": ({"k": K[..., :8]}, ValueError, "k: expected q's head_dim 16, got 8"),
+    "weight is a number": ({"q_weight": 1.0}, TypeError, "q_weight: expected a torch.Tensor, got float"),
+    "weight for each head": ({"q_weight": W[None]}, ValueError, r"q_weight: expected shape \(16,\), one"),
+    "weight of another size": ({"k_weight": W[:8]}, ValueError, r"k_weight: expected shape \(16,\).* got \(8,\)"),
+    "weight of integers": ({"q_weight": W.long()}, TypeError, "q_weight: expected one of bfloat16.*got int64"),
+    "weights of two dtypes": ({"k_weight": W.half()}, TypeError, "k_weight: expected q_weight's dtype float32, got"),
+    "weight on another device": ({"k_weight": W.to("meta")}, ValueError, "k_weight: expected q's device cpu, got meta"),
+    "eps negative": ({"eps": -1e-6}, ValueError, "eps: expected a finite number, at least 0, got -1e-06"),
+    "eps not a number": ({"eps": math.nan}, ValueError, "eps: expected a finite number, at least 0, got nan"),
+    "eps a tensor": ({"eps": W}, ValueError, "eps: expected a finite number, at least 0, got tensor"),
+    "cos too short": ({"cos": COS[:4], "sin": SIN[:4]}, ValueError, "cos: expected a row for each of 5 positions"),
+    "cos of full width": ({"cos": COS[:, [0] * 16], "sin": SIN[:, [0] * 16]}, ValueError, "cos: expected 1 to"),
+    "cos trained": ({"cos": COS.clone().requires_grad_()}, ValueError, "cos: expected a table without grad"),
+    "sin trained": ({"sin": SIN.clone().requires_grad_()}, ValueError, "sin: expected a table without grad"),
+    "layout unknown": ({"layout": "neox"}, ValueError, "layout: expected one of"),
+    "format unknown": ({"seq_format": "bsd"}, ValueError, "seq_format: expected one of"),
+    "positions too large": ({"positions": torch.arange(5) + 4}, ValueError, "positions: expected .positions. below"),
+    "positions and offsets": ({"positions": torch.arange(5), "offsets": 1}, ValueError, "offsets: expected none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_refused_by_name(change, error, message):
+    arguments = {"q": Q, "k": K, "q_weight": W, "k_weight": W, "cos": COS, "sin": SIN} | change
+    with pytest.raises(error, match=message):
+        apply_qk_norm_rope(**arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "value"), [("layout", "interleaved"), ("seq_format", "bhsd")])
+@pytest.mark.parametrize("shape", [(2, 1000, 32, 8, 128, 128), (3, 70, 16, 1, 256, 256), (2, 301, 5, 3, 80, 40)])
+def test_many_tokens(shape, name, value):
+    for dtype in (torch.bfloat16, torch.float32):
+        one = case(shape, "cuda", dtype=dtype, **{name: value})
+        one.check()
+        one.check()  # by the launches that were prepared in the first
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "seq_len"), [(70_001, 1), (1, 70_001)])
+def test_more_tokens_or_batches_than_a_short_grid_axis_holds(batch, seq_len):
+    case((batch, seq_len, 1, 1, 16, 16), "cuda").check()
+
+
+@pytest.mark.gpu
+def test_memory_is_outputs_gradients_and_a_few_rows():
+    one = case((1, 4096, 32, 8, 128, 128), "cuda", dtype=torch.bfloat16)
+    torch.use_deterministic_algorithms(False)
+    torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results = apply_qk_norm_rope(**one.arguments)
+    outputs = one.tensors[0].nbytes + one.tensors[1].nbytes
+    assert torch.cuda.max_memory_allocated() - before == outputs
+    torch.autograd.grad(results, one.tensors, one.grads)
+    rows = qk_norm_triton.choose_backward_tile(128, 32, 4096).programs_per_multiprocessor
+    rows *= torch.cuda.get_device_properties(0).multi_processor_count
+    # A row of dw for each program, and the allocator rounds the rows and the two weights' gradients up.
+    assert torch.cuda.max_memory_allocated() - before <= 2 * outputs + rows * 128 * 4 + 3 * 512
+
+
+@pytest.mark.gpu
+def test_forward_is_one_launch_and_backward_two():
+    one = case((1, 64, 8, 2, 64, 64), "cuda")
+    torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
+
+    def step():
+        torch.autograd.grad(apply_qk_norm_rope(**one.arguments), one.tensors, one.grads)
+
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert kernels == ["_qk_norm_rope_kernel", "_qk_norm_rope_backward_kernel", "_sum_rows_kernel"]
+
+
+@pytest.mark.gpu
+def test_can_be_captured_in_a_cuda_graph():
+    one = case((1, 64, 8, 2, 64, 64), "cuda")
+    apply_qk_norm_rope(**one.arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        with torch.cuda.graph(graph):
+            results = apply_qk_norm_rope(**one.arguments)
+        one.tensors[0].normal_()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(results, apply_qk_norm_rope(**one.arguments), strict=True))
