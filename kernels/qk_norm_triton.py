@@ -26,21 +26,24 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels.addressing import (
+    MAX_BATCH,
+    TL_DTYPE,
+    blocks_of_program,
+    common_alignment,
+    innermost,
+    launch_grid,
+    load_table,
+    mode,
+    offsets_of,
+    position_of,
+    reach,
+    table_rows_of,
+    table_strides,
+    turn,
+)
 from ropelab.kernels.launch import Launch
 from ropelab.kernels.qk_norm_torch import compute_dtype
-from ropelab.kernels.rotate_triton import (
-    _MAX_GRID_X,
-    _NO_POSITION,
-    _TL_DTYPE,
-    MAX_BATCH,
-    _common_alignment,
-    _load_table,
-    _offsets,
-    _reach,
-    _table_strides,
-    _turn,
-    innermost,
-)
 from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_power_of_2
 
@@ -150,35 +153,34 @@ def _load_rotation(
     Positions and tables as in `rotate_triton`. A pair that does not rotate has the angle zero.
     """
     SIGNED: tl.constexpr = POSITIONS != "none"
-    if POSITIONS == "token":
-        at = batch.to(tl.int64) * positions_stride_b + (first_seq + token).to(tl.int64) * positions_stride_s
-        position = tl.load(positions_ptr + at, mask=is_token, other=0)
-    elif POSITIONS == "sequence":
-        first = tl.load(positions_ptr + batch.to(tl.int64) * positions_stride_b)
-        position = tl.where(first == _NO_POSITION, _NO_POSITION, first + first_seq + token)
-    else:
-        position = first_position + first_seq + token
-    row = (tl.abs(position) if SIGNED else position).to(tl.int64)
-    inside = mask
-    if SIGNED:
-        inside = mask & ((row >= 0) & (row < table_rows))[:, None, None]
-    cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)[:, None, None]
-    sin_at = cos_at
-    if not SAME_STRIDES:
-        sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)[:, None, None]
+    position = position_of(
+        positions_ptr,
+        positions_stride_b,
+        positions_stride_s,
+        first_position,
+        batch,
+        first_seq,
+        token,
+        is_token,
+        POSITIONS,
+    )
+    cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
+        position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
+        POSITIONS, TABLE_ALIGN, SAME_STRIDES,
+    )  # fmt: skip
+    inside = mask & has_row if SIGNED else mask
     other: tl.constexpr = float("nan") if SIGNED else 0.0
     ROTARY: tl.constexpr = ROTARY_DIM // 2
-    cos0, cos1 = _load_table(cos_ptr + cos_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
-    sin0, sin1 = _load_table(sin_ptr + sin_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    cos0, cos1 = load_table(cos_ptr + cos_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = load_table(sin_ptr + sin_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     cos0, cos1, sin0, sin1 = cos0.to(DTYPE), cos1.to(DTYPE), sin0.to(DTYPE), sin1.to(DTYPE)
     if SIGNED:
-        is_negative = (position < 0)[:, None, None]
         sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
     if HEAD_DIM > ROTARY_DIM:
         rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY)[None, None, :]
         cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)
         sin0, sin1 = tl.where(rotates, sin0, 0.0), tl.where(rotates, sin1, 0.0)
-    return cos0, cos1, sin0, sin1, (position != _NO_POSITION)[:, None, None]
+    return cos0, cos1, sin0, sin1, has_position
 
 
 @triton.jit(do_not_specialize=[
@@ -200,13 +202,7 @@ def _qk_norm_rope_kernel(
     WIDE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """y = R (w x / sqrt(mean(x^2) + eps)) for a block of tokens and of heads; grid as in `rotate_triton`."""
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if INNERMOST == "heads":
-        head_block, token_block, batch = x % HEAD_BLOCKS, x // HEAD_BLOCKS, z
-    elif INNERMOST == "batches":
-        head_block, token_block, batch = x % HEAD_BLOCKS, y, x // HEAD_BLOCKS
-    else:
-        head_block, token_block, batch = y, x, z
+    head_block, token_block, batch = blocks_of_program(HEAD_BLOCKS, INNERMOST)
     first_seq = token_block * BLOCK_TOKENS
     is_q = head_block < Q_BLOCKS
     head = tl.where(is_q, head_block, head_block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -215,7 +211,7 @@ def _qk_norm_rope_kernel(
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
     mask = is_token[:, None, None] & (head < tl.where(is_q, Q_HEADS, K_HEADS))[None, :, None]
 
-    at = _offsets(
+    at = offsets_of(
         tl.where(is_q, q_stride_b, k_stride_b), tl.where(is_q, q_stride_s, k_stride_s),
         tl.where(is_q, q_stride_h, k_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
     )  # fmt: skip
@@ -237,13 +233,13 @@ def _qk_norm_rope_kernel(
     )  # fmt: skip
 
     rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
-    y0, y1 = _turn(w0 * (x0 * rstd), w1 * (x1 * rstd), cos0, cos1, sin0, sin1, False)
+    y0, y1 = turn(w0 * (x0 * rstd), w1 * (x1 * rstd), cos0, cos1, sin0, sin1, False)
     if POSITIONS != "none":
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
 
     y_at = at
     if not SAME_STRIDES:
-        y_at = _offsets(
+        y_at = offsets_of(
             tl.where(is_q, qy_stride_b, ky_stride_b), tl.where(is_q, qy_stride_s, ky_stride_s),
             tl.where(is_q, qy_stride_h, ky_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
         )  # fmt: skip
@@ -300,17 +296,17 @@ def _qk_norm_rope_backward_kernel(
         first_seq = token_block * BLOCK_TOKENS
         is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
         mask = is_token[:, None, None] & is_head
-        at = _offsets(
+        at = offsets_of(
             tl.where(is_q, q_stride_b, k_stride_b), tl.where(is_q, q_stride_s, k_stride_s),
             tl.where(is_q, q_stride_h, k_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
         )  # fmt: skip
         g_at, dx_at = at, at
         if not SAME_STRIDES:
-            g_at = _offsets(
+            g_at = offsets_of(
                 tl.where(is_q, qg_stride_b, kg_stride_b), tl.where(is_q, qg_stride_s, kg_stride_s),
                 tl.where(is_q, qg_stride_h, kg_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
             )  # fmt: skip
-            dx_at = _offsets(
+            dx_at = offsets_of(
                 tl.where(is_q, qdx_stride_b, kdx_stride_b), tl.where(is_q, qdx_stride_s, kdx_stride_s),
                 tl.where(is_q, qdx_stride_h, kdx_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
             )  # fmt: skip
@@ -330,7 +326,7 @@ def _qk_norm_rope_backward_kernel(
             COMPUTE_DTYPE,
         )  # fmt: skip
 
-        gn0, gn1 = _turn(g0, g1, cos0, cos1, sin0, sin1, True)
+        gn0, gn1 = turn(g0, g1, cos0, cos1, sin0, sin1, True)
         counts = mask
         if POSITIONS != "none":  # a token without a position may hold anything, and its row of the tables is NaN
             counts = mask & has_position
@@ -470,20 +466,6 @@ def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps
     return _launch(_qk_norm_rope_kernel, grid, (seq_len, *strides), constants, tile, xs[0])
 
 
-def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> tuple[tuple[int, int, int], str]:
-    """The grid, and the order that it has: the one asked for, unless that has too many blocks of tokens."""
-    if order == "batches" and token_blocks > MAX_BATCH:
-        order = "heads"
-    grid = {
-        "heads": (token_blocks * head_blocks, 1, batch),
-        "tokens": (token_blocks, head_blocks, batch),
-        "batches": (batch * head_blocks, token_blocks, 1),
-    }[order]
-    if grid[0] > _MAX_GRID_X:
-        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {grid[0]}")
-    return grid, order
-
-
 def plan_backward(
     xs, gs, dxs, weights, dws, cos, sin, positions, rotation: Rotation, eps: float, tile: BackwardTile | None = None
 ) -> Callable[..., None]:
@@ -564,7 +546,7 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
     tensors = [*xs, *(x for pair in others for x in pair)]
     head_dim = xs[0].shape[3]
     strides = [[s for x in pair for s in x.stride()[:3]] for pair in (xs, *others)]
-    cos_strides, sin_strides = _table_strides(cos), _table_strides(sin)
+    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
     all_strides = [s for of_pair in strides for s in of_pair]
     rest_pairs = (head_dim - rotation.rotary_dim + 1) // 2
@@ -572,14 +554,14 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
         "Q_HEADS": xs[0].shape[2], "K_HEADS": xs[1].shape[2], "Q_BLOCKS": triton.cdiv(xs[0].shape[2], tile.block_heads),
         "HEAD_DIM": head_dim, "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first, "EPS": float(eps),
         "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width,
-        "POSITIONS": "none" if positions is None else "sequence" if rotation.offsets else "token",
-        "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype(xs[0], cos, weights)],
-        "ALIGN": min(_common_alignment(all_strides), PAIRS_PER_ACCESS * (2 if rotation.interleaved else 1)),
-        "TABLE_ALIGN": _common_alignment([*cos_strides, *sin_strides]),
-        "GROUP": min(_common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), PAIRS_PER_ACCESS),
+        "POSITIONS": mode(positions, rotation),
+        "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(xs[0], cos, weights)],
+        "ALIGN": min(common_alignment(all_strides), PAIRS_PER_ACCESS * (2 if rotation.interleaved else 1)),
+        "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
+        "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), PAIRS_PER_ACCESS),
         # One offset then serves all that is read and written, and one serves cos and sin.
         "SAME_STRIDES": all(of_pair == strides[0] for of_pair in strides) and cos_strides == sin_strides,
-        "WIDE": any(_reach(x, tile.block_tokens) >= 2**31 for x in tensors),
+        "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in tensors),
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,
         "BLOCK_PAIRS": _block_pairs(head_dim, rotation),
     }  # fmt: skip

@@ -11,79 +11,27 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels.addressing import (
+    MAX_BATCH,
+    TL_DTYPE,
+    blocks_of_program,
+    common_alignment,
+    innermost,
+    launch_grid,
+    load_pairs,
+    load_table,
+    mode,
+    offsets_of,
+    position_of,
+    reach,
+    table_rows_of,
+    table_strides,
+    turn,
+)
 from ropelab.kernels.launch import Launch
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.kernels.rotation import NO_POSITION, Rotation
+from ropelab.kernels.rotation import Rotation
 from ropelab.kernels.tiles import Tile, choose_tile
-
-_TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
-_MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 65535
-MAX_BATCH = _MAX_GRID_YZ
-"""Batches are on a grid axis that ends here; `rotate` splits more over launches."""
-_NO_POSITION = tl.constexpr(NO_POSITION)
-
-
-@triton.jit
-def _offsets(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """Where the rows of a tile begin, ``[tokens, heads, 1]``.
-
-    The tile as a whole begins at a 64-bit offset: B * S * H * D passes 2**31 in long-context training. Within
-    the tile 32 bits do unless it is WIDE, and every thread computes that part, so it pays to keep it short. The
-    hint says what all strides are multiples of, without which the compiler reads element by element.
-    """
-    if WIDE:
-        token, head = token.to(tl.int64), head.to(tl.int64)
-    first = tl.multiple_of(batch.to(tl.int64) * stride_b + first_seq.to(tl.int64) * stride_s, ALIGN)
-    token_offset = tl.multiple_of(token * stride_s, ALIGN)
-    head_offset = tl.multiple_of(head * stride_h, ALIGN)
-    return first + (token_offset[:, None, None] + head_offset[None, :, None])
-
-
-@triton.jit
-def _load_pairs(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
-                EVICTION: tl.constexpr):  # fmt: skip
-    """The two members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``."""
-    if INTERLEAVED:
-        # Pairs are adjacent: one wide load for both members, parted in registers.
-        feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
-        at = tl.broadcast_to(row + feature, [mask.shape[0], mask.shape[1], 2 * BLOCK_PAIRS])
-        x = tl.load(at, mask=mask & (feature < 2 * PAIRS), other=other, eviction_policy=EVICTION)
-        return tl.split(tl.reshape(x, [x.shape[0], x.shape[1], BLOCK_PAIRS, 2]))
-    else:
-        x0 = _load_columns(row, mask, other, PAIRS, BLOCK_PAIRS, EVICTION)
-        return x0, _load_columns(row + PAIRS, mask, other, PAIRS, BLOCK_PAIRS, EVICTION)
-
-
-@triton.jit
-def _load_columns(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, EVICTION: tl.constexpr):
-    pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
-    at = tl.broadcast_to(row + pair, [mask.shape[0], mask.shape[1], BLOCK_PAIRS])
-    return tl.load(at, mask=mask & (pair < PAIRS), other=other, eviction_policy=EVICTION)
-
-
-@triton.jit
-def _load_table(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
-                FULL_WIDTH: tl.constexpr):  # fmt: skip
-    """The columns of both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``, read anew for every head.
-
-    So each thread reads what belongs to the pairs it holds, and nothing has to change hands between threads; the
-    repeats come from the L1 cache. Layers, heads and batches share a table while q and k pass by once, hence
-    evict_last: keep it.
-    """
-    if FULL_WIDTH:
-        return _load_pairs(row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, "evict_last")
-    else:
-        t = _load_columns(row, mask, other, PAIRS, BLOCK_PAIRS, "evict_last")
-        return t, t
-
-
-@triton.jit
-def _turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE: tl.constexpr):
-    """The matrix ``[[cos0, -sin0], [sin1, cos1]]`` of a pair, or its transpose, applied to the pair."""
-    if TRANSPOSE:
-        return x0 * cos0 + x1 * sin1, x1 * cos1 - x0 * sin0
-    else:
-        return x0 * cos0 - x1 * sin0, x1 * cos1 + x0 * sin1
 
 
 @triton.jit
@@ -118,14 +66,14 @@ def _read_heads(
     """Everything a program reads for its share of q's or k's heads, and where it reads and writes."""
     head = head_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     mask = is_token[:, None, None] & (head < HEADS)[None, :, None]
-    at = _offsets(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+    at = offsets_of(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN, WIDE)
     y_at = at
     if not SAME_STRIDES:
-        y_at = _offsets(y_stride_b, y_stride_s, y_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-    x0, x1 = _load_pairs(x_ptr + at + FIRST, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, "")
+        y_at = offsets_of(y_stride_b, y_stride_s, y_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+    x0, x1 = load_pairs(x_ptr + at + FIRST, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, "")
     inside = mask & has_row if SIGNED else mask
-    cos0, cos1 = _load_table(cos_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
-    sin0, sin1 = _load_table(sin_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    cos0, cos1 = load_table(cos_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = load_table(sin_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     if SIGNED:
         sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
     wide = COMPUTE_DTYPE
@@ -140,7 +88,7 @@ def _write_heads(
     BLOCK_HEAD: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     at, y_at, mask, x0, x1, cos0, cos1, sin0, sin1 = heads
-    y0, y1 = _turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
+    y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
     if SIGNED:
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
     _store_pairs(y_ptr + y_at + FIRST, mask, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
@@ -172,47 +120,34 @@ def _rotate_kernel(
 ):  # fmt: skip
     """y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, for a block of tokens and its share of the q and k heads.
 
-    The grid follows memory: programs that start together take what lies together. No program number is divided
-    but by a constant: that costs up to 5% of the speed of a copy, since nothing can be loaded before the result.
-
-    The position of a token is ``first_position`` plus its place in the sequence, unless POSITIONS says that it is
-    read: ``"token"``, one for each token, or ``"sequence"``, that of each sequence's first. Row ``|p|`` of
-    the tables serves the positions ``p`` and ``-p``, which turn in opposite directions. A position whose row does
-    not exist yields NaN and is never looked up; a token with NO_POSITION yields zeros.
+    The grid follows memory: programs that start together take what lies together. A position whose row does not exist
+    yields NaN and is never looked up; a token with NO_POSITION yields zeros.
     """
     PAIRS: tl.constexpr = ROTARY_DIM // 2
     SIGNED: tl.constexpr = POSITIONS != "none"
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if INNERMOST == "heads":
-        head_block, token_block, batch = x % HEAD_BLOCKS, x // HEAD_BLOCKS, z
-    elif INNERMOST == "batches":
-        head_block, token_block, batch = x % HEAD_BLOCKS, y, x // HEAD_BLOCKS
-    else:
-        head_block, token_block, batch = y, x, z
+    head_block, token_block, batch = blocks_of_program(HEAD_BLOCKS, INNERMOST)
     first_seq = token_block * BLOCK_TOKENS
     token = tl.arange(0, BLOCK_TOKENS)
     # The grid is exact for single tokens; blocks of several may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
 
-    if POSITIONS == "token":
-        at = batch.to(tl.int64) * positions_stride_b + (first_seq + token).to(tl.int64) * positions_stride_s
-        position = tl.load(positions_ptr + at, mask=is_token, other=0)
-    elif POSITIONS == "sequence":
-        first = tl.load(positions_ptr + batch.to(tl.int64) * positions_stride_b)
-        position = tl.where(first == _NO_POSITION, _NO_POSITION, first + first_seq + token)
-    else:
-        position = first_position + first_seq + token
+    position = position_of(
+        positions_ptr,
+        positions_stride_b,
+        positions_stride_s,
+        first_position,
+        batch,
+        first_seq,
+        token,
+        is_token,
+        POSITIONS,
+    )
+    cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
+        position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
+        POSITIONS, TABLE_ALIGN, SAME_STRIDES,
+    )  # fmt: skip
     # What follows from a sign is left out where positions count up from a start that was checked.
-    row = (tl.abs(position) if SIGNED else position).to(tl.int64)
-    has_row = ((row >= 0) & (row < table_rows))[:, None, None]
-    has_position = (position != _NO_POSITION)[:, None, None]
-    is_negative = (position < 0)[:, None, None]
     other: tl.constexpr = float("nan") if SIGNED else None
-
-    cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)[:, None, None]
-    sin_at = cos_at
-    if not SAME_STRIDES:
-        sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)[:, None, None]
 
     # All loads come before the first store: the compiler may not move a load across a store by itself.
     q = _read_heads(
@@ -314,18 +249,9 @@ def plan(
     tile = tile or choose_tile(rotation.rotary_dim, q_heads, seq_len, innermost(q), rotation.interleaved)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
-    order = tile.innermost
-    if order == "batches" and token_blocks > _MAX_GRID_YZ:
-        order = "heads"
-    grid = {
-        "heads": (token_blocks * head_blocks, 1, batch),
-        "tokens": (token_blocks, head_blocks, batch),
-        "batches": (batch * head_blocks, token_blocks, 1),
-    }[order]
-    if grid[0] > _MAX_GRID_X:
-        raise ValueError(f"q: expected at most {_MAX_GRID_X} blocks of tokens and heads, got {grid[0]}")
+    grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
     x_strides, y_strides = [*q.stride()[:3], *k.stride()[:3]], [*qy.stride()[:3], *ky.stride()[:3]]
-    cos_strides, sin_strides = _table_strides(cos), _table_strides(sin)
+    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
     features_per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     constants = {
@@ -333,14 +259,14 @@ def plan(
         "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
         "INTERLEAVED": rotation.interleaved, "OUT_INTERLEAVED": rotation.out_interleaved,
         "TRANSPOSE": rotation.transpose, "FULL_WIDTH": rotation.full_width,
-        "POSITIONS": "none" if positions is None else "sequence" if rotation.offsets else "token",
+        "POSITIONS": mode(positions, rotation),
         "IN_PLACE": all(x is y for x, y in zip(xs, outs, strict=True)),
-        "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype(q, cos)],
-        "ALIGN": min(_common_alignment([*x_strides, *y_strides]), features_per_access),
-        "TABLE_ALIGN": _common_alignment([*cos_strides, *sin_strides]),
+        "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
+        "ALIGN": min(common_alignment([*x_strides, *y_strides]), features_per_access),
+        "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         # One offset then serves input and output, and one serves cos and sin.
         "SAME_STRIDES": x_strides == y_strides and cos_strides == sin_strides,
-        "WIDE": any(_reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
+        "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
         "HEAD_BLOCKS": head_blocks, "INNERMOST": order,
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_Q_HEADS": tile.block_heads,
         "BLOCK_K_HEADS": triton.next_power_of_2(triton.cdiv(k_heads, head_blocks)),
@@ -353,38 +279,5 @@ def plan(
     return Launch(_rotate_kernel, grid, numbers, constants, {"num_warps": tile.num_warps, "enable_fp_fusion": False})
 
 
-def innermost(x: torch.Tensor) -> str:
-    """Of which axis of ``x [B, S, H, D]`` neighbours lie next to each other: heads, tokens or batches.
-
-    Heads first where they are adjacent, as then the batches of a token follow (sbhd) or its sequence does (bshd).
-    """
-    strides = zip(x.stride()[:3], x.shape[:3], strict=True)
-    batch, seq, head = (stride if size > 1 else float("inf") for stride, size in strides)
-    if seq < head:
-        return "tokens"
-    return "batches" if batch < seq < float("inf") else "heads"
-
-
 def _launch_nothing(*arguments) -> None:
     """An empty grid cannot be launched."""
-
-
-def _table_strides(table: torch.Tensor) -> tuple[int, int]:
-    return table.stride()[:2] if table.ndim == 3 else (0, table.stride(0))
-
-
-def _reach(x: torch.Tensor, block_tokens: int) -> int:
-    """An upper bound of the offsets within a tile: all heads, padded to a power of two, of its tokens."""
-    return block_tokens * x.stride(1) + 2 * x.shape[2] * x.stride(2) + x.shape[3]
-
-
-def _common_alignment(strides: Sequence[int]) -> int:
-    """The largest power of two up to 16 that divides every stride.
-
-    Triton itself only tells multiples of 16 from the rest. Heads of 72 elements (8 x 9) would then be read
-    element by element, although 16-byte reads are possible.
-    """
-    bits = 16
-    for stride in strides:
-        bits |= stride
-    return bits & -bits
