@@ -13,13 +13,14 @@ from ropelab.seq_format import to_bshd
 
 def recorded(q, k, cos, sin) -> bool:
     """Whether anything differentiates: if not, autograd's function is left out, which costs as much as a launch."""
-    if _transformed():
+    if transformed():
         return True
     tensors = (q, cos, sin) if k is None else (q, k, cos, sin)
     return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
+    """Whether torch.func or forward mode looks at what is computed."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
@@ -31,14 +32,14 @@ def run(q, k, cos, sin, positions, first_position, options: Options, inplace: bo
 
 def rotate_differentiably(q, k, cos, sin, positions, first_position, options: Options):
     """Rotate into new tensors that know where they come from."""
-    function = _RotateTransformed if _transformed() else _Rotate
+    function = _RotateTransformed if transformed() else _Rotate
     return function.apply(q, k, cos, sin, positions, first_position, options, False)
 
 
 def overwrite_differentiably(q, k, cos, sin, positions, first_position, options: Options):
     """Rotate in place and tell autograd."""
     arguments = cos, sin, positions, first_position, options
-    if _transformed():
+    if transformed():
         raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
     if must_dispatch(q):  # a compiler makes one kernel of both, and cannot follow a function that overwrites
         new = _Rotate.apply(q, k, *arguments, False)

@@ -21,14 +21,14 @@ def check_rope_arguments(q, k, cos, sin, positions, options, inplace: bool) -> N
     check_layout(options.layout)
     check_layout(options.out_layout, "out_layout")
     check_seq_format(options.seq_format)
-    _check_tensor("q", q, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
+    check_tensor("q", q, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
     tables = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
     table_ranks = (2,) if options.seq_format == "thd" else (2, 3)
-    _check_tensor("cos", cos, table_ranks, tables)
-    _check_tensor("sin", sin, table_ranks, tables)
+    check_tensor("cos", cos, table_ranks, tables)
+    check_tensor("sin", sin, table_ranks, tables)
     shape = to_bshd(q, options.seq_format).shape
     if k is not None:
-        _check_tensor("k", k, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
+        check_tensor("k", k, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
         _check_key(q, k, shape, to_bshd(k, options.seq_format).shape)
     _check_tables(q, shape, cos, sin, options)
     if positions is not None:
@@ -77,24 +77,26 @@ def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.T
             )
 
 
-def _check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
+def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
+    """Raise unless ``x`` is a tensor of one of these ranks (``shape`` in words) and dtypes."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if x.ndim not in ranks:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
     if x.dtype not in dtypes:
-        raise TypeError(f"{name}: expected one of {', '.join(map(_short, dtypes))}, got {_short(x.dtype)}")
+        raise TypeError(f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
 
 
-def _check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
+def check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
+    """Raise unless ``x`` is where ``q`` is."""
     if x.device != q.device:
         raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
 
 
 def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size) -> None:
     if k.dtype != q.dtype:
-        raise TypeError(f"k: expected q's dtype {_short(q.dtype)}, got {_short(k.dtype)}")
-    _check_device("k", k, q)
+        raise TypeError(f"k: expected q's dtype {dtype_name(q.dtype)}, got {dtype_name(k.dtype)}")
+    check_device("k", k, q)
     for axis, what in ((0, "batch size"), (1, "sequence length"), (3, "head_dim")):
         if k_shape[axis] != q_shape[axis]:
             raise ValueError(f"k: expected q's {what} {q_shape[axis]}, got {k_shape[axis]}")
@@ -102,12 +104,12 @@ def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: t
 
 def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: torch.Tensor, options) -> None:
     batch, head_dim, width = shape[0], shape[3], cos.shape[-1]
-    _check_device("cos", cos, q)
-    _check_device("sin", sin, q)
+    check_device("cos", cos, q)
+    check_device("sin", sin, q)
     if sin.shape != cos.shape:
         raise ValueError(f"sin: expected cos's shape {tuple(cos.shape)}, got {tuple(sin.shape)}")
     if sin.dtype != cos.dtype:
-        raise TypeError(f"sin: expected cos's dtype {_short(cos.dtype)}, got {_short(sin.dtype)}")
+        raise TypeError(f"sin: expected cos's dtype {dtype_name(cos.dtype)}, got {dtype_name(sin.dtype)}")
     if cos.ndim == 3 and cos.shape[0] != batch:
         raise ValueError(f"cos: expected tables for each of {batch} batches, got {cos.shape[0]}")
     if options.rotary_slice is None:
@@ -144,9 +146,9 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
     fits = isinstance(positions, torch.Tensor) and any(tuple(positions.shape) == size for size in sizes)
     if not fits:  # the message is made only then: compilers cannot follow it
         expected = " or ".join(map(str, sizes))
-        _check_tensor(name, positions, (), expected, POSITION_DTYPES)
-    _check_tensor(name, positions, (1, 2), "", POSITION_DTYPES)
-    _check_device(name, positions, q)
+        check_tensor(name, positions, (), expected, POSITION_DTYPES)
+    check_tensor(name, positions, (1, 2), "", POSITION_DTYPES)
+    check_device(name, positions, q)
 
 
 def _check_inplace(q: torch.Tensor, k: torch.Tensor | None, options) -> None:
@@ -164,5 +166,6 @@ def _check_inplace(q: torch.Tensor, k: torch.Tensor | None, options) -> None:
         raise ValueError("k: expected memory disjoint from q's for inplace=True, got overlapping tensors")
 
 
-def _short(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ RoPE needs no communication for that: a token's rotation depends on its position
 
 import torch
 
-from ropelab.checks import POSITION_DTYPES, _check_tensor
+from ropelab.checks import POSITION_DTYPES, check_tensor
 from ropelab.kernels import INTERPRETED, NO_POSITION, positions_torch, positions_triton
 from ropelab.kernels.positions_torch import Shard
 
@@ -62,7 +62,7 @@ class PackedSequences:
         chunks: str = "dual",
     ):
         self._shard = _checked_shard(cp_size, cp_rank, chunks)
-        _check_tensor("cu_seqlens", cu_seqlens, (1,), "[sequences + 1]", POSITION_DTYPES)
+        check_tensor("cu_seqlens", cu_seqlens, (1,), "[sequences + 1]", POSITION_DTYPES)
         if not len(cu_seqlens):
             raise ValueError("cu_seqlens: expected shape [sequences + 1], at least one element, got (0,)")
         _check_count("total_tokens", total_tokens)
@@ -173,7 +173,7 @@ def _check_offsets(offsets: int | torch.Tensor, cu_seqlens: torch.Tensor) -> Non
             raise ValueError(f"offsets: expected a position within int32, got {offsets}")
         return
     sequences = len(cu_seqlens) - 1
-    _check_tensor("offsets", offsets, (1,), f"({sequences},), one for each sequence", POSITION_DTYPES)
+    check_tensor("offsets", offsets, (1,), f"({sequences},), one for each sequence", POSITION_DTYPES)
     if len(offsets) != sequences:
         raise ValueError(f"offsets: expected shape ({sequences},), one for each sequence, got {tuple(offsets.shape)}")
     if offsets.device != cu_seqlens.device:

@@ -45,6 +45,29 @@ class Options(NamedTuple):
         )
 
 
+def locate(
+    q: torch.Tensor, positions: torch.Tensor | None, offsets: int | torch.Tensor, seq_format: str
+) -> tuple[torch.Tensor | None, int, bool]:
+    """Where the tokens are, as the kernels want to know it.
+
+    Returns:
+        positions or offsets as a tensor, or None; else the first position; and whether the tensor has offsets.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if positions is not None:
+        if isinstance(offsets, torch.Tensor) or offsets:
+            raise ValueError("offsets: expected none beside positions, got both")
+        return positions, 0, False
+    if isinstance(offsets, torch.Tensor):
+        return offsets, 0, True
+    if isinstance(offsets, int) and offsets < 0:  # the kernels count up from 0 or more, or read
+        batch = to_bshd(q, seq_format).shape[:1]
+        return torch.full(batch, offsets, dtype=torch.int64, device=q.device), 0, True
+    return None, offsets, False
+
+
 class _Prepared(NamedTuple):
     rotation: Rotation
     launch: Launch | None  # None: the backend takes every call as its first

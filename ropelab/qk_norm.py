@@ -5,19 +5,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ropelab.autograd import _transformed, recorded
+from ropelab.autograd import recorded, transformed
 from ropelab.checks import (
-    _check_device,
-    _check_tensor,
-    _short,
+    check_device,
     check_first_position,
     check_positions,
     check_rope_arguments,
+    check_tensor,
+    dtype_name,
 )
 from ropelab.kernels import INTERPRETED, qk_norm_torch, qk_norm_triton, rotate_triton
 from ropelab.ops import must_dispatch
-from ropelab.prepared import Options
-from ropelab.rope import _offset_of_each
+from ropelab.prepared import Options, locate
 from ropelab.seq_format import SEQ_AXIS, to_bshd
 
 
@@ -66,17 +65,7 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; for weights of the wrong shape, dtype or device, a negative eps, and
             tables that require grad.
     """
-    first_position = 0
-    is_offset = positions is None and isinstance(offsets, torch.Tensor)
-    if is_offset:
-        positions = offsets
-    elif positions is None:
-        first_position = offsets
-        if isinstance(offsets, int) and offsets < 0:
-            is_offset, first_position = True, 0
-            positions = _offset_of_each(q, offsets, seq_format)
-    elif isinstance(offsets, torch.Tensor) or offsets:
-        raise ValueError("offsets: expected none beside positions, got both")
+    positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
     slice_ = None if rotary_slice is None else tuple(rotary_slice)
     options = Options(layout, layout, seq_format, slice_, is_offset, False)
     arguments = q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps
@@ -104,7 +93,7 @@ class _QKNormRope(torch.autograd.Function):
     def backward(ctx, q_grad, k_grad):
         q, k, q_weight, k_weight, *where = ctx.saved_tensors
         # Without it, what is asked for a second time would silently be a constant.
-        gradients = _Gradients.apply if torch.is_grad_enabled() or _transformed() else _backward
+        gradients = _Gradients.apply if torch.is_grad_enabled() or transformed() else _backward
         arguments = q, k, q_grad, k_grad, q_weight, k_weight, *where, ctx.first_position, ctx.options, ctx.eps
         grads = *gradients(*arguments, any(ctx.needs_input_grad[2:4])), None, None
         return *(g if need else None for g, need in zip(grads[:4], ctx.needs_input_grad, strict=False)), *[None] * 6
@@ -295,12 +284,14 @@ def _check(q, k, q_weight, k_weight, cos, sin, positions, first_position, option
         raise TypeError("k: expected a torch.Tensor, got NoneType")
     check_rope_arguments(q, k, cos, sin, positions, options, inplace=False)
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-        _check_tensor(name, weight, (1,), f"({q.shape[-1]},), one for each feature of a head")
+        check_tensor(name, weight, (1,), f"({q.shape[-1]},), one for each feature of a head")
         if weight.shape[0] != q.shape[-1]:
             raise ValueError(f"{name}: expected shape ({q.shape[-1]},), that of a head, got {tuple(weight.shape)}")
-        _check_device(name, weight, q)
+        check_device(name, weight, q)
     if k_weight.dtype != q_weight.dtype:
-        raise TypeError(f"k_weight: expected q_weight's dtype {_short(q_weight.dtype)}, got {_short(k_weight.dtype)}")
+        raise TypeError(
+            f"k_weight: expected q_weight's dtype {dtype_name(q_weight.dtype)}, got {dtype_name(k_weight.dtype)}"
+        )
     if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
         raise ValueError(f"eps: expected a finite number, at least 0, got {eps!r}")
 

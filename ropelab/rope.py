@@ -3,8 +3,7 @@
 import torch
 
 from ropelab.autograd import overwrite_differentiably, recorded, rotate_differentiably, run
-from ropelab.prepared import Options
-from ropelab.seq_format import to_bshd
+from ropelab.prepared import Options, locate
 
 
 def apply_rope(
@@ -68,17 +67,7 @@ def apply_rope(
     Positions given by tensors are compared with the tables before the call if they are on the CPU (ValueError).
     On a GPU that would have to wait for it: there a position without a row yields NaN, and reads nothing.
     """
-    first_position = 0
-    is_offset = positions is None and isinstance(offsets, torch.Tensor)
-    if is_offset:
-        positions = offsets
-    elif positions is None:
-        first_position = offsets
-        if isinstance(offsets, int) and offsets < 0:
-            is_offset, first_position = True, 0
-            positions = _offset_of_each(q, offsets, seq_format)
-    elif isinstance(offsets, torch.Tensor) or offsets:
-        raise ValueError("offsets: expected none beside positions, got both")
+    positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
     slice_ = None if rotary_slice is None else tuple(rotary_slice)
     options = Options(layout, layout if out_layout is None else out_layout, seq_format, slice_, is_offset, inverse)
 
@@ -86,7 +75,3 @@ def apply_rope(
         return run(q, k, cos, sin, positions, first_position, options, inplace)
     apply = overwrite_differentiably if inplace else rotate_differentiably
     return apply(q, k, cos, sin, positions, first_position, options)
-
-
-def _offset_of_each(q: torch.Tensor, offset: int, seq_format: str) -> torch.Tensor:
-    return torch.full(to_bshd(q, seq_format).shape[:1], offset, dtype=torch.int64, device=q.device)

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import launches, packages, peers, records, studies, timing
-from ropelab.bench.copies import PREFIX, copies
+from ropelab.bench import copies, launches, packages, peers, records, timing
+from ropelab.bench.compare import compare, tidy
+from ropelab.bench.copies import PREFIX
+from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.layout import LAYOUTS
 from ropelab.study import figures
@@ -109,10 +111,10 @@ def test_gpu_times_see_bytes_and_keep_what_fails():
 @needs_gpu
 def test_every_peer_at_hand_is_timed_or_says_why():
     cell = replace(DENSE_CELLS[3].workload, seq_len=64)
-    frame = studies.compare(cell, peers.PEERS, rounds=3)
+    frame = compare(cell, peers.PEERS, rounds=3)
     expected = {peer.name for peer in peers.PEERS if cell.layout in peer.layouts}
     forward = frame[frame.direction == "forward"]
-    assert expected | set(copies()) == set(forward.contender)
+    assert expected | set(copies.copies()) == set(forward.contender)
     timed = frame[frame.status == "ok"]
     assert timed.median_us.notna().all() and {"ropelab", "hf_eager", "hf_compiled"} <= set(timed.contender)
     wrong = frame[frame.status.str.startswith("wrong")]
@@ -129,12 +131,12 @@ def test_launches_and_memory_of_a_call():
 
 def test_fraction_of_copy_takes_the_fastest_copy():
     frame = pd.DataFrame({"contender": ["a", PREFIX + "1", PREFIX + "2"], "median_us": [4.0, 2.0, 3.0]})
-    assert studies._with_fraction(frame).fraction_of_copy.tolist() == [0.5, 1.0, 2 / 3]
+    assert copies.with_fraction(frame).fraction_of_copy.tolist() == [0.5, 1.0, 2 / 3]
 
 
 def test_torch_copies_copy():
     tensors = [torch.randn(3, 4), torch.randn(5)]
-    for name, copy in copies().items():
+    for name, copy in copies.copies().items():
         if "Triton" not in name:
             assert all(torch.equal(a, b) and a is not b for a, b in zip(tensors, copy(tensors), strict=True))
 
@@ -263,7 +265,7 @@ def test_missing_packages_are_listed_as_not_run(monkeypatch, tmp_path):
 
 def test_untimed_contenders_stay_in_the_table():
     timed = pd.DataFrame({"contender": ["a"], "status": ["ok"], "median_us": [1.0]})
-    frame = studies._tidy(timed, SMALL, {"b": "not run: not installed"})
+    frame = tidy(timed, SMALL.columns, {"b": "not run: not installed"})
     assert frame.status.tolist() == ["ok", "not run: not installed"]
     assert (frame.cell == "small").all() and (frame["bytes"] == SMALL.bytes).all()
 
@@ -421,7 +423,7 @@ def tile_frame() -> pd.DataFrame:
     rng = np.random.default_rng(1)
     rows = []
     for cell, layout in itertools.product(DENSE_CELLS, LAYOUTS):
-        for i, tile in enumerate(studies.candidate_tiles(cell.workload)):
+        for i, tile in enumerate(candidate_tiles(cell.workload, "heads")):
             fraction = rng.uniform(0.6, 0.98)
             identity = {
                 "cell": cell.workload.name,

@@ -8,6 +8,7 @@ compared with.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import pandas as pd
 import torch
 import triton
 import triton.language as tl
@@ -39,6 +40,22 @@ def copies() -> dict[str, Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
     for block, warps in _TRITON_COPIES:
         found[f"Triton, {block} elements, {warps} warps"] = partial(_copy_in_one_launch, block=block, warps=warps)
     return {PREFIX + name: copy for name, copy in found.items()}
+
+
+def contenders(sets: Sequence[Sequence[torch.Tensor]]) -> dict[str, Callable[[], list[Callable]]]:
+    """Every copy as a contender of `timing.gpu_times`; each of ``sets`` has the tensors of one call."""
+    tensors = [[x.detach().contiguous() for x in one] for one in sets]
+    return {name: partial(_calls, copy, tensors) for name, copy in copies().items()}
+
+
+def with_fraction(frame: pd.DataFrame) -> pd.DataFrame:
+    """``fraction_of_copy``: the median of the fastest copy among the contenders over that of each contender."""
+    is_copy = frame.contender.str.startswith(PREFIX)
+    return frame.assign(fraction_of_copy=frame[is_copy].median_us.min() / frame.median_us)
+
+
+def _calls(copy: Callable, sets: Sequence[Sequence[torch.Tensor]]) -> list[Callable]:
+    return [partial(copy, tensors) for tensors in sets]
 
 
 def _copy_each(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

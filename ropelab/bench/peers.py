@@ -64,6 +64,8 @@ def _ropelab(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, inplac
         "cos": cos, "sin": sin, "inplace": inplace,
         "layout": workload.layout, "seq_format": workload.seq_format,
     }  # fmt: skip
+    if workload.lengths:
+        options["positions"] = ropelab.PackedSequences(workload.cu_seqlens(cos.device), workload.seq_len).positions
 
     def rotate(q, k):
         if inplace and torch.is_grad_enabled():  # leaves that require grad may not be overwritten
@@ -204,37 +206,41 @@ def _liger(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version:
     return rotate
 
 
-class _FlashAttention(torch.autograd.Function):
-    """flash-attn's ``apply_rotary``, differentiable; its own such function imports the CUDA extension."""
+class _Rotated(torch.autograd.Function):
+    """``rotate(x, inverse)`` where only that is to be had, differentiable: its gradient is the rotation back."""
 
     @staticmethod
-    def forward(ctx, x, cos, sin, apply_rotary, interleaved):
-        ctx.save_for_backward(cos, sin)
-        ctx.apply_rotary, ctx.interleaved = apply_rotary, interleaved
-        return apply_rotary(x, cos, sin, interleaved=interleaved)
+    def forward(ctx, x, rotate):
+        ctx.rotate = rotate
+        return rotate(x, False)
 
     @staticmethod
     def backward(ctx, grad):
-        cos, sin = ctx.saved_tensors
-        return (
-            ctx.apply_rotary(grad, cos, sin, interleaved=ctx.interleaved, conjugate=True),
-            None,
-            None,
-            None,
-            None,
-        )
+        return ctx.rotate(grad, True), None
+
+
+def differentiable(rotate: Callable[[torch.Tensor, bool], torch.Tensor]) -> Rotate:
+    """From ``rotate(x, inverse)`` of one tensor."""
+
+    def one(x):
+        return None if x is None else _Rotated.apply(x, rotate)
+
+    return lambda q, k: (one(q), one(k))
 
 
 def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    """Its own differentiable function imports the CUDA extension."""
     apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
-    fmt, interleaved = workload.seq_format, workload.layout == "interleaved"
+    options = {"interleaved": workload.layout == "interleaved"}
+    if workload.lengths:
+        options |= {"cu_seqlens": workload.cu_seqlens(cos.device), "max_seqlen": max(workload.lengths)}
+        return differentiable(lambda x, inverse: apply_rotary(x, cos, sin, conjugate=inverse, **options))
+    fmt = workload.seq_format
 
-    def one(x):
-        if x is None:
-            return None
-        return from_bshd(_FlashAttention.apply(to_bshd(x, fmt), cos, sin, apply_rotary, interleaved), fmt)
+    def rotate(x, inverse):
+        return from_bshd(apply_rotary(to_bshd(x, fmt), cos, sin, conjugate=inverse, **options), fmt)
 
-    return lambda q, k: (one(q), one(k))
+    return differentiable(rotate)
 
 
 # -------------------------------------------------------------------------------------------------- the lists
@@ -339,7 +345,7 @@ def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor
 def check(peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers) -> Check:
     """Compare what the workload's direction computes (result or gradient) with the float64 definition.
 
-    The cotangent is random. Inputs are copied first: a peer may overwrite them.
+    The cotangent is random. Inputs are copied first, strides included: a peer may overwrite them.
 
     Args:
         rotate: what ``peer.bind`` returned for this workload in either direction.
@@ -347,7 +353,7 @@ def check(peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers) -> C
     Raises:
         TypeError: a result of another shape or dtype than the input's; and whatever the peer itself raises.
     """
-    fresh = [x.detach().clone().requires_grad_() for x in buffers.inputs]
+    fresh = [_same_strides(x).copy_(x.detach()).requires_grad_() for x in buffers.inputs]
     results = _outputs(rotate, *fresh)
     sources, what, backward = buffers.inputs, "result", workload.direction == "backward"
     if backward:
@@ -360,8 +366,9 @@ def check(peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers) -> C
             raise TypeError(f"{peer.name}: expected a {what} of {expected}, got {found}")
         cos, sin = _exact_tables(workload, x.device)
         truth = reference.rotate(
-            x.detach(), cos, sin, layout=workload.layout, seq_format=workload.seq_format, inverse=backward
-        )
+            x.detach(), cos, sin, layout=workload.layout, seq_format=workload.seq_format,
+            positions=workload.positions(x.device), inverse=backward,
+        )  # fmt: skip
         error = (y.detach().double() - truth).abs()
         # 0/0 is a feature that does not rotate and came back unchanged.
         excess = torch.where(error == 0, 0.0, error / error_bound(x, workload, peer)).max().item()
@@ -389,6 +396,11 @@ def _exact_tables(workload: Workload, device) -> list[torch.Tensor]:
     last = workload.first_position + workload.seq_len
     tables = ropelab.rotary_table(last, workload.rotary_dim, dtype=torch.float64, device=device)
     return [t[workload.first_position :] for t in tables]
+
+
+def _same_strides(x: torch.Tensor) -> torch.Tensor:
+    """Memory for a copy of ``x`` that lies as ``x`` does; ``clone`` would close the gaps of a view."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _roundoff(dtype: torch.dtype) -> float:

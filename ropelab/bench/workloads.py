@@ -10,6 +10,9 @@ from ropelab.layout import LAYOUTS
 from ropelab.tables import rotary_table
 
 DIRECTIONS = ("forward", "backward")
+STORAGES = ("contiguous", "qkv")
+MOST_SETS = 1024
+"""Sets of buffers: to capture more calls than this takes longer than to measure them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class Workload:
 
     ``k_heads = 0`` means that there is no k. ``first_position`` is the position of the first token of every
     sequence: with one token a sequence, position 0 would make the rotation the identity and any check blind.
+    With ``storage = "qkv"`` q and k are views of one buffer that holds as many heads of v as of k (bshd only);
+    their cotangents are contiguous, as attention hands them back. ``lengths`` are those of the sequences that
+    ``seq_len`` tokens are packed of (thd only).
     """
 
     name: str
@@ -57,6 +63,18 @@ class Workload:
     seq_format: str = "bshd"
     direction: str = "forward"
     first_position: int = 0
+    storage: str = "contiguous"
+    lengths: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.storage not in STORAGES:
+            raise ValueError(f"storage: expected one of {STORAGES}, got {self.storage!r}")
+        if self.storage == "qkv" and (self.seq_format != "bshd" or not self.k_heads):
+            raise ValueError(f"storage: expected bshd and a k for 'qkv', got {self.seq_format}, {self.k_heads} k heads")
+        packed = self.seq_format == "thd"
+        if packed != bool(self.lengths) or (packed and (self.batch, self.seq_len) != (1, sum(self.lengths))):
+            expected = f"those of {self.seq_len} tokens in one batch" if packed else "none but for thd"
+            raise ValueError(f"lengths: expected {expected}, got a sum of {sum(self.lengths)}, batch {self.batch}")
 
     @property
     def bytes(self) -> int:
@@ -75,13 +93,28 @@ class Workload:
             "cell": self.name, "batch": self.batch, "seq_len": self.seq_len, "q_heads": self.q_heads,
             "k_heads": self.k_heads, "head_dim": self.head_dim, "rotary_dim": self.rotary_dim,
             "dtype": str(self.dtype).removeprefix("torch."), "layout": self.layout,
-            "seq_format": self.seq_format, "direction": self.direction, "bytes": self.bytes,
+            "seq_format": self.seq_format, "storage": self.storage, "direction": self.direction, "bytes": self.bytes,
         }  # fmt: skip
+
+    @property
+    def description(self) -> str:
+        """For progress: what tells this cell from the others, but for the direction."""
+        others = [self.seq_format if self.storage == "contiguous" else self.storage, self.layout]
+        return ", ".join((self.name, *others))
 
     def shape(self, heads: int) -> tuple[int, ...]:
         """Shape of a tensor with ``heads`` heads in this workload's ``seq_format``."""
         b, s, d = self.batch, self.seq_len, self.head_dim
-        return {"bshd": (b, s, heads, d), "sbhd": (s, b, heads, d), "bhsd": (b, heads, s, d)}[self.seq_format]
+        shapes = {"bshd": (b, s, heads, d), "sbhd": (s, b, heads, d), "bhsd": (b, heads, s, d), "thd": (s, heads, d)}
+        return shapes[self.seq_format]
+
+    def cu_seqlens(self, device: torch.device | str) -> torch.Tensor:
+        """int32 ``[n + 1]``: where the packed sequences begin and end."""
+        return torch.tensor((0, *self.lengths), device=device).cumsum(0, dtype=torch.int32)
+
+    def positions(self, device: torch.device | str) -> torch.Tensor | None:
+        """int64 ``[T]``: of every packed token; None where nothing is packed."""
+        return torch.cat([torch.arange(n) for n in self.lengths]).to(device) if self.lengths else None
 
     def buffers(self, count: int = 1, device: torch.device | str = "cuda", seed: int = 0) -> list[Buffers]:
         """``count`` sets of normally distributed q, k and cotangents."""
@@ -95,7 +128,12 @@ class Workload:
         cos, sin = (t[self.first_position :] for t in rotary_table(last, self.rotary_dim, device=device))
         sets = []
         for _ in range(count):
-            q, k, dq, dk = draw(self.q_heads), draw(self.k_heads), draw(self.q_heads), draw(self.k_heads)
+            if self.storage == "qkv":
+                heads = (self.q_heads, self.k_heads, self.k_heads)
+                q, k, _ = draw(sum(heads)).split(heads, dim=2)
+            else:
+                q, k = draw(self.q_heads), draw(self.k_heads)
+            dq, dk = draw(self.q_heads), draw(self.k_heads)
             for x in (q, k):
                 if x is not None:
                     x.requires_grad_()
@@ -107,9 +145,10 @@ class Workload:
 
         Between two uses of an element all others are used. What is read alone is to be twice the cache, so
         that out-of-place calls touch four times and in-place calls, which write where they read, twice its
-        size.
+        size. With few tokens ``MOST_SETS`` are less than that: one or two tokens are then found in the cache, where
+        the projection before a rotation leaves them too.
         """
-        return max(2, math.ceil(2 * cache_bytes / (self.bytes / 2)))
+        return min(max(2, math.ceil(2 * cache_bytes / (self.bytes / 2))), MOST_SETS)
 
 
 @dataclass(frozen=True)
@@ -142,6 +181,11 @@ DENSE_CELLS = (
     _cell(0.85, 8, 1, 32, 8, 128, first_position=1000),
 )
 """bf16, bshd, named "batch x tokens query/key heads head_dim"; in the last, 8 sequences decode a token."""
+
+FORMATS = (("sbhd", "contiguous"), ("bhsd", "contiguous"), ("bshd", "qkv"))
+"""seq_format and storage of the cells besides contiguous bshd."""
+
+FEW_TOKENS_CELLS = tuple(_cell(1 / 1.2, 1, tokens, 32, 8, 128, first_position=1000) for tokens in (1, 2, 4, 8))
 
 DEEPSPEED_CELLS = tuple(
     Workload(f"1x32x{seq_len}x128", 1, seq_len, 32, 0, 128, 128, dtype, "split_half", "bhsd", direction)

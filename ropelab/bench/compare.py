@@ -1,0 +1,94 @@
+"""Peers and copies in one workload, timed in the same rounds: what most studies are made of."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import torch
+
+from ropelab.bench import copies, peers, timing
+from ropelab.bench.workloads import DIRECTIONS, Buffers, Workload
+
+
+def compare(shape: Workload, contenders: Sequence[peers.Peer], *, rounds: int, sets: int | None = None) -> pd.DataFrame:
+    """Time those peers that pass the check, and the copies, in the same rounds; forward, then backward.
+
+    Args:
+        sets: of buffers; by default as many as keep everything out of the cache.
+
+    Returns:
+        One row per direction and contender, with the columns that identify the workload, contender, status
+        (``"ok"``, ``"wrong: ..."``, ``"failed: ..."`` or ``"not run: ..."``), median_us, q20_us, q80_us,
+        samples, in_place, and fraction_of_copy: the fastest copy's median over that of the contender.
+    """
+    buffers = shape.buffers(sets or shape.cold_count(timing.cache_bytes()))
+    bound, status = bind(shape, contenders, buffers[0])
+    in_place = {peer.name: peer.in_place for peer in contenders}
+    frames = []
+    for direction in DIRECTIONS:
+        workload, outcome = replace(shape, direction=direction), dict(status)
+        ready = checked(bound, workload, buffers[0], outcome)
+        timed = {peer.name: partial(peers.calls, rotate, workload, buffers) for peer, rotate in ready.items()}
+        frame = timing.gpu_times(timed | copy_contenders(workload, buffers), rounds=rounds)
+        frame = tidy(copies.with_fraction(frame), workload.columns, outcome)
+        frames.append(frame.assign(in_place=frame.contender.map(in_place).fillna(False).astype(bool)))
+        del timed
+        torch.cuda.empty_cache()  # the graphs' own memory
+    return pd.concat(frames, ignore_index=True)
+
+
+def bind(
+    shape: Workload, contenders: Sequence[peers.Peer], buffers: Buffers
+) -> tuple[dict[peers.Peer, peers.Rotate], dict[str, str]]:
+    """Peer -> its rotation, and name -> reason for those without; peers of the other layout are left out."""
+    found, status = peers.available(tuple(peer for peer in contenders if shape.layout in peer.layouts))
+    bound = {}
+    for peer in found:
+        try:
+            bound[peer] = peer.bind(shape, buffers.cos, buffers.sin)
+        except Exception as error:  # recorded: what cannot run is a result too
+            status[peer.name] = timing.failure(error)
+    return bound, status
+
+
+def checked(
+    bound: Mapping[peers.Peer, peers.Rotate], workload: Workload, buffers: Buffers, status: dict[str, str]
+) -> dict[peers.Peer, peers.Rotate]:
+    """Those that compute the right thing in this direction; the others go into ``status``."""
+    right = {}
+    for peer, rotate in bound.items():
+        if workload.direction not in peer.directions:
+            continue
+        try:
+            outcome = peers.check(peer, rotate, workload, buffers).status
+        except Exception as error:  # as above
+            outcome = timing.failure(error)
+        if outcome == "ok":
+            right[peer] = rotate
+        else:
+            status[peer.name] = outcome
+    return right
+
+
+def copy_contenders(workload: Workload, sets: Sequence[Buffers]) -> dict[str, Callable]:
+    """The copies of what the workload's direction reads."""
+    return copies.contenders([b.cotangents if workload.direction == "backward" else b.inputs for b in sets])
+
+
+def tidy(frame: pd.DataFrame, identity: Mapping[str, object], status: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Rows of contenders that were not timed appended, and the columns of ``identity`` put in front."""
+    untimed = pd.DataFrame({"contender": list(status or {}), "status": list((status or {}).values())})
+    frame = pd.concat([frame, untimed], ignore_index=True) if len(untimed) else frame.reset_index(drop=True)
+    return pd.concat([pd.DataFrame([identity] * len(frame)), frame], axis=1)
+
+
+def progress(items: Iterable, describe: Callable[[object], str]):
+    """The items, with a line for each and the time it took."""
+    items = list(items)
+    for number, item in enumerate(items, 1):
+        started = time.monotonic()
+        yield item
+        seconds = time.monotonic() - started
+        print(f"    {number:2}/{len(items)} {describe(item):40} {seconds:6.1f} s", flush=True)

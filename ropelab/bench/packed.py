@@ -1,0 +1,91 @@
+"""Packed sequences: the same tokens cut into few or many sequences, alike or one long and many short."""
+
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import torch
+
+import ropelab
+from ropelab import layout as pairing
+from ropelab.bench import peers, varlen_models
+from ropelab.bench.compare import compare, progress
+from ropelab.bench.workloads import Workload
+from ropelab.frequencies import inverse_frequencies
+from ropelab.layout import LAYOUTS
+
+_SKEWED = "one of 34,336 and 2,400 of 13"
+_LEGACY = "legacy grid"
+
+
+def packings() -> list[Workload]:
+    """65,536 tokens as sequences as equal as can be, and as one long and 2,400 of 13."""
+    shape = Workload("", 1, 65536, 32, 0, 128, 128, seq_format="thd", lengths=(65536,))
+    found = []
+    for n in (1, 8, 128, 1024, 2401):
+        short, longer = divmod(shape.seq_len, n)
+        found.append(replace(shape, name=f"n={n}", lengths=(short + 1,) * longer + (short,) * (n - longer)))
+    return [*found, replace(shape, name=_SKEWED, lengths=(34336,) + (13,) * 2400)]
+
+
+def packed(*, smoke: bool = False) -> pd.DataFrame:
+    """Both layouts and directions of every packing.
+
+    Columns: case, n_seqs, longest, tokens, heads, head_dim, dtype, layout, direction, bytes, freqs_len (rows of the
+        table of angles; of the legacy grid alone, whose time depends on it), and those of ``compare``.
+    """
+    cases = [replace(packings()[2], seq_len=8192, lengths=(64,) * 128)] if smoke else packings()
+    shapes = [replace(case, layout=layout) for case in cases for layout in LAYOUTS]
+    # One set of buffers: x alone is nine times the cache.
+    frames = [
+        _columns(compare(shape, contenders(), rounds=3 if smoke else 6, sets=1), shape)
+        for shape in progress(shapes, lambda shape: shape.description)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def contenders() -> list[peers.Peer]:
+    """Ropelab with and without what the layers share, models of TransformerEngine's kernels, and flash-attn."""
+    known = {peer.name: peer for peer in peers.PEERS}
+    model = partial(peers.Peer, tables="its own, float32 angles", own_tables=True)
+    return [
+        known["ropelab"],
+        peers.Peer("ropelab with positions", _with_positions, "float32", directions=("forward",)),
+        known["flash_attn"],
+        model("token-linear, reads twice", partial(_model, kernel=varlen_models.token_linear)),
+        model(_LEGACY, partial(_model, kernel=varlen_models.legacy_grid)),
+    ]
+
+
+def _with_positions(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> peers.Rotate:
+    """The positions are found in every call."""
+    cu_seqlens = workload.cu_seqlens(cos.device)
+    options = {"cos": cos, "sin": sin, "layout": workload.layout, "seq_format": "thd"}
+
+    def rotate(q, k):
+        positions = ropelab.PackedSequences(cu_seqlens, workload.seq_len).positions
+        return ropelab.apply_rope(q, **options, positions=positions), None
+
+    return rotate
+
+
+def _model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, kernel) -> peers.Rotate:
+    inverse_frequency = inverse_frequencies(workload.rotary_dim, 10000.0).float()
+    angles = torch.outer(torch.arange(_freqs_len(workload)), inverse_frequency)
+    angles = pairing.join(angles, angles, workload.layout).to(cos.device)
+    where = {"cu_seqlens": workload.cu_seqlens(cos.device), "interleaved": workload.layout == "interleaved"}
+    return peers.differentiable(lambda x, inverse: kernel(x, angles, inverse=inverse, **where))
+
+
+def _freqs_len(workload: Workload) -> int:
+    """As long as any sequence could be, as in TransformerEngine#3057; the skewed case shows the least it can be."""
+    return max(workload.lengths) if workload.name == _SKEWED else workload.seq_len
+
+
+def _columns(frame: pd.DataFrame, shape: Workload) -> pd.DataFrame:
+    sizes = {"n_seqs": len(shape.lengths), "longest": max(shape.lengths)}
+    frame = frame.rename(columns={"cell": "case", "seq_len": "tokens", "q_heads": "heads"})
+    frame = frame.drop(columns=["batch", "k_heads", "rotary_dim", "seq_format", "storage", "in_place"])
+    frame = frame.assign(**sizes, freqs_len=frame.contender.map({_LEGACY: _freqs_len(shape)}))
+    first = ["case", *sizes]
+    return frame[[*first, *(name for name in frame if name not in first)]]

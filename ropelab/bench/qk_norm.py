@@ -1,0 +1,135 @@
+"""RMS norm of q and k, then rotation: in one pass, and as separate kernels."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import torch
+import torch._functorch.config
+
+import ropelab
+from ropelab import layout as pairing
+from ropelab import reference
+from ropelab.bench import copies, timing
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
+from ropelab.layout import LAYOUTS
+
+EPS = 1e-6
+STEPS = ("forward", "backward", "forward and backward")
+
+NormRope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Of q, k and the weights of their norms."""
+
+
+def qk_norm(*, smoke: bool = False) -> pd.DataFrame:
+    """All contenders that are right in two cells, both layouts, every step.
+
+    The backward starts from gradients of the new q and k and makes those of q, k and both weights.
+
+    Columns: those that identify the workload but direction, step, contender, status, median_us, q20_us, q80_us,
+        samples, and fraction_of_copy: whatever the step, of q and k, read once and written once.
+    """
+    cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS[:2]
+    shapes = [replace(cell.workload, layout=layout) for cell in cells for layout in LAYOUTS]
+    frames = [_compare(shape, rounds=3 if smoke else 15) for shape in progress(shapes, lambda shape: shape.description)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _compare(shape: Workload, rounds: int) -> pd.DataFrame:
+    sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
+    learned = weights(shape, sets[0].q.device)
+    found = contenders(shape, sets[0])
+    outcome = {name: status(rotate, shape, sets[0], learned) for name, rotate in found.items()}
+    right = {name: rotate for name, rotate in found.items() if outcome[name] == "ok"}
+    wrong = {name: why for name, why in outcome.items() if why != "ok"}
+    identity = {name: value for name, value in shape.columns.items() if name != "direction"}
+    frames = []
+    for step in STEPS:
+        timed = {name: partial(calls, rotate, sets, learned, step) for name, rotate in right.items()}
+        frame = timing.gpu_times(timed | copies.contenders([b.inputs for b in sets]), rounds=rounds)
+        frames.append(tidy(copies.with_fraction(frame), identity | {"step": step}, wrong))
+        torch.cuda.empty_cache()  # the graphs' own memory
+    return pd.concat(frames, ignore_index=True)
+
+
+def weights(shape: Workload, device: torch.device | str = "cuda") -> list[torch.Tensor]:
+    """Of the norms of q and of k, ``[D]``."""
+    return [torch.randn(shape.head_dim, dtype=shape.dtype, device=device).requires_grad_() for _ in range(2)]
+
+
+def contenders(shape: Workload, buffers: Buffers) -> dict[str, NormRope]:
+    """Ours; and norm and rotation as Hugging Face's Qwen3 has them: eager, each compiled, and compiled as one."""
+    cos, sin, layout = buffers.cos, buffers.sin, shape.layout
+    wide = [pairing.join(t, t, layout).to(shape.dtype)[: shape.seq_len, None] for t in (cos, sin)]
+
+    def norm(x, weight):
+        x_wide = x.float()
+        return weight * (x_wide * torch.rsqrt(x_wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype)
+
+    def norms(q, k, q_weight, k_weight):
+        return norm(q, q_weight), norm(k, k_weight)
+
+    def rotation(x):
+        x0, x1 = pairing.pairs(x, layout)
+        return x * wide[0] + pairing.join(-x1, x0, layout) * wide[1]
+
+    def rotations(q, k):
+        return rotation(q), rotation(k)
+
+    def one_after_the_other(norms, rotations):
+        return lambda *tensors: rotations(*norms(*tensors))
+
+    # As for the peers: without the reset, the limit on recompilations ends in an error; and a backward is to run twice.
+    torch._dynamo.reset()
+    torch._functorch.config.donated_buffer = False
+    compiled = partial(torch.compile, dynamic=False, fullgraph=True)
+    return {
+        "ropelab": partial(ropelab.apply_qk_norm_rope, cos=cos, sin=sin, eps=EPS, layout=layout),
+        "compiled separate": one_after_the_other(compiled(norms), compiled(rotations)),
+        "compiled together": compiled(one_after_the_other(norms, rotations)),
+        "eager separate": one_after_the_other(norms, rotations),
+    }
+
+
+def status(rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequence[torch.Tensor]) -> str:
+    """``"ok"`` if results and gradients agree with float64 as far as the contender's roundings allow.
+
+    Where norm and rotation are apart, no result takes more than eight roundings to the dtype of q on its way (of the
+    norm, its product with the weight, the tables, products and sums), and what they add to a pair grows by at most
+    sqrt(2) when it is rotated: 12 unit roundoffs, relative to the size of the whole tensor.
+    """
+    tensors = [x.detach().requires_grad_() for x in (*buffers.inputs, *learned)]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    try:
+        outputs = rotate(*tensors)
+        found = [*outputs, *torch.autograd.grad(outputs, tensors, buffers.cotangents)]
+    except Exception as error:  # recorded: what cannot run is a result too
+        return timing.failure(error)
+    normed = [
+        x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * w for x, w in zip(exact[:2], exact[2:], strict=True)
+    ]
+    truth = [reference.rotate(x, buffers.cos, buffers.sin, layout=shape.layout) for x in normed]
+    truth += torch.autograd.grad(truth, exact, [g.double() for g in buffers.cotangents])
+    for name, y, right in zip(("q", "k", "dq", "dk", "dq_weight", "dk_weight"), found, truth, strict=True):
+        error = ((y.double() - right).norm() / right.norm()).item()
+        if not error <= 12 * torch.finfo(shape.dtype).eps / 2:
+            return f"wrong: {name} has relative error {error:.3g}"
+    return "ok"
+
+
+def calls(
+    rotate: NormRope, sets: Sequence[Buffers], learned: Sequence[torch.Tensor], step: str
+) -> list[Callable[[], object]]:
+    """One call per set of buffers; for the backward alone, the forward is run here."""
+    if step == "forward":
+        return [partial(rotate, *b.inputs, *learned) for b in sets]
+
+    def gradients(b: Buffers, outputs=None):
+        outputs, keep = (rotate(*b.inputs, *learned), False) if outputs is None else (outputs, True)
+        return torch.autograd.grad(outputs, (*b.inputs, *learned), b.cotangents, retain_graph=keep)
+
+    if step == "backward":
+        return [partial(gradients, b, rotate(*b.inputs, *learned)) for b in sets]
+    return [partial(gradients, b) for b in sets]

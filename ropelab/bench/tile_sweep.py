@@ -1,0 +1,102 @@
+"""Our kernel with other tiles than the one it chooses: what the choice rests on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import torch
+
+from ropelab.bench import copies, timing
+from ropelab.bench.compare import copy_contenders, progress, tidy
+from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
+from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels.addressing import innermost
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_power_of_2
+from ropelab.layout import LAYOUTS
+from ropelab.seq_format import to_bshd
+
+_FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access")
+_ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
+"""Of which axis neighbours lie next to each other in memory -> the orders of programs that are tried."""
+
+
+def tiles(*, smoke: bool = False) -> pd.DataFrame:
+    """Forward, in the dense cells and where memory lies otherwise.
+
+    Columns: those that identify the workload, block_tokens, block_heads, num_warps, innermost, pairs_per_access,
+        chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+    """
+    shapes = _both_layouts([DENSE_CELLS[-1].workload]) if smoke else _shapes()
+    frames = [_sweep(shape, rounds=3 if smoke else 10) for shape in progress(shapes, lambda shape: shape.description)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _shapes() -> list[Workload]:
+    cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
+    large, wide = cells["4x4096 32/8 128"], cells["1x4096 16/1 256"]
+    shapes = list(cells.values())
+    # Tokens side by side, batches side by side, views.
+    heads_apart = ("4x4096 32/8 128", "1x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256", "1x4096 32/32 80")
+    shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
+    shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
+    single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
+    return [*_both_layouts(shapes), replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
+
+
+def _both_layouts(shapes: Sequence[Workload]) -> list[Workload]:
+    return [replace(shape, layout=layout) for shape in shapes for layout in LAYOUTS]
+
+
+def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
+    sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
+    order = innermost(to_bshd(sets[0].q, shape.seq_format))
+    interleaved = shape.layout == "interleaved"
+    chosen = choose_tile(shape.rotary_dim, shape.q_heads, shape.seq_len, order, interleaved)
+    candidates = {str(tile): tile for tile in [*candidate_tiles(shape, order), chosen]}
+    contenders = {name: partial(_calls, shape, sets, tile) for name, tile in candidates.items()}
+    frame = copies.with_fraction(timing.gpu_times(contenders | copy_contenders(shape, sets), rounds=rounds))
+    frame = frame[frame.contender.isin(candidates)]
+    tried = [candidates[name] for name in frame.contender]
+    frame = frame.assign(
+        **{field: [getattr(tile, field) for tile in tried] for field in _FIELDS},
+        chosen=[tile == chosen for tile in tried],
+    )
+    torch.cuda.empty_cache()  # the graphs' own memory
+    return tidy(frame, shape.columns).drop(columns="contender")
+
+
+def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
+    """Programs of 256 to 2048 pairs whose threads take 4 or 8; in other orders than memory's, 512 and 1024 by 4.
+
+    Args:
+        order: of which axis neighbours lie next to each other: see `choose_tile`.
+    """
+    width, most_heads = next_power_of_2(shape.rotary_dim // 2), next_power_of_2(shape.q_heads)
+    found = []
+    for pairs in (256, 512, 1024, 2048) if order == "heads" else (512, 1024):
+        for block_heads in (2**i for i in range(most_heads.bit_length())):
+            block_tokens = pairs // width // block_heads
+            # Where heads lie together one or two tokens, unless there are too few heads; where tokens do, few heads.
+            fits = block_heads <= 8 if order == "tokens" else block_tokens <= 2 or block_heads == most_heads
+            if not block_tokens or not fits:
+                continue
+            for turn in _ORDERS[order]:
+                for access in (4, 8) if turn == order else (PAIRS_PER_ACCESS,):
+                    found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access))
+    return [tile for tile in found if tile.num_warps <= 8]
+
+
+def _calls(shape: Workload, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
+    interleaved = shape.layout == "interleaved"
+
+    def rotate(inputs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
+        outputs = [torch.empty_like(x) for x in inputs]
+        rotation = Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+        rotate_triton.rotate(inputs, outputs, cos, sin, rotation, tile=tile)
+        return outputs
+
+    def views(buffers: Buffers) -> list[torch.Tensor]:
+        return [to_bshd(x.detach(), shape.seq_format) for x in buffers.inputs]
+
+    return [partial(rotate, views(b), b.cos, b.sin) for b in sets]

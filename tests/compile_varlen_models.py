@@ -1,0 +1,34 @@
+"""Compile the models of other grids for an H200 that need not be there, and see that they read as they say.
+
+Run as a script by test_packed_bench.py: compiling needs a process in which kernels are not interpreted.
+"""
+
+import re
+from types import SimpleNamespace
+
+import torch
+from compile_kernel import compiled
+
+from ropelab.bench import varlen_models
+
+HEADS, HEAD_DIM, THREADS = 32, 128, 256
+
+
+def main() -> None:
+    x, angles = torch.empty(64, HEADS, HEAD_DIM, dtype=torch.bfloat16), torch.empty(64, HEAD_DIM)
+    cu_seqlens = torch.empty(9, dtype=torch.int32)
+    for kernel, numbers in ((varlen_models._legacy_grid_kernel, ()), (varlen_models._token_linear_kernel, (8,))):
+        for interleaved in (False, True):
+            constants = varlen_models._constants(x, interleaved, inverse=False)
+            options = {"num_warps": constants.pop("num_warps")}
+            fixed = [constants[name] for name in kernel.arg_names[-len(constants) :]]
+            launch = SimpleNamespace(kernel=kernel, fixed=fixed, options=options)
+            ptx = compiled(launch, (x, x, angles, cu_seqlens, *numbers), 90).asm["ptx"]
+            elements = HEADS * HEAD_DIM // THREADS  # of each thread, two bytes at a time
+            loads, stores = (len(re.findall(rf"{name}\.global\.b16", ptx)) for name in ("ld", "st"))
+            assert (loads, stores) == (2 * elements, elements), (kernel.__name__, interleaved, loads, stores)
+            assert "bar.sync" not in ptx, f"{kernel.__name__}: threads exchange what they read"
+
+
+if __name__ == "__main__":
+    main()
