@@ -45,7 +45,7 @@ from ropelab.kernels.addressing import (
 from ropelab.kernels.launch import Launch
 from ropelab.kernels.qk_norm_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_power_of_2
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class BackwardTile:
     block_heads: int
     num_warps: int
     programs_per_multiprocessor: int
-    num_stages: int = 1
+    pairs_per_access: int = PAIRS_PER_ACCESS
 
 
 @triton.jit
@@ -267,7 +267,7 @@ def _qk_norm_rope_backward_kernel(
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, EPS: tl.constexpr,
     INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
     WEIGHT_GRADS: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr,
-    SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr, NUM_STAGES: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """dx for some of the blocks of tokens of a block of heads, and their share of dw as a row of ``dw_ptr``.
@@ -292,7 +292,7 @@ def _qk_norm_rope_backward_kernel(
     dw_row = head_block * programs + program
     batch, token_block = program // token_blocks, program % token_blocks
     batch_step, token_step = programs // token_blocks, programs % token_blocks
-    for _ in tl.range(program, blocks, programs, num_stages=NUM_STAGES):
+    for _ in range(program, blocks, programs):
         first_seq = token_block * BLOCK_TOKENS
         is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
         mask = is_token[:, None, None] & is_head
@@ -400,7 +400,7 @@ def forward(
         weights: of q and k, ``[D]``, of one floating dtype.
         cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`; the layout of the outputs is that
             of the inputs, and ``rotation.transpose`` is not looked at.
-        tile: for sweeps; otherwise ``choose_tile`` decides.
+        tile: for sweeps; otherwise ``choose_forward_tile`` decides.
     """
     xs, weights, (cos, sin) = map(_readable, (xs, weights, (cos, sin)))
     with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
@@ -459,7 +459,8 @@ def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps
     if xs[0].numel() + xs[1].numel() == 0:
         return _launch_nothing
     most_heads = max(q_heads, xs[1].shape[2])
-    tile = tile or choose_tile(2 * _block_pairs(head_dim, rotation), most_heads, seq_len, innermost(xs[0]))
+    features, order = 2 * _block_pairs(head_dim, rotation), innermost(xs[0])
+    tile = tile or choose_forward_tile(features, most_heads, seq_len, order, rotation.interleaved, xs[0].itemsize)
     constants, strides = _plan(xs, (outs,), weights, cos, sin, positions, rotation, eps, tile)
     grid, order = launch_grid(batch, triton.cdiv(seq_len, tile.block_tokens), _head_blocks(xs, tile), tile.innermost)
     constants |= {"HEAD_BLOCKS": _head_blocks(xs, tile), "INNERMOST": order}
@@ -485,7 +486,7 @@ def plan_backward(
     features, order = 2 * _block_pairs(head_dim, rotation), innermost(xs[0])
     tile = tile or choose_backward_tile(features, most_heads, seq_len, order, xs[0].itemsize)
     constants, strides = _plan(xs, (gs, dxs), weights, cos, sin, positions, rotation, eps, tile)
-    constants |= {"WEIGHT_GRADS": dws is not None, "NUM_STAGES": tile.num_stages}
+    constants |= {"WEIGHT_GRADS": dws is not None}
     head_blocks = _head_blocks(xs, tile)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     programs = tile.programs_per_multiprocessor * _multiprocessors(xs[0].device) // head_blocks
@@ -529,14 +530,29 @@ _REGISTERS = 65536
 """Of a multiprocessor of every NVIDIA GPU from sm_70 on."""
 
 
+def choose_forward_tile(
+    features: int, heads: int, seq_len: int, innermost: str = "heads", interleaved: bool = False, itemsize: int = 2
+) -> Tile:
+    """512 pairs of ``heads`` heads of ``features`` features: 8 of 128, which is no more than q or k have.
+
+    A thread moves 16 bytes at once, as in `choose_tile`. Where tokens are innermost a program takes few heads.
+    """
+    if interleaved or itemsize > 2:
+        most_heads = 2 if innermost == "tokens" else None
+        return fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
+    most_heads = 1 if innermost == "tokens" else None
+    return fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads)
+
+
 def choose_backward_tile(
     features: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2
 ) -> BackwardTile:
-    """The forward's tile for ``features`` of each of ``heads`` heads, and as many programs as there are registers for.
+    """512 pairs, four a thread, as x and its gradient are held at once; as many programs as there are registers for.
 
     All programs then run at once, and none starts when the others are done.
     """
-    tile = choose_tile(features, heads, seq_len, innermost)
+    most_heads = 2 if innermost == "tokens" else None
+    tile = fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
     registers = 32 * tile.num_warps * _registers(tile, features // 2, itemsize)
     return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, _REGISTERS // registers))
 
@@ -556,9 +572,9 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
         "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width,
         "POSITIONS": mode(positions, rotation),
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(xs[0], cos, weights)],
-        "ALIGN": min(common_alignment(all_strides), PAIRS_PER_ACCESS * (2 if rotation.interleaved else 1)),
+        "ALIGN": min(common_alignment(all_strides), tile.pairs_per_access * (2 if rotation.interleaved else 1)),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
-        "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), PAIRS_PER_ACCESS),
+        "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
         # One offset then serves all that is read and written, and one serves cos and sin.
         "SAME_STRIDES": all(of_pair == strides[0] for of_pair in strides) and cos_strides == sin_strides,
         "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in tensors),

@@ -2,7 +2,7 @@
 
 RoPE moves every element once and computes almost nothing, so its limit is a memory copy. What the kernel
 does about that: queries and keys share a launch; a program takes several heads of a token, so that they share
-a row of cosines and sines; threads move 8 or 16 bytes at a time; and little is computed before the loads begin.
+a row of cosines and sines; threads move 16 bytes at a time; and little is computed before the loads begin.
 """
 
 from collections.abc import Sequence
@@ -246,7 +246,10 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    tile = tile or choose_tile(rotation.rotary_dim, q_heads, seq_len, innermost(q), rotation.interleaved)
+    tile = tile or choose_tile(
+        rotation.rotary_dim, q_heads, seq_len, innermost(q),
+        interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
+    )  # fmt: skip
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
@@ -276,7 +279,8 @@ def plan(
     }  # fmt: skip
     numbers = (seq_len, *x_strides, *y_strides, *cos_strides, *sin_strides, *positions_strides)
     # No fused multiply-add: the same bits as the torch path.
-    return Launch(_rotate_kernel, grid, numbers, constants, {"num_warps": tile.num_warps, "enable_fp_fusion": False})
+    options = {"num_warps": tile.num_warps, "maxnreg": tile.max_registers, "enable_fp_fusion": False}
+    return Launch(_rotate_kernel, grid, numbers, constants, options)
 
 
 def _launch_nothing(*arguments) -> None:

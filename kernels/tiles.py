@@ -13,6 +13,7 @@ class Tile:
     ``innermost``: what programs that start one after the other have of one another: further "heads" of the same
     tokens, then further tokens; further heads of the same tokens, then further "batches"; or further "tokens".
     ``pairs_per_access``: of which a thread reads the features, or the cosines, at once.
+    ``max_registers``: of a thread; None leaves it to the assembler.
     """
 
     block_tokens: int
@@ -20,47 +21,78 @@ class Tile:
     num_warps: int
     innermost: str = "heads"
     pairs_per_access: int = PAIRS_PER_ACCESS
+    max_registers: int | None = None
 
 
-# Four pairs of q for each of 128 threads. With eight the compiler moves half of the table loads behind the first
-# arithmetic, and every program waits for memory twice: 16 instead of 8 bytes of a half head at once are slower,
-# although the widest access is what one would ask for. Programs of a quarter of 512 pairs wait for their turn
-# instead of for memory: a GPU starts them at a limited rate. More pairs a thread keep more registers and leave
-# room for fewer programs.
-_PAIRS_PER_PROGRAM = 512
+# With more than four pairs a thread the assembler, left alone, saves a few registers (which make no room for another
+# program) by moving half of the loads behind the first arithmetic, and every program waits for memory twice. A thread
+# that is allowed as many as it wants keeps all loads in front.
+_PLENTY = 96
 
 
 def choose_tile(
-    rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads", interleaved: bool = False
+    rotary_dim: int,
+    q_heads: int,
+    seq_len: int,
+    innermost: str = "heads",
+    *,
+    interleaved: bool = False,
+    positions: bool = False,
+    itemsize: int = 2,
 ) -> Tile:
     """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``seq_len`` tokens in a row.
+
+    Every thread moves 16 bytes at once: four pairs of an interleaved head, or eight members of a split-half head, in
+    two bytes each. 128 threads make a program, as a GPU starts programs at a limited rate: small ones wait for their
+    turn instead of for memory.
 
     Args:
         innermost: of which axis neighbours lie next to each other in memory: "heads" (bshd, thd), "batches"
             (sbhd: its heads, then its batches) or "tokens" (bhsd).
         interleaved: the layout of the input.
+        positions: they are read. A program then waits for memory twice, for its tokens' positions and for their rows
+            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too.
+        itemsize: bytes of an element of the input.
 
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
-    width = next_power_of_2(rotary_dim // 2)
-    program, access = _PAIRS_PER_PROGRAM, PAIRS_PER_ACCESS
+    few = interleaved and not positions or itemsize > 2
+    access = PAIRS_PER_ACCESS if few else 2 * PAIRS_PER_ACCESS
     if innermost == "tokens":
-        # Few heads, as each is elsewhere in memory. Two share rows of the tables; halves of heads are read 16 bytes
-        # at a time here, with which two are too many.
-        heads, access = (2, access) if interleaved else (1, 2 * access)
-    else:
-        # One token, with as many of its heads as fill the program. Of wide heads a program takes twice as much, so
-        # that the single key head of MQA is not alone in a program of its own size.
-        if width >= 128:
-            program, access = 2 * program, 2 * access
-        heads = max(1, program // width)
-    heads = min(heads, next_power_of_2(max(q_heads, 1)))
-    tokens = min(max(1, program // (heads * width)), next_power_of_2(max(seq_len, 1)))
-    # Where there are too few tokens or heads for one of the two, the other fills the program.
-    heads = min(max(heads, program // (tokens * width)), next_power_of_2(max(q_heads, 1)))
-    most_warps = program // access // 32
-    num_warps = min(max(1, tokens * heads * width // access // 32), most_warps)
-    return Tile(tokens, heads, num_warps, innermost, access)
+        # Few heads, as each is elsewhere in memory. Two share rows of the tables; with eight pairs a thread that is
+        # one too many, and so are four warps.
+        heads, warps = (1, 2) if access > PAIRS_PER_ACCESS else (2, 4)
+        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads)
+    if next_power_of_2(rotary_dim // 2) >= 128:
+        # So that the single key head of MQA is not alone in a program of its own size.
+        access = 2 * PAIRS_PER_ACCESS
+    registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+    return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
+
+
+def fit_tile(
+    rotary_dim: int,
+    q_heads: int,
+    seq_len: int,
+    innermost: str,
+    pairs_per_access: int,
+    num_warps: int,
+    most_heads: int | None = None,
+    max_registers: int | None = None,
+) -> Tile:
+    """As many heads of a token as ``num_warps`` warps hold with one access a thread, or ``most_heads`` of several.
+
+    Where there are too few tokens or heads for one of the two, the other fills the program; where both are too few,
+    it has fewer warps.
+    """
+    width = next_power_of_2(rotary_dim // 2)
+    program = 32 * num_warps * pairs_per_access
+    all_heads, all_tokens = next_power_of_2(max(q_heads, 1)), next_power_of_2(max(seq_len, 1))
+    heads = min(most_heads or max(1, program // width), all_heads)
+    tokens = min(max(1, program // (heads * width)), all_tokens)
+    heads = min(max(heads, program // (tokens * width)), all_heads)
+    num_warps = min(max(1, tokens * heads * width // pairs_per_access // 32), num_warps)
+    return Tile(tokens, heads, num_warps, innermost, pairs_per_access, max_registers)
 
 
 def next_power_of_2(n: int) -> int:

@@ -1,4 +1,4 @@
-"""Compile the kernel for a GPU that need not be there, as it would be launched, and look at the code.
+"""Compile the kernels for a GPU that need not be there, as they would be launched, and look at the code.
 
 Run as a script by test_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
 from ropelab.layout import LAYOUTS
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -43,10 +43,11 @@ VARIANTS = {
 }
 
 
-def width_of(head_dim, dtype, layout, storage="contiguous") -> int:
-    """Bytes of q that a thread moves at once: halves of narrow heads in bfloat16 8, as measured (kernels/tiles.py)."""
-    narrow = layout == "split_half" and dtype == torch.bfloat16 and head_dim <= 128 and storage != "bhsd"
-    return 8 if narrow else 16
+def width_of(shape, layout) -> int:
+    """Bytes of q that a thread can move at once: 16, unless the second half of a head begins elsewhere (36 x 2)."""
+    _, rotary_dim, _, _, dtype = shape
+    half = rotary_dim // 2 * dtype.itemsize
+    return 16 if layout == "interleaved" else min(16, half & -half)
 
 
 def compiled(launch, arguments, capability: int):
@@ -66,20 +67,40 @@ def compiled(launch, arguments, capability: int):
 
 def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None):
     """The kernel that `apply_rope` launches for q and k of this shape."""
-    head_dim, rotary_dim, q_heads, k_heads, dtype = shape
-    if storage == "qkv":
-        qkv = torch.empty(1, 64, q_heads + 2 * k_heads, head_dim, dtype=dtype)
-        q, k = qkv[:, :, :q_heads], qkv[:, :, q_heads : q_heads + k_heads]
-    else:
-        q, k = (torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads))
-    if storage == "bhsd":
-        q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    q, k = inputs(shape, storage)
     outs = [torch.empty_like(q), torch.empty_like(k)]
-    interleaved = layout == "interleaved"
-    options = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, **(rotation or {}))
-    table = torch.empty(64, rotary_dim if options.full_width else rotary_dim // 2)
+    options, table = rotation_of(shape, layout, **(rotation or {}))
     launch = rotate_triton.plan([q, k], outs, table, table, positions, options)
     return compiled(launch, (q, k, *outs, table, table, table if positions is None else positions, 0, 64), capability)
+
+
+def qk_norm(shape, layout, capability, backward):
+    """The kernel that `apply_qk_norm_rope` launches for q and k of this shape."""
+    q, k = pair = inputs(shape)
+    weights = [torch.empty(shape[0], dtype=shape[-1]) for _ in pair]
+    options, table = rotation_of(shape, layout)
+    tables = table, table, table, 0, 64
+    if not backward:
+        launch = qk_norm_triton.plan_forward(pair, pair, weights, table, table, None, options, 1e-6)
+        return compiled(launch, (*pair, *pair, *weights, *tables), capability)
+    launch = qk_norm_triton.plan_backward(pair, pair, pair, weights, weights, table, table, None, options, 1e-6)
+    rows = torch.empty(launch.rows_shape, dtype=launch.rows_dtype)
+    return compiled(launch.gradients, (*pair, *pair, *pair, *weights, rows, *tables), capability)
+
+
+def inputs(shape, storage="contiguous"):
+    head_dim, _, q_heads, k_heads, dtype = shape
+    if storage == "qkv":
+        qkv = torch.empty(1, 64, q_heads + 2 * k_heads, head_dim, dtype=dtype)
+        return qkv[:, :, :q_heads], qkv[:, :, q_heads : q_heads + k_heads]
+    pair = [torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads)]
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in pair] if storage == "bhsd" else pair
+
+
+def rotation_of(shape, layout, **options):
+    interleaved = layout == "interleaved"
+    rotation = Rotation(shape[1], interleaved=interleaved, out_interleaved=interleaved, **options)
+    return rotation, torch.empty(64, rotation.rotary_dim if rotation.full_width else rotation.rotary_dim // 2)
 
 
 def widest(ptx: str, instruction: str) -> int:
@@ -111,12 +132,15 @@ def check(name: str, kernel, width: int) -> None:
 def main(capability: int) -> None:
     for layout in LAYOUTS:
         for shape in SHAPES:
-            kernel = rotation(shape, layout, capability)
-            check(f"sm_{capability} {layout} {shape}", kernel, width_of(shape[0], shape[-1], layout))
+            name, width = f"sm_{capability} {layout} {shape}", width_of(shape, layout)
+            check(name, rotation(shape, layout, capability), width)
+            # The backward takes four pairs a thread, which of a split-half head in two bytes each are 8 bytes.
+            check(f"{name} QK norm", qk_norm(shape, layout, capability, backward=False), width)
+            narrow = layout == "split_half" and shape[-1].itemsize == 2
+            backward = qk_norm(shape, layout, capability, backward=True)
+            check(f"{name} QK norm backward", backward, 8 if narrow else width)
         for name, variant in VARIANTS.items():
-            kernel = rotation(SHAPES[0], layout, capability, **variant)
-            width = width_of(128, torch.bfloat16, layout, variant.get("storage"))
-            check(f"sm_{capability} {layout} {name}", kernel, width)
+            check(f"sm_{capability} {layout} {name}", rotation(SHAPES[0], layout, capability, **variant), 16)
 
 
 if __name__ == "__main__":

@@ -360,6 +360,7 @@ def test_a_missing_record_says_how_to_make_it(tmp_path):
 
 def test_missing_tools_leave_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
     assert records.environment()["commit"] == records.UNKNOWN
 
 

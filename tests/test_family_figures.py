@@ -326,12 +326,12 @@ def test_formats_in_one_record_do_not_mix(tables):
 def test_the_tile_sweep_tells_orders_apart_where_there_are_several(orders):
     rows = [
         {"cell": "1x1", "layout": "split_half", "seq_format": "bhsd", "status": "ok", "block_tokens": 1,
-         "block_heads": heads, "num_warps": 1, "innermost": order, "fraction_of_copy": 0.9,
-         "chosen": (i, heads) == (0, 4)}
-        for i, order in enumerate(orders) for heads in (4, 8)
+         "block_heads": heads, "num_warps": 1, "innermost": order, "pairs_per_access": 8, "max_registers": limit,
+         "fraction_of_copy": 0.9, "chosen": (i, heads) == (0, 4)}
+        for i, order in enumerate(orders) for heads, limit in ((4, None), (8, 96))
     ]  # fmt: skip
     fig = figures.tile_sweep(pd.DataFrame(rows))
     labels = {text.get_text() for text in fig.legends[0].get_texts()}
-    assert labels == ({"1 warp", "chosen"} if len(orders) == 1 else {
-        "1 warp, heads innermost", "1 warp, tokens innermost", "chosen"
-    })  # fmt: skip
+    threads = {"8 pairs a thread", "8 pairs a thread, at most 96 registers"}
+    where = [f", {order} innermost" for order in orders] if len(orders) > 1 else [""]
+    assert labels == {thread + place for thread in threads for place in where} | {"chosen"}

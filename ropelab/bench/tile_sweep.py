@@ -16,16 +16,19 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_powe
 from ropelab.layout import LAYOUTS
 from ropelab.seq_format import to_bshd
 
-_FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access")
+_FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access", "max_registers")
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
 """Of which axis neighbours lie next to each other in memory -> the orders of programs that are tried."""
+
+_THREADS = ((PAIRS_PER_ACCESS, None), (2 * PAIRS_PER_ACCESS, None), (2 * PAIRS_PER_ACCESS, 96))
+"""Pairs that a thread takes, and the registers it may use."""
 
 
 def tiles(*, smoke: bool = False) -> pd.DataFrame:
     """Forward, in the dense cells and where memory lies otherwise.
 
     Columns: those that identify the workload, block_tokens, block_heads, num_warps, innermost, pairs_per_access,
-        chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+        max_registers, chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
     """
     shapes = _both_layouts([DENSE_CELLS[-1].workload]) if smoke else _shapes()
     frames = [_sweep(shape, rounds=3 if smoke else 10) for shape in progress(shapes, lambda shape: shape.description)]
@@ -35,11 +38,12 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
 def _shapes() -> list[Workload]:
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     large, wide = cells["4x4096 32/8 128"], cells["1x4096 16/1 256"]
+    packed = Workload("4x4096 32/8 128", 1, 16384, 32, 8, 128, 128, seq_format="thd", lengths=(4096,) * 4)
     shapes = list(cells.values())
-    # Tokens side by side, batches side by side, views.
+    # Tokens side by side, batches side by side, views, positions that are read.
     heads_apart = ("4x4096 32/8 128", "1x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256", "1x4096 32/32 80")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
-    shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
+    shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv"), packed]
     single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
     return [*_both_layouts(shapes), replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
 
@@ -51,8 +55,10 @@ def _both_layouts(shapes: Sequence[Workload]) -> list[Workload]:
 def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
     sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
     order = innermost(to_bshd(sets[0].q, shape.seq_format))
-    interleaved = shape.layout == "interleaved"
-    chosen = choose_tile(shape.rotary_dim, shape.q_heads, shape.seq_len, order, interleaved)
+    chosen = choose_tile(
+        shape.rotary_dim, shape.q_heads, shape.seq_len, order,
+        interleaved=shape.layout == "interleaved", positions=bool(shape.lengths), itemsize=shape.dtype.itemsize,
+    )  # fmt: skip
     candidates = {str(tile): tile for tile in [*candidate_tiles(shape, order), chosen]}
     contenders = {name: partial(_calls, shape, sets, tile) for name, tile in candidates.items()}
     frame = copies.with_fraction(timing.gpu_times(contenders | copy_contenders(shape, sets), rounds=rounds))
@@ -67,7 +73,9 @@ def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
 
 
 def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
-    """Programs of 256 to 2048 pairs whose threads take 4 or 8; in other orders than memory's, 512 and 1024 by 4.
+    """Programs of 256 to 2048 pairs whose threads take 4, or 8 with and without a limit on registers.
+
+    In other orders than memory's, 512 and 1024 pairs and 4 a thread.
 
     Args:
         order: of which axis neighbours lie next to each other: see `choose_tile`.
@@ -82,18 +90,21 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
             if not block_tokens or not fits:
                 continue
             for turn in _ORDERS[order]:
-                for access in (4, 8) if turn == order else (PAIRS_PER_ACCESS,):
-                    found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access))
+                for access, registers in _THREADS if turn == order else _THREADS[:1]:
+                    found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access, registers))
     return [tile for tile in found if tile.num_warps <= 8]
 
 
 def _calls(shape: Workload, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
     interleaved = shape.layout == "interleaved"
+    rotation = Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+    positions = shape.positions(sets[0].q.device)
+    if positions is not None:
+        positions = positions.int()[None]
 
     def rotate(inputs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(x) for x in inputs]
-        rotation = Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
-        rotate_triton.rotate(inputs, outputs, cos, sin, rotation, tile=tile)
+        rotate_triton.rotate(inputs, outputs, cos, sin, rotation, positions=positions, tile=tile)
         return outputs
 
     def views(buffers: Buffers) -> list[torch.Tensor]:

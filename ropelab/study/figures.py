@@ -205,9 +205,9 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
 def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     """How the kernel fares with other tiles: what the choice in ``kernels/tiles.py`` rests on."""
     times = frame.assign(cell=named_cells(frame))[frame.status == "ok"]
+    times = times.assign(thread=_threads(times))
     # What programs in a row share is told apart where the record tries more than one order.
-    several = "innermost" in times and times.innermost.nunique() > 1
-    times = times.assign(innermost=times.innermost if several else "")
+    several = times.innermost.nunique() > 1
     fractions = times.groupby(["cell", "layout"]).fraction_of_copy
     best, worst = fractions.max(), fractions.min()
     chosen = times[times.chosen].set_index(["cell", "layout"]).fraction_of_copy
@@ -218,29 +218,25 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     )
     cells, layouts = list(dict.fromkeys(times.cell)), drawing.ordered(times.layout, drawing.LAYOUT)
     fig, axes = drawing.grid(1, len(layouts), (6.0, 0.5 * len(cells) + 1.6), title, footer, sharex=True, sharey=True)
-    warps = sorted(times.num_warps.unique())
-    shades = dict(zip(warps, [drawing.COLORBLIND[i] for i in (4, 1, 2, 9, 7)], strict=False))
+    threads = sorted(times.thread.unique(), key=lambda name: (len(name), name))
+    shades = dict(zip(threads, [drawing.COLORBLIND[i] for i in (0, 1, 2)], strict=False))
+    offsets = dict(zip(threads, np.linspace(-0.2, 0.2, len(threads)), strict=True))
     for ax, layout in zip(axes[0], layouts, strict=True):
         panel = times[times.layout == layout]
         place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
-        for (warp, inner), points in panel.groupby(["num_warps", "innermost"]):
-            offset = 0.12 * (warps.index(warp) - (len(warps) - 1) / 2)
-            label = f"{warp} warp" + "s" * (warp != 1) + f", {inner} innermost" * bool(inner)
+        for (thread, inner), points in panel.groupby(["thread", "innermost"]):
             ax.plot(
                 points.fraction_of_copy,
-                points.cell.map(place) + offset,
+                points.cell.map(place) + offsets[thread],
                 {"batches": "s", "tokens": "^"}.get(inner, "o"),
-                color=shades[warp],
+                color=shades[thread],
                 markersize=4,
-                label=label,
+                label=thread + f", {inner} innermost" * several,
             )
         for row in panel[panel.chosen].itertuples():
-            offset = 0.12 * (warps.index(row.num_warps) - (len(warps) - 1) / 2)
-            at = (row.fraction_of_copy, place[row.cell] + offset)
+            at = (row.fraction_of_copy, place[row.cell] + offsets[row.thread])
             ax.plot(*at, "o", markerfacecolor="none", markeredgecolor="black", markersize=9, label="chosen")
-            text = f"{row.block_tokens} x {row.block_heads}, {row.num_warps}w" + f", {row.innermost}" * bool(
-                row.innermost
-            )
+            text = f"{row.block_tokens} x {row.block_heads}, {row.num_warps}w" + f", {row.innermost}" * several
             ax.annotate(text, (1.0, place[row.cell]), (6, 0), xycoords=("axes fraction", "data"),
                         textcoords="offset points", va="center", size=8)  # fmt: skip
         ax.set_yticks(list(place.values()), list(place))
@@ -252,6 +248,12 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     axes[0, 0].set_ylabel("batch x tokens, q/k heads, head_dim")
     drawing.legend(fig, axes)
     return fig
+
+
+def _threads(tiles: pd.DataFrame) -> pd.Series:
+    """In words, what a thread takes at a time and how many registers it may use."""
+    limit = tiles.max_registers.map(lambda most: f", at most {most:.0f} registers" if most > 0 else "")
+    return tiles.pairs_per_access.astype(str) + " pairs a thread" + limit
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
