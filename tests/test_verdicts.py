@@ -23,6 +23,7 @@ needs = "a stopwatch"
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
     """Claims MU-01 (with a rule on evidence ``made_up_times``) and MU-02 (without one)."""
+    load_claims()  # what registers itself when it is first imported is to stay
     for name in ("_RULES", "_COMPUTATIONS"):
         monkeypatch.setattr(verdicts, name, dict(getattr(verdicts, name)))
 

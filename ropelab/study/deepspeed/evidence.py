@@ -116,9 +116,9 @@ def fallback() -> pd.DataFrame:
         row("the kernel fails at run time", rotate=fails),
     ]
     if any(peers.torchembed_kernels().values()):
-        without_triton = {"triton": None, "triton.language": None}
-        with mock.patch.dict(sys.modules, without_triton):
-            rotate = runpy.run_path(peers.torchembed().__file__)["fused_rope_forward"]
+        source = peers.torchembed().__file__  # loaded for good, so with Triton
+        with mock.patch.dict(sys.modules, {"triton": None, "triton.language": None}):
+            rotate = runpy.run_path(source)["fused_rope_forward"]
         rows.append(row("torchembed is installed, Triton is not", rotate=rotate))
     return _from_code(rows, merged_function()[1])
 
