@@ -33,6 +33,7 @@ _LOOKS = {
     "compile": ("torch.compile", 3, "X"),
     "hf_compiled": ("formula, torch.compile", 3, "X"),
     "compiled separate": ("norm, then formula, torch.compile", 3, "X"),
+    "compiled together": ("both in one torch.compile", 2, "v"),
     "eager": ("eager formula", 7, "p"),
     "hf_eager": ("formula, eager", 7, "p"),
     "eager separate": ("norm, then formula, eager", 7, "p"),

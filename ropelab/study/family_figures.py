@@ -228,8 +228,9 @@ def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
     if step == "forward":
         return panel.drop_duplicates(key).set_index(key).fraction_of_copy * 0 + LEAST_OF_COPY_NORM
     if step == "forward and backward":
-        compiled = panel[panel.contender == "compiled separate"].set_index(key)
-        return LEAST_OVER_COMPILED * compiled.fraction_of_copy
+        compiled = family_findings.fastest_compiled(panel)
+        copy = panel.assign(us=panel.fraction_of_copy * panel.median_us).groupby(key).us.first()
+        return LEAST_OVER_COMPILED * copy.reindex(compiled.index) / compiled
     return None
 
 
