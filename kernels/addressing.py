@@ -56,12 +56,14 @@ def position_of(
 ):
     """Positions ``[tokens]``: ``first_position`` plus the place in the sequence, unless POSITIONS says that they are
     read: ``"token"``, one for each token, or ``"sequence"``, that of each sequence's first.
+
+    The rows of the tables wait for them, and layers share them: kept in the cache like the tables.
     """
     if POSITIONS == "token":
         at = batch.to(tl.int64) * stride_b + (first_seq + token).to(tl.int64) * stride_s
-        return tl.load(positions_ptr + at, mask=is_token, other=0)
+        return tl.load(positions_ptr + at, mask=is_token, other=0, eviction_policy="evict_last")
     elif POSITIONS == "sequence":
-        first = tl.load(positions_ptr + batch.to(tl.int64) * stride_b)
+        first = tl.load(positions_ptr + batch.to(tl.int64) * stride_b, eviction_policy="evict_last")
         return tl.where(first == _NO_POSITION, _NO_POSITION, first + first_seq + token)
     else:
         return first_position + first_seq + token

@@ -249,6 +249,7 @@ def plan(
     tile = tile or choose_tile(
         rotation.rotary_dim, q_heads, seq_len, innermost(q),
         interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
+        lean=not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width,
     )  # fmt: skip
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))

@@ -26,8 +26,9 @@ class Tile:
 
 # With more than four pairs a thread the assembler, left alone, saves a few registers (which make no room for another
 # program) by moving half of the loads behind the first arithmetic, and every program waits for memory twice. A thread
-# that is allowed as many as it wants keeps all loads in front.
-_PLENTY = 96
+# that is allowed as many as it wants keeps all loads in front. A lean one can do so with 40, which leaves room for
+# twelve programs of 128 threads on a multiprocessor instead of ten.
+_PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
 
 def choose_tile(
@@ -38,6 +39,7 @@ def choose_tile(
     *,
     interleaved: bool = False,
     positions: bool = False,
+    lean: bool = False,
     itemsize: int = 2,
 ) -> Tile:
     """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``seq_len`` tokens in a row.
@@ -52,6 +54,8 @@ def choose_tile(
         interleaved: the layout of the input.
         positions: they are read. A program then waits for memory twice, for its tokens' positions and for their rows
             of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too.
+        lean: a thread holds nothing but pairs of q, and one cosine and sine for each: there is no k, all features
+            rotate, and the tables have a column per pair.
         itemsize: bytes of an element of the input.
 
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
@@ -66,7 +70,9 @@ def choose_tile(
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
         access = 2 * PAIRS_PER_ACCESS
-    registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+    registers = None
+    if access > PAIRS_PER_ACCESS:
+        registers = _ENOUGH_IF_LEAN if lean and itemsize == 2 else _PLENTY
     return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
 
 

@@ -3,6 +3,7 @@
 Run as a script by test_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
 
+import itertools
 import re
 import subprocess
 import sys
@@ -30,6 +31,7 @@ SHAPES = [
     (72, 72, 16, 16, torch.bfloat16),
     (128, 64, 32, 8, torch.bfloat16),
     (128, 128, 32, 8, torch.float32),
+    (128, 128, 32, 0, torch.bfloat16),
 ]
 # What changes the code beyond the shape: how q and k lie in memory, and how a token's row is found.
 VARIANTS = {
@@ -66,11 +68,12 @@ def compiled(launch, arguments, capability: int):
 
 
 def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None):
-    """The kernel that `apply_rope` launches for q and k of this shape."""
+    """The kernel that `apply_rope` launches for q and k of this shape, or for q alone."""
     q, k = inputs(shape, storage)
+    xs = [q, k] if shape[3] else [q]
     outs = [torch.empty_like(q), torch.empty_like(k)]
     options, table = rotation_of(shape, layout, **(rotation or {}))
-    launch = rotate_triton.plan([q, k], outs, table, table, positions, options)
+    launch = rotate_triton.plan(xs, outs[: len(xs)], table, table, positions, options)
     return compiled(launch, (q, k, *outs, table, table, table if positions is None else positions, 0, 64), capability)
 
 
@@ -134,13 +137,16 @@ def main(capability: int) -> None:
         for shape in SHAPES:
             name, width = f"sm_{capability} {layout} {shape}", width_of(shape, layout)
             check(name, rotation(shape, layout, capability), width)
+            if not shape[3]:
+                continue  # a norm of q alone is not offered
             # The backward takes four pairs a thread, which of a split-half head in two bytes each are 8 bytes.
             check(f"{name} QK norm", qk_norm(shape, layout, capability, backward=False), width)
             narrow = layout == "split_half" and shape[-1].itemsize == 2
             backward = qk_norm(shape, layout, capability, backward=True)
             check(f"{name} QK norm backward", backward, 8 if narrow else width)
-        for name, variant in VARIANTS.items():
-            check(f"sm_{capability} {layout} {name}", rotation(SHAPES[0], layout, capability, **variant), 16)
+        for (name, variant), shape in itertools.product(VARIANTS.items(), (SHAPES[0], SHAPES[-1])):
+            if shape[3] or variant.get("storage") != "qkv":
+                check(f"sm_{capability} {layout} {name} {shape}", rotation(shape, layout, capability, **variant), 16)
 
 
 if __name__ == "__main__":

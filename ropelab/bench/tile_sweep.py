@@ -20,7 +20,7 @@ _FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_a
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
 """Of which axis neighbours lie next to each other in memory -> the orders of programs that are tried."""
 
-_THREADS = ((PAIRS_PER_ACCESS, None), (2 * PAIRS_PER_ACCESS, None), (2 * PAIRS_PER_ACCESS, 96))
+_THREADS = ((PAIRS_PER_ACCESS, None), *((2 * PAIRS_PER_ACCESS, limit) for limit in (None, 40, 96)))
 """Pairs that a thread takes, and the registers it may use."""
 
 
@@ -41,9 +41,10 @@ def _shapes() -> list[Workload]:
     packed = Workload("4x4096 32/8 128", 1, 16384, 32, 8, 128, 128, seq_format="thd", lengths=(4096,) * 4)
     shapes = list(cells.values())
     # Tokens side by side, batches side by side, views, positions that are read.
-    heads_apart = ("4x4096 32/8 128", "1x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256", "1x4096 32/32 80")
+    heads_apart = ("4x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
-    shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv"), packed]
+    shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
+    shapes += [packed, replace(packed, name="4x4096 32/0 128", k_heads=0)]
     single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
     return [*_both_layouts(shapes), replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
 
@@ -58,6 +59,7 @@ def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
     chosen = choose_tile(
         shape.rotary_dim, shape.q_heads, shape.seq_len, order,
         interleaved=shape.layout == "interleaved", positions=bool(shape.lengths), itemsize=shape.dtype.itemsize,
+        lean=not shape.k_heads and shape.rotary_dim == shape.head_dim,
     )  # fmt: skip
     candidates = {str(tile): tile for tile in [*candidate_tiles(shape, order), chosen]}
     contenders = {name: partial(_calls, shape, sets, tile) for name, tile in candidates.items()}
@@ -73,16 +75,16 @@ def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
 
 
 def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
-    """Programs of 256 to 2048 pairs whose threads take 4, or 8 with and without a limit on registers.
+    """Programs of 512 and 1024 pairs whose threads take 4, or 8 with and without a limit on registers.
 
-    In other orders than memory's, 512 and 1024 pairs and 4 a thread.
+    Where heads lie together also 256, 4 a thread; in other orders than memory's 512, 4 a thread.
 
     Args:
         order: of which axis neighbours lie next to each other: see `choose_tile`.
     """
     width, most_heads = next_power_of_2(shape.rotary_dim // 2), next_power_of_2(shape.q_heads)
     found = []
-    for pairs in (256, 512, 1024, 2048) if order == "heads" else (512, 1024):
+    for pairs in (256, 512, 1024) if order == "heads" else (512, 1024):
         for block_heads in (2**i for i in range(most_heads.bit_length())):
             block_tokens = pairs // width // block_heads
             # Where heads lie together one or two tokens, unless there are too few heads; where tokens do, few heads.
@@ -90,7 +92,9 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
             if not block_tokens or not fits:
                 continue
             for turn in _ORDERS[order]:
-                for access, registers in _THREADS if turn == order else _THREADS[:1]:
+                if turn != order and pairs != 512:
+                    continue
+                for access, registers in _THREADS if turn == order and pairs > 256 else _THREADS[:1]:
                     found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access, registers))
     return [tile for tile in found if tile.num_warps <= 8]
 
