@@ -216,7 +216,7 @@ def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.set_yticks(place, [f"{cell}, {drawing.LAYOUT[layout]}" for cell, layout in rows])
         ax.set(title=step, xlabel="fraction of the best copy of q and k", ylim=(-0.6, len(rows) - 0.4))
         ax.set_xlim(left=0)
-    axes[0, 0].set_ylabel("batch x tokens, q/k heads, head_dim, layout")
+    axes[0, 0].set_ylabel("cell, layout")
     drawing.legend(fig, axes, columns=5)
     drawing.say_untimed(fig, frame)
     return fig

@@ -219,20 +219,19 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     cells, layouts = list(dict.fromkeys(times.cell)), drawing.ordered(times.layout, drawing.LAYOUT)
     fig, axes = drawing.grid(1, len(layouts), (6.0, 0.5 * len(cells) + 1.6), title, footer, sharex=True, sharey=True)
     threads = sorted(times.thread.unique(), key=lambda name: (len(name), name))
-    shades = dict(zip(threads, [drawing.COLORBLIND[i] for i in (0, 1, 2)], strict=False))
+    shades = dict(zip(threads, drawing.COLORBLIND, strict=False))
     offsets = dict(zip(threads, np.linspace(-0.2, 0.2, len(threads)), strict=True))
+    markers = {"heads": "o", "tokens": "^", "batches": "s"}
+    for thread in threads:
+        axes[0, 0].plot([], [], "o", color=shades[thread], label=thread)
+    for inner in [name for name in markers if several and (times.innermost == name).any()]:
+        axes[0, 0].plot([], [], markers[inner], color="grey", label=f"{inner} innermost")
     for ax, layout in zip(axes[0], layouts, strict=True):
         panel = times[times.layout == layout]
         place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
         for (thread, inner), points in panel.groupby(["thread", "innermost"]):
-            ax.plot(
-                points.fraction_of_copy,
-                points.cell.map(place) + offsets[thread],
-                {"batches": "s", "tokens": "^"}.get(inner, "o"),
-                color=shades[thread],
-                markersize=4,
-                label=thread + f", {inner} innermost" * several,
-            )
+            height = points.cell.map(place) + offsets[thread]
+            ax.plot(points.fraction_of_copy, height, markers[inner], color=shades[thread], markersize=4)
         for row in panel[panel.chosen].itertuples():
             at = (row.fraction_of_copy, place[row.cell] + offsets[row.thread])
             ax.plot(*at, "o", markerfacecolor="none", markeredgecolor="black", markersize=9, label="chosen")
@@ -246,7 +245,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
         )
         ax.axvline(1, color="grey", linestyle="--", linewidth=1)
     axes[0, 0].set_ylabel("batch x tokens, q/k heads, head_dim")
-    drawing.legend(fig, axes)
+    drawing.legend(fig, axes, columns=4)
     return fig
 
 
