@@ -5,6 +5,8 @@ import torch
 from ropelab.layout import join, pairs
 from ropelab.seq_format import from_bshd, to_bshd
 
+_NO_POSITION = -(2**31)  # as in ropelab.kernels
+
 
 def rotate(
     x: torch.Tensor,
@@ -36,10 +38,11 @@ def rotate(
     x = to_bshd(x.double(), seq_format)
     batch, seq_len = x.shape[:2]
     if positions is None:
-        starts = torch.as_tensor(offsets, device=x.device).expand(batch)
-        positions = starts[:, None] + torch.arange(seq_len, device=x.device)
+        starts = torch.as_tensor(offsets, device=x.device).long().expand(batch)[:, None]
+        # Of a sequence whose first token has no position none has one.
+        positions = torch.where(starts == _NO_POSITION, starts, starts + torch.arange(seq_len, device=x.device))
     positions = positions.long().expand(batch, seq_len)
-    is_token = (positions != -(2**31))[..., None, None]
+    is_token = (positions != _NO_POSITION)[..., None, None]
 
     cos, sin = (t.double().expand(batch, *t.shape[-2:]) for t in (cos, sin))
     row = torch.where(is_token[..., 0, 0], positions.abs(), 0)

@@ -118,6 +118,7 @@ def test_a_sequence_without_an_offset_is_zeros(device):
     rotated = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=offsets)
     for y, x in zip(rotated, (q, k), strict=True):
         assert not y[1].any()
+        assert_rotated(y, x, cos, sin, layout="split_half", offsets=offsets)
         assert torch.equal(y[0], ropelab.apply_rope(x[:1], cos=cos, sin=sin, offsets=4)[0])
         assert torch.equal(y[2], ropelab.apply_rope(x[2:], cos=cos, sin=sin)[0])
 
