@@ -1,17 +1,29 @@
 """Rotary position embedding at the speed of a memory copy, and the proof."""
 
+from ropelab.axes import grid_positions, text_positions
+from ropelab.embedding import RotaryEmbedding
+from ropelab.layout_conversion import convert_layout
+from ropelab.model_config import rope_from_config
 from ropelab.positions import NO_POSITION, PackedSequences, context_parallel_positions
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
+from ropelab.rope_parameters import Rope, axial_rope
 from ropelab.tables import axial_tables, rotary_table
 
 __all__ = [
     "NO_POSITION",
     "PackedSequences",
+    "Rope",
+    "RotaryEmbedding",
     "apply_qk_norm_rope",
     "apply_rope",
+    "axial_rope",
     "axial_tables",
     "context_parallel_positions",
+    "convert_layout",
+    "grid_positions",
+    "rope_from_config",
     "rotary_table",
+    "text_positions",
 ]
 __version__ = "0.1.0"

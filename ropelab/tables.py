@@ -33,11 +33,32 @@ def rotary_table(
     Raises:
         ValueError: negative ``seq_len``, ``rotary_dim`` not a positive even number, ``base`` not positive.
     """
+    return frequency_tables(inverse_frequencies(rotary_dim, base), seq_len, dtype=dtype, device=device)
+
+
+def frequency_tables(
+    frequencies: torch.Tensor,
+    seq_len: int,
+    attention_factor: float = 1.0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `rotary_table` for any inverse frequencies, times ``attention_factor`` before the one rounding.
+
+    Args:
+        frequencies: float64 ``[R/2]``, rad per position: see `ropelab.frequencies`.
+        attention_factor: of cos and sin, by whose square the scores grow (YaRN, LongRoPE).
+
+    Raises:
+        ValueError: negative ``seq_len``.
+    """
     if seq_len < 0:
         raise ValueError(f"seq_len: expected a number of positions >= 0, got {seq_len}")
-    positions = torch.arange(seq_len, dtype=torch.float64)
-    angles = torch.outer(positions, inverse_frequencies(rotary_dim, base))
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    positions = torch.arange(seq_len, dtype=torch.float64, device="cpu")
+    angles = torch.outer(positions, frequencies.cpu())
+    cos, sin = (attention_factor * wave for wave in (angles.cos(), angles.sin()))
+    return cos.to(device, dtype), sin.to(device, dtype)
 
 
 def axial_tables(

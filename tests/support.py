@@ -5,6 +5,7 @@ import torch
 from ropelab import reference
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import join, pairs
+from ropelab.rope_parameters import Rope
 from ropelab.seq_format import from_bshd
 
 
@@ -42,3 +43,27 @@ def assert_rotated(actual, x, cos, sin, *, layout, out_layout=None, rotary_slice
     assert (error <= bound).all(), f"error {error.max():.3g} over bound by a factor of {(error / bound).max():.3g}"
     for passed in (slice(None, first), slice(end, None)):
         assert torch.equal(actual[..., passed].double(), expected[..., passed])
+
+
+def assert_rotated_like(ours, theirs, x, rope: Rope, angles, inverse_frequencies=None):
+    """A model's float32 rotation of ``x`` is ours, as far as its float32 angles allow.
+
+    Frequencies that are off by df put an angle p f off by ``p df``, and its own rounding by ``u p f``. The sine and
+    cosine are then right to 2u, and so is each product with the attention factor A; both rotations round three times,
+    and their tables once: in all ``A (|x0| + |x1|) (p df + u p f + 12 u)``. Other features are the same bits.
+
+    Args:
+        ours, theirs, x: ``[B, H, S, D]``.
+        angles: float64 ``[..., S, R/2]``, those of each token and plane.
+        inverse_frequencies: of the model, or None where it makes its angles otherwise.
+    """
+    unit = torch.finfo(torch.float32).eps / 2
+    theta = rope.inverse_frequencies
+    off = 0.0 if inverse_frequencies is None else (inverse_frequencies.double() - theta).abs()
+    relative = torch.where(theta > 0, off / theta, 0) + unit
+    x0, x1 = pairs(x[..., : rope.rotary_dim].double().abs(), rope.layout)
+    bound = rope.attention_factor * (x0 + x1) * (angles.abs() * relative + 12 * unit)
+    bound = join(bound, bound, rope.out_layout or rope.layout)
+    error = (ours - theirs).double().abs()[..., : rope.rotary_dim]
+    assert (error <= bound).all(), f"error {error.max():.3g} over bound by a factor of {(error / bound).max():.3g}"
+    assert torch.equal(ours[..., rope.rotary_dim :], theirs[..., rope.rotary_dim :])

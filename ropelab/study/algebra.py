@@ -1,11 +1,69 @@
 """Proofs by computer algebra: an identity holds when the difference of its sides reduces to zero."""
 
+from collections.abc import Sequence
+
 import sympy as sp
+import torch
+
+from ropelab.layout import pairs
+from ropelab.layout_conversion import convert_layout
 
 
 def plane_rotation(angle) -> sp.Matrix:
     """R(angle), which turns a pair ``(x0, x1)`` by ``angle`` (rad)."""
     return sp.Matrix([[sp.cos(angle), -sp.sin(angle)], [sp.sin(angle), sp.cos(angle)]])
+
+
+def head_rotation(angles: Sequence, layout: str, width: int, first: int = 0) -> sp.Matrix:
+    """R, which turns the pairs of features from ``first`` on by ``angles`` and leaves the others of ``width``."""
+    matrix = sp.eye(width)
+    x0, x1 = pairs(torch.arange(2 * len(angles)), layout)
+    for angle, i, j in zip(angles, (first + x0).tolist(), (first + x1).tolist(), strict=True):
+        turn = plane_rotation(angle)
+        matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = turn
+    return matrix
+
+
+def conversion_identities(source: str, target: str) -> dict[str, sp.Matrix]:
+    """Why `convert_layout` leaves every score as it was, in steps: LaTeX -> difference of the two sides.
+
+    Heads have 6 features, of which the 4 in the middle rotate; two heads of q share one of k. The converted matrices
+    (primed) are what the library makes of row numbers, put in their order.
+    """
+    width, rotated, inputs = 6, (1, 5), 2
+
+    def converted(matrix: sp.Matrix) -> sp.Matrix:
+        rows = convert_layout(torch.arange(matrix.rows), width, source, target, rotary_slice=rotated)
+        return matrix.extract(rows.tolist(), list(range(matrix.cols)))
+
+    def symbols(name: str, rows: int, columns: int = 1) -> sp.Matrix:
+        return sp.Matrix(rows, columns, sp.symbols(f"{name}:{rows * columns}", real=True))
+
+    def rotation(position: sp.Symbol, layout: str) -> sp.Matrix:
+        return head_rotation([position * angle for angle in symbols("theta", 2)], layout, width, rotated[0])
+
+    m, n = sp.symbols("m n", real=True)
+    q, k, gain, x = symbols("q", width), symbols("k", width), symbols("g", width), symbols("x", inputs)
+    P = converted(sp.eye(width))
+    found = {}
+    for heads, name in ((2, "q"), (1, "k")):
+        W, b = symbols("w", heads * width, inputs), symbols("b", heads * width)
+        every_head = sp.diag(*[P] * heads)
+        found[rf"W'_{name} x + b'_{name} = (I_{heads} \otimes P)(W_{name} x + b_{name})"] = (
+            converted(W) * x + converted(b) - every_head * (W * x + b)
+        )
+    found |= {
+        r"\lVert P q \rVert^2 = \lVert q \rVert^2": (P * q).T * (P * q) - q.T * q,
+        r"g' \odot P q = P\, (g \odot q)": converted(gain).multiply_elementwise(P * q)
+        - P * gain.multiply_elementwise(q),
+        r"R' = P R P^T": rotation(m, target) - P * rotation(m, source) * P.T,
+        r"\langle R'_m P q,\, R'_n P k \rangle = \langle R_m q,\, R_n k \rangle": (
+            (rotation(m, target) * P * q).T * (rotation(n, target) * P * k)
+            - (rotation(m, source) * q).T * (rotation(n, source) * k)
+        ),
+    }
+    where = rf"\quad\text{{({source.replace('_', ' ')} to {target.replace('_', ' ')})}}"
+    return {statement + where: difference for statement, difference in found.items()}
 
 
 def is_zero(difference: sp.Matrix) -> bool:

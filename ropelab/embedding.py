@@ -1,0 +1,182 @@
+"""RotaryEmbedding: the rotation as a module that a model keeps for all of its layers.
+
+Tables are a function of the frequencies, the device and a number of rows, and no part of a model's state. So the
+module has no parameters and no buffers: there is nothing that ``.half()`` could round, that a checkpoint could
+lack, that ``to_empty`` could leave uninitialised or that DistributedDataParallel would broadcast in every step.
+"""
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from ropelab.kernels import NO_POSITION
+from ropelab.model_config import rope_from_config
+from ropelab.rope import apply_rope
+from ropelab.rope_parameters import Rope
+from ropelab.seq_format import SEQ_AXIS, check_seq_format, rank
+from ropelab.tables import axial_tables, frequency_tables
+
+FEWEST_ROWS = 512
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Rotates queries and keys as a model does::
+
+        rotary = RotaryEmbedding.from_config(config)
+        q, k = rotary(q, k)                                     # tokens 0, 1, 2, ...
+        q, k = rotary(q, k, offsets=cache_length)               # the next ones
+        q, k = rotary(q, k, positions=positions, seq_len=8192)  # the host knows that no position exceeds 8191
+
+    Tables are in float32 (``dtype``) whatever becomes of the model, built in float64, on the device of ``q``. They grow
+    by powers of two with the need, and modules that rotate alike share them.
+
+    Dynamic NTK and LongRoPE have other frequencies for other lengths: every call uses those of its ``seq_len``, no
+    matter which came before. (Dynamic NTK in transformers keeps the base of the longest sequence that it has seen until
+    one comes that is shorter than the trained length.)
+
+    **torch.compile and CUDA graphs.** A call never makes the host wait for the GPU. Growing cannot be compiled or
+    captured: call `prepare` with the longest length before. Otherwise a compiled call breaks the graph whenever it
+    must grow (with ``fullgraph=True`` it raises), and a graph that was captured before keeps its tables alive and
+    goes on reading them.
+
+    Args:
+        rope: the rotation, of `rope_from_config` or `axial_rope`, or ``Rope(inverse_frequencies(...))``.
+        seq_format: of the tensors, as for `apply_rope`.
+        dtype: of the tables.
+    """
+
+    def __init__(self, rope: Rope, *, seq_format: str = "bshd", dtype: torch.dtype = torch.float32):
+        super().__init__()
+        check_seq_format(seq_format)
+        self.rope, self.seq_format, self.dtype = rope, seq_format, dtype
+        # Of every device two: for lengths that `rope` serves, and for others, so that short and long prompts may mix.
+        self._tables: dict[tuple[torch.device, bool], _Tables] = {}
+
+    @classmethod
+    def from_config(cls, config: Any, *, layer_type: str | None = None, **options) -> "RotaryEmbedding":
+        """For the model that a configuration of transformers describes: see `rope_from_config`."""
+        return cls(rope_from_config(config, layer_type=layer_type), **options)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        offsets: int | torch.Tensor = 0,
+        seq_len: int | None = None,
+        inverse: bool = False,
+        inplace: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """The rotated q, or q and k.
+
+        Args:
+            q, k, offsets, inverse, inplace: as for `apply_rope`.
+            positions: as for `apply_rope`, or along several axes ``[axes, B, S]`` (``thd``: ``[axes, T]``) if
+                ``rope.axes`` says which plane reads which. For several layers it is cheaper to call `tables` once.
+            seq_len: length of the longest sequence, cache included: all ``|positions|`` are below it. By default that
+                follows from an ``offsets`` that is an int, and from positions in CPU memory.
+
+        Raises:
+            ValueError: positions or offsets on a GPU without ``seq_len``, where the model has no
+                ``max_position_embeddings`` either or its frequencies depend on the length; and as `apply_rope`.
+        """
+        if seq_len is None:
+            seq_len = self._needed_length(q, positions, offsets)
+        tables = self._prepared(seq_len, q.device)
+        cos, sin = tables.cos, tables.sin
+        several_axes = positions is not None and positions.ndim == rank(self.seq_format) - 1
+        if several_axes and tables.axes is not None:
+            cos, sin = axial_tables(cos, sin, positions, tables.axes)
+            positions = None
+        return apply_rope(
+            q, k, cos=cos, sin=sin, layout=self.rope.layout, out_layout=self.rope.out_layout,
+            seq_format=self.seq_format, positions=positions, offsets=offsets, inverse=inverse, inplace=inplace,
+        )  # fmt: skip
+
+    def tables(self, seq_len: int, device: torch.device | str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(cos, sin)``, ``[rows, R/2]`` with at least ``seq_len`` rows, for `apply_rope` and `axial_tables`."""
+        device = torch.empty(0, device=device).device  # with its index; the default one for None
+        tables = self._prepared(seq_len, device)
+        return tables.cos, tables.sin
+
+    def prepare(self, seq_len: int, device: torch.device | str | None = None) -> None:
+        """Make ready for sequences of up to ``seq_len`` tokens (dynamic variants: of that many) on ``device``.
+
+        Raises:
+            RuntimeError: tables would have to be made while a CUDA graph is captured.
+        """
+        self.tables(seq_len, device)
+
+    def _prepared(self, seq_len: int, device: torch.device) -> "_Tables":
+        tables = self._tables.get((device, _within(seq_len, self.rope.lengths)))
+        if tables is None or seq_len > tables.rows or not _within(seq_len, tables.lengths):
+            tables = self._grow(seq_len, device)
+        return tables
+
+    @torch.compiler.disable
+    def _grow(self, seq_len: int, device: torch.device) -> "_Tables":
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"seq_len: expected prepare({seq_len}) before a CUDA graph is captured, got a call within"
+            )
+        tables = _shared_tables(self.rope.at_length(seq_len), seq_len, self.dtype, device)
+        if type(tables.cos) is torch.Tensor:  # not one that stands for a tensor while somebody traces
+            self._tables[device, _within(seq_len, self.rope.lengths)] = tables
+        return tables
+
+    def _needed_length(self, q: torch.Tensor, positions: torch.Tensor | None, offsets: int | torch.Tensor) -> int:
+        """One more than the largest |position|, as far as the host knows it without waiting for a GPU."""
+        tokens = q.shape[SEQ_AXIS[self.seq_format]]
+        if positions is None and not isinstance(offsets, torch.Tensor):
+            return max(offsets + tokens, 1 - offsets)
+        name, given, last = ("offsets", offsets, tokens - 1) if positions is None else ("positions", positions, 0)
+        if given.device.type == "cpu" and not torch.compiler.is_compiling():
+            real = given[given != NO_POSITION]
+            return int(torch.maximum(real.max() + last, -real.min())) + 1 if real.numel() else 0
+        if self.rope.max_seq_len is None or self.rope.remake is not None:
+            raise ValueError(
+                f"seq_len: expected the length of the longest sequence beside {name} on {given.device}, which "
+                "the host would have to wait for, got None"
+            )
+        return self.rope.max_seq_len
+
+    def __getstate__(self) -> dict:
+        """Copies and pickles make their tables when they need them."""
+        return self.__dict__ | {"_tables": {}}
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows."""
+        return f"rotary_dim={self.rope.rotary_dim}, layout={self.rope.layout!r}, seq_format={self.seq_format!r}"
+
+
+class _Tables:
+    """cos and sin of one rotation on one device, and the axis of each column."""
+
+    def __init__(self, rope: Rope, rows: int, dtype: torch.dtype, device: torch.device):
+        self.rows, self.lengths = rows, rope.lengths
+        options = {"dtype": dtype, "device": device}
+        self.cos, self.sin = frequency_tables(rope.inverse_frequencies, rows, rope.attention_factor, **options)
+        self.axes = None if rope.axes is None else torch.tensor(rope.axes, device=device)
+
+
+_shared: WeakValueDictionary[tuple, _Tables] = WeakValueDictionary()
+
+
+def _shared_tables(rope: Rope, seq_len: int, dtype: torch.dtype, device: torch.device) -> _Tables:
+    """Tables of at least ``seq_len`` rows, as long as somebody has them the same ones."""
+    key = tuple(rope.inverse_frequencies.tolist()), rope.attention_factor, rope.axes, rope.lengths, dtype, device
+    tables = _shared.get(key)
+    if tables is None or tables.rows < seq_len:
+        rows = max(FEWEST_ROWS, 1 << (seq_len - 1).bit_length())
+        # Who is first may be in inference mode or under a transform of torch.func; the others need plain tensors.
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
+            tables = _Tables(rope, rows, dtype, device)
+        if type(tables.cos) is torch.Tensor:
+            _shared[key] = tables
+    return tables
+
+
+def _within(seq_len: int, lengths: range) -> bool:
+    return lengths.start <= seq_len < lengths.stop  # compilers cannot follow `in`

@@ -1,0 +1,107 @@
+"""How a layer rotates: its frequencies, and what else `apply_rope` is to be told."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ropelab import axes, frequencies
+from ropelab.layout import check_layout
+from ropelab.tables import axial_tables, frequency_tables
+
+ANY_LENGTH = range(sys.maxsize)
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """How a layer rotates.
+
+    Attributes:
+        inverse_frequencies: float64 ``[R/2]``, rad per position.
+        attention_factor: of cos and sin.
+        head_dim: features of a head as the rotation is given it; the first ``R`` rotate. (In DeepSeek's attention
+            that is the rotated part alone, so ``R`` is all of it.)
+        layout, out_layout: as for `apply_rope`, as far as ``model_type`` tells: unknown models are taken to be
+            ``"split_half"``, which nearly all of transformers is.
+        axes: axis of each column where positions have several (M-RoPE, images), else None.
+        max_seq_len: ``max_position_embeddings``, if the configuration has it.
+        lengths: of the sequences that these frequencies serve; for others ask `at_length`, which asks
+            ``remake(seq_len=...)``.
+    """
+
+    inverse_frequencies: torch.Tensor
+    attention_factor: float = 1.0
+    head_dim: int | None = None
+    layout: str = "split_half"
+    out_layout: str | None = None
+    axes: tuple[int, ...] | None = None
+    max_seq_len: int | None = None
+    lengths: range = ANY_LENGTH
+    remake: Callable[..., "Rope"] | None = field(default=None, repr=False)
+
+    @property
+    def rotary_dim(self) -> int:
+        """R, the number of features that rotate."""
+        return 2 * len(self.inverse_frequencies)
+
+    @property
+    def rotary_slice(self) -> tuple[int, int]:
+        """``(first, end)`` of the features that rotate."""
+        return 0, self.rotary_dim
+
+    def at_length(self, seq_len: int) -> "Rope":
+        """The rotation of sequences of ``seq_len`` tokens: another one for dynamic NTK and LongRoPE only."""
+        if seq_len < 0:
+            raise ValueError(f"seq_len: expected a number of tokens >= 0, got {seq_len}")
+        return self if seq_len in self.lengths else self.remake(seq_len=seq_len)
+
+    def tables(
+        self,
+        seq_len: int,
+        positions: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(cos, sin)``, the attention factor folded in before the one rounding.
+
+        Args:
+            seq_len: number of rows: every ``|position|`` is below it.
+            positions: ``[axes, S]``, ``[axes, B, S]`` or ``[axes, T]`` along several axes.
+            dtype, device: of the result.
+
+        Returns:
+            ``[seq_len, R/2]``; with ``positions`` those of each token, ``[S, R/2]`` or ``[B, S, R/2]``, as of
+            `axial_tables`.
+
+        Raises:
+            ValueError: a length that these frequencies are not for, or positions of a rotation without axes.
+        """
+        if seq_len >= self.lengths.stop:
+            raise ValueError(f"seq_len: expected at most {self.lengths[-1]} (see at_length), got {seq_len}")
+        cos, sin = frequency_tables(
+            self.inverse_frequencies, seq_len, self.attention_factor, dtype=dtype, device=device
+        )
+        if positions is None:
+            return cos, sin
+        if self.axes is None:
+            raise ValueError("positions: expected none for a rotation with one axis (see apply_rope), got a tensor")
+        return axial_tables(cos, sin, positions.to(cos.device), self.axes)
+
+
+def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: str = "interleaved") -> Rope:
+    """The rotation of images and video: ``axes_dims[a]`` features turn by the position along axis ``a``.
+
+    Args:
+        axes_dims: e.g. ``(16, 56, 56)`` of Flux; even, their sum is ``head_dim``.
+        base: of the frequencies of every axis.
+        layout: ``"interleaved"`` in Flux, Wan, HunyuanVideo and Qwen-Image.
+
+    Raises:
+        ValueError: an axis without a positive even number of features, ``base`` not positive, unknown layout.
+    """
+    check_layout(layout)
+    theta = frequencies.axial(axes_dims, base)
+    columns = axes.sections([dim // 2 for dim in axes_dims])
+    return Rope(theta, head_dim=sum(axes_dims), layout=layout, axes=columns)

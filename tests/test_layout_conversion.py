@@ -1,0 +1,132 @@
+"""Weights converted from one layout to the other: the scores of the attention stay as they were."""
+
+import importlib
+
+import pytest
+import torch
+
+import ropelab
+from ropelab import convert_layout
+from ropelab.layout import permutation
+
+LAYOUTS = [("interleaved", "split_half"), ("split_half", "interleaved")]
+
+
+def scores(x, weights, head_dim, layout, rotary_slice, positions):
+    """Of every query head and key: projected, normed with a weight, rotated; in float64. Keys are shared (GQA)."""
+    tokens = []
+    for weight, bias, gain in weights:
+        y = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (-1, head_dim))
+        tokens.append(torch.nn.functional.rms_norm(y, (head_dim,), gain, 1e-6))
+    first, end = rotary_slice
+    cos, sin = ropelab.rotary_table(4000, end - first, dtype=torch.float64)
+    options = {"layout": layout, "rotary_slice": rotary_slice, "positions": positions}
+    q, k = ropelab.apply_rope(*tokens, cos=cos, sin=sin, **options)
+    return torch.einsum("bshd,bthd->bhst", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2))
+
+
+@pytest.mark.parametrize(("source", "target"), LAYOUTS)
+@pytest.mark.parametrize(("head_dim", "rotary_slice"), [(16, (0, 16)), (16, (0, 8)), (12, (4, 10)), (2, (0, 2))])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
+def test_scores_are_unchanged(source, target, head_dim, rotary_slice, heads, kv_heads):
+    """Far apart too: a wrong pairing is exact at distance 0 and mild nearby."""
+    x = torch.randn(2, 5, 7, dtype=torch.float64)
+    positions = torch.tensor([0, 1, 17, 900, 3999])
+    weights = [
+        [torch.randn(n * head_dim, 7).double(), torch.randn(n * head_dim).double(), torch.randn(head_dim).double()]
+        for n in (heads, kv_heads)
+    ]
+    converted = [
+        [convert_layout(w, head_dim, source, target, rotary_slice=rotary_slice) for w in group] for group in weights
+    ]
+    before = scores(x, weights, head_dim, source, rotary_slice, positions)
+    torch.testing.assert_close(scores(x, converted, head_dim, target, rotary_slice, positions), before)
+    if rotary_slice[1] - rotary_slice[0] > 2:  # a single pair has one layout
+        assert not torch.allclose(scores(x, weights, head_dim, target, rotary_slice, positions), before)
+        for left_out in range(3):  # the weight, the bias, the norm
+            mixed = [[w if i == left_out else c for i, (w, c) in enumerate(zip(*pair, strict=True))]
+                     for pair in zip(weights, converted, strict=True)]  # fmt: skip
+            assert not torch.allclose(scores(x, mixed, head_dim, target, rotary_slice, positions), before)
+
+
+@pytest.mark.parametrize(("source", "target"), LAYOUTS)
+def test_converting_back_gives_the_same_bits(source, target):
+    for dtype in (torch.bfloat16, torch.int8, torch.float64):
+        x = torch.randn(24, 3).mul(50).to(dtype)
+        there = convert_layout(x, 8, source, target, rotary_slice=(0, 6))
+        assert torch.equal(convert_layout(there, 8, target, source, rotary_slice=(0, 6)), x)
+        assert torch.equal(convert_layout(x, 8, source, source), x) and there.dtype == dtype
+
+
+def test_is_metas_to_hugging_face():
+    """The permutation in transformers' conversion script of Llama, written as in the script."""
+    heads, head_dim, inputs = 3, 8, 5
+    w = torch.randn(heads * head_dim, inputs)
+    published = w.view(heads, head_dim // 2, 2, inputs).transpose(1, 2).reshape(heads * head_dim, inputs)
+    assert torch.equal(convert_layout(w, head_dim, "interleaved", "split_half"), published)
+
+
+def test_cached_keys_are_converted_along_their_features():
+    k = torch.randn(1, 6, 2, 16)
+    cos, sin = ropelab.rotary_table(6, 16)
+    cached = ropelab.apply_rope(k, cos=cos, sin=sin, layout="interleaved")
+    order = permutation(16, "interleaved", "split_half")
+    assert torch.equal(cached[..., order], ropelab.apply_rope(k[..., order].contiguous(), cos=cos, sin=sin))
+
+
+def test_an_attention_of_transformers_keeps_its_output():
+    """Cohere's layer, made for adjacent pairs, with converted weights in Llama's, made for halves."""
+    pytest.importorskip("transformers")
+    from transformers.models.cohere import configuration_cohere, modeling_cohere
+    from transformers.models.llama import configuration_llama, modeling_llama
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}
+    settings = sizes | {"rope_theta": 1e4, "num_hidden_layers": 1, "attn_implementation": "eager"}
+    old_config, new_config = configuration_cohere.CohereConfig(**settings), configuration_llama.LlamaConfig(**settings)
+    old = modeling_cohere.CohereAttention(old_config, 0).double()
+    new = modeling_llama.LlamaAttention(new_config, 0).double()
+    state = old.state_dict()
+    for name in state:
+        if name.startswith(("q_proj", "k_proj")):
+            state[name] = convert_layout(state[name], 8, "interleaved", "split_half")
+    new.load_state_dict(state)
+    x, positions = torch.randn(1, 6, 32).double(), torch.tensor([[0, 1, 5, 40, 700, 3000]])
+    outputs = [
+        layer(x, rotary(config)(x, positions), None)[0]
+        for layer, rotary, config in (
+            (old, modeling_cohere.CohereRotaryEmbedding, old_config),
+            (new, modeling_llama.LlamaRotaryEmbedding, new_config),
+        )
+    ]
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
+def test_computer_algebra_proves_it_and_refuses_what_is_false():
+    pytest.importorskip("sympy")
+    algebra = importlib.import_module("ropelab.study.algebra")
+    for source, target in LAYOUTS:
+        identities = algebra.conversion_identities(source, target)
+        assert len(identities) == 6 and all(map(algebra.is_zero, identities.values()))
+    wrong = algebra.conversion_identities("split_half", "split_half")
+    assert all(map(algebra.is_zero, wrong.values())), "nothing to convert is an identity too"
+    angles = algebra.sp.symbols("a b", real=True)
+    rotations = [algebra.head_rotation(angles, layout, 5, first=1) for layout, _ in LAYOUTS]
+    assert not algebra.is_zero(rotations[0] - rotations[1])
+
+
+X = torch.randn(24, 3)
+BAD = {
+    "unknown source": (lambda: convert_layout(X, 8, "meta", "split_half"), "source: expected one of .* got 'meta'"),
+    "unknown target": (lambda: convert_layout(X, 8, "split_half", "hf"), "target: expected one of .* got 'hf'"),
+    "part of a head": (lambda: convert_layout(X, 16, *LAYOUTS[0]), r"x: expected heads of 16 features along axis 0, got shape \(24, 3\)"),
+    "a number": (lambda: convert_layout(X[0, 0], 8, *LAYOUTS[0]), r"x: expected heads of 8 features along axis 0, got shape \(\)"),
+    "odd slice": (lambda: convert_layout(X, 8, *LAYOUTS[0], rotary_slice=(0, 5)), r"rotary_slice: expected an even number of the 8 .* got \(0, 5\)"),
+    "slice beyond": (lambda: convert_layout(X, 8, *LAYOUTS[0], rotary_slice=(4, 10)), r"rotary_slice: expected an even number of the 8 .* got \(4, 10\)"),
+    "odd head": (lambda: convert_layout(X, 3, *LAYOUTS[0]), r"rotary_slice: expected an even number of the 3 .* got \(0, 3\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
+def test_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
