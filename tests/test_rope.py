@@ -227,6 +227,17 @@ def test_autograd_knows_of_inplace_use(device):
         kept.sum().backward()
 
 
+def test_autograd_learns_of_what_is_overwritten_outside_of_it(device):
+    """Neither q nor k takes part in the gradient, but another operation has saved them for it."""
+    q, k, cos, sin = inputs((2, 5, 3, 2, 16, 16), device)
+    weight = torch.ones(16, device=device, requires_grad=True)
+    for other in (q, k):
+        product = (other * weight).sum()
+        ropelab.apply_rope(q, k, cos=cos, sin=sin, inplace=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
 def test_inplace_on_views_of_one_buffer_has_the_right_gradient(device):
     qkv = draw(2, 5, 8, 16, device=device).requires_grad_()
     cos, sin = ropelab.rotary_table(5, 16, device=device)
