@@ -20,7 +20,7 @@ FEW_LAWS = ("definition", "isometry", "adjoint", "inputs_unchanged")
 
 
 def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
-    """All contenders of `ropelab.bench.subjects` on a GPU, held to all laws, the huge ones too.
+    """All contenders of `ropelab.bench.subjects` on a GPU, held to all laws but the opt-in ones.
 
     Returns:
         A row for each contender, dtype and law, columns ``COLUMNS``: violation and bound are those of the element
@@ -40,7 +40,7 @@ def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str
     """One contender's rows of the table.
 
     Args:
-        laws: by default all.
+        laws: by default all but the opt-in ones.
     """
     if reason := contender.missing():
         return left_out(contender, reason, device=device, dtype=dtype)
