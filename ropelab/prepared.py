@@ -7,6 +7,7 @@ does depends on properties that repeat from layer to layer and from step to step
 from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ropelab.checks import check_first_position, check_positions, check_rope_arguments
 from ropelab.kernels import Rotation, backend_for, rotate_triton
@@ -107,6 +108,8 @@ def rotated(
         if len(_prepared) >= _MOST_PREPARED:
             _prepared.clear()
         _prepared[key] = prepared
+    if inplace:  # a kernel writes unseen: whoever saved q or k for a backward must learn of it
+        increment_version((q,) if k is None else (q, k))
     if prepared.launch is None:
         xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
         backend_for(q).rotate(xs, outs, cos, sin, prepared.rotation, positions=positions, first_position=first_position)

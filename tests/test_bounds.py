@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from ropelab.conformance import bounds
 from ropelab.layout import LAYOUTS
-from ropelab.study import bounds, laws
+from ropelab.study import laws
 
 CASE = laws.Case(seq_len=4)
 

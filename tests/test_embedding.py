@@ -104,7 +104,8 @@ def test_positions_along_several_axes(qk, seq_format):
 
 
 @pytest.mark.parametrize("change", [
-    lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double(), lambda m: m.to("meta").to_empty(device="cpu"),
+    lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double(),
+    lambda m: m.to("meta").to_empty(device="cpu"),
     copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.requires_grad_(False).eval(),
 ], ids=["half", "bfloat16", "double", "to_empty", "deepcopy", "pickle", "eval"])  # fmt: skip
 @pytest.mark.parametrize("config", [HEADS, LONGROPE], ids=["default", "LongRoPE"])

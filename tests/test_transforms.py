@@ -98,16 +98,6 @@ def test_exports(device):
         assert torch.equal(actual, expected)
 
 
-def test_autocast_changes_nothing(device):
-    """Inputs keep their dtype; tables are not narrowed."""
-    q, k, cos, sin = inputs(device)
-    expected = ropelab.apply_rope(q, k.to(q.dtype), cos=cos, sin=sin)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        actual = ropelab.apply_rope(q.requires_grad_(), k, cos=cos, sin=sin)
-    for a, e in zip(actual, expected, strict=True):
-        assert a.dtype == e.dtype and torch.equal(a, e)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(device, use_reentrant):
     q, k, cos, sin = inputs(device)

@@ -9,6 +9,7 @@ import torch
 
 from ropelab.bench import peers, timing
 from ropelab.bench.compare import bind, checked, compare, progress, tidy
+from ropelab.bench.conformance import conformance
 from ropelab.bench.packed import packed
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
@@ -127,5 +128,6 @@ STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
     "host": host,
     "deepspeed_table": deepspeed_table,
     "tiles": tiles,
+    "conformance": conformance,
 }
 """Study -> function of ``smoke`` that measures it."""

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
-from ropelab.study import drawing, family_figures, family_findings
+from ropelab.study import conformance_figures, drawing, family_figures, family_findings
 from ropelab.study.comparison import OURS, named_cells
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
@@ -265,6 +265,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "host_time": (("host",), host_time),
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
+    "conformance": (("conformance",), conformance_figures.peers),
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 

@@ -14,10 +14,10 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import LAYOUTS
 from ropelab.study import copy_task, laws, wrong_backward
-from ropelab.study.bounds import fraction
 
 PALETTE = sns.color_palette("colorblind")
 _STYLE = {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}

@@ -19,10 +19,10 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.bench import packages
+from ropelab.conformance.bounds import exact, rotation_bound
 from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import INTERPRETED
 from ropelab.study import laws
-from ropelab.study.bounds import exact, rotation_bound
 
 # rotate(x [B, H, S, R], cos [S, R/2], sin [S, R/2]) -> [B, H, S, R], split-half: torchembed's convention.
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -1,0 +1,72 @@
+"""Which laws everybody's rotation keeps: `ropelab.conformance` on ours and on the peers."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import pandas as pd
+import torch
+
+from ropelab.bench.compare import progress
+from ropelab.bench.records import ROOT
+from ropelab.bench.subjects import CONTENDERS, Contender
+from ropelab.conformance import Report, verify
+from ropelab.conformance.report import failure
+
+COLUMNS = ["subject", "convention", "layout", "dtype", "device", "law", "status", "violation", "bound", "message"]
+DTYPES = (torch.float32, torch.bfloat16)
+NOT_RUN = "not run"
+_FOLDERS = re.compile(rf"{re.escape(str(ROOT))}/|/[^\s,]*/(?:site|dist)-packages/")
+FEW_LAWS = ("definition", "isometry", "adjoint", "inputs_unchanged")
+
+
+def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
+    """All contenders of `ropelab.bench.subjects` on a GPU, held to all laws but the opt-in ones.
+
+    Returns:
+        A row for each contender, dtype and law, columns ``COLUMNS``: violation and bound are those of the element
+        that is furthest beyond its bound (or nearest to it); message is the counterexample in words, the error, or
+        the reason why a law does not apply. One row without a law, of status ``"not run"``, for what is not at hand.
+    """
+    laws = FEW_LAWS if smoke else None
+    runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
+    frames = [
+        held(contender, laws=laws, device=device, dtype=dtype)
+        for contender, dtype in progress(runs, lambda run: f"{run[0].name}, {run[1]}")
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:
+    """One contender's rows of the table.
+
+    Args:
+        laws: by default all but the opt-in ones.
+    """
+    if reason := contender.missing():
+        return left_out(contender, reason, device=device, dtype=dtype)
+    skip = contender.not_interpreted if contender.triton and not device.startswith("cuda") else ()
+    report = verify(contender.function, contender.convention, laws=laws, skip=skip, device=device, dtype=dtype,
+                    diagnose=False, **contender.options)  # fmt: skip
+    return _table(contender, device, dtype, _rows(report))
+
+
+def left_out(contender: Contender, reason: str, *, device: str, dtype: torch.dtype) -> pd.DataFrame:
+    """The row of a contender that was not held to any law."""
+    return _table(contender, device, dtype, [{"law": "", "status": NOT_RUN, "message": reason}])
+
+
+def _table(contender: Contender, device: str, dtype: torch.dtype, rows: Iterable[dict]) -> pd.DataFrame:
+    layout = contender.options.get("layout", "split_half")
+    about = {"subject": contender.name, "convention": contender.convention, "layout": layout, "device": device}
+    about["dtype"] = str(dtype).removeprefix("torch.")
+    return pd.DataFrame([about | row for row in rows]).reindex(columns=COLUMNS)
+
+
+def _rows(report: Report) -> Iterator[dict]:
+    for result in report.results:
+        row = {"law": result.law, "status": result.status, "message": result.message}
+        if result.status == "pass" or result.counterexample is not None:
+            row |= {"violation": result.violation, "bound": result.bound}
+        if result.failed:
+            row["message"] = _FOLDERS.sub("", failure(result))
+        yield row

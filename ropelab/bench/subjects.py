@@ -1,0 +1,219 @@
+"""Other people's rotations as `ropelab.conformance.verify` calls them, and what each claims.
+
+The functions below only load and hand over: arguments in the order, and tables in the width, that the implementation
+wants. What it does not claim to do they refuse with NotImplementedError, which makes a law not applicable.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ropelab import apply_rope
+from ropelab.bench import packages
+from ropelab.kernels import INTERPRETED
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+# ----------------------------------------------------------------------------------------------- published formulas
+
+
+def complex_numbers(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor) -> Pair:
+    """The rotation of Llama's first code: a product of complex numbers, ``x [B, S, H, D]``, ``freqs_cis [S, D/2]``."""
+
+    def turned(x):
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3).type_as(x)
+
+    return turned(xq), turned(xk)
+
+
+def nanochat(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 2) -> Pair:
+    """nanochat's formula, ``x [B, S, H, D]``, which turns by minus the angle and is meant to."""
+    cos, sin = (table.chunk(2, dim=-1)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
+
+    def turned(x):
+        x1, x2 = x.chunk(2, dim=-1)
+        return torch.cat((x1 * cos + x2 * sin, x1 * -sin + x2 * cos), dim=-1)
+
+    return turned(q), turned(k)
+
+
+# --------------------------------------------------------------------------------------------------------- packages
+
+
+def transformers_llama(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
+    """Hugging Face's function for Llama and most others: halves."""
+    return _transformers("llama").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def transformers_gptj(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
+    """GPT-J's rotates one tensor ``[B, S, H, D]`` with tables of a column per pair, sines first."""
+    module = _transformers("gptj")
+    cos, sin = cos[..., ::2], sin[..., ::2]
+    return tuple(module.apply_rotary_pos_emb(x, sin, cos) for x in (q, k))
+
+
+def transformers_glm(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
+    """GLM's: adjacent pairs, tables made of equal halves, a part of the head."""
+    return _transformers("glm").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def transformers_cohere(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
+    """Cohere's: adjacent pairs, in float32 whatever comes."""
+    return _transformers("cohere").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def _transformers(model: str) -> ModuleType:
+    return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+
+
+def torchembed_0_3_0(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
+    """The kernel that DeepSpeed#8052 calls: ``q, k [B, H, S, D]``."""
+    return _torchembed("0.3.0").fused_rope_forward(q, k, *map(_shared, (cos, sin)))
+
+
+def torchembed_0_3_2(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
+    """Today's: ``q, k [B, H, S, D]``, halves."""
+    return _torchembed("0.3.2").fused_rope_forward(q, k, *map(_shared, (cos, sin)))
+
+
+def torchembed_0_3_2_pairs(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
+    """Today's for adjacent pairs: one tensor ``[B, S, H, D]``, tables with a column per pair."""
+    cos, sin = (_shared(table)[:, ::2] for table in (cos, sin))
+    return tuple(_torchembed("0.3.2").fused_rope_bshd_apply(x, cos, sin) for x in (q, k))
+
+
+def _torchembed(version: str) -> ModuleType:
+    return packages.load_file("torchembed", version, "torchembed/_triton.py")
+
+
+def _shared(table: torch.Tensor) -> torch.Tensor:
+    """``[S, R]`` of ``[B, S, R]``: torchembed knows no positions, let alone of each sequence."""
+    if len(table) == 0 or not torch.equal(table, table[:1].expand_as(table)):
+        raise NotImplementedError("torchembed has one table for all sequences of a batch")
+    return table[0]
+
+
+def liger(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
+    """Liger's: ``q, k [B, H, S, D]``."""
+    return _liger().LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)
+
+
+def _liger() -> ModuleType:
+    version, _ = packages.locate("liger-kernel")
+    return packages.load_file("liger-kernel", version, "liger_kernel/ops/rope.py")
+
+
+def flash_attn(
+    x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None
+) -> torch.Tensor:
+    """flash-attn's public function and its Triton kernel."""
+    return _flash_attn().apply_rotary_emb(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
+
+
+@cache
+def _flash_attn() -> ModuleType:
+    """The files with the function and the kernel, without the package around them, which loads a CUDA extension."""
+    version, _ = packages.locate("flash-attn")
+    kernels = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py")
+    if not torch.cuda.is_available():
+        kernels.torch = _TorchWithoutGPU()
+    with mock.patch.dict(sys.modules, {"flash_attn.ops.triton.rotary": kernels}):
+        if importlib.util.find_spec("einops") is None:  # only its functions in plain torch use it
+            sys.modules["einops"] = mock.MagicMock()
+        return packages.load_file("flash-attn", version, "flash_attn/layers/rotary.py")
+
+
+class _TorchWithoutGPU:
+    """``torch`` for a launcher that selects its tensors' GPU: interpreted kernels have none."""
+
+    cuda = SimpleNamespace(device=lambda index: nullcontext())
+    library = SimpleNamespace(wrap_triton=lambda kernel: kernel)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+# --------------------------------------------------------------------------------------------------------- the list
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An implementation and what it claims.
+
+    Attributes:
+        name: in tables.
+        function, convention, options: as ``verify`` takes them; ``options`` declare layout and the rest.
+        load: raises ImportError if it is not at hand.
+        triton: its kernel needs a GPU, or the interpreter.
+        not_interpreted: laws that say nothing of the kernel when it is interpreted.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    convention: str
+    options: Mapping[str, Any]
+    load: Callable[[], object] = lambda: None
+    triton: bool = False
+    not_interpreted: tuple[str, ...] = ("compile",)
+
+    def missing(self) -> str:
+        """Why it cannot run here; empty if it can."""
+        if self.triton and not (torch.cuda.is_available() or INTERPRETED):
+            return "its Triton kernel needs a GPU or TRITON_INTERPRET=1"
+        try:
+            self.load()
+        except ImportError as error:
+            return str(error)
+        return ""
+
+
+def _ours() -> Iterator[Contender]:
+    for name, options in {
+        "split-half": {"layout": "split_half"},
+        "interleaved": {"layout": "interleaved"},
+        "interleaved to split-half": {"layout": "interleaved", "out_layout": "split_half"},
+        "sbhd": {"seq_format": "sbhd"},
+        "bhsd": {"seq_format": "bhsd"},
+        "in place": {"inplace": True},
+    }.items():
+        yield Contender(f"ropelab, {name}", apply_rope, "ropelab", options)
+
+
+def _hugging_face(model: str, function: Callable[..., Pair], **options) -> Contender:
+    return Contender(f"transformers, {model}", function, "huggingface", options, partial(_transformers, model.lower()))
+
+
+def _kernel(name: str, function: Callable, convention: str, load: Callable[[], object], **options) -> Contender:
+    return Contender(name, function, convention, options, load, triton=True)
+
+
+_NO_BFLOAT16 = ("compile", "rounding")  # numpy, which interprets, multiplies the bits of two bfloat16 as integers
+
+
+CONTENDERS: tuple[Contender, ...] = (
+    *_ours(),
+    _hugging_face("Llama", transformers_llama),
+    _hugging_face("GPTJ", transformers_gptj, layout="interleaved", seq_format="bshd"),
+    _hugging_face("GLM", transformers_glm, layout="interleaved", columns="split_half", rotary_dim=8),
+    _hugging_face("Cohere", transformers_cohere, layout="interleaved", maths="wide"),
+    Contender("complex product (Llama)", complex_numbers, "complex", {"layout": "interleaved"}),
+    Contender("nanochat, sign declared", nanochat, "huggingface", {"sign": "reversed", "seq_format": "bshd"}),
+    _kernel("torchembed 0.3.0", torchembed_0_3_0, "huggingface", partial(_torchembed, "0.3.0"), maths="wide"),
+    _kernel("torchembed 0.3.2", torchembed_0_3_2, "huggingface", partial(_torchembed, "0.3.2"), maths="wide"),
+    _kernel("torchembed 0.3.2, interleaved", torchembed_0_3_2_pairs, "huggingface", partial(_torchembed, "0.3.2"),
+            maths="wide", layout="interleaved", seq_format="bshd"),
+    replace(_kernel("Liger", liger, "huggingface", _liger), not_interpreted=_NO_BFLOAT16),
+    _kernel("flash-attn, split-half", flash_attn, "flash_attn", _flash_attn),
+    _kernel("flash-attn, interleaved", flash_attn, "flash_attn", _flash_attn, layout="interleaved"),
+)  # fmt: skip
+"""Ours first."""

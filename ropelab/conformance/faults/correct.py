@@ -1,0 +1,176 @@
+"""Right implementations, one for each convention, in plain torch. The faults are these with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ropelab import PackedSequences, context_parallel_positions, reference
+from ropelab.frequencies import inverse_frequencies
+from ropelab.kernels import NO_POSITION
+from ropelab.layout import join, pairs
+from ropelab.seq_format import from_bshd, to_bshd
+
+Map = Callable[[torch.Tensor], torch.Tensor]
+
+
+def turn(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str = "split_half", out_layout: str | None = None
+) -> torch.Tensor:
+    """Rotate the first R features of ``x [..., D]``; ``cos, sin [..., R/2]`` broadcast against its pairs."""
+    rotary_dim = 2 * cos.shape[-1]
+    wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+    x0, x1 = pairs(x[..., :rotary_dim].to(wide), layout)
+    y = join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, out_layout or layout)
+    return torch.cat((y.to(x.dtype), x[..., rotary_dim:]), dim=-1)
+
+
+class _WithBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, forward, backward):
+        ctx.backward_map = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.backward_map(grad), None, None
+
+
+def with_backward(x: torch.Tensor, forward: Map, backward: Map) -> torch.Tensor:
+    """``forward(x)``, whose gradient is ``backward(cotangent)`` whatever it should be."""
+    return _WithBackward.apply(x, forward, backward)
+
+
+def interleaved_name(interleaved: bool) -> str:
+    """The name of the layout that a flag means."""
+    return "interleaved" if interleaved else "split_half"
+
+
+# ---------------------------------------------------------------------------------------------- conventions
+
+
+def ropelab(q, k=None, *, inplace=False, **options):
+    """As `ropelab.apply_rope`, in float64."""
+    results = (reference.rotate(x, **options).to(x.dtype) for x in (q, k) if x is not None)
+    results = tuple(x.copy_(y) if inplace else y for x, y in zip((q, k), results, strict=False))
+    return results[0] if k is None else results
+
+
+def huggingface(q, k, cos, sin, unsqueeze_dim=1, layout="split_half", out_layout=None):
+    """``q, k [B, H, S, D]`` (``[B, S, H, D]`` with 2), ``cos, sin [B, S, R]`` with a column for each feature.
+
+    The layouts are not of the convention, whose functions have one.
+    """
+    cos, sin = (pairs(table, layout)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
+    return turn(q, cos, sin, layout, out_layout), turn(k, cos, sin, layout, out_layout)
+
+
+def deepspeed(t, freqs_cos, freqs_sin):
+    """``t [..., D]`` and tables ``[..., R]`` with equal halves that broadcast against it."""
+    half = freqs_cos.shape[-1] // 2
+    return turn(t, freqs_cos[..., :half], freqs_sin[..., :half])
+
+
+def flash_positions(x, seqlen_offsets=0, cu_seqlens=None):
+    """The position of every token: ``[B, S]``, or ``[T]`` with ``cu_seqlens``."""
+    if cu_seqlens is not None:
+        return PackedSequences(cu_seqlens, len(x), offsets=seqlen_offsets).positions
+    starts = torch.as_tensor(seqlen_offsets, device=x.device).expand(len(x))
+    return starts[:, None] + torch.arange(x.shape[1], device=x.device)
+
+
+def turn_at(x, cos, sin, positions, layout="split_half"):
+    """``x [..., H, D]`` by the rows ``positions [...]`` of ``cos, sin [P, R/2]``; zeros where there is no position."""
+    rows = positions.long().clamp(min=0)
+    y = turn(x, cos[rows][..., None, :], sin[rows][..., None, :], layout)
+    return y.masked_fill((positions == NO_POSITION)[..., None, None], 0)
+
+
+def flash_attn(
+    x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, positions=None
+):
+    """``x [B, S, H, D]``, or ``[T, H, D]`` with ``cu_seqlens``; ``cos, sin [P, R/2]``.
+
+    ``positions`` is not of the convention: it replaces the ones that follow from the other arguments.
+    """
+    if positions is None:
+        positions = flash_positions(x, seqlen_offsets, cu_seqlens)
+    y = turn_at(x, cos, sin, positions, interleaved_name(interleaved))
+    return x.copy_(y) if inplace else y
+
+
+def te_positions(t, tensor_format, cu_seqlens=None, cp_size=1, cp_rank=0, chunks="dual"):
+    """The position of every token along the axis of tokens: ``[S]`` or ``[T]``."""
+    if tensor_format == "thd":
+        return PackedSequences(cu_seqlens, len(t), cp_size=cp_size, cp_rank=cp_rank, chunks=chunks).positions
+    seq_len = t.shape[tensor_format.index("s")]
+    return context_parallel_positions(seq_len * cp_size, cp_size, cp_rank, chunks, t.device)
+
+
+def te_tables(freqs, interleaved):
+    """``cos, sin [S, R/2]`` of angles ``[S, 1, 1, R]`` with a column for each feature."""
+    angles = pairs(freqs.flatten(1), interleaved_name(interleaved))[0]
+    return angles.cos(), angles.sin()
+
+
+def transformer_engine(
+    t, freqs, tensor_format="sbhd", interleaved=False, cu_seqlens=None, cp_size=1, cp_rank=0, positions=None
+):
+    """``t`` of ``tensor_format`` and angles ``freqs [S, 1, 1, R]``.
+
+    ``positions`` is not of the convention: it replaces the ones that follow from the other arguments.
+    """
+    if positions is None:
+        positions = te_positions(t, tensor_format, cu_seqlens, cp_size, cp_rank)
+    y = turn_at(to_bshd(t, tensor_format), *te_tables(freqs, interleaved), positions, interleaved_name(interleaved))
+    return from_bshd(y, tensor_format)
+
+
+def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
+    """``query, key [T, H * D]`` in place; ``cos_sin_cache [P, R]``: the cosines of the pairs, then their sines."""
+    cos, sin = cos_sin_cache.chunk(2, dim=-1)
+    for x in (query, key):
+        heads = x.unflatten(-1, (-1, head_size))
+        heads.copy_(turn_at(heads, cos, sin, positions, interleaved_name(not is_neox)))
+    return query, key
+
+
+def complex_numbers(xq, xk, freqs_cis):
+    """``xq, xk [B, S, H, D]`` and ``freqs_cis [S, D/2]`` of modulus 1: adjacent features are real and imaginary."""
+    turns = freqs_cis[:, None]
+
+    def one(x):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        z = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(z * turns).flatten(-2).to(x.dtype)
+
+    return one(xq), one(xk)
+
+
+def plain(x, positions, base: float = 10000.0):
+    """``x [B, S, H, D]`` and ``positions [S]`` or ``[B, S]``; makes its own angles, in float64."""
+    frequencies = inverse_frequencies(x.shape[-1], base).to(x.device)
+    return turn_by(x, positions.double()[..., None] * frequencies)
+
+
+def turn_by(x, angles):
+    """``x [B, S, H, D]`` by ``angles [..., S, R/2]`` in rad."""
+    angles = angles[..., None, :]
+    return turn(x, angles.cos(), angles.sin())
+
+
+class Module(torch.nn.Module):
+    """``module(q, k)``, each ``[B, S, H, D]``, at the positions from 0 on."""
+
+    def __init__(self, head_dim: int, rotary_dim: int | None = None, base: float = 10000.0):
+        super().__init__()
+        self.register_buffer("inv_freq", inverse_frequencies(rotary_dim or head_dim, base), persistent=False)
+
+    def angles(self, seq_len: int, device) -> torch.Tensor:
+        """``[S, D/2]`` in rad."""
+        return torch.arange(seq_len, device=device, dtype=self.inv_freq.dtype)[:, None] * self.inv_freq
+
+    def forward(self, q, k):
+        angles = self.angles(q.shape[1], q.device)
+        return turn_by(q, angles), turn_by(k, angles)

@@ -1,0 +1,158 @@
+"""Faults of who turns with whom: pairs, halves, heads, queries and keys."""
+
+import torch
+
+from ropelab.conformance.faults import correct
+from ropelab.conformance.faults.fault import fault
+from ropelab.layout import permutation
+from ropelab.seq_format import from_bshd, to_bshd
+
+
+@fault(
+    "Half of each query is made from the key and half of each key from the query.",
+    symptom="wrong scores; right where queries equal keys",
+    seen_in="ColossalAI#6428",
+    convention="huggingface",
+    must_fail=("definition", "keys_independent"),
+)
+def query_and_key_mixed(q, k, cos, sin, unsqueeze_dim=1):
+    heads = 1 if unsqueeze_dim == 1 else 2
+    of_q, of_k = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    (q0, q1), (_, k1) = of_q.chunk(2, dim=-1), of_k.chunk(2, dim=-1)
+    own = q1.narrow(heads, k.shape[heads], q.shape[heads] - k.shape[heads])  # heads that no key has
+    return torch.cat((q0, torch.cat((k1, own), heads)), -1), torch.cat((q0.narrow(heads, 0, k.shape[heads]), k1), -1)
+
+
+@fault(
+    "The layout flag is ignored: halves are paired whatever the model says.",
+    symptom="garbage from models with adjacent pairs; exact at position 0",
+    seen_in="vllm#49290",
+    convention="vllm",
+    options={"layout": "interleaved"},
+    must_fail=("definition", "layout"),
+)
+def layout_flag_ignored(positions, query, key, head_size, cos_sin_cache, is_neox):
+    return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox=True)
+
+
+@fault(
+    "The layout flag means the opposite.",
+    symptom="garbage from every model; exact at position 0",
+    seen_in="sglang#14302",
+    convention="vllm",
+    must_fail=("definition", "layout"),
+)
+def layout_flag_inverted(positions, query, key, head_size, cos_sin_cache, is_neox):
+    return correct.vllm(positions, query, key, head_size, cos_sin_cache, not is_neox)
+
+
+@fault(
+    "The rotation goes the other way, and nobody says so.",
+    symptom="scores agree with themselves; weights trained elsewhere do not work",
+    seen_in="nanochat#489",
+    convention="huggingface",
+    must_fail=("definition",),
+    only_definition="both senses obey every law of a group; which one is meant, only a reference knows",
+)
+def sign_reversed_undeclared(q, k, cos, sin, unsqueeze_dim=1):
+    return correct.huggingface(q, k, cos, -sin, unsqueeze_dim)
+
+
+@fault(
+    "The last axis but one, which holds the heads, is taken for the sequence.",
+    symptom="all tokens of a head turn by the same angle",
+    seen_in="DeepSpeed#8052 (as first proposed)",
+    convention="deepspeed",
+    must_fail=("definition", "heads_independent"),
+)
+def heads_taken_for_the_sequence(t, freqs_cos, freqs_sin):
+    rotary_dim = freqs_cos.shape[-1]
+    # A kernel with more heads than rows would read on behind the table; here it stays in the last row.
+    row = torch.arange(t.shape[-2], device=t.device).clamp(max=freqs_cos.numel() // rotary_dim - 1)
+    return correct.deepspeed(t, *(table.reshape(-1, rotary_dim)[row] for table in (freqs_cos, freqs_sin)))
+
+
+@fault(
+    "rotary_dim is ignored: all features of a head rotate.",
+    symptom="garbage from models with partial rotation; the columns read behind the row belong to others",
+    seen_in="vllm#43676",
+    convention="vllm",
+    options={"rotary_dim": 8},
+    must_fail=("definition", "tail"),
+)
+def rotary_dim_ignored(positions, query, key, head_size, cos_sin_cache, is_neox):
+    # A row as wide as the head: it runs on into the next, and the last one would leave the table.
+    rows, rotary_dim = cos_sin_cache.shape
+    index = rotary_dim * torch.arange(rows)[:, None] + torch.arange(head_size)
+    wide = cos_sin_cache.flatten()[index.clamp(max=rows * rotary_dim - 1).to(query.device)]
+    return correct.vllm(positions, query, key, head_size, wide, is_neox)
+
+
+@fault(
+    "The sines are read behind rotary_dim / 2 rounded up to a power of two.",
+    symptom="amplitudes shrink for rotary_dim 96 and the like",
+    seen_in="vllm-ascend#12963",
+    convention="vllm",
+    options={"rotary_dim": 12},
+    must_fail=("definition", "isometry"),
+)
+def sine_read_behind_the_padding(positions, query, key, head_size, cos_sin_cache, is_neox):
+    half = cos_sin_cache.shape[-1] // 2
+    padded_half = 1 << (half - 1).bit_length()
+    cos, beyond = cos_sin_cache[:, :half], cos_sin_cache[:, padded_half:]
+    sin = torch.zeros_like(cos)  # what a masked load yields
+    sin[:, : beyond.shape[-1]] = beyond
+    return correct.vllm(positions, query, key, head_size, torch.cat((cos, sin), dim=-1), is_neox)
+
+
+@fault(
+    "Adjacent pairs become halves with the number of query heads, for the keys too.",
+    symptom="wrong scores from converted checkpoints with fewer key heads",
+    seen_in="transformers#31788",
+    convention="ropelab",
+    options={"layout": "interleaved"},
+    must_fail=("definition", "isometry", "layout"),
+)
+def key_permuted_with_query_heads(q, k=None, *, layout, seq_format, **options):
+    if layout == "split_half" or k is None:  # nothing to convert, or no heads to confuse
+        return correct.ropelab(q, k, layout=layout, seq_format=seq_format, **options)
+    query_heads = to_bshd(q, seq_format).shape[2]
+
+    def permuted(x, heads, source, target):
+        flat = to_bshd(x, seq_format).flatten(2)
+        by_head = flat.unflatten(2, (heads, -1))
+        order = permutation(by_head.shape[-1], source, target).to(x.device)
+        return from_bshd(by_head[..., order].reshape(*flat.shape[:2], -1, x.shape[-1]), seq_format)
+
+    k_heads = to_bshd(k, seq_format).shape[2]
+    q_halves = permuted(q, query_heads, "interleaved", "split_half")
+    k_halves = permuted(k, query_heads, "interleaved", "split_half")  # k_heads would be right
+    q, k = correct.ropelab(q_halves, k_halves, layout="split_half", seq_format=seq_format, **options)
+    return permuted(q, query_heads, "split_half", "interleaved"), permuted(k, k_heads, "split_half", "interleaved")
+
+
+@fault(
+    "Height and width are swapped: each turns the features of the other.",
+    symptom="images transposed to the model; right on the diagonal",
+    seen_in=None,
+    convention="flash_attn",
+    must_fail=("definition",),
+    only_definition="a consistent rotation with its frequencies in another order",
+)
+def height_and_width_swapped(x, cos, sin, *arguments, **options):
+    # The first half of the planes belongs to the height, the second to the width.
+    planes = cos.shape[-1]
+    swapped = torch.arange(planes, device=x.device).roll(planes // 2)
+    return correct.flash_attn(x, cos[:, swapped], sin[:, swapped], *arguments, **options)
+
+
+@fault(
+    "The rotation is applied twice.",
+    symptom="relative positions count double",
+    seen_in=None,
+    convention="huggingface",
+    must_fail=("definition", "isometry"),
+)
+def applied_twice(q, k, cos, sin, unsqueeze_dim=1):
+    q, k = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    return correct.huggingface(q, k, cos, sin, unsqueeze_dim)

@@ -1,0 +1,105 @@
+"""Faults of what is written, and what is not."""
+
+import torch
+
+from ropelab.conformance.faults import correct
+from ropelab.conformance.faults.fault import fault
+
+
+@fault(
+    "The result overwrites the inputs, which nobody asked for.",
+    symptom="whoever else reads queries or keys reads rotated ones",
+    seen_in="unsloth#5001, Liger-Kernel#272",
+    convention="huggingface",
+    must_fail=("inputs_unchanged",),
+)
+def undeclared_in_place(q, k, cos, sin, unsqueeze_dim=1):
+    # On the data, as a kernel does it: autograd does not notice.
+    rotated = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    for x, y in zip((q, k), rotated, strict=True):
+        x.data.copy_(y.detach())
+    return rotated
+
+
+@fault(
+    "The features that do not rotate are not copied to the result.",
+    symptom="garbage in the tail",
+    seen_in="vllm#38880 (review)",
+    convention="flash_attn",
+    options={"rotary_dim": 8},
+    must_fail=("definition", "tail", "all_written"),
+)
+def tail_not_copied(x, cos, sin, interleaved=False, inplace=False, **where):
+    rotated = correct.flash_attn(x, cos, sin, interleaved, **where)[..., : 2 * cos.shape[-1]]
+    if inplace:
+        x[..., : 2 * cos.shape[-1]] = rotated
+        return x
+    return torch.cat((rotated, torch.empty_like(x[..., 2 * cos.shape[-1] :])), dim=-1)
+
+
+@fault(
+    "With a single head the rotated buffer is not the one that is returned.",
+    symptom="one key head: it comes back as it was",
+    seen_in="Liger-Kernel#342",
+    convention="huggingface",
+    options={"k_heads": 1},
+    must_fail=("single_head",),
+)
+def single_head_lost(q, k, cos, sin, unsqueeze_dim=1):
+    heads = 1 if unsqueeze_dim == 1 else 2
+    rotated = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    return tuple(x.clone() if x.shape[heads] == 1 else y for x, y in zip((q, k), rotated, strict=True))
+
+
+@fault(
+    "Lanes that do not rotate stay away from a shuffle whose mask names them.",
+    symptom="NaN, or the values of other heads, with partial rotation and many heads",
+    seen_in="vllm#50903",
+    convention="vllm",
+    options={"rotary_dim": 8},
+    must_fail=("definition", "heads_independent", "all_written"),
+)
+def shuffle_in_a_divergent_branch(positions, query, key, head_size, cos_sin_cache, is_neox):
+    # A model of the warp, a lane for each feature: Triton has no shuffle to call and torch no lanes.
+    if not is_neox:  # both features of a pair are in one lane
+        return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox)
+    rotary_dim = cos_sin_cache.shape[-1]
+    lane = torch.arange(head_size, device=query.device)
+    rotates = lane < rotary_dim
+    partner = torch.where(rotates, (lane + rotary_dim // 2) % rotary_dim, lane)
+    cos, sin = (table[:, None] for table in cos_sin_cache[positions].chunk(2, dim=-1))
+    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    for x in (query, key):
+        heads = x.unflatten(-1, (-1, head_size))
+        received = heads[..., partner]
+        if not rotates.all():  # undefined; the first head of a warp happened to come out right
+            received[:, 1:] = float("nan")
+        heads[..., :rotary_dim] = heads[..., :rotary_dim] * cos + received[..., :rotary_dim] * sin
+    return query, key
+
+
+@fault(
+    "The stride of an axis of one token is taken for the distance between the rows of all batches.",
+    symptom="decoding with several sequences: the rows overlap and are rotated several times",
+    seen_in="Liger-Kernel 0.8.5 (found here)",
+    convention="huggingface",
+    must_fail=("decode",),
+)
+def row_stride_of_a_size_one_axis(q, k, cos, sin, unsqueeze_dim=1):
+    half = cos.shape[-1] // 2
+    cos, sin = cos[..., :half], sin[..., :half]
+
+    def rotate(x, sin):
+        # Nothing to copy for `contiguous` where the axis that moved has one element: its stride can be anything.
+        x = x.clone().transpose(1, 3 - unsqueeze_dim).contiguous()
+        batch, seq_len, _, head_dim = x.shape
+        for row in range(batch * seq_len):
+            token = x.as_strided(x.shape[2:], (head_dim, 1), x.storage_offset() + row * x.stride(1))
+            where = row // seq_len % len(cos), row % seq_len
+            token.copy_(correct.turn(token, cos[where], sin[where]))
+        return x.transpose(1, 3 - unsqueeze_dim)
+
+    def one(x):
+        return correct.with_backward(x, lambda x: rotate(x, sin), lambda grad: rotate(grad, -sin))
+
+    return one(q), one(k)

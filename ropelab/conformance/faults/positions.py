@@ -1,0 +1,112 @@
+"""Faults of where a token stands."""
+
+import torch
+
+from ropelab.conformance.faults import correct
+from ropelab.conformance.faults.fault import fault
+
+
+@fault(
+    "The angle belongs to position + head.",
+    symptom="all heads but the first are off by a constant number of positions",
+    seen_in="emlx#121",
+    convention="flash_attn",
+    must_fail=("definition", "heads_independent"),
+)
+def head_added_to_position(x, cos, sin, interleaved=False, inplace=False, **where):
+    heads = []
+    for head in range(x.shape[-2]):
+        # The last row stands for what a kernel would read behind the table.
+        shifted = (table[min(head, len(table) - 1) :] for table in (cos, sin))
+        shifted = (torch.cat((table, table[-1:].expand(head, -1))) for table in shifted)
+        heads.append(correct.flash_attn(x[..., head : head + 1, :], *shifted, interleaved, **where))
+    y = torch.cat(heads, dim=-2)
+    return x.copy_(y) if inplace else y
+
+
+@fault(
+    "Positions count from 1.",
+    symptom="agrees with itself; caches and weights of others are off by one",
+    seen_in=None,
+    convention="plain",
+    must_fail=("definition", "identity", "composition"),
+)
+def positions_from_one(x, positions):
+    return correct.plain(x, positions + 1)
+
+
+@fault(
+    "A single new token is always at position 0.",
+    symptom="decoding differs from prefill",
+    seen_in="mlx-vlm#1983",
+    convention="flash_attn",
+    must_fail=("decode",),
+)
+def decode_always_at_zero(x, cos, sin, interleaved=False, inplace=False, *, seqlen_offsets=0, cu_seqlens=None, **rest):
+    if cu_seqlens is None and x.shape[1] == 1:
+        seqlen_offsets = 0
+    where = {"seqlen_offsets": seqlen_offsets, "cu_seqlens": cu_seqlens}
+    return correct.flash_attn(x, cos, sin, interleaved, inplace, **where, **rest)
+
+
+@fault(
+    "The offsets of the cache are advanced after the first layer instead of the last.",
+    symptom="upper layers are ahead of the first",
+    seen_in="fla#766",
+    convention="flash_attn",
+    must_fail=("inputs_unchanged",),
+)
+def offset_advanced_too_early(x, cos, sin, interleaved=False, inplace=False, *, seqlen_offsets=0, **packed):
+    y = correct.flash_attn(x, cos, sin, interleaved, inplace, seqlen_offsets=seqlen_offsets, **packed)
+    if isinstance(seqlen_offsets, torch.Tensor):
+        seqlen_offsets += x.shape[1]
+    return y
+
+
+@fault(
+    "Positions are taken modulo the length of the sequence.",
+    symptom="a jump back to 0 where an offset carries the sequence past its length",
+    seen_in="torchtitan#2849",
+    convention="flash_attn",
+    must_fail=("offsets", "decode"),
+)
+def position_modulo_length(x, cos, sin, interleaved=False, inplace=False, *, seqlen_offsets=0, cu_seqlens=None, **rest):
+    positions = correct.flash_positions(x, seqlen_offsets, cu_seqlens)
+    if cu_seqlens is None:
+        positions = positions % x.shape[1]
+    return correct.flash_attn(x, cos, sin, interleaved, inplace, positions=positions)
+
+
+@fault(
+    "Only the upper end of the table is checked: negative positions read before it.",
+    symptom="garbage, or an illegal access, for negative offsets",
+    seen_in="flash-attn (Triton rotary; read in its source)",
+    convention="plain",
+    must_fail=("offsets", "inverse"),
+)
+def negative_position_reads_before_the_table(x, positions):
+    # What lies before the table is not ours to read; its own end stands for it.
+    rows = int(positions.abs().max()) + 1 if positions.numel() else 1
+    return correct.plain(x, torch.where(positions < 0, positions % rows, positions))
+
+
+@fault(
+    "Tables of every batch are given, the first is used for all.",
+    symptom="wrong results for batch > 0, as with left padding",
+    seen_in="Liger-Kernel#477",
+    convention="huggingface",
+    must_fail=("positions_per_batch",),
+)
+def table_of_batch_zero(q, k, cos, sin, unsqueeze_dim=1):
+    return correct.huggingface(q, k, cos[:1], sin[:1], unsqueeze_dim)
+
+
+@fault(
+    "Frequencies of every batch are given, those of the first are used for all.",
+    symptom="wrong results for batch > 0 as soon as batches differ in position",
+    seen_in="Liger-Kernel (llama4; read in its source)",
+    convention="deepspeed",
+    must_fail=("positions_per_batch",),
+)
+def frequencies_of_batch_zero(t, freqs_cos, freqs_sin):
+    return correct.deepspeed(t, freqs_cos[:, :1], freqs_sin[:, :1])

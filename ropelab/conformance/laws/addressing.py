@@ -1,0 +1,181 @@
+"""Which position a token has: offsets, decoding, packed documents, context parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import Case, rank_positions
+from ropelab.conformance.law import Comparison, against, law, names
+from ropelab.layout import pairs
+
+
+def _applicable(subject, cases: Iterable[Case]) -> Iterator[Case]:
+    """Those that can be expressed; raises NotApplicable, for the first one's reason, if none can."""
+    cases = list(cases)
+    found = [case for case in cases if subject.can(case)]
+    if not found:
+        subject.arguments(cases[0])
+    yield from found
+
+
+@law("Token i of a sequence that starts at position m stands at m + i.", r"p_i = m + i")
+def offsets(subject, sizes):
+    below = -sizes.tokens - 2
+    starts = (3, sizes.tokens + 2, tuple(5 * i for i in range(sizes.batch)), below)
+    for case in _applicable(subject, (subject.draw(sizes, offsets=start) for start in starts)):
+        expected = _mirrored if case.offsets == below else _among_more
+        yield from against(case, subject(case), expected(subject, case, sizes))
+
+
+def _mirrored(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What tokens at negative positions become, from the positive ones: reflected, ``F R(p) F = R(-p)``."""
+    inputs = [_reflected(x.flip(1), sizes, subject.layout) for x in case.inputs]
+    outputs = subject(subject.with_inputs(replace(case, offsets=3), inputs))  # |p| of the last token is 3
+    outputs = (_reflected(y, sizes, subject.out_layout).flip(1) for y in outputs)
+    return [(exact(y), 2 * bound) for y, (_, bound) in zip(outputs, subject.expected(case), strict=True)]
+
+
+def _reflected(x: torch.Tensor, sizes, layout: str) -> torch.Tensor:
+    """With the second member of every pair negated."""
+    x = x.clone()
+    pairs(x[..., : sizes.rotary_dim], layout)[1].neg_()
+    return x
+
+
+def _among_more(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What the tokens become in longer sequences that start at 0, with zeros before and behind them."""
+    positions = case.token_positions()
+    longer = subject.draw(replace(sizes, tokens=int(positions.max()) + 1))
+    rows = torch.arange(sizes.batch)[:, None]
+    inputs = []
+    for x in case.inputs:
+        more = x.new_zeros(sizes.batch, longer.shape[1], *x.shape[2:])
+        more[rows, positions] = x
+        inputs.append(more)
+    outputs = subject(subject.with_inputs(longer, inputs))
+    parts = zip(outputs, subject.expected(case), strict=True)
+    return [(exact(y[rows, positions]), 2 * bound) for y, (_, bound) in parts]
+
+
+@law("Decoding token by token gives what all tokens give at once.", r"R(x_{1..n})_i = R_{i}(x_i)")
+def decode(subject, sizes):
+    case = subject.draw(sizes)
+    at_once = [(exact(y), 2 * bound) for y, (_, bound) in zip(subject(case), subject.expected(case), strict=True)]
+    for i in reversed(range(sizes.tokens)):  # at position 0 every convention has a token, and decoding is vacuous
+        token = subject.with_inputs(case, [x[:, i : i + 1] for x in case.inputs])
+        expected = [(y[:, i : i + 1], bound[:, i : i + 1]) for y, bound in at_once]
+        for step in _applicable(subject, (replace(token, offsets=start) for start in (i, (i,) * sizes.batch))):
+            yield from against(step, subject(step), expected, f"{{}} of token {i} alone")
+
+
+@law("A packed document becomes what it becomes alone.", r"R(x_1 \Vert x_2) = R x_1 \Vert R x_2")
+def packed(subject, sizes):
+    lengths = (2, 1, 1, sizes.tokens, 3)
+    plain = _packed(subject, sizes, lengths)
+    yield from _documents_alone(subject, plain)
+    moved = replace(plain, offsets=(4, 0, 9, 2, 1))
+    if subject.can(moved):
+        yield from _documents_alone(subject, moved)
+
+
+def _packed(subject, sizes, lengths, padding=0, **where) -> Case:
+    tokens = sum(lengths) // where.get("shard", (1, 0))[0] + padding
+    case = subject.draw(replace(sizes, batch=1, tokens=tokens), lengths=lengths, **where)
+    subject.arguments(case)  # raises NotApplicable before any work
+    return case
+
+
+def _documents_alone(subject, case: Case) -> Iterator[Comparison]:
+    offsets = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    results, begin = [], 0
+    for length, offset in zip(case.lengths, offsets, strict=True):
+        inputs = [x[:, begin : begin + length] for x in case.inputs]
+        alone = replace(case, inputs=tuple(inputs), lengths=None, offsets=offset)
+        results.append([exact(y) for y in subject(subject.with_inputs(alone, inputs))])
+        begin += length
+    alone = (np.concatenate(ys, axis=1) for ys in zip(*results, strict=True))
+    expected = [(y, 2 * bound) for y, (_, bound) in zip(alone, subject.expected(case), strict=True)]
+    yield from against(case, subject(case), expected, "{} of packed documents")
+
+
+@law("Empty documents change nothing.", r"R(x_1 \Vert \varnothing \Vert x_2) = R(x_1 \Vert x_2)")
+def zero_length(subject, sizes):
+    without = _packed(subject, sizes, (2, 1, sizes.tokens))
+    bounds = [2 * bound for _, bound in subject.expected(without)]
+    expected = list(zip(map(exact, subject(without)), bounds, strict=True))
+    for lengths in ((0, 2, 1, sizes.tokens), (2, 1, sizes.tokens, 0), (0, 0, 2, 0, 0, 1, sizes.tokens, 0)):
+        case = replace(without, lengths=lengths)
+        yield from against(case, subject(case), expected, "{} with empty documents")
+
+
+@law("Rows past the last document are zeros or unchanged, and disturb no other.", r"R x_i \in \{0, x_i\}")
+def rows_past_end(subject, sizes):
+    lengths = (2, sizes.tokens)
+    case = subject.cotangents(_packed(subject, sizes, lengths, padding=3))
+    used = sum(lengths)
+    inside = subject.with_inputs(case, [x[:, :used] for x in case.inputs])
+    both = [(subject(case), subject(inside), subject.expected(case), case.inputs, "{}")]
+    if subject.convention.differentiable:
+        truth = subject.expected(case, case.cotangents, transposed=True)
+        inside = replace(inside, cotangents=tuple(g[:, :used].contiguous() for g in case.cotangents))
+        gradients = (subject.gradients(c)[1] for c in (case, inside))
+        both.append((*gradients, truth, case.cotangents, "gradient of {}"))
+    for actual, within, truth, given, what in both:
+        for name, y, part, (_, bound), x in zip(names(case), actual, within, truth, given, strict=True):
+            y, part, past = exact(y), exact(part), exact(x)[:, used:]
+            unchanged = np.array_equal(y[:, used:], past)
+            expected = np.concatenate((part, past if unchanged else np.zeros_like(past)), axis=1)
+            yield Comparison(what.format(name), y, expected, 2 * bound, case)
+
+
+@law("The shards of context parallelism are the rows of the whole.", r"R(x)_{\text{rank}} = R(x_{\text{rank}})")
+def context_parallel(subject, sizes):
+    size = 2
+    wholes = (
+        subject.draw(replace(sizes, tokens=4 * size)),
+        subject.draw(replace(sizes, batch=1, tokens=12 * size), lengths=(2 * size, 8 * size, 2 * size)),
+    )
+    first_ranks = [_shard(subject, whole, size, rank=0) for whole in wholes]
+    applicable = list(_applicable(subject, first_ranks))
+    for whole, first in zip(wholes, first_ranks, strict=True):
+        if first not in applicable:
+            continue
+        outputs, bounds = subject(whole), [2 * bound for _, bound in subject.expected(whole)]
+        for rank in range(size):
+            rows = _rows(whole, size, rank)
+            expected = [(exact(y)[:, rows], bound[:, rows]) for y, bound in zip(outputs, bounds, strict=True)]
+            case = _shard(subject, whole, size, rank)
+            yield from against(case, subject(case), expected, f"{{}} on rank {rank}")
+
+
+def _shard(subject, whole: Case, size: int, rank: int) -> Case:
+    rows = _rows(whole, size, rank)
+    return subject.with_inputs(replace(whole, shard=(size, rank)), [x[:, rows] for x in whole.inputs])
+
+
+def _rows(whole: Case, size: int, rank: int) -> torch.Tensor:
+    """Where the rank's tokens are in the whole."""
+    lengths = whole.lengths or (whole.shape[1],)
+    starts = np.cumsum((0, *lengths[:-1]))
+    return torch.cat([int(start) + rank_positions(n, size, rank) for start, n in zip(starts, lengths, strict=True)])
+
+
+@law("Every sequence of a batch has its own positions.", r"p_{bi} \ne p_{b'i}")
+def positions_per_batch(subject, sizes):
+    grid = torch.arange(sizes.batch)[:, None] * 7 + torch.arange(sizes.tokens)
+    shuffled = grid.flip(1) + torch.arange(sizes.tokens) % 3
+    cases = [subject.draw(sizes, positions=shuffled), subject.draw(sizes, offsets=tuple(grid[:, 0].tolist()))]
+    for case in _applicable(subject, cases):
+        results = []
+        for b in range(sizes.batch):
+            row = replace(case, positions=case.positions[b : b + 1]) if case.positions is not None else case
+            row = replace(row, offsets=case.offsets[b : b + 1]) if isinstance(case.offsets, tuple) else row
+            results.append([exact(y) for y in subject(subject.with_inputs(row, [x[b : b + 1] for x in case.inputs]))])
+        alone = (np.concatenate(ys) for ys in zip(*results, strict=True))
+        expected = [(y, 2 * bound) for y, (_, bound) in zip(alone, subject.expected(case), strict=True)]
+        yield from against(case, subject(case), expected, "{} of sequences at positions of their own")

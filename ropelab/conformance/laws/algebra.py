@@ -1,0 +1,159 @@
+"""What the rotation is: its definition, and the group laws that need no reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.law import AXES, Comparison, against, against_truth, equal, law, names
+from ropelab.layout import join, pairs
+
+
+@law(
+    "Every pair of features turns by the angle of its token's position: agreement with the definition.",
+    r"\begin{pmatrix} y_0 \\ y_1 \end{pmatrix} ="
+    r"\begin{pmatrix} \cos p\theta & -\sin p\theta \\ \sin p\theta & \cos p\theta \end{pmatrix}"
+    r"\begin{pmatrix} x_0 \\ x_1 \end{pmatrix}",
+)
+def definition(subject, sizes):
+    yield from against_truth(subject, subject.draw(sizes))
+    if subject.convention.partial and sizes.rotary_dim < sizes.head_dim:
+        yield from against_truth(subject, subject.draw(replace(sizes, rotary_dim=sizes.head_dim)))
+    if "factor" in subject.convention.expresses:
+        yield from against_truth(subject, subject.draw(sizes, factor=1.25))
+
+
+@law("What rotates of a head keeps its length, times the factor of the tables.", r"\lVert R x \rVert = \lVert x \rVert")
+def isometry(subject, sizes):
+    for factor in (1.0, 1.25) if "factor" in subject.convention.expresses else (1.0,):
+        case = subject.draw(sizes, factor=factor)
+        outputs = subject(case)
+        for name, x, y, (_, bound) in zip(names(case), case.inputs, outputs, subject.expected(case), strict=True):
+            before, after, bound = (_length(v[..., : sizes.rotary_dim]) for v in (exact(x), exact(y), bound))
+            yield Comparison(f"length of {name}", after, factor * before, bound, case, AXES[:3])
+
+
+def _length(x: np.ndarray) -> np.ndarray:
+    return np.sqrt((x * x).sum(-1))
+
+
+@law("A token at position 0 is unchanged.", r"R(0) = I")
+def identity(subject, sizes):
+    case = subject.draw(replace(sizes, tokens=1))
+    for name, x, y in zip(names(case), case.inputs, subject(case), strict=True):
+        # Multiplying by 1 and adding a product with 0 is exact.
+        yield Comparison(name, exact(subject.as_input(y, sizes.rotary_dim)), exact(x), np.zeros(1), case)
+
+
+@law(
+    "A score of a query and a key depends on the distance of their positions alone.",
+    r"\langle R(m)\,q, R(n)\,k \rangle = \langle R(m-n)\,q, k \rangle",
+)
+def relative_position(subject, sizes):
+    # The first query and the first key stand at every position.
+    cases = [subject.draw(sizes, seed=seed) for seed in (0, 1)]
+    cases = [subject.with_inputs(c, [x[:, :1].expand_as(x) for x in c.inputs]) for c in cases]
+    rotated, expected = [], []
+    for case in cases[: 1 if subject.convention.pair else 2]:
+        rotated += map(exact, subject(case))
+        expected += subject.expected(case)
+    heads = min(y.shape[2] for y in rotated)
+    q, k = (y[:, :, :heads] for y in rotated)
+    (_, q_bound), (_, k_bound) = ((y[:, :, :heads], bound[:, :, :heads]) for y, bound in expected)
+    scores = _scores(q, k)
+    bound = _scores(abs(q), k_bound) + _scores(q_bound, abs(k)) + _scores(q_bound, k_bound)
+    m, n = np.indices((sizes.tokens, sizes.tokens))
+    near = (slice(None), np.maximum(m - n, 0), np.maximum(n - m, 0))  # as far apart, one of the two at 0
+    axes = ("batch", "query token", "key token", "head")
+    yield Comparison("score of q and k", scores, scores[near], bound + bound[near], cases[0], axes)
+
+
+def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """``[B, S, S, H]``: of every query with every key."""
+    return (q[:, :, None] * k[:, None]).sum(-1)
+
+
+@law("Two rotations by an angle are one by twice the angle.", r"R(p)\,R(p) = R(2p)")
+def composition(subject, sizes):
+    case = subject.draw(sizes)
+    again = subject.with_inputs(case, _back_in(subject, case, subject(case)))
+    spread = subject.draw(replace(sizes, tokens=2 * sizes.tokens - 1))  # each token at twice its position
+    inputs = [torch.zeros_like(x) for x in spread.inputs]
+    for to, x in zip(inputs, case.inputs, strict=True):
+        to[:, ::2] = x
+    spread = subject.with_inputs(spread, inputs)
+    bounds = (subject.expected(spread), subject.expected(again), _carried(subject, case))
+    parts = zip(subject(spread), *bounds, strict=True)
+    expected = [(exact(y)[:, ::2], once[:, ::2] + twice + carried) for y, (_, once), (_, twice), carried in parts]
+    yield from against(again, subject(again), expected, "{} rotated twice")
+
+
+@law("The rotation by minus the angle leads back.", r"R(-p)\,R(p) = I")
+def inverse(subject, sizes):
+    case = subject.draw(sizes)
+    back = replace(subject.with_inputs(case, _back_in(subject, case, subject(case))), inverse=True)
+    outputs = _back_in(subject, back, subject(back))
+    bounds = subject.expected(back)
+    if subject.out_layout != subject.layout:  # the bounds of a pair are summed, so that their order is the same
+        bounds = [(y, _pair_sums(b, sizes.rotary_dim, subject.out_layout, subject.layout)) for y, b in bounds]
+    parts = zip(case.inputs, bounds, _carried(subject, case), strict=True)
+    expected = [(exact(x), bound + carried) for x, (_, bound), carried in parts]
+    yield from against(back, outputs, expected, "{} rotated and back")
+
+
+def _back_in(subject, case, outputs):
+    return [subject.as_input(y.detach(), case.rotary_dim) for y in outputs]
+
+
+def _carried(subject, case) -> list[np.ndarray]:
+    """How far a second rotation carries the error of the first: the errors of a pair add up at most."""
+    bounds = (bound for _, bound in subject.expected(case))
+    return [_pair_sums(bound, case.rotary_dim, subject.out_layout, subject.out_layout) for bound in bounds]
+
+
+def _pair_sums(bound: np.ndarray, rotary_dim: int, source: str, target: str) -> np.ndarray:
+    both = sum(torch.from_numpy(b.astype(float)) for b in pairs(bound[..., :rotary_dim], source))
+    summed = bound.copy()
+    summed[..., :rotary_dim] = join(both, both, target).numpy()
+    return summed
+
+
+@law(
+    "A feature turns into itself and its declared partner, and into nothing else.",
+    r"(R e_i)_j \ne 0 \iff j \in \{i, \pi(i)\}",
+)
+def layout(subject, sizes):
+    batch, rotary_dim = sizes.rotary_dim, sizes.rotary_dim  # row i of the batch has feature i alone
+    case = subject.draw(replace(sizes, batch=batch, tokens=2))
+    unit = torch.eye(batch, sizes.head_dim, dtype=subject.dtype, device=subject.device)[:, None, None]
+    case = subject.with_inputs(case, [unit.expand_as(x) for x in case.inputs])
+    plane = torch.arange(rotary_dim // 2)
+    planes = [join(plane, plane, name) for name in (subject.layout, subject.out_layout)]
+    linked = np.zeros((batch, 1, 1, sizes.head_dim))
+    linked[:, 0, 0, :rotary_dim] = planes[0][:, None] == planes[1][None, :]
+    for name, y in zip(names(case), subject(case), strict=True):
+        turned = (exact(y) != 0)[:, 1:].astype(float)  # the token at position 1: at 0 nothing turns
+        axes = ("feature of the input", "token - 1", "head", "feature")
+        expected = np.broadcast_to(linked, turned.shape)
+        yield Comparison(f"whether {name} is not 0", turned, expected, np.zeros(1), case, axes)
+
+
+@law("Features beyond the rotated ones pass unchanged, as do their gradients.", r"(Rx)_j = x_j \quad (j \ge r)")
+def tail(subject, sizes):
+    if sizes.rotary_dim == sizes.head_dim:
+        raise NotApplicable("all features rotate: declare rotary_dim to see the others")
+    case = subject.draw(sizes)
+    yield from equal(case, _tails(subject(case), sizes), _tails(case.inputs, sizes), "{} beyond rotary_dim")
+    if subject.convention.differentiable:
+        case = subject.cotangents(case)
+        _, gradients = subject.gradients(case)
+        what = "gradient of {} beyond rotary_dim"
+        yield from equal(case, _tails(gradients, sizes), _tails(case.cotangents, sizes), what)
+
+
+def _tails(tensors, sizes):
+    return [x[..., sizes.rotary_dim :] for x in tensors]

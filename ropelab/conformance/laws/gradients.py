@@ -1,0 +1,109 @@
+"""What a gradient of the rotation is: the transposed rotation of the cotangent, however it lies in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import Broken, NotApplicable
+from ropelab.conformance.law import AXES, Comparison, against, law, names
+
+ADJOINT = r"\langle R x, g \rangle = \langle x, R^\top g \rangle"
+
+
+@law("The gradient applies the transpose: <Rx, g> = <x, R'g> for a random cotangent g.", ADJOINT)
+def adjoint(subject, sizes):
+    yield from _adjoint(subject, subject.cotangents(subject.draw(sizes)))
+    away = subject.draw(sizes, offsets=3)
+    if subject.can(away):
+        yield from _adjoint(subject, subject.cotangents(away))
+
+
+@law("The gradient is right for the cotangent of a sum: one number, expanded with strides of 0.", ADJOINT)
+def adjoint_expanded(subject, sizes):
+    case = subject.draw(sizes)
+    one = torch.tensor(0.75, dtype=subject.dtype, device=subject.device)
+    yield from _adjoint(subject, replace(case, cotangents=tuple(one.expand_as(x) for x in case.inputs)))
+
+
+@law("The gradient is right for cotangents that lie in memory in another order, or with gaps.", ADJOINT)
+def adjoint_strided(subject, sizes):
+    case = subject.cotangents(subject.draw(sizes))
+    yield from _adjoint(subject, replace(case, cotangents=tuple(_gaps(g) for g in case.cotangents)))
+    yield from _adjoint(subject, replace(case, cotangents=tuple(_reordered(g) for g in case.cotangents)))
+
+
+def _gaps(g: torch.Tensor) -> torch.Tensor:
+    """The same numbers, every second element of larger memory."""
+    wide = torch.full((*g.shape[:-1], 2 * g.shape[-1]), float("nan"), dtype=g.dtype, device=g.device)
+    wide[..., ::2] = g
+    return wide[..., ::2]
+
+
+def _reordered(g: torch.Tensor) -> torch.Tensor:
+    """The same numbers, features outermost in memory and tokens innermost."""
+    return g.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
+
+
+def _adjoint(subject, case):
+    outputs, gradients = subject.gradients(case)
+    forward = subject.expected(case)
+    backward = subject.expected(case, case.cotangents, transposed=True)
+    parts = zip(names(case), case.inputs, outputs, case.cotangents, gradients, forward, backward, strict=True)
+    for name, x, y, g, d, (_, y_bound), (_, d_bound) in parts:
+        x, y, g, d = map(exact, (x, y, g, d))
+        bound = (abs(g) * y_bound + abs(x) * d_bound).sum(-1)
+        yield Comparison(f"<{name}, its gradient>", (x * d).sum(-1), (y * g).sum(-1), bound, case, AXES[:3])
+
+
+@law("A gradient reaches every token of every input.", r"R^\top g \ne 0")
+def gradients_reach_inputs(subject, sizes):
+    case = subject.cotangents(subject.draw(sizes))
+    _, gradients = subject.gradients(case)
+    for name, d in zip(names(case), gradients, strict=True):
+        reached = (exact(d) != 0).any(-1).astype(float)
+        ones, exactly = np.ones_like(reached), np.zeros(1)
+        yield Comparison(f"whether a gradient reaches {name}", reached, ones, exactly, case, AXES[:3])
+
+
+@law("The gradient can be differentiated in turn: it is linear in g, with R as its transpose.",
+     r"\nabla_g \langle R^\top g, h \rangle = R h")  # fmt: skip
+def second_order(subject, sizes):
+    if subject.once:
+        raise NotApplicable("declared to be differentiable once")
+    case = subject.cotangents(subject.draw(sizes))
+    case = replace(case, cotangents=tuple(g.requires_grad_() for g in case.cotangents))
+    _, gradients = subject.gradients(case, create_graph=True)
+    if not all(d.requires_grad for d in gradients):
+        raise Broken("the gradient has no grad_fn: derivatives of it are lost, without an error")
+    direction = subject.cotangents(case, seed=2).cotangents
+    second = torch.autograd.grad(gradients, case.cotangents, direction)
+    forward = replace(case, inputs=direction, cotangents=None)
+    parts = zip(subject(forward), subject.expected(forward), strict=True)
+    yield from against(case, second, [(exact(y), 2 * bound) for y, (_, bound) in parts], "second derivative of {}")
+
+
+@law("A second training step with the same tables has the gradients of the first.", r"R^\top g = R^\top g")
+def second_backward(subject, sizes):
+    subject.require_gradients()
+    case = subject.cotangents(subject.draw(sizes))
+    tracked = replace(case, inputs=tuple(x.detach().requires_grad_() for x in case.inputs))
+    arguments = subject.arguments(tracked)
+    bounds = [bound for _, bound in subject.expected(case, case.cotangents, transposed=True)]
+    steps = []
+    for _ in range(2):
+        if subject.in_place:  # leaves may not be overwritten
+            steps.append(subject.gradients(case)[1])
+            continue
+        outputs = subject.call(tracked, arguments)
+        if not all(y.requires_grad for y in outputs):
+            raise Broken("the output has no grad_fn")
+        torch.autograd.backward(outputs, case.cotangents)  # through all there is, learned frequencies too
+        steps.append([x.grad for x in tracked.inputs])
+        for x in tracked.inputs:
+            x.grad = None
+    expected = [(exact(d), 2 * bound) for d, bound in zip(steps[0], bounds, strict=True)]
+    yield from against(case, steps[1], expected, "gradient of {} in the second step")

@@ -1,0 +1,155 @@
+"""What is read and written, and what a result may not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import Broken
+from ropelab.conformance.law import Comparison, against, counted, equal, law, names
+from ropelab.conformance.subject import copied
+from ropelab.seq_format import from_bshd, to_bshd
+
+
+@law("Inputs, tables, positions and cotangents stay as they were; in place, the inputs become the result.",
+     r"x \mapsto Rx \text{ leaves } x")  # fmt: skip
+def inputs_unchanged(subject, sizes):
+    plain, moved = subject.draw(sizes), subject.draw(sizes, offsets=tuple(range(1, sizes.batch + 1)))
+    # Models hand projections over as [B, S, H, D], whatever the format: a view, which some copy and some overwrite.
+    projected = replace(plain, inputs=tuple(x.clone(memory_format=torch.contiguous_format) for x in plain.inputs))
+    for case in (plain, projected, moved):
+        if not subject.can(case):
+            continue
+        working = replace(case, inputs=tuple(map(copied, case.inputs)))
+        versions = [x._version for x in working.inputs]
+        arguments = subject.arguments(working)
+        others = {name: x.clone() for name, x in arguments.others().items()}
+        outputs = subject.call(working, arguments)
+        written = versions != [x._version for x in working.inputs]
+        if subject.in_place:
+            yield from equal(case, working.inputs, outputs, "{} overwritten by the result")
+            if subject.convention.differentiable and not written:
+                raise Broken("the inputs' version counters did not move: autograd, which may need them, was not told")
+        else:
+            yield from equal(case, working.inputs, case.inputs, "{} after the call")
+            if written:
+                raise Broken("an input was written to (its version counter moved), which in-place was not declared for")
+        for name, x in arguments.others().items():
+            if not torch.equal(x, others[name]):
+                raise Broken(f"{name} was written to")
+    if subject.convention.differentiable:
+        case = subject.cotangents(subject.draw(sizes))
+        tracked = tuple(x.detach().requires_grad_() for x in case.inputs)
+        outputs = subject(replace(case, inputs=tracked))
+        if all(y.requires_grad for y in outputs):
+            given = tuple(map(copied, case.cotangents))
+            torch.autograd.grad(outputs, tracked, given, allow_unused=True)
+            yield from equal(case, given, case.cotangents, "cotangent of {} after the backward")
+
+
+@law("Every element of results and gradients is written: none is left from what the memory held.",
+     r"(Rx)_j \text{ is a number for all } j")  # fmt: skip
+def all_written(subject, sizes):
+    case = subject.cotangents(subject.draw(sizes))
+    written = [("{}", subject(case))]
+    if subject.convention.differentiable:
+        written.append(("gradient of {}", subject.gradients(case)[1]))
+    for what, tensors in written:
+        for name, y in zip(names(case), tensors, strict=True):
+            finite = np.isfinite(exact(y)).astype(float)
+            what_is = f"whether {what.format(name)} is a number"
+            yield Comparison(what_is, finite, np.ones_like(finite), np.zeros(1), case)
+
+
+@law("A result does not depend on how the input lies in memory.", r"R x \text{ is a function of } x_{bshd}")
+def strides(subject, sizes):
+    case = subject.draw(sizes)
+    for how, lay_out in ARRANGEMENTS.items():
+        if how == "expanded" and subject.in_place:
+            continue
+        arranged = replace(case, inputs=tuple(map(lay_out, case.inputs)))
+        try:
+            outputs = subject(arranged)
+        except Broken:
+            raise
+        except Exception as refusal:  # no result at all does not depend on anything
+            yield f"refuses inputs {how} ({type(refusal).__name__})"
+            continue
+        yield from against(arranged, outputs, _contiguous_result(subject, arranged), f"{{}} {how}")
+
+
+def _contiguous_result(subject, case):
+    """What the same numbers become in contiguous memory, with the rounding of both."""
+    case = subject.with_inputs(case, case.inputs)
+    return [(exact(y), 2 * bound) for y, (_, bound) in zip(subject(case), subject.expected(case), strict=True)]
+
+
+def _cut(x: torch.Tensor) -> torch.Tensor:
+    """A slice of the heads of a buffer that holds others as well, as q of a fused projection."""
+    buffer = torch.full((*x.shape[:2], x.shape[2] + 3, x.shape[3]), float("nan"), dtype=x.dtype, device=x.device)
+    buffer[:, :, 1:-2] = x
+    return buffer[:, :, 1:-2]
+
+
+def _every_second(x: torch.Tensor, axis: int) -> torch.Tensor:
+    buffer = x.repeat_interleave(2, axis)
+    return buffer[(slice(None),) * axis + (slice(None, None, 2),)]
+
+
+ARRANGEMENTS = {
+    "cut out of q, k and v": _cut,
+    "with tokens innermost": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "with heads outermost": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
+    "at every second token": lambda x: _every_second(x, 1),
+    "at every second feature": lambda x: _every_second(x, 3),
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+"""Ways in which a tensor ``[B, S, H, D]`` may lie in memory."""
+
+
+@law("Nothing is written outside of the tensors.", r"\text{memory beside } x, g \text{ stays}")
+def guards(subject, sizes):
+    case = subject.cotangents(subject.draw(sizes))
+    for margin in (0, 1):  # contiguous, then the heads of a larger buffer
+        inputs, input_canaries = zip(*(_guarded(subject, case, x, margin) for x in case.inputs), strict=True)
+        cotangents, canaries = zip(*(_guarded(subject, case, g, margin) for g in case.cotangents), strict=True)
+        guarded = replace(case, inputs=inputs)
+        if not subject.can(guarded):
+            continue
+        subject.call(guarded, subject.arguments(guarded))
+        yield counted(guarded, "elements written beside its tensors", _gone(input_canaries))
+        if subject.convention.differentiable:
+            tracked = tuple(x.detach().requires_grad_() for x in inputs)
+            outputs = subject(replace(case, inputs=tracked))
+            if all(y.requires_grad for y in outputs):
+                torch.autograd.grad(outputs, tracked, cotangents, allow_unused=True)
+                gone = _gone((*input_canaries, *canaries))
+                yield counted(guarded, "elements written beside its tensors by the backward", gone)
+
+
+CANARY = 1234.0
+
+
+def _guarded(subject, case, x, margin):
+    """``x`` inside a buffer of canaries, and a function that counts the ones that are gone."""
+    fmt = subject.format(case)
+    native, heads, beside = from_bshd(x, fmt), fmt.index("h"), 64
+    if margin:
+        shape = list(native.shape)
+        shape[heads] += 2
+        buffer = torch.full(shape, CANARY, dtype=x.dtype, device=x.device)
+        inside = buffer.narrow(heads, 1, native.shape[heads])
+    else:
+        buffer = torch.full((native.numel() + 2 * beside,), CANARY, dtype=x.dtype, device=x.device)
+        inside = buffer[beside:-beside].view(native.shape)
+    outside = torch.ones_like(buffer, dtype=torch.bool)
+    outside.as_strided(inside.shape, inside.stride(), inside.storage_offset()).fill_(False)
+    inside.copy_(native)
+    return to_bshd(inside, fmt), lambda: int((buffer[outside] != CANARY).sum())
+
+
+def _gone(canaries) -> int:
+    return sum(count() for count in canaries)

@@ -1,0 +1,170 @@
+"""Dtypes, roundings, long contexts, and what must not change a result: repetition, compilation, autocast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from triton.runtime.errors import InterpreterError
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import Broken, NotApplicable
+from ropelab.conformance.law import Comparison, against, against_truth, counted, equal, law, names
+from ropelab.kernels import INTERPRETED
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+@law("Results and gradients have the dtype of the inputs.", r"\operatorname{dtype}(Rx) = \operatorname{dtype}(x)")
+def dtype(subject, sizes):
+    for kind in (*NARROW, torch.float32):
+        case = subject.cotangents(subject.draw(sizes, dtype=kind))
+        made = {"{}": subject(case)}
+        if subject.convention.differentiable:
+            made["gradient of {}"] = subject.gradients(case)[1]
+        for what, tensors in made.items():
+            for name, y in zip(names(case), tensors, strict=True):
+                if y.dtype != kind:
+                    raise Broken(f"{what.format(name)}: expected {kind}, the dtype of the inputs, got {y.dtype}")
+        yield counted(case, "results of another dtype")
+
+
+@law("16-bit results are off by no more than the roundings of the declared arithmetic.",
+     r"|\hat y - y| \le \mathrm{ulp}(y) + E")  # fmt: skip
+def rounding(subject, sizes):
+    for kind in NARROW:
+        case = subject.cotangents(subject.draw(sizes, dtype=kind))
+        yield from against_truth(subject, case)
+        if subject.convention.differentiable:
+            truth = subject.expected(case, case.cotangents, transposed=True)
+            yield from against(case, subject.gradients(case)[1], truth, "gradient of {}")
+
+
+LARGE = (4_097, 99_999, 100_000, 131_071, 999_999, 1_000_000)
+
+
+@law("Positions of long contexts, up to a million, are as right as small ones.", r"y = R(10^6)\,x")
+def large_positions(subject, sizes):
+    small = replace(sizes, tokens=len(LARGE))
+    if not subject.convention.looks_up:
+        raise NotApplicable(f"{subject.convention.name}: the caller looks up or computes the cosines")
+    for kind in dict.fromkeys((subject.dtype, torch.bfloat16)):
+        cases = [subject.draw(small, dtype=kind, positions=torch.tensor(LARGE))]
+        cases.append(subject.draw(small, dtype=kind, offsets=LARGE[-1] - len(LARGE)))
+        if found := [case for case in cases if subject.can(case)]:
+            yield from against_truth(subject, found[0])
+        else:
+            long = replace(sizes, batch=1, q_heads=1, k_heads=1, tokens=100_001)
+            require_quick(subject, long)
+            yield from _last_tokens(subject, subject.draw(long, dtype=kind))
+
+
+def _last_tokens(subject, case, count: int = 8) -> Iterator[Comparison]:
+    first = case.shape[1] - count
+    ends = tuple(x[:, first:] for x in case.inputs)
+    truth = subject.expected(replace(case, inputs=ends, positions=first + torch.arange(count)))
+    for comparison in against(case, [y[:, first:] for y in subject(case)], truth):
+        yield replace(comparison, axes=("batch", f"token - {first}", "head", "feature"))
+
+
+def require_quick(subject, sizes, limit: float = 10.0) -> None:
+    """Raise NotApplicable if a call on so many tokens would take longer than ``limit`` seconds."""
+
+    def seconds(tokens: int) -> float:
+        case = subject.draw(replace(sizes, tokens=tokens))
+        started = time.perf_counter()
+        subject(case)
+        return time.perf_counter() - started
+
+    seconds(8)  # the first call compiles, warms up
+    for _ in range(3):  # a busy machine may delay a call, which 128 tokens would multiply
+        short, long = seconds(8), seconds(136)
+        expected = max(long - short, 0) / 128 * sizes.tokens
+        if expected <= limit:
+            return
+    raise NotApplicable(f"a call on {sizes.tokens} tokens would take {expected:.0f} s here")
+
+
+@law("The same call gives the same bits, whatever was called in between.", r"R x = R x")
+def determinism(subject, sizes):
+    case = subject.cotangents(subject.draw(sizes))
+    longer = subject.draw(replace(sizes, batch=1, tokens=4 * sizes.tokens))
+    first = subject(case)
+    gradients = subject.gradients(case)[1] if subject.convention.differentiable else None
+    for _ in range(50 if subject.device.startswith("cuda") else 3):
+        subject(longer)
+        yield from equal(case, subject(case), first, "{} of a repeated call")
+        if gradients is not None:
+            yield from equal(case, subject.gradients(case)[1], gradients, "gradient of {} of a repeated call")
+
+
+@law("torch.compile changes nothing beyond rounding.", r"\mathrm{compile}(R)\,x = R x")
+def compile(subject, sizes):  # noqa: A001
+    # Inductor on a GPU; on a CPU its graphs run as traced, which takes no C++ compiler and a second instead of ten.
+    backend = "inductor" if subject.device.startswith("cuda") else "aot_eager"
+    function = subject.function
+
+    def compiled(of: Callable) -> Callable:
+        return torch.compile(of, backend=backend)
+
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        function = lambda *a, **k: compiled(subject.function(*a, **k))  # noqa: E731
+    else:
+        function = compiled(function)
+    torch._dynamo.reset()
+    on_cpu = not subject.device.startswith("cuda")
+    if INTERPRETED and on_cpu:  # should this be an interpreted kernel, tracing a large one takes long to fail
+        sizes = replace(sizes, batch=1, tokens=2, q_heads=1, k_heads=1)
+    try:
+        yield from _unchanged(subject, replace(subject, function=function), sizes, "{} compiled")
+    except (torch._dynamo.exc.TorchDynamoException, InterpreterError) as error:
+        if INTERPRETED and on_cpu:
+            raise NotApplicable("interpreted Triton kernels cannot be compiled") from error
+        raise
+
+
+@law("Autocast does not reach the angles.", r"R x \text{ under autocast} = R x")
+def autocast(subject, sizes):
+    with torch.autocast(subject.device.split(":")[0], torch.bfloat16):
+        outputs = subject(subject.draw(sizes, dtype=torch.float32))
+    yield from _same(subject, sizes, outputs, "{} under autocast")
+
+
+@law("The precision of matrix products does not reach the angles.", r"R x \text{ in TF32} = R x")
+def matmul_precision(subject, sizes):
+    with _float32_matmul_precision("medium"):
+        outputs = subject(subject.draw(sizes, dtype=torch.float32))
+    yield from _same(subject, sizes, outputs, "{} with matrix products in medium precision")
+
+
+@contextmanager
+def _float32_matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _same(subject, sizes, outputs, what):
+    case = subject.draw(sizes, dtype=torch.float32)
+    for y in outputs:
+        if y.dtype != torch.float32:
+            raise Broken(f"{what.format('a result')} is {y.dtype}, for float32 inputs")
+    parts = zip(subject(case), subject.expected(case), strict=True)
+    yield from against(case, outputs, [(exact(y), 2 * bound) for y, (_, bound) in parts], what)
+
+
+def _unchanged(subject, other, sizes, what):
+    case = subject.cotangents(subject.draw(sizes))
+    parts = zip(subject(case), subject.expected(case), strict=True)
+    yield from against(case, other(case), [(exact(y), 2 * bound) for y, (_, bound) in parts], what)
+    if subject.convention.differentiable:
+        truth = subject.expected(case, case.cotangents, transposed=True)
+        parts = zip(subject.gradients(case)[1], truth, strict=True)
+        expected = [(exact(d), 2 * bound) for d, (_, bound) in parts]
+        yield from against(case, other.gradients(case)[1], expected, f"gradient of {what}")

@@ -1,0 +1,98 @@
+"""The ends of the range: no elements, very many, and calls that make no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from ropelab.conformance.case import Broken, Case, NotApplicable
+from ropelab.conformance.law import Comparison, against, against_truth, counted, law, names
+from ropelab.conformance.laws.numerics import require_quick
+from ropelab.seq_format import to_bshd
+
+
+@law("Nothing in, nothing out.", r"R \varnothing = \varnothing")
+def empty(subject, sizes):
+    cases = [subject.draw(replace(sizes, tokens=0)), subject.draw(replace(sizes, batch=0))]
+    cases.append(subject.draw(replace(sizes, batch=1, tokens=0), lengths=(0,)))
+    for case in filter(subject.can, cases):
+        for name, y in zip(names(case), subject(case), strict=True):
+            yield counted(case, f"elements of {name}", y.numel())
+
+
+@law("Calls that make no sense raise an error.", r"R x \text{ is defined or refused}")
+def bad_input(subject, sizes):
+    case = subject.draw(replace(sizes, tokens=max(sizes.tokens, 3)))  # 1 would broadcast
+    for what, arguments in subject.convention.bad(subject, case):
+        try:
+            subject.call(case, arguments)
+        except Exception:  # whichever it likes
+            continue
+        raise Broken(f"{what} were accepted")
+    yield counted(case, "bad calls accepted")
+
+
+@law("More elements than int32 can count, and more tokens than an axis of a grid has, are no different.",
+     r"y = R x \text{ beyond } 2^{31}", by_default=False)  # fmt: skip
+def huge(subject, sizes):
+    tried = 0
+    for make in (_far_apart, _many):
+        try:
+            for comparison in make(subject, sizes):
+                tried += 1
+                yield comparison
+        except NotApplicable:
+            if make is _many and not tried:
+                raise
+    if subject.device.startswith("cuda"):
+        yield from _beyond_int32(subject, sizes)
+
+
+def _far_apart(subject, sizes) -> Iterator[Comparison]:
+    """Three sequences 2**30 elements apart; on a CPU memory that nobody touches costs nothing."""
+    case = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16)
+    far = replace(case, inputs=tuple(map(far_apart, case.inputs)))
+    if subject.in_place:
+        subject.call(far, subject.arguments(far))
+        yield from against(case, far.inputs, subject.expected(case))
+    else:
+        yield from against(case, subject(far), subject.expected(case))
+
+
+def far_apart(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers ``[B, ...]``, every batch ``2**30`` elements from the last."""
+    with _not_filled():
+        memory = torch.empty((len(x) - 1) * 2**30 + x[0].numel(), dtype=x.dtype, device=x.device)
+    return memory.as_strided(x.shape, (2**30, *x[0].contiguous().stride())).copy_(x)
+
+
+def _many(subject, sizes) -> Iterator[Comparison]:
+    many = replace(sizes, batch=1, tokens=65_537, q_heads=1, k_heads=1)
+    require_quick(subject, many)
+    yield from against_truth(subject, subject.draw(many))
+
+
+def _beyond_int32(subject, sizes, elements: int = 2**31) -> Iterator[Comparison]:
+    """Contiguous tensors of more elements, of which the last rows are looked at."""
+    tokens = elements // (64 * sizes.head_dim) + 16
+    shape = {"b": 1, "s": tokens, "h": 64, "d": sizes.head_dim}
+    case = subject.draw(replace(sizes, batch=1, tokens=16), dtype=torch.bfloat16)
+    x = torch.randn([shape[axis] for axis in subject.seq_format], dtype=torch.bfloat16, device=subject.device)
+    k = (subject.draw(replace(sizes, batch=1, tokens=tokens, q_heads=1, k_heads=1), dtype=x.dtype).inputs[-1],)
+    large = Case((to_bshd(x, subject.seq_format), *k[: len(case.inputs) - 1]), sizes.rotary_dim)
+    last = [x[:, -16:].clone() for x in large.inputs]
+    end = replace(case, inputs=tuple(last), positions=torch.arange(tokens - 16, tokens))
+    yield from against(end, [y[:, -16:] for y in subject.call(large, subject.arguments(large))], subject.expected(end))
+
+
+@contextmanager
+def _not_filled() -> Iterator[None]:
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fill

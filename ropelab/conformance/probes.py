@@ -1,0 +1,243 @@
+"""What to look at to tell faults apart: the same questions, put to any implementation in canonical terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import Case, NotApplicable, Sizes
+from ropelab.conformance.conventions import accepts
+from ropelab.conformance.laws.numerics import require_quick
+from ropelab.conformance.laws.robustness import far_apart
+from ropelab.conformance.subject import Subject, Tensors, copied
+from ropelab.layout import permutation
+
+Seen = tuple[np.ndarray, ...] | str
+"""What came of a probe: an array for each input, or the name of the exception."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question, and the right answer.
+
+    Attributes:
+        name: what was asked, in words.
+        case: about what.
+        look: ``(subject, case) -> tensors``, one for each input of the case.
+        truth: ``(subject, case) -> [(right, bound)]``.
+        order: of the features of what is looked at: ``"layout"``, ``"out_layout"``, or None if there are none.
+    """
+
+    name: str
+    case: Case
+    look: Callable[[Subject, Case], Iterable[torch.Tensor]]
+    truth: Callable[[Subject, Case], list[tuple[np.ndarray, np.ndarray]]]
+    order: str | None = "out_layout"
+
+    def put_to(self, subject: Subject, case: Case | None = None) -> Tensors | str:
+        """The answer, or the name of the exception that came instead.
+
+        Raises:
+            NotApplicable: the subject cannot be asked.
+        """
+        case = self.case if case is None else case
+        kept = replace(case, inputs=_copies(case.inputs), cotangents=_copies(case.cotangents))
+        try:
+            return tuple(y.detach() for y in self.look(replace(subject, state=dict(subject.state)), kept))
+        except NotApplicable:
+            raise
+        except Exception as error:  # what a subject raises is what it does
+            return type(error).__name__
+
+    def seen(self, subject: Subject) -> Seen:
+        """As ``put_to``, in numbers."""
+        answer = self.put_to(subject)
+        return answer if isinstance(answer, str) else tuple(map(exact, answer))
+
+    def seen_as(self, suspect: Subject, subject: Subject) -> Seen:
+        """What ``suspect`` answers to a question made for ``subject``, as ``subject`` would have put it.
+
+        Their conventions may differ: a function of one tensor is asked for q and k in turn, one that rotates whole
+        heads gets no others, and features are brought into the order that the suspect knows.
+        """
+        pair = suspect.convention.pair
+        partial = suspect.convention.partial or accepts(suspect.function, "rotary_dim")
+        answers = []
+        for case in [self.case] if pair else list(_one_by_one(self.case)):
+            width = case.inputs[0].shape[-1] if partial else case.rotary_dim
+            answer = self.put_to(suspect, _translated(case, subject, suspect, width))
+            if isinstance(answer, str):
+                return answer
+            tails = case.cotangents if self.truth is _adjoint else case.inputs
+            for y, tail in zip(answer, tails, strict=True):
+                if self.order is not None:
+                    y = _in_order(y, case.rotary_dim, getattr(suspect, self.order), getattr(subject, self.order))
+                    y = torch.cat((y, tail[..., width:]), dim=-1)
+                answers.append(exact(y))
+        return tuple(answers)
+
+
+def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Iterator[Probe]:
+    """What distinguishes the faults of the catalogue from each other; ``failed`` are cases to begin with."""
+
+    def case(**about) -> Case:
+        extents = {name: about.pop(name) for name in ("batch", "tokens", "q_heads", "k_heads") if name in about}
+        return subject.cotangents(subject.draw(replace(sizes, **extents), **about))
+
+    plain, moved = case(), case(offsets=7)
+    for failing in failed:
+        yield Probe("its smallest counterexample", failing, _forward, _definition)
+    batches = torch.tensor([[4, 0, 2, 9, 9], [1, 1, 7, 3, 0], [0, 5, 6, 2, 8]])
+    forwards = {
+        "tokens from 0 on": plain,
+        "tokens from 7 on": moved,
+        "a single token": case(tokens=1, offsets=7),
+        "a single head": case(q_heads=1, k_heads=1),
+        "an offset for each sequence": case(offsets=(3, 0, 9)),
+        "a negative offset": case(offsets=-3),
+        "positions for each batch": case(positions=batches),
+        "large positions": case(positions=torch.tensor([509, 2047, 5001, 65_537, 100_003])),
+        "packed documents": case(batch=1, tokens=9, lengths=(2, 1, 1, 3)),
+        "packed documents, some empty": case(batch=1, tokens=7, lengths=(0, 2, 0, 1, 0, 3)),
+        "packed documents with offsets": case(batch=1, tokens=7, lengths=(2, 4), offsets=(5, 1)),
+        "a context-parallel shard": case(tokens=8, shard=(2, 1)),
+        "scaled tables": case(factor=1.25),
+        "whole heads": subject.cotangents(subject.draw(replace(sizes, rotary_dim=sizes.head_dim))),
+    }
+    for name, at in forwards.items():
+        yield Probe(name, at, _forward, _definition)
+    yield Probe("autocast", plain, _autocast, _definition)
+    yield Probe("TF32 allowed", case(offsets=4099), _tf32, _definition)
+    yield Probe("after a longer sequence", plain, _after_longer, _definition)
+    yield Probe("the inputs after the call", plain, _inputs_after, _unchanged, order="layout")
+    yield Probe("the other arguments after the call", case(offsets=(3, 0, 9)), _others_changed, _nothing, order=None)
+    yield Probe("the gradient", plain, _gradient, _adjoint, order="layout")
+    yield Probe("the gradient of tokens from 7 on", moved, _gradient, _adjoint, order="layout")
+    ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
+    yield Probe("the gradient of a sum", replace(plain, cotangents=ones), _gradient, _adjoint, order="layout")
+    turned = tuple(g.mT.contiguous().mT for g in plain.cotangents)
+    yield Probe("the gradient of a strided cotangent", replace(plain, cotangents=turned), _gradient, _adjoint, "layout")
+    yield Probe("the gradient of a second step", plain, _second_gradient, _adjoint, order="layout")
+
+
+def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
+    """What is asked only where ``probes`` find nothing wrong: the ends of the range."""
+    many = replace(sizes, batch=1, tokens=65_537, q_heads=1, k_heads=1)
+
+    def look(subject, case):
+        require_quick(subject, replace(many, head_dim=case.inputs[0].shape[-1], rotary_dim=case.rotary_dim))
+        return subject(case)
+
+    yield Probe("65,537 tokens", subject.draw(many), look, _definition)
+    apart = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16)
+    yield Probe("sequences 2**30 elements apart", apart, _far_apart, _definition)
+
+
+# --------------------------------------------------------------------------------------------- what is looked at
+
+
+def _forward(subject, case):
+    return subject(case)
+
+
+def _autocast(subject, case):
+    with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
+        return subject(case)
+
+
+def _tf32(subject, case):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return subject(case)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _after_longer(subject, case):
+    subject(replace(case, inputs=tuple(x.repeat(1, 4, 1, 1) for x in case.inputs)))
+    return subject(case)
+
+
+def _inputs_after(subject, case):
+    if subject.in_place:
+        raise NotApplicable("in place")
+    subject(case)
+    return case.inputs
+
+
+def _others_changed(subject, case):
+    arguments = subject.arguments(case)
+    before = {name: value.clone() for name, value in arguments.others().items()}
+    subject.call(case, arguments)
+    changed = any(not torch.equal(before[name], value) for name, value in arguments.others().items())
+    return [torch.tensor(float(changed))] * len(case.inputs)
+
+
+def _gradient(subject, case):
+    return subject.gradients(case)[1]
+
+
+def _second_gradient(subject, case):
+    """Of everything that the module learns, as a step of training does."""
+    subject.require_gradients()
+    for _ in range(2):
+        inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
+        torch.autograd.backward(subject(replace(case, inputs=inputs)), case.cotangents)
+    return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+
+
+def _far_apart(subject, case):
+    far = replace(case, inputs=tuple(map(far_apart, case.inputs)))
+    return subject.call(far, subject.arguments(far))  # itself: no copies of such a thing
+
+
+def _definition(subject, case):
+    return subject.expected(case)
+
+
+def _adjoint(subject, case):
+    return subject.expected(case, case.cotangents, transposed=True)
+
+
+def _unchanged(subject, case):
+    return [(exact(x), np.zeros(x.shape)) for x in case.inputs]
+
+
+def _nothing(subject, case):
+    return [(np.zeros(()), np.zeros(()))] * len(case.inputs)
+
+
+# --------------------------------------------------------------------------------------------- translation
+
+
+def _one_by_one(case: Case) -> Iterator[Case]:
+    for i, x in enumerate(case.inputs):
+        yield replace(case, inputs=(x,), cotangents=case.cotangents and case.cotangents[i : i + 1])
+
+
+def _translated(case: Case, subject: Subject, suspect: Subject, width: int) -> Case:
+    def brought(tensors: Tensors | None, order: str) -> Tensors | None:
+        source, target = getattr(subject, order), getattr(suspect, order)
+        return tensors and tuple(_in_order(x, case.rotary_dim, source, target)[..., :width] for x in tensors)
+
+    return replace(case, inputs=brought(case.inputs, "layout"), cotangents=brought(case.cotangents, "out_layout"))
+
+
+def _in_order(x: torch.Tensor, rotary_dim: int, source: str, target: str) -> torch.Tensor:
+    """The features of layout ``source`` in the order of ``target``, in memory like that of ``x``."""
+    if source == target or x.stride(-1) == 0:  # one number for all features
+        return x
+    order = permutation(rotary_dim, source, target).to(x.device)
+    y = copied(x)
+    y[..., :rotary_dim] = x[..., :rotary_dim][..., order]
+    return y
+
+
+def _copies(tensors: Tensors | None) -> Tensors | None:
+    """A subject may overwrite what it is given, a cotangent too."""
+    return tensors and tuple(map(copied, tensors))

@@ -1,0 +1,358 @@
+"""What the laws of `ropelab.conformance` see of the catalogue of faults, and what of the implementations at hand."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from ropelab.bench import records
+from ropelab.bench.conformance import NOT_RUN, held, left_out
+from ropelab.bench.subjects import CONTENDERS
+from ropelab.conformance import LAWS, Report
+from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
+from ropelab.conformance.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
+from ropelab.study.workers import Job, spread
+
+DEFINITION = "definition"
+NEEDS_TRUTH = (*AGREEMENT, "huge")
+"""Laws that compare with the float64 definition: near, in 16 bits, far out, and in large tensors."""
+SELF_CONSISTENCY = ("isometry", "adjoint", "relative_position", "inverse")
+"""What is checked most often, because it needs no reference: norm, adjoint, relative position, inverse."""
+FEW = (
+    ("backward_applies_forward", "layout_flag_ignored", "positions_from_one", "single_head_lost"),
+    (DEFINITION, *SELF_CONSISTENCY, "identity", "layout", "single_head"),
+    ("ropelab, split-half", "transformers, Llama", "complex product (Llama)", "torchembed 0.3.0"),
+)
+"""Faults, laws and contenders with which everything runs, in seconds."""
+DIAGNOSED = "torchembed 0.3.0"
+VIOLATED = ("fail", "error")
+
+
+# -------------------------------------------------------------------------------------------- faults against laws
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The faults, held to the laws.
+
+    Attributes:
+        matrix: fault x law -> status; missing where an opt-in law was not asked of a fault.
+        named: fault -> the faults that its diagnosis names, the likeliest first.
+    """
+
+    matrix: pd.DataFrame
+    named: dict[str, tuple[str, ...]]
+
+    @property
+    def killed(self) -> pd.DataFrame:
+        """fault x law -> whether the law does not hold."""
+        return kills(self.matrix)
+
+    @property
+    def diagnosed(self) -> list[str]:
+        """The faults whose diagnosis names them, alone or among others."""
+        return [name for name, found in self.named.items() if name in found]
+
+
+def catalogue(
+    faults: Iterable[str] | None = None, laws: Iterable[str] | None = None, *, here: bool = False
+) -> Catalogue:
+    """Hold faults to laws and have each diagnosed, several at a time.
+
+    Triton's faults run on a GPU if there is one, else interpreted.
+
+    Args:
+        faults: names; by default all.
+        laws: names; by default all, of the opt-in ones those that the catalogue expects to kill the fault.
+        here: in this process.
+    """
+    names = list(FAULTS if faults is None else faults)
+    laws = None if laws is None else tuple(laws)
+    jobs: dict[bool, list[Job]] = {True: [], False: []}
+    for name in names:
+        jobs[FAULTS[name].triton].append((_held_fault, (name, laws)))
+    found = {name: (statuses, named) for name, statuses, named in spread(jobs[False], jobs[True], here=here)}
+    matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
+    columns = [law for law in LAWS if law in matrix]
+    matrix = matrix[columns].rename_axis(index="fault", columns="law")
+    return Catalogue(matrix, {name: found[name][1] for name in names})
+
+
+def _held_fault(name: str, laws: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    fault = FAULTS[name]
+    device = "cuda" if fault.triton and torch.cuda.is_available() else "cpu"
+    report = hold_to_laws(fault, laws or laws_for(fault, device), shrink=False, device=device)
+    return name, _statuses(report), tuple(found.fault.name for found in report.diagnosis)
+
+
+def _statuses(report: Report) -> dict[str, str]:
+    return {result.law: result.status for result in report.results}
+
+
+def theme_of(fault: str) -> str:
+    """The theme of the catalogue that a fault belongs to."""
+    return next(theme for theme, module in THEMES.items() if FAULTS[fault] in vars(module).values())
+
+
+def score(found: Catalogue) -> pd.DataFrame:
+    """How the catalogue fares: columns question, faults, of."""
+    killed, total = found.killed, len(found.matrix)
+    others = killed.drop(columns=DEFINITION, errors="ignore").any(axis=1)
+    alone = without_agreement(killed).any(axis=1)
+    expected = [
+        set(FAULTS[name].must_fail) & set(killed) <= set(killed.columns[row]) for name, row in killed.iterrows()
+    ]
+    rows = [
+        ("expressed as code that runs", total, total + len(NOT_EXPRESSED)),
+        ("killed by some law", killed.any(axis=1).sum(), total),
+        ("killed by a law other than definition", others.sum(), total),
+        (f"killed by a law that needs no reference (all but {', '.join(NEEDS_TRUTH)})", alone.sum(), total),
+        ("killed by every law that the catalogue names", sum(expected), total),
+        ("named by its diagnosis, alone or among others", len(found.diagnosed), total),
+        ("named first", sum(names[:1] == (name,) for name, names in found.named.items()), total),
+    ]
+    return pd.DataFrame(rows, columns=["question", "faults", "of"])
+
+
+def sentence(found: Catalogue) -> str:
+    """The score in words, for titles and the report's first page."""
+    killed, total = found.killed, len(found.matrix)
+    some = killed.any(axis=1).sum()
+    other = killed.drop(columns=DEFINITION, errors="ignore").any(axis=1).sum()
+    return (
+        f"Of {total + len(NOT_EXPRESSED)} known faults {total} are expressed; {'all' if some == total else some} are "
+        f"killed by some law, {other} by a law other than definition, "
+        f"{without_agreement(killed).any(axis=1).sum()} without anything to compare with, and the diagnosis names "
+        f"{len(found.diagnosed)} ({len(found.diagnosed) / total:.0%})"
+    )
+
+
+def without_agreement(killed: pd.DataFrame) -> pd.DataFrame:
+    """What is left to those who have nothing to compare with."""
+    return killed.drop(columns=list(NEEDS_TRUTH), errors="ignore")
+
+
+def shortcomings(found: Catalogue) -> list[str]:
+    """A line on each fault that only agreement with the definition kills, or no law, or not every law that should."""
+    lines = []
+    agreed = only_by_agreement(found.matrix)
+    for name in found.matrix.index:
+        fault, row = FAULTS[name], found.killed.loc[name]
+        asked = [law for law in fault.must_fail if law in row]
+        if not row.any():
+            lines.append(f"`{name}` survives every law")
+        elif name in agreed:
+            why = fault.only_definition or "no reason is given"
+            lines.append(f"`{name}` is seen by agreement alone: {why.rstrip('.')}")
+        if missed := [law for law in asked if not row[law]]:
+            lines.append(f"`{name}` should be killed by {', '.join(missed)}, and is not")
+        if name not in found.named[name]:
+            lines.append(f"`{name}` is not named; its diagnosis: {', '.join(found.named[name]) or 'none'}")
+    return lines
+
+
+# -------------------------------------------------------------------------------------------------------- blindness
+
+
+def by_law(found: Catalogue) -> pd.DataFrame:
+    """For each law: how many faults it kills, kills alone, lets pass, and cannot be asked about."""
+    killed = found.killed
+    alone = killed[killed.sum(axis=1) == 1].sum()
+    counts = {
+        "kills": killed.sum(),
+        "alone": alone,
+        "lets pass": (found.matrix == "pass").sum(),
+        "not applicable": (found.matrix == "not applicable").sum(),
+    }
+    return pd.DataFrame(counts)
+
+
+def by_theme(found: Catalogue) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """law x theme -> how many faults the law kills, and of how many that it applies to."""
+    themes = pd.Series({name: theme_of(name) for name in found.matrix.index}, name="theme")
+    killed = found.killed
+    asked = killed | (found.matrix == "pass")
+    order = [theme for theme in THEMES if theme in set(themes)]
+    return tuple(table.groupby(themes).sum().T[order] for table in (killed, asked))
+
+
+def unseen(found: Catalogue, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str]:
+    """The faults that none of these laws kills, although agreement with the definition is broken."""
+    killed = found.killed
+    return list(killed.index[killed[DEFINITION] & ~killed[list(laws)].any(axis=1)])
+
+
+def cover(killed: pd.DataFrame) -> pd.DataFrame:
+    """Laws that kill every fault that any kills, as few as greed finds.
+
+    The next law is the one that kills most of those left; of equals the earlier in the list of laws.
+
+    Args:
+        killed: fault x law -> bool.
+
+    Returns:
+        Columns law, kills (that no law before it does), left, faults (their names).
+    """
+    left, rows = killed[killed.any(axis=1)], []
+    while len(left):
+        law = left.sum().idxmax()
+        kills_now = list(left.index[left[law]])
+        left = left[~left[law]]
+        rows.append({"law": law, "kills": len(kills_now), "left": len(left), "faults": kills_now})
+    return pd.DataFrame(rows, columns=["law", "kills", "left", "faults"])
+
+
+# ------------------------------------------------------------------------------------------------------------ peers
+
+
+def peers(
+    names: Iterable[str] | None = None,
+    laws: Iterable[str] | None = None,
+    *,
+    interpreted: bool = False,
+    here: bool = False,
+) -> pd.DataFrame:
+    """The table of `ropelab.bench.conformance.held` on this machine's CPU, float32.
+
+    Args:
+        names: of contenders; by default all.
+        interpreted: Triton kernels too, which takes half a minute each.
+        here: in this process.
+    """
+    chosen = [contender for contender in CONTENDERS if names is None or contender.name in names]
+    laws = None if laws is None else tuple(laws)
+    jobs: dict[bool, list[Job]] = {True: [], False: []}
+    for contender in chosen:
+        if interpreted or not contender.triton:
+            jobs[contender.triton].append((_held_contender, (contender.name, laws)))
+    frames = list(spread(jobs[False], jobs[True], here=here))
+    for contender in chosen:
+        if contender.triton and not interpreted:
+            reason = contender.missing() or "not interpreted; the record of a GPU has it"
+            frames.append(left_out(contender, reason, device="cpu", dtype=torch.float32))
+    place = {contender.name: i for i, contender in enumerate(chosen)}
+    return pd.concat(sorted(frames, key=lambda frame: place[frame.subject.iloc[0]]), ignore_index=True)
+
+
+def _held_contender(name: str, laws: Sequence[str] | None) -> pd.DataFrame:
+    contender = next(contender for contender in CONTENDERS if contender.name == name)
+    return held(contender, laws=laws, device="cpu", dtype=torch.float32)
+
+
+def recorded(directory: Path | str = records.MEASUREMENTS) -> records.Record | None:
+    """The table that was made on a GPU, if there is one."""
+    try:
+        return records.load("conformance", directory)
+    except FileNotFoundError:
+        return None
+
+
+def violations(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows where a law does not hold."""
+    return frame[frame.status.isin(VIOLATED)]
+
+
+def peers_sentence(frame: pd.DataFrame, where: str) -> str:
+    """Who keeps every law that applies to it, and who breaks which."""
+    rows = frame[frame.status != NOT_RUN]
+    broken = violations(rows)
+    subjects = list(dict.fromkeys(rows.subject))
+    right = [name for name in subjects if name not in set(broken.subject)]
+    faulty = [
+        f"{name}: {', '.join(dict.fromkeys(laws))}" for name, laws in broken.groupby("subject", sort=False).law
+    ]  # fmt: skip
+    text = f"On {where}, {len(right)} of {len(subjects)} configurations keep every law that applies to them"
+    return text + (f"; broken are {'; '.join(faulty)}." if faulty else ".")
+
+
+def violations_in_words(
+    live: pd.DataFrame, record: records.Record | None = None, *, leave_out: str = DIAGNOSED
+) -> list[tuple[str, str]]:
+    """Headline and counterexample as the tool prints it, for each contender and law; a GPU's before a CPU's."""
+    tables = [live] if record is None else [record.frame, live]
+    frame = violations(pd.concat(tables, ignore_index=True)).drop_duplicates(["subject", "law"])
+    rows = frame[frame.subject != leave_out].itertuples()
+    return [(f"{row.subject} ({row.device}, {row.dtype})", row.message) for row in rows]
+
+
+# ----------------------------------------------------------------------------------------------- torchembed 0.3.0
+
+
+def torchembed_report(laws: Iterable[str] | None = None) -> str:
+    """What the command line prints of torchembed 0.3.0's kernel, after the command itself.
+
+    Args:
+        laws: by default all, but for compilation where the kernel is interpreted.
+    """
+    contender = next(contender for contender in CONTENDERS if contender.name == DIAGNOSED)
+    if reason := contender.missing():
+        return f"{DIAGNOSED} is not diagnosed here: {reason}"
+    function = contender.function
+    words = ["verify", f"{function.__module__}:{function.__name__}", "--convention", contender.convention]
+    for option, value in contender.options.items():
+        words += [f"--{option.replace('_', '-')}", value]
+    interpreted = ["--skip", "compile", "--q-heads", "2", "--k-heads", "1"]  # a program for every head takes its time
+    words += ["--device", "cuda"] if torch.cuda.is_available() else interpreted
+    for law in laws or ():
+        words += ["--law", law]
+    # A notebook asks its children for colours, which a page has no use for.
+    plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+    plain |= {"COLUMNS": "120", "TERM": "dumb"}
+    done = subprocess.run([sys.executable, "-m", "ropelab", *words], capture_output=True, text=True, env=plain)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stderr)
+    return f"$ ropelab {' '.join(words)}\n\n{done.stdout}"
+
+
+def torchembed_sentence(report: str) -> str:
+    """How many laws do not hold, and the first line of the diagnosis."""
+    summary = re.search(r"(\d+) laws? do(?:es)? not hold", report)
+    named = re.search(r"^ *- (.*)$", report.partition("Diagnosis:")[2], re.MULTILINE)
+    if not summary:
+        return ""
+    diagnosis = f"the diagnosis: {named[1]}" if named else "the diagnosis names no fault"
+    return f"Held to the laws, {DIAGNOSED} breaks {summary[1]} of them; {diagnosis}."
+
+
+# ------------------------------------------------------------------------------------------------------- the laws
+
+
+def law_table(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
+    """Every law: name, statement, latex, bound, and the violation of one contender.
+
+    Args:
+        frame: with that contender's rows; the bound is the one at its worst element, 0 where bits must be equal.
+    """
+    numbers = frame[frame.subject == subject].drop_duplicates("law").set_index("law")
+    rows = []
+    for law in LAWS.values():
+        row = {"law": law.name, "statement": law.statement, "latex": law.latex}
+        row["bound"] = numbers.bound.get(law.name, float("nan"))
+        row["violation"] = numbers.violation.get(law.name, float("nan"))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def law_markdown(table: pd.DataFrame) -> str:
+    """``law_table`` with formulas, for a notebook."""
+
+    def number(value: float, spec: str = ".1e") -> str:
+        return "" if value != value else "exact" if value == 0 else format(value, spec)
+
+    lines = ["| law | in a sentence | as a formula | bound | ours |", "|---|---|---|---|---|"]
+    for row in table.itertuples():
+        latex = row.latex.replace("|", r"\vert ")  # a bar would end the cell
+        found = "" if row.violation != row.violation else f"{row.violation:.1e}" if row.violation else "0"
+        lines.append(f"| `{row.law}` | {row.statement} | ${latex}$ | {number(row.bound)} | {found} |")
+    return "\n".join(lines)
+
+
+def count(number: int, one: str, several: str) -> str:
+    """``"1 law"``, ``"2 laws"``."""
+    return f"{number} {one if number == 1 else several}"

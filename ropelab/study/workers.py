@@ -1,0 +1,70 @@
+"""Work in other processes: with Triton's interpreter, or without it."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+Job = tuple[Callable[..., Any], tuple[Any, ...]]
+INTERPRET = "TRITON_INTERPRET"
+MOST_PROCESSES = 8
+
+
+def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) -> Iterator[Any]:
+    """Run jobs side by side, on all cores, and yield their results as they come.
+
+    Whether Triton interprets is settled when it is imported, and what is interpreted is slow: jobs that need no
+    kernel get processes that do not, jobs of kernels get others that do, unless there is a GPU.
+
+    Args:
+        plain, kernels: module-level functions and their arguments; pickled.
+        here: one after the other in this process, which is faster for a few.
+    """
+    if here:
+        yield from (function(*arguments) for function, arguments in (*kernels, *plain))
+        return
+    plain, kernels = list(plain), list(kernels)
+    cores = min(os.cpu_count() or 1, MOST_PROCESSES)
+    futures: list[Future] = []
+    pools = []
+    try:
+        # Interpreted jobs are the longest: they may have every core, and those without kernels then half of them.
+        half = max(1, cores // 2) if kernels else cores
+        for jobs, interpret, most in ((kernels, not torch.cuda.is_available(), cores), (plain, False, half)):
+            if not jobs:
+                continue
+            pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=_alone)
+            pools.append(pool)
+            with _interpreting(interpret):  # the processes start now, and inherit it
+                futures += [pool.submit(function, *arguments) for function, arguments in jobs]
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+
+
+def _alone() -> None:
+    """One thread; what faulty code makes torch and numpy warn of is no news."""
+    torch.set_num_threads(1)
+    torch._logging.set_logs(all=logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+@contextmanager
+def _interpreting(interpret: bool) -> Iterator[None]:
+    before = os.environ.pop(INTERPRET, None)
+    if interpret:
+        os.environ[INTERPRET] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(INTERPRET, None)
+        if before is not None:
+            os.environ[INTERPRET] = before
