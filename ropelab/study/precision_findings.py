@@ -15,6 +15,8 @@ from ropelab.study.precision import METHODS, REFERENCE, Method, chord
 from ropelab.study.precision_models import MODELS, Model
 
 OURS, USUAL = "float64-built tables", "fp32 angles"
+ON_GPU = ("TF32 matmul", "TF32 batched matmul", "fast-math sincos")
+"""Methods of `ropelab.study.precision_gpu`."""
 TOPS = tuple(2**k for k in range(23))
 """Ends of the octaves of positions: 1, 2, 4, ..., 4,194,304."""
 SMOKE_TOPS = (1, 256, 2048, 2**17, 2**22)
@@ -22,19 +24,25 @@ SAMPLES = 2048
 LOSSES = {"1 rad": 1.0, "half a turn": math.pi, "a full turn": 2 * math.pi}
 BF16_ROUNDING = 2.0**-precision.BF16
 """By how much, relatively, storing a rotated feature in bfloat16 may put it off."""
+FP32_ROUNDING = 2.0**-precision.FP32
 _CHUNK = 2**14
 
 Methods = Mapping[str, Method]
 
 
 def octave(top: int, samples: int) -> torch.Tensor:
-    """Positions from beyond ``top/2`` up to ``top``, both ends among them: all, or a random choice."""
+    """Positions from beyond ``top/2`` up to ``top``, in order: all, or a random choice and where formats round.
+
+    Half-way between two numbers of ``t`` digits, where rounding turns from down to up, lies among others the integer
+    ``top/2 + top/2**(t+1)``; its neighbours are tried too.
+    """
     first = top // 2 + 1
     if top - first < samples:
         return torch.arange(first, top + 1)
     chosen = torch.randint(first, top + 1, (samples,), generator=torch.Generator().manual_seed(top))
-    chosen[0], chosen[-1] = first, top
-    return chosen
+    steps = 2 ** torch.arange(top.bit_length() - 1)
+    edges = torch.cat([top // 2 + steps, top - steps])
+    return torch.cat([chosen, edges - 1, edges, edges + 1, torch.tensor([top])]).clamp(first, top).unique()
 
 
 # ------------------------------------------------------------------------------------------ angles and rotated pairs
@@ -359,3 +367,117 @@ def recorded(directory: Path | str = records.MEASUREMENTS) -> records.Record | N
         return records.load("precision", directory)
     except FileNotFoundError:
         return None
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+
+def sentence(found: pd.DataFrame) -> str:
+    """What the table of `errors` says at the longest position."""
+    last = found[found.position == found.position.max()].set_index("method")
+    parts = [
+        f"{_angle(last.angle_error[name])} with {name}" for name in ("bf16 positions", USUAL) if name in last.index
+    ]
+    text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
+    if OURS in last.index:
+        text += f"; {OURS} keep the rotation to {last.output_error[OURS]:.1e} ({_bits(last.output_error[OURS])} bits)"
+    return text
+
+
+def bounds_sentence(found: pd.DataFrame) -> str:
+    """Whether every error stays within its bound, and how near it comes."""
+    table = tightness(found)
+    largest = table["largest error / its bound"]
+    curves = table.drop(columns="largest error / its bound")
+    holds = "Every error stays within its bound" if (largest <= 1).all() else "A bound is broken"
+    return (
+        f"{holds}: the largest reach {largest.min():.2f} to {largest.max():.2f} of it, and at "
+        f"{found.position.max():,} tokens the curves end at {curves.min(axis=None):.2f} to "
+        f"{curves.max(axis=None):.2f} of those of the bounds"
+    )
+
+
+def losses_sentence(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods = METHODS) -> str:
+    """Who loses a full turn where, and what is left of the others."""
+    found = {name: first_loss(method, frequencies, LOSSES["a full turn"], longest) for name, method in methods.items()}
+    lost = [f"{name} at {position:,}" for name, position in found.items() if position]
+    kept = [name for name, position in found.items() if not position]
+    text = f"Angles lose a full turn: {', '.join(lost)}" if lost else "No angle loses a full turn"
+    return text + (f"; none up to {longest:,}: {', '.join(kept)}" if kept else "")
+
+
+def law_sentence(found: pd.DataFrame) -> str:
+    """How far scores move although their tokens stay as far apart, at the largest distance."""
+    distance = found.distance.max()
+    worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
+    names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
+    moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
+    text = (
+        f"Up to {found.position.max():,} tokens a score at distance {distance:,} moves by up to {moved} "
+        "(1: the largest score there can be)"
+    )
+    if "bf16 frequencies" in worst.index:
+        one = worst.loc["bf16 frequencies"]
+        text += f"; bf16 frequencies move it by {one.moved:.2g} only and yet it is wrong by {one.off:.2g}"
+    return text
+
+
+def attention_sentence(found: pd.DataFrame) -> str:
+    """What share of the attention goes to other keys at the longest position."""
+    last = found[found.position == found.position.max()].set_index("method").weights_error
+    names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
+    shares = ", ".join(f"{_share(last[name])} with {name}" for name in names)
+    return f"At {found.position.max():,} tokens this share of a query's attention goes to other keys: {shares}"
+
+
+def models_sentence(found: pd.DataFrame) -> str:
+    """How many models have fewer right bits than bfloat16 at their longest context, the usual way, and with ours."""
+    bits = found.pivot(index="model", columns="method", values="bits")
+    usual = bits[USUAL]
+    fewer = int((usual < precision.BF16).sum())
+    return (
+        f"At their longest context {fewer} of {len(bits)} models have fewer than the {precision.BF16} right bits of "
+        f"bfloat16 with {USUAL} (the worst {usual.min():.1f}: {usual.idxmin()}); {OURS} keep {bits[OURS].min():.1f}"
+    )
+
+
+def memory_sentence(found: pd.DataFrame) -> str:
+    """What tables for the most positions take."""
+    last = found[found.positions == found.positions.max()].set_index("method").bytes
+    tables = last[last > last.min()]
+    listed = ", ".join(f"{value / 2**30:.2g} GiB as {name}" for name, value in tables.items())
+    return (
+        f"cos and sin of {found.positions.max():,} positions take {listed}; the frequencies alone {last.min():,} bytes"
+    )
+
+
+def gpu_sentence(found: pd.DataFrame) -> str:
+    """What TF32 and fast maths lose at the longest position, and whether tensor cores do what is emulated."""
+    ran = found[(found.status == "ok") & found.method.isin(ON_GPU)]
+    last = ran[ran.position == ran.position.max()].set_index("method")
+    if last.empty:
+        return "Nothing that needs a GPU has run"
+    off = ", ".join(f"{name} {_angle(error)}" for name, error in last.angle_error.items())
+    text = f"At {last.position.iloc[0]:,} tokens angles are off by: {off}"
+    shares = ran.groupby("method", sort=False).emulated.min().dropna()
+    if len(shares):
+        text += "; bits as emulated: " + ", ".join(f"{share:.0%} ({name})" for name, share in shares.items())
+    return text
+
+
+def not_run(found: pd.DataFrame) -> dict[str, str]:
+    """Method -> why it has no numbers on the GPU."""
+    return dict(found[found.status != "ok"].drop_duplicates("method").set_index("method").status)
+
+
+def _angle(radians: float) -> str:
+    turns = radians / (2 * math.pi)
+    return f"{turns:,.0f} turns" if turns >= 10 else f"{radians:.2g} rad"
+
+
+def _bits(error: float) -> str:
+    return f"{-math.log2(error):.1f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if value >= 0.095 else f"{value:.1%}" if value >= 0.001 else f"{value:.0e}"
