@@ -16,6 +16,8 @@ from functools import cache
 
 import torch
 
+from ropelab.conformance.faults.tables_and_precision import to_tf32
+
 LONGEST = 2**24
 """Positions up to here are multiplied exactly by the reference."""
 REFERENCE = 2.0**-50
@@ -27,8 +29,8 @@ Function = Callable[[torch.Tensor, torch.Tensor], Waves]
 
 def ufp(x: torch.Tensor) -> torch.Tensor:
     """The largest power of two up to ``|x|``, and 0 for 0."""
-    _, exponent = torch.frexp(x)
-    return torch.where(x == 0, 0.0, torch.ldexp(torch.ones_like(x), exponent - 1))
+    mantissa, _ = torch.frexp(x)  # in [1/2, 1): the quotient is a power of two, exactly
+    return torch.where(x == 0, 0.0, x / mantissa / 2)
 
 
 def chord(angle: torch.Tensor) -> torch.Tensor:
@@ -142,12 +144,6 @@ def _bf16_frequencies(positions: torch.Tensor, frequencies: torch.Tensor) -> tor
 
 def _tf32_emulated(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     return to_tf32(positions.float())[:, None] * to_tf32(frequencies.float())
-
-
-def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Float32 rounded to nearest with 11 significant digits, as tensor cores are given it."""
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2**TF32).round() / 2**TF32, exponent)
 
 
 def float64_tables(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype = torch.float32) -> Waves:

@@ -118,14 +118,14 @@ def tightness(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods = METHODS) -> pd.DataFrame:
-    """The first position at which an angle is off by 1 rad, half a turn, a full turn; in words where it is none."""
+    """The first position at which an angle is off by 1 rad, half a turn, a full turn; in words where none is so far."""
     rows = {}
     for name, method in methods.items():
         row = {}
         for loss, radians in LOSSES.items():
             position = first_loss(method, frequencies, radians, longest)
             safe = safe_up_to(method, frequencies, radians)
-            row[loss] = f"{position:,}" if position else f"none up to {longest:,} (the bound: up to {safe:,})"
+            row[loss] = f"{position:,}" if position else f"none (the bound: up to {safe:,})"
         rows[name] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="method")
 
@@ -153,7 +153,7 @@ def first_loss(method: Method, frequencies: torch.Tensor, radians: float, longes
 def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int:
     """The largest power of two up to which the bound rules an angle out that is off by ``radians``; 0 if none."""
     top = 0
-    for k in range(50):
+    for k in range(60):
         if float(method.bound.angle(torch.tensor([2**k - 1, 2**k]), frequencies).max()) >= radians:
             break
         top = 2**k
