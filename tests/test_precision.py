@@ -187,11 +187,14 @@ def test_first_loss_is_the_first(name):
 
 
 def test_losses_are_said():
-    table = findings.losses(LLAMA3)
-    assert table.loc["bf16 positions", "1 rad"] == "257"  # 256 and 258 are neighbours in bfloat16
-    assert table.loc["TF32, emulated", "1 rad"] == "2,049"
-    assert table.loc["fp32 angles", "a full turn"].startswith("none (the bound: up to")
-    assert "bf16 positions at 2,0" in findings.losses_sentence(LLAMA3)
+    """With the figures of README.md."""
+    table = findings.losses(LLAMA3)[["1 rad", "a full turn"]]
+    assert table.loc["bf16 positions"].tolist() == ["257", "2,055"]  # 256 and 258 are neighbours in bfloat16
+    assert table.loc["bf16 frequencies"].tolist() == ["559", "3,513"]
+    assert table.loc["TF32, emulated"].tolist() == ["2,049", "16,389"]
+    assert table.loc[findings.USUAL].tolist() == [f"none (the bound: up to {2**k:,})" for k in (23, 26)]
+    assert table.loc[findings.OURS].str.startswith("none").all()
+    assert "bf16 positions at 2,055" in findings.losses_sentence(LLAMA3)
 
 
 # ------------------------------------------------------------------------------------------------- scores, attention
@@ -246,6 +249,7 @@ def test_every_family_is_shown_and_within_its_bounds():
     assert set(found.model) == set(MODELS) and (found.output_error <= found.output_bound).all()
     bits = found.pivot(index="model", columns="method", values="bits")
     assert (bits[findings.OURS] > 24).all()
+    assert bits.loc["Llama-3.1-8B", [findings.USUAL, "bf16 tables"]].round(1).tolist() == [7.3, 8.5]  # README.md
     # A bit less for twice the length: 2048 and 10 million tokens are twelve and a third doublings apart.
     assert 11 < bits[findings.USUAL]["gpt-neox-20b"] - bits[findings.USUAL]["Llama-4-Scout"] < 15
     lengths = found.drop_duplicates("model").set_index("model").length

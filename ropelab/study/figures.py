@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
-from ropelab.study import conformance_figures, drawing, family_figures, family_findings
+from ropelab.study import conformance_figures, drawing, family_figures, family_findings, precision_figures
 from ropelab.study.comparison import OURS, named_cells
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
@@ -266,6 +266,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
+    "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 
