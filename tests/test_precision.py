@@ -197,6 +197,11 @@ def test_losses_are_said():
     assert "bf16 positions at 2,055" in findings.losses_sentence(LLAMA3)
 
 
+def test_frequencies_made_in_float32_cost_more():
+    """But not much: an ulp of the power in place of half an ulp of the rounding, where frequencies are high."""
+    assert 1.1 < findings.own_frequencies(128, 5e5) < 2 and 0.9 < findings.own_frequencies(128, 1e4) < 2
+
+
 # ------------------------------------------------------------------------------------------------- scores, attention
 
 
@@ -406,6 +411,9 @@ def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
     assert title(fig) == findings.gpu_sentence(record.frame)
     assert "TF32 matmul" in title(fig) and "bits as emulated: 100% (TF32 matmul)" in title(fig)
     assert any("TF32 batched matmul (failed: RuntimeError" in text.get_text() for text in fig.texts)
+    assert title(fig).endswith("all within their bounds")
+    beyond = gpu_frame.assign(fraction=gpu_frame.fraction.where(gpu_frame.method != "fast-math sincos", 1.5))
+    assert findings.gpu_sentence(beyond).endswith("beyond the bound: fast-math sincos")
     nothing = gpu_frame.assign(status="failed: no GPU")
     assert findings.gpu_sentence(nothing) == "Nothing that needs a GPU has run"
 

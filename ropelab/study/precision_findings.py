@@ -160,6 +160,16 @@ def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int
     return top
 
 
+def own_frequencies(rotary_dim: int, base: float, longest: int = TOPS[-1], samples: int = SAMPLES) -> float:
+    """How many times as far off float32 angles are if the frequencies are made in float32 too, as transformers does."""
+    exact = inverse_frequencies(rotary_dim, base)
+    own = 1.0 / base ** (torch.arange(0, rotary_dim, 2).float() / rotary_dim)
+    positions = octave(longest, samples)
+    high, low = precision.product(positions, exact)
+    off = ((positions.float()[:, None] * own).double() - high - low).abs().max()
+    return float(off / precision.angle_error(METHODS[USUAL], positions, exact).max())
+
+
 # --------------------------------------------------------------------------------------------------- relative positions
 
 
@@ -462,7 +472,8 @@ def gpu_sentence(found: pd.DataFrame) -> str:
     shares = ran.groupby("method", sort=False).emulated.min().dropna()
     if len(shares):
         text += "; bits as emulated: " + ", ".join(f"{share:.0%} ({name})" for name, share in shares.items())
-    return text
+    beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
+    return text + (f"; beyond the bound: {', '.join(beyond)}" if beyond else "; all within their bounds")
 
 
 def not_run(found: pd.DataFrame) -> dict[str, str]:
@@ -480,4 +491,4 @@ def _bits(error: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.0%}" if value >= 0.095 else f"{value:.1%}" if value >= 0.001 else f"{value:.0e}"
+    return f"{value:.0%}" if value >= 0.095 else f"{value:.1%}" if value >= 0.0005 else f"{value:.0e}"
