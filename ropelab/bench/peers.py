@@ -20,6 +20,7 @@ from ropelab import layout as pairing
 from ropelab import reference
 from ropelab.bench import packages
 from ropelab.bench.workloads import Buffers, Workload
+from ropelab.interop.broadcast import formula
 from ropelab.seq_format import from_bshd, to_bshd
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]
@@ -77,19 +78,6 @@ def _ropelab(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, inplac
     return rotate
 
 
-def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
-    """x cos + (x turned by a quarter) sin; the tables repeat each angle for both members of its pair."""
-    rotary_dim = cos.shape[-1]
-    rotary, tail = x[..., :rotary_dim], x[..., rotary_dim:]
-    if layout == "split_half":
-        x0, x1 = rotary.chunk(2, dim=-1)
-        turned = torch.cat((-x1, x0), dim=-1)
-    else:
-        turned = torch.stack((-rotary[..., 1::2], rotary[..., 0::2]), dim=-1).flatten(-2)
-    rotary = rotary * cos + turned * sin
-    return torch.cat((rotary, tail), dim=-1) if tail.shape[-1] else rotary
-
-
 def _hugging_face(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, compiled: bool = False) -> Rotate:
     wide_cos, wide_sin = (pairing.join(t, t, workload.layout).to(workload.dtype) for t in (cos, sin))
     fmt, layout = workload.seq_format, workload.layout
@@ -97,7 +85,7 @@ def _hugging_face(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, c
     def one(x):
         if x is None:
             return None
-        return _from_bhsd(_formula(_to_bhsd(x, fmt), wide_cos, wide_sin, layout), fmt)
+        return _from_bhsd(formula(_to_bhsd(x, fmt), wide_cos, wide_sin, layout), fmt)
 
     def rotate(q, k):
         return one(q), one(k)
