@@ -12,6 +12,7 @@ from ropelab.study.verdicts import Status, Unavailable, Verdict, ledger, load_cl
 DOCUMENT = """
 document = "made up"
 rules = "ropelab.study.verdicts"
+studies = "ropelab.study.deepspeed.measure"
 [[claim]]
 id = "{id}"
 statement = "It is twice as fast."
