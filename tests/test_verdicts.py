@@ -1,5 +1,11 @@
-"""The machinery of claims and verdicts, on a document made up here."""
+"""The machinery of claims and verdicts, on a document made up here; and that every claim's verdict is computed.
 
+What changes a claim's evidence is in the file of its document, ``tests/test_<document>.py``, as ``CASES``: tuples of
+a claim, the name of its evidence, a function that makes it, and the verdict that must come out. Where several frames
+change together, the name is None and the function returns them by name.
+"""
+
+import importlib
 from functools import partial
 
 import pandas as pd
@@ -103,6 +109,38 @@ def test_names_that_do_not_exist(made_up):
         load_claims("three", made_up)
     with pytest.raises(ValueError, match="only: expected ids of claims, got .'XX-01'"):
         ledger({}, only=["XX-01"])
+
+
+DOCUMENT_OF = {entry["id"]: document.key for document in verdicts.documents() for entry in document.entries}
+
+
+@pytest.mark.parametrize("claim_id", DOCUMENT_OF)
+def test_a_changed_record_changes_the_verdict(claim_id):
+    document = DOCUMENT_OF[claim_id]
+    seen = set()
+    for _, name, says, verdict in (case for case in cases(document) if case[0] == claim_id):
+        evidence = says() if name is None else {name: says()}
+        (row,) = ledger(evidence, document=document, only=[claim_id]).itertuples()
+        assert row.verdict == verdict, row
+        assert row.measured or verdict == Status.NOT_TESTABLE
+        assert row.note or verdict == Status.CONFIRMED
+        seen.add(verdict)
+    assert len(seen) > 1, f"tests/test_{document}.py: expected cases of {claim_id} with different verdicts, got {seen}"
+
+
+@pytest.mark.parametrize("document", [document.key for document in verdicts.documents()])
+def test_no_case_of_a_claim_that_is_not_there(document):
+    assert {case[0] for case in cases(document)} <= {claim for claim, key in DOCUMENT_OF.items() if key == document}
+
+
+def cases(document):
+    return importlib.import_module(f"tests.test_{document}").CASES
+
+
+def test_a_file_of_claims_says_who_judges_and_who_measures(tmp_path):
+    (tmp_path / "one.toml").write_text(DOCUMENT.format(id="MU-01").replace("studies =", "study ="))
+    with pytest.raises(ValueError, match=r"one.toml: expected .* missing: \['studies'\]"):
+        verdicts.documents(tmp_path)
 
 
 def test_claims_are_complete_and_unique():
