@@ -1,8 +1,8 @@
 """The machinery of claims and verdicts, on a document made up here; and that every claim's verdict is computed.
 
 What changes a claim's evidence is in the file of its document, ``tests/test_<document>.py``, as ``CASES``: tuples of
-a claim, the name of its evidence, a function that makes it, and the verdict that must come out. Where several frames
-change together, the name is None and the function returns them by name.
+a claim, the evidence given (its name and a function that makes it, or several of them as a dictionary) and the verdict
+that must come out. ``ALWAYS`` is what is given besides in every case, if there is anything.
 """
 
 import importlib
@@ -114,27 +114,33 @@ def test_names_that_do_not_exist(made_up):
 DOCUMENT_OF = {entry["id"]: document.key for document in verdicts.documents() for entry in document.entries}
 
 
+def cases(document):
+    """(claim, name of evidence -> what makes it, verdict) of all cases of a document's test file."""
+    module = importlib.import_module(f"tests.test_{document}")
+    for claim_id, *evidence, verdict in module.CASES:
+        given = dict([evidence]) if len(evidence) == 2 else evidence[0]
+        yield claim_id, getattr(module, "ALWAYS", {}) | given, verdict
+
+
 @pytest.mark.parametrize("claim_id", DOCUMENT_OF)
-def test_a_changed_record_changes_the_verdict(claim_id):
+def test_changed_evidence_changes_the_verdict(claim_id, tmp_path):
+    """Without a record: what is committed does not decide here."""
     document = DOCUMENT_OF[claim_id]
     seen = set()
-    for _, name, says, verdict in (case for case in cases(document) if case[0] == claim_id):
-        evidence = says() if name is None else {name: says()}
-        (row,) = ledger(evidence, document=document, only=[claim_id]).itertuples()
+    for given, verdict in ((given, verdict) for claim, given, verdict in cases(document) if claim == claim_id):
+        frames = {name: make() for name, make in given.items()}
+        (row,) = ledger(frames, document=document, only=[claim_id], records=tmp_path).itertuples()
         assert row.verdict == verdict, row
         assert row.measured or verdict == Status.NOT_TESTABLE
         assert row.note or verdict == Status.CONFIRMED
+        assert "nan" not in row.measured.lower().split()
         seen.add(verdict)
     assert len(seen) > 1, f"tests/test_{document}.py: expected cases of {claim_id} with different verdicts, got {seen}"
 
 
 @pytest.mark.parametrize("document", [document.key for document in verdicts.documents()])
 def test_no_case_of_a_claim_that_is_not_there(document):
-    assert {case[0] for case in cases(document)} <= {claim for claim, key in DOCUMENT_OF.items() if key == document}
-
-
-def cases(document):
-    return importlib.import_module(f"tests.test_{document}").CASES
+    assert {claim for claim, *_ in cases(document)} <= {claim for claim, key in DOCUMENT_OF.items() if key == document}
 
 
 def test_a_file_of_claims_says_who_judges_and_who_measures(tmp_path):
