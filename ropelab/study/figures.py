@@ -17,6 +17,7 @@ from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
 from ropelab.study import conformance_figures, drawing, family_figures, family_findings
 from ropelab.study.comparison import OURS, named_cells
+from ropelab.study.deepspeed import figures as deepspeed_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
@@ -265,6 +266,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "host_time": (("host",), host_time),
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
+    **deepspeed_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
