@@ -211,7 +211,7 @@ PACKED = {"t": torch.zeros(28, H, D), "freqs": angles(16, "split_half"), "tensor
         (
             PACKED | {"start_positions": torch.zeros(2, dtype=torch.int32)},
             ValueError,
-            r"offsets: expected shape \(5,\)",
+            r"start_positions: .*\(5,\), got",
         ),
         (GOOD | {"start_positions": torch.zeros(4, dtype=torch.int32)}, ValueError, r"start_positions: .*\(2,\), got"),
         (PACKED | {"freqs": angles(15, "split_half")}, ValueError, "positions"),
