@@ -61,7 +61,7 @@ def _position(row, length, sequence, starts_ptr, cp_size, cp_rank, STARTS: tl.co
     return position
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cp_size", "cp_rank"])
 def _legacy_grid_kernel(
     x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, starts_ptr, token_stride, head_stride, feature_stride, cp_size, cp_rank,
     STARTS: tl.constexpr,
@@ -76,7 +76,7 @@ def _legacy_grid_kernel(
                       INVERSE, HEADS, HEAD_DIM, INTERLEAVED)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cp_size", "cp_rank", "sequences"])
 def _token_linear_kernel(
     x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, starts_ptr, token_stride, head_stride, feature_stride, cp_size, cp_rank,
     sequences, GUARD: tl.constexpr, STARTS: tl.constexpr,
