@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from ropelab import PackedSequences, apply_rope
 from ropelab.bench import timing
-from ropelab.bench.compare import progress
+from ropelab.bench.compare import progress, tidy
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import rotate_thd
 from ropelab.study.transformer_engine.measure import NAMES, Truth, require_gpu
@@ -81,12 +81,9 @@ def measure_layer(scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFra
         alone = {name: partial(_alone_calls, pair, cotangents, rotate) for name, rotate in right.items()}
         for what, timed in ((LAYER, whole), (ALONE, alone)):
             frame = timing.gpu_times(timed, rounds=scale.rounds, graph_ms=1.0)
-            lost = pd.DataFrame([{"contender": name, "status": s} for name, s in status.items() if s != "ok"])
-            frame = pd.concat([frame, lost], ignore_index=True) if len(lost) else frame
             columns = {"what": what, "n_seqs": n, "longest": packing.longest, "tokens": scale.tokens}
-            frames.append(
-                pd.concat([pd.DataFrame([columns | {"freqs_len": scale.tokens}] * len(frame)), frame], axis=1)
-            )
+            lost = {name: outcome for name, outcome in status.items() if outcome != "ok"}
+            frames.append(tidy(frame, columns | {"freqs_len": scale.tokens}, lost))
             if device == "cuda":
                 torch.cuda.empty_cache()  # the graphs' own memory
     return pd.concat(frames, ignore_index=True)

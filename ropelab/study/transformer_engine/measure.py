@@ -19,7 +19,7 @@ import ropelab
 from ropelab import layout as pairing
 from ropelab import reference
 from ropelab.bench import peers, timing, varlen_models
-from ropelab.bench.compare import progress
+from ropelab.bench.compare import progress, tidy
 from ropelab.bench.workloads import Workload
 from ropelab.frequencies import inverse_frequencies
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
@@ -138,11 +138,8 @@ def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=tor
         for step in case.steps:
             timed = {name: partial(_call, rotate, *own, step) for name, rotate in right.items()}
             frame = timing.gpu_times(timed, rounds=scale.rounds, graph_ms=1.0)
-            lost = pd.DataFrame({"contender": list(status), "status": list(status.values())})
-            frame = pd.concat([frame, lost], ignore_index=True) if len(lost) else frame
-            identity = pd.DataFrame([case.columns | {"step": step}] * len(frame))
-            frames.append(pd.concat([identity, frame], axis=1))
-            frames[-1]["same_bits"] = frame.contender.map({NAMES[LINEAR]: same_bits})
+            frames.append(tidy(frame, case.columns | {"step": step}, status))
+            frames[-1]["same_bits"] = frames[-1].contender.map({NAMES[LINEAR]: same_bits})
         if device == "cuda":
             torch.cuda.empty_cache()  # the graphs' own memory
     return pd.concat(frames, ignore_index=True)
