@@ -19,7 +19,7 @@ from ropelab.bench import timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import rotate_thd
-from ropelab.study.transformer_engine.measure import NAMES, Truth, require_gpu
+from ropelab.study.transformer_engine.measure import NAMES, Truth, require_gpu, worst
 from ropelab.study.transformer_engine.packings import Packing
 
 WITHOUT = "without RoPE"
@@ -156,9 +156,12 @@ def _status(rotate: RotatePair, packing: Packing, truth: Truth, scale: Scale, dr
         cotangents = [draw(y.shape) for y in results]
         gradients = torch.autograd.grad(results, pair, cotangents)
         positions = packing.positions().to(qkv.device)
-        errors = [truth.error(y, x, positions, inverse=False) for y, x in zip(results, pair, strict=True)]
-        errors += [truth.error(y, x, positions, inverse=True) for y, x in zip(gradients, cotangents, strict=True)]
-        return "ok" if max(errors) <= 1 else f"wrong: {max(errors):.3g} times its bound"
+        error = max(
+            worst(y, truth.of(x, positions, inverse=inverse))
+            for inverse, ys, xs in ((False, results, pair), (True, gradients, cotangents))
+            for y, x in zip(ys, xs, strict=True)
+        )
+        return "ok" if error <= 1 else f"wrong: {error:.3g} times its bound"
     except Exception as error:  # recorded: what cannot run is a result too
         return timing.failure(error)
 

@@ -7,6 +7,7 @@ to the same bits in ``parity``, where they change more than the bytes.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -156,31 +157,36 @@ class Truth:
         self.freqs = pairing.join(half, half, layout)[:, None, None].contiguous()
         self._bounds = Workload("", 1, rows, 1, 0, head_dim, head_dim, layout=layout, seq_format="thd", lengths=(rows,))
 
-    def error(self, found: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, inverse: bool) -> float:
-        """The largest error of an element over its bound; right if at most 1. Narrow results are told by dtype."""
+    def of(self, x: torch.Tensor, positions: torch.Tensor, *, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The right result, and the largest error of each element: narrow results are told by the dtype of ``x``."""
         options = {"layout": self.layout, "seq_format": "thd", "positions": positions, "inverse": inverse}
         expected = reference.rotate(x.detach(), self.cos, self.sin, **options)
         peer = peers.Peer("", None, "float32 angles", own_tables=True)
-        bound = peers.error_bound(x, replace(self._bounds, dtype=x.dtype), peer)
-        worst = ((found.detach().double() - expected).abs() / bound).max().item()
-        return worst if worst == worst else float("inf")
+        return expected, peers.error_bound(x, replace(self._bounds, dtype=x.dtype), peer)
+
+
+def worst(found: torch.Tensor, truth: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """The largest error of an element over its bound; right if at most 1."""
+    expected, bound = truth
+    excess = ((found.detach().double() - expected).abs() / bound).max().item()
+    return float("inf") if math.isnan(excess) else excess
 
 
 def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], dict[str, str], bool | None]:
     """Contenders that compute the right thing; name -> status of the others; whether both grids give the same bits."""
     positions = case.packing.positions(case.cp_size, case.cp_rank).to(x.device)
+    exact = [truth.of(source, positions, inverse=inverse) for inverse, source in ((False, x), (True, gradient))]
     right, status, results = {}, {}, {}
     for name in case.contenders:
         try:
             rotate = _bind(name, case, truth, x.device)
             y = rotate(x)
             found = y.detach(), torch.autograd.grad(y, x, gradient)[0]
-            errors = [truth.error(*pair, positions, inverse)
-                      for inverse, pair in enumerate(zip(found, (x, gradient), strict=True))]  # fmt: skip
-            if max(errors) <= 1:
+            error = max(map(worst, found, exact))
+            if error <= 1:
                 right[name] = rotate
             else:
-                status[name] = f"wrong: {max(errors):.3g} times its bound"
+                status[name] = f"wrong: {error:.3g} times its bound"
             if name in NAMES.values():
                 results[name] = found
         except Exception as error:  # recorded: what cannot run is a result too
@@ -280,20 +286,17 @@ def measure_parity(
                 if with_starts:
                     lengths = torch.tensor(packing.lengths) // cp_size
                     positions = positions + starts.repeat_interleave(lengths)
-                worst = {
-                    name: max(
-                        truth.error(z, source[inside], positions.to(device), inverse)
-                        for inverse, (z, source) in enumerate(zip(pair, (x, gradient), strict=True))
-                    )
-                    for name, pair in found.items()
-                }
+                positions = positions.to(device)
+                exact = [truth.of(x[inside], positions, inverse=False),
+                         truth.of(gradient[inside], positions, inverse=True)]  # fmt: skip
+                error = {name: max(map(worst, pair, exact)) for name, pair in found.items()}
                 same = [torch.equal(*pair) for pair in zip(found[LEGACY], found[LINEAR], strict=True)]
                 rows.append({
                     "kind": packing.kind, "n_seqs": packing.n_seqs, "empty": packing.lengths.count(0),
                     "past_end": past_end, "starts": with_starts, "cp_size": cp_size, "cp_rank": cp_rank,
                     "dtype": str(dtype).removeprefix("torch."), "layout": layout,
                     "same_result": same[0], "same_gradient": same[1],
-                    "worst": max(worst[LEGACY], worst[LINEAR]), "worst_ropelab": worst["ropelab"],
+                    "worst": max(error[LEGACY], error[LINEAR]), "worst_ropelab": error["ropelab"],
                 })  # fmt: skip
     return pd.DataFrame(rows)
 
