@@ -1,12 +1,17 @@
 """What the records say: tables that the rules judge by and the figures draw."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
+from ropelab.bench import records
 from ropelab.study.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
 from ropelab.study.transformer_engine.layer import ALONE, LAYER, WITHOUT
-from ropelab.study.transformer_engine.measure import GIVEN, NAMES
+from ropelab.study.transformer_engine.measure import GIVEN, NAMES, SUMMED
 
+OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
 CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
 SLOWER = 1.10
 """A grid counts as the wrong choice if it takes 10 % longer than the other: replays of one graph differ by 1 or 2 %."""
@@ -26,11 +31,10 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     time for each dead block, the same in all cells, and that of the token-linear grid make together.
     """
     table = times(kernels)
-    legacy, linear = (NAMES[strategy] for strategy in (LEGACY, LINEAR))
-    if not {legacy, linear} <= set(table):
+    if not {OLD, NEW} <= set(table):
         return pd.DataFrame()
-    table = table[(table.cp_size == 1)].dropna(subset=[legacy, linear])
-    beyond = table[legacy] - table[linear]
+    table = table[table.cp_size == 1].dropna(subset=[OLD, NEW])
+    beyond = table[OLD] - table[NEW]
     many = table.dead_blocks > 4 * table.tokens  # below, the difference of the live blocks counts as much
     if not many.any():
         return pd.DataFrame()
@@ -38,7 +42,7 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     return table.assign(
         beyond_us=beyond,
         ns_per_dead_block=(1000 * beyond / table.dead_blocks / 2).where(many),
-        fitted_us=table[linear] + each * table.dead_blocks,
+        fitted_us=table[NEW] + each * table.dead_blocks,
     )
 
 
@@ -48,11 +52,10 @@ def choices(kernels: pd.DataFrame) -> pd.DataFrame:
     Columns of ``times``, and for each heuristic its choice and ``<name>_costs``: the time of the choice over the best.
     """
     table = times(kernels)
-    wanted = [NAMES[LEGACY], NAMES[LINEAR]]
-    if not set(wanted) <= set(table):
+    if not {OLD, NEW} <= set(table):
         return pd.DataFrame()
-    table = table.dropna(subset=wanted).reset_index(drop=True)
-    best = table[wanted].min(axis=1)
+    table = table.dropna(subset=[OLD, NEW]).reset_index(drop=True)
+    best = table[[OLD, NEW]].min(axis=1)
     for name, heuristic in HEURISTICS.items():
         arguments = zip(table.n_seqs, table.freqs_len, table.tokens, table.cp_size, strict=True)
         chosen = [heuristic(*map(int, each)) for each in arguments]
@@ -64,6 +67,13 @@ def choices(kernels: pd.DataFrame) -> pd.DataFrame:
 def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The cells of ``choices`` in which a heuristic takes the slower grid, worst first."""
     return table[table[f"{name}_costs"] > SLOWER].sort_values(f"{name}_costs", ascending=False)
+
+
+def missed_words(table: pd.DataFrame, name: str) -> str:
+    """``"takes the slower grid in 3 of 9 cells, at worst 2.3 times as long"``."""
+    lost = missed(table, name)
+    worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.1f} times as long" if len(lost) else ""
+    return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
 
 
 def shares(layer: pd.DataFrame) -> pd.DataFrame:
@@ -80,3 +90,67 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
     table["share"] = table.alone_us / table.layer_us
     table["added"] = 1 - table.n_seqs.map(without) / table.layer_us
     return table.rename_axis(columns=None)
+
+
+def sum_counts(kernels: pd.DataFrame) -> str:
+    """What the sum of the document's loss adds to the times."""
+    given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
+    added = (summed[NEW] / given[NEW] - 1).median()
+    ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
+    return (
+        f"The document's times contain `out.sum()` and a backward from its expanded gradient, which change the new "
+        f"grid's time by {added:+.0%}; without them the largest speed-up of the new grid is {ratios[0]:.0f} instead of "
+        f"{ratios[1]:.0f}."
+    )
+
+
+def skew_counts(kernels: pd.DataFrame) -> str:
+    """What both heuristics make of one long sequence among short ones."""
+    table = choices(kernels)
+    table = table[table.kind == "skewed"]
+    phrases = [f"the {name} one {missed_words(table, name)}" for name in HEURISTICS]
+    return (
+        "Both heuristics compare a product with a number and see no lengths. With one long sequence among short ones, "
+        f"and a table as short as that allows, {' and '.join(phrases)}."
+    )
+
+
+def blocks_count(kernels: pd.DataFrame) -> str:
+    """What a block without a token costs."""
+    fit = dead_block_fit(kernels)
+    row = fit.loc[fit.dead_blocks.idxmax()]
+    return (
+        f"A block that finds no token costs {fit.ns_per_dead_block.median():.2f} ns in each pass, whether the table's "
+        f"length or the number of sequences put it there: {row.dead_blocks:,} take {row.beyond_us / 1000:,.0f} ms."
+    )
+
+
+def layer_counts(layer: pd.DataFrame) -> str:
+    """What the rotation adds to a layer."""
+    table = shares(layer).pivot_table(index="n_seqs", columns="contender", values="share")
+    parts = [
+        f"{100 * table[name].min():.1f} to {100 * table[name].max():.1f} % with {what}"
+        for name, what in ((OLD, "the old grid"), (NEW, "the new one"), ("ropelab", "ropelab"))
+        if name in table
+    ]
+    return f"Of a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
+
+
+SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
+    "te_dead_blocks": ("te_kernels", blocks_count),
+    "te_table_b": ("te_kernels", sum_counts),
+    "te_skew": ("te_kernels", skew_counts),
+    "te_layer": ("te_layer", layer_counts),
+}
+"""Figure -> its record, and what it says."""
+
+
+def sentence(figure: str, directory: Path | str) -> str:
+    """What a figure's record says, or nothing where there is no record, or it does not say."""
+    if figure not in SENTENCES:
+        return ""
+    study, say = SENTENCES[figure]
+    try:
+        return say(records.load(study, directory).frame)
+    except (FileNotFoundError, KeyError, IndexError):
+        return ""

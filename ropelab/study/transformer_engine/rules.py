@@ -6,10 +6,9 @@ from ropelab.study.drawing import value_range
 from ropelab.study.transformer_engine import findings
 from ropelab.study.transformer_engine.dispatch import LEGACY, LINEAR
 from ropelab.study.transformer_engine.evidence import THREADS
-from ropelab.study.transformer_engine.measure import GIVEN, NAMES, SUMMED
+from ropelab.study.transformer_engine.findings import NEW, OLD
+from ropelab.study.transformer_engine.measure import GIVEN, SUMMED
 from ropelab.study.verdicts import Verdict, rule
-
-OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
 
 CLOSE = 0.10
 """A ratio measured on another GPU confirms the published one down to 10 % below it, as for DeepSpeed#8052."""
