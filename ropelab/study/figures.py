@@ -18,6 +18,7 @@ from ropelab.bench.copies import PREFIX
 from ropelab.study import conformance_figures, drawing, family_figures, family_findings
 from ropelab.study.comparison import OURS, named_cells
 from ropelab.study.deepspeed import figures as deepspeed_figures
+from ropelab.study.transformer_engine import figures as transformer_engine_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
@@ -268,6 +269,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     **family_figures.FIGURES,
     **deepspeed_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
+    **transformer_engine_figures.FIGURES,
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 
