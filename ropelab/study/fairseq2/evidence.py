@@ -112,11 +112,12 @@ def equality() -> pd.DataFrame:
     - "tables": of each encoder as it makes them, for positions below ``positions``, against float64 rounded once
       (``second`` is "exact") and against one another.
     """
-    rows = [*_formulas(), *_permutations(), *_tables()]
+    rows = [*formulas(), *permutations(), *_tables()]
     return pd.DataFrame(rows)
 
 
-def _formulas() -> Iterator[dict]:
+def formulas() -> Iterator[dict]:
+    """See ``equality``."""
     generator = torch.Generator().manual_seed(0)
     seqs, cotangent = (torch.randint(-64, 65, (3, 7, 2, 16), generator=generator).float() for _ in range(2))
     cos, sin = (torch.randint(-8, 9, (7, 8), generator=generator).float() for _ in range(2))
@@ -131,7 +132,8 @@ def _formulas() -> Iterator[dict]:
                 yield _compared("formula", "RE", other, first, second, layout=layout, direction=direction)
 
 
-def _permutations() -> Iterator[dict]:
+def permutations() -> Iterator[dict]:
+    """See ``equality``."""
     generator = torch.Generator().manual_seed(1)
     seqs, cotangent = (torch.randn(3, 7, 2, 16, generator=generator) for _ in range(2))
     to_pairs, to_halves = (
@@ -145,7 +147,7 @@ def _permutations() -> Iterator[dict]:
             yield _compared("permutation", *what, first, second[..., to_halves], direction=direction)
 
 
-def _tables(encoding_dim: int = 1024) -> Iterator[dict]:
+def _tables(encoding_dim: int = 256) -> Iterator[dict]:
     most = max(POSITIONS)
     found = {name: _TABLES[c](c(encoding_dim, most, impl="reference")) for name, c in ENCODERS.items()}
     found["exact"] = rotary_table(most, encoding_dim, dtype=torch.float64)
