@@ -8,7 +8,7 @@ expects, at no cost for transposed views.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -342,13 +342,16 @@ def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor
     return from_bshd(bound, workload.seq_format)
 
 
-def check(peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers) -> Check:
+def check(
+    peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers, exact: Sequence[torch.Tensor] | None = None
+) -> Check:
     """Compare what the workload's direction computes (result or gradient) with the float64 definition.
 
     The cotangent is random. Inputs are copied first, strides included: a peer may overwrite them.
 
     Args:
         rotate: what ``peer.bind`` returned for this workload in either direction.
+        exact: cos and sin in float64, ``[S, rotary_dim/2]``, where they are not those of the workload's positions.
 
     Raises:
         TypeError: a result of another shape or dtype than the input's; and whatever the peer itself raises.
@@ -364,7 +367,7 @@ def check(peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers) -> C
         if y.shape != x.shape or y.dtype != x.dtype:
             found, expected = (f"{t.dtype} {tuple(t.shape)}" for t in (y, x))
             raise TypeError(f"{peer.name}: expected a {what} of {expected}, got {found}")
-        cos, sin = _exact_tables(workload, x.device)
+        cos, sin = exact or _exact_tables(workload, x.device)
         truth = reference.rotate(
             x.detach(), cos, sin, layout=workload.layout, seq_format=workload.seq_format,
             positions=workload.positions(x.device), inverse=backward,

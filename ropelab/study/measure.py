@@ -9,6 +9,7 @@ import pandas as pd
 
 from ropelab.bench import packages, peers, records, studies
 from ropelab.study.deepspeed.measure import STUDIES as DEEPSPEED_STUDIES
+from ropelab.study.sglang.measure import STUDIES as SGLANG_STUDIES
 from ropelab.study.verdicts import Unavailable
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
@@ -53,7 +54,8 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
 
 def all_studies(smoke: bool = False) -> dict[str, Callable[[], pd.DataFrame]]:
     """Study -> what measures it."""
-    return {name: partial(study, smoke=smoke) for name, study in studies.STUDIES.items()} | DEEPSPEED_STUDIES
+    with_smoke = studies.STUDIES | SGLANG_STUDIES
+    return {name: partial(study, smoke=smoke) for name, study in with_smoke.items()} | DEEPSPEED_STUDIES
 
 
 def _versions() -> dict[str, str]:
