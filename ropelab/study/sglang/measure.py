@@ -250,7 +250,7 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
     tile = token_tile(cell.q_heads, cell.rotary_dim)
     found[OURS] = CONTENDERS[OURS], {"family": "ropelab", "blocks": _blocks(cell), "policy": "on"}
     found[OURS_OFF.name] = OURS_OFF, {"family": "ropelab", "blocks": _blocks(cell, tile), "policy": "off"}
-    for heads in (8, 2, 1):
+    for heads in (4, 2, 1):
         tile = Tile(1, heads, max(1, heads * next_power_of_2(pairs) // PAIRS_PER_ACCESS // 32))
         peer = contenders.tile_of_ours(f"ropelab, {heads} head{'s' * (heads > 1)} a program", tile)
         found[peer.name] = peer, {"family": "ropelab", "blocks": _blocks(cell, tile)}
