@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 import torch
 
+import ropelab.prepared
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, timing
+from ropelab.kernels import rotate_torch
 from ropelab.layout import LAYOUTS, join, pairs
 from ropelab.study.sglang import contenders, evidence, measure, models, operators, rules, steps
 from ropelab.study.sglang.contenders import (
@@ -179,6 +181,12 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def torch_backend(monkeypatch):
+    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
+
+
+@pytest.mark.usefixtures("torch_backend")
 @pytest.mark.parametrize(("claim_id", "says", "verdict"), CASES)
 def test_the_verdict_is_computed_from_the_evidence(claim_id, says, verdict, tmp_path):
     given = {name: make() for name, make in says.items()}
@@ -200,6 +208,7 @@ def test_every_claim_is_covered():
 # ----------------------------------------------------------------------------------------------- the evidence
 
 
+@pytest.mark.usefixtures("torch_backend")
 def test_only_the_document_s_flag_is_the_other_way_round():
     table = evidence.flags()
     assert set(table.formula) == {evidence.ADJACENT, evidence.HALVES}
@@ -207,6 +216,7 @@ def test_only_the_document_s_flag_is_the_other_way_round():
     assert set(inverted.implementation) == {evidence.THEIR_OPERATOR} and len(inverted) == 2
 
 
+@pytest.mark.usefixtures("torch_backend")
 def test_ours_takes_every_combination():
     table = evidence.shapes()
     assert (table[table.operator == evidence.OUR_OPERATOR].outcome == "right").all()

@@ -57,7 +57,10 @@ def takes_every_shape(shapes: pd.DataFrame, flags: pd.DataFrame) -> Verdict:
     flagged = flags[(flags.implementation == THEIR_OPERATOR) & (flags.formula != flags.says)]
     if not flagged.empty:
         row = flagged.iloc[0]
-        corrections.append(f"{row.flag} = {row.value} rotates {row.formula}, which everybody else calls its opposite")
+        same_flag = flags[(flags.flag == row.flag) & (flags.value == row.value) & (flags.formula == row.says)]
+        corrections.append(
+            f"{row.flag} = {row.value} rotates {row.formula}, where {_list(same_flag.implementation)} rotate {row.says}"
+        )
     silent = theirs[(theirs.outcome == "wrong") & ~theirs.claimed]
     if not silent.empty:
         corrections.append(
@@ -95,7 +98,8 @@ def matches_a_reference(accuracy: pd.DataFrame) -> Verdict:
     if not beyond.empty:
         row = beyond.loc[(beyond.same / beyond.rounding).idxmax()]
         return Verdict.refuted(measured, f"{row.dtype}: {row.same:.1e}, one rounding is {row.rounding:.1e}")
-    costly = accuracy[accuracy.exact > (1 + TABLES_COST) * accuracy.same]
+    half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]  # what its tests and benchmarks run in
+    costly = half[half.exact > (1 + TABLES_COST) * half.same]
     notes = []
     if not costly.empty:
         more = 100 * (costly.exact / costly.same - 1)
@@ -103,12 +107,12 @@ def matches_a_reference(accuracy: pd.DataFrame) -> Verdict:
             "such a reference cannot see what rounding the tables to the dtype of q costs: against exact tables the "
             f"error is {_range(more, '.0f')} % larger in {_list(dict.fromkeys(costly.dtype))}"
         )
-    drifting = accuracy[accuracy.float32_angles > (1 + TABLES_COST) * accuracy.exact]
+    drifting = half[half.float32_angles > (1 + TABLES_COST) * half.exact]
     if not drifting.empty:
         worst = drifting.loc[(drifting.float32_angles / drifting.exact).idxmax()]
         notes.append(
-            f"tables from float32 angles, as its benchmark makes them, add to it far out ({worst.dtype} at position "
-            f"{worst.position}: {worst.float32_angles / worst.exact:.3g} times the error)"
+            f"tables from float32 angles, as its benchmark makes them, add to it far out ({worst['dtype']} at position "
+            f"{worst.position:,}: {worst.float32_angles / worst.exact:.3g} times the error)"
         )
     return Verdict.corrected(measured, "; ".join(notes)) if notes else Verdict.confirmed(measured)
 
