@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from ropelab.bench import packages, peers, records, studies
+from ropelab.study import precision_gpu
 from ropelab.study.verdicts import Unavailable, documents
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
@@ -62,14 +63,14 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
 
 
 def all_studies() -> dict[str, Callable[..., pd.DataFrame]]:
-    """Study -> the function of ``smoke`` that measures it: the benchmarks, then what each document needs besides.
+    """Study -> the function of ``smoke`` that measures it: benchmarks, precision, then what each document needs.
 
     A document's are the ``STUDIES`` of the module that its file of claims names.
 
     Raises:
         ValueError: two studies of one name.
     """
-    found = dict(studies.STUDIES)
+    found = studies.STUDIES | precision_gpu.STUDIES
     for document in documents():
         module = importlib.import_module(document.studies)
         if taken := found.keys() & module.STUDIES.keys():
