@@ -54,15 +54,23 @@ def bind(
 
 
 def checked(
-    bound: Mapping[peers.Peer, peers.Rotate], workload: Workload, buffers: Buffers, status: dict[str, str]
+    bound: Mapping[peers.Peer, peers.Rotate],
+    workload: Workload,
+    buffers: Buffers,
+    status: dict[str, str],
+    exact: Sequence[torch.Tensor] | None = None,
 ) -> dict[peers.Peer, peers.Rotate]:
-    """Those that compute the right thing in this direction; the others go into ``status``."""
+    """Those that compute the right thing in this direction; the others go into ``status``.
+
+    Args:
+        exact: as for `ropelab.bench.peers.check`.
+    """
     right = {}
     for peer, rotate in bound.items():
         if workload.direction not in peer.directions:
             continue
         try:
-            outcome = peers.check(peer, rotate, workload, buffers).status
+            outcome = peers.check(peer, rotate, workload, buffers, exact).status
         except Exception as error:  # as above
             outcome = timing.failure(error)
         if outcome == "ok":

@@ -1,0 +1,1 @@
+"""Other people's calling conventions over ropelab's functions, a thin file each."""

@@ -1,0 +1,158 @@
+"""The in-place operators of SGLang, vLLM and FlashInfer, over `ropelab.apply_rope`.
+
+Two forms: per-token cos and sin, as in SGLang#14302 for diffusion models, and positions with a cache of both, as in
+vLLM, SGLang and FlashInfer. Tensors come flat, ``[T, heads * head_size]``, or with the heads on an axis of their own.
+
+Two corners differ from the operator under review there, on purpose. ``interleaved`` means adjacent pairs ``(2i, 2i+1)``
+and ``is_neox`` means halves ``(i, i + R/2)``, as everywhere else; there, both words stood for adjacent pairs. And the
+width of the tables does not decide which features rotate: there ``W`` columns meant ``2 W`` of them in one layout
+and ``W`` in the other.
+"""
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ropelab.checks import check_rope_arguments
+from ropelab.kernels import backend_for, rotate_triton
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
+from ropelab.prepared import Options
+from ropelab.rope import apply_rope
+from ropelab.seq_format import to_bshd
+
+
+def rotary_embedding_cos_sin(
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None = None,
+    head_size: int = 0,
+    interleaved: bool = False,
+    *,
+    rotary_dim: int | None = None,
+    low_token_launch: bool = True,
+) -> None:
+    """Rotate query and key in place by the cos and sin of each token.
+
+    Args:
+        cos, sin: ``[T, R/2]``, one column per pair, or ``[T, R]``, one per feature in the order of the features;
+            bfloat16, float16, float32 or float64, not necessarily the dtype of ``query``; the maths is in float32
+            or wider. For 4-D tensors also ``[S, ...]``, shared by the sequences.
+        query: ``[T, Hq * D]``, ``[T, Hq, D]`` or ``[B, S, Hq, D]`` with ``T = B S``; any strides that keep the
+            features of a head together.
+        key: as ``query`` with any number of heads (GQA, MQA), or None.
+        head_size: D; needed if ``query`` or ``key`` is 2-D, otherwise it may stay 0.
+        interleaved: pairs are ``(2i, 2i+1)`` (GPT-J); otherwise ``(i, i + R/2)`` (NeoX).
+        rotary_dim: R, the leading features that rotate; by default all D.
+        low_token_launch: the heads of a token are divided over programs, so that few tokens still keep several
+            multiprocessors busy. False starts one program a token, for measurements of what that costs; results
+            are the same. Only Triton's launches know the difference.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not supported or does not match.
+        ValueError: shapes that do not fit one another, an odd ``rotary_dim``, memory that overlaps.
+
+    Source: SGLang#14302, with the flag as its name says.
+    """
+    q, k = (None if x is None else _with_heads(name, x, 2, (3, 4), head_size) for name, x in _named(query, key))
+    rotary_dim = q.shape[-1] if rotary_dim is None else rotary_dim
+    if not 0 < rotary_dim <= q.shape[-1] or rotary_dim % 2:
+        raise ValueError(f"rotary_dim: expected an even number up to head_size = {q.shape[-1]}, got {rotary_dim}")
+    cos, sin = (_of_tokens(name, table, q, rotary_dim) for name, table in (("cos", cos), ("sin", sin)))
+    layout, seq_format = "interleaved" if interleaved else "split_half", "thd" if q.ndim == 3 else "bshd"
+    if not low_token_launch and backend_for(q) is rotate_triton:
+        _one_program_per_token(q, k, cos, sin, Options(layout, layout, seq_format, (0, rotary_dim), False, False))
+        return
+    apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, rotary_slice=(0, rotary_dim), inplace=True)
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> None:
+    """Rotate query and key in place, each token by the cache's row of its position.
+
+    Args:
+        positions: ``[T]`` or ``[B, S]``, int32 or int64. On a GPU a position without a row makes NaN of its token;
+            on the CPU it raises. A negative one turns the other way.
+        query: ``[T, Hq * D]`` or ``[T, Hq, D]``, with ``[B, S]`` in the place of T where positions have it; any
+            strides that keep the features of a head together.
+        key: as ``query`` with any number of heads, or None.
+        head_size: D.
+        cos_sin_cache: ``[P, R]``, R <= D: the cosines of the R/2 pairs, then their sines; float32 as FlashInfer
+            asks, or the dtype of ``query`` as vLLM keeps it.
+        is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``.
+
+    Raises:
+        TypeError, ValueError: as `rotary_embedding_cos_sin`.
+
+    Source: `vllm._custom_ops.rotary_embedding`, `sgl_kernel` and `flashinfer.rope`, which share these arguments.
+    """
+    if not isinstance(positions, torch.Tensor) or positions.ndim not in (1, 2):
+        raise ValueError(f"positions: expected a tensor [T] or [B, S], got {getattr(positions, 'shape', positions)}")
+    ranks = positions.ndim + 1, (positions.ndim + 2,)
+    q, k = (None if x is None else _with_heads(name, x, *ranks, head_size) for name, x in _named(query, key))
+    if cos_sin_cache.ndim != 2 or cos_sin_cache.shape[1] % 2:
+        raise ValueError(f"cos_sin_cache: expected [positions, even rotary_dim], got {tuple(cos_sin_cache.shape)}")
+    if q.shape[: positions.ndim] != positions.shape:
+        raise ValueError(
+            f"positions: expected one for each token of query {tuple(q.shape[:-2])}, got {tuple(positions.shape)}"
+        )
+    cos, sin = cos_sin_cache.chunk(2, dim=-1)
+    seq_format = "thd" if positions.ndim == 1 else "bshd"
+    layout = "split_half" if is_neox else "interleaved"
+    apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, inplace=True)
+
+
+def token_tile(q_heads: int, rotary_dim: int) -> Tile:
+    """One program for all heads of a token: of 512 threads at most, as vLLM starts them."""
+    heads, width = next_power_of_2(q_heads), next_power_of_2(rotary_dim // 2)
+    return Tile(1, heads, min(16, max(1, heads * width // PAIRS_PER_ACCESS // 32)))
+
+
+def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
+    """As `apply_rope` in place, but for the tile, which that chooses itself, and for autograd, which sees nothing."""
+    check_rope_arguments(q, k, cos, sin, None, options, True)
+    xs = [x for x in (q, k) if x is not None]
+    views = [to_bshd(x, options.seq_format) for x in xs]
+    tile = token_tile(q.shape[-2], options.slice(cos.shape[-1])[1])
+    rotate_triton.rotate(views, views, cos, sin, options.rotation(cos.shape[-1]), tile=tile)
+    increment_version(xs)  # a kernel writes unseen
+
+
+def _named(query, key):
+    for name, x in (("query", query), ("key", key)):
+        if not isinstance(x, torch.Tensor) and not (name == "key" and x is None):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+        yield name, x
+
+
+def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], head_size: int) -> torch.Tensor:
+    """A view with an axis for the heads: ``flat`` is the rank that has none, ``ranks`` those that have one."""
+    if x.ndim not in (flat, *ranks):
+        raise ValueError(f"{name}: expected tokens and [heads * head_size] or [heads, head_size], got {tuple(x.shape)}")
+    if x.ndim == flat:
+        if head_size <= 0 or x.shape[-1] % head_size:
+            raise ValueError(f"head_size: expected a divisor of {name}'s last axis {x.shape[-1]}, got {head_size}")
+        return x.unflatten(-1, (x.shape[-1] // head_size, head_size))
+    if head_size not in (0, x.shape[-1]):
+        raise ValueError(f"head_size: expected {name}'s last axis {x.shape[-1]}, got {head_size}")
+    return x
+
+
+def _of_tokens(name: str, table: torch.Tensor, q: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """The table as `apply_rope` takes it: a row for each token, per sequence if they differ between sequences."""
+    if table.ndim != 2 or table.shape[-1] not in (rotary_dim, rotary_dim // 2):
+        raise ValueError(
+            f"{name}: expected a column for each of {rotary_dim // 2} pairs or {rotary_dim} features that rotate, "
+            f"got shape {tuple(table.shape)} (see rotary_dim)"
+        )
+    tokens = q.shape[:-2]
+    if len(table) == tokens.numel():
+        return table.unflatten(0, tokens) if len(tokens) == 2 else table
+    if len(tokens) == 2 and len(table) == tokens[1]:
+        return table
+    raise ValueError(f"{name}: expected a row for each of {tokens.numel()} tokens, got {len(table)}")

@@ -1,0 +1,6 @@
+"""SGLang#14302: a rotary kernel for diffusion models, in place, with separate cos and sin per token.
+
+``models`` re-creates the kernels of which the document and its review speak, ``contenders`` puts them and the
+packages at hand behind one signature, ``measure`` makes the records, ``evidence`` is what a CPU computes, ``rules``
+judges SG-01 to SG-15, ``figures`` draws.
+"""

@@ -1,0 +1,263 @@
+"""Who is compared in the study of SGLang#14302, and how each is called: adapters for `ropelab.bench.peers`.
+
+All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens, with tables in the dtype of q as
+the document's operator asks. Names: `DOCUMENT` and `VLLM` are re-creations (`ropelab.study.sglang.models`) and no
+measurement of the packages; the packages themselves are `PACKAGES`, and are not run where they are not installed.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+import torch._dynamo
+
+from ropelab import layout as pairing
+from ropelab.bench import packages
+from ropelab.bench.peers import Peer, Rotate
+from ropelab.bench.workloads import Workload
+from ropelab.interop import sglang as interop
+from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels.tiles import Tile
+from ropelab.study.sglang import models
+
+OURS, OURS_CACHE = "ropelab", "ropelab, positions"
+DOCUMENT, DOCUMENT_GATHER, DOCUMENT_LATER = "first version (model)", "first version (model), gather", "later (model)"
+DOCUMENT_CAST, OURS_FLOAT32 = "first version (model), cast", "ropelab, float32 tables"
+VLLM = "vLLM (model)"
+PERSISTENT = "warp per head (model)"
+FLASH, FLASH_FULL = "flash-attn", "flash-attn, all heads"
+EAGER, COMPILED = "eager", "compile"
+
+
+def _tokens(x: torch.Tensor) -> torch.Tensor:
+    """``[B, S, H, D]`` -> ``[T, H, D]``, without a gradient: what is overwritten may not be a leaf that has one."""
+    return x.detach().flatten(0, 1)
+
+
+def _rows(workload: Workload, table: torch.Tensor) -> torch.Tensor:
+    """``[S, R/2]`` float32 -> ``[T, R/2]`` in the dtype of q: a row for each token."""
+    return table.to(workload.dtype).repeat(workload.batch, 1)
+
+
+def _positions(workload: Workload, device: torch.device) -> torch.Tensor:
+    """``[T]``: the rows of the tables ``[S, R/2]``."""
+    return torch.arange(workload.seq_len, device=device).repeat(workload.batch)
+
+
+def _in_place(rotate: Callable[[torch.Tensor, torch.Tensor], object]) -> Rotate:
+    """A function of ``[T, H, D]`` that overwrites, as one that returns what it was given."""
+
+    def rotated(q, k):
+        rotate(_tokens(q), _tokens(k))
+        return q.detach(), k.detach()
+
+    return rotated
+
+
+def _is_interleaved(workload: Workload) -> bool:
+    return workload.layout == "interleaved"
+
+
+def _ours(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, low_token_launch: bool = True) -> Rotate:
+    cos, sin = _rows(workload, cos), _rows(workload, sin)
+    options = {"interleaved": _is_interleaved(workload), "low_token_launch": low_token_launch}
+    return _in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, **options))
+
+
+def _ours_with_tile(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, tile: Tile) -> Rotate:
+    cos, sin, interleaved = _rows(workload, cos), _rows(workload, sin), _is_interleaved(workload)
+    rotation = Rotation(workload.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+
+    def rotate(q, k):
+        xs = [q[None], k[None]]
+        rotate_triton.rotate(xs, xs, cos, sin, rotation, tile=tile)
+
+    return _in_place(rotate)
+
+
+def _ours_float32(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    cos, sin = cos.repeat(workload.batch, 1), sin.repeat(workload.batch, 1)
+    interleaved = _is_interleaved(workload)
+    return _in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, interleaved=interleaved))
+
+
+def _ours_cache(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    table, positions = torch.cat((cos, sin), -1).to(workload.dtype), _positions(workload, cos.device)
+    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
+
+    def rotate(q, k):
+        interop.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_size, table, is_neox)
+
+    return _in_place(rotate)
+
+
+def _model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, pairs_per_thread: int = 1,
+           tiles: int | None = 1) -> Rotate:  # fmt: skip
+    """``tiles``: blocks a token; None as the later version chooses."""
+    cos, sin = _rows(workload, cos), _rows(workload, sin)
+    if tiles is None:
+        tokens = workload.batch * workload.seq_len
+        tiles = models.tiles_for(tokens, workload.q_heads, workload.rotary_dim // 2, pairs_per_thread)
+    options = {"interleaved": _is_interleaved(workload), "pairs_per_thread": pairs_per_thread, "tiles": tiles}
+    return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
+
+
+def _later(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, low_token_launch: bool = True) -> Rotate:
+    """The later version: 8-byte accesses, and for up to four tokens as many blocks as their pairs fill."""
+    pairs_per_thread = 2 if _is_interleaved(workload) else 4
+    return _model(workload, cos, sin, pairs_per_thread=pairs_per_thread, tiles=None if low_token_launch else 1)
+
+
+def _model_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """The first version with the two index kernels that make its tables, as a caller with a cache needs them."""
+    positions, tables = _positions(workload, cos.device), [t.to(workload.dtype) for t in (cos, sin)]
+    interleaved = _is_interleaved(workload)
+
+    def rotate(q, k):
+        models.rotate_tokens(q, k, *(t.index_select(0, positions) for t in tables), interleaved=interleaved)
+
+    return _in_place(rotate)
+
+
+def _model_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """The first version with tables that every call makes anew of a complex one, as diffusion models keep them."""
+    turns, interleaved = torch.complex(cos, sin).repeat(workload.batch, 1), _is_interleaved(workload)
+
+    def rotate(q, k):
+        tables = (part.to(workload.dtype).contiguous() for part in (turns.real, turns.imag))
+        models.rotate_tokens(q, k, *tables, interleaved=interleaved)
+
+    return _in_place(rotate)
+
+
+def _vllm_model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    cos, sin = torch.cat((cos, sin), -1).to(workload.dtype).chunk(2, -1)  # one cache, as there
+    options = {"interleaved": _is_interleaved(workload), "positions": _positions(workload, cos.device)}
+    return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
+
+
+def _persistent(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    cos, sin = _rows(workload, cos), _rows(workload, sin)
+    processors = torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else 1
+    options = {"interleaved": _is_interleaved(workload), "blocks": models.persistent_blocks(processors)}
+    return _in_place(lambda q, k: models.rotate_heads(q, k, cos, sin, **options))
+
+
+def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    """Its Triton kernel in place, once for q and once for k, with as many heads as they have."""
+    apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
+    cos, sin = cos.to(workload.dtype), sin.to(workload.dtype)
+    options = {"interleaved": _is_interleaved(workload), "inplace": True}
+
+    def rotate(q, k):
+        q, k = q.detach(), k.detach()
+        return apply_rotary(q, cos, sin, **options), apply_rotary(k, cos, sin, **options)
+
+    return rotate
+
+
+def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
+    """As vLLM's native path: in the dtype of x, tables ``[T, R/2]``."""
+    x0, x1 = pairing.pairs(x, layout)
+    cos, sin = cos[:, None], sin[:, None]
+    return pairing.join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout)
+
+
+def _overwrite(q, k, cos, sin, *, layout: str) -> None:
+    q.copy_(_formula(q, cos, sin, layout))
+    k.copy_(_formula(k, cos, sin, layout))
+
+
+@cache
+def _compiled(layout: str) -> Callable:
+    return torch.compile(partial(_overwrite, layout=layout), fullgraph=True)
+
+
+def _native(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    cos, sin = _rows(workload, cos), _rows(workload, sin)
+    return _in_place(lambda q, k: _overwrite(q, k, cos, sin, layout=workload.layout))
+
+
+def _native_compiled(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """One compiled function a layout, with a dynamic number of tokens: a compilation takes longer than a cell."""
+    cos, sin = _rows(workload, cos), _rows(workload, sin)
+
+    def overwrite(q, k):
+        for x in (q, k, cos, sin):
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+        _compiled(workload.layout)(q, k, cos, sin)
+
+    return _in_place(overwrite)
+
+
+def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    ops = importlib.import_module("vllm._custom_ops")
+    table, positions = torch.cat((cos, sin), -1).to(workload.dtype), _positions(workload, cos.device)
+    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
+    return _in_place(
+        lambda q, k: ops.rotary_embedding(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox)
+    )
+
+
+def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str,
+                module: str = "flashinfer.rope") -> Rotate:  # fmt: skip
+    """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
+    apply = importlib.import_module(module).apply_rope_with_cos_sin_cache_inplace
+    table, positions = torch.cat((cos, sin), -1), _positions(workload, cos.device)
+    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
+    return _in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
+
+
+def _peer(name: str, bind, **more) -> Peer:
+    options = {"tables": "rounded to the dtype of q", "directions": ("forward",), "in_place": True, "narrow": True}
+    return Peer(name, bind, **(options | more))
+
+
+CONTENDERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        _peer(OURS, _ours),
+        _peer(OURS_CACHE, _ours_cache),
+        _peer(DOCUMENT, _model),
+        _peer(DOCUMENT_GATHER, _model_gather),
+        _peer(DOCUMENT_LATER, _later),
+        _peer(VLLM, _vllm_model),
+        _peer(PERSISTENT, _persistent),
+        _peer(FLASH, _flash_attention, package="flash-attn"),
+        _peer(EAGER, _native),
+        _peer(COMPILED, _native_compiled),
+    )
+}
+"""By name: all that run from this repository, and flash-attn's Triton kernel."""
+
+PACKAGES: tuple[Peer, ...] = (
+    _peer("vLLM", _vllm, package="vllm"),
+    _peer("FlashInfer", _flashinfer, package="flashinfer-python"),
+    _peer("sgl_kernel", partial(_flashinfer, module="sgl_kernel"), package="sgl-kernel"),
+)
+"""The packages of which the document speaks, by their public operators."""
+
+
+CAST: tuple[Peer, ...] = (_peer(DOCUMENT_CAST, _model_cast), _peer(OURS_FLOAT32, _ours_float32))
+"""With tables as diffusion models have them: converted in every call, and taken as they are."""
+
+
+def tile_variant(name: str, tiles: int, pairs_per_thread: int = 1) -> Peer:
+    """The model with so many blocks a token."""
+    return _peer(name, partial(_model, pairs_per_thread=pairs_per_thread, tiles=tiles))
+
+
+def width_variant(pairs_per_thread: int) -> Peer:
+    """The model with one block a token and so many pairs per thread and step."""
+    return tile_variant(f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", 1, pairs_per_thread)
+
+
+LATER_OFF = _peer("later (model), off", partial(_later, low_token_launch=False))
+OURS_OFF = _peer("ropelab, off", partial(_ours, low_token_launch=False))
+"""Without their launch policy for few tokens: one block a token."""
+
+
+def tile_of_ours(name: str, tile: Tile) -> Peer:
+    """Our kernel with a tile that it would not choose."""
+    return _peer(name, partial(_ours_with_tile, tile=tile))

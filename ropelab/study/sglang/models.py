@@ -1,0 +1,165 @@
+"""Models of the kernels in SGLang#14302 and of vLLM's, to time how they divide the work and read memory.
+
+The packages' kernels are CUDA and need their builds. These are written from what the pull request, its review and
+vLLM's documentation say of them, in Triton, and are no measurement of the packages:
+
+- ``rotate_tokens``: a block of up to 512 threads for every token, which walks over the pairs of all its query heads,
+  then of its key heads, a pair per thread and step. With per-token tables this is the first version of the pull
+  request, with positions it is vLLM's kernel. With ``tiles`` blocks a token it is the later version's launch for few
+  tokens, and with ``pairs_per_thread`` its wider loads.
+- ``rotate_heads``: the reviewer's alternative, a warp for every head of q and k alike, and as many blocks as the GPU
+  holds, each of which takes one group of heads after the other.
+
+Alike, as there: in place, float32 maths, one product and sum per element, every element read and written once.
+Different: tables have a column per pair in both layouts (the first version read one per feature for halves), tensors
+are contiguous, and Triton decides how a thread's loads are combined: one pair a thread gives 2-byte loads, eight give
+16-byte loads where addresses allow.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+MOST_THREADS = 512
+FEW_TOKENS = 4
+"""Up to here the later version starts several blocks a token."""
+
+_WARPS = 4
+_BLOCKS_PER_MULTIPROCESSOR = 8
+
+
+@triton.jit
+def _walk(
+    x_ptr, cos_row, sin_row, heads, first_tile, tiles,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Rotate the pairs of a token's heads, STEP of them at a time."""
+    for first in range(first_tile * STEP, heads * PAIRS, tiles * STEP):
+        i = first + tl.arange(0, STEP)
+        mask = i < heads * PAIRS
+        cos = tl.load(cos_row + i % PAIRS, mask=mask).to(tl.float32)
+        sin = tl.load(sin_row + i % PAIRS, mask=mask).to(tl.float32)
+        if INTERLEAVED and WIDE:
+            j = 2 * first + tl.arange(0, 2 * STEP)
+            at = x_ptr + (j // (2 * PAIRS)) * HEAD_DIM + j % (2 * PAIRS)
+            both = tl.load(at, mask=j < 2 * heads * PAIRS).to(tl.float32)
+            x0, x1 = tl.split(tl.reshape(both, [STEP, 2]))
+            y = tl.reshape(tl.join(x0 * cos - x1 * sin, x1 * cos + x0 * sin), [2 * STEP])
+            tl.store(at, y.to(x_ptr.dtype.element_ty), mask=j < 2 * heads * PAIRS)
+        else:
+            head = x_ptr + (i // PAIRS) * HEAD_DIM
+            if INTERLEAVED:
+                at0, at1 = head + 2 * (i % PAIRS), head + 2 * (i % PAIRS) + 1
+            else:
+                at0, at1 = head + i % PAIRS, head + PAIRS + i % PAIRS
+            x0, x1 = tl.load(at0, mask=mask).to(tl.float32), tl.load(at1, mask=mask).to(tl.float32)
+            tl.store(at0, (x0 * cos - x1 * sin).to(x_ptr.dtype.element_ty), mask=mask)
+            tl.store(at1, (x1 * cos + x0 * sin).to(x_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rotate_tokens_kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_heads, k_heads, table_stride,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, POSITIONS: tl.constexpr,
+    STEP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    token, tile, tiles = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    row = token
+    if POSITIONS:
+        row = tl.load(positions_ptr + token)
+    cos_row, sin_row = cos_ptr + row * table_stride, sin_ptr + row * table_stride
+    q_row, k_row = q_ptr + token * q_heads * HEAD_DIM, k_ptr + token * k_heads * HEAD_DIM
+    _walk(q_row, cos_row, sin_row, q_heads, tile, tiles, HEAD_DIM, PAIRS, INTERLEAVED, STEP, WIDE)
+    _walk(k_row, cos_row, sin_row, k_heads, tile, tiles, HEAD_DIM, PAIRS, INTERLEAVED, STEP, WIDE)
+
+
+@triton.jit
+def _rotate_heads_kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, tokens, q_heads, k_heads,
+    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    heads = q_heads + k_heads
+    end = tokens * heads
+    pair = tl.arange(0, BLOCK_PAIRS)[None, :]
+    for first in range(tl.program_id(0) * HEADS_AT_ONCE, end, tl.num_programs(0) * HEADS_AT_ONCE):
+        item = first + tl.arange(0, HEADS_AT_ONCE)
+        token, head = (item // heads).to(tl.int64), item % heads
+        x_ptr = tl.where(
+            head < q_heads,
+            q_ptr + (token * q_heads + head) * HEAD_DIM,
+            k_ptr + (token * k_heads + head - q_heads) * HEAD_DIM,
+        )[:, None]
+        mask = (item < end)[:, None] & (pair < PAIRS)
+        cos = tl.load(cos_ptr + token[:, None] * PAIRS + pair, mask=mask).to(tl.float32)
+        sin = tl.load(sin_ptr + token[:, None] * PAIRS + pair, mask=mask).to(tl.float32)
+        if INTERLEAVED:
+            feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, :]
+            inside = (item < end)[:, None] & (feature < 2 * PAIRS)
+            both = tl.load(x_ptr + feature, mask=inside).to(tl.float32)
+            x0, x1 = tl.split(tl.reshape(both, [HEADS_AT_ONCE, BLOCK_PAIRS, 2]))
+            y = tl.reshape(tl.join(x0 * cos - x1 * sin, x1 * cos + x0 * sin), [HEADS_AT_ONCE, 2 * BLOCK_PAIRS])
+            tl.store(x_ptr + feature, y.to(q_ptr.dtype.element_ty), mask=inside)
+        else:
+            x0 = tl.load(x_ptr + pair, mask=mask).to(tl.float32)
+            x1 = tl.load(x_ptr + PAIRS + pair, mask=mask).to(tl.float32)
+            tl.store(x_ptr + pair, (x0 * cos - x1 * sin).to(q_ptr.dtype.element_ty), mask=mask)
+            tl.store(x_ptr + PAIRS + pair, (x1 * cos + x0 * sin).to(q_ptr.dtype.element_ty), mask=mask)
+
+
+def rotate_tokens(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    interleaved: bool,
+    positions: torch.Tensor | None = None,
+    pairs_per_thread: int = 1,
+    tiles: int = 1,
+) -> None:
+    """Rotate q and k in place, ``tiles`` blocks a token.
+
+    Args:
+        q, k: ``[T, H, D]`` contiguous, of one dtype.
+        cos, sin: ``[T, R/2]``, or ``[P, R/2]`` with positions; of one row stride and dtype.
+        positions: ``[T]`` int64; a position without a row is read where there is nothing, as there.
+        pairs_per_thread: a power of two.
+    """
+    threads = block_threads(q.shape[1], cos.shape[-1], pairs_per_thread)
+    _rotate_tokens_kernel[(len(q), tiles)](
+        q, k, cos, sin, cos if positions is None else positions, q.shape[1], k.shape[1], cos.stride(0),
+        HEAD_DIM=q.shape[2], PAIRS=cos.shape[-1], INTERLEAVED=interleaved, POSITIONS=positions is not None,
+        STEP=threads * pairs_per_thread, WIDE=pairs_per_thread > 1, num_warps=threads // 32,
+    )  # fmt: skip
+
+
+def block_threads(heads: int, pairs: int, pairs_per_thread: int = 1) -> int:
+    """As many threads as a token's query heads have steps of work for, up to 512, in whole powers of two."""
+    wanted = triton.next_power_of_2(max(1, heads * pairs // pairs_per_thread))
+    return min(MOST_THREADS, max(32, wanted))
+
+
+def tiles_for(tokens: int, heads: int, pairs: int, pairs_per_thread: int = 1) -> int:
+    """The later version's blocks a token: one, but for few tokens as many as the token's pairs fill."""
+    step = block_threads(heads, pairs, pairs_per_thread) * pairs_per_thread
+    return triton.cdiv(heads * pairs, step) if tokens <= FEW_TOKENS else 1
+
+
+def rotate_heads(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool, blocks: int
+) -> None:
+    """Rotate q and k in place, a warp a head, by ``blocks`` blocks of four warps. Arguments as `rotate_tokens`."""
+    items = len(q) * (q.shape[1] + k.shape[1])
+    if not items:
+        return
+    _rotate_heads_kernel[(min(blocks, triton.cdiv(items, _WARPS)),)](
+        q, k, cos, sin, len(q), q.shape[1], k.shape[1],
+        HEAD_DIM=q.shape[2], PAIRS=cos.shape[-1], INTERLEAVED=interleaved,
+        BLOCK_PAIRS=triton.next_power_of_2(cos.shape[-1]), HEADS_AT_ONCE=_WARPS, num_warps=_WARPS,
+    )  # fmt: skip
+
+
+def persistent_blocks(multiprocessors: int) -> int:
+    """Of `rotate_heads`: as many as the GPU is given at once."""
+    return multiprocessors * _BLOCKS_PER_MULTIPROCESSOR

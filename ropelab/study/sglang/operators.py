@@ -1,0 +1,85 @@
+"""The operators that SGLang#14302 compares, as their contracts have it, in plain torch: what each flag makes of a head.
+
+Models, written from what the document, its review and the packages' documentation say; ``diffusers`` is the package's
+own function, where its files are at hand.
+"""
+
+import ast
+from collections.abc import Callable
+
+import torch
+
+from ropelab.bench import packages
+from ropelab.layout import join, pairs
+from ropelab.study.verdicts import Unavailable
+
+
+def document(
+    cos: torch.Tensor, sin: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None, head_size: int, is_neox: bool
+) -> None:
+    """The first version, in place: its ``is_neox`` are adjacent pairs, and the width of the tables has two meanings.
+
+    Args:
+        cos, sin: ``[T, W]`` in the dtype of query: W pairs rotate if ``is_neox``, else W features.
+        query, key: ``[T, H * D]`` or ``[T, H, D]``, contiguous.
+
+    Raises:
+        ValueError: what the operator checks.
+    """
+    for name, x in (("query", query), ("key", key)):
+        if x is None:
+            continue
+        if x.ndim not in (2, 3):
+            raise ValueError(f"{name}: 2-D or 3-D")
+        if not x.is_contiguous() or x.dtype != cos.dtype or len(x) != len(cos) or x[0].numel() % head_size:
+            raise ValueError(f"{name}: contiguous, of the tables' dtype and tokens, in heads of head_size")
+        heads = x.view(len(x), -1, head_size)
+        rotary_dim = 2 * cos.shape[-1] if is_neox else cos.shape[-1]
+        if rotary_dim > head_size:
+            raise ValueError("cos: reads past the head")
+        wide = [table.float()[:, None] for table in (cos, sin)]
+        if is_neox:
+            wide = [join(table, table, "interleaved") for table in wide]
+        _overwrite(heads[..., :rotary_dim], *wide, "interleaved" if is_neox else "split_half")
+
+
+def positions_operator(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool,
+) -> None:
+    """vLLM's and FlashInfer's, in place: ``is_neox`` are halves, the cache has R/2 cosines, then as many sines."""
+    layout = "split_half" if is_neox else "interleaved"
+    rotary_dim = cos_sin_cache.shape[-1]
+    rows = [half.float()[:, None] for half in cos_sin_cache[positions].chunk(2, -1)]
+    for x in (query, key):
+        if x is not None:
+            wide = (join(half, half, layout) for half in rows)
+            _overwrite(x.view(len(x), -1, head_size)[..., :rotary_dim], *wide, layout)
+
+
+def _overwrite(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> None:
+    """In float32, rounded once; a column per feature."""
+    x0, x1 = pairs(x.float(), layout)
+    x.copy_(x.float() * cos + join(-x1, x0, layout) * sin)
+
+
+def diffusers() -> tuple[str, Callable]:
+    """(version, ``apply_rotary_emb``) of diffusers, executed alone: importing the package would want all it needs.
+
+    Raises:
+        Unavailable: it is not at hand.
+    """
+    try:
+        version, directory = packages.locate("diffusers")
+    except packages.NotInstalled as error:
+        raise Unavailable(str(error)) from error
+    source = directory / "diffusers" / "models" / "embeddings.py"
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "apply_rotary_emb"]
+    namespace: dict[str, object] = {"torch": torch}
+    exec(compile(tree, str(source), "exec"), namespace)
+    return version, namespace["apply_rotary_emb"]

@@ -1,0 +1,77 @@
+"""From the document's protocol to a fair one, a flaw at a time: which times of the record are compared."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ropelab.study.sglang.contenders import DOCUMENT, DOCUMENT_GATHER, FLASH, FLASH_FULL, VLLM
+
+PUBLISHED, FAIR = "as published", "corrected"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a row of the record sglang_protocols is identified by within its cell."""
+
+    contender: str
+    layout: str = "split_half"
+    timer: str = "graph"
+    clones: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """The peer's time over the kernel's, and what has been put right since the step before."""
+
+    name: str
+    kernel: Timing
+    peer: Timing
+
+
+def _until_right_flag(peer: str) -> tuple[Step, ...]:
+    """The flaws that all comparisons of the document share."""
+    return (
+        Step(
+            PUBLISHED,
+            Timing(DOCUMENT, "interleaved", "do_bench", clones=True),
+            Timing(peer, timer="do_bench", clones=True),
+        ),
+        Step("CUDA graphs for both", Timing(DOCUMENT, "interleaved", clones=True), Timing(peer, clones=True)),
+        Step("no clones", Timing(DOCUMENT, "interleaved"), Timing(peer)),
+        Step("same layout", Timing(DOCUMENT), Timing(peer)),
+    )
+
+
+STEPS: dict[str, tuple[Step, ...]] = {
+    VLLM: (*_until_right_flag(VLLM), Step(FAIR, Timing(DOCUMENT_GATHER), Timing(VLLM))),
+    FLASH: (*_until_right_flag(FLASH_FULL), Step(FAIR, Timing(DOCUMENT), Timing(FLASH))),
+}
+"""Peer -> steps. The last one: both look up the tables in the timed region; both rotate as many heads."""
+
+LAST_STEP = {VLLM: "same gather", FLASH: "same heads"}
+"""What the last step puts right."""
+
+
+def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
+    """How many times as long the peer takes: a row for each cell, a column for each step; NaN where not measured."""
+    columns = {step.name: _time(protocols, step.peer) / _time(protocols, step.kernel) for step in STEPS[peer]}
+    cells = list(dict.fromkeys(protocols.cell))
+    return pd.DataFrame(columns).reindex(cells)
+
+
+def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
+    """The same with one timer for the peer and another for the kernel, as one version of the benchmark had it."""
+    published, graphs = STEPS[peer][:2]
+    return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
+
+
+def _time(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
+    """Microseconds by cell."""
+    rows = protocols[
+        (protocols.status == "ok")
+        & (protocols.contender == timing.contender)
+        & (protocols.layout == timing.layout)
+        & (protocols.timer == timing.timer)
+        & (protocols.clones.astype(bool) == timing.clones)
+    ]
+    return rows.set_index("cell").median_us.groupby(level=0, sort=False).first()

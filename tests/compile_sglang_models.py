@@ -1,0 +1,50 @@
+"""Compile the models of SGLang's and vLLM's kernels for an H200 that need not be there: they read as wide as they say.
+
+Run as a script by test_sglang.py: compiling needs a process in which kernels are not interpreted.
+"""
+
+import re
+from types import SimpleNamespace
+
+import torch
+from compile_kernel import compiled
+
+from ropelab.study.sglang import models
+
+TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 64, 32, 8, 128
+WIDTH = {"b16": 2, "b32": 4, "b64": 8, "v2.b32": 8, "v4.b32": 16}
+
+
+def main() -> None:
+    q, k = (torch.empty(TOKENS, heads, HEAD_DIM, dtype=torch.bfloat16) for heads in (Q_HEADS, K_HEADS))
+    table = torch.empty(TOKENS, HEAD_DIM // 2, dtype=torch.bfloat16)
+    for interleaved in (False, True):
+        for pairs_per_thread in (1, 2, 8):
+            together = 2 * pairs_per_thread if interleaved and pairs_per_thread > 1 else pairs_per_thread
+            threads = models.block_threads(Q_HEADS, HEAD_DIM // 2, pairs_per_thread)
+            constants = {
+                "HEAD_DIM": HEAD_DIM, "PAIRS": HEAD_DIM // 2, "INTERLEAVED": interleaved, "POSITIONS": False,
+                "STEP": threads * pairs_per_thread, "WIDE": pairs_per_thread > 1,
+            }  # fmt: skip
+            arguments = (q, k, table, table, table, Q_HEADS, K_HEADS, table.stride(0))
+            stores = widths(models._rotate_tokens_kernel, constants, arguments, threads // 32)
+            assert stores == {min(16, 2 * together)}, (interleaved, pairs_per_thread, stores)
+        constants = {
+            "HEAD_DIM": HEAD_DIM, "PAIRS": HEAD_DIM // 2, "INTERLEAVED": interleaved, "BLOCK_PAIRS": HEAD_DIM // 2,
+            "HEADS_AT_ONCE": models._WARPS,
+        }  # fmt: skip
+        arguments = (q, k, table, table, TOKENS, Q_HEADS, K_HEADS)
+        stores = widths(models._rotate_heads_kernel, constants, arguments, models._WARPS)
+        assert stores == {8 if interleaved else 4}, (interleaved, stores)
+
+
+def widths(kernel, constants: dict, arguments: tuple, warps: int) -> set[int]:
+    """Bytes of the stores of a kernel."""
+    fixed = [constants[name] for name in kernel.arg_names[-len(constants) :]]
+    launch = SimpleNamespace(kernel=kernel, fixed=fixed, options={"num_warps": warps})
+    ptx = compiled(launch, arguments, 90).asm["ptx"]
+    return {WIDTH[kind] for kind in re.findall(r"st\.global\.(\S+)", ptx)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Claims SG-01 to SG-15: that every verdict moves with its evidence, and that the measurements run."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+import ropelab.prepared
+from ropelab import reference, rotary_table
+from ropelab.bench import packages, timing
+from ropelab.kernels import rotate_torch
+from ropelab.layout import LAYOUTS, join, pairs
+from ropelab.study.sglang import contenders, evidence, measure, models, operators, rules, steps
+from ropelab.study.sglang.contenders import (
+    DOCUMENT,
+    DOCUMENT_CAST,
+    DOCUMENT_GATHER,
+    DOCUMENT_LATER,
+    FLASH,
+    FLASH_FULL,
+    OURS,
+    PERSISTENT,
+    VLLM,
+)
+from ropelab.study.verdicts import Status, ledger, load_claims
+
+CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+
+
+def change(frame, where=None, **changes):
+    """A copy of the frame with new values in the rows that the query selects."""
+    frame = frame.copy()
+    rows = frame.index if where is None else frame.query(where).index
+    for column, value in changes.items():
+        frame[column] = frame[column].astype(object)
+        frame.loc[rows, column] = value
+    return frame.infer_objects()
+
+
+def protocols(**us):
+    """A record of the first grid in which everything takes 100 us but what is said: "contender|timer|clones" -> us."""
+    rows = []
+    for cell, q_heads in (("1x2048 32/8 128", 32), ("32x2048 8/8 128", 8)):
+        what = [(DOCUMENT, "interleaved", "do_bench", True), (VLLM, "split_half", "do_bench", True)]
+        what += [(FLASH_FULL, "split_half", "do_bench", True)]
+        what += [(DOCUMENT, "interleaved", "graph", clones) for clones in (True, False)]
+        what += [(name, "split_half", "graph", clones) for name in (VLLM, FLASH_FULL) for clones in (True, False)]
+        what += [(name, "split_half", "graph", False) for name in (DOCUMENT, DOCUMENT_GATHER, FLASH, OURS)]
+        for contender, layout, timer, clones in what:
+            time = us.get(f"{contender}|{timer}|{clones}", us.get(contender, 100.0))
+            rows.append({"cell": cell, "q_heads": q_heads, "k_heads": 8, "contender": contender, "layout": layout,
+                         "timer": timer, "clones": clones, "status": "ok", "median_us": time,
+                         "fraction_of_copy": 50 / time})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def times(cells, **us):
+    """A record of those cells: contender -> us, or a status."""
+    return pd.DataFrame([
+        {"cell": cell, "layout": "interleaved", "seq_len": 4096, "head_dim": head_dim, "contender": name, "launches": 1,
+         "status": value if isinstance(value, str) else "ok",
+         "median_us": float("nan") if isinstance(value, str) else value, "fraction_of_copy": 0.5}
+        for cell, head_dim in cells for name, value in us.items()
+    ])  # fmt: skip
+
+
+def diffusion(**us):
+    found = {DOCUMENT: 100.0, DOCUMENT_LATER: 80.0, PERSISTENT: 80.0, DOCUMENT_CAST: 110.0, VLLM: 101.0} | us
+    return times((("1x27030 24/24 128", 128), ("Qwen-Image", 128)), **found)
+
+
+def sizes(**us):
+    return times(tuple((f"1x2048 32/8 {size}", size) for size in (64, 80, 96)), **({DOCUMENT: 100.0} | us))
+
+
+def low(divided=2.0, off=3.0, processors=132):
+    rows = [
+        {"seq_len": tokens, "family": family, "blocks": blocks * tokens, "multiprocessors": processors,
+         "policy": policy, "contender": f"{family} {blocks} {policy}", "status": "ok", "median_us": us}
+        for tokens in (1, 2, 4, 8)
+        for family, blocks, policy, us in (
+            ("model", 1, None, 3.0), ("model", 4, None, divided), ("later", 1, "off", off), ("later", 2, "on", 2.0),
+        )
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def widths(**us):
+    rows = [
+        {"layout": layout, "offset_bytes": offset, "pairs_per_thread": pairs_, "access_bytes": 2 * pairs_ if not offset
+         else 2, "contender": f"{pairs_}", "status": "ok", "fraction_of_copy": 0.9,
+         "median_us": us.get(f"{layout}{pairs_}", us.get(f"x{pairs_}", 100.0))}
+        for layout in LAYOUTS for offset in (0, 2) for pairs_ in (1, 8)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def sources(*defines):
+    return pd.DataFrame([{"file": f"{i}.py", "helper": "f", "defines": value} for i, value in enumerate(defines)])
+
+
+def e2e(new=14716.08):
+    return change(evidence.published_e2e(), "row == 'E2E Latency'", change_percent=100 * (new / 14600.17 - 1))
+
+
+def kernel(**changes):
+    return change(evidence.published_kernel(), **changes)
+
+
+CASES = [
+    # claim, evidence that is given in place of computations and records, verdict
+    ("SG-01", {}, CORRECTED),
+    ("SG-01", {"sglang_shapes": lambda: evidence.shapes().query("claimed"),
+               "sglang_flags": lambda: change(evidence.flags(), formula="halves", says="halves")}, CONFIRMED),
+    ("SG-01", {"sglang_shapes": lambda: change(evidence.shapes(), "rank == 3", outcome="wrong")}, REFUTED),
+    ("SG-02", {"sglang_head_sizes": sizes}, CONFIRMED),
+    ("SG-02", {"sglang_head_sizes": lambda: change(sizes(), "head_dim == 96", status="failed: x")}, CORRECTED),
+    ("SG-02", {"sglang_head_sizes": lambda: sizes(**{DOCUMENT: "wrong: far off"})}, REFUTED),
+    ("SG-02", {"sglang_head_sizes": lambda: sizes().query("head_dim != 80")}, NOT_TESTABLE),
+    ("SG-03", {}, CORRECTED),
+    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0)}, CONFIRMED),
+    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), same=0.1)}, REFUTED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, CONFIRMED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{f"{VLLM}|do_bench|True": 120.0})}, CORRECTED),
+    ("SG-04", {"sglang_protocols": protocols}, REFUTED),
+    ("SG-04", {"sglang_protocols": lambda: protocols().query("contender != @VLLM")}, NOT_TESTABLE),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH: 210.0})}, CONFIRMED),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_FULL: 210.0})}, CORRECTED),
+    ("SG-05", {"sglang_protocols": protocols}, REFUTED),
+    ("SG-05", {"sglang_protocols": lambda: protocols().query("contender != @FLASH")}, NOT_TESTABLE),
+    ("SG-06", {"sglang_sources": lambda: sources(True, True)}, CONFIRMED),
+    ("SG-06", {"sglang_sources": lambda: sources(True, False)}, REFUTED),
+    ("SG-06", {"sglang_sources": lambda: sources(True)}, NOT_TESTABLE),
+    ("SG-07", {"sglang_vector_widths": lambda: widths(x8=80.0)}, CONFIRMED),
+    ("SG-07", {"sglang_vector_widths": lambda: widths(interleaved8=80.0)}, CORRECTED),
+    ("SG-07", {"sglang_vector_widths": widths}, REFUTED),
+    ("SG-07", {"sglang_vector_widths": lambda: widths().query("pairs_per_thread == 1")}, NOT_TESTABLE),
+    ("SG-08", {"sglang_low_tokens": low}, CONFIRMED),
+    ("SG-08", {"sglang_low_tokens": lambda: change(low(), "seq_len == 8", median_us=3.0)}, CORRECTED),
+    ("SG-08", {"sglang_low_tokens": lambda: low(divided=3.0)}, REFUTED),
+    ("SG-08", {"sglang_low_tokens": lambda: low(processors=1)}, REFUTED),
+    ("SG-08", {"sglang_low_tokens": lambda: low().query("family == 'later'")}, NOT_TESTABLE),
+    ("SG-09", {"sglang_diffusion": lambda: change(diffusion(), seq_len=4), "sglang_low_tokens": low}, CONFIRMED),
+    ("SG-09", {"sglang_diffusion": diffusion, "sglang_low_tokens": low}, CORRECTED),
+    ("SG-09", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_LATER: 100.0}),
+               "sglang_low_tokens": lambda: low(off=2.0)}, REFUTED),
+    ("SG-09", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT: "failed: x"}), "sglang_low_tokens": low},
+     NOT_TESTABLE),
+    ("SG-10", {"sglang_protocols": protocols, "sglang_second_grid": diffusion}, NOT_TESTABLE),
+    *(("SG-10", {"sglang_protocols": protocols, "sglang_second_grid": partial(diffusion, FlashInfer=us)}, verdict)
+      for us, verdict in ((124.0, CONFIRMED), (110.0, CORRECTED), (100.0, REFUTED))),
+    ("SG-11", {"sglang_head_sizes": sizes, "sglang_second_grid": diffusion}, NOT_TESTABLE),
+    *(("SG-11", {"sglang_head_sizes": partial(sizes, FlashInfer=at_96),
+                 "sglang_second_grid": partial(diffusion, FlashInfer=us)}, verdict)
+      for at_96, us, verdict in (("failed: x", 120.0, CONFIRMED), (100.0, 120.0, CORRECTED), (100.0, 90.0, REFUTED))),
+    ("SG-12", {}, CORRECTED),
+    ("SG-12", {"sglang_published_kernel": lambda: kernel(most_saved_ms=200.0)}, CONFIRMED),
+    ("SG-12", {"sglang_published_e2e": lambda: e2e(15000.0)}, REFUTED),
+    ("SG-13", {"sglang_diffusion": diffusion}, CONFIRMED),
+    ("SG-13", {"sglang_diffusion": lambda: change(diffusion(), "cell == 'Qwen-Image'", median_us=100.0)}, CORRECTED),
+    ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: 100.0})}, REFUTED),
+    ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: "failed: x"})}, NOT_TESTABLE),
+    ("SG-14", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, CONFIRMED),
+    ("SG-14", {"sglang_protocols": lambda: change(
+        change(protocols(), q_heads=32), "contender == @VLLM and cell.str.startswith('1x')", median_us=120.0)},
+     CORRECTED),
+    ("SG-14", {"sglang_protocols": protocols}, REFUTED),
+    ("SG-14", {"sglang_protocols": lambda: protocols().query("contender != @VLLM")}, NOT_TESTABLE),
+    ("SG-15", {"sglang_diffusion": diffusion, "sglang_vector_widths": widths}, CONFIRMED),
+    ("SG-15", {"sglang_diffusion": lambda: diffusion(**{PERSISTENT: 90.0}), "sglang_vector_widths": widths}, CORRECTED),
+    ("SG-15", {"sglang_diffusion": lambda: diffusion(**{PERSISTENT: 90.0}), "sglang_vector_widths": widths,
+               "sglang_alignment": lambda: change(evidence.alignment(), aligned=False)}, REFUTED),
+    ("SG-15", {"sglang_diffusion": lambda: diffusion(**{PERSISTENT: "failed: x"}), "sglang_vector_widths": widths},
+     NOT_TESTABLE),
+]  # fmt: skip
+
+
+@pytest.fixture
+def torch_backend(monkeypatch):
+    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
+
+
+@pytest.mark.usefixtures("torch_backend")
+@pytest.mark.parametrize(("claim_id", "says", "verdict"), CASES)
+def test_the_verdict_is_computed_from_the_evidence(claim_id, says, verdict, tmp_path):
+    given = {name: make() for name, make in says.items()}
+    (row,) = ledger(given, document="sglang", only=[claim_id], records=tmp_path).itertuples()
+    assert row.verdict == verdict, row
+    assert row.measured or verdict == NOT_TESTABLE
+    assert row.note or verdict == CONFIRMED
+    assert "nan" not in row.measured
+
+
+def test_every_claim_is_covered():
+    verdicts = {}
+    for claim_id, _, verdict in CASES:
+        verdicts.setdefault(claim_id, set()).add(verdict)
+    assert verdicts.keys() == {claim.id for claim in load_claims("sglang")}
+    assert all(len(seen) > 1 for seen in verdicts.values())
+
+
+# ----------------------------------------------------------------------------------------------- the evidence
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_only_the_document_s_flag_is_the_other_way_round():
+    table = evidence.flags()
+    assert set(table.formula) == {evidence.ADJACENT, evidence.HALVES}
+    inverted = table[table.formula != table.says]
+    assert set(inverted.implementation) == {evidence.THEIR_OPERATOR} and len(inverted) == 2
+
+
+@pytest.mark.usefixtures("torch_backend")
+def test_ours_takes_every_combination():
+    table = evidence.shapes()
+    assert (table[table.operator == evidence.OUR_OPERATOR].outcome == "right").all()
+
+
+def test_the_published_ratios_follow_from_the_published_times():
+    (row,) = evidence.published_kernel().itertuples()
+    assert round(row.ratio, 3) == evidence.published_speedups().low["SG-09"]
+    total = evidence.published_e2e().iloc[0]
+    assert round(total.change_percent, 1) == total.stated_change_percent
+
+
+def test_the_grids_are_the_document_s():
+    grids = pd.read_csv(evidence.DOCUMENTS / "sglang_14302_grids.csv")
+    first, second = (grids[grids.grid == name] for name in ("first", "second"))
+    published = set(first[["batch", "q_heads", "k_heads", "head_dim"]].itertuples(index=False, name=None))
+    assert set(measure.FIRST_GRID) == published
+    for cells, rows in ((measure.first_cells(), first), (measure.second_cells(), second)):
+        assert len({(cell.name, cell.layout) for cell in cells}) == len(cells)
+        for cell in cells:
+            assert cell.batch in set(rows.batch)
+            assert rows.first_seq_len.min() <= cell.seq_len <= rows.last_seq_len.max()
+
+
+# ------------------------------------------------------------------------------------------------- the models
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tokens, q_heads, k_heads, head_dim, rotary_dim", [(3, 5, 1, 8, 8), (5, 4, 2, 24, 20)])
+@pytest.mark.parametrize("name", ["one", "wide", "tiles", "positions", "heads"])
+def test_the_models_are_the_definition(name, layout, tokens, q_heads, k_heads, head_dim, rotary_dim):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tables = [t.to(device) for t in rotary_table(tokens + 3, rotary_dim)]
+    cos, sin = (t[3:].contiguous() for t in tables)
+    q, k = (torch.randn(tokens, heads, head_dim, device=device) for heads in (q_heads, k_heads))
+    options = {"interleaved": layout == "interleaved"}
+    query, key = q.clone(), k.clone()
+    match name:
+        case "one":
+            models.rotate_tokens(query, key, cos, sin, **options)
+        case "wide":
+            models.rotate_tokens(query, key, cos, sin, **options, pairs_per_thread=8)
+        case "tiles":
+            models.rotate_tokens(query, key, cos, sin, **options, pairs_per_thread=2, tiles=3)
+        case "positions":
+            positions = torch.arange(3, tokens + 3, device=device)
+            models.rotate_tokens(query, key, *tables, **options, positions=positions)
+        case "heads":
+            models.rotate_heads(query, key, cos, sin, **options, blocks=2)
+    for found, x in ((query, q), (key, k)):
+        exact = reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_of_the_models():
+    assert models.block_threads(32, 64) == 512  # 2048 pairs
+    assert models.block_threads(1, 16) == 32
+    assert [models.tiles_for(tokens, 32, 64) for tokens in (1, 4, 5)] == [4, 4, 1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_operators_are_the_definition(layout):
+    x, (cos, sin) = torch.randn(5, 3, 8), (t[1:] for t in rotary_table(6, 8))
+    exact = reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
+    neox = layout == "split_half"
+    document, positions = x.clone(), x.clone()
+    tables = (cos, sin) if not neox else [join(t, t, layout) for t in (cos, sin)]
+    operators.document(*tables, document, None, 8, not neox)
+    operators.positions_operator(torch.arange(5), positions, None, 8, torch.cat((cos, sin), -1), neox)
+    for found in (document, positions):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_the_models_write_as_wide_as_they_say():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_sglang_models.py")
+    environment["PYTHONPATH"] = str(script.parents[1])
+    result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+# --------------------------------------------------------------------------------------- the measurements run
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """Small cells on the CPU: everything is called once and checked, and nothing is timed."""
+
+    def gpu_times(prepared, **options):
+        rows = []
+        for name, prepare in prepared.items():
+            try:
+                prepare()[0]()
+                rows.append({"contender": name, "status": "ok", "median_us": 1.0})
+            except Exception as error:
+                rows.append({"contender": name, "status": timing.failure(error)})
+        return pd.DataFrame(rows, columns=["contender", "status", "median_us"])
+
+    def apply_rotary(x, cos, sin, interleaved=False, inplace=False):
+        assert inplace
+        layout = "interleaved" if interleaved else "split_half"
+        x0, x1 = pairs(x.float(), layout)
+        cos, sin = (t[: x.shape[1], None].float() for t in (cos, sin))
+        return x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
+
+    def small(batch, seq_len, q_heads, k_heads, head_dim, layout="split_half"):
+        return cell(batch, min(seq_len, 4), min(q_heads, 4), min(k_heads, 2), head_dim, layout)
+
+    cell = measure._cell
+    monkeypatch.setattr(measure, "_cell", small)
+    monkeypatch.setattr(measure, "FIRST_GRID", ((1, 4, 2, 8),))
+    monkeypatch.setattr(measure, "QWEN_IMAGE_GRID", (1, 2, 2))
+    monkeypatch.setattr(measure, "DEVICE", "cpu")
+    monkeypatch.setattr(measure, "DTYPE", torch.float16)  # the interpreter has no bf16 arithmetic
+    monkeypatch.setattr(measure, "_require_gpu", lambda: None)
+    monkeypatch.setattr(measure, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(measure, "do_bench", lambda call, **options: (call(), [1.0] * 3)[1])
+    monkeypatch.setattr(measure, "kernel_names", lambda call: (call(), ["kernel"])[1])
+    monkeypatch.setattr(contenders, "_compiled", lambda layout: partial(contenders._overwrite, layout=layout))
+    monkeypatch.setattr(measure, "copy_contenders", lambda *args: {"copy: none": lambda: [lambda: None]})
+    monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: _locate(package))
+    monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=apply_rotary))
+    monkeypatch.setattr(timing, "gpu_times", gpu_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 1)
+
+
+def _locate(package):
+    if package != "flash-attn":
+        raise packages.NotInstalled(f"{package} not installed")
+    return "2", Path("nowhere")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")
+@pytest.mark.parametrize("study", measure.STUDIES)
+def test_every_contender_is_called_right(stubbed, study):
+    frame = measure.STUDIES[study](smoke=True)
+    untimed = frame[frame.status != "ok"]
+    assert untimed.status.str.startswith("not run").all(), untimed[["contender", "status"]].to_string()
+    assert set(untimed.contender) <= {peer.name for peer in contenders.PACKAGES}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")
+def test_the_record_holds_what_the_steps_compare(stubbed):
+    frame = measure.protocols(smoke=True)
+    for peer in steps.STEPS:
+        assert steps.ratios(frame, peer).notna().all(axis=None)
+        assert steps.mixed_timers(frame, peer).notna().all()
+
+
+def test_a_wrong_contender_is_not_timed(stubbed):
+    def nothing(workload, cos, sin):
+        return lambda q, k: (q.detach(), k.detach())
+
+    cell = measure._cell(1, 4, 4, 2, 8)
+    frame = measure._compared(cell, [contenders._peer("does nothing", nothing)], rounds=1)
+    (row,) = frame[frame.contender == "does nothing"].itertuples()
+    assert row.status.startswith("wrong") and pd.isna(row.median_us)
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for study in measure.STUDIES.values():
+        with pytest.raises(rules.evidence.Unavailable):
+            study(smoke=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("study", measure.STUDIES)
+def test_the_studies_run_on_a_gpu(study):
+    frame = measure.STUDIES[study](smoke=True)
+    ours = frame[frame.contender.str.startswith("ropelab")]
+    assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]].to_string()
