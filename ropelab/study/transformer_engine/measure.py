@@ -256,7 +256,7 @@ def parity(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def measure_parity(
-    tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 64
+    tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 32
 ) -> pd.DataFrame:
     """``parity`` on that many tokens, for these sizes and ranks of context parallelism."""
     generator, rows = torch.Generator().manual_seed(0), []
