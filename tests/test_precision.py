@@ -348,7 +348,7 @@ def test_the_machine_code_multiplies_cut_off_by_an_inverse_turn():
 
 
 def test_the_study_needs_a_gpu_and_is_measured_with_the_others(monkeypatch):
-    assert "precision" in measure.all_studies(smoke=True)
+    assert "precision" in measure.all_studies()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(measure.Unavailable):
         precision_gpu.precision_study(smoke=True)
