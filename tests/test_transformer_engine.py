@@ -12,6 +12,7 @@ from ropelab import PackedSequences
 from ropelab.bench import records, timing
 from ropelab.bench.packages import NotInstalled
 from ropelab.kernels import INTERPRETED
+from ropelab.study import figures
 from ropelab.study.transformer_engine import (
     dispatch,
     evidence,
@@ -22,6 +23,7 @@ from ropelab.study.transformer_engine import (
     rules,
     studies,
 )
+from ropelab.study.transformer_engine import figures as te_figures
 from ropelab.study.verdicts import Status, Unavailable, ledger, load_claims
 
 from .test_deepspeed import change
@@ -411,3 +413,61 @@ def test_the_attention_is_causal_within_each_sequence():
         for parts in zip(*(t.split(lengths) for t in (q, k, v)), strict=True)
     ]
     torch.testing.assert_close(actual.float(), torch.cat(pieces), rtol=2e-2, atol=2e-2)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    records.write("te_kernels", kernels(), folder)
+    records.write("te_layer", layers(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", te_figures.FIGURES)
+def test_figures_draw(name, directory, tmp_path):
+    fig = figures.draw(name, directory)
+    fig.savefig(tmp_path / "figure.png")
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    assert any(machine in text.get_text() for text in fig.texts), "the machine is not named"
+    with pytest.raises(FileNotFoundError, match="te_"):
+        figures.draw(name, tmp_path)
+
+
+def test_titles_and_sentences_follow_the_record(directory, tmp_path):
+    skew = figures.draw("te_skew", directory).get_suptitle()
+    table = findings.choices(kernels()).query("kind == 'skewed'")
+    for name in ("first", "merged"):
+        assert findings.missed_words(table, name) in " ".join(skew.split())
+    cheap = te_figures.skew(kernels(dead_ns=0)).get_suptitle()
+    assert "takes the slower grid in 0 of" in " ".join(cheap.split())
+    said = {name: findings.sentence(name, directory) for name in te_figures.FIGURES}
+    assert set(findings.SENTENCES) == {name for name, text in said.items() if text}
+    assert "0.60 ns" in said["te_dead_blocks"] and "+30%" in said["te_table_b"]
+    assert not any(findings.sentence(name, tmp_path) for name in te_figures.FIGURES)
+
+
+def test_figures_draw_what_was_measured(tmp_path):
+    """Without flash-attn, and in a smoke run, whose cells are few."""
+    frame = kernels()
+    lost = frame[frame.contender == "flash_attn"].index
+    frame.loc[lost, ["median_us", "q20_us", "q80_us"]] = np.nan
+    frame.loc[lost, "status"] = "not run: no flash-attn"
+    few = frame[frame.n_seqs.isin((1, 8, 128)) & frame.cp_size.isin((1, 8))]
+    for table in (frame, few):
+        for name, (studies_, draw) in te_figures.FIGURES.items():
+            if studies_ == ("te_kernels",):
+                draw(table).savefig(tmp_path / "figure.png")
+                assert "nan" not in draw(table).get_suptitle(), name
+
+
+def test_what_the_heuristics_miss():
+    """The first keeps 63 sequences on the old grid; the merged one allows more empty blocks with more ranks."""
+    table = findings.choices(kernels())
+    first, merged = (findings.missed(table, name) for name in ("first", "merged"))
+    assert (first.n_seqs < 64).all() and (first.kind == "skewed").sum() > 5
+    worst = merged.iloc[0]
+    assert worst.cp_size == 8 and worst.kind == "skewed" and worst.merged == "legacy"
+    assert merged.merged_costs.max() < first.first_costs.max()

@@ -159,6 +159,10 @@ class _TorchWithoutGPU:
 # --------------------------------------------------------------------------------------------------------- the list
 
 
+def nothing() -> None:
+    """What there is to load of code that is here."""
+
+
 @dataclass(frozen=True)
 class Contender:
     """An implementation and what it claims.
@@ -175,7 +179,7 @@ class Contender:
     function: Callable[..., Any]
     convention: str
     options: Mapping[str, Any]
-    load: Callable[[], object] = lambda: None
+    load: Callable[[], object] = nothing
     triton: bool = False
     not_interpreted: tuple[str, ...] = ("compile",)
 

@@ -119,7 +119,7 @@ def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
     xs = [x for x in (q, k) if x is not None]
     views = [to_bshd(x, options.seq_format) for x in xs]
     tile = token_tile(q.shape[-2], options.slice(cos.shape[-1])[1])
-    rotate_triton.rotate(views, views, cos, sin, options.rotation(cos.shape[-1]), tile=tile)
+    rotate_triton.rotate(views, views, cos, sin, options.rotation(cos), tile=tile)
     increment_version(xs)  # a kernel writes unseen
 
 

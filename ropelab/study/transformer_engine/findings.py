@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 
 from ropelab.bench import records
+from ropelab.study import comparison
+from ropelab.study.drawing import value_range
 from ropelab.study.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
 from ropelab.study.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.transformer_engine.measure import GIVEN, NAMES, SUMMED
@@ -18,9 +20,11 @@ SLOWER = 1.10
 
 
 def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
-    """Microseconds by cell (rows) and contender, where it was right; and its dead blocks."""
+    """Microseconds by cell (rows) and contender, where it was right, else nothing; and its dead blocks."""
     rows = kernels[(kernels.status == "ok") & (kernels.step == step)]
-    table = rows.pivot_table(index=CELL, columns="contender", values="median_us", sort=False).reset_index()
+    table = rows.pivot_table(index=CELL, columns="contender", values="median_us", sort=False)
+    names = dict.fromkeys([OLD, NEW, "ropelab", *table])
+    table = table.reindex(columns=list(names)).rename_axis(columns=None).reset_index()
     return table.assign(dead_blocks=table.freqs_len * table.n_seqs - table.tokens)
 
 
@@ -30,10 +34,7 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     Columns of ``times``, and beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us: what a
     time for each dead block, the same in all cells, and that of the token-linear grid make together.
     """
-    table = times(kernels)
-    if not {OLD, NEW} <= set(table):
-        return pd.DataFrame()
-    table = table[table.cp_size == 1].dropna(subset=[OLD, NEW])
+    table = times(kernels).query("cp_size == 1").dropna(subset=[OLD, NEW])
     beyond = table[OLD] - table[NEW]
     many = table.dead_blocks > 4 * table.tokens  # below, the difference of the live blocks counts as much
     if not many.any():
@@ -51,10 +52,7 @@ def choices(kernels: pd.DataFrame) -> pd.DataFrame:
 
     Columns of ``times``, and for each heuristic its choice and ``<name>_costs``: the time of the choice over the best.
     """
-    table = times(kernels)
-    if not {OLD, NEW} <= set(table):
-        return pd.DataFrame()
-    table = table.dropna(subset=[OLD, NEW]).reset_index(drop=True)
+    table = times(kernels).dropna(subset=[OLD, NEW]).reset_index(drop=True)
     best = table[[OLD, NEW]].min(axis=1)
     for name, heuristic in HEURISTICS.items():
         arguments = zip(table.n_seqs, table.freqs_len, table.tokens, table.cp_size, strict=True)
@@ -90,6 +88,11 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
     table["share"] = table.alone_us / table.layer_us
     table["added"] = 1 - table.n_seqs.map(without) / table.layer_us
     return table.rename_axis(columns=None)
+
+
+def number(value: object) -> str:
+    """A cell of a table: large times to the unit, others as everywhere."""
+    return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
 
 
 def sum_counts(kernels: pd.DataFrame) -> str:
@@ -129,7 +132,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
     """What the rotation adds to a layer."""
     table = shares(layer).pivot_table(index="n_seqs", columns="contender", values="share")
     parts = [
-        f"{100 * table[name].min():.1f} to {100 * table[name].max():.1f} % with {what}"
+        f"{value_range(100 * table[name], '.1f')} % with {what}"
         for name, what in ((OLD, "the old grid"), (NEW, "the new one"), ("ropelab", "ropelab"))
         if name in table
     ]

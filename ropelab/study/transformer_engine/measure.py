@@ -122,8 +122,10 @@ def kernels(*, smoke: bool = False) -> pd.DataFrame:
         are those of the legacy grid, for the token-linear one.
     """
     require_gpu()
-    return measure_kernels([case for case in cases(2048) if case.packing.n_seqs < 64][::6] if smoke else cases(),
-                           SMOKE if smoke else FULL, "cuda")  # fmt: skip
+    if not smoke:
+        return measure_kernels(cases(), FULL, "cuda")
+    few = [case for case in cases(SMOKE.tokens) if case.packing.n_seqs in (1, 8, 128) and case.cp_size in (1, 8)]
+    return measure_kernels(few, SMOKE, "cuda")
 
 
 def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFrame:
@@ -254,7 +256,7 @@ def parity(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def measure_parity(
-    tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 64
+    tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 32
 ) -> pd.DataFrame:
     """``parity`` on that many tokens, for these sizes and ranks of context parallelism."""
     generator, rows = torch.Generator().manual_seed(0), []
