@@ -2,11 +2,13 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -195,7 +197,7 @@ def test_losses_are_said():
     assert table.loc["bf16 frequencies"].tolist() == ["559", "3,513"]
     assert table.loc["TF32, emulated"].tolist() == ["2,049", "16,389"]
     assert table.loc[findings.USUAL].tolist() == [f"none (the bound: up to {2**k:,})" for k in (23, 26)]
-    assert table.loc[findings.OURS].str.startswith("none").all()
+    assert (table.loc[[findings.OURS, findings.TABLE_FREE]] == "none (the bound: at any int32 position)").all(axis=None)
     assert "bf16 positions at 2,055" in findings.losses_sentence(LLAMA3)
 
 
@@ -257,6 +259,7 @@ def test_every_family_is_shown_and_within_its_bounds():
     bits = found.pivot(index="model", columns="method", values="bits")
     assert (bits[findings.OURS] > 24).all()
     assert bits.loc["Llama-3.1-8B", [findings.USUAL, "bf16 tables"]].round(1).tolist() == [7.3, 8.5]  # README.md
+    assert (bits[findings.TABLE_FREE] > 24).all()
     # A bit less for twice the length: 2048 and 10 million tokens are twelve and a third doublings apart.
     assert 11 < bits[findings.USUAL]["gpt-neox-20b"] - bits[findings.USUAL]["Llama-4-Scout"] < 15
     lengths = found.drop_duplicates("model").set_index("model").length
@@ -411,9 +414,13 @@ def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
     record = findings.recorded(tmp_path)
     fig = figures.on_gpu(record.frame, record.footer)
     assert title(fig) == findings.gpu_sentence(record.frame)
-    assert "TF32 matmul" in title(fig) and "bits as emulated: 100% (TF32 matmul)" in title(fig)
+    assert re.search(r"24\d turns with TF32 matmul, 0.\d+ rad with fast-math sincos, 0.2 rad with fp32", title(fig))
+    assert findings.emulation_sentence(record.frame).endswith("emulation: TF32 matmul 100%")
     assert any("TF32 batched matmul (failed: RuntimeError" in text.get_text() for text in fig.texts)
     assert title(fig).endswith("all within their bounds")
+    usual = gpu_frame[gpu_frame.method == findings.USUAL].assign(method="TF32 matmul")
+    other = pd.concat([gpu_frame[gpu_frame.method != "TF32 matmul"], usual])
+    assert "the errors of TF32 matmul are those of fp32 angles: no TF32 there" in findings.gpu_sentence(other)
     beyond = gpu_frame.assign(fraction=gpu_frame.fraction.where(gpu_frame.method != "fast-math sincos", 1.5))
     assert findings.gpu_sentence(beyond).endswith("beyond the bound: fast-math sincos")
     nothing = gpu_frame.assign(status="failed: no GPU")

@@ -20,6 +20,7 @@ _LOOKS = {
     "TF32, emulated": (4, "^"),
     "TF32 matmul": (4, "<"),
     "TF32 batched matmul": (8, ">"),
+    "TF32 matmul, padded": (6, "p"),
     "fast-math sincos": (5, "D"),
     "fp32 angles": (0, "o"),
     "bf16 tables": (7, "X"),

@@ -15,11 +15,13 @@ from ropelab.study import precision
 from ropelab.study.precision import METHODS, REFERENCE, Method, chord
 from ropelab.study.precision_models import MODELS, Model
 
-OURS, USUAL = "float64-built tables", "fp32 angles"
-ON_GPU = ("TF32 matmul", "TF32 batched matmul", "fast-math sincos")
+OURS, TABLE_FREE, USUAL = "float64-built tables", "table-free kernel", "fp32 angles"
+ON_GPU = ("TF32 matmul", "TF32 batched matmul", "TF32 matmul, padded", "fast-math sincos")
 """Methods of `ropelab.study.precision_gpu`."""
 TOPS = tuple(2**k for k in range(23))
 """Ends of the octaves of positions: 1, 2, 4, ..., 4,194,304."""
+INT32 = 2**31
+"""Positions are smaller."""
 SMOKE_TOPS = (1, 256, 2048, 2**17, 2**22)
 SAMPLES = 2048
 LOSSES = {"1 rad": 1.0, "half a turn": math.pi, "a full turn": 2 * math.pi}
@@ -126,7 +128,8 @@ def losses(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods 
         for loss, radians in LOSSES.items():
             position = first_loss(method, frequencies, radians, longest)
             safe = safe_up_to(method, frequencies, radians)
-            row[loss] = f"{position:,}" if position else f"none (the bound: up to {safe:,})"
+            where = f"up to {safe:,}" if safe < INT32 else "at any int32 position"
+            row[loss] = f"{position:,}" if position else f"none (the bound: {where})"
         rows[name] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="method")
 
@@ -152,9 +155,9 @@ def first_loss(method: Method, frequencies: torch.Tensor, radians: float, longes
 
 
 def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int:
-    """The largest power of two up to which the bound rules an angle out that is off by ``radians``; 0 if none."""
+    """The largest power of two, `INT32` at most, up to which the bound excludes such an error; 0 if none."""
     top = 0
-    for k in range(60):
+    for k in range(32):
         if float(method.bound.angle(torch.tensor([2**k - 1, 2**k]), frequencies).max()) >= radians:
             break
         top = 2**k
@@ -392,6 +395,8 @@ def sentence(found: pd.DataFrame) -> str:
     text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
     if OURS in last.index:
         text += f"; {OURS} keep the rotation to {last.output_error[OURS]:.1e} ({_bits(last.output_error[OURS])} bits)"
+    if TABLE_FREE in last.index:
+        text += f", the {TABLE_FREE} to {last.output_error[TABLE_FREE]:.1e}"
     return text
 
 
@@ -453,33 +458,37 @@ def models_sentence(found: pd.DataFrame) -> str:
 
 
 def memory_sentence(found: pd.DataFrame) -> str:
-    """What tables for the most positions take."""
-    last = found[found.positions == found.positions.max()].set_index("method").bytes
-    tables = last[last > last.min()]
-    listed = ", ".join(f"{value / 2**30:.2g} GiB as {name}" for name, value in tables.items())
-    return (
-        f"cos and sin of {found.positions.max():,} positions take {listed}; the frequencies alone {last.min():,} bytes"
-    )
+    """What tables for the most positions take, and what is enough without one."""
+    sizes = found.pivot(index="method", columns="positions", values="bytes").loc[list(dict.fromkeys(found.method))]
+    first, last = sizes.iloc[:, 0], sizes.iloc[:, -1]
+    tables = ", ".join(f"{size / 2**30:.2g} GiB as {name}" for name, size in last[last > first].items())
+    few = last[last == first]
+    text = f"cos and sin of {found.positions.max():,} positions take {tables}; frequencies alone {few.min():,} bytes"
+    return text + (f", and {few[TABLE_FREE]:,} for the {TABLE_FREE}" if TABLE_FREE in few else "")
 
 
 def gpu_sentence(found: pd.DataFrame) -> str:
-    """What TF32 and fast maths lose at the longest position, and whether tensor cores do what is emulated."""
-    ran = found[(found.status == "ok") & found.method.isin(ON_GPU)]
-    last = ran[ran.position == ran.position.max()].set_index("method")
-    if last.empty:
+    """What TF32 and fast maths lose at the longest position, and which products are not made in TF32 at all."""
+    ran = found[(found.status == "ok") & found.method.isin([*ON_GPU, USUAL])]
+    errors = ran.pivot(index="position", columns="method", values="angle_error")
+    errors = errors[[name for name in (*ON_GPU, USUAL) if name in errors]]
+    if set(errors) <= {USUAL}:
         return "Nothing that needs a GPU has run"
-    off = ", ".join(f"{name} {_angle(error)}" for name, error in last.angle_error.items())
-    text = f"At {last.position.iloc[0]:,} tokens angles are off by: {off}"
-    shares = ran.groupby("method", sort=False).emulated.min().dropna()
-    if len(shares):
-        text += "; bits as emulated: " + ", ".join(f"{share:.0%} ({name})" for name, share in shares.items())
+    usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
+    off = ", ".join(f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items())
+    text = f"At {errors.index[-1]:,} tokens angles are off by {off}"
+    if usual:
+        text += f"; the errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
     beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
     return text + (f"; beyond the bound: {', '.join(beyond)}" if beyond else "; all within their bounds")
 
 
-def not_run(found: pd.DataFrame) -> dict[str, str]:
-    """Method -> why it has no numbers on the GPU."""
-    return dict(found[found.status != "ok"].drop_duplicates("method").set_index("method").status)
+def emulation_sentence(found: pd.DataFrame) -> str:
+    """How many angles of the tensor cores have the bits of the emulation."""
+    shares = found.groupby("method", sort=False).emulated.mean().dropna()
+    return "Angles with the bits of the emulation: " + ", ".join(
+        f"{name} {share:.0%}" for name, share in shares.items()
+    )
 
 
 def _angle(radians: float) -> str:

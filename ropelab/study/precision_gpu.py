@@ -81,7 +81,8 @@ def on_gpu(method: Method) -> Method:
 # --------------------------------------------------------------------------------------------------------------- TF32
 
 # Whether operands are rounded to nearest or cut off is the library's choice: cutting is off by twice as much, and so
-# covers both. The product is exact if they have 11 digits, and rounded once if the library does not use TF32 at all.
+# covers both. The product is exact if they have 11 digits, and rounded once if the library does not use TF32 at all,
+# as for the inner dimension 1 of an outer product (see the record).
 TF32_BOUND = Bound((TF32 - 1,), (FP32, TF32 - 1), (FP32,), wave=wave_error(FP32, halves=4))
 
 
@@ -95,6 +96,15 @@ def _batched_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torc
     """As in most models of transformers: a batch of matrices ``[F, 1] @ [1, P]``, transposed."""
     with _tf32():
         return (frequencies.cuda().float()[None, :, None] @ positions.cuda().float()[None, None])[0].T
+
+
+def _padded_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """The outer product as a sum of 16 terms, all but one of them zero: an inner dimension that tensor cores take."""
+    columns = torch.zeros(len(positions), 16, device="cuda")
+    rows = torch.zeros(16, len(frequencies), device="cuda")
+    columns[:, 0], rows[0] = positions.cuda(), frequencies.cuda()
+    with _tf32():
+        return columns @ rows
 
 
 @contextmanager
@@ -146,6 +156,7 @@ def fast_reduction(angle: torch.Tensor) -> torch.Tensor:
 GPU_METHODS: dict[str, Method] = {
     "TF32 matmul": from_angles(_matrix_product, TF32_BOUND),
     "TF32 batched matmul": from_angles(_batched_product, TF32_BOUND),
+    "TF32 matmul, padded": from_angles(_padded_product, TF32_BOUND),
     "fast-math sincos": Method(_fast_waves, Bound((FP32,), (FP32,), (FP32,), reduction=fast_reduction, wave=_MUFU)),
 }
 """Name -> method; they take tensors of the CPU."""
