@@ -108,7 +108,8 @@ def _measured(found: Iterable[records.Record]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def line(cells):
-        return f"| {' | '.join(cells)} |\n"
+        escaped = (cell.replace("|", r"\|") for cell in cells)
+        return f"| {' | '.join(escaped)} |\n"
 
     return line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
 
