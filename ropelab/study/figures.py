@@ -17,6 +17,7 @@ from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
 from ropelab.study import conformance_figures, drawing, family_figures, family_findings
 from ropelab.study.comparison import OURS, named_cells
+from ropelab.study.fairseq2 import figures as fairseq2_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
@@ -266,6 +267,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
+    **fairseq2_figures.FIGURES,
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 
