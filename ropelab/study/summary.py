@@ -90,13 +90,10 @@ def family(directory: Path) -> str:
 def _table_free(directory: Path) -> str:
     """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
     times, errors = (records.load(study, directory) for study in ("table_free", "table_free_error"))
-    ours = times.frame[times.frame.contender.isin((comparison.OURS, TABLE_FREE)) & (times.frame.status == "ok")]
+    names = comparison.OURS, TABLE_FREE
+    ours = times.frame[times.frame.contender.isin(names) & (times.frame.status == "ok")]
     rows = [
-        [
-            cell,
-            seq_format,
-            *(_range(rows[rows.contender == name].fraction_of_copy) for name in (comparison.OURS, TABLE_FREE)),
-        ]
+        [cell, seq_format, *(_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
         for (cell, seq_format), rows in ours.groupby(["cell", "seq_format"], sort=False)
     ]
     worst = errors.frame[["cos_ulps", "sin_ulps"]].max(axis=None)
