@@ -163,7 +163,7 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
         f"16-byte accesses make the model {drawing.value_range(gain, '.2f')} times as fast as 2-byte ones; "
-        f"2 bytes off, where no wide access is possible, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
+        f"2 bytes off, where none is possible, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
     )
     layouts = drawing.ordered(times.layout, drawing.LAYOUT)
     fig, axes = drawing.grid(1, len(layouts), (5.2, 3.4), title, footer, sharey=True)
