@@ -13,10 +13,10 @@ import torch
 
 import ropelab.prepared
 from ropelab import reference, rotary_table
-from ropelab.bench import packages, timing
+from ropelab.bench import packages, records, timing
 from ropelab.kernels import rotate_torch
 from ropelab.layout import LAYOUTS, join, pairs
-from ropelab.study.sglang import contenders, evidence, measure, models, operators, rules, steps
+from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, rules, steps
 from ropelab.study.sglang.contenders import (
     DOCUMENT,
     DOCUMENT_CAST,
@@ -364,6 +364,24 @@ def test_the_record_holds_what_the_steps_compare(stubbed):
     for peer in steps.STEPS:
         assert steps.ratios(frame, peer).notna().all(axis=None)
         assert steps.mixed_timers(frame, peer).notna().all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")
+def test_figures_and_sentences_from_records(stubbed, tmp_path, monkeypatch):
+    for name in {**figures.FIGURES, **findings.SENTENCES}:
+        if name in figures.FIGURES:
+            with pytest.raises(FileNotFoundError, match="make measure"):
+                figures.draw(name, tmp_path)
+        else:
+            assert bool(findings.sentence(name, tmp_path)) != bool(findings.SENTENCES[name][0])
+    for study, measure_ in measure.STUDIES.items():
+        records.write(study, measure_(smoke=True), tmp_path)
+    for name in figures.FIGURES:
+        figure = figures.draw(name, tmp_path)
+        texts = [figure.get_suptitle(), *(text.get_text() for text in figure.texts)]
+        assert "nan" not in texts[0] and any("no GPU" in text for text in texts), texts
+    for name in findings.SENTENCES:
+        assert "nan" not in findings.sentence(name, tmp_path)
 
 
 def test_a_wrong_contender_is_not_timed(stubbed):

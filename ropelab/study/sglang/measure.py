@@ -47,9 +47,9 @@ from ropelab.study.sglang.contenders import (
 from ropelab.study.verdicts import Unavailable
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
-ROUNDS, SMOKE_ROUNDS = 9, 3
-GRAPH_MS = 0.5
-MOST_SETS = 32
+ROUNDS, SMOKE_ROUNDS = 7, 3
+GRAPH_MS = 0.4
+MOST_SETS = 16
 """Sets of buffers at most: few tokens are then found in the L2 cache, where the projection before a rotation leaves
 them too."""
 
