@@ -407,3 +407,11 @@ def test_the_studies_run_on_a_gpu(study):
     frame = measure.STUDIES[study](smoke=True)
     ours = frame[frame.contender.str.startswith("ropelab")]
     assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]].to_string()
+
+
+def test_tensors_that_lie_elsewhere_are_checked_there():
+    def aligned_only(x):
+        return (x.add_(x.data_ptr() % 16),)
+
+    memory = torch.zeros(17)
+    assert measure._same_bits(aligned_only, memory[:16]) and not measure._same_bits(aligned_only, memory[1:])

@@ -280,7 +280,7 @@ def vector_widths(*, smoke: bool = False) -> pd.DataFrame:
     for layout, offset in progress(product(LAYOUTS, (0, 1)), lambda item: f"{item[0]}, {2 * item[1]} bytes off"):
         shape = replace(cell, layout=layout)
         sets = [_shifted(one, offset) for one in _buffers(shape)]
-        frame = _compared(shape, variants, SMOKE_ROUNDS if smoke else ROUNDS, sets)
+        frame = _compared(shape, variants, SMOKE_ROUNDS if smoke else ROUNDS, sets, where_they_lie=offset > 0)
         frame["offset_bytes"] = offset * cell.dtype.itemsize
         frame["pairs_per_thread"] = frame.contender.map({p.name: n for p, n in zip(variants, widths, strict=False)})
         together = frame.pairs_per_thread * (2 if layout == "interleaved" else 1)
@@ -390,6 +390,12 @@ def _compare(cells: Sequence[Workload], variants: Sequence[peers.Peer], smoke: b
     return pd.concat(frames, ignore_index=True)
 
 
+def _same_bits(rotate: peers.Rotate, *inputs: torch.Tensor) -> bool:
+    """Whether tensors where they lie become what copies of them become. Overwrites them."""
+    expected = rotate(*(x.clone() for x in inputs))
+    return all(torch.equal(x, y) for x, y in zip(rotate(*inputs), expected, strict=True))
+
+
 def _compared(
     cell: Workload,
     variants: Sequence[peers.Peer],
@@ -397,10 +403,21 @@ def _compared(
     sets: Sequence[Buffers] | None = None,
     exact: tuple[torch.Tensor, ...] | None = None,
     count_launches: bool = False,
+    where_they_lie: bool = False,
 ) -> pd.DataFrame:
-    """Those variants that are right, and the copies, in the same rounds."""
+    """Those variants that are right, and the copies, in the same rounds.
+
+    Args:
+        exact: as for `ropelab.bench.peers.check`, which looks at copies of q and k that torch allocates.
+        where_they_lie: a variant is right only if it makes the same bits of q and k at their own addresses.
+    """
     sets = sets or _buffers(cell)
     ready, status = _ready(cell, variants, sets[0], exact)
+    if where_they_lie:
+        differing = [name for name, rotate in ready.items() if not _same_bits(rotate, *_inputs(sets)[0])]
+        for name in differing:
+            del ready[name]
+            status[name] = "wrong: other bits than of tensors at multiples of 16 bytes"
     timed = {name: partial(_calls, rotate, _inputs(sets)) for name, rotate in ready.items()}
     frame = tidy(_times(timed | copy_contenders(cell, sets), rounds), cell.columns, status)
     if count_launches:
