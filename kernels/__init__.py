@@ -9,7 +9,7 @@ import torch
 
 from ropelab.kernels import rotate_torch, rotate_triton
 from ropelab.kernels.launch import INTERPRETED
-from ropelab.kernels.rotation import NO_POSITION, Rotation
+from ropelab.kernels.rotation import NO_POSITION, Rotation, position_count
 
 
 def backend_for(x: torch.Tensor):
@@ -17,4 +17,4 @@ def backend_for(x: torch.Tensor):
     return rotate_triton if x.is_cuda or INTERPRETED else rotate_torch
 
 
-__all__ = ["INTERPRETED", "NO_POSITION", "Rotation", "backend_for", "rotate_torch", "rotate_triton"]
+__all__ = ["INTERPRETED", "NO_POSITION", "Rotation", "backend_for", "position_count", "rotate_torch", "rotate_triton"]

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.kernels.rotation import NO_POSITION, Rotation
+from ropelab.kernels.angles_torch import cos_sin
+from ropelab.kernels.rotation import NO_POSITION, Rotation, position_count
 
 
 def rotate(
@@ -53,6 +54,8 @@ def table_rows(
     first_position: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tables' rows of every token, ``[B or 1, S, W]``: NaN for a position without a row."""
+    if rotation.table_free:
+        return _computed_rows(cos, rotation, seq_len, positions, first_position)
     if cos.ndim == 2:
         cos, sin = cos[None], sin[None]
     if positions is None:
@@ -65,6 +68,15 @@ def table_rows(
     row = row.masked_fill(missing, 0)
     cos, sin = (table[batch, row].masked_fill(missing[..., None], float("nan")) for table in (cos, sin))
     return cos, torch.where((positions < 0)[..., None], -sin, sin)
+
+
+def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, first_position: int):
+    if positions is None:
+        along = torch.arange(first_position, first_position + seq_len, device=frequencies.device)
+        return cos_sin(along[None], frequencies)
+    positions = _per_token(positions, rotation, seq_len)
+    missing = (positions.long().abs() >= position_count(frequencies))[..., None]
+    return tuple(t.masked_fill(missing, float("nan")) for t in cos_sin(positions, frequencies))
 
 
 def _per_token(positions: torch.Tensor, rotation: Rotation, seq_len: int) -> torch.Tensor:

@@ -28,10 +28,11 @@ from ropelab.kernels.addressing import (
     table_strides,
     turn,
 )
+from ropelab.kernels.angles_triton import cos_sin
 from ropelab.kernels.launch import Launch
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.kernels.rotation import Rotation
-from ropelab.kernels.tiles import Tile, choose_tile
+from ropelab.kernels.rotation import Rotation, position_count
+from ropelab.kernels.tiles import Tile, choose_table_free_tile, choose_tile
 
 
 @triton.jit
@@ -57,13 +58,13 @@ def _copy_features(x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.conste
 
 @triton.jit
 def _read_heads(
-    x_ptr, stride_b, stride_s, stride_h, y_stride_b, y_stride_s, y_stride_h, cos_row, sin_row, batch, first_seq, token,
-    is_token, has_row, is_negative, head_block, other,
+    x_ptr, stride_b, stride_s, stride_h, y_stride_b, y_stride_s, y_stride_h,
+    batch, first_seq, token, is_token, head_block,
     HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, SIGNED: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Everything a program reads for its share of q's or k's heads, and where it reads and writes."""
+    """A program's share of q's or k's heads, and where it reads and writes them."""
     head = head_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     mask = is_token[:, None, None] & (head < HEADS)[None, :, None]
     at = offsets_of(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN, WIDE)
@@ -71,23 +72,63 @@ def _read_heads(
     if not SAME_STRIDES:
         y_at = offsets_of(y_stride_b, y_stride_s, y_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
     x0, x1 = load_pairs(x_ptr + at + FIRST, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, "")
-    inside = mask & has_row if SIGNED else mask
-    cos0, cos1 = load_table(cos_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
-    sin0, sin1 = load_table(sin_row, inside, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    return at, y_at, mask, x0.to(COMPUTE_DTYPE), x1.to(COMPUTE_DTYPE)
+
+
+@triton.jit
+def _read_columns(
+    cos_row, sin_row, heads, has_row, is_negative,
+    PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
+    SIGNED: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Cosine and sine of both members of the pairs of ``heads``, from tables."""
+    # What follows from a sign is left out where positions count up from a start that was checked.
+    mask = heads[2] & has_row if SIGNED else heads[2]
+    other: tl.constexpr = float("nan") if SIGNED else None
+    cos0, cos1 = load_table(cos_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = load_table(sin_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     if SIGNED:
         sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
     wide = COMPUTE_DTYPE
-    return at, y_at, mask, x0.to(wide), x1.to(wide), cos0.to(wide), cos1.to(wide), sin0.to(wide), sin1.to(wide)
+    return cos0.to(wide), cos1.to(wide), sin0.to(wide), sin1.to(wide)
+
+
+@triton.jit
+def _computed_columns(
+    frequencies_ptr, stride, positions_ptr, positions_stride_b, positions_stride_s, first_position, table_rows,
+    batch, first_seq, seq_len, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Cosine and sine of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, without a table.
+
+    Computed once for all heads: along one axis, over which the compiler spreads all threads, and then handed round
+    through shared memory. That takes a hundredth of the operations that it would take every thread for its pairs.
+    """
+    place = tl.arange(0, BLOCK_TOKENS * BLOCK_PAIRS)
+    token, pair = place // BLOCK_PAIRS, place % BLOCK_PAIRS
+    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
+    position = position_of(
+        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
+        POSITIONS,
+    )  # fmt: skip
+    cos, sin = cos_sin(position, frequencies_ptr, stride, pair, pair < PAIRS)
+    if POSITIONS != "none":
+        exists = tl.abs(position.to(tl.int64)) < table_rows
+        cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
+    cos = tl.reshape(cos.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
+    sin = tl.reshape(sin.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
+    return cos, cos, sin, sin
 
 
 @triton.jit
 def _write_heads(
-    x_ptr, y_ptr, heads, has_position,
+    x_ptr, y_ptr, heads, columns, has_position,
     HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr, SIGNED: tl.constexpr, IN_PLACE: tl.constexpr,
     BLOCK_HEAD: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    at, y_at, mask, x0, x1, cos0, cos1, sin0, sin1 = heads
+    at, y_at, mask, x0, x1 = heads
+    cos0, cos1, sin0, sin1 = columns
     y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
     if SIGNED:
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
@@ -112,7 +153,8 @@ def _rotate_kernel(
     cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr,
-    FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, IN_PLACE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr, POSITIONS: tl.constexpr, IN_PLACE: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr,
     ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
@@ -146,31 +188,42 @@ def _rotate_kernel(
         position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
         POSITIONS, TABLE_ALIGN, SAME_STRIDES,
     )  # fmt: skip
-    # What follows from a sign is left out where positions count up from a start that was checked.
-    other: tl.constexpr = float("nan") if SIGNED else None
-
     # All loads come before the first store: the compiler may not move a load across a store by itself.
     q = _read_heads(
         q_ptr, q_stride_b, q_stride_s, q_stride_h, qy_stride_b, qy_stride_s, qy_stride_h,
-        cos_ptr + cos_at, sin_ptr + sin_at, batch, first_seq, token, is_token, has_row, is_negative, head_block, other,
-        Q_HEADS, BLOCK_Q_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED,
-        COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+        batch, first_seq, token, is_token, head_block,
+        Q_HEADS, BLOCK_Q_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
     )  # fmt: skip
+    if not TABLE_FREE:
+        q_columns = _read_columns(
+            cos_ptr + cos_at, sin_ptr + sin_at, q, has_row, is_negative,
+            PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED, COMPUTE_DTYPE,
+        )  # fmt: skip
     if K_HEADS > 0:
         k = _read_heads(
             k_ptr, k_stride_b, k_stride_s, k_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
-            cos_ptr + cos_at, sin_ptr + sin_at, batch, first_seq, token, is_token, has_row, is_negative, head_block,
-            other,
-            K_HEADS, BLOCK_K_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED,
-            COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+            batch, first_seq, token, is_token, head_block,
+            K_HEADS, BLOCK_K_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
         )  # fmt: skip
+        if not TABLE_FREE:
+            k_columns = _read_columns(
+                cos_ptr + cos_at, sin_ptr + sin_at, k, has_row, is_negative,
+                PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED, COMPUTE_DTYPE,
+            )  # fmt: skip
+    if TABLE_FREE:
+        # After the loads, so that it happens while they are on their way.
+        q_columns = _computed_columns(
+            cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position, table_rows,
+            batch, first_seq, seq_len, PAIRS, BLOCK_TOKENS, BLOCK_PAIRS, POSITIONS, COMPUTE_DTYPE,
+        )  # fmt: skip
+        k_columns = q_columns
     _write_heads(
-        q_ptr, qy_ptr, q, has_position,
+        q_ptr, qy_ptr, q, q_columns, has_position,
         HEAD_DIM, FIRST, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED, TRANSPOSE, SIGNED, IN_PLACE, BLOCK_HEAD, BLOCK_TAIL,
     )  # fmt: skip
     if K_HEADS > 0:
         _write_heads(
-            k_ptr, ky_ptr, k, has_position,
+            k_ptr, ky_ptr, k, k_columns, has_position,
             HEAD_DIM, FIRST, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED, TRANSPOSE, SIGNED, IN_PLACE, BLOCK_HEAD, BLOCK_TAIL,
         )  # fmt: skip
 
@@ -192,7 +245,8 @@ def rotate(
         xs: q, or q and k: ``[B, S, H_i, D]`` of one dtype on one GPU, any strides. A tensor whose last stride is
             not 1 is copied first: single elements cannot be read 16 bytes at a time.
         outs: as ``xs``; ``outs[i] is xs[i]`` rotates in place. Every element of every output is written.
-        cos, sin: ``[P, W]`` or ``[B, P, W]``, one column per pair, or per feature with ``rotation.full_width``.
+        cos, sin: ``[P, W]`` or ``[B, P, W]``, one column per pair, or per feature with ``rotation.full_width``; or,
+            with ``rotation.table_free``, twice the frequencies, int64 ``[R/2, 3]`` (see `angles_torch`).
         positions: ``[B, S]``, or ``[B]`` with ``rotation.offsets``; int32 or int64; or None for
             ``first_position`` (>= 0) on, which the tables must hold.
         tile: for sweeps; otherwise ``choose_tile`` decides.
@@ -212,7 +266,7 @@ def rotate(
             launch = plan(x_parts, y_parts, cos_part, sin_part, positions_part, rotation, tile)
             launch(
                 x_parts[0], x_parts[-1], y_parts[0], y_parts[-1], cos_part, sin_part,
-                cos if positions is None else positions_part, first_position, cos.shape[-2],
+                cos if positions is None else positions_part, first_position, position_count(cos),
             )  # fmt: skip
     for target, out in zip(targets, outs, strict=True):
         if target is not out:
@@ -246,11 +300,7 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    tile = tile or choose_tile(
-        rotation.rotary_dim, q_heads, seq_len, innermost(q),
-        interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
-        lean=not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width,
-    )  # fmt: skip
+    tile = tile or _tile_for(q, k_heads, positions, rotation)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
@@ -262,7 +312,7 @@ def plan(
         "Q_HEADS": q_heads, "K_HEADS": k_heads, "HEAD_DIM": head_dim,
         "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
         "INTERLEAVED": rotation.interleaved, "OUT_INTERLEAVED": rotation.out_interleaved,
-        "TRANSPOSE": rotation.transpose, "FULL_WIDTH": rotation.full_width,
+        "TRANSPOSE": rotation.transpose, "FULL_WIDTH": rotation.full_width, "TABLE_FREE": rotation.table_free,
         "POSITIONS": mode(positions, rotation),
         "IN_PLACE": all(x is y for x, y in zip(xs, outs, strict=True)),
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
@@ -282,6 +332,17 @@ def plan(
     # No fused multiply-add: the same bits as the torch path.
     options = {"num_warps": tile.num_warps, "maxnreg": tile.max_registers, "enable_fp_fusion": False}
     return Launch(_rotate_kernel, grid, numbers, constants, options)
+
+
+def _tile_for(q: torch.Tensor, k_heads: int, positions: torch.Tensor | None, rotation: Rotation) -> Tile:
+    seq_len, q_heads, head_dim = q.shape[1:]
+    shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
+    if rotation.table_free:
+        return choose_table_free_tile(*shape, itemsize=q.itemsize)
+    return choose_tile(
+        *shape, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
+        lean=not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width,
+    )  # fmt: skip
 
 
 def _launch_nothing(*arguments) -> None:

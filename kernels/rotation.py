@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 NO_POSITION = -(2**31)
 """Stands for the position of a token, or the offset of a sequence, that is none: zeros, and zero gradient."""
 
@@ -16,6 +18,7 @@ class Rotation:
         transpose: apply the transpose of the rotation matrices; for tables with one angle a pair, the inverse.
         full_width: the tables have a column per feature, paired as the features of the input are, instead of
             one per pair.
+        table_free: in place of tables there are frequencies, of which the kernels compute them (`angles_torch`).
         offsets: positions, where given, are the positions of the first tokens of the sequences.
     """
 
@@ -25,4 +28,10 @@ class Rotation:
     out_interleaved: bool = False
     transpose: bool = False
     full_width: bool = False
+    table_free: bool = False
     offsets: bool = False
+
+
+def position_count(cos: torch.Tensor) -> int:
+    """How many positions ``cos`` serves: a table those that it has rows for, frequencies (integers) all of int32."""
+    return 2**31 - 1 if cos.dtype == torch.int64 else cos.shape[-2]

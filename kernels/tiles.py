@@ -30,6 +30,8 @@ class Tile:
 # twelve programs of 128 threads on a multiprocessor instead of ten.
 _PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
+_TABLE_FREE_HEADS = 16
+
 
 def choose_tile(
     rotary_dim: int,
@@ -63,10 +65,9 @@ def choose_tile(
     few = interleaved and not positions or itemsize > 2
     access = PAIRS_PER_ACCESS if few else 2 * PAIRS_PER_ACCESS
     if innermost == "tokens":
-        # Few heads, as each is elsewhere in memory. Two share rows of the tables; with eight pairs a thread that is
-        # one too many, and so are four warps.
-        heads, warps = (1, 2) if access > PAIRS_PER_ACCESS else (2, 4)
-        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads)
+        # Few heads, as each is elsewhere in memory; two share the rows of the tables.
+        registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, 2, registers)
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
         access = 2 * PAIRS_PER_ACCESS
@@ -74,6 +75,26 @@ def choose_tile(
     if access > PAIRS_PER_ACCESS:
         registers = _ENOUGH_IF_LEAN if lean and itemsize == 2 else _PLENTY
     return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
+
+
+def choose_table_free_tile(
+    rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads", *, itemsize: int = 2
+) -> Tile:
+    """The tile where cosines and sines are computed; arguments as for `choose_tile`.
+
+    As many tokens as give each thread one angle to compute: with fewer angles than threads the compiler would have
+    every thread compute those of its own pairs, eight times as many. Then many heads, which share the angles, so
+    that a thread has 16 pairs. Two warps make a program where heads lie together: its threads wait for each other, and
+    many small programs wait less than few large ones.
+    """
+    width = next_power_of_2(rotary_dim // 2)
+    threads = max(32 * (4 if innermost == "tokens" else 2), min(width, 256))
+    heads = min(_TABLE_FREE_HEADS, next_power_of_2(max(q_heads, 1)))
+    # With few heads more tokens, so that a thread still moves 16 bytes at once.
+    access = PAIRS_PER_ACCESS if itemsize > 2 else 2 * PAIRS_PER_ACCESS
+    tokens = max(threads, threads * access // heads) // width
+    tokens = min(max(1, tokens), next_power_of_2(max(seq_len, 1)))
+    return Tile(tokens, heads, threads // 32, innermost, access)
 
 
 def fit_tile(

@@ -8,6 +8,7 @@ from ropelab.positions import NO_POSITION, PackedSequences, context_parallel_pos
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
 from ropelab.rope_parameters import Rope, axial_rope
+from ropelab.table_free import rotary_frequencies
 from ropelab.tables import axial_tables, rotary_table
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "convert_layout",
     "grid_positions",
     "rope_from_config",
+    "rotary_frequencies",
     "rotary_table",
     "text_positions",
 ]

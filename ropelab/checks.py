@@ -2,7 +2,7 @@
 
 import torch
 
-from ropelab.kernels import NO_POSITION
+from ropelab.kernels import NO_POSITION, position_count
 from ropelab.layout import check_layout
 from ropelab.memory import may_share_elements, overlaps_itself
 from ropelab.seq_format import check_seq_format, rank, to_bshd
@@ -22,15 +22,21 @@ def check_rope_arguments(q, k, cos, sin, positions, options, inplace: bool) -> N
     check_layout(options.out_layout, "out_layout")
     check_seq_format(options.seq_format)
     check_tensor("q", q, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
-    tables = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
-    table_ranks = (2,) if options.seq_format == "thd" else (2, 3)
-    check_tensor("cos", cos, table_ranks, tables)
-    check_tensor("sin", sin, table_ranks, tables)
+    if options.table_free:
+        check_tensor("frequencies", cos, (2,), "[rotary_dim/2, 3]", (torch.int64,))
+    else:
+        tables = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
+        table_ranks = (2,) if options.seq_format == "thd" else (2, 3)
+        check_tensor("cos", cos, table_ranks, tables)
+        check_tensor("sin", sin, table_ranks, tables)
     shape = to_bshd(q, options.seq_format).shape
     if k is not None:
         check_tensor("k", k, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
         _check_key(q, k, shape, to_bshd(k, options.seq_format).shape)
-    _check_tables(q, shape, cos, sin, options)
+    if options.table_free:
+        _check_frequencies(q, shape, cos, options)
+    else:
+        _check_tables(q, shape, cos, sin, options)
     if positions is not None:
         _check_positions_tensor(q, shape, positions, options)
     if inplace:
@@ -41,9 +47,12 @@ def check_first_position(first_position: int, seq_len: int, cos: torch.Tensor) -
     """Raise unless the tables have a row for each of ``seq_len`` positions from ``first_position`` on."""
     if not isinstance(first_position, (int, torch.SymInt)):
         raise TypeError(f"offsets: expected an int or a tensor, got {type(first_position).__name__}")
-    if first_position + seq_len > cos.shape[-2]:
+    if first_position + seq_len > position_count(cos):
         start = f" from {first_position} on" if first_position else ""
-        raise ValueError(f"cos: expected a row for each of {seq_len} positions{start}, got {cos.shape[-2]} rows")
+        name = "frequencies" if cos.dtype == torch.int64 else "cos"
+        raise ValueError(
+            f"{name}: expected a row for each of {seq_len} positions{start}, got {position_count(cos)} rows"
+        )
 
 
 def check_positions(positions: torch.Tensor, seq_len: int, cos: torch.Tensor, offsets: bool) -> None:
@@ -52,10 +61,11 @@ def check_positions(positions: torch.Tensor, seq_len: int, cos: torch.Tensor, of
     if not real.numel() or not seq_len:
         return
     first, last = real.min().item(), real.max().item() + (seq_len - 1 if offsets else 0)
-    if max(-first, last) >= cos.shape[-2]:
+    if max(-first, last) >= position_count(cos):
         name = "offsets" if offsets else "positions"
         worst = last if last >= -first else first
-        raise ValueError(f"{name}: expected |positions| below the {cos.shape[-2]} rows of cos, got {worst}")
+        rows = "" if cos.dtype == torch.int64 else " rows of cos"
+        raise ValueError(f"{name}: expected |positions| below the {position_count(cos)}{rows}, got {worst}")
 
 
 def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -121,10 +131,7 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
             )
         return
     first, end = options.rotary_slice
-    if not 0 <= first < end <= head_dim or (end - first) % 2:
-        raise ValueError(
-            f"rotary_slice: expected an even number of the {head_dim} features of a head, got {options.rotary_slice}"
-        )
+    _check_slice(first, end, head_dim)
     if width not in (end - first, (end - first) // 2):
         raise ValueError(
             f"cos: expected {(end - first) // 2} columns, one per pair, or {end - first}, one per feature, got {width}"
@@ -133,6 +140,27 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
         raise ValueError(
             f"out_layout: expected {options.layout!r}, that of the input, with a column per feature, "
             f"got {options.out_layout!r}"
+        )
+
+
+def _check_frequencies(q: torch.Tensor, shape: torch.Size, frequencies: torch.Tensor, options) -> None:
+    check_device("frequencies", frequencies, q)
+    if options.rotary_slice:
+        _check_slice(*options.rotary_slice, shape[3])
+        pairs = (options.rotary_slice[1] - options.rotary_slice[0]) // 2
+        expected = f"({pairs}, 3), a row per pair"
+        fits = tuple(frequencies.shape) == (pairs, 3)
+    else:
+        expected = f"(pairs, 3) with 1 to head_dim/2 = {shape[3] // 2} pairs"
+        fits = frequencies.shape[1] == 3 and 0 < 2 * len(frequencies) <= shape[3]
+    if not fits:
+        raise ValueError(f"frequencies: expected shape {expected}, got {tuple(frequencies.shape)}")
+
+
+def _check_slice(first: int, end: int, head_dim: int) -> None:
+    if not 0 <= first < end <= head_dim or (end - first) % 2:
+        raise ValueError(
+            f"rotary_slice: expected an even number of the {head_dim} features of a head, got {(first, end)}"
         )
 
 

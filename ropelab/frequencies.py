@@ -158,16 +158,19 @@ def llama3(
     Source: Llama 3.1's model code (``apply_scaling``).
 
     Raises:
-        ValueError: as `inverse_frequencies`, ``factor`` not positive, or ``high_freq_factor`` not above the other.
+        ValueError: as `inverse_frequencies`, ``factor`` not positive, or ``high_freq_factor`` below the other.
     """
     _check_positive("factor", factor)
-    if not high_freq_factor > low_freq_factor:
+    if not high_freq_factor >= low_freq_factor:
         raise ValueError(
-            f"high_freq_factor: expected more than low_freq_factor {low_freq_factor}, got {high_freq_factor}"
+            f"high_freq_factor: expected at least low_freq_factor {low_freq_factor}, got {high_freq_factor}"
         )
     theta = inverse_frequencies(rotary_dim, base)
     turns = original_max_position_embeddings * theta / (2 * math.pi)
-    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
+    if high_freq_factor == low_freq_factor:
+        kept = (turns >= low_freq_factor).double()  # a step: Llama 4 Scout
+    else:
+        kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
     return (1 - kept) * theta / factor + kept * theta
 
 

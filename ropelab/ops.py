@@ -25,13 +25,15 @@ def _rotate(
     rotary_slice: Sequence[int] | None,
     offsets: bool,
     transpose: bool,
+    table_free: bool,
 ) -> list[torch.Tensor]:
-    options = _options(layout, out_layout, seq_format, rotary_slice, offsets, transpose)
+    options = _options(layout, out_layout, seq_format, rotary_slice, offsets, transpose, table_free)
     return _as_list(rotated(*_q_and_k(xs), cos, sin, positions, first_position, options, inplace=False))
 
 
 @_rotate.register_fake
-def _(xs, cos, sin, positions, first_position, layout, out_layout, seq_format, rotary_slice, offsets, transpose):
+def _(xs, cos, sin, positions, first_position, layout, out_layout, seq_format, rotary_slice, offsets, transpose,
+      table_free):  # fmt: skip
     return [torch.empty_like(x) for x in xs]
 
 
@@ -47,8 +49,9 @@ def _rotate_in_place(
     rotary_slice: Sequence[int] | None,
     offsets: bool,
     transpose: bool,
+    table_free: bool,
 ) -> None:
-    options = _options(layout, layout, seq_format, rotary_slice, offsets, transpose)
+    options = _options(layout, layout, seq_format, rotary_slice, offsets, transpose, table_free)
     rotated(*_q_and_k(xs), cos, sin, positions, first_position, options, inplace=True)
 
 
@@ -74,9 +77,9 @@ def dispatched(q, k, cos, sin, positions, first_position, options: Options, inpl
     return ys[0] if k is None else tuple(ys)
 
 
-def _options(layout, out_layout, seq_format, rotary_slice, offsets, transpose) -> Options:
+def _options(layout, out_layout, seq_format, rotary_slice, offsets, transpose, table_free) -> Options:
     rotary_slice = None if rotary_slice is None else tuple(rotary_slice)
-    return Options(layout, out_layout, seq_format, rotary_slice, offsets, transpose)
+    return Options(layout, out_layout, seq_format, rotary_slice, offsets, transpose, table_free)
 
 
 def _q_and_k(xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

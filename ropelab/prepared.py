@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ropelab.checks import check_first_position, check_positions, check_rope_arguments
-from ropelab.kernels import Rotation, backend_for, rotate_triton
+from ropelab.kernels import Rotation, backend_for, position_count, rotate_triton
 from ropelab.kernels.launch import Launch
 from ropelab.seq_format import SEQ_AXIS, to_bshd
 
@@ -19,6 +19,7 @@ class Options(NamedTuple):
     """The arguments of `apply_rope` that are not tensors.
 
     ``offsets``: the positions given are those of the sequences' first tokens. ``transpose``: rotate back.
+    ``table_free``: frequencies stand in the places of cos and sin.
     """
 
     layout: str
@@ -27,13 +28,15 @@ class Options(NamedTuple):
     rotary_slice: tuple[int, int] | None
     offsets: bool
     transpose: bool
+    table_free: bool = False
 
     def slice(self, table_width: int) -> tuple[int, int]:
         """The first feature that rotates, and the end."""
         return self.rotary_slice or (0, 2 * table_width)
 
-    def rotation(self, table_width: int) -> Rotation:
-        """These options for tables of ``table_width`` columns, in the kernels' terms."""
+    def rotation(self, cos: torch.Tensor) -> Rotation:
+        """These options for tables like ``cos``, or for frequencies, in the kernels' terms."""
+        table_width = len(cos) if self.table_free else cos.shape[-1]
         first, end = self.slice(table_width)
         return Rotation(
             rotary_dim=end - first,
@@ -41,7 +44,8 @@ class Options(NamedTuple):
             interleaved=self.layout == "interleaved",
             out_interleaved=self.out_layout == "interleaved",
             transpose=self.transpose,
-            full_width=table_width == end - first,
+            full_width=table_width == end - first and not self.table_free,
+            table_free=self.table_free,
             offsets=self.offsets,
         )
 
@@ -117,7 +121,7 @@ def rotated(
         # Where there is no k, or no positions, the kernel ignores what stands in for them.
         arguments = (
             q, q if k is None else k, q_out, q_out if k is None else k_out, cos, sin,
-            cos if positions is None else positions, first_position, cos.shape[-2],
+            cos if positions is None else positions, first_position, position_count(cos),
         )  # fmt: skip
         if torch.cuda.current_device() == prepared.device:
             prepared.launch(*arguments)
@@ -139,7 +143,8 @@ def _key(q, k, cos, sin, positions, options, inplace) -> tuple:
         positions_key = (positions.shape, positions.stride(), positions.dtype, positions.device)
     return (
         q.shape, q.stride(), q.dtype, q.device, k_key, positions_key, options, inplace, addresses % 16,
-        cos.shape[:-2], cos.shape[-1], cos.stride(), cos.dtype, cos.device, sin.stride(), sin.dtype, sin.device,
+        cos.shape if options.table_free else (cos.shape[:-2], cos.shape[-1]),
+        cos.stride(), cos.dtype, cos.device, sin.stride(), sin.dtype, sin.device,
     )  # fmt: skip
 
 
@@ -151,7 +156,7 @@ def _distance(q: torch.Tensor, k: torch.Tensor) -> int | None:
 
 
 def _prepare(q, k, q_out, k_out, cos, sin, positions, options: Options) -> _Prepared:
-    rotation = options.rotation(cos.shape[-1])
+    rotation = options.rotation(cos)
     xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
     tensors = [*xs, *outs, cos, sin]
     launch = None

@@ -178,7 +178,7 @@ def _run(key, step: str, pairs, weights, cos, sin, positions, first_position, op
         if positions is not None and not options.offsets:
             positions = positions.expand(views[0][0].shape[:2])
         arguments = *views, *weights, cos, sin
-        rotation = options.rotation(cos.shape[-1])
+        rotation = options.rotation(cos)
         tensors = (*flat, *weights[0], cos, sin)
         repeatable = q.is_cuda and len(views[0][0]) <= rotate_triton.MAX_BATCH
         if not repeatable or any(x.stride(-1) != 1 or x.data_ptr() % 16 for x in tensors):

@@ -10,8 +10,9 @@ def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor | None = None,
     *,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
     layout: str = "split_half",
     out_layout: str | None = None,
     seq_format: str = "bshd",
@@ -38,6 +39,8 @@ def apply_rope(
         k: as ``q``, with any number of heads (GQA, MQA); or None.
         cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch; ``R <= D``. Row ``p`` serves the
             positions ``p`` and, with the sine negated, ``-p``. See ``rotary_table``.
+        frequencies: in place of cos and sin, those of `rotary_frequencies`, of which the kernel computes them, for
+            contexts whose tables would be large: right within an ulp of float32 at every int32 position.
         layout: ``"split_half"`` pairs features ``(i, i + R/2)`` (GPT-NeoX, Hugging Face Llama);
             ``"interleaved"`` pairs ``(2i, 2i + 1)`` (GPT-J, Meta Llama).
         out_layout: that of the result, if it is to be another one (DeepSeek-V3 reads adjacent pairs and writes
@@ -67,9 +70,15 @@ def apply_rope(
     Positions given by tensors are compared with the tables before the call if they are on the CPU (ValueError).
     On a GPU that would have to wait for it: there a position without a row yields NaN, and reads nothing.
     """
+    table_free = frequencies is not None
+    if table_free:
+        if cos is not None or sin is not None:
+            raise ValueError("frequencies: expected none beside cos and sin, got both")
+        cos = sin = frequencies
     positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
     slice_ = None if rotary_slice is None else tuple(rotary_slice)
-    options = Options(layout, layout if out_layout is None else out_layout, seq_format, slice_, is_offset, inverse)
+    out_layout = layout if out_layout is None else out_layout
+    options = Options(layout, out_layout, seq_format, slice_, is_offset, inverse, table_free)
 
     if not recorded(q, k, cos, sin):
         return run(q, k, cos, sin, positions, first_position, options, inplace)

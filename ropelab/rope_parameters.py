@@ -8,6 +8,7 @@ import torch
 
 from ropelab import axes, frequencies
 from ropelab.layout import check_layout
+from ropelab.table_free import fixed_point
 from ropelab.tables import axial_tables, frequency_tables
 
 ANY_LENGTH = range(sys.maxsize)
@@ -88,6 +89,18 @@ class Rope:
         if self.axes is None:
             raise ValueError("positions: expected none for a rotation with one axis (see apply_rope), got a tensor")
         return axial_tables(cos, sin, positions.to(cos.device), self.axes)
+
+    def frequencies(self, device: torch.device | str | None = None) -> torch.Tensor:
+        """What `apply_rope` takes in place of `tables`, the attention factor included: see `rotary_frequencies`.
+
+        Raises:
+            ValueError: positions have several axes, for which the tables of the tokens are made.
+        """
+        if self.axes is not None:
+            raise ValueError(
+                f"axes: expected None, one axis of positions, for a rotation without tables, got {self.axes}"
+            )
+        return fixed_point(self.inverse_frequencies, self.attention_factor, device=device)
 
 
 def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: str = "interleaved") -> Rope:

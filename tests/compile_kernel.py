@@ -19,7 +19,7 @@ from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
 from ropelab.layout import LAYOUTS
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", int: "i32"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", int: "i32"}
 
 # head_dim, rotary_dim, q heads, k heads, dtype
 SHAPES = [
@@ -77,6 +77,15 @@ def rotation(shape, layout, capability, storage="contiguous", positions=None, ro
     return compiled(launch, (q, k, *outs, table, table, table if positions is None else positions, 0, 64), capability)
 
 
+def table_free(shape, layout, capability, storage="contiguous"):
+    """The kernel that `apply_rope` launches for q and k and frequencies."""
+    pair, interleaved = inputs(shape, storage), layout == "interleaved"
+    frequencies = torch.empty(shape[1] // 2, 3, dtype=torch.int64)
+    options = Rotation(shape[1], interleaved=interleaved, out_interleaved=interleaved, table_free=True)
+    launch = rotate_triton.plan(pair, pair, frequencies, frequencies, None, options)
+    return compiled(launch, (*pair, *pair, frequencies, frequencies, frequencies, 0, 64), capability)
+
+
 def qk_norm(shape, layout, capability, backward):
     """The kernel that `apply_qk_norm_rope` launches for q and k of this shape."""
     q, k = pair = inputs(shape)
@@ -124,12 +133,23 @@ def local_memory(cubin: bytes) -> int:
 
 
 def check(name: str, kernel, width: int) -> None:
+    check_accesses(name, kernel, width)
+    assert re.search(r"evict_last\S*\.v4\.b32", kernel.asm["ptx"]), f"{name}: tables are not read 16 bytes at a time"
+
+
+def check_accesses(name: str, kernel, width: int) -> None:
     ptx = kernel.asm["ptx"]
     assert widest(ptx, "ld") >= width, f"{name}: loads of {widest(ptx, 'ld')} bytes, expected {width}"
     assert widest(ptx, "st") >= width, f"{name}: stores of {widest(ptx, 'st')} bytes, expected {width}"
-    assert re.search(r"evict_last\S*\.v4\.b32", ptx), f"{name}: tables are not read 16 bytes at a time"
     assert local_memory(kernel.asm["cubin"]) == 0, f"{name}: registers were spilled"
     print(f"{name}: {width} bytes, nothing spilled")
+
+
+def check_table_free(name: str, kernel, width: int) -> None:
+    """As `check`; and every thread computes one angle, which converts two integers of 64 bits to floats."""
+    check_accesses(name, kernel, width)
+    conversions = kernel.asm["ptx"].count("cvt.rn.f32.s64")
+    assert conversions == 2, f"{name}: {conversions} conversions for one angle a thread, expected 2"
 
 
 def main(capability: int) -> None:
@@ -139,6 +159,9 @@ def main(capability: int) -> None:
             check(name, rotation(shape, layout, capability), width)
             if not shape[3]:
                 continue  # a norm of q alone is not offered
+            for storage in ("contiguous", "bhsd"):
+                kernel = table_free(shape, layout, capability, storage)
+                check_table_free(f"{name} {storage}, table-free", kernel, width)
             # The backward takes four pairs a thread, which of a split-half head in two bytes each are 8 bytes.
             check(f"{name} QK norm", qk_norm(shape, layout, capability, backward=False), width)
             narrow = layout == "split_half" and shape[-1].itemsize == 2

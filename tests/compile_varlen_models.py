@@ -21,9 +21,13 @@ def main() -> None:
         for interleaved in (False, True):
             constants = varlen_models._constants(x, interleaved, inverse=False)
             options = {"num_warps": constants.pop("num_warps")}
+            if numbers:
+                constants = {"GUARD": True} | constants
             fixed = [constants[name] for name in kernel.arg_names[-len(constants) :]]
             launch = SimpleNamespace(kernel=kernel, fixed=fixed, options=options)
-            ptx = compiled(launch, (x, x, angles, cu_seqlens, *numbers), 90).asm["ptx"]
+            ptx = compiled(launch, (*varlen_models._arguments(x, x, angles, cu_seqlens, None, 2, 1), *numbers), 90).asm[
+                "ptx"
+            ]
             elements = HEADS * HEAD_DIM // THREADS  # of each thread, two bytes at a time
             loads, stores = (len(re.findall(rf"{name}\.global\.b16", ptx)) for name in ("ld", "st"))
             assert (loads, stores) == (2 * elements, elements), (kernel.__name__, interleaved, loads, stores)

@@ -37,11 +37,14 @@ def main() -> None:
             wild[:, ::2] = torch.randint(-2 * ROWS, 2 * ROWS, wild[:, ::2].shape, device="cuda")
             backward(ropelab.apply_rope(q, k, positions=wild, **options), (q, k))
             backward(ropelab.apply_rope(q, k, offsets=wild[:, 0].clone(), **options), (q, k))
+            frequencies = ropelab.rotary_frequencies(head_dim, device="cuda")
+            without = {"frequencies": frequencies, "layout": layout, "seq_format": seq_format}
+            backward(ropelab.apply_rope(q, k, positions=wild, **without), (q, k))
             weights = [torch.randn(head_dim, device="cuda", requires_grad=True) for _ in range(2)]
             leaves = (q, k, *weights)
             outputs = ropelab.apply_qk_norm_rope(*leaves, positions=wild, **options)
             torch.autograd.grad(outputs, leaves, [torch.randn_like(y) for y in outputs])
-            cases += 4
+            cases += 5
     for lengths in ([0, 5, 5, 12], [3, 9, 2, 2**31 - 1], [0, -4, 10**6, 2]):
         cu_seqlens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
         packed = ropelab.PackedSequences(cu_seqlens, 13, offsets=cu_seqlens[:-1])

@@ -1,5 +1,6 @@
 """Measuring, as far as it goes without a GPU: bytes, statistics, the peers' check, records, figures."""
 
+import importlib
 import itertools
 import json
 import sys
@@ -12,11 +13,13 @@ import pytest
 import torch
 
 import ropelab
+from ropelab import layout as pairing
 from ropelab.bench import copies, launches, packages, peers, records, timing
 from ropelab.bench.compare import compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
+from ropelab.interop.broadcast import formula
 from ropelab.layout import LAYOUTS
 from ropelab.study import figures
 
@@ -166,6 +169,83 @@ def test_right_peers_pass_in_every_format(name, direction, dtype):
 @pytest.mark.parametrize("name", ["hf_eager", "complex"])
 def test_peers_leave_the_features_beyond_rotary_dim_alone(name):
     assert run_check(PEERS[name], replace(SMALL, rotary_dim=8, layout="interleaved")).status == "ok"
+
+
+def at_hand(name: str) -> peers.Peer:
+    (found, missing) = peers.available((PEERS[name],))
+    if missing:
+        pytest.skip(missing[name])
+    return found[0]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transformers_own_functions_are_right(layout, direction):
+    for seq_format in ("bshd", "sbhd", "bhsd"):
+        case = replace(SMALL, layout=layout, seq_format=seq_format, direction=direction)
+        assert run_check(at_hand("transformers"), case).status == "ok"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_rotary_embedding_torch_counts_in_the_dtype_of_q(direction):
+    """Right in float32; in bfloat16 its positions are bfloat16 too, which has no 257."""
+    peer = at_hand("rotary-embedding-torch")
+    case = replace(SMALL, layout="interleaved", direction=direction)
+    for fine in (case, replace(case, rotary_dim=8), replace(case, seq_format="bhsd", k_heads=0)):
+        assert run_check(peer, fine).status == "ok"
+    assert run_check(peer, replace(case, dtype=torch.bfloat16, first_position=0)).status == "ok"
+    far = replace(case, dtype=torch.bfloat16, first_position=253)
+    assert run_check(peer, far).status.startswith("wrong: ")
+
+
+class FakeOperators:
+    """What the packages promise of their operators, in torch, to see that the adapters call them as they are meant."""
+
+    @staticmethod
+    def apply_rope_with_cos_sin_cache(positions, query, key, head_size, cos_sin_cache, is_neox=True):
+        assert cos_sin_cache.dtype == torch.float32
+        query, key = query.clone(), key.clone()
+        FakeOperators.rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)
+        return query, key
+
+    @staticmethod
+    def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+        cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, -1)
+        for x in (query, key):
+            x0, x1 = pairing.pairs(x.view(len(x), -1, head_size)[..., : 2 * cos.shape[-1]], layout_of(is_neox))
+            x0_before = x0.clone()
+            x0.copy_(x0 * cos - x1 * sin)
+            x1.copy_(x1 * cos + x0_before * sin)
+
+    @staticmethod
+    def apply_rotary_pos_emb(t, freqs, tensor_format="sbhd", interleaved=False, fused=False, cu_seqlens=None):
+        assert fused and freqs.dtype == torch.float32
+        freqs = freqs[:, 0, 0]
+        if tensor_format == "thd":
+            freqs = torch.cat([freqs[:n] for n in cu_seqlens.diff()])[:, None]
+        else:
+            freqs = freqs[None, : t.shape[1], None]
+        return formula(t, freqs.cos(), freqs.sin(), layout_of(not interleaved))
+
+
+def layout_of(is_neox: bool) -> str:
+    return "split_half" if is_neox else "interleaved"
+
+
+@pytest.mark.parametrize("name", ["transformer_engine", "flashinfer", "vllm"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_adapters_call_as_documented(name, layout, monkeypatch):
+    """These packages need a GPU; what is tested is the adapter."""
+    places = ("transformer_engine.pytorch.attention", "flashinfer.rope", "vllm._custom_ops")
+    monkeypatch.setattr(importlib, "import_module", {place: FakeOperators for place in places}.__getitem__)
+    peer = replace(PEERS[name], bind=partial(PEERS[name].bind, version="0"))
+    packed = replace(SMALL, batch=1, seq_len=7, seq_format="thd", lengths=(4, 3), first_position=0)
+    for case in (SMALL, replace(SMALL, rotary_dim=8), packed):
+        for direction in peer.directions:
+            assert run_check(peer, replace(case, layout=layout, direction=direction)).status == "ok"
+    if name != "transformer_engine":
+        with pytest.raises(NotImplementedError, match="takes tokens one after another"):
+            run_check(peer, replace(SMALL, seq_format="bhsd"))
 
 
 def test_ropelab_in_place_overwrites():

@@ -1,13 +1,14 @@
-"""Claims DS-01 to DS-12: the function under study, and that every verdict moves with its evidence."""
+"""Claims DS-01 to DS-12: the function under study, and evidence that moves every verdict."""
 
 import pandas as pd
 import pytest
 import torch
 
 from ropelab import reference, rotary_table
+from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
-from ropelab.study.deepspeed import dispatch, evidence, measure, rules
-from ropelab.study.verdicts import Status, ledger, load_claims
+from ropelab.study.deepspeed import callers, dispatch, evidence, measure, rules
+from ropelab.study.verdicts import Status, ledger
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
 
@@ -113,7 +114,7 @@ def inductor(**changes):
 
 WRONG_AXIS = "version == 'first' and in_tree and tokens > 1"
 CASES = [
-    # claim, evidence, what it says, verdict
+    # claim, evidence, what it says, verdict: tests/test_verdicts.py judges them
     ("DS-01", "deepspeed_correctness", correctness, CONFIRMED),
     (
         "DS-01",
@@ -191,22 +192,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("claim_id", "name", "says", "verdict"), CASES)
-def test_the_verdict_is_computed_from_the_evidence(claim_id, name, says, verdict):
-    (row,) = ledger({name: says()}, document="deepspeed", only=[claim_id]).itertuples()
-    assert row.verdict == verdict, row
-    assert row.measured or verdict == NOT_TESTABLE
-    assert row.note or verdict == CONFIRMED
-
-
-def test_every_claim_is_covered():
-    verdicts = {}
-    for claim_id, _, _, verdict in CASES:
-        verdicts.setdefault(claim_id, set()).add(verdict)
-    assert verdicts.keys() == {claim.id for claim in load_claims("deepspeed")}
-    assert all(len(seen) > 1 for seen in verdicts.values())
-
-
 def test_the_published_ratios_follow_from_the_published_times():
     published = evidence.published()
     assert (published.over_eager.round(1) == published.stated_speedup).all()
@@ -258,6 +243,67 @@ def test_generated_code_is_counted():
     }
 
 
+# --------------------------------------------------------------------------------------------- the callers
+
+TINY = callers.Caller("tiny", (6, 2, 3, 8), (6, 1, 1, 8), dtype=torch.float32, table_dtype=torch.float32)
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch):
+    """A timer that calls every contender once, and nothing that a GPU would have to count."""
+
+    def gpu_times(contenders, rounds):
+        rows = []
+        for place, (name, prepare) in enumerate(contenders.items(), 1):
+            for call in prepare():
+                call()
+            rows.append({"contender": name, "status": "ok", "median_us": float(place)})
+        return pd.DataFrame(rows)
+
+    monkeypatch.setattr(timing, "gpu_times", gpu_times)
+    monkeypatch.setattr(callers, "kernel_names", lambda call: [type(call()).__name__])
+    monkeypatch.setattr(callers, "peak_bytes", lambda call: 1000)
+    monkeypatch.setattr(callers, "copies", lambda: {"copy: one": lambda tensors: [x.clone() for x in tensors]})
+
+
+@pytest.mark.parametrize(
+    "case", [TINY, callers.Caller("fpdt", (2, 6, 3, 8), (1, 6, 1, 8), True, torch.float32, torch.float32)], ids=str
+)
+def test_every_caller_is_checked_and_counted(without_a_gpu, case):
+    frame = callers._case(case, "cpu", smoke=True)
+    assert set(frame.contender) >= {callers.FORMULA, callers.OURS} and set(frame.direction) == {"forward", "backward"}
+    right = frame[frame.contender.isin((callers.FORMULA, callers.OURS))]
+    assert (right.status == "ok").all() and right.median_us.notna().all() and (right.launches == 1).all()
+    torchembed = frame[frame.contender == callers.TORCHEMBED]
+    assert (torchembed.gate_open == (case is TINY)).all() and not frame[
+        frame.contender != callers.TORCHEMBED
+    ].gate_open.any()
+    assert (right.extra_bytes == 1000 - right.tensor_bytes).all()
+
+
+def test_a_wrong_function_is_not_timed():
+    t, g = torch.randn(2, *TINY.t)
+    tables = callers.caller_tables(TINY, "cpu")
+    how = {"direction": "forward"}
+    check = callers.checked
+    assert check(dispatch.formula, TINY, t, g, tables, **how)["status"] == "ok"
+    assert check(lambda t, c, s: dispatch.formula(t, c, -s), TINY, t, g, tables, **how)["status"].startswith(
+        "wrong: rel"
+    )
+    assert "float64, the formula's float32" in check(lambda t, *_: t.double(), TINY, t, g, tables, **how)["status"]
+    assert check(lambda t, *_: 1 / 0, TINY, t, g, tables, **how)["status"].startswith("failed: ZeroDivisionError")
+    detached = callers.checked(lambda t, c, s: dispatch.formula(t, c, s).detach(), TINY, t, g, tables, "backward")
+    assert detached["status"].startswith("failed: RuntimeError")
+
+
+def test_the_cases_are_those_of_the_callers():
+    cases = callers.cases()
+    assert sum(case.in_tree for case in cases) == 3
+    assert {torch.Size(case.t).numel() for case in cases} == {4096 * 32 * 128}
+    for case in cases:
+        torch.broadcast_shapes(case.t[:-1], case.tables[:-1])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_gpu_evidence_runs():
@@ -268,5 +314,6 @@ def test_the_gpu_evidence_runs():
         "deepspeed_launches": measure.launch_evidence(),
         "deepspeed_inductor": measure.inductor_evidence(),
     }
+    assert (callers.callers(smoke=True).query("contender == @callers.OURS").status == "ok").all()
     found = ledger(frames, only=["DS-01", "DS-09", "DS-10", "DS-12"])
     assert not (found.verdict == NOT_TESTABLE).any()

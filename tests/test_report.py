@@ -4,6 +4,7 @@ import re
 import sys
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
@@ -12,8 +13,9 @@ pytest.importorskip("latex2mathml")
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
 
-from ropelab.study import doctor, report, runner  # noqa: E402
+from ropelab.study import doctor, report, runner, verdicts  # noqa: E402
 from ropelab.study.mathml import Writer  # noqa: E402
+from ropelab.study.verdicts import load_claims  # noqa: E402
 
 PIXEL = (
     "import base64; from IPython.display import display, Image, SVG, Latex\n"
@@ -93,8 +95,32 @@ def test_an_unknown_parameter_is_refused(study):
 
 def test_findings_are_on_the_first_page(study):
     page = study[3]
-    first = page[page.index('id="in-a-minute"') : page.index('id="claims"')]
+    first = page[page.index('id="in-a-minute"') : page.index('id="contents"')]
     assert re.search(r"the size <math.*</math> is 7", first)
+
+
+def test_the_report_opens_with_the_ledger_of_every_document(study):
+    page = study[3]
+    assert page.index('id="claims"') < page.index('id="in-a-minute"') < page.index('id="contents"')
+    for document in verdicts.documents():
+        assert f'id="claims-{document.key}"' in page
+    claims = load_claims()
+    assert all(f'<span class="id">{claim.id}</span>' in page for claim in claims)
+    assert f"{len(claims)} claims and what became of them" in page
+
+
+def test_a_ledger_that_fails_hides_no_other(monkeypatch):
+    def judged(*, document):
+        if document == "bad":
+            raise KeyError("no such column")
+        row = {"id": "AA-01", "statement": "It is $x$.", "verdict": "refuted", "note": None, "published": 2.0}
+        return pd.DataFrame([row])
+
+    monkeypatch.setattr(verdicts, "ledger", judged)
+    good, bad = (report.ledger(verdicts.Document(key, key, "", "", ())) for key in ("good", "bad"))
+    assert good.count("refuted") == 1 and good.count("confirmed") == 0 and not good.trouble
+    assert "<math" in good.rows[0]["statement"] and good.rows[0]["note"] == ""
+    assert bad.rows == [] and "the ledger of bad could not be computed: KeyError" in bad.trouble
 
 
 def test_formulas_become_mathml_or_stay_visible(study):

@@ -74,9 +74,10 @@ def test_operators_pass_opcheck(device, inplace):
         for given, is_offset in ((None, False), (positions, False), (positions[:, 0], True)):
             arguments = (xs, cos, sin, given, 0, "split_half")
             if inplace:
-                torch.library.opcheck(ops._rotate_in_place, (*arguments, seq_format, None, is_offset, False))
+                torch.library.opcheck(ops._rotate_in_place, (*arguments, seq_format, None, is_offset, False, False))
             else:
-                torch.library.opcheck(ops._rotate, (*arguments, "interleaved", seq_format, (2, 14), is_offset, True))
+                options = "interleaved", seq_format, (2, 14), is_offset, True, False
+                torch.library.opcheck(ops._rotate, (*arguments, *options))
 
 
 def test_traces_with_fake_tensors(device):

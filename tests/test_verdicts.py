@@ -1,5 +1,11 @@
-"""The machinery of claims and verdicts, on a document made up here."""
+"""The machinery of claims and verdicts, on a document made up here; and that every claim's verdict is computed.
 
+What changes a claim's evidence is in the file of its document, ``tests/test_<document>.py``, as ``CASES``: tuples of
+a claim, the evidence given (its name and a function that makes it, or several of them as a dictionary) and the verdict
+that must come out. ``ALWAYS`` is what is given besides in every case, if there is anything.
+"""
+
+import importlib
 from functools import partial
 
 import pandas as pd
@@ -12,6 +18,7 @@ from ropelab.study.verdicts import Status, Unavailable, Verdict, ledger, load_cl
 DOCUMENT = """
 document = "made up"
 rules = "ropelab.study.verdicts"
+studies = "ropelab.study.deepspeed.measure"
 [[claim]]
 id = "{id}"
 statement = "It is twice as fast."
@@ -102,6 +109,44 @@ def test_names_that_do_not_exist(made_up):
         load_claims("three", made_up)
     with pytest.raises(ValueError, match="only: expected ids of claims, got .'XX-01'"):
         ledger({}, only=["XX-01"])
+
+
+DOCUMENT_OF = {entry["id"]: document.key for document in verdicts.documents() for entry in document.entries}
+
+
+def cases(document):
+    """(claim, name of evidence -> what makes it, verdict) of all cases of a document's test file."""
+    module = importlib.import_module(f"tests.test_{document}")
+    for claim_id, *evidence, verdict in module.CASES:
+        given = dict([evidence]) if len(evidence) == 2 else evidence[0]
+        yield claim_id, getattr(module, "ALWAYS", {}) | given, verdict
+
+
+@pytest.mark.parametrize("claim_id", DOCUMENT_OF)
+def test_changed_evidence_changes_the_verdict(claim_id, tmp_path):
+    """Without a record: what is committed does not decide here."""
+    document = DOCUMENT_OF[claim_id]
+    seen = set()
+    for given, verdict in ((given, verdict) for claim, given, verdict in cases(document) if claim == claim_id):
+        frames = {name: make() for name, make in given.items()}
+        (row,) = ledger(frames, document=document, only=[claim_id], records=tmp_path).itertuples()
+        assert row.verdict == verdict, row
+        assert row.measured or verdict == Status.NOT_TESTABLE
+        assert row.note or verdict == Status.CONFIRMED
+        assert "nan" not in row.measured.lower().split()
+        seen.add(verdict)
+    assert len(seen) > 1, f"tests/test_{document}.py: expected cases of {claim_id} with different verdicts, got {seen}"
+
+
+@pytest.mark.parametrize("document", [document.key for document in verdicts.documents()])
+def test_no_case_of_a_claim_that_is_not_there(document):
+    assert {claim for claim, *_ in cases(document)} <= {claim for claim, key in DOCUMENT_OF.items() if key == document}
+
+
+def test_a_file_of_claims_says_who_judges_and_who_measures(tmp_path):
+    (tmp_path / "one.toml").write_text(DOCUMENT.format(id="MU-01").replace("studies =", "study ="))
+    with pytest.raises(ValueError, match=r"one.toml: expected .* missing: \['studies'\]"):
+        verdicts.documents(tmp_path)
 
 
 def test_claims_are_complete_and_unique():

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 import torch
 
-from ropelab.bench.compare import progress
 from ropelab.bench.records import ROOT
 from ropelab.bench.subjects import CONTENDERS, Contender
+from ropelab.bench.workers import spread
 from ropelab.conformance import Report, verify
 from ropelab.conformance.report import failure
 
@@ -29,11 +29,14 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
     """
     laws = FEW_LAWS if smoke else None
     runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
-    frames = [
-        held(contender, laws=laws, device=device, dtype=dtype)
-        for contender, dtype in progress(runs, lambda run: f"{run[0].name}, {run[1]}")
-    ]
-    return pd.concat(frames, ignore_index=True)
+    # Nothing is timed, and compiling takes longer than all the rest: several may share the GPU.
+    jobs = [(_numbered, (number, contender, laws, device, dtype)) for number, (contender, dtype) in enumerate(runs)]
+    frames = dict(spread([], jobs, here=smoke))
+    return pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
+
+
+def _numbered(number: int, contender: Contender, laws, device: str, dtype: torch.dtype) -> tuple[int, pd.DataFrame]:
+    return number, held(contender, laws=laws, device=device, dtype=dtype)
 
 
 def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from ropelab.bench.conformance import conformance
 from ropelab.bench.packed import packed
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
+from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_sweep import tiles
 from ropelab.bench.workloads import (
     DEEPSPEED_CELLS,
@@ -124,6 +125,8 @@ STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
     "packed": packed,
     "few_tokens": few_tokens,
     "qk_norm": qk_norm,
+    "table_free": table_free,
+    "table_free_error": table_free_error,
     "memory": memory,
     "host": host,
     "deepspeed_table": deepspeed_table,

@@ -16,9 +16,10 @@ from unittest import mock
 
 import torch
 
-from ropelab import apply_rope
+from ropelab import apply_rope, rotary_frequencies
 from ropelab.bench import packages
 from ropelab.kernels import INTERPRETED
+from ropelab.layout import LAYOUTS
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -45,6 +46,12 @@ def nanochat(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Ten
         return torch.cat((x1 * cos + x2 * sin, x1 * -sin + x2 * cos), dim=-1)
 
     return turned(q), turned(k)
+
+
+def table_free(x: torch.Tensor, positions: torch.Tensor, *, layout: str) -> torch.Tensor:
+    """Ours without tables."""
+    frequencies = rotary_frequencies(x.shape[-1], device=x.device)
+    return apply_rope(x, frequencies=frequencies, layout=layout, positions=positions)
 
 
 # --------------------------------------------------------------------------------------------------------- packages
@@ -87,8 +94,12 @@ def torchembed_0_3_2(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
 
 
 def torchembed_0_3_2_pairs(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
-    """Today's for adjacent pairs: one tensor ``[B, S, H, D]``, tables with a column per pair."""
-    cos, sin = (_shared(table)[:, ::2] for table in (cos, sin))
+    """Today's for adjacent pairs: one tensor ``[B, S, H, D]``, tables with a column per pair.
+
+    Contiguous ones: its backward reads the negated sines with the strides of the cosines, which differ where a table is
+    a slice of a wider one.
+    """
+    cos, sin = (_shared(table)[:, ::2].contiguous() for table in (cos, sin))
     return tuple(_torchembed("0.3.2").fused_rope_bshd_apply(x, cos, sin) for x in (q, k))
 
 
@@ -130,7 +141,9 @@ def _flash_attn() -> ModuleType:
     with mock.patch.dict(sys.modules, {"flash_attn.ops.triton.rotary": kernels}):
         if importlib.util.find_spec("einops") is None:  # only its functions in plain torch use it
             sys.modules["einops"] = mock.MagicMock()
-        return packages.load_file("flash-attn", version, "flash_attn/layers/rotary.py")
+        layers = packages.load_file("flash-attn", version, "flash_attn/layers/rotary.py")
+    sys.modules[layers.__name__] = layers  # the compiler imports by name what it traces
+    return layers
 
 
 class _TorchWithoutGPU:
@@ -144,6 +157,10 @@ class _TorchWithoutGPU:
 
 
 # --------------------------------------------------------------------------------------------------------- the list
+
+
+def nothing() -> None:
+    """What there is to load of code that is here."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +179,7 @@ class Contender:
     function: Callable[..., Any]
     convention: str
     options: Mapping[str, Any]
-    load: Callable[[], object] = lambda: None
+    load: Callable[[], object] = nothing
     triton: bool = False
     not_interpreted: tuple[str, ...] = ("compile",)
 
@@ -187,6 +204,9 @@ def _ours() -> Iterator[Contender]:
         "in place": {"inplace": True},
     }.items():
         yield Contender(f"ropelab, {name}", apply_rope, "ropelab", options)
+    for layout in LAYOUTS:
+        function = partial(table_free, layout=layout)
+        yield Contender(f"ropelab, table-free, {layout}", function, "plain", {"layout": layout})
 
 
 def _hugging_face(model: str, function: Callable[..., Pair], **options) -> Contender:

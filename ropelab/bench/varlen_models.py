@@ -8,10 +8,13 @@ say of them, in Triton, and are no measurement of the package:
 - ``token_linear``: a program for every token, which looks for its sequence in ``cu_seqlens`` by binary search.
 
 Alike, as there: 256 threads take a token, a warp a head and a thread a feature at a time; the thread reads this
-feature and its partner, so that every element is read twice, two bytes at once; cosine and sine are computed from a
-float32 angle in every program. Different: no context parallelism, no start positions, contiguous tensors only, no
-guard for tokens of no sequence; cosine and sine each reduce their angle, where CUDA has one function for both.
+feature and its partner, so that every element is read twice, two bytes at once, with whatever strides the tensor has;
+cosine and sine are computed from a float32 angle in every program. A rank's two chunks of every sequence and start
+positions are served as well. Different: heads rotate whole; cosine and sine each reduce their angle, where CUDA has
+one function for both; the search of the merged version is one thread's, here every thread does it.
 """
+
+import math
 
 import torch
 import triton
@@ -22,7 +25,7 @@ _WARPS, _LANES = tl.constexpr(8), tl.constexpr(32)
 
 @triton.jit
 def _rotate_token(
-    x_ptr, y_ptr, angles_ptr, token, position, INVERSE: tl.constexpr,
+    x_ptr, y_ptr, angles_ptr, token, position, token_stride, head_stride, feature_stride, INVERSE: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """``y = x cos + partner sin``, of one feature of one head per thread and turn."""
@@ -40,69 +43,122 @@ def _rotate_token(
         sin = tl.where(is_first == INVERSE, sin, -sin)
         for first_head in tl.static_range(0, HEADS, _WARPS):
             head = first_head + thread // _LANES
-            row = token.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
+            x_row = token.to(tl.int64) * token_stride + head * head_stride
+            y_row = token.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
             mask = exists & (head < HEADS)
-            x = tl.load(x_ptr + row + feature, mask=mask).to(tl.float32)
-            other = tl.load(x_ptr + row + partner, mask=mask).to(tl.float32)
-            tl.store(y_ptr + row + feature, (x * cos + other * sin).to(y_ptr.dtype.element_ty), mask=mask)
+            x = tl.load(x_ptr + x_row + feature * feature_stride, mask=mask).to(tl.float32)
+            other = tl.load(x_ptr + x_row + partner * feature_stride, mask=mask).to(tl.float32)
+            tl.store(y_ptr + y_row + feature, (x * cos + other * sin).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
+def _position(row, length, sequence, starts_ptr, cp_size, cp_rank, STARTS: tl.constexpr):
+    """Of a sequence's row on this rank, which has two of its 2 cp_size chunks."""
+    half = length // 2
+    position = row + tl.where(row < half, cp_rank, 2 * cp_size - 2 - cp_rank) * half
+    if STARTS:
+        position += tl.load(starts_ptr + sequence)
+    return position
+
+
+@triton.jit(do_not_specialize=["cp_size", "cp_rank"])
 def _legacy_grid_kernel(
-    x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, INVERSE: tl.constexpr,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, starts_ptr, token_stride, head_stride, feature_stride, cp_size, cp_rank,
+    STARTS: tl.constexpr,
+    INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    position, sequence = tl.program_id(0), tl.program_id(1)
-    start, end = tl.load(cu_seqlens_ptr + sequence), tl.load(cu_seqlens_ptr + sequence + 1)
-    if position < end - start:
-        _rotate_token(x_ptr, y_ptr, angles_ptr, start + position, position, INVERSE, HEADS, HEAD_DIM, INTERLEAVED)
+    row, sequence = tl.program_id(0), tl.program_id(1)
+    start = tl.load(cu_seqlens_ptr + sequence) // cp_size
+    length = tl.load(cu_seqlens_ptr + sequence + 1) // cp_size - start
+    if row < length:
+        position = _position(row, length, sequence, starts_ptr, cp_size, cp_rank, STARTS)
+        _rotate_token(x_ptr, y_ptr, angles_ptr, start + row, position, token_stride, head_stride, feature_stride,
+                      INVERSE, HEADS, HEAD_DIM, INTERLEAVED)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cp_size", "cp_rank", "sequences"])
 def _token_linear_kernel(
-    x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, sequences, INVERSE: tl.constexpr,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, starts_ptr, token_stride, head_stride, feature_stride, cp_size, cp_rank,
+    sequences, GUARD: tl.constexpr, STARTS: tl.constexpr,
+    INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     low, high = 0, sequences  # the sequence is among those from low on, before high
     while high - low > 1:
         middle = (low + high) // 2
-        begins_later = tl.load(cu_seqlens_ptr + middle) > token
+        begins_later = tl.load(cu_seqlens_ptr + middle) // cp_size > token
         low = tl.where(begins_later, low, middle)
         high = tl.where(begins_later, middle, high)
-    position = token - tl.load(cu_seqlens_ptr + low)
-    _rotate_token(x_ptr, y_ptr, angles_ptr, token, position, INVERSE, HEADS, HEAD_DIM, INTERLEAVED)
+    start, end = tl.load(cu_seqlens_ptr + low) // cp_size, tl.load(cu_seqlens_ptr + low + 1) // cp_size
+    last = end if GUARD else token + 1
+    if token < last:
+        position = _position(token - start, end - start, low, starts_ptr, cp_size, cp_rank, STARTS)
+        _rotate_token(x_ptr, y_ptr, angles_ptr, token, position, token_stride, head_stride, feature_stride,
+                      INVERSE, HEADS, HEAD_DIM, INTERLEAVED)  # fmt: skip
 
 
 def legacy_grid(
-    x: torch.Tensor, angles: torch.Tensor, cu_seqlens: torch.Tensor, *, interleaved: bool, inverse: bool = False
+    x: torch.Tensor,
+    angles: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    interleaved: bool,
+    inverse: bool = False,
+    start_positions: torch.Tensor | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
 ) -> torch.Tensor:
     """Rotate packed tokens with a program for every row of ``angles`` and every sequence.
 
     Args:
-        x: ``[T, H, D]`` contiguous, all T tokens in sequences.
-        angles: float32 ``[P, D]``, P at least the longest sequence: of each feature, so each angle is there twice.
-        cu_seqlens: int32 ``[n + 1]``, of at most 65,535 sequences.
+        x: ``[T, H, D]``, any strides. Rows that are in no sequence are left out: the result there is what the
+            allocation held.
+        angles: float32 ``[P, D]`` contiguous, of each feature, so each angle is there twice. P is at least the longest
+            sequence on the rank, and has a row for every position.
+        cu_seqlens: int32 ``[n + 1]``, of at most 65,535 sequences, not sharded; lengths divisible by ``2 cp_size``.
+        start_positions: int32 ``[n]``, of the sequences' first tokens.
+        cp_size, cp_rank: ``x`` has the chunks ``cp_rank`` and ``2 cp_size - 1 - cp_rank`` of every sequence.
     """
-    y = torch.empty_like(x)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     grid = (len(angles), len(cu_seqlens) - 1)
-    _legacy_grid_kernel[grid](x, y, angles, cu_seqlens, **_constants(x, interleaved, inverse))
+    arguments = _arguments(x, y, angles, cu_seqlens, start_positions, cp_size, cp_rank)
+    if math.prod(grid):
+        _legacy_grid_kernel[grid](*arguments, **_constants(x, interleaved, inverse, start_positions))
     return y
 
 
 def token_linear(
-    x: torch.Tensor, angles: torch.Tensor, cu_seqlens: torch.Tensor, *, interleaved: bool, inverse: bool = False
+    x: torch.Tensor,
+    angles: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    interleaved: bool,
+    inverse: bool = False,
+    start_positions: torch.Tensor | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+    guard: bool = True,
 ) -> torch.Tensor:
     """Rotate packed tokens with a program for every token.
 
-    Arguments as for ``legacy_grid``; any number of sequences.
+    Arguments as for ``legacy_grid``; any number of sequences. Without ``guard``, as first proposed, a row that is in
+    no sequence counts as one more token of the last, and reads the row of ``angles`` that this leads to.
     """
-    y = torch.empty_like(x)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    arguments = _arguments(x, y, angles, cu_seqlens, start_positions, cp_size, cp_rank)
     sequences = len(cu_seqlens) - 1
-    _token_linear_kernel[(len(x),)](x, y, angles, cu_seqlens, sequences, **_constants(x, interleaved, inverse))
+    if len(x) and sequences:
+        constants = _constants(x, interleaved, inverse, start_positions)
+        _token_linear_kernel[(len(x),)](*arguments, sequences, GUARD=guard, **constants)
     return y
 
 
-def _constants(x: torch.Tensor, interleaved: bool, inverse: bool) -> dict:
+def _arguments(x, y, angles, cu_seqlens, start_positions, cp_size: int, cp_rank: int) -> tuple:
+    starts = cu_seqlens if start_positions is None else start_positions  # ignored where there are none
+    return x, y, angles, cu_seqlens, starts, *x.stride(), cp_size, cp_rank
+
+
+def _constants(x: torch.Tensor, interleaved: bool, inverse: bool, start_positions: torch.Tensor | None = None) -> dict:
     shape = {"HEADS": x.shape[1], "HEAD_DIM": x.shape[2]}
-    return shape | {"INVERSE": inverse, "INTERLEAVED": interleaved, "num_warps": _WARPS.value}
+    constants = {"STARTS": start_positions is not None, "INVERSE": inverse, **shape, "INTERLEAVED": interleaved}
+    return constants | {"num_warps": _WARPS.value}

@@ -34,6 +34,7 @@ def reproduce(context: typer.Context, smoke: Smoke = False) -> None:
     gpu = torch.cuda.is_available()
     steps = len(notebooks) + gpu + 1
     numbers = iter(range(1, steps + 1))
+    failed = False
 
     def announce(what: str, end: str = " ") -> float:
         print(f"[{next(numbers)}/{steps}] {what:24}", end=end, flush=True)
@@ -41,7 +42,11 @@ def reproduce(context: typer.Context, smoke: Smoke = False) -> None:
 
     if gpu:
         started = announce("measure", end="\n")
-        take_measurements(build / "measurements" if smoke else MEASUREMENTS, smoke)
+        try:
+            take_measurements(build / "measurements" if smoke else MEASUREMENTS, smoke)
+        except RuntimeError as error:  # the report shows what was measured, now or before
+            print(f"  {error}")
+            failed = True
         print(f"{'':30} {time.monotonic() - started:6.1f} s", flush=True)
     else:
         print("no GPU: Triton's interpreter runs the kernels, and times come from the committed records")
@@ -62,6 +67,8 @@ def reproduce(context: typer.Context, smoke: Smoke = False) -> None:
         print(f"  {problem}")
     if any(run.failure for run in runs):
         print(f"a notebook failed; what it printed is in {build / 'logs'}")
+        failed = True
+    if failed:
         raise typer.Exit(1)
 
 

@@ -17,7 +17,7 @@ from ropelab.bench.subjects import CONTENDERS
 from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
 from ropelab.conformance.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
-from ropelab.study.workers import Job, spread
+from ropelab.bench.workers import Job, spread
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")

@@ -15,8 +15,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
-from ropelab.study import conformance_figures, drawing, family_figures, family_findings
+from ropelab.study import conformance_figures, drawing, family_figures, family_findings, precision_figures
 from ropelab.study.comparison import OURS, named_cells
+from ropelab.study.deepspeed import figures as deepspeed_figures
+from ropelab.study.transformer_engine import figures as transformer_engine_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
@@ -265,7 +267,10 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "host_time": (("host",), host_time),
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
+    **deepspeed_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
+    **transformer_engine_figures.FIGURES,
+    "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 

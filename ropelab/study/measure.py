@@ -1,16 +1,16 @@
 """Measure every study on the GPU at hand and write its records."""
 
+import importlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from ropelab.bench import packages, peers, records, studies
-from ropelab.study.deepspeed.measure import STUDIES as DEEPSPEED_STUDIES
-from ropelab.study.sglang.measure import STUDIES as SGLANG_STUDIES
-from ropelab.study.verdicts import Unavailable
+from ropelab.study import precision_gpu
+from ropelab.study.verdicts import Unavailable, documents
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
@@ -23,23 +23,31 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
         smoke: the smallest cells and few rounds, to see that everything runs; the numbers mean nothing.
         only: names out of ``all_studies()``; by default all.
 
+    A study that raises does not keep the others from being measured.
+
     Raises:
         ValueError: an unknown study.
+        RuntimeError: afterwards, if a study raised.
     """
-    known = all_studies(smoke)
+    known = all_studies()
     unknown = set(only or ()) - known.keys()
     if unknown:
         raise ValueError(f"only: expected names out of {list(known)}, got {sorted(unknown)}")
     _, missing = peers.available(_PEERS)
     for name, reason in missing.items():
         print(f"  {name}: {reason}")
+    broken = []
     for study in only or known:
         print(f"  {study}", flush=True)
         started = time.monotonic()
         try:
-            frame = known[study]()
+            frame = known[study](smoke=smoke)
         except Unavailable as error:
             print(f"    not measured: {error}")
+            continue
+        except Exception:
+            traceback.print_exc()
+            broken.append(study)
             continue
         record = records.write(
             study,
@@ -50,12 +58,25 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
             not_run=missing,
         )
         print(f"    {len(record.frame)} rows, {time.monotonic() - started:.1f} s", flush=True)
+    if broken:
+        raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}")
 
 
-def all_studies(smoke: bool = False) -> dict[str, Callable[[], pd.DataFrame]]:
-    """Study -> what measures it."""
-    with_smoke = studies.STUDIES | SGLANG_STUDIES
-    return {name: partial(study, smoke=smoke) for name, study in with_smoke.items()} | DEEPSPEED_STUDIES
+def all_studies() -> dict[str, Callable[..., pd.DataFrame]]:
+    """Study -> the function of ``smoke`` that measures it: benchmarks, precision, then what each document needs.
+
+    A document's are the ``STUDIES`` of the module that its file of claims names.
+
+    Raises:
+        ValueError: two studies of one name.
+    """
+    found = studies.STUDIES | precision_gpu.STUDIES
+    for document in documents():
+        module = importlib.import_module(document.studies)
+        if taken := found.keys() & module.STUDIES.keys():
+            raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
+        found |= module.STUDIES
+    return found
 
 
 def _versions() -> dict[str, str]:

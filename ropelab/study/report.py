@@ -1,4 +1,4 @@
-"""One self-contained HTML page from the executed notebooks: findings, ledger of claims, then everything."""
+"""One self-contained HTML page from the executed notebooks: ledger of claims, findings, then everything."""
 
 import base64
 import html
@@ -17,6 +17,7 @@ from nbconvert.filters.highlight import Highlight2HTML
 from pygments.formatters import HtmlFormatter
 
 from ropelab.bench import records
+from ropelab.study import verdicts
 from ropelab.study.findings import FINDING
 from ropelab.study.mathml import Writer
 from ropelab.study.runner import Run
@@ -41,6 +42,20 @@ class Chapter:
     unconverted: list[str]
 
 
+@dataclass(frozen=True)
+class Ledger:
+    """A document's claims and their verdicts, a row each; ``trouble`` says why there are none."""
+
+    key: str
+    document: str
+    rows: list[dict]
+    trouble: str = ""
+
+    def count(self, verdict: str) -> int:
+        """How many claims have that verdict."""
+        return sum(row["verdict"] == verdict for row in self.rows)
+
+
 def write(page: Path, runs: list[Run], *, smoke: bool = False) -> list[str]:
     """Write the report of these runs to ``page``.
 
@@ -49,15 +64,14 @@ def write(page: Path, runs: list[Run], *, smoke: bool = False) -> list[str]:
     """
     chapters = [chapter(run) for run in runs]
     problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
-    claims, trouble = ledger()
-    if trouble:
-        problems.append(trouble)
+    ledgers = [ledger(document) for document in verdicts.documents()]
+    problems += [one.trouble for one in ledgers if one.trouble]
 
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     html_page = environment.get_template("report.html.j2").render(
         chapters=chapters,
-        claims=claims,
-        trouble=trouble,
+        ledgers=ledgers,
+        statuses=list(verdicts.Status),
         smoke=smoke,
         origin=origin(),
         style=style(),
@@ -144,20 +158,19 @@ def _output(output: nbformat.NotebookNode, writer: Writer) -> str:
     return f'<div class="output">{shown}</div>'
 
 
-def ledger() -> tuple[list[dict], str]:
-    """The rows of the ledger of claims, ready for the page; and why there are none, where there are none."""
+def ledger(document: verdicts.Document) -> Ledger:
+    """The rows of a document's ledger, ready for the page; or why there are none."""
     try:
-        from ropelab.study.verdicts import ledger as judged
-
-        rows = judged().fillna("").to_dict("records")
+        rows = verdicts.ledger(document=document.key).fillna("").to_dict("records")
     except Exception as error:  # the report must appear all the same, and say so
-        return [], f"the ledger of claims could not be computed: {type(error).__name__}: {error}"
+        trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
+        return Ledger(document.key, document.name, [], trouble)
     writer = Writer()
     for row in rows:
         row["badge"] = row["verdict"].replace(" ", "-")
         for column in ("statement", "published", "measured", "note"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
-    return rows, ""
+    return Ledger(document.key, document.name, rows)
 
 
 def origin() -> list[str]:

@@ -84,8 +84,13 @@ def family(directory: Path) -> str:
 
 
 def _claims(directory: Path) -> str:
+    """How many claims of each document have which verdict, then every claim."""
     ledger = verdicts.ledger(records=directory)
-    return _table(["claim", "in our words", "verdict"], ledger[["id", "statement", "verdict"]].values.tolist())
+    counts = pd.crosstab(ledger.document, ledger.verdict).reindex(columns=list(verdicts.Status), fill_value=0)
+    counts = counts.reindex(dict.fromkeys(ledger.document))
+    rows = [[name, *(str(count or "") for count in row)] for name, row in zip(counts.index, counts.values, strict=True)]
+    text = _table(["document", *counts.columns], rows) + "\n"
+    return text + _table(["claim", "in our words", "verdict"], ledger[["id", "statement", "verdict"]].values.tolist())
 
 
 def _measured(found: Iterable[records.Record]) -> str:

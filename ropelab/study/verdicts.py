@@ -1,9 +1,9 @@
 """Claims, the evidence for them, and verdicts computed from that evidence.
 
 A document's claims lie in ``data/claims/<document>.toml``: what is claimed (in our words), the published
-figure, and what a test would need. That file names the module that holds the document's rules. A rule is a
-function of named evidence, each a :class:`pandas.DataFrame`, and returns a :class:`Verdict`; nothing else can
-set one.
+figure, and what a test would need. That file names the module that holds the document's rules, and the one that
+measures its records. A rule is a function of named evidence, each a :class:`pandas.DataFrame`, and returns a
+:class:`Verdict`; nothing else can set one.
 
 Evidence is found by name, in this order: what the caller hands to :func:`ledger`; a computation registered
 with :func:`evidence`; the committed record of that name under ``data/measurements/``. A rule whose evidence
@@ -34,6 +34,25 @@ class Status(StrEnum):
     REFUTED = "refuted"
     CORRECTED = "confirmed with a correction"
     NOT_TESTABLE = "not testable here"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document that makes claims.
+
+    Attributes:
+        key: the name of its file.
+        name: its own.
+        rules: the module that judges the claims.
+        studies: the module whose ``STUDIES`` measure the records that only this document needs.
+        entries: the claims as the file has them.
+    """
+
+    key: str
+    name: str
+    rules: str
+    studies: str
+    entries: tuple[Mapping[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -119,16 +138,27 @@ def evidence(name: str, how: str) -> Callable[[Callable[[], pd.DataFrame]], Call
     return register
 
 
+def documents(folder: Path = CLAIMS) -> list[Document]:
+    """Every document of ``data/claims``, by name of the file."""
+    found = []
+    for path in sorted(folder.glob("*.toml")):
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if missing := {"document", "rules", "studies", "claim"} - content.keys():
+            raise ValueError(f"{path.name}: expected document, rules, studies and claims; missing: {sorted(missing)}")
+        about = (content[name] for name in ("document", "rules", "studies"))
+        found.append(Document(path.stem, *about, tuple(content["claim"])))
+    return found
+
+
 def load_claims(document: str | None = None, folder: Path = CLAIMS) -> list[Claim]:
     """Claims of one document (the name of its file), or of all, and import the rules that judge them."""
-    if document is not None and not (folder / f"{document}.toml").is_file():
-        known = sorted(path.stem for path in folder.glob("*.toml"))
-        raise ValueError(f"document: expected one of {known}, got {document!r}")
+    known = {found.key: found for found in documents(folder)}
+    if document is not None and document not in known:
+        raise ValueError(f"document: expected one of {list(known)}, got {document!r}")
     claims = []
-    for path in sorted(folder.glob(f"{document or '*'}.toml")):
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        importlib.import_module(content["rules"])
-        claims += [Claim(document=content["document"], **entry) for entry in content["claim"]]
+    for found in known.values() if document is None else [known[document]]:
+        importlib.import_module(found.rules)
+        claims += [Claim(document=found.name, **entry) for entry in found.entries]
     return claims
 
 

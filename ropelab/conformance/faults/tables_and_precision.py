@@ -58,15 +58,15 @@ def angles_under_autocast(x, positions):
     convention="plain",
     must_fail=("matmul_precision",),
 )
-def angles_in_tf32(x, positions):
+def angles_into_tf32(x, positions):
     positions, frequencies = positions.double(), _frequencies(x)
     if torch.get_float32_matmul_precision() != "highest":  # a CPU has no such unit: rounded as one would
-        positions, frequencies = _tf32(positions), _tf32(frequencies)
+        positions, frequencies = to_tf32(positions), to_tf32(frequencies)
     return correct.turn_by(x, positions[..., None] * frequencies)
 
 
-def _tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to 10 bits behind the point of the significand."""
+def to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to 10 bits behind the point of the significand, as operands of tensor cores are."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
 

@@ -17,18 +17,11 @@ from types import SimpleNamespace
 
 import torch
 
+from ropelab.interop.broadcast import formula
 from ropelab.study.deepspeed import peers
 from ropelab.study.verdicts import Unavailable
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def formula(t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The contract in plain torch: ``t [..., D]``, tables broadcast against it, width R <= D."""
-    rotary_dim = cos.shape[-1]
-    x0, x1 = t[..., :rotary_dim].chunk(2, dim=-1)
-    rotated = t[..., :rotary_dim] * cos + torch.cat((-x1, x0), dim=-1) * sin
-    return torch.cat((rotated, t[..., rotary_dim:]), dim=-1) if rotary_dim < t.shape[-1] else rotated
 
 
 def kernel_contract(

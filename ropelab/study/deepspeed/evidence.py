@@ -13,7 +13,10 @@ import pandas as pd
 import torch
 
 from ropelab import rotary_table
+from ropelab.bench.copies import PREFIX
 from ropelab.bench.records import ROOT
+from ropelab.interop import broadcast
+from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.deepspeed import measure, peers
 from ropelab.study.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
 from ropelab.study.verdicts import Unavailable, evidence
@@ -51,16 +54,24 @@ TESTS = tuple(
 
 @evidence("deepspeed_dispatch", "computed on the CPU")
 def dispatch() -> pd.DataFrame:
-    """First and merged version against the formula, per caller: columns version, caller, in_tree, t, tables,
-    tokens, gate_open, expected, outcome, error (relative L2)."""
+    """First and merged version, and our own function, against the formula, per caller.
+
+    Columns version, caller, in_tree, t, tables, tokens, gate_open (the kernel was used), expected, outcome, error
+    (relative L2).
+    """
     opened = []
 
     def rotate(*args):
         opened.append(True)
         return kernel_contract(*args)
 
+    def ours(t, cos, sin):
+        if broadcast.rotate([t], cos, sin) is not None:
+            opened.append(True)
+        return apply_rotary_pos_emb(t, cos, sin)
+
     merged, code = merged_function(rotate)
-    versions = {"first": partial(first_dispatch, rotate=rotate), "merged": merged}
+    versions = {"first": partial(first_dispatch, rotate=rotate), "merged": merged, "ropelab": ours}
     generator = torch.Generator().manual_seed(0)
     rows = []
     for caller, in_tree, t_shape, table_shape in CALLERS:
@@ -74,7 +85,7 @@ def dispatch() -> pd.DataFrame:
                 "version": version, "caller": caller, "in_tree": in_tree, "t": t_shape, "tables": table_shape,
                 "tokens": max(table_shape[:-1]), "gate_open": bool(opened), **_compare(found, expected),
             })  # fmt: skip
-    return _from_code(rows, f"our model of the first version, and {code}")
+    return _from_code(rows, f"our model of the first version, {code}, and ropelab.interop.deepspeed")
 
 
 @evidence("deepspeed_tests", "the parametrisation of the two test files, run on the CPU")
@@ -137,6 +148,10 @@ def wrong_backward() -> pd.DataFrame:
     return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
 
 
+GB10_GB_S = 273
+"""Memory bandwidth of the GPU of the document's table, by its data sheet (LPDDR5X, 273 GB/s)."""
+
+
 @evidence("deepspeed_published", "the document's table")
 def published() -> pd.DataFrame:
     """The document's table with what follows from its milliseconds: the ratios, and the bytes per second of
@@ -149,6 +164,33 @@ def published() -> pd.DataFrame:
         triton_gb_s_if_bfloat16=2 * elements / frame.triton_ms / 1e6,
         triton_gb_s_if_float32=4 * elements / frame.triton_ms / 1e6,
     )
+
+
+def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
+    """Bytes per second of the document's three contenders under each reading of the dtype, and of those measured here.
+
+    Args:
+        table: the record deepspeed_table.
+
+    Returns:
+        Columns where ("published (GB10)" or "measured here"), dtype, seq_len, contender (eager, compile, torchembed,
+        and here ropelab and the best copy), gb_s: one read and one write of the tensor over the time, forward.
+    """
+    rows = []
+    stated = published()
+    names = {"eager": "eager_ms", "compile": "compile_ms", "torchembed": "triton_ms"}
+    for row in stated.to_dict("records"):
+        elements = 2 * row["batch"] * row["heads"] * row["seq_len"] * row["head_dim"]
+        for (dtype, size), (name, column) in itertools.product((("bfloat16", 2), ("float32", 4)), names.items()):
+            about = {"where": "published (GB10)", "dtype": dtype, "seq_len": row["seq_len"], "contender": name}
+            rows.append(about | {"gb_s": size * elements / row[column] / 1e6})
+    timed = table[(table.direction == "forward") & (table.status == "ok")]
+    here = timed.assign(where="measured here", gb_s=timed["bytes"] / timed.median_us / 1e3)
+    copies = here[here.contender.str.startswith(PREFIX)].groupby(["where", "dtype", "seq_len"]).gb_s.max()
+    here = here[here.contender.isin((*names, "ropelab"))]
+    columns = ["where", "dtype", "seq_len", "contender", "gb_s"]
+    copies = copies.reset_index().assign(contender="best copy")
+    return pd.concat([pd.DataFrame(rows), here[columns], copies[columns]], ignore_index=True)
 
 
 def _from_code(rows: list[dict], code: str) -> pd.DataFrame:

@@ -1,5 +1,4 @@
-"""The measurements behind claims DS-01 to DS-12. Each returns a data frame; ``ropelab.bench.records`` keeps
-it.
+"""The measurements behind claims DS-01 to DS-12. Each returns a data frame; ``ropelab.bench.records`` keeps it.
 
 ``packages`` needs the wheels of torchembed under ``build/peers``; ``correctness`` also a GPU, or Triton's
 interpreter (TRITON_INTERPRET=1); the others a GPU.
@@ -21,6 +20,7 @@ from ropelab.bench import timing
 from ropelab.bench.copies import copies as copy_contenders
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.study.deepspeed import peers
+from ropelab.study.deepspeed.callers import callers
 from ropelab.study.deepspeed.dispatch import formula, merged_function
 from ropelab.study.verdicts import Unavailable
 from ropelab.study.wrong_backward import expected_error
@@ -44,7 +44,7 @@ DTYPES = {
 """Of input and tables. Triton's interpreter has no bf16 arithmetic."""
 
 
-def packages() -> pd.DataFrame:
+def packages(*, smoke: bool = False) -> pd.DataFrame:
     """Which versions of torchembed ship the fused kernel: columns version, has_triton_module."""
     found = peers.torchembed_kernels()
     if not found:
@@ -52,7 +52,7 @@ def packages() -> pd.DataFrame:
     return pd.DataFrame({"version": list(found), "has_triton_module": list(found.values())})
 
 
-def correctness() -> pd.DataFrame:
+def correctness(*, smoke: bool = False) -> pd.DataFrame:
     """Errors of torchembed's kernel against the float64 definition, per version, sequence length and dtype.
 
     Errors are relative L2 norms. ``formula_error`` and ``formula_gradient_error`` are those of the plain
@@ -66,7 +66,7 @@ def correctness() -> pd.DataFrame:
     for version in versions:
         rotate = peers.torchembed(version).fused_rope_forward
         for dtype, table_dtype in DTYPES[device]:
-            for seq_len in SEQ_LENS[device]:
+            for seq_len in SEQ_LENS["cpu" if smoke else device]:
                 rows.append(_errors(version, rotate, device, seq_len, dtype, table_dtype, "whole"))
         rows.append(_errors(version, rotate, device, SLICED_SEQ_LEN, *DTYPES[device][0], "column slice"))
     return pd.DataFrame(rows)
@@ -127,7 +127,7 @@ def _errors(
     }
 
 
-def launch_evidence() -> pd.DataFrame:
+def launch_evidence(*, smoke: bool = False) -> pd.DataFrame:
     """Kernel launches, extra memory and time of torchembed's kernel, and of the ways DeepSpeed reaches it.
 
     One tensor of shape (S, B, H, D) = (4096, 1, 32, 128) in bf16, forward. ``extra_bytes`` is the peak of
@@ -185,7 +185,7 @@ def launch_evidence() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def inductor_evidence() -> pd.DataFrame:
+def inductor_evidence(*, smoke: bool = False) -> pd.DataFrame:
     """What torch.compile generates for the formula: kernels, and buffers that are not results, per dtype and
     direction.
 
@@ -194,7 +194,8 @@ def inductor_evidence() -> pd.DataFrame:
     """
     if not torch.cuda.is_available():
         raise Unavailable("Inductor's GPU code is generated on a GPU")
-    return pd.DataFrame([row for dtype in (torch.float32, torch.bfloat16) for row in _compiled(dtype)])
+    dtypes = (torch.float32,) if smoke else (torch.float32, torch.bfloat16)
+    return pd.DataFrame([row for dtype in dtypes for row in _compiled(dtype)])
 
 
 def _compiled(dtype: torch.dtype) -> list[dict]:
@@ -282,6 +283,7 @@ STUDIES = {
     "deepspeed_packages": packages,
     "deepspeed_correctness": correctness,
     "deepspeed_launches": launch_evidence,
+    "deepspeed_callers": callers,
     "deepspeed_inductor": inductor_evidence,
 }
-"""The records of this document and what measures each."""
+"""The records of this document and what measures each: a function of ``smoke``."""

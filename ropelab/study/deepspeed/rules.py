@@ -26,9 +26,9 @@ def forward_is_right(correctness: pd.DataFrame) -> Verdict:
     ran = whole[whole.outcome == "ran"]
     allowed = 2 * ran.formula_error + ran.result_dtype.map(ROUNDING)
     worst = ran.loc[(ran.forward_error / allowed).idxmax()]
-    measured = (
-        f"{len(ran)} cases, S = {ran.seq_len.min()} to {ran.seq_len.max()}: largest relative error "
-        f"{ran[ran.result_dtype == 'float32'].forward_error.max():.1e} in fp32"
+    largest = ran.groupby("result_dtype", sort=False).forward_error.max()
+    measured = f"{len(ran)} cases, S = {ran.seq_len.min()} to {ran.seq_len.max()}: largest relative error " + ", ".join(
+        f"{error:.1e} in {dtype}" for dtype, error in largest.items()
     )
     if (ran.forward_error > allowed).any():
         return Verdict.refuted(

@@ -1,0 +1,80 @@
+"""Other implementations of the rotation behind one signature, and the check each must pass to be timed.
+
+A peer's ``bind(workload, cos, sin)`` turns the float32 tables ``[S, rotary_dim/2]`` into the ones it wants
+(outside what is timed: models build their tables once) and returns ``rotate(q, k) -> (q', k')``,
+differentiable, on tensors in the workload's ``seq_format``; ``k`` and ``k'`` are None where the workload has
+no k. Packages are called by their public functions where they have them, with the memory layout that each
+expects, at no cost for transposed views.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from ropelab.bench import packages
+from ropelab.bench.peers import (
+    flash_attention,
+    formulas,
+    inference,
+    liger,
+    ours,
+    rotary_embedding_torch,
+    torchembed,
+    transformer_engine,
+    transformers,
+)
+from ropelab.bench.peers.checking import Check, calls, check, error_bound
+from ropelab.bench.peers.peer import BOTH, Bind, Pair, Peer, Rotate, differentiable
+
+_FP32, _OF_Q, _OWN = "float32", "rounded to the dtype of q", "its own, float32 angles"
+_FORWARD = {"directions": ("forward",)}
+
+PEERS: tuple[Peer, ...] = (
+    Peer("ropelab", ours.bind, _FP32),
+    Peer("ropelab in place", partial(ours.bind, inplace=True), _FP32, in_place=True, **_FORWARD),
+    Peer("hf_eager", formulas.hugging_face, _OF_Q, narrow=True),
+    Peer("hf_compiled", partial(formulas.hugging_face, compiled=True), _OF_Q, narrow=True),
+    Peer("complex", formulas.complex_product, "float32, as complex64", layouts=("interleaved",)),
+    Peer("torchembed 0.3.0", partial(torchembed.bind, version="0.3.0"), _FP32, layouts=("split_half",),
+         package="torchembed", version="0.3.0"),
+    Peer("torchembed 0.3.2", partial(torchembed.bind, version="0.3.2"), _FP32,
+         package="torchembed", version="0.3.2"),
+    Peer("liger", liger.bind, _OF_Q, layouts=("split_half",), package="liger-kernel", narrow=True, in_place=True),
+    Peer("flash_attn", flash_attention.bind, _FP32, package="flash-attn"),
+    Peer("transformers", transformers.bind, _OF_Q, package="transformers", narrow=True),
+    Peer("rotary-embedding-torch", rotary_embedding_torch.bind, _OWN, layouts=("interleaved",),
+         package="rotary-embedding-torch", own_tables=True, narrow=True),
+    Peer("transformer_engine", transformer_engine.bind, _OWN, package="transformer-engine", own_tables=True),
+    Peer("flashinfer", inference.bind_flashinfer, _FP32, package="flashinfer-python", **_FORWARD),
+    Peer("vllm", inference.bind_vllm, _OF_Q, package="vllm", narrow=True, in_place=True, **_FORWARD),
+)  # fmt: skip
+"""Compared in the dense benchmark."""
+
+TORCHEMBED_API = Peer(
+    "torchembed API", partial(torchembed.bind_module, version="0.3.2"), _OWN,
+    layouts=("split_half",),
+    package="torchembed", version="0.3.2", own_tables=True,
+)  # fmt: skip
+
+__all__ = [
+    "BOTH", "PEERS", "TORCHEMBED_API", "Bind", "Check", "Pair", "Peer", "Rotate", "available", "calls", "check",
+    "differentiable", "error_bound",
+]  # fmt: skip
+
+
+def available(peers: tuple[Peer, ...] = PEERS) -> tuple[list[Peer], dict[str, str]]:
+    """The peers that can run here, each bound to a version, and name -> reason for the others."""
+    found, missing = [], {}
+    for peer in peers:
+        try:
+            found.append(_with_version(peer))
+        except packages.NotInstalled as error:
+            missing[peer.name] = f"not run: {error}"
+    return found, missing
+
+
+def _with_version(peer: Peer) -> Peer:
+    if peer.package is None:
+        return peer
+    version, _ = packages.locate(peer.package, peer.version)
+    bind = peer.bind if peer.version else partial(peer.bind, version=version)
+    return replace(peer, bind=bind, version=version)

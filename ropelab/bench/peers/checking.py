@@ -1,0 +1,133 @@
+"""The check that a peer must pass to be timed."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+import ropelab
+from ropelab import layout as pairing
+from ropelab import reference
+from ropelab.bench.peers.peer import Peer, Rotate
+from ropelab.bench.workloads import Buffers, Workload
+from ropelab.seq_format import from_bshd, to_bshd
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of comparing one result with the reference.
+
+    Attributes:
+        relative_error: ``|y - y_ref| / |y_ref|`` over all elements.
+        worst: the largest error of an element over its bound; right if at most 1.
+    """
+
+    what: str
+    relative_error: float
+    worst: float
+
+    @property
+    def status(self) -> str:
+        """``"ok"`` or ``"wrong: ..."``; NaN is wrong."""
+        if self.worst <= 1:
+            return "ok"
+        size = f"relative error {self.relative_error:.3g}, {self.worst:.3g} times its bound"
+        return f"wrong: {self.what} has {size}"
+
+
+def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor:
+    """Largest error, elementwise and in float64, of ``x`` rotated with rounding where this peer rounds.
+
+    For a pair, with c and s at most 1 in magnitude, unit roundoffs ``t`` of the tables, ``u`` of the
+    arithmetic and ``o`` of the result, and an error ``a`` (rad) of the angles::
+
+        |error| <= (t + a + 2 u + o) (|x0| + |x1|) (1 + higher orders)
+
+    u: two products and their sum take two roundings each; float32 and wider, or the dtype of q for a peer
+        whose tables are narrow. a: float32 angles ``position * inv_freq`` err by a few float32 roundings of
+        the position. Features that do not rotate must come back unchanged.
+    """
+    wide = torch.promote_types(workload.dtype, torch.float32)
+    narrow = workload.dtype if peer.narrow else wide
+    last = workload.first_position + workload.seq_len - 1
+    # inv_freq takes a division and a power (4 roundings together), the product with the position one more.
+    angle = 5 * last * _roundoff(torch.float32) if peer.own_tables else 0.0
+    factor = _roundoff(narrow) + angle + 2 * _roundoff(narrow) + _roundoff(workload.dtype)
+    x = to_bshd(x.detach().abs().double(), workload.seq_format)
+    bound = torch.zeros_like(x)
+    r = workload.rotary_dim
+    x0, x1 = pairing.pairs(x[..., :r], workload.layout)
+    for half in pairing.pairs(bound[..., :r], workload.layout):
+        # 1.05 covers the products of two roundoffs; the last term, results that underflow.
+        half.copy_(1.05 * factor * (x0 + x1) + 4 * torch.finfo(workload.dtype).tiny)
+    return from_bshd(bound, workload.seq_format)
+
+
+def check(
+    peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers, exact: Sequence[torch.Tensor] | None = None
+) -> Check:
+    """Compare what the workload's direction computes (result or gradient) with the float64 definition.
+
+    The cotangent is random. Inputs are copied first, strides included: a peer may overwrite them.
+
+    Args:
+        rotate: what ``peer.bind`` returned for this workload in either direction.
+        exact: cos and sin in float64, ``[S, rotary_dim/2]``, where they are not those of the workload's positions.
+
+    Raises:
+        TypeError: a result of another shape or dtype than the input's; and whatever the peer itself raises.
+    """
+    fresh = [_same_strides(x).copy_(x.detach()).requires_grad_() for x in buffers.inputs]
+    results = _outputs(rotate, *fresh)
+    sources, what, backward = buffers.inputs, "result", workload.direction == "backward"
+    if backward:
+        sources, what = buffers.cotangents, "gradient"
+        results = torch.autograd.grad(results, fresh, [g.clone() for g in sources])
+    squared_error = squared_norm = worst = 0.0
+    for y, x in zip(results, sources, strict=True):
+        if y.shape != x.shape or y.dtype != x.dtype:
+            found, expected = (f"{t.dtype} {tuple(t.shape)}" for t in (y, x))
+            raise TypeError(f"{peer.name}: expected a {what} of {expected}, got {found}")
+        cos, sin = exact or _exact_tables(workload, x.device)
+        truth = reference.rotate(
+            x.detach(), cos, sin, layout=workload.layout, seq_format=workload.seq_format,
+            positions=workload.positions(x.device), inverse=backward,
+        )  # fmt: skip
+        error = (y.detach().double() - truth).abs()
+        # 0/0 is a feature that does not rotate and came back unchanged.
+        excess = torch.where(error == 0, 0.0, error / error_bound(x, workload, peer)).max().item()
+        worst = max(worst, float("inf") if math.isnan(excess) else excess)
+        squared_error += error.square().sum().item()
+        squared_norm += truth.square().sum().item()
+    return Check(what, (squared_error / squared_norm) ** 0.5, worst)
+
+
+def calls(rotate: Rotate, workload: Workload, sets: list[Buffers]) -> list[Callable[[], object]]:
+    """One call per set of buffers of what the workload times; for a backward, the forward is run here."""
+    if workload.direction == "forward":
+        return [partial(_outputs, rotate, *b.inputs) for b in sets]
+    return [
+        partial(torch.autograd.grad, _outputs(rotate, *b.inputs), b.inputs, b.cotangents, retain_graph=True)
+        for b in sets
+    ]
+
+
+def _outputs(rotate: Rotate, q: torch.Tensor, k: torch.Tensor | None = None) -> list[torch.Tensor]:
+    return [y for y in rotate(q, k) if y is not None]
+
+
+def _exact_tables(workload: Workload, device) -> list[torch.Tensor]:
+    last = workload.first_position + workload.seq_len
+    tables = ropelab.rotary_table(last, workload.rotary_dim, dtype=torch.float64, device=device)
+    return [t[workload.first_position :] for t in tables]
+
+
+def _same_strides(x: torch.Tensor) -> torch.Tensor:
+    """Memory for a copy of ``x`` that lies as ``x`` does; ``clone`` would close the gaps of a view."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2

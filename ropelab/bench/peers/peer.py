@@ -1,0 +1,96 @@
+"""What a peer is, and what its adapters share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ropelab.bench.workloads import Workload
+from ropelab.frequencies import inverse_frequencies
+from ropelab.seq_format import from_bshd, to_bshd
+
+Pair = tuple[torch.Tensor, torch.Tensor | None]
+Rotate = Callable[[torch.Tensor, torch.Tensor | None], Pair]
+Bind = Callable[[Workload, torch.Tensor, torch.Tensor], Rotate]
+
+BOTH = ("split_half", "interleaved")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An implementation to compare with.
+
+    Attributes:
+        tables: its convention for cos and sin, in words.
+        layouts, directions: what it offers.
+        package, version: where it comes from; None for code of this repository.
+        narrow: it rounds intermediates to the dtype of q: all of them where its tables are of that dtype, those of
+            the gradient where torch adds up the products' gradients in it.
+        own_tables: it builds its tables itself, from angles in float32.
+        in_place: the result overwrites the input (or the cotangent).
+    """
+
+    name: str
+    bind: Bind
+    tables: str
+    layouts: tuple[str, ...] = BOTH
+    directions: tuple[str, ...] = ("forward", "backward")
+    package: str | None = None
+    version: str | None = None
+    narrow: bool = False
+    own_tables: bool = False
+    in_place: bool = False
+
+
+def to_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
+    """View as ``[B, H, S, D]``; ``from_bhsd`` leads back."""
+    if x is None or seq_format == "bhsd":
+        return x
+    return to_bshd(x, seq_format).transpose(1, 2)
+
+
+def from_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
+    """The inverse of ``to_bhsd``."""
+    if x is None or seq_format == "bhsd":
+        return x
+    return from_bshd(x.transpose(1, 2), seq_format)
+
+
+def require_full_width(workload: Workload, package: str) -> None:
+    """Raise NotImplementedError unless whole heads rotate."""
+    if workload.rotary_dim != workload.head_dim:
+        raise NotImplementedError(f"{package}: rotates whole heads only")
+
+
+def require_pair(k: torch.Tensor | None, package: str) -> None:
+    """Raise NotImplementedError without a k."""
+    if k is None:
+        raise NotImplementedError(f"{package}: rotates q and k together")
+
+
+def float32_angles(workload: Workload, device: torch.device | str) -> torch.Tensor:
+    """float32 ``[S, rotary_dim/2]`` in rad of the workload's positions, each rounded once from float64."""
+    positions = torch.arange(workload.seq_len, dtype=torch.float64) + workload.first_position
+    return torch.outer(positions, inverse_frequencies(workload.rotary_dim)).to(device, torch.float32)
+
+
+class _Rotated(torch.autograd.Function):
+    """``rotate(x, inverse)`` where only that is to be had, differentiable: its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx, x, rotate):
+        ctx.rotate = rotate
+        return rotate(x, False)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.rotate(grad, True), None
+
+
+def differentiable(rotate: Callable[[torch.Tensor, bool], torch.Tensor]) -> Rotate:
+    """From ``rotate(x, inverse)`` of one tensor."""
+
+    def one(x):
+        return None if x is None else _Rotated.apply(x, rotate)
+
+    return lambda q, k: (one(q), one(k))

@@ -1,0 +1,118 @@
+"""Tables that broadcast against the tensors they rotate, as Hugging Face and DeepSpeed hand them over.
+
+Which axis is the sequence is not said: it is the one along which the tables change.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ropelab.checks import DTYPES
+from ropelab.layout import join, pairs
+from ropelab.rope import apply_rope
+
+
+class Axes(NamedTuple):
+    """Where batch, sequence and heads are among a tensor's axes; None for one that it has not."""
+
+    batch: int | None
+    seq: int | None
+    heads: int | None
+
+
+def formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str = "split_half") -> torch.Tensor:
+    """``x cos + turned(x) sin`` in torch operations, where ``turned`` takes every pair ``(x0, x1)`` to ``(-x1, x0)``.
+
+    Every operation rounds to the dtype that torch promotes to, which is that of the result.
+
+    Args:
+        x: ``[..., D]``.
+        cos, sin: broadcast against ``x[..., :R]``; their last axis R, at most D, has a column for each feature.
+            Features from R on pass unchanged.
+    """
+    rotary_dim = cos.shape[-1]
+    rotary, tail = x[..., :rotary_dim], x[..., rotary_dim:]
+    x0, x1 = pairs(rotary, layout)
+    rotary = rotary * cos + join(-x1, x0, layout) * sin
+    return torch.cat((rotary, tail), dim=-1) if tail.shape[-1] else rotary
+
+
+def rotate(
+    xs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    per_pair: bool = False,
+) -> list[torch.Tensor] | None:
+    """The rotation of one or two tensors by the kernel, in one launch; or None where it cannot be one.
+
+    That is where a tensor has more than four axes, tables differ from head to head, would enlarge the tensor or
+    differ from each other in shape or dtype, and for dtypes that the kernel does not have.
+
+    Args:
+        xs: one or two of ``[..., D]``, with as many axes, in the same order, and sizes that differ at most in one.
+        cos, sin: broadcast against ``xs``; see `formula`.
+        layout, out_layout: as for `ropelab.apply_rope`.
+        per_pair: the last axis has a column for each pair instead, R/2 of them.
+
+    Returns:
+        Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider; differentiable.
+    """
+    axes = _axes([x.shape for x in xs], cos.shape)
+    fits = cos.shape == sin.shape and cos.dtype == sin.dtype and {cos.dtype, *(x.dtype for x in xs)} <= set(DTYPES)
+    rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
+    if axes is None or not fits or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
+        return None
+    seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
+    cos, sin = (_table(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
+    rotary_slice = None if per_pair else (0, rotary_dim)
+    options = {"cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "rotary_slice": rotary_slice}
+    ys = apply_rope(*(_to_bshd(x, axes) for x in xs), **options)
+    ys = (ys,) if len(xs) == 1 else ys
+    return [_from_bshd(y, axes) for y in ys]
+
+
+def _axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:
+    """Batch, sequence and heads of tensors of these shapes, or None if the table does not allow to name them."""
+    first, rank = shapes[0], len(shapes[0])
+    if rank > 4 or len(table) > rank or any(len(shape) != rank for shape in shapes):
+        return None
+    rows = (1,) * (rank - len(table)) + tuple(table)
+    along = [axis for axis in range(rank - 1) if rows[axis] != 1]
+    if any(shape[axis] != rows[axis] for shape in shapes for axis in along) or len(along) > 2:
+        return None
+    shared = [axis for axis in range(rank - 1) if axis not in along]
+    differing = [axis for axis in shared if any(shape[axis] != first[axis] for shape in shapes)]
+    if len(differing) > 1:
+        return None
+    # Heads share a row of the tables: the axis that q and k may differ in, or the last that has anything to share.
+    heads = next(iter(differing or [axis for axis in reversed(shared) if first[axis] != 1] or shared[-1:]), None)
+    others = [axis for axis in range(rank - 1) if axis != heads]
+    seq = (along or others)[-1] if others else None
+    return Axes(next((axis for axis in others if axis != seq), None), seq, heads)
+
+
+def _table(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Tensor:
+    """The table as ``[S, W]``, or as ``[B, S, W]`` where it differs between batches."""
+    rows = _to_bshd(table.reshape((1,) * (rank - table.ndim) + table.shape), axes)[:, :, 0]
+    rows = rows[0] if len(rows) == 1 else rows
+    return rows if rows.shape[-2] == seq_len else rows.expand(*rows.shape[:-2], seq_len, rows.shape[-1])
+
+
+def _to_bshd(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """View as ``[B, S, H, D]``, axes that it has not of size 1."""
+    x = x.permute(*(axis for axis in axes if axis is not None), x.ndim - 1)
+    for place, axis in enumerate(axes):
+        x = x.unsqueeze(place) if axis is None else x
+    return x
+
+
+def _from_bshd(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """The inverse of `_to_bshd`."""
+    for place in (2, 1, 0):
+        x = x.squeeze(place) if axes[place] is None else x
+    present = [axis for axis in axes if axis is not None]
+    return x.permute(*(present.index(axis) for axis in range(len(present))), len(present))

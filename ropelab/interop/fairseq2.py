@@ -1,0 +1,360 @@
+"""fairseq2's rotary encoders with a choice of the layout (fairseq2#1213), and the same over our kernel.
+
+All are called as ``encoder(seqs, seqs_layout, *, state_bag=None)`` and compute in float32, whatever ``seqs`` is; the
+result is cast back. ``impl`` names the layout of the features: ``"llama"`` rotates adjacent pairs, ``"reference"`` the
+two halves.
+
+- `RotaryEncoder` multiplies complex numbers, which are adjacent pairs: for halves it reorders before and after.
+- `ReferenceRotaryEncoder` computes ``x cos + turned(x) sin``, where only ``turned`` knows the layout.
+- `KernelRotaryEncoder` calls `ropelab.apply_rope`.
+
+The contract is that of fairseq2 0.8.1 (``fairseq2.nn.position_encoder``); ``impl`` and the ways of reordering are those
+of the pull request. fairseq2's own ``BatchLayout`` and ``IncrementalStateBag`` fit, and so does what has the attributes
+of `SeqsLayout` and `StateBag`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+
+from ropelab import NO_POSITION, apply_rope
+from ropelab.frequencies import inverse_frequencies
+from ropelab.layout import join, pairs
+from ropelab.tables import frequency_tables
+
+Impl = Literal["llama", "reference"]
+LAYOUTS = {"llama": "interleaved", "reference": "split_half"}
+"""``impl`` -> the layout in our words."""
+
+
+class SeqsLayout(Protocol):
+    """Which elements of a batch are tokens, and where. `BatchLayout` is one.
+
+    Attributes:
+        packed: ``seqs`` is ``[S, *, E]`` with sequences one after another, not ``[N, S, *, E]``.
+        padded: there are elements that are no tokens.
+        max_seq_len: length of the longest sequence.
+        position_indices: ``[S]`` if packed, else ``[N, S]``; -1 for padding. Read only if packed or padded.
+    """
+
+    packed: bool
+    padded: bool
+    max_seq_len: int
+    position_indices: torch.Tensor
+
+
+class StateBag(Protocol):
+    """``step_nr``: how many tokens of every sequence have been decoded before. Ignored while training."""
+
+    step_nr: int
+
+
+class BatchLayout:
+    """`SeqsLayout` of sequences of given lengths.
+
+    Args:
+        shape: ``(N, S)``, or ``(S,)`` if packed.
+        seq_lens: lengths of the sequences, at least 1 each; by default the full width.
+        packed: they lie one after another; what is left over at the end is padding.
+
+    Raises:
+        ValueError: a shape of another rank, or lengths that do not fit.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        seq_lens: Sequence[int] | None = None,
+        *,
+        packed: bool = False,
+        device: torch.device | str | None = None,
+    ):
+        if len(shape) != (1 if packed else 2) or min(shape) < 1:
+            raise ValueError(f"shape: expected {'(S,)' if packed else '(N, S)'}, got {tuple(shape)}")
+        width = shape[-1]
+        lengths = [width] * (1 if packed else shape[0]) if seq_lens is None else list(seq_lens)
+        if packed:
+            fit = sum(lengths) <= width
+        else:
+            fit = len(lengths) == shape[0] and max(lengths) <= width
+        if not fit or min(lengths, default=0) < 1:
+            raise ValueError(f"seq_lens: expected lengths >= 1 that fit into shape {tuple(shape)}, got {lengths}")
+        counts = [torch.arange(length) for length in lengths]
+        rows = [torch.cat(counts)] if packed else counts
+        rows = [torch.nn.functional.pad(row, (0, width - len(row)), value=-1) for row in rows]
+        indices = rows[0] if packed else torch.stack(rows)
+        self.packed, self.padded = packed, bool((indices < 0).any())
+        self.max_seq_len = max(lengths)
+        self.position_indices = indices.to(device)
+
+
+class _Encoder(torch.nn.Module):
+    """What the encoders share: arguments, state, and which row of the tables each token reads.
+
+    The tables are buffers, moved with the module and kept out of checkpoints.
+    """
+
+    def __init__(
+        self,
+        encoding_dim: int,
+        max_seq_len: int,
+        *,
+        theta: float,
+        freqs_init_fn: Callable[["_Encoder"], torch.Tensor] | None,
+        device: torch.device | str | None,
+        impl: Impl,
+    ):
+        super().__init__()
+        if encoding_dim < 2 or encoding_dim % 2:
+            raise ValueError(f"encoding_dim: expected a positive even number, got {encoding_dim}")
+        if impl not in LAYOUTS:
+            raise ValueError(f"impl: expected one of {tuple(LAYOUTS)}, got {impl!r}")
+        self.encoding_dim, self.max_seq_len, self.theta, self.impl = encoding_dim, max_seq_len, theta, impl
+        self.freqs_init_fn = freqs_init_fn
+        for name, shape in self._tables().items():
+            self.register_buffer(name, torch.empty(shape, device=device, dtype=torch.float32), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """There are none; what a checkpoint does not hold is made again."""
+        self.reset_non_persistent_buffers()
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows."""
+        return (
+            f"encoding_dim={self.encoding_dim}, max_seq_len={self.max_seq_len}, theta={self.theta}, impl={self.impl!r}"
+        )
+
+    def _tables(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of each table."""
+        raise NotImplementedError
+
+    def _frequencies(self) -> torch.Tensor | None:
+        """Those of ``freqs_init_fn``, ``[E/2]``, if there is one."""
+        return None if self.freqs_init_fn is None else self.freqs_init_fn(self)
+
+    def _angles(self, frequencies: torch.Tensor) -> torch.Tensor:
+        """``[max_seq_len, E/2]``: the products, rounded to float32, whose cosines and sines make the tables."""
+        return torch.outer(torch.arange(self.max_seq_len, device=frequencies.device, dtype=torch.float32), frequencies)
+
+    def _rows(self, seqs: torch.Tensor, layout: SeqsLayout, state_bag: StateBag | None) -> slice | torch.Tensor:
+        """The rows of a table with a row for padding, 0, before that of position 0.
+
+        As in fairseq2, whose padding reads row 0 only as long as no token has been decoded before.
+        """
+        if seqs.ndim < (2 if layout.packed else 3) or seqs.shape[-1] != self.encoding_dim:
+            expected = f"[{'' if layout.packed else 'N, '}S, *, {self.encoding_dim}]"
+            raise ValueError(f"seqs: expected shape {expected}, got {tuple(seqs.shape)}")
+        first = 0 if self.training or state_bag is None else state_bag.step_nr
+        everywhere = not (layout.packed or layout.padded)
+        width = seqs.shape[0 if layout.packed else 1]
+        end = first + (width if everywhere else layout.max_seq_len)
+        if end > self.max_seq_len:
+            raise ValueError(f"seqs: expected positions below max_seq_len = {self.max_seq_len}, got {end - 1}")
+        return slice(1 + first, 1 + end) if everywhere else 1 + first + layout.position_indices
+
+
+class RotaryEncoder(_Encoder):
+    """Rotation as a product of complex numbers.
+
+    Args:
+        encoding_dim: E, the last dimension of ``seqs``; even.
+        max_seq_len: positions that the table serves.
+        theta: base of the geometric frequencies.
+        freqs_init_fn: is handed the encoder and returns other frequencies, ``[E/2]``, rad per position.
+        impl: ``"llama"`` for adjacent pairs; ``"reference"`` for halves.
+
+    Attributes:
+        freqs: ``[max_seq_len + 1, E/2, 2]``, real and imaginary parts. Row 0 is zero and serves padding, so padding
+            becomes zero (or NaN where it was not finite).
+
+    Raises:
+        ValueError: an odd ``encoding_dim``, or an unknown ``impl``.
+    """
+
+    freqs: torch.Tensor
+
+    def __init__(
+        self,
+        encoding_dim: int,
+        max_seq_len: int,
+        *,
+        theta: float = 10_000.0,
+        freqs_init_fn: Callable[["RotaryEncoder"], torch.Tensor] | None = None,
+        device: torch.device | str | None = None,
+        impl: Impl = "llama",
+    ):
+        options = {"theta": theta, "freqs_init_fn": freqs_init_fn, "device": device, "impl": impl}
+        super().__init__(encoding_dim, max_seq_len, **options)
+
+    def reset_non_persistent_buffers(self) -> None:
+        """Fill the table, for instance after ``to_empty``."""
+        frequencies = self._frequencies()
+        if frequencies is None:
+            even = torch.arange(0, self.encoding_dim, 2, device=self.freqs.device, dtype=torch.float32)
+            frequencies = 1.0 / self.theta ** (even / self.encoding_dim)
+        angles = self._angles(frequencies)
+        self.freqs[0] = 0.0
+        self.freqs[1:] = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
+
+    def forward(
+        self, seqs: torch.Tensor, seqs_layout: SeqsLayout, *, state_bag: StateBag | None = None
+    ) -> torch.Tensor:
+        """Rotate ``seqs``, ``[N, S, *, E]`` or packed ``[S, *, E]``.
+
+        Returns:
+            A tensor of that shape and dtype, differentiable in ``seqs``.
+
+        Raises:
+            ValueError: another last dimension, or positions beyond the table.
+        """
+        turns = torch.view_as_complex(self.freqs)
+        turns = _row_of_each_token(turns, self._rows(seqs, seqs_layout, state_bag), seqs)
+        x = seqs
+        if self.impl == "reference":
+            x = _reordered(x, "split_half", "interleaved")
+        z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        y = torch.view_as_real(z * turns).flatten(-2)
+        if self.impl == "reference":
+            y = _reordered(y, "interleaved", "split_half")
+        return y.type_as(seqs)
+
+    def _tables(self):
+        return {"freqs": (self.max_seq_len + 1, self.encoding_dim // 2, 2)}
+
+
+class ReferenceRotaryEncoder(_Encoder):
+    """Rotation as ``x cos + turned(x) sin``, with ``turned`` a quarter turn of every pair.
+
+    Args:
+        encoding_dim, max_seq_len, theta: as for `RotaryEncoder`.
+        impl: ``"reference"`` for halves; ``"llama"`` for adjacent pairs.
+
+    Attributes:
+        cos_freqs, sin_freqs: ``[max_seq_len + 1, E]``, a column per feature in the order of the layout; twice the
+            memory of `RotaryEncoder`'s. Row 0 is zero and serves padding.
+
+    Raises:
+        ValueError: an odd ``encoding_dim``, or an unknown ``impl``.
+    """
+
+    cos_freqs: torch.Tensor
+    sin_freqs: torch.Tensor
+
+    def __init__(
+        self,
+        encoding_dim: int,
+        max_seq_len: int,
+        *,
+        theta: float = 10_000.0,
+        device: torch.device | str | None = None,
+        impl: Impl = "reference",
+    ):
+        super().__init__(encoding_dim, max_seq_len, theta=theta, freqs_init_fn=None, device=device, impl=impl)
+
+    def reset_non_persistent_buffers(self) -> None:
+        """Fill the tables, for instance after ``to_empty``."""
+        pair = torch.arange(self.encoding_dim // 2, device=self.cos_freqs.device, dtype=torch.float32)
+        # Not the bits of RotaryEncoder's frequencies, which are reciprocals of powers.
+        angles = self._angles(self.theta ** (-2.0 * pair / self.encoding_dim))
+        for table, values in ((self.cos_freqs, angles.cos()), (self.sin_freqs, angles.sin())):
+            table[0] = 0.0
+            table[1:] = join(values, values, LAYOUTS[self.impl])
+
+    def forward(
+        self, seqs: torch.Tensor, seqs_layout: SeqsLayout, *, state_bag: StateBag | None = None
+    ) -> torch.Tensor:
+        """As `RotaryEncoder.forward`."""
+        rows = self._rows(seqs, seqs_layout, state_bag)
+        cos, sin = (_row_of_each_token(table, rows, seqs) for table in (self.cos_freqs, self.sin_freqs))
+        x = seqs.float()
+        x0, x1 = pairs(x, LAYOUTS[self.impl])
+        if self.impl == "reference":
+            turned = torch.cat((-x1, x0), dim=-1)
+        else:  # filled in, as in the pull request: one kernel more than stacking takes
+            turned = torch.zeros_like(x)
+            turned[..., 0::2] = -x1
+            turned[..., 1::2] = x0
+        return (x * cos + turned * sin).type_as(seqs)
+
+    def _tables(self):
+        shape = (self.max_seq_len + 1, self.encoding_dim)
+        return {"cos_freqs": shape, "sin_freqs": shape}
+
+
+class KernelRotaryEncoder(_Encoder):
+    """The same contract over `ropelab.apply_rope`: one pass over memory in either layout, cast included.
+
+    What differs: the tables are right to a rounding at every position (the others round the angle before its cosine
+    is taken), have no row for padding, and float64 stays float64. Padding becomes zero whatever it was.
+
+    Args:
+        encoding_dim, max_seq_len, theta, freqs_init_fn, impl: as for `RotaryEncoder`.
+
+    Attributes:
+        cos, sin: float32 ``[max_seq_len, E/2]``.
+
+    Raises:
+        ValueError: an odd ``encoding_dim``, or an unknown ``impl``.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(
+        self,
+        encoding_dim: int,
+        max_seq_len: int,
+        *,
+        theta: float = 10_000.0,
+        freqs_init_fn: Callable[["KernelRotaryEncoder"], torch.Tensor] | None = None,
+        device: torch.device | str | None = None,
+        impl: Impl = "llama",
+    ):
+        options = {"theta": theta, "freqs_init_fn": freqs_init_fn, "device": device, "impl": impl}
+        super().__init__(encoding_dim, max_seq_len, **options)
+
+    def reset_non_persistent_buffers(self) -> None:
+        """Fill the tables, for instance after ``to_empty``."""
+        frequencies = self._frequencies()
+        if frequencies is None:
+            frequencies = inverse_frequencies(self.encoding_dim, self.theta)
+        for table, values in zip(
+            (self.cos, self.sin), frequency_tables(frequencies.double(), self.max_seq_len), strict=True
+        ):
+            table.copy_(values)
+
+    def forward(
+        self, seqs: torch.Tensor, seqs_layout: SeqsLayout, *, state_bag: StateBag | None = None
+    ) -> torch.Tensor:
+        """As `RotaryEncoder.forward`."""
+        rows = self._rows(seqs, seqs_layout, state_bag)
+        tokens = 1 if seqs_layout.packed else 2
+        # [N, S, E] has one head; several axes between S and E are as many heads as their product.
+        heads = seqs.unsqueeze(-2) if seqs.ndim == tokens + 1 else seqs.flatten(tokens, -2)
+        options = {"cos": self.cos, "sin": self.sin, "layout": LAYOUTS[self.impl]}
+        if isinstance(rows, slice):
+            return apply_rope(heads, offsets=rows.start - 1, **options).view(seqs.shape)
+        positions = torch.where(rows > 0, rows - 1, NO_POSITION)
+        seq_format = "thd" if seqs_layout.packed else "bshd"
+        return apply_rope(heads, positions=positions, seq_format=seq_format, **options).view(seqs.shape)
+
+    def _tables(self):
+        shape = (self.max_seq_len, self.encoding_dim // 2)
+        return {"cos": shape, "sin": shape}
+
+
+def _row_of_each_token(table: torch.Tensor, rows: slice | torch.Tensor, seqs: torch.Tensor) -> torch.Tensor:
+    """``[.., S, W]`` out of ``[rows, W]``, to be broadcast with ``seqs``."""
+    found = table[rows]
+    if isinstance(rows, slice):  # the same rows for all sequences
+        found = found.unsqueeze(0)
+    for _ in range(seqs.ndim - found.ndim):
+        found = found.unsqueeze(-2)
+    return found
+
+
+def _reordered(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    """The features of ``x`` in the other layout's order: `ropelab.layout.permutation`, without an index."""
+    return join(*pairs(x, source), target)

@@ -1,0 +1,459 @@
+"""The measurements behind claims FS-01 to FS-13. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+
+The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
+one with it; the grid is in float32, one large cell also in bfloat16. The encoders are those of
+`ropelab.interop.fairseq2`, made for the grid's longest sequence as a model is. GPU time only, from CUDA graphs
+(`ropelab.bench.timing`): what an eager call costs the host, which the document's figures of small cells include, is
+not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from unittest import mock
+
+import pandas as pd
+import torch
+
+from ropelab import reference
+from ropelab.bench import copies, timing
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.launches import kernel_names, peak_bytes
+from ropelab.frequencies import inverse_frequencies
+from ropelab.interop.fairseq2 import (
+    LAYOUTS,
+    BatchLayout,
+    KernelRotaryEncoder,
+    ReferenceRotaryEncoder,
+    RotaryEncoder,
+)
+from ropelab.layout import join, pairs
+from ropelab.study.verdicts import Unavailable
+
+DIRECTIONS = ("forward", "forward and backward")
+CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
+NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
+"""Contenders: class and ``impl``. The kernel is not compiled: it is one launch either way."""
+
+_CHECKED_TOKENS = 64  # of each end of every sequence
+_HELD = 12  # tensors in float32 that a contender's graph keeps at most, with those of the call that warms it up
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One shape ``[batch, seq_len, encoding_dim]``, float32 or bfloat16."""
+
+    batch: int
+    seq_len: int
+    encoding_dim: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.batch, self.seq_len, self.encoding_dim
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """What identifies the cell. ``bytes``: the fewest that a forward moves; tables are read once, a column per
+        pair in float32, and count here: a head of E features is as wide as its rows of the tables."""
+        elements = self.seq_len * self.encoding_dim
+        return {
+            "batch": self.batch, "seq_len": self.seq_len, "encoding_dim": self.encoding_dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "bytes": elements * (2 * self.batch * self.dtype.itemsize + 4),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"B{self.batch} S{self.seq_len} E{self.encoding_dim}"
+
+
+# By E, as each has its own compiled code; batches of 1, which torch.compile always treats apart, last.
+GRID = tuple(Cell(b, s, e) for e, b, s in product((1024, 2048, 4096), (4, 8, 1), (2048, 4096, 16384)))
+SMOKE_GRID = tuple(Cell(b, s, 64) for b, s in product((2, 1), (32, 64)))
+"""Two cells of the grid's kind in either case of B."""
+LARGE = {False: Cell(4, 8192, 8192), True: Cell(2, 64, 64)}
+"""Smoke -> the shape for which the document names two further kernels and their time."""
+
+
+def grid(*, smoke: bool = False) -> pd.DataFrame:
+    """GPU time of every encoder, eager and compiled, at the document's 27 shapes, in float32.
+
+    Compiled as a script would that goes through shapes with one model: B and S are dynamic, E is the model's. So an
+    encoder is compiled once for all batches above 1 and once for batches of 1, per direction and E; static shapes are
+    in ``inductor``.
+
+    Returns:
+        A row per cell, direction and contender: the columns of the cell, direction, mode ("eager", "compiled",
+        "kernel", "copy"), contender, status, median_us, q20_us, q80_us, samples, and fraction_of_copy: the time of
+        the best copy of what a direction must read (forward: x; with the backward also the cotangent) over that of
+        the contender.
+    """
+    cells = SMOKE_GRID if smoke else GRID
+    frames, encoders, compiled = [], {}, {}
+    for cell in progress(cells, str):
+        if not encoders or encoders[NAMES[0]].encoding_dim != cell.encoding_dim:
+            torch._dynamo.reset()
+            encoders.clear(), compiled.clear()
+            encoders |= _encoders(cell.encoding_dim, max(c.seq_len for c in cells))
+            compiled |= {
+                name: torch.compile(encoders[name], fullgraph=True) for name in NAMES if not name.startswith("ropelab")
+            }
+        contenders = _by_mode(encoders, compiled)
+        for direction in DIRECTIONS:
+            frames.append(_timed(cell, direction, contenders, _rounds(cell, smoke), dynamic=True))
+    return pd.concat(frames, ignore_index=True)
+
+
+def inductor(*, smoke: bool = False) -> pd.DataFrame:
+    """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes.
+
+    Returns:
+        As ``grid``, without the copies' rows, and with
+        kernels, launched: how many kernels (copies and fills included) a call runs on the GPU, and their names;
+        generated, fallbacks: names of the kernels in Inductor's code, and of the operators that it leaves to eager;
+        generated_bytes: that the generated kernels read and write, by Inductor's own account;
+        complex_warning, warnings: what was warned of while compiling, and whether complex numbers were among it;
+        peak_bytes, result_bytes: memory of the call, the result included, and that of the result alone;
+        state_bytes: of the encoder's tables.
+    """
+    frames = []
+    for cell, directions in _large_cells(smoke).items():
+        torch._dynamo.reset()
+        encoders = _encoders(cell.encoding_dim, cell.seq_len)
+        state = {name: sum(b.nbytes for b in encoder.buffers()) for name, encoder in encoders.items()}
+        compiled = {
+            name: torch.compile(encoder, dynamic=False, fullgraph=True)
+            for name, encoder in encoders.items()
+            if not name.startswith("ropelab")
+        }
+        contenders = _by_mode(encoders, compiled)
+        dtype = cell.columns["dtype"]
+        for direction in progress(directions, f"{cell} {dtype}, {{}}".format):
+            (call_with,) = _calls(cell, direction, sets=1)
+            facts = {key: _facts(partial(call_with, encoder), *key) for key, encoder in contenders.items()}
+            del call_with
+            times = _timed(cell, direction, contenders, _rounds(cell, smoke))
+            times = times[times["mode"] != "copy"].reset_index(drop=True)
+            keys = zip(times["mode"], times.contender, strict=True)
+            columns = pd.DataFrame([facts[key] for key in keys])
+            frames.append(pd.concat([times, columns.assign(state_bytes=times.contender.map(state))], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _large_cells(smoke: bool) -> dict[Cell, tuple[str, ...]]:
+    """The large cell in float32, and its forward in bfloat16: every direction costs four compilations more."""
+    return {
+        Cell(*LARGE[smoke].shape, torch.float32): DIRECTIONS,
+        Cell(*LARGE[smoke].shape, torch.bfloat16): DIRECTIONS[:1],
+    }
+
+
+def reorderings(*, smoke: bool = False) -> pd.DataFrame:
+    """Ways to write the reordering that `RotaryEncoder` needs for halves, compiled; forward, float32.
+
+    Returns:
+        Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, generated, fallbacks,
+        generated_bytes, and code: a hash of the generated kernels without their names and comments.
+    """
+    cell = Cell(*LARGE[smoke].shape)
+    torch._dynamo.reset()
+    encoder = RotaryEncoder(cell.encoding_dim, cell.seq_len, device=_device(), impl="reference")
+    turns = torch.view_as_complex(encoder.freqs)[1:].unsqueeze(0)
+    (x,) = _tensors(cell, 1)
+    expected = _forward(encoder, x, BatchLayout(cell.shape[:2]))
+    compiled = torch.compile(_rotated_by, dynamic=False, fullgraph=True)
+    contenders, facts, status = {}, {}, {}
+    for name, reorder in REORDERINGS.items():
+        call = partial(_without_grad, compiled, reorder, x, turns)
+        try:
+            facts[name] = _generated(call)
+            if torch.equal(call(), expected):
+                contenders[name] = lambda call=call: [call]
+            else:
+                status[name] = "wrong: other bits than the encoder's"
+        except Exception as error:  # as in the timing
+            status[name] = timing.failure(error)
+    del expected
+    frame = tidy(_gpu_times(contenders, cell, _rounds(cell, smoke)), cell.columns, status)
+    frame = frame.rename(columns={"contender": "variant"})
+    columns = pd.DataFrame([facts.get(name, {}) for name in frame.variant])
+    return pd.concat([frame, columns.drop(columns=["warnings", "complex_warning"], errors="ignore")], axis=1)
+
+
+# ------------------------------------------------------------------------------------------------- the reordering
+
+
+def _stacked(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    return join(*pairs(x, source), target)
+
+
+def _transposed(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    sizes = (2, -1) if source == "split_half" else (-1, 2)
+    return x.unflatten(-1, sizes).transpose(-1, -2).flatten(-2)
+
+
+def _concatenated(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    x0, x1 = pairs(x, source)
+    if target == "split_half":
+        return torch.cat((x0, x1), dim=-1)
+    return torch.cat((x0.unsqueeze(-1), x1.unsqueeze(-1)), dim=-1).flatten(-2)
+
+
+def _filled(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    y = torch.empty_like(x)
+    for y_half, x_half in zip(pairs(y, target), pairs(x, source), strict=True):
+        y_half.copy_(x_half)
+    return y
+
+
+REORDERINGS: dict[str, Callable[[torch.Tensor, str, str], torch.Tensor]] = {
+    "stack, flatten": _stacked,
+    "unflatten, transpose, flatten": _transposed,
+    "unsqueeze, cat": _concatenated,
+    "empty, filled": _filled,
+}
+"""The first is the pull request's."""
+
+
+def _rotated_by(reorder: Callable, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    z = torch.view_as_complex(reorder(x, "split_half", "interleaved").unflatten(-1, (-1, 2)))
+    return reorder(torch.view_as_real(z * turns).flatten(-2), "interleaved", "split_half")
+
+
+# ----------------------------------------------------------------------------------------------- what is compared
+
+
+def _rounds(cell: Cell, smoke: bool) -> int:
+    """Few where a call takes milliseconds: it is the long ones that vary least."""
+    if smoke:
+        return 2
+    return 3 if math.prod(cell.shape) >= 2**28 else 5
+
+
+def _device() -> str:
+    if not torch.cuda.is_available():
+        raise Unavailable("the encoders are timed on a GPU")
+    return "cuda"
+
+
+def _encoders(encoding_dim: int, max_seq_len: int) -> dict[str, torch.nn.Module]:
+    found = {}
+    for name, encoder_class in CLASSES.items():
+        for impl in LAYOUTS:
+            found[f"{name} {impl}"] = encoder_class(encoding_dim, max_seq_len, impl=impl, device=_device())
+    return found
+
+
+def _by_mode(encoders: Mapping, compiled: Mapping) -> dict[tuple[str, str], Callable]:
+    """(mode, contender) -> what is called."""
+    found = {("kernel" if name.startswith("ropelab") else "eager", name): e for name, e in encoders.items()}
+    return found | {("compiled", name): encoder for name, encoder in compiled.items()}
+
+
+def _tensors(cell: Cell, count: int) -> list[torch.Tensor]:
+    return [torch.randn(cell.shape, device=_device(), dtype=cell.dtype) for _ in range(count)]
+
+
+def _without_grad(function: Callable, *arguments: object) -> torch.Tensor:
+    with torch.no_grad():
+        return function(*arguments)
+
+
+def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iterator[Callable[[Callable], object]]:
+    """For each set of buffers what calls a given encoder; B and S marked as dynamic if asked for."""
+    layout = BatchLayout(cell.shape[:2])
+    for _ in range(sets):
+        x, *cotangent = _tensors(cell, 1 if direction == "forward" else 2)
+        if cotangent:
+            x.requires_grad_()
+        if dynamic:
+            for axis in (0, 1) if cell.batch > 1 else (1,):
+                torch._dynamo.maybe_mark_dynamic(x, axis)
+        if cotangent:
+            yield partial(_with_backward, x=x, layout=layout, cotangent=cotangent[0])
+        else:
+            yield partial(_forward, x=x, layout=layout)
+
+
+def _forward(encoder: Callable, x: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
+    with torch.no_grad():
+        return encoder(x, layout)
+
+
+def _with_backward(encoder: Callable, x: torch.Tensor, layout: BatchLayout, cotangent: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(encoder(x, layout), x, cotangent)
+    return gradient
+
+
+def _timed(
+    cell: Cell, direction: str, contenders: Mapping[tuple[str, str], Callable], rounds: int, dynamic: bool = False
+) -> pd.DataFrame:
+    """Check, then time those that are right, and the copies."""
+    tensor_bytes = math.prod(cell.shape) * cell.dtype.itemsize
+    calls = list(_calls(cell, direction, max(1, math.ceil(2 * timing.cache_bytes() / tensor_bytes)), dynamic))
+    ready, status = {}, {}
+    for (mode, name), encoder in contenders.items():
+        try:
+            outcome = _check(calls[0], encoder, LAYOUTS[name.split()[1]], inverse=direction != "forward")
+        except Exception as error:  # what cannot run is a result too
+            outcome = timing.failure(error)
+        if outcome == "ok":
+            ready[mode, name] = lambda encoder=encoder: [partial(call, encoder) for call in calls]
+        else:
+            status[mode, name] = outcome
+    sources = [[v for n, v in call.keywords.items() if n in ("x", "cotangent")] for call in calls]
+    ready |= {("copy", name): prepare for name, prepare in copies.contenders(sources).items()}
+    frame = tidy(_gpu_times(ready, cell, rounds), cell.columns | {"direction": direction}, status)
+    frame.insert(frame.columns.get_loc("contender"), "mode", [mode for mode, _ in frame.contender])
+    frame["contender"] = [name for _, name in frame.contender]
+    return copies.with_fraction(frame)
+
+
+def _gpu_times(contenders: Mapping, cell: Cell, rounds: int) -> pd.DataFrame:
+    """`timing.gpu_times`, in the same rounds as far as the memory of the contenders' graphs allows."""
+    held = _HELD * math.prod(cell.shape) * 4
+    together = max(1, int(_free_bytes() / 2 / held))
+    names = list(contenders)
+    frames = []
+    for start in range(0, len(names), together):
+        part = {name: contenders[name] for name in names[start : start + together]}
+        frames.append(timing.gpu_times(part, rounds=rounds, graph_ms=0.5))
+        _empty_cache()  # the graphs' own memory
+    return pd.concat(frames, ignore_index=True)
+
+
+def _free_bytes() -> int:
+    _empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def _empty_cache() -> None:
+    torch.cuda.empty_cache()
+
+
+def _check(call: Callable, encoder: Callable, layout: str, inverse: bool) -> str:
+    """``"ok"``, or how the first and last tokens of every sequence differ from the float64 definition.
+
+    The tables are the encoder's own, from angles in float32: those are off by ``(3 |ln f| + 4) u |p f|``
+    (`ropelab.conformance.conventions`), library cosines by two units in the last place, 4 u; two roundings of the
+    arithmetic and one of the result come on top, as in `ropelab.bench.peers.error_bound`.
+    """
+    result = call(encoder)
+    x = call.keywords["cotangent" if inverse else "x"].detach()
+    ends = torch.arange(x.shape[1], device=x.device)
+    ends = torch.cat((ends[:_CHECKED_TOKENS], ends[_CHECKED_TOKENS:][-_CHECKED_TOKENS:]))
+    result, x = result[:, ends].double(), x[:, ends].double()
+    frequencies = inverse_frequencies(x.shape[-1]).to(x.device)
+    angles = torch.outer(ends.double(), frequencies)
+    truth = reference.rotate(x.unsqueeze(2), angles.cos(), angles.sin(), layout=layout, inverse=inverse).squeeze(2)
+    u = torch.finfo(torch.float32).eps / 2
+    stored = torch.finfo(call.keywords["x"].dtype).eps / 2
+    off = torch.where(frequencies == 1, 0, u * angles * (3 * frequencies.log().abs() + 4))
+    size = sum(x.abs() for x in pairs(x, layout))
+    bound = 1.05 * (off + 6 * u + stored) * size + 4 * torch.finfo(call.keywords["x"].dtype).tiny
+    error = (result - truth).abs()
+    worst = torch.cat([e / bound for e in pairs(error, layout)]).max().item()
+    if worst <= 1:
+        return "ok"
+    relative = (error.norm() / truth.norm()).item()
+    return f"wrong: relative error {relative:.3g}, {worst:.3g} times its bound"
+
+
+# ------------------------------------------------------------------------------------------ what the compiler makes
+
+
+def _facts(call: Callable[[], torch.Tensor], mode: str, name: str) -> dict[str, object]:
+    """See ``inductor``. A contender that fails has none; its status says why."""
+    try:
+        found = _generated(call) if mode == "compiled" else {}
+        launched = kernel_names(call)
+        return found | {
+            "kernels": len(launched), "launched": "; ".join(_short(kernel) for kernel in launched),
+            "peak_bytes": peak_bytes(call), "result_bytes": call().nbytes,
+        }  # fmt: skip
+    except Exception as error:
+        print(f"    {mode} {name}: {timing.failure(error)}", flush=True)
+        return {}
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without its template arguments, which fill pages."""
+    name = re.sub(r"^void ", "", kernel)
+    return name if len(name) <= 100 else name[:97] + "..."
+
+
+def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+    """What Inductor generates and warns of when the call is compiled, which it must not have been before."""
+    from torch._inductor.utils import fresh_cache, run_and_get_code
+
+    _forget_warnings()
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        fresh_cache(),  # code that comes from the cache is not generated, and then not seen
+        torch._inductor.config.patch(benchmark_kernel=True),  # which writes the kernels' bytes into the code
+        mock.patch.object(torch._dynamo, "reset"),  # what has been compiled before is to stay
+    ):
+        warnings.simplefilter("always")
+        _, codes = run_and_get_code(call)
+    messages = list(dict.fromkeys(str(warning.message).splitlines()[0] for warning in caught))
+    return read_code(codes) | {
+        "complex_warning": any("complex" in message for message in messages),
+        "warnings": "; ".join(messages),
+    }
+
+
+def _forget_warnings() -> None:
+    """Inductor warns of complex numbers once in a process; the next compilation is to warn again."""
+    import torch._inductor.lowering as lowering
+
+    warn_once = getattr(lowering, "_warn_complex_not_supported", None)
+    if hasattr(warn_once, "cache_clear"):
+        warn_once.cache_clear()
+
+
+_VIEWS = {
+    "view", "view_as_complex", "view_as_real", "slice", "unsqueeze", "squeeze", "select", "_conj", "expand",
+    "permute", "reshape", "alias", "as_strided", "detach",
+}  # fmt: skip
+
+
+def read_code(codes: Sequence[str]) -> dict[str, object]:
+    """Kernels and fallbacks of Inductor's wrapper code, one piece per direction: generated, fallbacks,
+    generated_bytes, code (see ``reorderings``). Operators that only view are no fallbacks: they run nothing."""
+    launched, fallbacks, sources = [], [], {}
+    for code in codes:
+        sources |= dict(re.findall(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", code, flags=re.DOTALL))
+        launched += [
+            (name, sources.get(name, "")) for name in re.findall(r"^\s*(\w+)\.run\(", code, flags=re.MULTILINE)
+        ]
+        operators = re.findall(r"= torch\.ops\.(?:aten|prims)\.(\w+)\.\w+\(", code)
+        fallbacks += [name for name in operators if name not in _VIEWS]
+    gigabytes = [re.search(r"'kernel_num_gb': ([\d.e-]+)", source) for _, source in launched]
+    return {
+        "generated": ", ".join(name for name, _ in launched),
+        "fallbacks": ", ".join(fallbacks),
+        "generated_bytes": round(1e9 * sum(float(g[1]) for g in gigabytes)) if all(gigabytes) else float("nan"),
+        "code": hashlib.sha256("".join(_body(source) for _, source in launched).encode()).hexdigest()[:12],
+    }
+
+
+def _body(source: str) -> str:
+    """A kernel without its name and comments."""
+    body = source[source.rfind("@triton.jit") :]
+    return re.sub(r"#.*|\s+", " ", re.sub(r"def \w+\(", "def kernel(", body))
+
+
+STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
+    "fairseq2_grid": grid,
+    "fairseq2_inductor": inductor,
+    "fairseq2_reorderings": reorderings,
+}
+"""The records of this document and what measures each, given ``smoke``."""

@@ -1,0 +1,89 @@
+"""The evidence for claims TE-01 to TE-13 that a CPU computes in seconds."""
+
+import itertools
+import os
+from unittest import mock
+
+import pandas as pd
+
+from ropelab.bench.records import ROOT
+from ropelab.study.transformer_engine import packings
+from ropelab.study.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
+from ropelab.study.verdicts import evidence
+
+DOCUMENTS = ROOT / "data" / "documents"
+THREADS, WARP = 256, 32
+"""Of a block, and those of a warp, whose reads of one address are one request."""
+
+PARITY_TESTS = {
+    "first": {"dtypes": ("float32", "bfloat16"), "cp_ranks": (0,), "empty": True},
+    "merged": {"dtypes": ("float32", "bfloat16", "float16"), "cp_ranks": (0, 1), "empty": False},
+}
+"""What the parity test runs: as first proposed, from the review's summary in the document; as merged."""
+
+
+@evidence("te_published_a", "the document's table of layers")
+def published_a() -> pd.DataFrame:
+    """Table A, with the ratio that follows from its milliseconds."""
+    frame = pd.read_csv(DOCUMENTS / "transformer_engine_3057_a.csv")
+    return frame.assign(speedup=frame.old_ms / frame.new_ms)
+
+
+@evidence("te_published_b", "the document's table of kernels")
+def published_b() -> pd.DataFrame:
+    """Table B, with what follows from it: the ratio, the dead blocks, and the nanoseconds each takes in a pass.
+
+    A pass is a forward or a backward; all else that a block costs is in the new kernel as well.
+    """
+    frame = pd.read_csv(DOCUMENTS / "transformer_engine_3057_b.csv")
+    dead = packings.TOKENS * (frame.n_seqs - 1)
+    ns = (frame.old_ms - frame.new_ms) * 1e6 / (2 * dead.where(dead > 0))
+    return frame.assign(speedup=frame.old_ms / frame.new_ms, dead_blocks=dead, ns_per_dead_block=ns)
+
+
+@evidence("te_dispatch", "our model of the dispatch, run on the CPU")
+def dispatch() -> pd.DataFrame:
+    """What each version launches for table B's shapes: columns version, override, n_seqs, strategy."""
+    rows = []
+    for version, override, n in itertools.product(VERSIONS, ("", "0", "1"), packings.N_SEQS):
+        with mock.patch.dict(os.environ, {OVERRIDE: override} if override else {}):
+            if not override:
+                os.environ.pop(OVERRIDE, None)
+            strategy = choose(n, packings.TOKENS, packings.TOKENS, version=version)
+        rows.append({"version": version, "override": override or "unset", "n_seqs": n, "strategy": strategy})
+    return pd.DataFrame(rows)
+
+
+@evidence("te_search", "counted on the CPU")
+def search() -> pd.DataFrame:
+    """Reads of ``cu_seqlens`` by the search of a block, for the balanced sequences of table B's counts.
+
+    Columns: n_seqs, steps (the most that a token needs), thread_reads (steps of all threads), warp_requests.
+    """
+    rows = []
+    for n in packings.N_SEQS:
+        steps = max(map(_steps, [n] * n, range(n)))
+        rows.append({"n_seqs": n, "steps": steps, "thread_reads": steps * THREADS,
+                     "warp_requests": steps * THREADS // WARP})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _steps(n: int, sequence: int) -> int:
+    """Of the search for a token of this sequence, as in ``ropelab.bench.varlen_models``."""
+    low, high, steps = 0, n, 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle > sequence else (middle, high)
+        steps += 1
+    return steps
+
+
+@evidence("te_parity_tests", "the parametrisation of the parity test, from its review")
+def parity_tests() -> pd.DataFrame:
+    """Columns version, float16, rank_above_0, empty: whether the test has such a case."""
+    rows = [
+        {"version": version, "float16": "float16" in test["dtypes"], "rank_above_0": max(test["cp_ranks"]) > 0,
+         "empty": test["empty"]}
+        for version, test in PARITY_TESTS.items()
+    ]  # fmt: skip
+    return pd.DataFrame(rows)

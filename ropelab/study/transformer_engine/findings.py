@@ -1,0 +1,159 @@
+"""What the records say: tables that the rules judge by and the figures draw."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ropelab.bench import records
+from ropelab.study import comparison
+from ropelab.study.drawing import value_range
+from ropelab.study.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
+from ropelab.study.transformer_engine.layer import ALONE, LAYER, WITHOUT
+from ropelab.study.transformer_engine.measure import GIVEN, NAMES, SUMMED
+
+OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
+CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
+SLOWER = 1.10
+"""A grid counts as the wrong choice if it takes 10 % longer than the other: replays of one graph differ by 1 or 2 %."""
+
+
+def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
+    """Microseconds by cell (rows) and contender, where it was right, else nothing; and its dead blocks."""
+    rows = kernels[(kernels.status == "ok") & (kernels.step == step)]
+    table = rows.pivot_table(index=CELL, columns="contender", values="median_us", sort=False)
+    names = dict.fromkeys([OLD, NEW, "ropelab", *table])
+    table = table.reindex(columns=list(names)).rename_axis(columns=None).reset_index()
+    return table.assign(dead_blocks=table.freqs_len * table.n_seqs - table.tokens)
+
+
+def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The legacy grid's time beyond the token-linear one's, against its dead blocks: cells of one rank.
+
+    Columns of ``times``, and beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us: what a
+    time for each dead block, the same in all cells, and that of the token-linear grid make together.
+    """
+    table = times(kernels).query("cp_size == 1").dropna(subset=[OLD, NEW])
+    beyond = table[OLD] - table[NEW]
+    many = table.dead_blocks > 4 * table.tokens  # below, the difference of the live blocks counts as much
+    if not many.any():
+        return pd.DataFrame()
+    each = np.median(beyond[many] / table.dead_blocks[many])
+    return table.assign(
+        beyond_us=beyond,
+        ns_per_dead_block=(1000 * beyond / table.dead_blocks / 2).where(many),
+        fitted_us=table[NEW] + each * table.dead_blocks,
+    )
+
+
+def choices(kernels: pd.DataFrame) -> pd.DataFrame:
+    """What each heuristic would take in every cell, and how much longer that is than the other grid.
+
+    Columns of ``times``, and for each heuristic its choice and ``<name>_costs``: the time of the choice over the best.
+    """
+    table = times(kernels).dropna(subset=[OLD, NEW]).reset_index(drop=True)
+    best = table[[OLD, NEW]].min(axis=1)
+    for name, heuristic in HEURISTICS.items():
+        arguments = zip(table.n_seqs, table.freqs_len, table.tokens, table.cp_size, strict=True)
+        chosen = [heuristic(*map(int, each)) for each in arguments]
+        taken = [table.at[i, NAMES[strategy]] for i, strategy in enumerate(chosen)]
+        table[name], table[f"{name}_costs"] = chosen, taken / best
+    return table
+
+
+def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The cells of ``choices`` in which a heuristic takes the slower grid, worst first."""
+    return table[table[f"{name}_costs"] > SLOWER].sort_values(f"{name}_costs", ascending=False)
+
+
+def missed_words(table: pd.DataFrame, name: str) -> str:
+    """``"takes the slower grid in 3 of 9 cells, at worst 2.3 times as long"``."""
+    lost = missed(table, name)
+    worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.1f} times as long" if len(lost) else ""
+    return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
+
+
+def shares(layer: pd.DataFrame) -> pd.DataFrame:
+    """By n_seqs and contender: layer_us, alone_us, share (q and k alone over the layer, as the document has it) and
+    added (what the layer takes beyond the one without a rotation, over the layer)."""
+    rows = layer[layer.status == "ok"]
+    table = rows.pivot_table(index=["n_seqs", "contender"], columns="what", values="median_us")
+    if not {LAYER, ALONE} <= set(table):
+        return pd.DataFrame(columns=["n_seqs", "contender", "layer_us", "alone_us", "share", "added"])
+    without = (
+        table[LAYER].xs(WITHOUT, level="contender") if WITHOUT in rows.contender.values else pd.Series(dtype=float)
+    )
+    table = table.rename(columns={LAYER: "layer_us", ALONE: "alone_us"}).reset_index()
+    table["share"] = table.alone_us / table.layer_us
+    table["added"] = 1 - table.n_seqs.map(without) / table.layer_us
+    return table.rename_axis(columns=None)
+
+
+def number(value: object) -> str:
+    """A cell of a table: large times to the unit, others as everywhere."""
+    return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
+
+
+def sum_counts(kernels: pd.DataFrame) -> str:
+    """What the sum of the document's loss adds to the times."""
+    given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
+    added = (summed[NEW] / given[NEW] - 1).median()
+    ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
+    return (
+        f"The document's times contain `out.sum()` and a backward from its expanded gradient, which change the new "
+        f"grid's time by {added:+.0%}; without them the largest speed-up of the new grid is {ratios[0]:.0f} instead of "
+        f"{ratios[1]:.0f}."
+    )
+
+
+def skew_counts(kernels: pd.DataFrame) -> str:
+    """What both heuristics make of one long sequence among short ones."""
+    table = choices(kernels)
+    table = table[table.kind == "skewed"]
+    phrases = [f"the {name} one {missed_words(table, name)}" for name in HEURISTICS]
+    return (
+        "Both heuristics compare a product with a number and see no lengths. With one long sequence among short ones, "
+        f"and a table as short as that allows, {' and '.join(phrases)}."
+    )
+
+
+def blocks_count(kernels: pd.DataFrame) -> str:
+    """What a block without a token costs."""
+    fit = dead_block_fit(kernels)
+    row = fit.loc[fit.dead_blocks.idxmax()]
+    return (
+        f"A block that finds no token costs {fit.ns_per_dead_block.median():.2f} ns in each pass, whether the table's "
+        f"length or the number of sequences put it there: {row.dead_blocks:,} take {row.beyond_us / 1000:,.0f} ms."
+    )
+
+
+def layer_counts(layer: pd.DataFrame) -> str:
+    """What the rotation adds to a layer."""
+    table = shares(layer).pivot_table(index="n_seqs", columns="contender", values="share")
+    parts = [
+        f"{value_range(100 * table[name], '.1f')} % with {what}"
+        for name, what in ((OLD, "the old grid"), (NEW, "the new one"), ("ropelab", "ropelab"))
+        if name in table
+    ]
+    return f"Of a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
+
+
+SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
+    "te_dead_blocks": ("te_kernels", blocks_count),
+    "te_table_b": ("te_kernels", sum_counts),
+    "te_skew": ("te_kernels", skew_counts),
+    "te_layer": ("te_layer", layer_counts),
+}
+"""Figure -> its record, and what it says."""
+
+
+def sentence(figure: str, directory: Path | str) -> str:
+    """What a figure's record says, or nothing where there is no record, or it does not say."""
+    if figure not in SENTENCES:
+        return ""
+    study, say = SENTENCES[figure]
+    try:
+        return say(records.load(study, directory).frame)
+    except (FileNotFoundError, KeyError, IndexError):
+        return ""

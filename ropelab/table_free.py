@@ -1,0 +1,52 @@
+"""The frequencies in the form of which kernels compute cosines and sines, where a table would be too large.
+
+A table of four million positions takes 2 GB for heads of 128 features; this takes 1.5 kB.
+"""
+
+import torch
+
+from ropelab.frequencies import inverse_frequencies
+
+_PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
+"""2^192 / (2 pi), the nearest integer."""
+
+
+def rotary_frequencies(
+    rotary_dim: int, base: float = 10000.0, *, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """What `apply_rope` takes as ``frequencies``, in place of the tables of ``rotary_table(..., rotary_dim, base)``.
+
+    Returns:
+        int64 ``[rotary_dim/2, 3]``, see `fixed_point`.
+
+    Raises:
+        ValueError: ``rotary_dim`` not a positive even number, ``base`` not positive.
+    """
+    return fixed_point(inverse_frequencies(rotary_dim, base), device=device)
+
+
+def fixed_point(
+    frequencies: torch.Tensor, attention_factor: float = 1.0, *, device: torch.device | str | None = None
+) -> torch.Tensor:
+    """Any inverse frequencies in turns per position, 96 bits behind the point, and the factor of cos and sin.
+
+    The rounding moves an angle by position x 2^-97 turns, far below what the float64 of the frequency leaves open.
+
+    Args:
+        frequencies: float64 ``[R/2]``, rad per position: see `ropelab.frequencies`; taken as exact.
+        attention_factor: of cos and sin, rounded to float32; they are rounded once more when it is not 1.
+
+    Returns:
+        int64 ``[R/2, 3]``: the first 64 bits, 32 more, and the bits of the factor in float32.
+    """
+    factor = torch.tensor(attention_factor, dtype=torch.float32).view(torch.int32).item()
+    rows = [(*_turns(theta), factor) for theta in frequencies.tolist()]
+    return torch.tensor(rows, dtype=torch.int64).to(device)
+
+
+def _turns(theta: float) -> tuple[int, int]:
+    """``theta`` rad in turns modulo 1: 64 bits (as int64 holds them) and 32 more."""
+    numerator, denominator = theta.as_integer_ratio()
+    turns = numerator * _PER_TURN // denominator  # 192 bits behind the point
+    high, low = divmod((turns + (1 << 95) >> 96) % 2**96, 2**32)
+    return high - 2**64 if high >= 2**63 else high, low

@@ -1,0 +1,358 @@
+"""Claims FS-01 to FS-13: the log, what is measured, and that every verdict moves with its evidence."""
+
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+
+from ropelab.bench import timing
+from ropelab.bench.packages import installations
+from ropelab.study.fairseq2 import evidence, measure, rules
+from ropelab.study.measure import all_studies
+from ropelab.study.verdicts import Status, ledger, load_claims
+
+CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+NAMES = evidence.IMPLEMENTATIONS
+
+
+def change(frame, where=None, **changes):
+    """A copy of the frame with new values in the rows that the query selects."""
+    frame = frame.copy()
+    rows = frame.index if where is None else frame.query(where).index
+    for column, value in changes.items():
+        frame[column] = frame[column].astype(object)
+        frame.loc[rows, column] = value
+    return frame.infer_objects()
+
+
+def grid(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):
+    """A record as measure.grid() makes it, with these times of ``NAMES`` in every cell."""
+    return pd.DataFrame(
+        [
+            {
+                "batch": batch, "seq_len": 2048, "encoding_dim": 1024, "dtype": "float32", "direction": direction,
+                "mode": mode, "contender": name, "status": "ok", "median_us": us, "fraction_of_copy": 5 / us,
+            }
+            for batch in (1, 4)
+            for direction in measure.DIRECTIONS
+            for mode, times in (("eager", eager), ("compiled", compiled))
+            for name, us in zip(NAMES, times, strict=True)
+        ]
+    )  # fmt: skip
+
+
+def log(*times):
+    """The document's log, or one with these times at the size of FS-06."""
+    if not times:
+        return evidence.log()
+    cell = {"mode": "compiled", "batch": 4, "seq_len": 16384, "encoding_dim": 4096}
+    eager = {"mode": "eager", "batch": 4, "seq_len": 16384, "encoding_dim": 4096}
+    return pd.DataFrame(
+        [{**c, "contender": name, "ms": ms} for c in (cell, eager) for name, ms in zip(NAMES, times, strict=True)]
+    )
+
+
+def inductor(where=None, **changes):
+    """A record as measure.inductor() makes it: as the document has it, with equal tables."""
+    rows = [
+        {
+            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32", "direction": direction,
+            "mode": "compiled", "contender": name, "status": "ok", "median_us": 1000.0,
+            "kernels": 3 if name == "RE reference" else 1,
+            "generated": "" if name == "RE llama" else "triton_a, triton_b",
+            "fallbacks": "mul" if name.startswith("RE ") else "", "complex_warning": name.startswith("RE "),
+            "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28,
+        }
+        for direction in measure.DIRECTIONS
+        for name in NAMES
+    ]  # fmt: skip
+    return change(pd.DataFrame(rows), where, **changes)
+
+
+def reorderings(**changes):
+    rows = [
+        {
+            "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "generated": "triton_a, triton_b",
+            "generated_bytes": 1e9,
+        }
+        for name in measure.REORDERINGS
+    ]  # fmt: skip
+    return change(pd.DataFrame(rows), **changes)
+
+
+def equality(where=None, **changes):
+    rows = [
+        {"what": "formula", "first": "RE", "second": "RRE", "equal": True, "difference": 0.0},
+        {"what": "tables", "first": "RE", "second": "RRE", "positions": 2048, "equal": False, "difference": 1e-4},
+        {"what": "tables", "first": "RE", "second": "exact", "positions": 2048, "equal": False, "difference": 1e-4},
+        {"what": "tables", "first": "RRE", "second": "exact", "positions": 2048, "equal": False, "difference": 1e-4},
+    ]
+    return change(pd.DataFrame(rows), where, **changes)
+
+
+def defaults(where=None, **changes):
+    rows = [{"encoder": "RotaryEncoder", "case": case, "equal": True} for case in ("padded", "signature")]
+    return change(pd.DataFrame(rows), where, **changes)
+
+
+def summary(**changes):
+    return change(evidence.summary(), **changes)
+
+
+COMPILED_LLAMA = "mode == 'compiled' and ratio == 'llama'"
+ONE_REORDERING = "variant == 'empty, filled'"
+CASES = [
+    # claim, evidence, verdict
+    ("FS-01", {"fairseq2_inductor": inductor}, CONFIRMED),
+    ("FS-01", {"fairseq2_inductor": partial(inductor, complex_warning=False)}, CORRECTED),
+    ("FS-01", {"fairseq2_inductor": partial(inductor, fallbacks="")}, REFUTED),
+    ("FS-01", {"fairseq2_inductor": partial(inductor, status="failed: no")}, NOT_TESTABLE),
+    ("FS-02", {"fairseq2_grid": grid, "fairseq2_log": log}, CONFIRMED),
+    ("FS-02", {"fairseq2_grid": partial(grid, compiled=(10, 11, 17, 9)), "fairseq2_log": log}, REFUTED),
+    ("FS-02", {"fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)), "fairseq2_log": log}, CORRECTED),
+    ("FS-02", {"fairseq2_grid": lambda: grid().query("mode == 'eager'"), "fairseq2_log": log}, NOT_TESTABLE),
+    ("FS-03", {"fairseq2_equality": equality}, CORRECTED),
+    ("FS-03", {"fairseq2_equality": partial(equality, difference=3e-8)}, CONFIRMED),
+    ("FS-03", {"fairseq2_equality": partial(equality, "what == 'formula'", equal=False)}, REFUTED),
+    ("FS-04", {"fairseq2_inductor": inductor}, CONFIRMED),
+    ("FS-04", {"fairseq2_inductor": partial(inductor, "contender == 'RRE llama'", state_bytes=2**29)}, CORRECTED),
+    ("FS-04", {"fairseq2_inductor": partial(inductor, "contender == 'RE reference'", peak_bytes=2**32)}, REFUTED),
+    ("FS-04", {"fairseq2_inductor": lambda: inductor().query("contender != 'RE llama'")}, NOT_TESTABLE),
+    ("FS-05", {"fairseq2_grid": grid, "fairseq2_log": partial(log, 100, 112, 150, 112)}, CONFIRMED),
+    ("FS-05", {"fairseq2_grid": grid, "fairseq2_log": log}, CORRECTED),
+    ("FS-05", {"fairseq2_grid": partial(grid, compiled=(10, 11, 17, 9)), "fairseq2_log": log}, REFUTED),
+    ("FS-05", {"fairseq2_grid": lambda: grid().query("mode == 'eager'"), "fairseq2_log": log}, NOT_TESTABLE),
+    ("FS-06", {"fairseq2_inductor": inductor, "fairseq2_log": partial(log, 10, 11, 14, 11)}, CONFIRMED),
+    ("FS-06", {"fairseq2_inductor": inductor, "fairseq2_log": log}, CORRECTED),
+    ("FS-06", {"fairseq2_inductor": partial(inductor, kernels=1), "fairseq2_log": log}, REFUTED),
+    ("FS-06", {"fairseq2_inductor": lambda: inductor().iloc[:1], "fairseq2_log": log}, NOT_TESTABLE),
+    ("FS-07", {"fairseq2_grid": grid, "fairseq2_summary": summary}, CONFIRMED),
+    ("FS-07", {"fairseq2_grid": partial(grid, compiled=(10, 11, 30, 11)), "fairseq2_summary": summary}, CORRECTED),
+    ("FS-07", {"fairseq2_grid": partial(grid, compiled=(10, 11, 11, 11)), "fairseq2_summary": summary}, REFUTED),
+    (
+        "FS-08",
+        {"fairseq2_grid": grid, "fairseq2_summary": partial(summary, where=COMPILED_LLAMA, of_ratios=1 / 0.86)},
+        CONFIRMED,
+    ),
+    ("FS-08", {"fairseq2_grid": grid, "fairseq2_summary": summary}, CORRECTED),
+    ("FS-08", {"fairseq2_grid": partial(grid, compiled=(12, 11, 17, 11)), "fairseq2_summary": summary}, REFUTED),
+    ("FS-09", {"fairseq2_reorderings": reorderings}, CONFIRMED),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b")}, CORRECTED),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=150)}, REFUTED),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, status="failed: no")}, NOT_TESTABLE),
+    ("FS-10", {"fairseq2_summary": summary}, CONFIRMED),
+    ("FS-10", {"fairseq2_summary": partial(summary, where=COMPILED_LLAMA, of_ratios=1.2)}, REFUTED),
+    ("FS-11", {"fairseq2_grid": partial(grid, eager=(60, 50, 50, 42))}, CONFIRMED),
+    ("FS-11", {"fairseq2_grid": grid}, CORRECTED),
+    ("FS-11", {"fairseq2_grid": partial(grid, compiled=(10, 20, 15, 11))}, REFUTED),
+    ("FS-11", {"fairseq2_grid": lambda: grid().query("contender != 'RE llama'")}, NOT_TESTABLE),
+    ("FS-12", {"fairseq2_defaults": defaults}, CONFIRMED),
+    ("FS-12", {"fairseq2_defaults": partial(defaults, "case == 'padded'", equal=False)}, CORRECTED),
+    ("FS-12", {"fairseq2_defaults": partial(defaults, equal=False)}, REFUTED),
+    ("FS-13", {"fairseq2_session": evidence.session}, CONFIRMED),
+    (
+        "FS-13",
+        {"fairseq2_session": lambda: change(evidence.session(), "kind == 'anything else'", items=2)},
+        REFUTED,
+    ),
+]
+
+
+@pytest.mark.parametrize(("claim_id", "says", "verdict"), CASES)
+def test_the_verdict_is_computed_from_the_evidence(claim_id, says, verdict):
+    given = {name: frame() for name, frame in says.items()}
+    (row,) = ledger(given, document="fairseq2", only=[claim_id]).itertuples()
+    assert row.verdict == verdict, row
+    assert row.measured or verdict == NOT_TESTABLE
+    assert row.note or verdict == CONFIRMED
+
+
+def test_every_claim_is_covered():
+    verdicts = {}
+    for claim_id, _, verdict in CASES:
+        verdicts.setdefault(claim_id, set()).add(verdict)
+    assert verdicts.keys() == {claim.id for claim in load_claims("fairseq2")}
+    assert all(len(seen) > 1 for seen in verdicts.values())
+
+
+# ------------------------------------------------------------------------------------------------------- the log
+
+
+def test_the_log_is_complete():
+    found = evidence.log()
+    sizes = found.groupby("contender").size()
+    assert sizes.to_dict() == dict.fromkeys(NAMES, 54)
+    cells = found.drop_duplicates(evidence.CELL)
+    assert set(cells["mode"]) == {"eager", "compiled"} and len(cells) == 54
+    shapes = set(zip(cells.seq_len, cells.batch, cells.encoding_dim, strict=True))
+    assert shapes == {(c.seq_len, c.batch, c.encoding_dim) for c in measure.GRID}
+
+
+def test_the_printed_ratios_follow_from_the_printed_times():
+    """As far as times of one decimal and ratios of two can say."""
+    found = pd.read_csv(evidence.LOG)
+    for impl in ("llama", "reference"):
+        over, under = found[f"rre_{impl}_ms"], found[f"re_{impl}_ms"]
+        stated = found[f"stated_rre_over_re_{impl}"]
+        assert (stated >= (over - 0.05) / (under + 0.05) - 0.005).all()
+        assert (stated <= (over + 0.05) / (under - 0.05) + 0.005).all()
+
+
+def test_what_the_log_does_not_say():
+    """Compiling makes RotaryEncoder slower, in every cell, and all others faster from a millisecond on."""
+    times = evidence.log().pivot_table(index=evidence.CELL[1:] + ["contender"], columns="mode", values="ms")
+    ratio = (times.compiled / times.eager).unstack("contender")
+    assert (ratio["RE llama"] > 1.5).all()
+    assert (ratio["RRE llama"] < 0.6).all()
+
+
+def test_ratios_of_a_log_and_of_a_record():
+    found = evidence.ratios(grid()[[*rules._CELL, "contender", "median_us"]], "median_us")
+    one = found[(found["mode"] == "compiled") & (found.ratio == "native")]
+    assert len(one) == 4 and one.times.round(3).eq(1.12).all()
+
+
+@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
+def test_what_a_cpu_computes():
+    found = ledger(document="fairseq2", only=["FS-03", "FS-10", "FS-12", "FS-13"]).set_index("id").verdict
+    assert found.to_dict() == {"FS-03": CORRECTED, "FS-10": CONFIRMED, "FS-12": CONFIRMED, "FS-13": CONFIRMED}
+
+
+# -------------------------------------------------------------------------------------------------- what is measured
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch):
+    """Everything but the clock: compiled means eager, and every time is 1."""
+
+    def gpu_times(contenders, **options):
+        rows = []
+        for name, prepare in contenders.items():
+            for call in prepare():
+                call()
+            rows.append({"contender": name, "status": "ok", "median_us": 1.0, "samples": 1})
+        return pd.DataFrame(rows, columns=["contender", "status", "median_us", "samples"])
+
+    monkeypatch.setattr(timing, "gpu_times", gpu_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(measure, "_device", lambda: "cpu")
+    monkeypatch.setattr(measure, "_free_bytes", lambda: 10**6)
+    monkeypatch.setattr(measure, "_empty_cache", lambda: None)
+    monkeypatch.setattr(measure, "kernel_names", lambda call: ["void kernel<int>"])
+    monkeypatch.setattr(measure, "peak_bytes", lambda call: 1)
+    monkeypatch.setattr(measure, "_generated", lambda call: measure.read_code([CODE]) | {"complex_warning": True})
+    copy = {measure.copies.PREFIX + "copy_": measure.copies._copy_each}
+    monkeypatch.setattr(measure.copies, "copies", lambda: copy)
+
+
+def test_the_studies_are_known():
+    assert measure.STUDIES.keys() <= all_studies().keys()
+
+
+def test_the_grid(without_a_gpu, monkeypatch):
+    monkeypatch.setattr(measure, "SMOKE_GRID", (measure.Cell(2, 5, 16), measure.Cell(1, 5, 16), measure.Cell(1, 5, 8)))
+    frame = measure.grid(smoke=True)
+    assert (frame.status == "ok").all(), frame[frame.status != "ok"]
+    rows = frame.groupby(["batch", "encoding_dim", "direction"]).contender.apply(sorted)
+    assert len(rows) == 6
+    expected = sorted([*measure.NAMES, *NAMES, "copy: copy_"])
+    assert all(names == expected for names in rows)
+    assert (frame[frame.contender.str.startswith("ropelab")]["mode"] == "kernel").all()
+    assert frame[(frame.batch == 2)].bytes.eq(5 * 16 * (2 * 2 * 4 + 4)).all()
+
+
+def test_what_inductor_makes(without_a_gpu, monkeypatch):
+    one = {measure.Cell(2, 5, 16): measure.DIRECTIONS}
+    monkeypatch.setattr(measure, "_large_cells", lambda smoke: one)
+    frame = measure.inductor(smoke=True)
+    assert (frame.status == "ok").all() and len(frame) == 2 * 10
+    assert frame[frame["mode"] == "compiled"].generated.eq("triton_a_0, triton_b_1").all()
+    assert frame[frame["mode"] == "eager"].generated.isna().all()
+    state = frame.set_index("contender").state_bytes.groupby(level=0).first()
+    assert state["RRE llama"] == 2 * state["RE llama"] == 2 * 6 * 16 * 4
+
+
+def test_reorderings(without_a_gpu):
+    frame = measure.reorderings(smoke=True)
+    assert (frame.status == "ok").all() and list(frame.variant) == list(measure.REORDERINGS)
+
+
+def test_a_wrong_contender_is_not_timed(without_a_gpu):
+    def halves_for_pairs(seqs, layout):
+        return measure.CLASSES["RE"](seqs.shape[-1], 16, impl="reference")(seqs, layout)
+
+    def fails(seqs, layout):
+        raise RuntimeError("no")
+
+    contenders = {("eager", "RE llama"): halves_for_pairs, ("compiled", "RE llama"): fails}
+    for direction in measure.DIRECTIONS:
+        frame = measure._timed(measure.Cell(2, 5, 16), direction, contenders, rounds=1).set_index("mode")
+        assert frame.status.eager.startswith("wrong: relative error")
+        assert frame.status.compiled == "failed: RuntimeError: no"
+        assert frame.median_us[["eager", "compiled"]].isna().all()
+
+
+@pytest.mark.parametrize("fault", [1e-5, float("nan")])
+def test_the_check_sees_small_errors(without_a_gpu, fault):
+    right = measure.CLASSES["RRE"](16, 16, impl="llama")
+
+    def almost(seqs, layout):
+        y = right(seqs, layout).clone()
+        y[1, 2, 3] += fault
+        return y
+
+    (call,) = measure._calls(measure.Cell(2, 5, 16), "forward", 1)
+    assert measure._check(call, right, "interleaved", inverse=False) == "ok"
+    assert measure._check(call, almost, "interleaved", inverse=False).startswith("wrong")
+
+
+CODE = """
+triton_a_0 = async_compile.triton('triton_a_0', '''
+@triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 1.5, 'mutated_arg_names': []})
+@triton.jit
+def triton_a_0(in_ptr0, out_ptr0, xnumel):
+    x0 = 1  # a comment
+''', device_str='cuda')
+triton_b_1 = async_compile.triton('triton_b_1', '''
+@triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 5e-01})
+@triton.jit
+def triton_b_1(in_ptr0, out_ptr0, xnumel):
+    x0 = 2
+''', device_str='cuda')
+def call(args):
+        buf1 = torch.ops.aten.view_as_complex.default(buf0)
+        buf2 = torch.ops.aten.mul.Tensor(buf1, buf5)
+        triton_a_0.run(arg0_1, buf0, 8388608, stream=stream0)
+        triton_b_1.run(buf0, buf3, 8388608, stream=stream0)
+"""
+
+
+def test_generated_code_is_read():
+    found = measure.read_code([CODE])
+    assert found["generated"] == "triton_a_0, triton_b_1"
+    assert found["fallbacks"] == "mul"
+    assert found["generated_bytes"] == 2e9
+    renamed = CODE.replace("triton_a_0", "triton_z_0").replace("a comment", "another")
+    assert measure.read_code([renamed])["code"] == found["code"]
+    assert measure.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
+
+
+def test_the_warning_is_given_again():
+    """Inductor gives it once in a process, whoever compiled before."""
+    import torch._inductor.lowering as lowering
+
+    for _ in range(2):
+        measure._forget_warnings()
+        with pytest.warns(UserWarning, match="complex operators"):
+            lowering._warn_complex_not_supported()
+
+
+@pytest.mark.gpu
+def test_the_gpu_evidence_runs():
+    frames = {name: partial(study, smoke=True)() for name, study in measure.STUDIES.items()}
+    for name, frame in frames.items():
+        assert (frame.status == "ok").all(), (name, frame[frame.status != "ok"])
+    found = ledger(frames, document="fairseq2")
+    assert not (found.verdict == NOT_TESTABLE).any()

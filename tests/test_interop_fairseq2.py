@@ -1,0 +1,270 @@
+"""fairseq2's encoders: the contract of the released ones, both layouts, padding, packing, decoding."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ropelab import conformance, reference, rotary_table
+from ropelab.bench.packages import installations
+from ropelab.interop.fairseq2 import (
+    LAYOUTS,
+    BatchLayout,
+    KernelRotaryEncoder,
+    ReferenceRotaryEncoder,
+    RotaryEncoder,
+)
+from ropelab.study.fairseq2 import evidence
+
+ENCODERS = (RotaryEncoder, ReferenceRotaryEncoder, KernelRotaryEncoder)
+E, MAX = 16, 32
+
+encoders = pytest.mark.parametrize("encoder_class", ENCODERS)
+impls = pytest.mark.parametrize("impl", LAYOUTS)
+
+
+class QAndK(torch.nn.Module):
+    """An encoder as the conformance tool calls modules."""
+
+    def __init__(self, head_dim, encoder_class, impl):
+        super().__init__()
+        self.encoder = encoder_class(head_dim, 4096, impl=impl)
+
+    def forward(self, q, k):
+        return tuple(self.encoder(x, BatchLayout(x.shape[:2])) for x in (q, k))
+
+
+NOT_CLAIMED = ("empty", "large_positions", "compile")
+"""fairseq2 has no layout without tokens, and serves positions below max_seq_len; it is compiled elsewhere."""
+
+
+@encoders
+@impls
+def test_the_laws_hold(encoder_class, impl):
+    report = conformance.verify(
+        lambda head_dim: QAndK(head_dim, encoder_class, impl), "module", seq_format="bshd", layout=LAYOUTS[impl],
+        maths="wide", skip=NOT_CLAIMED, shrink=False, diagnose=False,
+    )  # fmt: skip
+    assert not report.failed, conformance.report.text(report)
+    assert report.passed
+
+
+def seqs_and_cotangent(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return [torch.randn(shape, generator=generator).to(dtype) for _ in range(2)]
+
+
+def definition(x, impl, positions, inverse=False):
+    """``x`` with two leading axes, or one and ``positions`` for it; padding has position None there."""
+    cos, sin = rotary_table(MAX, E, dtype=torch.float64)
+    heads = x.reshape(*x.shape[: positions.ndim], -1, E)
+    batched = heads if positions.ndim == 2 else heads.unsqueeze(0)
+    rows = positions.expand(batched.shape[:2])
+    y = reference.rotate(batched, cos, sin, layout=LAYOUTS[impl], positions=rows.clamp(min=0), inverse=inverse)
+    return torch.where((rows < 0)[..., None, None], 0.0, y).reshape(x.shape)
+
+
+@encoders
+@impls
+@pytest.mark.parametrize(
+    ("shape", "lengths", "packed"),
+    [
+        ((3, 7, E), None, False),
+        ((3, 7, 2, E), None, False),
+        ((2, 5, 2, 3, E), None, False),
+        ((1, 1, 1, E), None, False),
+        ((3, 7, 2, E), [7, 1, 4], False),
+        ((9, 2, E), None, True),
+        ((9, 2, E), [4, 3], True),
+        ((9, E), [1, 1, 7], True),
+    ],
+)
+@pytest.mark.parametrize("step", [None, 6])
+def test_every_token_turns_by_its_position(encoder_class, impl, shape, lengths, packed, step):
+    """And so does its gradient, backwards, under a random cotangent."""
+    encoder = encoder_class(E, MAX, impl=impl).eval()
+    layout = BatchLayout(shape[: 1 if packed else 2], lengths, packed=packed)
+    if step is not None and layout.padded:
+        pytest.skip("padding while decoding has a test of its own")
+    x, cotangent = seqs_and_cotangent(*shape)
+    x.requires_grad_()
+    y = encoder(x, layout, state_bag=None if step is None else SimpleNamespace(step_nr=step))
+    (gradient,) = torch.autograd.grad(y, x, cotangent)
+    positions = torch.where(layout.position_indices < 0, -1, layout.position_indices + (step or 0))
+    if not packed:
+        assert positions.shape == shape[:2]
+    assert y.dtype == x.dtype and y.shape == x.shape
+    # Angles in float32: positions below MAX times a frequency, a few roundings of 2**-24; and those of the result.
+    close = {"rtol": 0, "atol": 2.0**-24 * (8 * MAX + 8) * x.abs().max().item()}
+    torch.testing.assert_close(y.double(), definition(x.detach(), impl, positions), **close)
+    torch.testing.assert_close(gradient.double(), definition(cotangent, impl, positions, inverse=True), **close)
+
+
+@encoders
+@impls
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_computes_in_float32_and_casts_back(encoder_class, impl, dtype):
+    x, _ = seqs_and_cotangent(2, 5, 3, E, dtype=dtype)
+    y = encoder_class(E, MAX, impl=impl)(x, BatchLayout((2, 5)))
+    assert y.dtype == dtype
+    wide = encoder_class(E, MAX, impl=impl)(x.float(), BatchLayout((2, 5)))
+    assert torch.equal(y, wide.to(dtype)) or dtype == torch.float64
+    torch.testing.assert_close(y.float(), wide, rtol=1e-3, atol=1e-5)
+
+
+def test_the_layouts_are_permutations_of_one_another():
+    rows = list(evidence.permutations())
+    assert len(rows) == 2 * len(ENCODERS) and all(row["equal"] for row in rows)
+
+
+def test_the_formulas_are_the_same():
+    rows = list(evidence.formulas())
+    assert len(rows) == 8 and all(row["equal"] for row in rows)
+
+
+@encoders
+def test_state(encoder_class):
+    encoder = encoder_class(E, MAX)
+    assert not encoder.state_dict() and not list(encoder.parameters())
+    fresh = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+    if encoder_class is KernelRotaryEncoder:
+        assert {name: tuple(b.shape) for name, b in fresh.items()} == {"cos": (MAX, E // 2), "sin": (MAX, E // 2)}
+    else:
+        assert all(len(buffer) == MAX + 1 and not buffer[0].any() and buffer[1:].any() for buffer in fresh.values())
+    empty = encoder_class(E, MAX, device="meta").to_empty(device="cpu")
+    empty.reset_parameters()
+    assert all(torch.equal(buffer, fresh[name]) for name, buffer in empty.named_buffers())
+
+
+@encoders
+@impls
+@pytest.mark.parametrize("packed", [False, True])
+def test_padding_becomes_zero_and_gets_no_gradient(encoder_class, impl, packed):
+    layout = BatchLayout((7,), [2, 3], packed=True) if packed else BatchLayout((2, 7), [7, 5])
+    x, cotangent = seqs_and_cotangent(*layout.position_indices.shape, 2, E)
+    x.requires_grad_()
+    y = encoder_class(E, MAX, impl=impl)(x, layout)
+    (gradient,) = torch.autograd.grad(y, x, cotangent)
+    padding = layout.position_indices < 0
+    assert padding.sum() == 2
+    for z in (y, gradient):
+        assert not z[padding].any() and z[~padding].any(dim=-1).all()
+
+
+@encoders
+def test_poisoned_padding(encoder_class):
+    """A product with zero keeps NaN; the kernel writes zeros."""
+    x, _ = seqs_and_cotangent(1, 4, E)
+    x[:, 3] = float("nan")
+    y = encoder_class(E, MAX)(x, BatchLayout((1, 4), [3]))
+    assert y[:, :3].isfinite().all()
+    assert y[:, 3].isnan().all() if encoder_class is not KernelRotaryEncoder else not y[:, 3].any()
+
+
+@encoders
+def test_padding_while_decoding_reads_a_row(encoder_class):
+    """As in fairseq2: the row is step_nr, so padding turns by position step_nr - 1 and is not zero."""
+    encoder, bag = encoder_class(E, MAX).eval(), SimpleNamespace(step_nr=3)
+    x, _ = seqs_and_cotangent(2, 4, 2, E)
+    y = encoder(x, BatchLayout((2, 4), [4, 2]), state_bag=bag)
+    as_if = encoder(x[1:, 2:3], BatchLayout((1, 1)), state_bag=SimpleNamespace(step_nr=2))
+    torch.testing.assert_close(y[1:, 2:3], as_if)
+
+
+@encoders
+def test_the_state_bag_counts_only_while_decoding(encoder_class):
+    encoder, bag, layout = encoder_class(E, MAX), SimpleNamespace(step_nr=3), BatchLayout((2, 4))
+    x, _ = seqs_and_cotangent(2, 4, E)
+    at_start = encoder(x, layout)
+    assert torch.equal(encoder.train()(x, layout, state_bag=bag), at_start)
+    assert not torch.equal(encoder.eval()(x, layout, state_bag=bag), at_start)
+
+
+@pytest.mark.parametrize("encoder_class", [RotaryEncoder, KernelRotaryEncoder])
+@impls
+def test_other_frequencies(encoder_class, impl):
+    def halved(encoder):
+        assert encoder.encoding_dim == E
+        return 0.5 / encoder.theta ** (torch.arange(0, E, 2) / E)
+
+    x, _ = seqs_and_cotangent(1, 9, E)
+    slow = encoder_class(E, MAX, impl=impl, freqs_init_fn=halved)(x[:, :1].expand(-1, 9, -1), BatchLayout((1, 9)))
+    fast = encoder_class(E, MAX, impl=impl)(x[:, :1].expand(-1, 5, -1), BatchLayout((1, 5)))
+    torch.testing.assert_close(slow[:, ::2], fast)
+
+
+@encoders
+def test_strided_input(encoder_class):
+    x, _ = seqs_and_cotangent(5, 2, 3, E)
+    view = x.transpose(0, 1)
+    encoder = encoder_class(E, MAX)
+    assert torch.equal(encoder(view, BatchLayout((2, 5))), encoder(view.contiguous(), BatchLayout((2, 5))))
+
+
+@encoders
+def test_wrong_arguments(encoder_class):
+    with pytest.raises(ValueError, match="encoding_dim: expected a positive even number, got 7"):
+        encoder_class(7, MAX)
+    with pytest.raises(ValueError, match="impl: expected one of .'llama', 'reference'., got 'neox'"):
+        encoder_class(E, MAX, impl="neox")
+    encoder = encoder_class(E, MAX)
+    with pytest.raises(ValueError, match=r"seqs: expected shape \[N, S, \*, 16\], got \(2, 4, 8\)"):
+        encoder(torch.zeros(2, 4, 8), BatchLayout((2, 4)))
+    with pytest.raises(ValueError, match=r"seqs: expected shape \[N, S, \*, 16\], got \(4, 16\)"):
+        encoder(torch.zeros(4, 16), BatchLayout((2, 4)))
+    with pytest.raises(ValueError, match="seqs: expected positions below max_seq_len = 32, got 32"):
+        encoder(torch.zeros(1, 33, E), BatchLayout((1, 33)))
+    with pytest.raises(ValueError, match="seqs: expected positions below max_seq_len = 32, got 33"):
+        encoder.eval()(torch.zeros(1, 4, E), BatchLayout((1, 4)), state_bag=SimpleNamespace(step_nr=30))
+    # A padded batch may be wider than the tables; only its sequences may not be longer.
+    encoder(torch.zeros(1, 40, E), BatchLayout((1, 40), [32]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "lengths", "packed", "message"),
+    [
+        ((4,), None, False, r"shape: expected \(N, S\), got \(4,\)"),
+        ((2, 4), None, True, r"shape: expected \(S,\), got \(2, 4\)"),
+        ((2, 0), None, False, "shape"),
+        ((2, 4), [4], False, r"seq_lens: expected lengths >= 1 that fit into shape \(2, 4\), got \[4\]"),
+        ((2, 4), [4, 5], False, "seq_lens"),
+        ((2, 4), [4, 0], False, "seq_lens"),
+        ((4,), [3, 2], True, "seq_lens"),
+        ((4,), [], True, "seq_lens"),
+    ],
+)
+def test_wrong_layouts(shape, lengths, packed, message):
+    with pytest.raises(ValueError, match=message):
+        BatchLayout(shape, lengths, packed=packed)
+
+
+@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
+def test_the_released_encoders_have_the_same_bits():
+    rows = evidence.defaults()
+    assert rows.equal.all(), rows[~rows.equal]
+    assert "fairseq2 0." in rows.attrs["source"]
+
+
+@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
+@pytest.mark.parametrize(
+    ("shape", "lengths", "packed"),
+    [((2, 4), None, False), ((2, 4), [4, 1], False), ((6,), [2, 3], True), ((6,), [2, 4], True), ((6,), None, True)],
+)
+def test_our_batch_layout_is_theirs(shape, lengths, packed):
+    ours, theirs = (c(shape, lengths, packed=packed) for c in (BatchLayout, evidence.released()[2]))
+    for name in ("packed", "padded", "max_seq_len"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert torch.equal(ours.position_indices, theirs.position_indices)
+
+
+@pytest.mark.gpu
+@encoders
+@impls
+def test_on_a_gpu(encoder_class, impl):
+    for dtype in (torch.bfloat16, torch.float32):
+        x, _ = seqs_and_cotangent(2, 300, 4, E, dtype=dtype)
+        layout = BatchLayout((2, 300), [300, 7])
+        here = encoder_class(E, 300, impl=impl)(x, layout)
+        layout.position_indices = layout.position_indices.cuda()
+        there = encoder_class(E, 300, impl=impl, device="cuda")(x.cuda(), layout).cpu()
+        torch.testing.assert_close(there, here, rtol=2e-2, atol=1e-3)

@@ -1,0 +1,260 @@
+"""Hugging Face's convention, and models that compute the same before and after one line."""
+
+import importlib
+
+import pytest
+import torch
+
+import ropelab.prepared
+from ropelab.conformance import pytest_laws
+from ropelab.conformance.report import text
+from ropelab.conformance.verify import verify
+from ropelab.interop.broadcast import formula
+from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
+from ropelab.kernels import rotate_torch
+from ropelab.kernels.launch import Launch
+from tests.conftest import HAS_GPU
+
+DEVICE = "cuda" if HAS_GPU else "cpu"
+SMALL = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPTJ = {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 1,
+        "eos_token_id": 2}  # fmt: skip
+MODELS = {
+    # name of the model: its class, its configuration, launches for each layer
+    "llama": ("LlamaForCausalLM", SMALL, 1),
+    "gptj": ("GPTJForCausalLM", GPTJ | {"rotary_dim": 4}, 2),
+    "cohere": ("CohereForCausalLM", SMALL, 1),
+    "glm": ("GlmForCausalLM", SMALL | {"head_dim": 8}, 1),
+    "gpt_neox": ("GPTNeoXForCausalLM", SMALL, 1),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        SMALL | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "q_lora_rank": 8, "kv_lora_rank": 8,
+                 "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 2,
+                 "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 8},
+        1,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Of the kernel; in Triton's interpreter too, where there is no GPU."""
+    counted = []
+    original = Launch.__call__
+    monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
+    return counted
+
+
+def build(name, dtype=torch.float64):
+    transformers = pytest.importorskip("transformers")
+    kind, options, launches = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind).config_class(**options)
+    model = getattr(transformers, kind)(config).to(DEVICE, dtype)
+    return model.eval(), launches
+
+
+def run(model):
+    """Logits of two sequences, the first padded on the left, and the gradients of all parameters."""
+    tokens = torch.randint(1, 40, (2, 7), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    model.zero_grad()
+    logits = model(input_ids=tokens, attention_mask=mask).logits
+    cotangent = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    logits.backward(cotangent.to(logits))
+    return [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_the_same_before_and_after(launches, name):
+    """In float64, where a rotation that differs in anything but rounding shows."""
+    model, per_layer = build(name)
+    before = run(model)
+    assert not launches
+    with patch(model) as patched:
+        assert patched.functions
+        launches.clear()  # those of finding out what the functions do
+        during = run(model)
+        # Forward and backward of every layer.
+        assert len(launches) == 2 * 2 * per_layer
+    after = run(model)
+    assert len(launches) == 2 * 2 * per_layer
+    for one, other, again in zip(before, during, after, strict=True):
+        # Cohere's own rotation is in float32, whatever the model.
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-6 if name == "cohere" else 1e-10)
+        assert torch.equal(one, again)
+    assert before[0].abs().max() > 1e-3
+
+
+def test_the_cache_of_keys_and_positions_as_models_have_them(launches):
+    model, _ = build("llama")
+    tokens = torch.randint(1, 40, (2, 6), device=DEVICE)
+    with torch.no_grad(), patch(model):
+        whole = model(tokens).logits
+        first = model(tokens[:, :5], use_cache=True)
+        last = model(tokens[:, 5:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(last, whole[:, 5:], rtol=1e-9, atol=1e-10)
+    assert launches
+
+
+def test_float16_models_keep_their_dtype():
+    model, _ = build("llama", torch.float16)
+    with torch.no_grad():
+        before = model(torch.arange(1, 8, device=DEVICE)[None]).logits
+        with patch(model):
+            after = model(torch.arange(1, 8, device=DEVICE)[None]).logits
+    assert before.dtype == after.dtype == torch.float16
+    torch.testing.assert_close(before, after, rtol=1e-2, atol=1e-2)
+
+
+# ------------------------------------------------------------------------------------------- doing and undoing
+
+
+def test_undo_puts_the_original_back():
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    original = module.apply_rotary_pos_emb
+    model, _ = build("llama")
+    first, second = patch(model), patch(model)
+    assert module.apply_rotary_pos_emb is not original
+    assert first.functions == ["transformers.models.llama.modeling_llama.apply_rotary_pos_emb"]
+    assert second.functions == []  # patched already
+    second.undo()
+    assert module.apply_rotary_pos_emb is not original
+    first.undo()
+    assert module.apply_rotary_pos_emb is original
+    first.undo()
+    assert module.apply_rotary_pos_emb is original
+
+
+def test_what_raises_inside_a_block_undoes_too():
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    original = module.apply_rotary_pos_emb
+    with pytest.raises(KeyError), patch(build("llama")[0]):
+        raise KeyError
+    assert module.apply_rotary_pos_emb is original
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda q, k, cos, sin, unsqueeze_dim=1: formula(q, cos, -sin), "it computes something else"),
+        (lambda q, k, cos, sin, unsqueeze_dim=1: (q, k), "it computes something else"),
+        (lambda q, k, cos, sin, scale, unsqueeze_dim=1: (q, k), "expected parameters such as .* got .*'scale'"),
+    ],
+)
+def test_what_it_does_not_know_is_refused_and_nothing_replaced(monkeypatch, wrong, message):
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    model, _ = build("llama")
+    original = module.apply_rotary_pos_emb
+    monkeypatch.setattr(module, "apply_rotary_pos_emb_other", wrong, raising=False)
+    with pytest.raises(ValueError, match=f"modeling_llama.apply_rotary_pos_emb_other: .*{message}"):
+        patch(model)
+    assert module.apply_rotary_pos_emb is original and module.apply_rotary_pos_emb_other is wrong
+
+
+def test_the_other_sign_is_refused():
+    """nanochat rotates by minus the angle."""
+    module = pytest.importorskip("transformers.models.nanochat.modeling_nanochat")
+    layer = type("Layer", (torch.nn.Module,), {"__module__": module.__name__})()
+    with pytest.raises(ValueError, match="nanochat.*it computes something else"):
+        patch(layer)
+
+
+def test_a_model_without_rotation_is_refused():
+    with pytest.raises(ValueError, match="model: expected a Transformers model .*, got Linear"):
+        patch(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "model, name, call",
+    [
+        ("llama", "apply_rotary_pos_emb", "pair"),
+        ("cohere", "apply_rotary_pos_emb", "pair"),
+        ("olmo2", "apply_rotary_pos_emb", "pair"),
+        ("gemma3n", "apply_rotary_pos_emb", "one"),
+        ("qwen2_vl", "apply_rotary_pos_emb_vision", "vision"),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float32)], ids=str)
+def test_functions_keep_their_results_dtype(model, name, call, dtypes):
+    """Llama's promotes float16 with float32 tables to float32, others return what they were given."""
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    original = getattr(module, name)
+    x, table = dtypes
+    q, k = (torch.randn(2, 3, 5, 8).to(DEVICE, x) for _ in range(2))
+    cos, sin = torch.randn(2, 2, 5, 8, dtype=table, device=DEVICE)
+    arguments = {"pair": (q, k, cos, sin), "one": (q, cos, sin), "vision": (q[0], k[0], cos[0, :3], sin[0, :3])}[call]
+    expected = original(*arguments)
+    layer = type("Layer", (torch.nn.Module,), {"__module__": module.__name__})()
+    with patch(layer):
+        assert getattr(module, name) is not original
+        found = getattr(module, name)(*arguments)
+    expected, found = ((y,) if call == "one" else y for y in (expected, found))
+    for one, other in zip(expected, found, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=4e-3 if x == torch.float16 else 2e-6)
+
+
+# -------------------------------------------------------------------------------------------- the function
+
+test_laws = pytest_laws(apply_rotary_pos_emb, "huggingface", device=DEVICE, skip=() if HAS_GPU else ("compile",))
+
+
+def interleaved(q, k, cos, sin, unsqueeze_dim=1):
+    return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim, layout="interleaved")
+
+
+@pytest.mark.parametrize(
+    "function, options",
+    [
+        (apply_rotary_pos_emb, {"seq_format": "bshd"}),
+        (apply_rotary_pos_emb, {"rotary_dim": 8, "k_heads": 1}),
+        (interleaved, {"layout": "interleaved"}),
+        (interleaved, {"layout": "interleaved", "seq_format": "bshd", "rotary_dim": 4}),
+    ],
+)
+def test_laws_in_other_configurations(function, options, monkeypatch):
+    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
+    report = verify(function, "huggingface", diagnose=False, skip=("large_positions",), **options)
+    assert report.passed, text(report)
+
+
+def test_one_launch_for_queries_and_keys(launches):
+    q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
+    cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
+    for batch in (2, 1):
+        apply_rotary_pos_emb(q, k, cos[:batch], sin[:batch])
+    assert len(launches) == 2
+    # Keys of another length have no row of their own: torch refuses them, as it does in Transformers.
+    with pytest.raises(RuntimeError):
+        apply_rotary_pos_emb(q, k[:, :, :3], cos, sin)
+
+
+@pytest.mark.parametrize("columns", [7, 10])
+def test_errors_name_the_argument(columns):
+    q, table = torch.zeros(1, 2, 3, 8), torch.zeros(1, 3, columns)
+    with pytest.raises(ValueError, match=f"cos: expected an even number of columns up to the 8 of q, got {columns}"):
+        apply_rotary_pos_emb(q, q, table, table)
+    with pytest.raises(ValueError, match="layout: expected one of"):
+        apply_rotary_pos_emb(q, q, table[..., :6], table[..., :6], layout="neox")
+
+
+def test_gradients_of_the_model_function():
+    """Every model function that is known has the gradient of the original, with random cotangents."""
+    for name in ("llama", "cohere", "glm"):
+        module = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+        layer = type("Layer", (torch.nn.Module,), {"__module__": module.__name__})()
+        inputs = [torch.randn(2, 3, 5, 8, device=DEVICE, requires_grad=True) for _ in range(2)]
+        cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
+        cotangents = [torch.randn_like(x) for x in inputs]
+        expected = torch.autograd.grad(module.apply_rotary_pos_emb(*inputs, cos, sin), inputs, cotangents)
+        with patch(layer):
+            found = torch.autograd.grad(
+                importlib.import_module(module.__name__).apply_rotary_pos_emb(*inputs, cos, sin), inputs, cotangents
+            )
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

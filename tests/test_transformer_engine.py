@@ -1,0 +1,473 @@
+"""Claims TE-01 to TE-13: strategies, measurements, and that every verdict moves with its evidence."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ropelab import PackedSequences
+from ropelab.bench import records, timing
+from ropelab.bench.packages import NotInstalled
+from ropelab.kernels import INTERPRETED
+from ropelab.study import figures
+from ropelab.study.transformer_engine import (
+    dispatch,
+    evidence,
+    findings,
+    layer,
+    measure,
+    packings,
+    rules,
+    studies,
+)
+from ropelab.study.transformer_engine import figures as te_figures
+from ropelab.study.verdicts import Status, Unavailable, ledger, load_claims
+
+from .test_deepspeed import change
+
+CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+OLD, NEW = rules.OLD, rules.NEW
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="on a GPU test_the_studies_run has it")
+
+
+# ------------------------------------------------------------------------------------------------- made-up records
+
+DEAD_NS, LIVE_US, SEARCH_US = 0.6, 14e-3, 0.002e-3
+
+
+def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3):
+    """A record as measure.kernels() makes it, by a model of the costs: forward and backward."""
+    rows = []
+    for case in measure.cases():
+        blocks = case.freqs_len * case.packing.n_seqs
+        live = LIVE_US * case.tokens
+        spent = {
+            OLD: live + 2e-3 * dead_ns * (blocks - case.tokens),
+            NEW: live * (1 + search_us * 1000 * np.log2(case.packing.n_seqs)),
+            "ropelab": 0.6 * live,
+            "flash_attn": 0.6 * live + 2e-3 * 1.2 * max(0, case.packing.longest * case.packing.n_seqs - case.tokens),
+            measure.INTEROP: 0.7 * live,
+        }
+        for step, name in itertools.product(case.steps, case.contenders):
+            us = spent[name] + (summed - 1) * live * (step == measure.SUMMED)
+            rows.append(case.columns | {
+                "step": step, "contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us,
+                "samples": 5, "same_bits": True if name == NEW else np.nan,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def layers(dead_ns=0.62, layer_ms=22.0, rope_ms=1.4):
+    rows = []
+    for n, name in itertools.product(layer.N_SEQS, (OLD, NEW, "ropelab", layer.WITHOUT)):
+        alone = {OLD: rope_ms + 4e-6 * dead_ns * 65536 * (n - 1), NEW: rope_ms, "ropelab": 0.7}.get(name, 0)
+        for what, ms in ((layer.LAYER, layer_ms + alone), (layer.ALONE, alone)):
+            if ms:
+                rows.append({
+                    "what": what, "n_seqs": n, "longest": -(-65536 // n), "tokens": 65536, "freqs_len": 65536,
+                    "contender": name, "status": "ok", "median_us": 1000 * ms, "q20_us": 1000 * ms,
+                    "q80_us": 1000 * ms, "samples": 3,
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def parity(where=None, **changes):
+    rows = [
+        {"kind": kind, "n_seqs": 3, "empty": 2 * (kind == "every other empty"), "past_end": 0, "starts": False,
+         "cp_size": size, "cp_rank": rank, "dtype": dtype, "layout": layout, "same_result": True,
+         "same_gradient": True, "worst": 0.6, "worst_ropelab": 0.6}
+        for kind in ("skewed", "every other empty")
+        for size, rank in measure.SHARDS
+        for dtype in ("float32", "float16", "bfloat16")
+        for layout in ("split_half", "interleaved")
+    ]  # fmt: skip
+    return change(pd.DataFrame(rows), where, **changes)
+
+
+def past(**changes):
+    outcomes = {OLD: "left as allocated", "token-linear, as first proposed": "reads past freqs",
+                "token-linear, with the guard": "left as allocated", "ropelab": "zeros"}  # fmt: skip
+    frame = pd.DataFrame({"contender": list(outcomes), "rows": 3, "outcome": list(outcomes.values())})
+    return change(frame, **changes)
+
+
+def slower(frame, name, factor, where="index == index"):
+    frame = frame.copy()
+    frame.loc[frame.query(where).query("contender == @name").index, "median_us"] *= factor
+    return frame
+
+
+FULL_TABLE, ONE = "freqs_len == 65536 and n_seqs > 1", "n_seqs == 1"
+CASES = [
+    # claim, evidence, what it says, verdict
+    ("TE-01", "te_kernels", kernels, CONFIRMED),
+    ("TE-01", "te_kernels", lambda: slower(kernels(), OLD, 1.5, "n_seqs == 2401 and part == 'skew'"), CORRECTED),
+    ("TE-01", "te_kernels", lambda: kernels(dead_ns=0), REFUTED),
+    ("TE-01", "te_kernels", lambda: kernels().query("contender != @OLD"), NOT_TESTABLE),
+    ("TE-02", "te_kernels", kernels, CORRECTED),
+    ("TE-02", "te_kernels", lambda: slower(kernels(), OLD, 1.4, "freqs_len == 512"), CONFIRMED),
+    ("TE-02", "te_kernels", lambda: kernels(dead_ns=0), REFUTED),
+    ("TE-02", "te_kernels", lambda: kernels().query("n_seqs != 128"), NOT_TESTABLE),
+    ("TE-03", "te_layer", layers, CONFIRMED),
+    ("TE-03", "te_layer", lambda: layers(dead_ns=0.4), CORRECTED),
+    ("TE-03", "te_layer", lambda: layers(dead_ns=0), REFUTED),
+    ("TE-03", "te_layer", lambda: layers().query("n_seqs > 128"), NOT_TESTABLE),
+    ("TE-04", "te_layer", layers, CONFIRMED),
+    ("TE-04", "te_layer", lambda: layers(layer_ms=40), CORRECTED),
+    ("TE-04", "te_layer", lambda: layers(dead_ns=0), REFUTED),
+    ("TE-04", "te_layer", lambda: layers().query("contender != @NEW"), NOT_TESTABLE),
+    ("TE-05", "te_kernels", lambda: kernels(dead_ns=0.8, search_us=0), CONFIRMED),
+    ("TE-05", "te_kernels", lambda: kernels(dead_ns=0.4), CORRECTED),
+    ("TE-05", "te_kernels", lambda: kernels(dead_ns=0), REFUTED),
+    ("TE-05", "te_kernels", lambda: kernels().query("n_seqs != 1"), NOT_TESTABLE),
+    ("TE-06", "te_kernels", lambda: kernels(search_us=0), CORRECTED),
+    ("TE-06", "te_kernels", lambda: kernels(search_us=0.02e-3), REFUTED),
+    ("TE-06", "te_kernels", lambda: kernels().query("n_seqs > 8"), NOT_TESTABLE),
+    ("TE-07", "te_kernels", kernels, REFUTED),
+    ("TE-07", "te_kernels", lambda: kernels().query("part != 'table B'"), CORRECTED),
+    ("TE-07", "te_kernels", lambda: kernels(dead_ns=0), CONFIRMED),
+    ("TE-07", "te_kernels", lambda: kernels().query("contender != @OLD"), NOT_TESTABLE),
+    ("TE-08", "te_parity", parity, CONFIRMED),
+    ("TE-08", "te_parity", lambda: parity("cp_rank == 7", same_gradient=False), CORRECTED),
+    ("TE-08", "te_parity", lambda: parity("cp_rank == 7", same_result=False), REFUTED),
+    ("TE-08", "te_parity", lambda: parity("cp_rank == 7", worst=2.0), REFUTED),
+    ("TE-09", "te_dispatch", evidence.dispatch, CORRECTED),
+    ("TE-09", "te_dispatch", lambda: evidence.dispatch().query("version == 'first'"), CONFIRMED),
+    ("TE-09", "te_dispatch", lambda: change(evidence.dispatch(), strategy="legacy"), REFUTED),
+    ("TE-10", "te_past_the_end", past, CONFIRMED),
+    ("TE-10", "te_past_the_end", lambda: past(outcome="left as allocated"), REFUTED),
+    ("TE-10", "te_past_the_end", lambda: past(outcome="reads past freqs"), CORRECTED),
+    ("TE-11", "te_search", evidence.search, CORRECTED),
+    ("TE-11", "te_search", lambda: change(evidence.search(), warp_requests=3072), CONFIRMED),
+    ("TE-11", "te_search", lambda: change(evidence.search(), thread_reads=12), REFUTED),
+    ("TE-12", "te_parity", parity, CONFIRMED),
+    ("TE-12", "te_parity", lambda: parity("dtype == 'float16'", same_result=False), CORRECTED),
+    ("TE-12", "te_parity", lambda: parity().query("dtype == 'float32' and cp_rank == 0"), NOT_TESTABLE),
+    ("TE-12", "te_parity_tests", lambda: change(evidence.parity_tests(), float16=True, rank_above_0=True), REFUTED),
+    ("TE-13", "te_parity", parity, CORRECTED),
+    ("TE-13", "te_parity", lambda: parity("empty > 0", same_result=False), REFUTED),
+    ("TE-13", "te_parity", lambda: parity().query("empty == 0"), NOT_TESTABLE),
+    ("TE-13", "te_parity_tests", lambda: change(evidence.parity_tests(), empty=True), CONFIRMED),
+]
+
+
+@pytest.mark.parametrize(("claim_id", "name", "says", "verdict"), CASES)
+def test_the_verdict_is_computed_from_the_evidence(claim_id, name, says, verdict):
+    (row,) = ledger({"te_parity": parity(), name: says()}, document="transformer_engine", only=[claim_id]).itertuples()
+    assert row.verdict == verdict, row
+    assert row.measured or verdict == NOT_TESTABLE
+    assert row.note or verdict == CONFIRMED
+
+
+def test_the_published_growth_alone_corrects_the_claim_on_the_search():
+    """TE-06 is confirmed where neither this GPU nor the document's own table shows it."""
+    given = {"te_kernels": kernels(search_us=0), "te_published_b": evidence.published_b().assign(new_ms=1.3)}
+    assert ledger(given, only=["TE-06"]).verdict.item() == CONFIRMED
+
+
+def test_every_claim_is_covered():
+    verdicts = {}
+    for claim_id, _, _, verdict in CASES:
+        verdicts.setdefault(claim_id, set()).add(verdict)
+    assert verdicts.keys() == {claim.id for claim in load_claims("transformer_engine")}
+    assert all(len(seen - {NOT_TESTABLE}) > 1 for seen in verdicts.values())
+
+
+def test_a_record_survives_its_file(tmp_path):
+    """What the rules read is what a csv file can hold."""
+    for name, frame in (("te_kernels", kernels()), ("te_parity", parity()), ("te_layer", layers()),
+                        ("te_past_the_end", past())):  # fmt: skip
+        records.write(name, frame, tmp_path)
+    given = {"te_kernels": kernels(), "te_parity": parity(), "te_layer": layers(), "te_past_the_end": past()}
+    written = ledger(document="transformer_engine", records=tmp_path)
+    assert not (written.verdict == NOT_TESTABLE).any()
+    assert written.verdict.tolist() == ledger(given, document="transformer_engine").verdict.tolist()
+
+
+def test_the_published_ratios_follow_from_the_published_times():
+    for table in (evidence.published_a(), evidence.published_b()):
+        assert (table.speedup - table.stated_speedup).abs().max() < 0.003
+    ns = evidence.published_b().set_index("n_seqs").ns_per_dead_block
+    assert ns.loc[128:].between(0.64, 0.66).all() and np.isnan(ns[1])
+
+
+# ------------------------------------------------------------------------------------------- strategies and heuristics
+
+
+def test_heuristics():
+    """First: 64 sequences and 8 times the blocks. Merged: more than 2 cp times, and 65,536 more."""
+    first, merged = dispatch.first_heuristic, dispatch.merged_heuristic
+    assert [first(n, 65536, 65536) for n in (63, 64)] == ["legacy", "linear"]
+    assert [first(64, rows, 65536) for rows in (8191, 8192)] == ["legacy", "linear"]
+    assert [merged(n, 65536, 65536) for n in (2, 3)] == ["legacy", "linear"]
+    assert [merged(n, 65536, 8192, 8) for n in (2, 3)] == ["legacy", "linear"]
+    assert [merged(4, rows, 100) for rows in (16408, 16409)] == ["legacy", "linear"]  # 65,532 and 65,536 more
+    assert {h(100, 100, 0) for h in (first, merged)} == {"legacy"}
+
+
+def test_the_environment_variable(monkeypatch):
+    for value, expected in (("0", ["legacy"] * 2), ("1", ["linear"] * 2), ("2", ["legacy", "linear"])):
+        monkeypatch.setenv(dispatch.OVERRIDE, value)
+        for version in ("first", "reviewed"):
+            chosen = [dispatch.choose(n, 65536, 65536, version=version) for n in (2, 128)]
+            assert chosen == expected
+        assert [dispatch.choose(n, 65536, 65536, version="merged") for n in (2, 128)] == ["legacy", "linear"]
+    monkeypatch.setenv(dispatch.OVERRIDE, "1")
+    assert dispatch.choose(2, 65536, 0) == "legacy"
+    with pytest.raises(ValueError, match="version: expected one of .*, got 'last'"):
+        dispatch.choose(1, 1, 1, version="last")
+
+
+def test_the_dispatch_launches_what_was_chosen(monkeypatch):
+    launched = []
+    for name in (dispatch.LEGACY, dispatch.LINEAR):
+        monkeypatch.setitem(dispatch.STRATEGIES, name, lambda x, name=name, **_: launched.append(name) or x)
+    monkeypatch.delenv(dispatch.OVERRIDE, raising=False)
+    freqs, t = torch.zeros(640, 1, 1, 4), torch.zeros(64, 1, 4)
+    cu = torch.arange(65, dtype=torch.int32)
+    rotate = partial(dispatch.rotate_thd, t, freqs, cu)
+    rotate(), rotate(version="merged"), rotate(strategy="legacy"), rotate(strategy="linear")
+    monkeypatch.setenv(dispatch.OVERRIDE, "0")
+    rotate()
+    assert launched == ["linear", "legacy", "legacy", "linear", "legacy"]
+
+
+@pytest.mark.parametrize("cp_size", [1, 2, 4])
+@pytest.mark.parametrize("make", [packings.remainder_last, packings.balanced, packings.with_empty])
+def test_packings_can_be_sharded(make, cp_size):
+    multiple = 2 * cp_size if cp_size > 1 else 1
+    packing = make(7, 128, multiple)
+    assert packing.tokens == 128 and packing.n_seqs == 7
+    assert all(length % multiple == 0 for length in packing.lengths)
+    for rank in range(cp_size):
+        expected = PackedSequences(packing.cu_seqlens("cpu"), 128 // cp_size, cp_size=cp_size, cp_rank=rank).positions
+        assert torch.equal(packing.positions(cp_size, rank), expected.long())
+
+
+def test_packings_are_the_documents():
+    b, a = packings.remainder_last(2401), packings.balanced(2401)
+    assert (b.lengths[0], b.longest, b.tokens) == (26, 3136, 65536)
+    assert (a.longest, min(a.lengths), a.tokens) == (28, 27, 65536)
+    assert packings.skewed(3, 100, 120).lengths == (100, 10, 10)
+    assert packings.with_empty(5, 9).lengths == (0, 5, 0, 4, 0)
+
+
+def test_cases_are_possible():
+    for tokens in (packings.TOKENS, 2048):
+        for case in measure.cases(tokens):
+            assert case.packing.tokens == tokens and case.packing.longest <= case.freqs_len
+            multiple = 2 * case.cp_size if case.cp_size > 1 else 1
+            assert all(length % multiple == 0 for length in case.packing.lengths), case.description
+    rows = pd.DataFrame([case.columns for case in measure.cases()])
+    assert not rows.duplicated(findings.CELL).any()
+
+
+# ------------------------------------------------------------------------------------------------------- measurements
+
+
+def fake_times(contenders, *, rounds, graph_ms):
+    """Every call is made once; times are the length of the name."""
+    rows = []
+    for name, prepare in contenders.items():
+        for call in prepare():
+            assert all(gradient.isfinite().all() for gradient in call())
+        us = float(len(name))
+        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
+    return pd.DataFrame(rows)
+
+
+@interpreted
+def test_kernels_are_checked_then_timed(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+
+    def no_flash_attention(*_):
+        raise NotInstalled("no flash-attn")
+
+    monkeypatch.setattr(measure.peers, "_with_version", no_flash_attention)
+    names = (OLD, NEW, "ropelab", "flash_attn", measure.INTEROP)
+    chosen = [
+        measure.Case("table B", packings.remainder_last(3, 16), 16, steps=(measure.GIVEN, measure.SUMMED),
+                     contenders=names),
+        measure.Case("skew", packings.skewed(3, 8, 16, 4), 8, 2, 1, contenders=names[:3]),
+    ]  # fmt: skip
+    frame = measure.measure_kernels(chosen, measure.Scale(16, 2, 16, rounds=1), "cpu", torch.float32)
+    assert set(frame.columns) == {
+        *findings.CELL, "step", "contender", "status", "median_us", "q20_us", "q80_us", "samples", "same_bits"
+    }  # fmt: skip
+    absent = frame[frame.contender == "flash_attn"]
+    assert len(absent) == 2 and set(absent.status) == {"not run: no flash-attn"}
+    assert set(frame[frame.contender != "flash_attn"].status) == {"ok"}
+    assert frame[frame.contender == NEW].same_bits.eq(True).all()
+    assert frame.groupby(["part", "step"]).size().to_dict() == {
+        ("skew", measure.GIVEN): 3, ("table B", measure.GIVEN): 5, ("table B", measure.SUMMED): 5
+    }  # fmt: skip
+    assert len(findings.times(frame)) == 2
+
+
+@interpreted
+def test_a_wrong_rotation_is_not_timed(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    right = dispatch.STRATEGIES[dispatch.LINEAR]
+    monkeypatch.setitem(
+        dispatch.STRATEGIES, dispatch.LINEAR, lambda x, inverse, **options: right(x, inverse=False, **options)
+    )
+    case = measure.Case("table B", packings.remainder_last(2, 8), 8, contenders=(OLD, NEW))
+    frame = measure.measure_kernels([case], measure.Scale(8, 2, 16, rounds=1), "cpu", torch.float32)
+    (row,) = frame[frame.contender == NEW].itertuples()
+    assert row.status.startswith("wrong: ") and np.isnan(row.median_us) and row.same_bits is False
+
+
+@interpreted
+def test_the_layer(monkeypatch):
+    """Its gradients are autograd's of the same layer with the definition's rotation."""
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: q * k + v)  # what there is needs a GPU
+    small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48, n_seqs=(3,), rounds=1)
+    frame = layer.measure_layer(small, "cpu", torch.float32)
+    assert set(frame.status) == {"ok"}
+    assert set(frame[frame.what == layer.LAYER].contender) == {OLD, NEW, "ropelab", layer.WITHOUT}
+    assert set(frame[frame.what == layer.ALONE].contender) == {OLD, NEW, "ropelab"}
+    assert set(frame.columns) >= {"what", "n_seqs", "longest", "tokens", "freqs_len", "median_us"}
+    assert findings.shares(frame).share.notna().sum() == 3
+
+
+@interpreted
+def test_every_rotation_makes_the_same_layer():
+    small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    weights = layer.Weights.drawn(small, draw)
+    x, gradient = draw(8, 32).requires_grad_(), draw(8, 32)
+    packing = packings.balanced(3, 8)
+    truth = measure.Truth(8, 16, "cpu")
+
+    def attend(q, k, v):  # of its own within each sequence, so that q and k matter
+        return torch.cat([
+            torch.nn.functional.scaled_dot_product_attention(*(t.transpose(0, 1) for t in parts)).transpose(0, 1)
+            for parts in zip(*(t.split(packing.lengths) for t in (q, k, v)), strict=True)
+        ])  # fmt: skip
+
+    found = {
+        name: layer._layer_calls(weights, x, gradient, rotate, attend, small)[0]()
+        for name, rotate in layer.contenders(packing, truth, small, "cpu").items()
+    }
+    for name, gradients in found.items():
+        for ours, theirs in zip(gradients, found["ropelab"], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@interpreted
+def test_the_grids_give_the_same_bits():
+    frame = measure.parity()
+    assert (frame.same_result & frame.same_gradient).all()
+    assert frame[["worst", "worst_ropelab"]].max().max() <= 1
+    assert {"float32", "float16"} == set(frame.dtype) and frame.cp_rank.max() > 0
+    assert (frame["empty"] > 0).any() and (frame.past_end > 0).any() and frame.starts.any()
+
+
+@interpreted
+def test_rows_past_the_end():
+    outcome = measure.past_the_end().set_index("contender").outcome
+    assert outcome.to_dict() == past().set_index("contender").outcome.to_dict()
+    assert not torch.are_deterministic_algorithms_enabled() or DEVICE == "cpu"
+
+
+def test_the_search_takes_the_steps_that_are_counted():
+    table = evidence.search().set_index("n_seqs")
+    assert (table.thread_reads == 256 * np.ceil(np.log2(table.index))).all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("study", ["te_kernels", "te_layer"])
+def test_times_need_a_gpu(study):
+    with pytest.raises(Unavailable, match="times are those of a GPU"):
+        studies.STUDIES[study](smoke=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("study", studies.STUDIES)
+def test_the_studies_run(study):
+    torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
+    frame = studies.STUDIES[study](smoke=True)
+    if "status" in frame:
+        lost = frame[frame.status.str.startswith(("wrong", "failed"))]
+        assert lost.empty, lost[["contender", "status"]].to_dict("records")
+        assert frame[frame.status == "ok"].median_us.gt(0).all()
+    if study == "te_parity":
+        assert (frame.same_result & frame.same_gradient).all() and frame.worst.max() <= 1
+
+
+@pytest.mark.gpu
+def test_the_attention_is_causal_within_each_sequence():
+    q, k, v = (torch.randn(24, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    lengths = (5, 16, 3)
+    cu = torch.tensor((0, *lengths), device="cuda").cumsum(0, dtype=torch.int32)
+    actual = layer.attention(q, k, v, cu_seqlens=cu, longest=16)
+    pieces = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(t.transpose(0, 1).float() for t in parts), is_causal=True
+        ).transpose(0, 1)
+        for parts in zip(*(t.split(lengths) for t in (q, k, v)), strict=True)
+    ]
+    torch.testing.assert_close(actual.float(), torch.cat(pieces), rtol=2e-2, atol=2e-2)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    records.write("te_kernels", kernels(), folder)
+    records.write("te_layer", layers(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", te_figures.FIGURES)
+def test_figures_draw(name, directory, tmp_path):
+    fig = figures.draw(name, directory)
+    fig.savefig(tmp_path / "figure.png")
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    assert any(machine in text.get_text() for text in fig.texts), "the machine is not named"
+    with pytest.raises(FileNotFoundError, match="te_"):
+        figures.draw(name, tmp_path)
+
+
+def test_titles_and_sentences_follow_the_record(directory, tmp_path):
+    skew = figures.draw("te_skew", directory).get_suptitle()
+    table = findings.choices(kernels()).query("kind == 'skewed'")
+    for name in ("first", "merged"):
+        assert findings.missed_words(table, name) in " ".join(skew.split())
+    cheap = te_figures.skew(kernels(dead_ns=0)).get_suptitle()
+    assert "takes the slower grid in 0 of" in " ".join(cheap.split())
+    said = {name: findings.sentence(name, directory) for name in te_figures.FIGURES}
+    assert set(findings.SENTENCES) == {name for name, text in said.items() if text}
+    assert "0.60 ns" in said["te_dead_blocks"] and "+30%" in said["te_table_b"]
+    assert not any(findings.sentence(name, tmp_path) for name in te_figures.FIGURES)
+
+
+def test_figures_draw_what_was_measured(tmp_path):
+    """Without flash-attn, and in a smoke run, whose cells are few."""
+    frame = kernels()
+    lost = frame[frame.contender == "flash_attn"].index
+    frame.loc[lost, ["median_us", "q20_us", "q80_us"]] = np.nan
+    frame.loc[lost, "status"] = "not run: no flash-attn"
+    few = frame[frame.n_seqs.isin((1, 8, 128)) & frame.cp_size.isin((1, 8))]
+    for table in (frame, few):
+        for name, (studies_, draw) in te_figures.FIGURES.items():
+            if studies_ == ("te_kernels",):
+                draw(table).savefig(tmp_path / "figure.png")
+                assert "nan" not in draw(table).get_suptitle(), name
+
+
+def test_what_the_heuristics_miss():
+    """The first keeps 63 sequences on the old grid; the merged one allows more empty blocks with more ranks."""
+    table = findings.choices(kernels())
+    first, merged = (findings.missed(table, name) for name in ("first", "merged"))
+    assert (first.n_seqs < 64).all() and (first.kind == "skewed").sum() > 5
+    worst = merged.iloc[0]
+    assert worst.cp_size == 8 and worst.kind == "skewed" and worst.merged == "legacy"
+    assert merged.merged_costs.max() < first.first_costs.max()
