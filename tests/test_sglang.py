@@ -22,8 +22,8 @@ from ropelab.study.sglang.contenders import (
     DOCUMENT_CAST,
     DOCUMENT_GATHER,
     DOCUMENT_LATER,
-    FLASH,
     FLASH_FULL,
+    FLASH_PACKED,
     OURS,
     PERSISTENT,
     VLLM,
@@ -51,7 +51,7 @@ def protocols(**us):
         what += [(FLASH_FULL, "split_half", "do_bench", True)]
         what += [(DOCUMENT, "interleaved", "graph", clones) for clones in (True, False)]
         what += [(name, "split_half", "graph", clones) for name in (VLLM, FLASH_FULL) for clones in (True, False)]
-        what += [(name, "split_half", "graph", False) for name in (DOCUMENT, DOCUMENT_GATHER, FLASH, OURS)]
+        what += [(name, "split_half", "graph", False) for name in (DOCUMENT, DOCUMENT_GATHER, FLASH_PACKED, OURS)]
         for contender, layout, timer, clones in what:
             time = us.get(f"{contender}|{timer}|{clones}", us.get(contender, 100.0))
             rows.append({"cell": cell, "q_heads": q_heads, "k_heads": 8, "contender": contender, "layout": layout,
@@ -81,8 +81,9 @@ def sizes(**us):
 
 def low(divided=2.0, off=3.0, processors=132):
     rows = [
-        {"seq_len": tokens, "family": family, "blocks": blocks * tokens, "multiprocessors": processors,
-         "policy": policy, "contender": f"{family} {blocks} {policy}", "status": "ok", "median_us": us}
+        {"seq_len": tokens, "layout": "interleaved", "family": family, "blocks": blocks * tokens,
+         "multiprocessors": processors, "policy": policy, "contender": f"{family} {blocks} {policy}",
+         "status": "ok", "median_us": us}
         for tokens in (1, 2, 4, 8)
         for family, blocks, policy, us in (
             ("model", 1, None, 3.0), ("model", 4, None, divided), ("later", 1, "off", off), ("later", 2, "on", 2.0),
@@ -127,13 +128,15 @@ CASES = [
     ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0)}, CONFIRMED),
     ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), same=0.1)}, REFUTED),
     ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, CONFIRMED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{f"{VLLM}|do_bench|True": 120.0})}, CORRECTED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0, DOCUMENT_GATHER: 130.0})}, CORRECTED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{f"{VLLM}|do_bench|True": 120.0})}, REFUTED),
     ("SG-04", {"sglang_protocols": protocols}, REFUTED),
     ("SG-04", {"sglang_protocols": lambda: protocols().query("contender != @VLLM")}, NOT_TESTABLE),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH: 210.0})}, CONFIRMED),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_FULL: 210.0})}, CORRECTED),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 210.0})}, CONFIRMED),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 150.0})}, CORRECTED),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_FULL: 210.0})}, REFUTED),
     ("SG-05", {"sglang_protocols": protocols}, REFUTED),
-    ("SG-05", {"sglang_protocols": lambda: protocols().query("contender != @FLASH")}, NOT_TESTABLE),
+    ("SG-05", {"sglang_protocols": lambda: protocols().query("contender != @FLASH_PACKED")}, NOT_TESTABLE),
     ("SG-06", {"sglang_sources": lambda: sources(True, True)}, CONFIRMED),
     ("SG-06", {"sglang_sources": lambda: sources(True, False)}, REFUTED),
     ("SG-06", {"sglang_sources": lambda: sources(True)}, NOT_TESTABLE),

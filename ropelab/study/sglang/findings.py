@@ -10,8 +10,8 @@ import pandas as pd
 from ropelab.bench import records
 from ropelab.study import drawing
 from ropelab.study.sglang import evidence
-from ropelab.study.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH, OURS, VLLM
-from ropelab.study.sglang.steps import FAIR, PUBLISHED, ratios
+from ropelab.study.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH_FULL, OURS, OURS_CACHE
+from ropelab.study.sglang.steps import FAIR, NAMES, PUBLISHED, ratios
 
 
 def flags() -> str:
@@ -27,9 +27,9 @@ def flags() -> str:
 
 def protocol(protocols: pd.DataFrame) -> str:
     parts = []
-    for peer in (VLLM, FLASH):
+    for peer, name in NAMES.items():
         published, fair = (_range(ratios(protocols, peer)[step]) for step in (PUBLISHED, FAIR))
-        parts.append(f"{peer} {published} by the published protocol, {fair} fairly compared")
+        parts.append(f"{name} {published} by the published protocol, {fair} fairly compared")
     return f"Times of the peers over that of the first version's kernel (model): {'; '.join(parts)}."
 
 
@@ -40,21 +40,29 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
     parts = []
     for name, frame in (("first", first), ("later", second)):
         times = drawing.timed(frame)
-        times = times[~times.contender.str.startswith("copy")]
-        best = times.loc[times.groupby(["cell", "layout"]).median_us.idxmin()].contender
-        parts.append(f"{best.str.startswith(OURS).sum()} of {len(best)} cells of the {name} grid")
-    return f"ropelab's operators are the fastest in {' and '.join(parts)}."
+        times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]
+        table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
+        ours = table[[OURS, OURS_CACHE]].min(axis=1)
+        behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
+        most = (
+            f", and elsewhere takes up to {behind.max():.2f} times as long as the fastest" if behind.max() > 1 else ""
+        )
+        parts.append(f"{(behind <= 1).sum()} of {len(behind)} cells of the {name} grid{most}")
+    return f"ropelab's operators are the fastest in {'; in '.join(parts)}."
 
 
-def low_tokens(low: pd.DataFrame) -> str:
+def low_tokens(low: pd.DataFrame) -> str | None:
+    cell = ["layout", "seq_len"]
     times = drawing.timed(low[low.family == "ropelab"])
-    table = times.pivot_table(index="seq_len", columns="policy", values="median_us")
-    best = times.groupby("seq_len").median_us.min()
-    copy = drawing.copies(drawing.timed(low)).groupby("seq_len").median_us.min()
+    table = times.pivot_table(index=cell, columns="policy", values="median_us")
+    if not {"on", "off"} <= set(table):
+        return None
+    best = times.groupby(cell).median_us.min()
+    copy = drawing.copies(drawing.timed(low)).groupby(cell).median_us.min()
     return (
-        f"With {_list(table.index)} tokens ropelab's launch policy is worth {_range(table.off / table.on)}x; the best "
-        f"division of the heads that was tried would be worth {_range(table.on / best)}x more, and a copy takes "
-        f"{_range(copy / table.on)} of its time."
+        f"With {_list(dict.fromkeys(times.seq_len))} tokens ropelab's launch policy is worth "
+        f"{_range(table['off'] / table['on'])}x; the best division of the heads that was tried would be worth "
+        f"{_range(table['on'] / best)}x more, and a copy takes {_range(copy / table['on'])} of its time."
     )
 
 
