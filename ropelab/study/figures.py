@@ -18,8 +18,8 @@ from ropelab.bench.copies import PREFIX
 from ropelab.study import conformance_figures, drawing, family_figures, family_findings, precision_figures
 from ropelab.study.comparison import OURS, named_cells
 from ropelab.study.deepspeed import figures as deepspeed_figures
-from ropelab.study.transformer_engine import figures as transformer_engine_figures
 from ropelab.study.fairseq2 import figures as fairseq2_figures
+from ropelab.study.transformer_engine import figures as transformer_engine_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
 
