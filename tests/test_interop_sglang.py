@@ -243,3 +243,16 @@ test_the_cache_form_keeps_the_laws = laws(pytest_laws(apply_rope_with_cos_sin_ca
 test_the_cache_form_keeps_the_laws_interleaved = laws(
     pytest_laws(apply_rope_with_cos_sin_cache_inplace, "vllm", layout="interleaved", rotary_dim=4)
 )
+
+
+def by_token(positions, query, key, head_size, cos_sin_cache, is_neox):
+    """The form with cos and sin per token, called as the one with a cache."""
+    cos, sin = cos_sin_cache[positions].chunk(2, dim=-1)
+    rotary_dim = cos_sin_cache.shape[-1]
+    rotary_embedding_cos_sin(cos, sin, query, key, head_size, not is_neox, rotary_dim=rotary_dim)
+
+
+test_the_form_by_token_keeps_the_laws = laws(pytest_laws(by_token, "vllm"))
+test_the_form_by_token_keeps_the_laws_interleaved = laws(
+    pytest_laws(by_token, "vllm", layout="interleaved", rotary_dim=4)
+)

@@ -118,8 +118,9 @@ def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
     check_rope_arguments(q, k, cos, sin, None, options, True)
     xs = [x for x in (q, k) if x is not None]
     views = [to_bshd(x, options.seq_format) for x in xs]
-    tile = token_tile(q.shape[-2], options.slice(cos.shape[-1])[1])
-    rotate_triton.rotate(views, views, cos, sin, options.rotation(cos), tile=tile)
+    rotation = options.rotation(cos)
+    tile = token_tile(q.shape[-2], rotation.rotary_dim)
+    rotate_triton.rotate(views, views, cos, sin, rotation, tile=tile)
     increment_version(xs)  # a kernel writes unseen
 
 

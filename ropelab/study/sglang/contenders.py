@@ -26,7 +26,7 @@ DOCUMENT, DOCUMENT_GATHER, DOCUMENT_LATER = "first version (model)", "first vers
 DOCUMENT_CAST, OURS_FLOAT32 = "first version (model), cast", "ropelab, float32 tables"
 VLLM = "vLLM (model)"
 PERSISTENT = "warp per head (model)"
-FLASH, FLASH_FULL = "flash-attn", "flash-attn, all heads"
+FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
 EAGER, COMPILED = "eager", "compile"
 
 

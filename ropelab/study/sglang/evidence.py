@@ -12,6 +12,7 @@ from ropelab import reference, rotary_table
 from ropelab.bench import packages
 from ropelab.bench.records import ROOT
 from ropelab.interop import sglang as interop
+from ropelab.kernels import Rotation, rotate_torch
 from ropelab.layout import LAYOUTS, join
 from ropelab.study.sglang import operators
 from ropelab.study.sglang.contenders import DOCUMENT, FLASH
@@ -139,7 +140,7 @@ def accuracy() -> pd.DataFrame:
     Columns dtype, position (of the last of 256 tokens), rounding (the largest relative error of one rounding), same
     (error against float64 with the very same rounded tables, as a test sees it), exact (against exact tables, in the
     dtype of q as it takes them), float32_angles (the same with tables made of float32 angles, as its benchmark
-    makes them), ours (our operator with float32 tables).
+    makes them), ours (our kernel's maths with float32 tables).
     """
     rows = []
     for dtype, last in product((torch.bfloat16, torch.float16, torch.float32), (255, 8191, 65535)):
@@ -151,13 +152,14 @@ def accuracy() -> pd.DataFrame:
         y = _rotated(x, rounded)
         same = reference.rotate(x, *rounded, layout="interleaved", seq_format="thd")
         angles = torch.outer(positions.float(), 1.0 / 10000.0 ** (torch.arange(0, 128, 2).float() / 128))
-        ours = x.clone()
-        interop.rotary_embedding_cos_sin(*(t.float() for t in truth_tables), ours, None, 128, True)
+        ours = torch.empty_like(x)[None]
+        tables = (t.float() for t in truth_tables)
+        rotate_torch.rotate([x[None]], [ours], *tables, Rotation(128, interleaved=True, out_interleaved=True))
         rows.append({
             "dtype": str(dtype).removeprefix("torch."), "position": last, "rounding": torch.finfo(dtype).eps / 2,
             "same": _relative(y, same), "exact": _relative(y, truth),
             "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
-            "ours": _relative(ours, truth),
+            "ours": _relative(ours[0], truth),
         })  # fmt: skip
     return pd.DataFrame(rows)
 

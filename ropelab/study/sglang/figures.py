@@ -20,6 +20,8 @@ from ropelab.study.sglang.contenders import (
     DOCUMENT_LATER,
     EAGER,
     FLASH,
+    FLASH_FULL,
+    FLASH_PACKED,
     OURS,
     OURS_CACHE,
     OURS_FLOAT32,
@@ -27,15 +29,15 @@ from ropelab.study.sglang.contenders import (
     VLLM,
 )
 from ropelab.study.sglang.evidence import published_speedups
-from ropelab.study.sglang.steps import FAIR, LAST_STEP, PUBLISHED, STEPS, mixed_timers, ratios
+from ropelab.study.sglang.steps import FAIR, LAST_STEP, NAMES, PUBLISHED, STEPS, mixed_timers, ratios
 
 # Contender -> colour of the palette, marker.
 _LOOKS = {
     OURS: (0, "o"), OURS_CACHE: (9, "P"), OURS_FLOAT32: (9, "X"), DOCUMENT: (2, "v"), DOCUMENT_LATER: (4, "^"),
-    VLLM: (1, "s"), FLASH: (3, "D"), PERSISTENT: (5, "*"), DOCUMENT_CAST: (8, "<"), EAGER: (7, "p"), COMPILED: (6, "X"),
-    "FlashInfer": (8, "d"), "sgl_kernel": (4, "h"), "vLLM": (6, ">"),
+    VLLM: (1, "s"), FLASH: (3, "D"), FLASH_PACKED: (3, "d"), PERSISTENT: (5, "*"), DOCUMENT_CAST: (8, "<"),
+    EAGER: (7, "p"), COMPILED: (6, "X"), "FlashInfer": (8, "H"), "sgl_kernel": (4, "h"), "vLLM": (6, ">"),
 }  # fmt: skip
-_CLAIMS = {VLLM: "SG-04", FLASH: "SG-05"}
+_CLAIMS = {VLLM: "SG-04", FLASH_FULL: "SG-05"}
 
 
 def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -44,7 +46,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     said = []
     for peer, table in tables.items():
         published, fair = table[PUBLISHED].median(), table[FAIR].median()
-        said.append(f"{peer} {fair:.2f} (by the published protocol {published:.2f})")
+        said.append(f"{NAMES[peer]} {fair:.2f} (by the published protocol {published:.2f})")
     title = "Time over that of the first version's kernel (model), fairly compared, median of the cells:\n" + ", ".join(
         said
     )
@@ -72,7 +74,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.set_xticks(
             place, [f"{'+ ' if i else ''}{name}".replace(" for", "\nfor") for i, name in enumerate(names)], size=8
         )
-        ax.set(yscale="log", title=f"{peer} against the first version")
+        ax.set(yscale="log", title=f"{NAMES[peer]} against the first version")
         drawing.plain_log(ax.yaxis)
         ax.yaxis.set_major_locator(FixedLocator([0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5]))
     axes[0, 0].set_ylabel("peer's time / kernel's time")
@@ -85,14 +87,16 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     first = first[(first.timer == "graph") & ~first.clones.astype(bool) & (first.layout == "split_half")]
     panels = {"first grid, split-half": first}
     panels |= {f"later grid, {drawing.LAYOUT[name]}": rows for name, rows in second.groupby("layout", sort=False)}
-    shown = (OURS, OURS_CACHE, DOCUMENT, DOCUMENT_LATER, VLLM, FLASH, PERSISTENT, EAGER, COMPILED,
+    shown = (OURS, OURS_CACHE, DOCUMENT, DOCUMENT_LATER, VLLM, FLASH, FLASH_PACKED, PERSISTENT, EAGER, COMPILED,
              "FlashInfer", "sgl_kernel", "vLLM")  # fmt: skip
     both = drawing.timed(pd.concat(panels.values()))
-    large = both[both.batch * both.seq_len >= _LARGE]
+    tokens = both.batch * both.seq_len
+    least = min(_LARGE, tokens.max())
+    large = both[tokens >= least]
     ours = large[large.contender == OURS].fraction_of_copy
     models = large[large.contender == DOCUMENT].fraction_of_copy
     title = (
-        f"From {_LARGE:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, "
+        f"From {least:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, "
         f"the first version's kernel at {drawing.value_range(models, '.2f')} (model)"
     )
     longest = max(rows.cell.nunique() for rows in panels.values())
@@ -122,36 +126,46 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     times = drawing.timed(frame[frame.family.notna()])
     processors = int(times.multiprocessors.iloc[0])
     switched = times[times.policy.isin(("on", "off"))].pivot_table(
-        index=["family", "seq_len"], columns="policy", values="median_us"
+        index=["family", "layout", "seq_len"], columns="policy", values="median_us"
     )
-    gains = (switched.off / switched.on).groupby("family")
-    said = [f"{_FAMILIES[name]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-    title = f"With the launch policy, 1 to 8 tokens are so many times as fast as without: {', '.join(said)}"
+    title = "Time of 1 to 8 tokens against the blocks of the launch"
+    if {"on", "off"} <= set(switched):
+        gains = (switched["off"] / switched["on"]).dropna().groupby("family")
+        said = [f"{_FAMILIES[name]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
+        title = f"With the launch policy, 1 to 8 tokens are so many times as fast as without: {', '.join(said)}"
     tokens = [int(count) for count in sorted(times.seq_len.unique())]
-    fig, axes = drawing.grid(1, len(tokens), (3.3, 3.4), title, footer, sharey=True)
-    for ax, count in zip(axes[0], tokens, strict=True):
-        panel = times[times.seq_len == count]
-        for family, (color, marker) in {"model": (2, "v"), "later": (4, "^"), "ropelab": (0, "o")}.items():
-            line = panel[panel.family == family].sort_values("blocks")
-            ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
-                    label=_FAMILIES[family], linewidth=1)  # fmt: skip
-            off = line[line.policy == "off"]
-            on = line[line.policy == "on"]
-            ax.plot(off.blocks, off.median_us, "o", markerfacecolor="none", markeredgecolor="0.2", markersize=11,
-                    label="policy off")  # fmt: skip
-            ax.plot(on.blocks, on.median_us, "s", markerfacecolor="none", markeredgecolor="0.2", markersize=11,
-                    label="policy on")  # fmt: skip
-        copy = drawing.copies(drawing.timed(frame[frame.seq_len == count])).median_us.min()
-        ax.axhline(copy, color="black", linestyle="--", linewidth=1.2, label="best copy")
-        ax.axvline(processors, color="grey", linewidth=1, linestyle=":", label=f"{processors} multiprocessors")
-        ax.set(xscale="log", title=f"{count} token{'s' * (count > 1)}", xlabel="blocks of the launch")
-        ax.xaxis.set_major_locator(FixedLocator([1, 2, 4, 8, 16, 32, 64, 128, 256]))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_ylim(0, 1.1 * times.median_us.max())
-    axes[0, 0].set_ylabel("GPU time (µs)")
+    layouts = drawing.ordered(times.layout, drawing.LAYOUT)
+    fig, axes = drawing.grid(len(layouts), len(tokens), (3.3, 2.8), title, footer, sharex="col", sharey=True)
+    for row, layout in zip(axes, layouts, strict=True):
+        for ax, count in zip(row, tokens, strict=True):
+            here = frame[(frame.seq_len == count) & (frame.layout == layout)]
+            _blocks(ax, drawing.timed(here[here.family.notna()]))
+            copy = drawing.copies(drawing.timed(here)).median_us.min()
+            ax.axhline(copy, color="black", linestyle="--", linewidth=1.2, label="best copy")
+            ax.axvline(processors, color="grey", linewidth=1, linestyle=":", label=f"{processors} multiprocessors")
+            ax.set(title=f"{count} token{'s' * (count > 1)}, {drawing.LAYOUT[layout]}")
+            ax.set_ylim(0, 1.1 * times.median_us.max())
+        row[0].set_ylabel("GPU time (µs)")
+    for ax in axes[-1]:
+        ax.set_xlabel("blocks of the launch")
     drawing.legend(fig, axes, columns=4)
     return fig
+
+
+def _blocks(ax, times: pd.DataFrame) -> None:
+    """A line for each family, and its policy marked."""
+    for family, (color, marker) in {"model": (2, "v"), "later": (4, "^"), "ropelab": (0, "o")}.items():
+        line = times[times.family == family].sort_values("blocks")
+        ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
+                label=_FAMILIES[family], linewidth=1)  # fmt: skip
+        for policy, outline in (("off", "o"), ("on", "s")):
+            chosen = line[line.policy == policy]
+            ax.plot(chosen.blocks, chosen.median_us, outline, markerfacecolor="none", markeredgecolor="0.2",
+                    markersize=11, label=f"policy {policy}")  # fmt: skip
+    ax.set(xscale="log")
+    ax.xaxis.set_major_locator(FixedLocator([1, 2, 4, 8, 16, 32, 64, 128, 256]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -163,7 +177,7 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
         f"16-byte accesses make the model {drawing.value_range(gain, '.2f')} times as fast as 2-byte ones; "
-        f"2 bytes off, where no wide access is possible, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
+        f"2 bytes off, where none is possible, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
     )
     layouts = drawing.ordered(times.layout, drawing.LAYOUT)
     fig, axes = drawing.grid(1, len(layouts), (5.2, 3.4), title, footer, sharey=True)
@@ -195,8 +209,9 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     times = drawing.timed(frame)
     failed = frame[frame.status != "ok"]
     ours = times[times.contender == OURS]
-    uncommon = ours[ours.head_dim.map(lambda size: size & (size - 1) != 0)].fraction_of_copy
-    title = f"Head sizes that are no power of two cost ropelab little: {drawing.value_range(uncommon, '.2f')} of a copy"
+    power = ours.head_dim.map(lambda size: size & (size - 1) == 0)
+    uncommon, common = (drawing.value_range(ours[rows].fraction_of_copy, ".2f") for rows in (~power, power))
+    title = f"ropelab runs at {uncommon} of a copy where the head size is no power of two, at {common} where it is"
     for name, rows in failed.groupby("contender"):
         title += f";\n{name} does not run at {', '.join(map(str, sorted(rows.head_dim)))}"
     fig, axes = drawing.grid(1, 1, (9.0, 3.6), title, footer)
@@ -251,7 +266,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     mixed = {peer: mixed_timers(frame, peer) for peer in STEPS}
     same = {peer: ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
     said = [
-        f"{peer} would take {drawing.value_range(mixed[peer], '.1f')} times as long instead of "
+        f"{NAMES[peer]} would take {drawing.value_range(mixed[peer], '.1f')} times as long instead of "
         f"{drawing.value_range(same[peer], '.1f')}"
         for peer in STEPS
     ]
@@ -263,7 +278,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
             line = values.groupby(values.index.map(_tokens)).median()
             face = COLORBLIND[color] if marker == "o" else "white"
             ax.plot(line.index, line, marker=marker, color=COLORBLIND[color], linewidth=1.2, markersize=7,
-                    markerfacecolor=face, label=f"{peer}, {label}")  # fmt: skip
+                    markerfacecolor=face, label=f"{NAMES[peer]}, {label}")  # fmt: skip
     ax.axhline(1, color="grey", linewidth=0.8)
     ax.set(xscale="log", yscale="log", xlabel="tokens (median of the cells)", ylabel="peer's time / kernel's time")
     drawing.plain_log(ax.yaxis)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ropelab.study.sglang.contenders import DOCUMENT, DOCUMENT_GATHER, FLASH, FLASH_FULL, VLLM
+from ropelab.study.sglang.contenders import DOCUMENT, DOCUMENT_GATHER, FLASH_FULL, FLASH_PACKED, VLLM
 
 PUBLISHED, FAIR = "as published", "corrected"
 
@@ -44,12 +44,13 @@ def _until_right_flag(peer: str) -> tuple[Step, ...]:
 
 STEPS: dict[str, tuple[Step, ...]] = {
     VLLM: (*_until_right_flag(VLLM), Step(FAIR, Timing(DOCUMENT_GATHER), Timing(VLLM))),
-    FLASH: (*_until_right_flag(FLASH_FULL), Step(FAIR, Timing(DOCUMENT), Timing(FLASH))),
+    FLASH_FULL: (*_until_right_flag(FLASH_FULL), Step(FAIR, Timing(DOCUMENT), Timing(FLASH_PACKED))),
 }
 """Peer -> steps. The last one: both look up the tables in the timed region; both rotate as many heads."""
 
-LAST_STEP = {VLLM: "same gather", FLASH: "same heads"}
+LAST_STEP = {VLLM: "same gather", FLASH_FULL: "same heads"}
 """What the last step puts right."""
+NAMES = {VLLM: VLLM, FLASH_FULL: "flash-attn"}
 
 
 def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
