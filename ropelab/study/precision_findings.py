@@ -155,7 +155,7 @@ def first_loss(method: Method, frequencies: torch.Tensor, radians: float, longes
 
 
 def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int:
-    """The largest power of two, `INT32` at most, up to which the bound excludes such an error; 0 if none."""
+    """The largest power of two, `INT32` at most, up to which the bound excludes ``radians``; 0 if none."""
     top = 0
     for k in range(32):
         if float(method.bound.angle(torch.tensor([2**k - 1, 2**k]), frequencies).max()) >= radians:
