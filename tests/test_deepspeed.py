@@ -1,5 +1,7 @@
 """Claims DS-01 to DS-12: the function under study, and evidence that moves every verdict."""
 
+import functools
+
 import pandas as pd
 import pytest
 import torch
@@ -112,6 +114,7 @@ def inductor(**changes):
     return change(pd.DataFrame(rows), **changes)
 
 
+dispatched = functools.cache(evidence.dispatch)  # Triton's interpreter takes its time
 WRONG_AXIS = "version == 'first' and in_tree and tokens > 1"
 CASES = [
     # claim, evidence, what it says, verdict: tests/test_verdicts.py judges them
@@ -129,38 +132,38 @@ CASES = [
         CORRECTED,
     ),
     ("DS-01", "deepspeed_correctness", lambda: correctness(result_dtype="float16"), CORRECTED),
-    ("DS-02", "deepspeed_dispatch", evidence.dispatch, REFUTED),
-    ("DS-02", "deepspeed_dispatch", lambda: change(evidence.dispatch(), outcome="equal"), CONFIRMED),
+    ("DS-02", "deepspeed_dispatch", dispatched, REFUTED),
+    ("DS-02", "deepspeed_dispatch", lambda: change(dispatched(), outcome="equal"), CONFIRMED),
     ("DS-03", "deepspeed_packages", packages, CONFIRMED),
     ("DS-03", "deepspeed_packages", lambda: packages(v0_3_1=False), REFUTED),
     ("DS-03", "deepspeed_packages", lambda: packages().iloc[1:], NOT_TESTABLE),
     ("DS-04", "deepspeed_tests", evidence.tests, CORRECTED),
     ("DS-04", "deepspeed_tests", lambda: change(evidence.tests(), reaches_kernel=True), CONFIRMED),
     ("DS-04", "deepspeed_tests", lambda: change(evidence.tests(), "tokens == 17", broadcasts=True), REFUTED),
-    ("DS-05", "deepspeed_dispatch", evidence.dispatch, CONFIRMED),
+    ("DS-05", "deepspeed_dispatch", dispatched, CONFIRMED),
     (
         "DS-05",
         "deepspeed_dispatch",
-        lambda: change(evidence.dispatch(), WRONG_AXIS, outcome="equal"),
+        lambda: change(dispatched(), WRONG_AXIS, outcome="equal"),
         REFUTED,
     ),
     (
         "DS-05",
         "deepspeed_dispatch",
-        lambda: change(evidence.dispatch(), "in_tree", outcome="different"),
+        lambda: change(dispatched(), "in_tree", outcome="different"),
         CORRECTED,
     ),
-    ("DS-06", "deepspeed_dispatch", evidence.dispatch, CORRECTED),
+    ("DS-06", "deepspeed_dispatch", dispatched, CORRECTED),
     (
         "DS-06",
         "deepspeed_dispatch",
-        lambda: change(evidence.dispatch(), "in_tree", outcome="different"),
+        lambda: change(dispatched(), "in_tree", outcome="different"),
         REFUTED,
     ),
     (
         "DS-06",
         "deepspeed_dispatch",
-        lambda: change(evidence.dispatch(), outcome="equal", gate_open=True),
+        lambda: change(dispatched(), outcome="equal", gate_open=True),
         CONFIRMED,
     ),
     ("DS-07", "deepspeed_table", table, CONFIRMED),
@@ -347,15 +350,15 @@ def test_the_figures_say_what_the_records_say(tmp_path):
         median_us=[20.0, 60.0], copy_us=10.0
     )
     assert "3.0 times as long as alone: 4 launches, 3 tensors" in figures.paths(slow).get_suptitle().replace("\n", " ")
-    figures.gates(evidence.dispatch()).savefig(tmp_path / "gates.png")
+    figures.gates(dispatched()).savefig(tmp_path / "gates.png")
 
 
 def test_the_figure_of_the_gate_counts():
     """0 of 3 after the merge; with ours, all."""
-    title = figures.gates(evidence.dispatch()).get_suptitle().replace("\n", " ")
+    title = figures.gates(dispatched()).get_suptitle().replace("\n", " ")
     assert "runs for 0 of 3 shapes of DeepSpeed's own callers after the merge, with ropelab for 3" in title
     assert "the merged one 3 and ropelab 0" in title
-    wrong = change(evidence.dispatch(), "version == 'ropelab'", outcome="different")
+    wrong = change(dispatched(), "version == 'ropelab'", outcome="different")
     assert "ropelab 12" in figures.gates(wrong).get_suptitle()
 
 

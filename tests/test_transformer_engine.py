@@ -102,6 +102,7 @@ def slower(frame, name, factor, where="index == index"):
 
 
 FULL_TABLE, ONE = "freqs_len == 65536 and n_seqs > 1", "n_seqs == 1"
+ALWAYS = {"te_parity": parity}
 CASES = [
     # claim, evidence, what it says, verdict
     ("TE-01", "te_kernels", kernels, CONFIRMED),

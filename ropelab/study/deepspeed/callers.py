@@ -45,11 +45,11 @@ def cases(tokens: int = 4096) -> tuple[Caller, ...]:
     mixed = {"dtype": torch.float16, "table_dtype": torch.float32}
     return (
         Caller("[s, b, h, d] with [s, 1, 1, d]", (tokens, 1, h, d), (tokens, 1, 1, d)),
-        Caller("the same, half of the head", (tokens, 1, h, d), (tokens, 1, 1, d // 2)),
-        Caller("the same, fp16 with fp32 tables", (tokens, 1, h, d), (tokens, 1, 1, d), **mixed),
+        Caller("[s, b, h, d] with [s, 1, 1, d/2]", (tokens, 1, h, d), (tokens, 1, 1, d // 2)),
+        Caller("[s, b, h, d] fp16 with [s, 1, 1, d] fp32", (tokens, 1, h, d), (tokens, 1, 1, d), **mixed),
         Caller("[b, s, h, d] with [1, s, 1, d]", (4, quarter, h, d), (1, quarter, 1, d), **fpdt),
-        Caller("the same, one sequence", (1, tokens, h, d), (1, tokens, 1, d), **fpdt),
-        Caller("the same, fp16 with fp32 tables", (1, tokens, h, d), (1, tokens, 1, d), **fpdt, **mixed),
+        Caller("[1, s, h, d] with [1, s, 1, d]", (1, tokens, h, d), (1, tokens, 1, d), **fpdt),
+        Caller("[1, s, h, d] fp16 with [1, s, 1, d] fp32", (1, tokens, h, d), (1, tokens, 1, d), **fpdt, **mixed),
         Caller("[b, s, h, d] with [b, s, 1, d]", (4, quarter, h, d), (4, quarter, 1, d)),
         Caller("[b, h, s, d] with [1, 1, s, d]", (1, h, tokens, d), (1, 1, tokens, d)),
     )

@@ -65,10 +65,15 @@ def dispatch() -> pd.DataFrame:
         opened.append(True)
         return kernel_contract(*args)
 
-    def ours(t, cos, sin):
-        if broadcast.rotate([t], cos, sin) is not None:
+    def watched(*args):
+        rotated = broadcast.rotate(*args)
+        if rotated is not None:
             opened.append(True)
-        return apply_rotary_pos_emb(t, cos, sin)
+        return rotated
+
+    def ours(t, cos, sin):
+        with mock.patch("ropelab.interop.deepspeed.rotate", watched):
+            return apply_rotary_pos_emb(t, cos, sin)
 
     merged, code = merged_function(rotate)
     versions = {"first": partial(first_dispatch, rotate=rotate), "merged": merged, "ropelab": ours}
