@@ -63,7 +63,7 @@ class _Rotate(torch.autograd.Function):
         if not trained_tables:  # then each output depends on its own input alone
             outputs = (ys,) if k is None else ys
             unneeded = [y for y, needed in zip(outputs, ctx.needs_input_grad, strict=False) if not needed]
-            if unneeded:  # torch.compile takes the mark for a sign that there are several outputs
+            if unneeded:  # torch.compile takes a call without arguments for one with several outputs
                 ctx.mark_non_differentiable(*unneeded)
         if inplace:
             ctx.mark_dirty(*(x for x in (q, k) if x is not None))

@@ -8,10 +8,17 @@ import torch
 
 pytest.importorskip("seaborn")
 
-from ropelab.bench import conformance, packages, records, studies, subjects  # noqa: E402
+from ropelab.bench import (  # noqa: E402
+    conformance,
+    packages,
+    records,
+    studies,
+    subjects,
+    workers,  # noqa: E402
+)
 from ropelab.conformance import LAWS  # noqa: E402
 from ropelab.conformance.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
-from ropelab.study import conformance_figures, figures, workers  # noqa: E402
+from ropelab.study import conformance_figures, figures  # noqa: E402
 from ropelab.study import conformance_findings as findings  # noqa: E402
 
 # Fault -> the laws that kill it, and what its diagnosis names; every other law holds.

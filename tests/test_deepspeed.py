@@ -7,7 +7,7 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
-from ropelab.study.deepspeed import callers, dispatch, evidence, measure, rules
+from ropelab.study.deepspeed import callers, dispatch, evidence, figures, measure, rules
 from ropelab.study.verdicts import Status, ledger
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
@@ -302,6 +302,72 @@ def test_the_cases_are_those_of_the_callers():
     assert {torch.Size(case.t).numel() for case in cases} == {4096 * 32 * 128}
     for case in cases:
         torch.broadcast_shapes(case.t[:-1], case.tables[:-1])
+
+
+# ---------------------------------------------------------------------------------------------- the figures
+
+
+def caller_frame(ours_us=20.0):
+    """A record as callers.callers() makes it."""
+    rows = []
+    for case in callers.cases():
+        for direction in ("forward", "backward"):
+            for name, us, launched in (
+                (callers.TORCHEMBED, 200.0, 4),
+                (callers.FORMULA, 220.0, 5),
+                (callers.OURS, ours_us, 1),
+            ):
+                rows.append({
+                    "caller": case.name, "in_tree": case.in_tree, "t": str(case.t), "tables": str(case.tables),
+                    "dtype": str(case.dtype), "table_dtype": str(case.table_dtype), "direction": direction,
+                    "contender": name, "status": "ok", "launches": launched, "tensor_bytes": 100, "extra_bytes": 100,
+                    "median_us": us, "copy_us": 18.0, "fraction_of_copy": 18.0 / us,
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_figures_say_what_the_records_say(tmp_path):
+    for frame, phrase in (
+        (caller_frame(), "ropelab launches 1 kernels where DeepSpeed with torchembed launches 4, and is 10.0 times"),
+        (caller_frame(ours_us=400.0), "is 0.5 times as fast"),
+        (
+            change(caller_frame(), "contender == 'DeepSpeed with torchembed'", status="failed: it is absent"),
+            "launches 1 kernels",
+        ),
+    ):
+        fig = figures.callers(frame, "footer")
+        assert phrase in fig.get_suptitle().replace("\n", " ")
+        fig.savefig(tmp_path / "figure.png")
+    for frame, phrase in (
+        (correctness(), "torchembed 0.3.0 is off by up to 0.70 times its norm"),
+        (correctness(gradient_error=4e-8), "of every version is right"),
+    ):
+        assert phrase in figures.gradients(frame).get_suptitle().replace("\n", " ")
+    slow = launches(where="path == 'DeepSpeed API'", launches=4, extra_bytes=300).assign(
+        median_us=[20.0, 60.0], copy_us=10.0
+    )
+    assert "3.0 times as long as alone: 4 launches, 3 tensors" in figures.paths(slow).get_suptitle().replace("\n", " ")
+    figures.gates(evidence.dispatch()).savefig(tmp_path / "gates.png")
+
+
+def test_the_figure_of_the_gate_counts():
+    """0 of 3 after the merge; with ours, all."""
+    title = figures.gates(evidence.dispatch()).get_suptitle().replace("\n", " ")
+    assert "runs for 0 of 3 shapes of DeepSpeed's own callers after the merge, with ropelab for 3" in title
+    assert "the merged one 3 and ropelab 0" in title
+    wrong = change(evidence.dispatch(), "version == 'ropelab'", outcome="different")
+    assert "ropelab 12" in figures.gates(wrong).get_suptitle()
+
+
+def test_bytes_per_second_of_both_readings():
+    timed = table().assign(**{"bytes": 2 * 32 * 2048 * 128 * 4})
+    frame = evidence.bandwidths(timed).set_index(["where", "dtype", "contender", "seq_len"]).gb_s
+    published = frame["published (GB10)"]
+    assert (published["float32"] / published["bfloat16"]).to_list() == pytest.approx([2] * 9)
+    assert published["bfloat16", "torchembed", 2048] == pytest.approx(4 * 32 * 2048 * 128 / 0.34e-3 / 1e9)
+    assert frame["measured here", "float32", "torchembed", 2048] == pytest.approx(
+        2 * 32 * 2048 * 128 * 4 / 100e-6 / 1e9
+    )
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 
 from ropelab.bench import timing
 from ropelab.bench.packages import installations
-from ropelab.study.fairseq2 import evidence, measure, rules
+from ropelab.study.fairseq2 import evidence, figures, measure, rules
 from ropelab.study.measure import all_studies
 from ropelab.study.verdicts import Status, ledger, load_claims
 
@@ -308,6 +308,33 @@ def test_the_check_sees_small_errors(without_a_gpu, fault):
     assert measure._check(call, almost, "interleaved", inverse=False).startswith("wrong")
 
 
+def with_kernel(frame):
+    """And our kernel in both layouts, at 5 µs."""
+    one = frame[(frame["mode"] == "compiled") & frame.contender.isin(NAMES[:2])]
+    names = "ropelab " + one.contender.str.split().str[1].where(one.contender == NAMES[0], "reference")
+    return pd.concat([frame, one.assign(mode="kernel", contender=names, median_us=5.0)], ignore_index=True)
+
+
+def test_figures_say_what_the_record_says():
+    record = with_kernel(grid())
+    assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in figures.slowdowns(record)._suptitle.get_text()
+    ratios = figures.published_ratios(record)._suptitle.get_text().replace("\n", " ")
+    assert "llama 5.00 (5.43)" in ratios and "compiled llama 1.12 (1.12)" in ratios
+    compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
+    assert "1.87 (published) and 1.00 (here, forward)" in compiling
+    memory = figures.memory_and_kernels(with_kernel(inductor()))._suptitle.get_text().replace("\n", " ")
+    assert "compiled calls peak at 2.0 times the result" in memory and memory.endswith("our kernel at 2.0")
+
+
+def test_figures_of_a_record_with_failures():
+    lost = "mode == 'compiled' and contender == 'RE reference'"
+    record = change(with_kernel(grid()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
+    for draw in (figures.slowdowns, figures.published_ratios, figures.by_compiling):
+        draw(record).draw_without_rendering()
+    foot = [text.get_text() for text in figures.slowdowns(record).texts]
+    assert any("compiled RE reference (failed: RuntimeError: no)" in text for text in foot)
+
+
 CODE = """
 triton_a_0 = async_compile.triton('triton_a_0', '''
 @triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 1.5, 'mutated_arg_names': []})
@@ -351,8 +378,9 @@ def test_the_warning_is_given_again():
 
 @pytest.mark.gpu
 def test_the_gpu_evidence_runs():
-    frames = {name: partial(study, smoke=True)() for name, study in measure.STUDIES.items()}
+    timed = {name: study for name, study in measure.STUDIES.items() if name != "fairseq2_defaults"}
+    frames = {name: study(smoke=True) for name, study in timed.items()}
     for name, frame in frames.items():
         assert (frame.status == "ok").all(), (name, frame[frame.status != "ok"])
     found = ledger(frames, document="fairseq2")
-    assert not (found.verdict == NOT_TESTABLE).any()
+    assert set(found.id[found.verdict == NOT_TESTABLE]) <= {"FS-12"}, found  # FS-12 needs released fairseq2

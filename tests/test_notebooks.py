@@ -1,6 +1,7 @@
 """The notebooks are sources: no outputs, thin, parameterized in one annotated cell."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ nbformat = pytest.importorskip("nbformat")
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_CODE_LINES = 160
+DRAWING = {"matplotlib", "matplotlib.pyplot", "pyplot", "seaborn", "subplots", "set_title"}
 TIMERS = {"time", "timeit", "do_bench", "do_bench_cudagraph", "perf_counter", "Event"}
 
 
@@ -23,8 +25,9 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_there_are_notebooks():
-    assert NOTEBOOKS
+def test_every_notebook_has_a_number_of_its_own():
+    numbers = [re.match(r"(\d\d)_", path.stem).group(1) for path in NOTEBOOKS]
+    assert numbers and len(set(numbers)) == len(numbers)
 
 
 def test_nothing_executed_is_stored(notebook):
@@ -54,6 +57,22 @@ def test_parameters_are_one_annotated_cell(notebook):
         assert isinstance(statement, ast.AnnAssign) and statement.value is not None, ast.unparse(statement)
 
 
+def test_records_are_the_committed_ones_unless_told_otherwise(notebook):
+    """And nowhere else does a notebook say where they are."""
+    parameters = next(cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", []))
+    declared = {statement.target.id: statement.value for statement in ast.parse(parameters.source).body}
+    if "records" in declared:
+        assert ast.literal_eval(declared["records"]) == "../data/measurements"
+    others = [cell.source for cell in code_cells(notebook) if cell is not parameters]
+    assert not any("data/measurements" in source for source in others)
+
+
+def test_headings_tell_what_the_sections_say(notebook):
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert sum(line.startswith("## ") for line in text.splitlines()) >= 2
+    assert any("finding(" in cell.source for cell in code_cells(notebook)), "nothing for the report's first page"
+
+
 def test_a_title_and_little_code(notebook):
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
     lines = [line for cell in code_cells(notebook) for line in cell.source.splitlines() if line.strip()]
@@ -61,7 +80,7 @@ def test_a_title_and_little_code(notebook):
 
 
 def test_the_library_does_the_work(notebook):
-    """No timing and no kernel is written in a notebook."""
+    """No timing, no drawing and no kernel is written in a notebook."""
     for cell in code_cells(notebook):
         tree = ast.parse(cell.source)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -69,3 +88,4 @@ def test_the_library_does_the_work(notebook):
         names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         assert not names & TIMERS, f"cell {cell.id} times something: {names & TIMERS}"
         assert "jit" not in names, f"cell {cell.id} defines a kernel"
+        assert not names & DRAWING, f"cell {cell.id} draws: {names & DRAWING}"

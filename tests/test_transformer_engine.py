@@ -155,12 +155,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("claim_id", "name", "says", "verdict"), CASES)
-def test_the_verdict_is_computed_from_the_evidence(claim_id, name, says, verdict):
-    (row,) = ledger({"te_parity": parity(), name: says()}, document="transformer_engine", only=[claim_id]).itertuples()
-    assert row.verdict == verdict, row
-    assert row.measured or verdict == NOT_TESTABLE
-    assert row.note or verdict == CONFIRMED
+ALWAYS = {"te_parity": parity}
 
 
 def test_the_published_growth_alone_corrects_the_claim_on_the_search():

@@ -66,7 +66,7 @@ def table_free_error(*, smoke: bool = False, device: str = "cuda") -> pd.DataFra
         worst = {"cos_ulps": 0.0, "sin_ulps": 0.0}
         for start in range(first, end, _CHUNK):
             positions = torch.arange(start, min(end, start + _CHUNK), device=device)
-            for name, exact, found in zip(worst, exact_waves(positions, theta), _waves(positions, frequencies),
+            for name, exact, found in zip(worst, exact_waves(positions, theta), kernel_waves(positions, frequencies),
                                           strict=True):  # fmt: skip
                 worst[name] = max(worst[name], ulps(found, exact))
         rows.append({"base": _BASE, "first": first, "last": end - 1, "values": (end - first) * len(theta), **worst})
@@ -78,7 +78,7 @@ def _octaves(last: int) -> Iterator[tuple[int, int]]:
     yield from ((2**i, 2 ** (i + 1)) for i in range(1, math.ceil(math.log2(last))))
 
 
-def _waves(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def kernel_waves(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernel turns the pair (1, 0) into: its cosine and its sine, as they are."""
     pairs = len(frequencies)
     unit = torch.cat((torch.ones(pairs), torch.zeros(pairs))).to(positions.device)

@@ -18,6 +18,7 @@ from ropelab.bench.copies import PREFIX
 from ropelab.study import conformance_figures, drawing, family_figures, family_findings, precision_figures
 from ropelab.study.comparison import OURS, named_cells
 from ropelab.study.deepspeed import figures as deepspeed_figures
+from ropelab.study.fairseq2 import figures as fairseq2_figures
 from ropelab.study.transformer_engine import figures as transformer_engine_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
@@ -271,6 +272,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "conformance": (("conformance",), conformance_figures.peers),
     **transformer_engine_figures.FIGURES,
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
+    **fairseq2_figures.FIGURES,
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 

@@ -12,16 +12,17 @@ the unit in the first place, is the largest power of two up to ``|x|`` (Rump, Og
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 
+from ropelab.bench.exact_waves import exact_product, ulps
+from ropelab.bench.table_free import kernel_waves
 from ropelab.conformance.faults.tables_and_precision import to_tf32
+from ropelab.kernels import angles_torch
+from ropelab.table_free import fixed_point
 
-LONGEST = 2**24
-"""Positions up to here are multiplied exactly by the reference."""
 REFERENCE = 2.0**-50
-"""More than the reference itself is off: a few roundings of numbers up to pi (tests compare it with mpmath)."""
+"""More than the reference, `ropelab.bench.exact_waves`, is off."""
 
 Waves = tuple[torch.Tensor, torch.Tensor]
 Function = Callable[[torch.Tensor, torch.Tensor], Waves]
@@ -111,12 +112,14 @@ class Method:
         waves: (positions int64 ``[P]``, inverse frequencies float64 ``[F]``) -> (cos, sin), ``[P, F]``.
         bound: what it may be off by.
         table_bytes: for each position and plane, cosine and sine together; 0 where they are computed as needed.
+        frequency_bytes: for each plane, where there is no table.
         angles: the angles behind ``waves``, where the method has any: they show errors of more than half a turn.
     """
 
     waves: Function
     bound: Bound
     table_bytes: int = 0
+    frequency_bytes: int = 4
     angles: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = field(default=None, repr=False)
 
 
@@ -152,6 +155,12 @@ def float64_tables(positions: torch.Tensor, frequencies: torch.Tensor, dtype: to
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def _table_free(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
+    """The kernel's on a GPU; elsewhere by the same operations in torch, which have the same bits."""
+    waves = kernel_waves if positions.is_cuda else angles_torch.cos_sin
+    return waves(positions, fixed_point(frequencies, device=positions.device))
+
+
 def _bf16_tables(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
     return float64_tables(positions, frequencies, torch.bfloat16)
 
@@ -176,57 +185,18 @@ METHODS: dict[str, Method] = {
     "float64-built tables": Method(
         float64_tables, Bound(products=(FP64,), wave=wave_error(FP32) + _FP64_LIBRARY), table_bytes=8
     ),
-    # A kernel that makes cos and sin by itself is a line here: its function, and Bound(wave=...) for what it promises.
+    # It promises an ulp, two halves.
+    "table-free kernel": Method(_table_free, Bound(wave=wave_error(FP32, halves=2)), frequency_bytes=24),
 }
 """Name -> method, those that lose most first. What only a GPU can run is in `ropelab.study.precision_gpu`."""
 
 
-# --------------------------------------------------------------------------------------------------------- reference
-
-
-def exact(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
-    """cos and sin of the product of the integers and the float64 numbers as they are, right to `REFERENCE`.
-
-    The product is the sum of two float64 numbers, exactly; whole turns are taken off with 2 pi in three parts, the
-    first two of which have so few digits that their multiples are exact.
-
-    Raises:
-        ValueError: a position beyond `LONGEST`.
-    """
-    high, low = product(positions, frequencies)
-    first, second, third = _turn()
-    turns = torch.round(high / (2 * math.pi))
-    angle = (high - turns * first) - turns * second + (low - turns * third)
-    return angle.cos(), angle.sin()
-
-
-def product(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``position * frequency`` as an unevaluated sum of two float64 ``[P, F]``, without an error."""
-    if positions.abs().max() > LONGEST:
-        raise ValueError(f"positions: expected at most {LONGEST}, got {int(positions.abs().max())}")
-    p, f = positions.double().cpu()[:, None], frequencies.double().cpu()
-    scaled = f * (2.0**27 + 1)  # Veltkamp: halves of 26 digits; a position adds 24
-    high = scaled - (scaled - f)
-    return p * high, p * (f - high)
-
-
-@cache
-def _turn() -> tuple[float, float, float]:
-    """2 pi as a sum of parts of 29, 29 and 53 digits; there are fewer than 2**22 turns in the reference's angles."""
-    import mpmath
-
-    with mpmath.workprec(200):
-        rest, parts = 2 * mpmath.pi, []
-        for digits in (29, 29, 53):
-            scale = mpmath.mpf(2) ** (digits - mpmath.frexp(rest)[1])
-            parts.append(float(mpmath.nint(rest * scale) / scale))
-            rest -= parts[-1]
-    return tuple(parts)
+# ------------------------------------------------------------------------------------------------------------ errors
 
 
 def angle_error(method: Method, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """``|angle - position * frequency|`` (rad) of a method that has angles, full turns included."""
-    high, low = product(positions, frequencies)
+    high, low = exact_product(positions, frequencies)
     return (method.angles(positions, frequencies).double().cpu() - high - low).abs()
 
 
@@ -241,7 +211,6 @@ def output_error(waves: Waves, truth: Waves) -> torch.Tensor:
     return torch.hypot(*(wave.double().cpu() - right for wave, right in zip(waves, truth, strict=True)))
 
 
-def ulps(waves: Waves, truth: Waves) -> float:
+def worst_ulps(waves: Waves, truth: Waves) -> float:
     """Largest error of a cosine or sine in float32 ulps of its own value, which is tiny near a zero."""
-    errors = ((wave.double().cpu() - right).abs() / ufp(right) for wave, right in zip(waves, truth, strict=True))
-    return max(float(error.max()) for error in errors) * 2.0 ** (FP32 - 1)
+    return max(ulps(wave.cpu(), right) for wave, right in zip(waves, truth, strict=True))

@@ -24,8 +24,9 @@ _LOOKS = {
     "fp32 angles": (0, "o"),
     "bf16 tables": (7, "X"),
     OURS: (2, "P"),
+    "table-free kernel": (9, "*"),
 }
-_OTHER = (9, "*")
+_OTHER = (8, "h")
 _SIZE = (6.2, 4.6)
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from ropelab.bench import timing
 from ropelab.bench.compare import progress
+from ropelab.bench.exact_waves import exact_waves
 from ropelab.frequencies import inverse_frequencies
 from ropelab.study import precision
 from ropelab.study.precision import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
@@ -61,7 +62,7 @@ def held(methods: Mapping[str, Method], tops: Sequence[int], samples: int) -> pd
 def _row(method: Method, positions: torch.Tensor, frequencies: torch.Tensor) -> dict[str, float]:
     waves = method.waves(positions, frequencies)
     angles = None if method.angles is None else precision.angle_error(method, positions, frequencies)
-    row = compare(waves, precision.exact(positions, frequencies), method, positions, frequencies, angles)
+    row = compare(waves, exact_waves(positions, frequencies), method, positions, frequencies, angles)
     if method.bound == TF32_BOUND:
         ours = METHODS[EMULATED].angles(positions, frequencies)
         row["emulated"] = (method.angles(positions, frequencies).cpu() == ours).double().mean().item()

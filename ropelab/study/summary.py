@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from ropelab.bench import records
+from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study import comparison, family_findings, verdicts
 
 COLUMNS = {
@@ -28,7 +29,10 @@ def tables() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as directory:
         only = Path(directory)
         (only / GPU).symlink_to(records.MEASUREMENTS / GPU)
-        return {"speed": _speed(record()), "family": family(only), "claims": _claims(only)}
+        return {
+            "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
+            "claims": _claims(only),
+        }  # fmt: skip
 
 
 def record(study: str = "dense") -> records.Record:
@@ -83,6 +87,23 @@ def family(directory: Path) -> str:
     return text + (f"\nNot measured yet: {', '.join(missing)}.\n" if missing else "")
 
 
+def _table_free(directory: Path) -> str:
+    """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
+    times, errors = (records.load(study, directory) for study in ("table_free", "table_free_error"))
+    names = comparison.OURS, TABLE_FREE
+    ours = times.frame[times.frame.contender.isin(names) & (times.frame.status == "ok")]
+    rows = [
+        [cell, seq_format, *(_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
+        for (cell, seq_format), rows in ours.groupby(["cell", "seq_format"], sort=False)
+    ]
+    worst = errors.frame[["cos_ulps", "sin_ulps"]].max(axis=None)
+    text = _measured([times]) + _table(["fraction of a copy", "", "with tables", "without"], rows)
+    return text + (
+        f"\nLargest error of {2 * errors.frame['values'].sum():,} cosines and sines, at every position below "
+        f"{errors.frame['last'].max() + 1:,}: {worst:.2f} units of the last place.\n"
+    )
+
+
 def _claims(directory: Path) -> str:
     """How many claims of each document have which verdict, then every claim."""
     ledger = verdicts.ledger(records=directory)
@@ -108,7 +129,8 @@ def _measured(found: Iterable[records.Record]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def line(cells):
-        return f"| {' | '.join(cells)} |\n"
+        escaped = (cell.replace("|", r"\|") for cell in cells)
+        return f"| {' | '.join(escaped)} |\n"
 
     return line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
 

@@ -112,8 +112,8 @@ def equality() -> pd.DataFrame:
     - "tables": of each encoder as it makes them, for positions below ``positions``, against float64 rounded once
       (``second`` is "exact") and against one another.
     """
-    rows = [*formulas(), *permutations(), *_tables()]
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame([*formulas(), *permutations(), *_tables()])
+    return frame.astype({"positions": "Int64"})
 
 
 def formulas() -> Iterator[dict]:
