@@ -271,7 +271,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
         for peer in STEPS
     ]
     title = "With do_bench for the peer and CUDA graphs for the kernel " + ";\n".join(said)
-    fig, axes = drawing.grid(1, 1, (9.0, 3.4), title, footer)
+    fig, axes = drawing.grid(1, 1, (9.0, 3.8), title, footer)
     ax = axes[0, 0]
     for peer, color in zip(STEPS, (1, 3), strict=True):
         for values, marker, label in ((mixed[peer], "s", "mixed timers"), (same[peer], "o", "graphs for both")):
@@ -283,7 +283,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     ax.set(xscale="log", yscale="log", xlabel="tokens (median of the cells)", ylabel="peer's time / kernel's time")
     drawing.plain_log(ax.yaxis)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    drawing.legend(fig, axes, columns=4)
+    drawing.legend(fig, axes, columns=2)
     return fig
 
 

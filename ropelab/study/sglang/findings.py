@@ -44,9 +44,8 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
         table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
         behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
-        most = (
-            f", and elsewhere takes up to {behind.max():.2f} times as long as the fastest" if behind.max() > 1 else ""
-        )
+        ahead = table[behind > 1].idxmin(axis=1).unique()
+        most = f" (elsewhere {_list(ahead)}, by up to {behind.max() - 1:.0%})" if len(ahead) else ""
         parts.append(f"{(behind <= 1).sum()} of {len(behind)} cells of the {name} grid{most}")
     return f"ropelab's operators are the fastest in {'; in '.join(parts)}."
 
