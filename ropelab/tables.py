@@ -8,6 +8,10 @@ from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
 
 
+_ROWS_AT_ONCE = 2**16
+"""In float64: 40 bytes an entry are needed while it is made, ten times the float32 that is kept."""
+
+
 def rotary_table(
     seq_len: int,
     rotary_dim: int,
@@ -18,8 +22,8 @@ def rotary_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables of ``cos(p * theta_i)`` and ``sin(p * theta_i)`` for positions ``p`` in ``[0, seq_len)``.
 
-    Angles and their cosines are computed in float64 on the CPU and rounded once, so the tables are
-    the same bits on every device and right to half an ulp of ``dtype`` at any position.
+    Angles and their cosines are computed in float64 on the CPU and rounded once, so the tables are the same bits on
+    every device, and off by half an ulp of ``dtype`` and 1e-16 of the angle: 5e-10 at four million.
 
     Args:
         seq_len: number of positions P.
@@ -55,10 +59,13 @@ def frequency_tables(
     """
     if seq_len < 0:
         raise ValueError(f"seq_len: expected a number of positions >= 0, got {seq_len}")
-    positions = torch.arange(seq_len, dtype=torch.float64, device="cpu")
-    angles = torch.outer(positions, frequencies.cpu())
-    cos, sin = (attention_factor * wave for wave in (angles.cos(), angles.sin()))
-    return cos.to(device, dtype), sin.to(device, dtype)
+    cos, sin = (torch.empty(seq_len, len(frequencies), dtype=dtype, device="cpu") for _ in range(2))
+    for first in range(0, seq_len, _ROWS_AT_ONCE):
+        rows = slice(first, min(seq_len, first + _ROWS_AT_ONCE))
+        positions = torch.arange(rows.start, rows.stop, dtype=torch.float64, device="cpu")
+        angles = torch.outer(positions, frequencies.cpu())
+        cos[rows], sin[rows] = attention_factor * angles.cos(), attention_factor * angles.sin()
+    return cos.to(device), sin.to(device)
 
 
 def axial_tables(

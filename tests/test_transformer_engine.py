@@ -156,7 +156,6 @@ CASES = [
 ]
 
 
-ALWAYS = {"te_parity": parity}
 
 
 def test_the_published_growth_alone_corrects_the_claim_on_the_search():
