@@ -83,6 +83,7 @@ LARGE = {False: Cell(4, 8192, 8192), True: Cell(2, 64, 64)}
 """Smoke -> the shape for which the document names two further kernels and their time."""
 
 
+@torch._dynamo.config.patch(recompile_limit=64)  # of one function, which two encoders share
 def grid(*, smoke: bool = False) -> pd.DataFrame:
     """GPU time of every encoder, eager and compiled, at the document's 27 shapes, in float32.
 
