@@ -238,6 +238,28 @@ def test_wrong_layouts(shape, lengths, packed, message):
         BatchLayout(shape, lengths, packed=packed)
 
 
+@pytest.mark.parametrize("encoder_class", [RotaryEncoder, ReferenceRotaryEncoder])
+@impls
+def test_compiled_once_for_all_lengths(encoder_class, impl):
+    """And for all batches above 1; the longest sequence that the tables serve is one of them."""
+    compilations = []
+
+    def backend(module, inputs):
+        compilations.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    encoder = encoder_class(E, MAX, impl=impl)
+    compiled = torch.compile(encoder, backend=backend, fullgraph=True)
+    for batch, length in ((4, 9), (2, 7), (3, MAX), (5, 8)):
+        x, _ = seqs_and_cotangent(batch, length, E)
+        for axis in (0, 1):
+            torch._dynamo.maybe_mark_dynamic(x, axis)
+        layout = BatchLayout((batch, length))
+        torch.testing.assert_close(compiled(x, layout), encoder(x, layout))
+    assert len(compilations) == 1
+
+
 @pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
 def test_the_released_encoders_have_the_same_bits():
     rows = evidence.defaults()

@@ -267,7 +267,9 @@ class ReferenceRotaryEncoder(_Encoder):
     ) -> torch.Tensor:
         """As `RotaryEncoder.forward`."""
         rows = self._rows(seqs, seqs_layout, state_bag)
-        cos, sin = (_row_of_each_token(table, rows, seqs) for table in (self.cos_freqs, self.sin_freqs))
+        # Twice, not in a comprehension: torch 2.11 would compile it for this length alone.
+        cos = _row_of_each_token(self.cos_freqs, rows, seqs)
+        sin = _row_of_each_token(self.sin_freqs, rows, seqs)
         x = seqs.float()
         x0, x1 = pairs(x, LAYOUTS[self.impl])
         if self.impl == "reference":
