@@ -7,7 +7,6 @@ import torch
 from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
 
-
 _ROWS_AT_ONCE = 2**16
 """In float64: 40 bytes an entry are needed while it is made, ten times the float32 that is kept."""
 

@@ -156,8 +156,6 @@ CASES = [
 ]
 
 
-
-
 def test_the_published_growth_alone_corrects_the_claim_on_the_search():
     """TE-06 is confirmed where neither this GPU nor the document's own table shows it."""
     given = {"te_kernels": kernels(search_us=0), "te_published_b": evidence.published_b().assign(new_ms=1.3)}
