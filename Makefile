@@ -5,6 +5,8 @@ PYTHON ?=
 # Without it, make builds its own environment in VENV from BASE_PYTHON, at the versions of constraints.txt.
 BASE_PYTHON ?= python3
 VENV ?= .venv
+# Studies to measure, by default all but the sweep of tiles.
+ONLY ?=
 # Everything generated goes here.
 BUILD ?= build
 
@@ -49,8 +51,8 @@ smoke: $(READY) ## the same with tiny parameters, in a minute or two
 	$(STUDY)/smoke reproduce --smoke
 
 measure: EXTRAS := study
-measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/
-	$(STUDY) measure
+measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/ (ONLY="te_layer tiles" for some)
+	$(STUDY) measure $(ONLY)
 
 figures: EXTRAS := study
 figures: $(READY) ## redraw the figures from the committed records

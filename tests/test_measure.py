@@ -38,5 +38,8 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
     assert "not measured: no GPU" in said.out and "of a ratio" in said.err
     measure.measure(tmp_path, only=["good"])
     assert records.load("good", tmp_path).frame.smoke.tolist() == [False]
+    monkeypatch.setattr(measure, "ON_REQUEST", ("broken", "good"))
+    measure.measure(tmp_path, smoke=True)  # neither raises nor writes
+    assert records.load("good", tmp_path).frame.smoke.tolist() == [False]
     with pytest.raises(ValueError, match="only: expected names out of .*, got .'nothing'"):
         measure.measure(tmp_path, only=["nothing"])

@@ -1,7 +1,6 @@
 """Our kernel with other tiles than the one it chooses: what the choice rests on."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +9,6 @@ import torch
 
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import copy_contenders, progress, tidy
-from ropelab.bench.workers import spread
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
@@ -33,9 +31,6 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
         max_registers, chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
     """
     shapes = _both_layouts([DENSE_CELLS[-1].workload]) if smoke else _shapes()
-    # Several processes compile at a time, into Triton's cache.
-    for _ in spread([], [(_compile, (shape,)) for shape in shapes], here=smoke):
-        pass
     frames = [_sweep(shape, rounds=3 if smoke else 10) for shape in progress(shapes, lambda shape: shape.description)]
     return pd.concat(frames, ignore_index=True)
 
@@ -58,28 +53,14 @@ def _both_layouts(shapes: Sequence[Workload]) -> list[Workload]:
     return [replace(shape, layout=layout) for shape in shapes for layout in LAYOUTS]
 
 
-def _compile(shape: Workload) -> None:
-    sets = shape.buffers()
-    for tile in (*candidate_tiles(shape, _order(shape, sets)), _chosen(shape, sets)):
-        with suppress(Exception):  # the sweep meets it too, and records it
-            _calls(shape, sets, tile)[0]()
-
-
-def _order(shape: Workload, sets: Sequence[Buffers]) -> str:
-    return innermost(to_bshd(sets[0].q, shape.seq_format))
-
-
-def _chosen(shape: Workload, sets: Sequence[Buffers]) -> Tile:
-    return choose_tile(
-        shape.rotary_dim, shape.q_heads, shape.seq_len, _order(shape, sets),
+def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
+    sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
+    order = innermost(to_bshd(sets[0].q, shape.seq_format))
+    chosen = choose_tile(
+        shape.rotary_dim, shape.q_heads, shape.seq_len, order,
         interleaved=shape.layout == "interleaved", positions=bool(shape.lengths), itemsize=shape.dtype.itemsize,
         lean=not shape.k_heads and shape.rotary_dim == shape.head_dim,
     )  # fmt: skip
-
-
-def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
-    sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
-    order, chosen = _order(shape, sets), _chosen(shape, sets)
     candidates = {str(tile): tile for tile in [*candidate_tiles(shape, order), chosen]}
     contenders = {name: partial(_calls, shape, sets, tile) for name, tile in candidates.items()}
     frame = copies.with_fraction(timing.gpu_times(contenders | copy_contenders(shape, sets), rounds=rounds))

@@ -36,7 +36,7 @@ def gpu_times(
     contenders: Mapping[str, Callable[[], Sequence[Call]]],
     *,
     rounds: int = 15,
-    graph_ms: float = 1.5,
+    graph_ms: float = 1.0,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Time per call on the GPU.

@@ -13,7 +13,7 @@ import torch
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 INTERPRET = "TRITON_INTERPRET"
-MOST_PROCESSES = 8
+MOST_PROCESSES = 14
 
 
 def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) -> Iterator[Any]:

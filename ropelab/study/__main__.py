@@ -73,11 +73,14 @@ def reproduce(context: typer.Context, smoke: Smoke = False) -> None:
 
 
 @app.command()
-def measure(smoke: Smoke = False) -> None:
+def measure(
+    studies: Annotated[list[str] | None, typer.Argument(help="By default all but the sweep of tiles.")] = None,
+    smoke: Smoke = False,
+) -> None:
     """Measure on this GPU and replace its records."""
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
-    take_measurements(MEASUREMENTS, smoke)
+    take_measurements(MEASUREMENTS, smoke, studies)
 
 
 @app.command()
@@ -101,10 +104,10 @@ def lab(context: typer.Context) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={runner.NOTEBOOKS}"])
 
 
-def take_measurements(directory: Path, smoke: bool) -> None:
+def take_measurements(directory: Path, smoke: bool, only: list[str] | None = None) -> None:
     from ropelab.study.measure import measure
 
-    measure(directory, smoke=smoke)
+    measure(directory, smoke=smoke, only=only)
 
 
 if __name__ == "__main__":

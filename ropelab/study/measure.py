@@ -12,6 +12,9 @@ from ropelab.bench import packages, peers, records, studies
 from ropelab.study import precision_gpu
 from ropelab.study.verdicts import Unavailable, documents
 
+ON_REQUEST = ("tiles",)
+"""Measured if named only: what a choice in the kernels rests on, and no figure of speed or verdict."""
+
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
 
@@ -21,7 +24,7 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
         smoke: the smallest cells and few rounds, to see that everything runs; the numbers mean nothing.
-        only: names out of ``all_studies()``; by default all.
+        only: names out of ``all_studies()``; by default all but ``ON_REQUEST``.
 
     A study that raises does not keep the others from being measured.
 
@@ -37,7 +40,7 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
     for name, reason in missing.items():
         print(f"  {name}: {reason}")
     broken = []
-    for study in only or known:
+    for study in only or [name for name in known if name not in ON_REQUEST]:
         print(f"  {study}", flush=True)
         started = time.monotonic()
         try:
