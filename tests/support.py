@@ -67,3 +67,13 @@ def assert_rotated_like(ours, theirs, x, rope: Rope, angles, inverse_frequencies
     error = (ours - theirs).double().abs()[..., : rope.rotary_dim]
     assert (error <= bound).all(), f"error {error.max():.3g} over bound by a factor of {(error / bound).max():.3g}"
     assert torch.equal(ours[..., rope.rotary_dim :], theirs[..., rope.rotary_dim :])
+
+
+def change(frame, where=None, **changes):
+    """A copy of the frame with new values in the rows that the query selects."""
+    frame = frame.copy()
+    rows = frame.index if where is None else frame.query(where).index
+    for column, value in changes.items():
+        frame[column] = frame[column].astype(object)
+        frame.loc[rows, column] = value
+    return frame.infer_objects()

@@ -11,6 +11,7 @@ from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
 from ropelab.study.deepspeed import callers, dispatch, evidence, figures, measure, rules
 from ropelab.study.verdicts import Status, ledger
+from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
 
@@ -39,16 +40,6 @@ def correctness(**changes):
         for seq_len in (1, 8, 128)
     ]
     return change(pd.DataFrame(rows), **changes)
-
-
-def change(frame, where=None, **changes):
-    """A copy of the frame with new values in the rows that the query selects."""
-    frame = frame.copy()
-    rows = frame.index if where is None else frame.query(where).index
-    for column, value in changes.items():
-        frame[column] = frame[column].astype(object)
-        frame.loc[rows, column] = value
-    return frame.infer_objects()
 
 
 def packages(**ships):

@@ -11,19 +11,10 @@ from ropelab.bench.packages import installations
 from ropelab.study.fairseq2 import evidence, figures, measure, rules
 from ropelab.study.measure import all_studies
 from ropelab.study.verdicts import Status, ledger
+from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
 NAMES = evidence.IMPLEMENTATIONS
-
-
-def change(frame, where=None, **changes):
-    """A copy of the frame with new values in the rows that the query selects."""
-    frame = frame.copy()
-    rows = frame.index if where is None else frame.query(where).index
-    for column, value in changes.items():
-        frame[column] = frame[column].astype(object)
-        frame.loc[rows, column] = value
-    return frame.infer_objects()
 
 
 def grid(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):

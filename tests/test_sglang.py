@@ -29,18 +29,9 @@ from ropelab.study.sglang.contenders import (
     VLLM,
 )
 from ropelab.study.verdicts import Status
+from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
-
-
-def change(frame, where=None, **changes):
-    """A copy of the frame with new values in the rows that the query selects."""
-    frame = frame.copy()
-    rows = frame.index if where is None else frame.query(where).index
-    for column, value in changes.items():
-        frame[column] = frame[column].astype(object)
-        frame.loc[rows, column] = value
-    return frame.infer_objects()
 
 
 def protocols(**us):
