@@ -162,7 +162,7 @@ CASES = [
     ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: "failed: x"})}, NOT_TESTABLE),
     ("SG-14", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, CONFIRMED),
     ("SG-14", {"sglang_protocols": lambda: change(
-        change(protocols(), q_heads=32), "contender == @VLLM and cell.str.startswith('1x')", median_us=120.0)},
+        change(protocols(), q_heads=32), f"contender == '{VLLM}' and cell.str.startswith('1x')", median_us=120.0)},
      CORRECTED),
     ("SG-14", {"sglang_protocols": protocols}, REFUTED),
     ("SG-14", {"sglang_protocols": lambda: protocols().query("contender != @VLLM")}, NOT_TESTABLE),
