@@ -210,7 +210,9 @@ def test_the_gate_looks_at_the_leading_axis_only(caller, in_tree, t_shape, table
     assert gate == (t_shape[0] == table_shape[0] == torch.Size(table_shape[:-1]).numel())
 
 
-@pytest.mark.skipif(not packages_at_hand("deepspeed"), reason="DeepSpeed's source is not under build/peers")
+@pytest.mark.skipif(
+    not packages_at_hand("deepspeed"), reason="DeepSpeed's source is not under build/peers: run make peers"
+)
 @pytest.mark.parametrize("caller, in_tree, t_shape, table_shape", evidence.CALLERS)
 def test_our_model_is_the_merged_code(caller, in_tree, t_shape, table_shape):
     merged, code = dispatch.merged_function()
@@ -368,7 +370,7 @@ def test_bytes_per_second_of_both_readings():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_gpu_evidence_runs():
     if not packages_at_hand("torchembed"):
-        pytest.skip("torchembed is not under build/peers")
+        pytest.skip("torchembed is not under build/peers: run make peers")
     frames = {
         "deepspeed_correctness": measure.correctness(),
         "deepspeed_launches": measure.launch_evidence(),

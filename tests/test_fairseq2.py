@@ -187,7 +187,7 @@ def test_ratios_of_a_log_and_of_a_record():
     assert len(one) == 4 and one.times.round(3).eq(1.12).all()
 
 
-@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
+@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
 def test_what_a_cpu_computes():
     found = ledger(document="fairseq2", only=["FS-03", "FS-10", "FS-12", "FS-13"]).set_index("id").verdict
     assert found.to_dict() == {"FS-03": CORRECTED, "FS-10": CONFIRMED, "FS-12": CONFIRMED, "FS-13": CONFIRMED}

@@ -29,7 +29,7 @@ def reports():
 
     def report(fault):
         if fault.race and HAS_GPU:
-            pytest.skip("a race: on a GPU it can turn out well")
+            pytest.skip("needs a machine without a GPU: interpreted, the race always turns out ill")
         if fault.name not in made:
             device = device_of(fault)
             if not runs_on(fault, device):

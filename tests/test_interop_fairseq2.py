@@ -85,7 +85,7 @@ def test_every_token_turns_by_its_position(encoder_class, impl, shape, lengths, 
     encoder = encoder_class(E, MAX, impl=impl).eval()
     layout = BatchLayout(shape[: 1 if packed else 2], lengths, packed=packed)
     if step is not None and layout.padded:
-        pytest.skip("padding while decoding has a test of its own")
+        pytest.skip("no case of its own: test_padding_while_decoding_reads_a_row has it, on every machine")
     x, cotangent = seqs_and_cotangent(*shape)
     x.requires_grad_()
     y = encoder(x, layout, state_bag=None if step is None else SimpleNamespace(step_nr=step))
@@ -260,14 +260,14 @@ def test_compiled_once_for_all_lengths(encoder_class, impl):
     assert len(compilations) == 1
 
 
-@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
+@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
 def test_the_released_encoders_have_the_same_bits():
     rows = evidence.defaults()
     assert rows.equal.all(), rows[~rows.equal]
     assert "fairseq2 0." in rows.attrs["source"]
 
 
-@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers")
+@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
 @pytest.mark.parametrize(
     ("shape", "lengths", "packed"),
     [((2, 4), None, False), ((2, 4), [4, 1], False), ((6,), [2, 3], True), ((6,), [2, 4], True), ((6,), None, True)],
