@@ -65,9 +65,11 @@ def choose_tile(
     few = interleaved and not positions or itemsize > 2
     access = PAIRS_PER_ACCESS if few else 2 * PAIRS_PER_ACCESS
     if innermost == "tokens":
-        # Few heads, as each is elsewhere in memory; two share the rows of the tables.
+        # Few heads, as each is elsewhere in memory; they share the rows of the tables, for which a program that reads
+        # positions waits longer.
+        heads = 4 if positions else 2
         registers = _PLENTY if access > PAIRS_PER_ACCESS else None
-        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, 2, registers)
+        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, heads, registers)
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
         access = 2 * PAIRS_PER_ACCESS

@@ -27,48 +27,54 @@ _THREADS = ((PAIRS_PER_ACCESS, None), *((2 * PAIRS_PER_ACCESS, limit) for limit 
 def tiles(*, smoke: bool = False) -> pd.DataFrame:
     """Forward, in the dense cells and where memory lies otherwise.
 
-    Columns: those that identify the workload, block_tokens, block_heads, num_warps, innermost, pairs_per_access,
-        max_registers, chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+    Columns: those that identify the workload, positions (whether they are read), block_tokens, block_heads,
+        num_warps, innermost, pairs_per_access, max_registers, chosen, status, median_us, q20_us, q80_us, samples,
+        fraction_of_copy.
     """
-    shapes = _both_layouts([DENSE_CELLS[-1].workload]) if smoke else _shapes()
-    frames = [_sweep(shape, rounds=3 if smoke else 10) for shape in progress(shapes, lambda shape: shape.description)]
-    return pd.concat(frames, ignore_index=True)
+    shapes = [(shape, False) for shape in _both_layouts([DENSE_CELLS[-1].workload])] if smoke else _shapes()
+    shapes = progress(shapes, lambda item: item[0].description + ", positions" * item[1])
+    return pd.concat([_sweep(*shape, rounds=3 if smoke else 10) for shape in shapes], ignore_index=True)
 
 
-def _shapes() -> list[Workload]:
+def _shapes() -> list[tuple[Workload, bool]]:
+    """What is swept, and whether positions are read."""
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     large, wide = cells["4x4096 32/8 128"], cells["1x4096 16/1 256"]
     packed = Workload("4x4096 32/8 128", 1, 16384, 32, 8, 128, 128, seq_format="thd", lengths=(4096,) * 4)
     shapes = list(cells.values())
-    # Tokens side by side, batches side by side, views, positions that are read.
+    # Tokens side by side, batches side by side, views; packed.
     heads_apart = ("4x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
     shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
     shapes += [packed, replace(packed, name="4x4096 32/0 128", k_heads=0)]
     single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
-    return [*_both_layouts(shapes), replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
+    alone = [replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
+    found = [(shape, bool(shape.lengths)) for shape in [*_both_layouts(shapes), *alone]]
+    with_positions = replace(large, name=f"{large.name}, positions", seq_format="bhsd")
+    return [*found, *((shape, True) for shape in _both_layouts([with_positions]))]
 
 
 def _both_layouts(shapes: Sequence[Workload]) -> list[Workload]:
     return [replace(shape, layout=layout) for shape in shapes for layout in LAYOUTS]
 
 
-def _sweep(shape: Workload, rounds: int) -> pd.DataFrame:
+def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
     order = innermost(to_bshd(sets[0].q, shape.seq_format))
     chosen = choose_tile(
         shape.rotary_dim, shape.q_heads, shape.seq_len, order,
-        interleaved=shape.layout == "interleaved", positions=bool(shape.lengths), itemsize=shape.dtype.itemsize,
+        interleaved=shape.layout == "interleaved", positions=positions, itemsize=shape.dtype.itemsize,
         lean=not shape.k_heads and shape.rotary_dim == shape.head_dim,
     )  # fmt: skip
     candidates = {str(tile): tile for tile in [*candidate_tiles(shape, order), chosen]}
-    contenders = {name: partial(_calls, shape, sets, tile) for name, tile in candidates.items()}
+    contenders = {name: partial(_calls, shape, positions, sets, tile) for name, tile in candidates.items()}
     frame = copies.with_fraction(timing.gpu_times(contenders | copy_contenders(shape, sets), rounds=rounds))
     frame = frame[frame.contender.isin(candidates)]
     tried = [candidates[name] for name in frame.contender]
     frame = frame.assign(
         **{field: [getattr(tile, field) for tile in tried] for field in _FIELDS},
         chosen=[tile == chosen for tile in tried],
+        positions=positions,
     )
     torch.cuda.empty_cache()  # the graphs' own memory
     return tidy(frame, shape.columns).drop(columns="contender")
@@ -99,12 +105,12 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
     return [tile for tile in found if tile.num_warps <= 8]
 
 
-def _calls(shape: Workload, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
+def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
     interleaved = shape.layout == "interleaved"
     rotation = Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
-    positions = shape.positions(sets[0].q.device)
-    if positions is not None:
-        positions = positions.int()[None]
+    device = sets[0].q.device
+    positions = shape.positions(device) if shape.lengths else torch.arange(shape.seq_len, device=device)
+    positions = positions.int().expand(shape.batch, -1) if positions_read else None
 
     def rotate(inputs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(x) for x in inputs]
