@@ -23,6 +23,7 @@ STUDY = $(RUN) -m ropelab.study --build $(BUILD)
 # Packages the study compares with, each version in a folder of its own, without its dependencies.
 PEERS := torchembed==0.2.4 torchembed==0.3.0 torchembed==0.3.1 torchembed==0.3.2 \
          liger-kernel==0.8.5 flash-attn==2.8.3.post2 deepspeed==0.19.8 fairseq2==0.8.1 \
+         flashinfer-python==0.5.3 flashinfer-python==0.6.13 \
          rotary-embedding-torch==0.9.1 einops==0.8.2
 
 .DEFAULT_GOAL := help

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import sys
+import sysconfig
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ import torch
 import ropelab
 from ropelab import layout as pairing
 from ropelab.bench import copies, launches, packages, peers, records, timing
-from ropelab.bench.compare import compare, tidy
+from ropelab.bench.compare import bind, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
@@ -236,8 +237,9 @@ def layout_of(is_neox: bool) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_adapters_call_as_documented(name, layout, monkeypatch):
     """These packages need a GPU; what is tested is the adapter."""
-    places = ("transformer_engine.pytorch.attention", "flashinfer.rope", "vllm._custom_ops")
+    places = ("transformer_engine.pytorch.attention", "vllm._custom_ops")
     monkeypatch.setattr(importlib, "import_module", {place: FakeOperators for place in places}.__getitem__)
+    monkeypatch.setattr(peers.flashinfer, "module", lambda version: FakeOperators)
     peer = replace(PEERS[name], bind=partial(PEERS[name].bind, version="0"))
     packed = replace(SMALL, batch=1, seq_len=7, seq_format="thd", lengths=(4, 3), first_position=0)
     for case in (SMALL, replace(SMALL, rotary_dim=8), packed):
@@ -246,6 +248,54 @@ def test_the_adapters_call_as_documented(name, layout, monkeypatch):
     if name != "transformer_engine":
         with pytest.raises(NotImplementedError, match="takes tokens one after another"):
             run_check(peer, replace(SMALL, seq_format="bhsd"))
+
+
+@pytest.fixture
+def flashinfer_package(tmp_path, monkeypatch):
+    """A function of (version, source) that puts a package where ``make peers`` would, and a GPU to be seen."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def install(version: str, source: str) -> None:
+        folder = tmp_path / f"flashinfer-python-{version}"
+        (folder / "flashinfer").mkdir(parents=True)
+        (folder / "flashinfer" / "__init__.py").write_text(f"__version__ = {version!r}")
+        (folder / "flashinfer" / "rope.py").write_text(source)
+
+    find = packages.locate
+    monkeypatch.setattr(packages, "locate", lambda package, version=None: find(package, version, tmp_path))
+    caches = (peers.flashinfer.module, packages._modules_of)
+    for cached in caches:
+        cached.cache_clear()
+    yield install
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_each_flashinfer_compiles_its_own_kernel_once(flashinfer_package):
+    source = """
+import os
+import flashinfer
+compiled = []
+def get_rope_module():
+    compiled.append((flashinfer.__version__, os.environ["PATH"].split(os.pathsep)[0]))
+"""
+    for version in ("1.0", "2.0"):
+        flashinfer_package(version, source)
+    found = [peers.flashinfer.module(version) for version in ("1.0", "2.0", "1.0")]
+    scripts = sysconfig.get_path("scripts")  # where pip puts ninja
+    assert [rope.compiled for rope in found] == [[(version, scripts)] for version in ("1.0", "2.0", "1.0")]
+    assert "flashinfer" not in sys.modules
+
+
+def test_flashinfer_names_what_is_missing(flashinfer_package, monkeypatch):
+    flashinfer_package("1.0", "import no_such_package_ropelab")
+    with pytest.raises(packages.NotInstalled, match="flashinfer-python 1.0 needs no_such_package_ropelab"):
+        peers.flashinfer.module("1.0")
+    status = bind(SMALL, [PEERS["flashinfer"]], SMALL.buffers(device="cpu")[0])[1]
+    assert status == {"flashinfer": "not run: flashinfer-python 1.0 needs no_such_package_ropelab"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(packages.NotInstalled, match="needs a GPU"):
+        peers.flashinfer.module("1.0")
 
 
 def test_ropelab_in_place_overwrites():
@@ -338,8 +388,8 @@ def test_missing_packages_are_listed_as_not_run(monkeypatch, tmp_path):
     found, missing = peers.available((PEERS["hf_eager"], absent, old))
     assert [peer.name for peer in found] == ["hf_eager"]
     assert missing == {
-        "absent": "not run: no-such-package-ropelab not installed (make peers)",
-        "old": "not run: torchembed 0.0.1 not installed (make peers)",
+        "absent": "not run: no-such-package-ropelab is neither installed nor in build/peers",
+        "old": "not run: torchembed 0.0.1 is neither installed nor in build/peers",
     }
 
 

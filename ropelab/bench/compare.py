@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 
 from ropelab.bench import copies, peers, timing
+from ropelab.bench.packages import NotInstalled
 from ropelab.bench.workloads import DIRECTIONS, Buffers, Workload
 
 
@@ -48,6 +49,8 @@ def bind(
     for peer in found:
         try:
             bound[peer] = peer.bind(shape, buffers.cos, buffers.sin)
+        except NotInstalled as error:  # what the package itself needs
+            status[peer.name] = f"not run: {error}"
         except Exception as error:  # recorded: what cannot run is a result too
             status[peer.name] = timing.failure(error)
     return bound, status

@@ -18,6 +18,7 @@ import torch
 
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.bench import packages
+from ropelab.bench.peers import flashinfer
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import LAYOUTS
 
@@ -146,6 +147,17 @@ def _flash_attn() -> ModuleType:
     return layers
 
 
+def flashinfer_cache(positions, query, key, head_size, cos_sin_cache, is_neox) -> None:
+    """FlashInfer's operator in place, the newest at hand."""
+    rope = _flashinfer()
+    rope.apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)
+
+
+def _flashinfer() -> ModuleType:
+    version, _ = packages.locate(flashinfer.PACKAGE)
+    return flashinfer.module(version)
+
+
 class _TorchWithoutGPU:
     """``torch`` for a launcher that selects its tensors' GPU: interpreted kernels have none."""
 
@@ -235,5 +247,7 @@ CONTENDERS: tuple[Contender, ...] = (
     replace(_kernel("Liger", liger, "huggingface", _liger), not_interpreted=_NO_BFLOAT16),
     _kernel("flash-attn, split-half", flash_attn, "flash_attn", _flash_attn),
     _kernel("flash-attn, interleaved", flash_attn, "flash_attn", _flash_attn, layout="interleaved"),
+    _kernel("FlashInfer, split-half", flashinfer_cache, "vllm", _flashinfer, maths="wide"),
+    _kernel("FlashInfer, interleaved", flashinfer_cache, "vllm", _flashinfer, maths="wide", layout="interleaved"),
 )  # fmt: skip
 """Ours first."""

@@ -13,14 +13,15 @@ from functools import partial
 from ropelab.bench import packages
 from ropelab.bench.peers import (
     flash_attention,
+    flashinfer,
     formulas,
-    inference,
     liger,
     ours,
     rotary_embedding_torch,
     torchembed,
     transformer_engine,
     transformers,
+    vllm,
 )
 from ropelab.bench.peers.checking import Check, calls, check, error_bound
 from ropelab.bench.peers.peer import BOTH, Bind, Pair, Peer, Rotate, differentiable
@@ -44,8 +45,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("rotary-embedding-torch", rotary_embedding_torch.bind, _OWN, layouts=("interleaved",),
          package="rotary-embedding-torch", own_tables=True, narrow=True),
     Peer("transformer_engine", transformer_engine.bind, _OWN, package="transformer-engine", own_tables=True),
-    Peer("flashinfer", inference.bind_flashinfer, _FP32, package="flashinfer-python", **_FORWARD),
-    Peer("vllm", inference.bind_vllm, _OF_Q, package="vllm", narrow=True, in_place=True, **_FORWARD),
+    Peer("flashinfer", flashinfer.bind, _FP32, package=flashinfer.PACKAGE, **_FORWARD),
+    Peer("vllm", vllm.bind, _OF_Q, package="vllm", narrow=True, in_place=True, **_FORWARD),
 )  # fmt: skip
 """Compared in the dense benchmark."""
 

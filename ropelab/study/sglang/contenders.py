@@ -8,13 +8,14 @@ measurement of the packages; the packages themselves are `PACKAGES`, and are not
 import importlib
 from collections.abc import Callable
 from functools import cache, partial
+from types import ModuleType
 
 import torch
 import torch._dynamo
 
 from ropelab import layout as pairing
 from ropelab.bench import packages
-from ropelab.bench.peers import Peer, Rotate
+from ropelab.bench.peers import Peer, Rotate, flashinfer
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
@@ -28,6 +29,10 @@ VLLM = "vLLM (model)"
 PERSISTENT = "warp per head (model)"
 FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
 EAGER, COMPILED = "eager", "compile"
+FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
+
+FLASHINFER_THEN = "0.5.3"
+"""The version of November 2025, when the document was under review."""
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
@@ -200,10 +205,17 @@ def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: 
     )
 
 
-def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str,
-                module: str = "flashinfer.rope") -> Rotate:  # fmt: skip
+def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    return _positions_api(workload, cos, sin, flashinfer.module(version))
+
+
+def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    return _positions_api(workload, cos, sin, importlib.import_module("sgl_kernel"))
+
+
+def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module: ModuleType) -> Rotate:
     """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
-    apply = importlib.import_module(module).apply_rope_with_cos_sin_cache_inplace
+    apply = module.apply_rope_with_cos_sin_cache_inplace
     table, positions = torch.cat((cos, sin), -1), _positions(workload, cos.device)
     head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
     return _in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
@@ -231,10 +243,13 @@ CONTENDERS: dict[str, Peer] = {
 }
 """By name: all that run from this repository, and flash-attn's Triton kernel."""
 
+_FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
+
 PACKAGES: tuple[Peer, ...] = (
     _peer("vLLM", _vllm, package="vllm"),
-    _peer("FlashInfer", _flashinfer, package="flashinfer-python"),
-    _peer("sgl_kernel", partial(_flashinfer, module="sgl_kernel"), package="sgl-kernel"),
+    _peer(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
+    _peer(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
+    _peer(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sgl-kernel"})),
 )
 """The packages of which the document speaks, by their public operators."""
 

@@ -22,10 +22,13 @@ from ropelab.study.sglang.contenders import (
     FLASH,
     FLASH_FULL,
     FLASH_PACKED,
+    FLASHINFER,
+    FLASHINFER_NEWEST,
     OURS,
     OURS_CACHE,
     OURS_FLOAT32,
     PERSISTENT,
+    SGL_KERNEL,
     VLLM,
 )
 from ropelab.study.sglang.evidence import published_speedups
@@ -35,7 +38,8 @@ from ropelab.study.sglang.steps import FAIR, LAST_STEP, NAMES, PUBLISHED, STEPS,
 _LOOKS = {
     OURS: (0, "o"), OURS_CACHE: (9, "P"), OURS_FLOAT32: (9, "X"), DOCUMENT: (2, "v"), DOCUMENT_LATER: (4, "^"),
     VLLM: (1, "s"), FLASH: (3, "D"), FLASH_PACKED: (3, "d"), PERSISTENT: (5, "*"), DOCUMENT_CAST: (8, "<"),
-    EAGER: (7, "p"), COMPILED: (6, "X"), "FlashInfer": (8, "H"), "sgl_kernel": (4, "h"), "vLLM": (6, ">"),
+    EAGER: (7, "p"), COMPILED: (6, "X"), FLASHINFER: (8, "H"), FLASHINFER_NEWEST: (8, "p"), SGL_KERNEL: (4, "h"),
+    "vLLM": (6, ">"),
 }  # fmt: skip
 _CLAIMS = {VLLM: "SG-04", FLASH_FULL: "SG-05"}
 
@@ -88,7 +92,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     panels = {"first grid, split-half": first}
     panels |= {f"later grid, {drawing.LAYOUT[name]}": rows for name, rows in second.groupby("layout", sort=False)}
     shown = (OURS, OURS_CACHE, DOCUMENT, DOCUMENT_LATER, VLLM, FLASH, FLASH_PACKED, PERSISTENT, EAGER, COMPILED,
-             "FlashInfer", "sgl_kernel", "vLLM")  # fmt: skip
+             FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL, "vLLM")  # fmt: skip
     both = drawing.timed(pd.concat(panels.values()))
     tokens = both.batch * both.seq_len
     least = min(_LARGE, tokens.max())

@@ -1,0 +1,26 @@
+"""What inference engines' operators share: a cache of cosines beside sines, a position a token, no gradient."""
+
+import torch
+
+from ropelab.bench.peers.peer import require_pair
+from ropelab.bench.workloads import Workload
+
+
+def positions(workload: Workload, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+    """``[T]``: of each token, as rows of the tables."""
+    packed = workload.positions(device)
+    if packed is not None:
+        return packed.to(dtype)
+    return torch.arange(workload.seq_len, device=device, dtype=dtype).repeat(workload.batch)
+
+
+def flat(x: torch.Tensor | None, workload: Workload, package: str) -> torch.Tensor:
+    """``[T, heads * head_dim]`` over the memory of x.
+
+    Raises:
+        NotImplementedError: there is no such view, or no x.
+    """
+    require_pair(x, package)
+    if workload.seq_format not in ("bshd", "thd") or workload.storage != "contiguous":
+        raise NotImplementedError(f"{package}: takes tokens one after another")
+    return x.view(-1, x.shape[-2] * x.shape[-1])
