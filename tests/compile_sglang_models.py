@@ -19,9 +19,11 @@ def main() -> None:
     q, k = (torch.empty(TOKENS, heads, HEAD_DIM, dtype=torch.bfloat16) for heads in (Q_HEADS, K_HEADS))
     table = torch.empty(TOKENS, HEAD_DIM // 2, dtype=torch.bfloat16)
     for interleaved in (False, True):
-        for pairs_per_thread in (1, 2, 8):
+        shape = TOKENS, Q_HEADS, HEAD_DIM // 2, interleaved
+        widths_ = [models.first_launch(*shape, pairs_per_thread=pairs) for pairs in (1, 2, 8)]
+        for launch in (*widths_, models.second_launch(*shape), models.third_launch(*shape)):
+            pairs_per_thread, threads = launch.pairs_per_thread, launch.threads
             together = 2 * pairs_per_thread if interleaved and pairs_per_thread > 1 else pairs_per_thread
-            threads = models.block_threads(Q_HEADS, HEAD_DIM // 2, pairs_per_thread)
             constants = {
                 "HEAD_DIM": HEAD_DIM, "PAIRS": HEAD_DIM // 2, "INTERLEAVED": interleaved, "POSITIONS": False,
                 "STEP": threads * pairs_per_thread, "WIDE": pairs_per_thread > 1,

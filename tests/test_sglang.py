@@ -16,36 +16,56 @@ from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
 from ropelab.kernels import rotate_torch
 from ropelab.layout import LAYOUTS, join, pairs
+from ropelab.study.figures import draw
 from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, rules, steps
 from ropelab.study.sglang.contenders import (
     DOCUMENT,
     DOCUMENT_CAST,
     DOCUMENT_GATHER,
-    DOCUMENT_LATER,
+    FLASH,
     FLASH_FULL,
     FLASH_PACKED,
     OURS,
-    PERSISTENT,
+    REAL_VLLM,
+    SECOND,
+    THIRD,
     VLLM,
 )
 from ropelab.study.verdicts import Status
 from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+ONE, OTHER = (peer.name for peer in contenders.PERSISTENT_PEERS[:2])
+FLASHINFER = contenders.FLASHINFER
 
 
 def protocols(**us):
     """A record of the first grid in which everything takes 100 us but what is said: "contender|timer|clones" -> us."""
     rows = []
-    for cell, q_heads in (("1x2048 32/8 128", 32), ("32x2048 8/8 128", 8)):
+    for cell, batch, q_heads in (("1x2048 32/8 128", 1, 32), ("32x2048 8/8 128", 32, 8)):
         what = [(DOCUMENT, "interleaved", "do_bench", True), (VLLM, "split_half", "do_bench", True)]
         what += [(FLASH_FULL, "split_half", "do_bench", True)]
         what += [(DOCUMENT, "interleaved", "graph", clones) for clones in (True, False)]
         what += [(name, "split_half", "graph", clones) for name in (VLLM, FLASH_FULL) for clones in (True, False)]
-        what += [(name, "split_half", "graph", False) for name in (DOCUMENT, DOCUMENT_GATHER, FLASH_PACKED, OURS)]
+        what += [
+            (name, "split_half", "graph", False)
+            for name in (
+                DOCUMENT,
+                DOCUMENT_GATHER,
+                SECOND,
+                THIRD,
+                FLASH,
+                FLASH_PACKED,
+                ONE,
+                OTHER,
+                OURS,
+                *({REAL_VLLM, FLASHINFER} & set(us)),
+            )
+        ]
         for contender, layout, timer, clones in what:
             time = us.get(f"{contender}|{timer}|{clones}", us.get(contender, 100.0))
-            rows.append({"cell": cell, "q_heads": q_heads, "k_heads": 8, "contender": contender, "layout": layout,
+            rows.append({"cell": cell, "batch": batch, "seq_len": 2048, "q_heads": q_heads, "k_heads": 8,
+                         "head_dim": 128, "contender": contender, "layout": layout,
                          "timer": timer, "clones": clones, "status": "ok", "median_us": time,
                          "fraction_of_copy": 50 / time})  # fmt: skip
     return pd.DataFrame(rows)
@@ -54,15 +74,15 @@ def protocols(**us):
 def times(cells, **us):
     """A record of those cells: contender -> us, or a status."""
     return pd.DataFrame([
-        {"cell": cell, "layout": "interleaved", "seq_len": 4096, "head_dim": head_dim, "contender": name, "launches": 1,
-         "status": value if isinstance(value, str) else "ok",
+        {"cell": cell, "layout": "interleaved", "batch": 1, "seq_len": 4096, "head_dim": head_dim, "contender": name,
+         "launches": 1, "status": value if isinstance(value, str) else "ok",
          "median_us": float("nan") if isinstance(value, str) else value, "fraction_of_copy": 0.5}
         for cell, head_dim in cells for name, value in us.items()
     ])  # fmt: skip
 
 
 def diffusion(**us):
-    found = {DOCUMENT: 100.0, DOCUMENT_LATER: 80.0, PERSISTENT: 80.0, DOCUMENT_CAST: 110.0, VLLM: 101.0} | us
+    found = {DOCUMENT: 100.0, SECOND: 80.0, THIRD: 80.0, ONE: 90.0, OTHER: 80.0, DOCUMENT_CAST: 110.0, VLLM: 101.0} | us
     return times((("1x27030 24/24 128", 128), ("Qwen-Image", 128)), **found)
 
 
@@ -77,7 +97,7 @@ def low(divided=2.0, off=3.0, processors=132):
          "status": "ok", "median_us": us}
         for tokens in (1, 2, 4, 8)
         for family, blocks, policy, us in (
-            ("model", 1, None, 3.0), ("model", 4, None, divided), ("later", 1, "off", off), ("later", 2, "on", 2.0),
+            ("model", 1, None, 3.0), ("model", 4, None, divided), ("second", 1, "off", off), ("second", 16, "on", 2.0),
         )
     ]  # fmt: skip
     return pd.DataFrame(rows)
@@ -93,8 +113,11 @@ def widths(**us):
     return pd.DataFrame(rows)
 
 
-def sources(*defines):
-    return pd.DataFrame([{"file": f"{i}.py", "helper": "f", "defines": value} for i, value in enumerate(defines)])
+def sources(*defines, layouts="adjacent pairs"):
+    return pd.DataFrame([
+        {"file": f"{i}.py", "commit": "0" * 40, "helper": "f", "defines": value, "layouts": layouts, "tolerance": 0.01}
+        for i, value in enumerate(defines)
+    ])  # fmt: skip
 
 
 def e2e(new=14716.08):
@@ -105,30 +128,52 @@ def kernel(**changes):
     return change(evidence.published_kernel(), **changes)
 
 
+def others(at_80):
+    """A record of head sizes with flash-attn, which runs them all, and FlashInfer."""
+    frame = sizes(**{FLASH: 100.0, FLASHINFER: 100.0})
+    if isinstance(at_80, str):
+        frame = change(frame, f"contender == '{FLASHINFER}' and head_dim == 80", status=at_80)
+        if at_80.startswith("not run"):
+            frame = change(frame, f"contender in ('{FLASH}', '{FLASHINFER}')", status=at_80)
+    return frame
+
+
+def without(contender):
+    return protocols().query("contender != @contender")
+
+
+SIMPLE = {"sglang_protocols": protocols, "sglang_vector_widths": widths}
+
 CASES = [
     # claim, evidence that is given in place of computations and records, verdict
     ("SG-01", {}, CORRECTED),
     ("SG-01", {"sglang_shapes": lambda: evidence.shapes().query("claimed"),
                "sglang_flags": lambda: change(evidence.flags(), formula="halves", says="halves")}, CONFIRMED),
     ("SG-01", {"sglang_shapes": lambda: change(evidence.shapes(), "rank == 3", outcome="wrong")}, REFUTED),
-    ("SG-02", {"sglang_head_sizes": sizes}, CONFIRMED),
-    ("SG-02", {"sglang_head_sizes": lambda: change(sizes(), "head_dim == 96", status="failed: x")}, CORRECTED),
+    ("SG-02", {"sglang_head_sizes": lambda: others("failed: Unsupported head_dim: 80")}, CONFIRMED),
+    ("SG-02", {"sglang_head_sizes": lambda: others("wrong: far off")}, CONFIRMED),
+    ("SG-02", {"sglang_head_sizes": lambda: others(90.0)}, CORRECTED),
+    ("SG-02", {"sglang_head_sizes": lambda: change(
+        others("failed: x"), f"head_dim == 96 and contender == '{DOCUMENT}'", status="failed: x")}, CORRECTED),
     ("SG-02", {"sglang_head_sizes": lambda: sizes(**{DOCUMENT: "wrong: far off"})}, REFUTED),
-    ("SG-02", {"sglang_head_sizes": lambda: sizes().query("head_dim != 80")}, NOT_TESTABLE),
+    ("SG-02", {"sglang_head_sizes": lambda: others("failed: x").query("head_dim != 80")}, NOT_TESTABLE),
+    ("SG-02", {"sglang_head_sizes": lambda: others("not run: not installed")}, NOT_TESTABLE),
     ("SG-03", {}, CORRECTED),
-    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0)}, CONFIRMED),
+    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0)}, CORRECTED),
+    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0),
+               "sglang_sources": lambda: pd.concat([sources(True), sources(True, layouts="halves")])}, CONFIRMED),
     ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), same=0.1)}, REFUTED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, CONFIRMED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0, DOCUMENT_GATHER: 130.0})}, CORRECTED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{f"{VLLM}|do_bench|True": 120.0})}, REFUTED),
-    ("SG-04", {"sglang_protocols": protocols}, REFUTED),
-    ("SG-04", {"sglang_protocols": lambda: protocols().query("contender != @VLLM")}, NOT_TESTABLE),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 210.0})}, CONFIRMED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0})}, CONFIRMED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0, DOCUMENT_GATHER: 130.0})}, CORRECTED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 100.0, f"{VLLM}|do_bench|True": 120.0})}, REFUTED),
+    ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, NOT_TESTABLE),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 210.0, FLASH: 210.0})}, CONFIRMED),
+    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH: 210.0})}, CORRECTED),
     ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 150.0})}, CORRECTED),
     ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_FULL: 210.0})}, REFUTED),
     ("SG-05", {"sglang_protocols": protocols}, REFUTED),
-    ("SG-05", {"sglang_protocols": lambda: protocols().query("contender != @FLASH_PACKED")}, NOT_TESTABLE),
-    ("SG-06", {"sglang_sources": lambda: sources(True, True)}, CONFIRMED),
+    *(("SG-05", {"sglang_protocols": partial(without, name)}, NOT_TESTABLE) for name in (FLASH, FLASH_PACKED)),
+    ("SG-06", {}, CONFIRMED),
     ("SG-06", {"sglang_sources": lambda: sources(True, False)}, REFUTED),
     ("SG-06", {"sglang_sources": lambda: sources(True)}, NOT_TESTABLE),
     ("SG-07", {"sglang_vector_widths": lambda: widths(x8=80.0)}, CONFIRMED),
@@ -139,39 +184,47 @@ CASES = [
     ("SG-08", {"sglang_low_tokens": lambda: change(low(), "seq_len == 8", median_us=3.0)}, CORRECTED),
     ("SG-08", {"sglang_low_tokens": lambda: low(divided=3.0)}, REFUTED),
     ("SG-08", {"sglang_low_tokens": lambda: low(processors=1)}, REFUTED),
-    ("SG-08", {"sglang_low_tokens": lambda: low().query("family == 'later'")}, NOT_TESTABLE),
+    ("SG-08", {"sglang_low_tokens": lambda: low().query("family == 'second'")}, NOT_TESTABLE),
     ("SG-09", {"sglang_diffusion": lambda: change(diffusion(), seq_len=4), "sglang_low_tokens": low}, CONFIRMED),
     ("SG-09", {"sglang_diffusion": diffusion, "sglang_low_tokens": low}, CORRECTED),
-    ("SG-09", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_LATER: 100.0}),
+    ("SG-09", {"sglang_diffusion": lambda: diffusion(**{SECOND: 100.0}),
                "sglang_low_tokens": lambda: low(off=2.0)}, REFUTED),
     ("SG-09", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT: "failed: x"}), "sglang_low_tokens": low},
      NOT_TESTABLE),
-    ("SG-10", {"sglang_protocols": protocols, "sglang_second_grid": diffusion}, NOT_TESTABLE),
-    *(("SG-10", {"sglang_protocols": protocols, "sglang_second_grid": partial(diffusion, FlashInfer=us)}, verdict)
-      for us, verdict in ((124.0, CONFIRMED), (110.0, CORRECTED), (100.0, REFUTED))),
+    ("SG-10", {"sglang_protocols": protocols}, NOT_TESTABLE),
+    *(("SG-10", {"sglang_protocols": partial(protocols, **{FLASHINFER: us})}, verdict)
+      for us, verdict in ((124.0, CONFIRMED), (110.0, CORRECTED), (104.0, REFUTED))),
     ("SG-11", {"sglang_head_sizes": sizes, "sglang_second_grid": diffusion}, NOT_TESTABLE),
     *(("SG-11", {"sglang_head_sizes": partial(sizes, FlashInfer=at_96),
                  "sglang_second_grid": partial(diffusion, FlashInfer=us)}, verdict)
-      for at_96, us, verdict in (("failed: x", 120.0, CONFIRMED), (100.0, 120.0, CORRECTED), (100.0, 90.0, REFUTED))),
+      for at_96, us, verdict in (("failed: x", 90.0, CONFIRMED), ("wrong: x", 90.0, CONFIRMED),
+                                 ("failed: x", 82.0, CORRECTED), (100.0, 90.0, CORRECTED), (100.0, 80.0, REFUTED),
+                                 ("not run: x", 90.0, NOT_TESTABLE))),
     ("SG-12", {}, CORRECTED),
-    ("SG-12", {"sglang_published_kernel": lambda: kernel(most_saved_ms=200.0)}, CONFIRMED),
+    ("SG-12", {"sglang_published_kernel": lambda: kernel(expected_ms=200.0)}, CONFIRMED),
     ("SG-12", {"sglang_published_e2e": lambda: e2e(15000.0)}, REFUTED),
     ("SG-13", {"sglang_diffusion": diffusion}, CONFIRMED),
     ("SG-13", {"sglang_diffusion": lambda: change(diffusion(), "cell == 'Qwen-Image'", median_us=100.0)}, CORRECTED),
     ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: 100.0})}, REFUTED),
     ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: "failed: x"})}, NOT_TESTABLE),
-    ("SG-14", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, CONFIRMED),
+    ("SG-14", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0})}, CONFIRMED),
+    ("SG-14", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0, FLASHINFER: 100.0})}, REFUTED),
     ("SG-14", {"sglang_protocols": lambda: change(
-        change(protocols(), q_heads=32), f"contender == '{VLLM}' and cell.str.startswith('1x')", median_us=120.0)},
+        change(protocols(**{FLASHINFER: 100.0}), q_heads=32),
+        f"contender == '{FLASHINFER}' and cell.str.startswith('1x')", median_us=120.0)}, CORRECTED),
+    ("SG-14", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, NOT_TESTABLE),
+    ("SG-14", {"sglang_protocols": partial(without, DOCUMENT_GATHER)}, NOT_TESTABLE),
+    ("SG-15", {**SIMPLE, "sglang_diffusion": diffusion}, CONFIRMED),
+    ("SG-15", {**SIMPLE, "sglang_diffusion": lambda: diffusion(**{OTHER: 90.0})}, CORRECTED),
+    ("SG-15", {**SIMPLE, "sglang_diffusion": diffusion, "sglang_protocols": lambda: protocols(**{THIRD: 90.0})},
      CORRECTED),
-    ("SG-14", {"sglang_protocols": protocols}, REFUTED),
-    ("SG-14", {"sglang_protocols": lambda: protocols().query("contender != @VLLM")}, NOT_TESTABLE),
-    ("SG-15", {"sglang_diffusion": diffusion, "sglang_vector_widths": widths}, CONFIRMED),
-    ("SG-15", {"sglang_diffusion": lambda: diffusion(**{PERSISTENT: 90.0}), "sglang_vector_widths": widths}, CORRECTED),
-    ("SG-15", {"sglang_diffusion": lambda: diffusion(**{PERSISTENT: 90.0}), "sglang_vector_widths": widths,
+    ("SG-15", {**SIMPLE, "sglang_diffusion": diffusion,
+               "sglang_alignment": lambda: change(evidence.alignment(), aligned=False)}, CORRECTED),
+    ("SG-15", {**SIMPLE, "sglang_diffusion": lambda: diffusion(**{OTHER: 90.0}),
+               "sglang_protocols": lambda: protocols(**{THIRD: 90.0}),
                "sglang_alignment": lambda: change(evidence.alignment(), aligned=False)}, REFUTED),
-    ("SG-15", {"sglang_diffusion": lambda: diffusion(**{PERSISTENT: "failed: x"}), "sglang_vector_widths": widths},
-     NOT_TESTABLE),
+    ("SG-15", {**SIMPLE, "sglang_diffusion": lambda: diffusion(**{THIRD: "failed: x"}),
+               "sglang_protocols": partial(without, THIRD)}, NOT_TESTABLE),
 ]  # fmt: skip
 
 
@@ -233,9 +286,9 @@ def test_the_models_are_the_definition(name, layout, tokens, q_heads, k_heads, h
         case "one":
             models.rotate_tokens(query, key, cos, sin, **options)
         case "wide":
-            models.rotate_tokens(query, key, cos, sin, **options, pairs_per_thread=8)
+            models.rotate_tokens(query, key, cos, sin, **options, launch=models.Launch(32, pairs_per_thread=8))
         case "tiles":
-            models.rotate_tokens(query, key, cos, sin, **options, pairs_per_thread=2, tiles=3)
+            models.rotate_tokens(query, key, cos, sin, **options, launch=models.Launch(32, 2, tiles=3))
         case "positions":
             positions = torch.arange(3, tokens + 3, device=device)
             models.rotate_tokens(query, key, *tables, **options, positions=positions)
@@ -246,10 +299,22 @@ def test_the_models_are_the_definition(name, layout, tokens, q_heads, k_heads, h
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_of_the_models():
-    assert models.block_threads(32, 64) == 512  # 2048 pairs
-    assert models.block_threads(1, 16) == 32
-    assert [models.tiles_for(tokens, 32, 64) for tokens in (1, 4, 5)] == [4, 4, 1]
+def test_launches_are_those_of_the_public_source():
+    """32 heads of 128: threads, pairs a thread and blocks a token, by hand from the source that `models` names."""
+    shape = 32, 64
+    first, second, third = models.VERSIONS.values()
+    assert first(1, *shape) == first(2048, *shape) == models.Launch(512)
+    assert first(1, 1, 16) == models.Launch(32)
+    for tokens, tiles in ((1, 16), (4, 16), (5, 1)):
+        for interleaved in (False, True):  # bf16: one pair a thread in both layouts
+            assert second(tokens, *shape, interleaved) == models.Launch(128, 1, tiles)
+    assert second(1, *shape, policy=False) == models.Launch(128)
+    assert second(1, 32, 128).threads == 128 and second(1, 32, 160).threads == 256
+    assert third(4, *shape) == models.Launch(128, 8, 2) and third(4, *shape, True) == models.Launch(128, 4, 4)
+    assert third(5, *shape) == models.Launch(256, 8) and third(5, *shape, True) == models.Launch(512, 4)
+    assert third(1, *shape, policy=False) == third(5, *shape)
+    assert third(5, 8, 64) == models.Launch(128, 8)
+    assert third(5, 1, 36) == models.Launch(128) and third(5, 1, 36, True) == models.Launch(128, 4)  # 36 is no 8s
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -342,17 +407,16 @@ def test_the_record_holds_what_the_steps_compare(stubbed):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")
-def test_figures_and_sentences_from_records(stubbed, tmp_path, monkeypatch):
-    for name in {**figures.FIGURES, **findings.SENTENCES}:
-        if name in figures.FIGURES:
-            with pytest.raises(FileNotFoundError, match="make measure"):
-                figures.draw(name, tmp_path)
-        else:
-            assert bool(findings.sentence(name, tmp_path)) != bool(findings.SENTENCES[name][0])
+def test_figures_and_sentences_from_records(stubbed, tmp_path):
+    for name in figures.FIGURES:
+        with pytest.raises(FileNotFoundError, match="make measure"):
+            draw(name, tmp_path)
+    for name, (needed, _) in findings.SENTENCES.items():
+        assert bool(findings.sentence(name, tmp_path)) != bool(needed)
     for study, measure_ in measure.STUDIES.items():
         records.write(study, measure_(smoke=True), tmp_path)
     for name in figures.FIGURES:
-        figure = figures.draw(name, tmp_path)
+        figure = draw(name, tmp_path)
         texts = [figure.get_suptitle(), *(text.get_text() for text in figure.texts)]
         assert "nan" not in texts[0] and any("no GPU" in text for text in texts), texts
     for name in findings.SENTENCES:

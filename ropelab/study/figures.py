@@ -19,6 +19,7 @@ from ropelab.study import conformance_figures, drawing, family_figures, family_f
 from ropelab.study.comparison import OURS, named_cells
 from ropelab.study.deepspeed import figures as deepspeed_figures
 from ropelab.study.fairseq2 import figures as fairseq2_figures
+from ropelab.study.sglang import figures as sglang_figures
 from ropelab.study.transformer_engine import figures as transformer_engine_figures
 
 PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
@@ -273,6 +274,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     **transformer_engine_figures.FIGURES,
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
     **fairseq2_figures.FIGURES,
+    **sglang_figures.FIGURES,
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 

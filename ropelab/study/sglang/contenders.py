@@ -1,7 +1,7 @@
 """Who is compared in the study of SGLang#14302, and how each is called: adapters for `ropelab.bench.peers`.
 
 All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens, with tables in the dtype of q as
-the document's operator asks. Names: `DOCUMENT` and `VLLM` are re-creations (`ropelab.study.sglang.models`) and no
+the document's operator asks. Names that end in "(model)" are re-creations (`ropelab.study.sglang.models`) and no
 measurement of the packages; the packages themselves are `PACKAGES`, and are not run where they are not installed.
 """
 
@@ -21,15 +21,20 @@ from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import Tile
 from ropelab.study.sglang import models
+from ropelab.study.sglang.models import Launch
 
 OURS, OURS_CACHE = "ropelab", "ropelab, positions"
-DOCUMENT, DOCUMENT_GATHER, DOCUMENT_LATER = "first version (model)", "first version (model), gather", "later (model)"
+DOCUMENT, DOCUMENT_GATHER = "first version (model)", "first version (model), gather"
+SECOND, THIRD = "second version (model)", "third version (model)"
 DOCUMENT_CAST, OURS_FLOAT32 = "first version (model), cast", "ropelab, float32 tables"
 VLLM = "vLLM (model)"
+"""The first version's kernel with one load more, of the position: what divides the two is that load alone."""
 PERSISTENT = "warp per head (model)"
+"""What the names of its variants begin with: `PERSISTENT_PEERS`, so many blocks a multiprocessor."""
 FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
 EAGER, COMPILED = "eager", "compile"
 FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
+REAL_VLLM = "vLLM"
 
 FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""
@@ -99,21 +104,13 @@ def _ours_cache(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rot
     return _in_place(rotate)
 
 
-def _model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, pairs_per_thread: int = 1,
-           tiles: int | None = 1) -> Rotate:  # fmt: skip
-    """``tiles``: blocks a token; None as the later version chooses."""
-    cos, sin = _rows(workload, cos), _rows(workload, sin)
-    if tiles is None:
-        tokens = workload.batch * workload.seq_len
-        tiles = models.tiles_for(tokens, workload.q_heads, workload.rotary_dim // 2, pairs_per_thread)
-    options = {"interleaved": _is_interleaved(workload), "pairs_per_thread": pairs_per_thread, "tiles": tiles}
-    return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
-
-
-def _later(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, low_token_launch: bool = True) -> Rotate:
-    """The later version: 8-byte accesses, and for up to four tokens as many blocks as their pairs fill."""
-    pairs_per_thread = 2 if _is_interleaved(workload) else 4
-    return _model(workload, cos, sin, pairs_per_thread=pairs_per_thread, tiles=None if low_token_launch else 1)
+def _model(
+    workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, launch: Callable[..., Launch] = models.first_launch
+) -> Rotate:
+    cos, sin, interleaved = _rows(workload, cos), _rows(workload, sin), _is_interleaved(workload)
+    heads, pairs = max(workload.q_heads, workload.k_heads), workload.rotary_dim // 2
+    chosen = launch(workload.batch * workload.seq_len, heads, pairs, interleaved)
+    return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, interleaved=interleaved, launch=chosen))
 
 
 def _model_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
@@ -144,22 +141,41 @@ def _vllm_model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rot
     return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
 
 
-def _persistent(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+def _persistent(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, per_processor: int) -> Rotate:
     cos, sin = _rows(workload, cos), _rows(workload, sin)
     processors = torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else 1
-    options = {"interleaved": _is_interleaved(workload), "blocks": models.persistent_blocks(processors)}
+    options = {"interleaved": _is_interleaved(workload), "blocks": processors * per_processor}
     return _in_place(lambda q, k: models.rotate_heads(q, k, cos, sin, **options))
 
 
-def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """Its Triton kernel in place, once for q and once for k, with as many heads as they have."""
+def _flash_rotary(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, version: str) -> Callable:
+    """``rotate(x)`` in place by its Triton kernel; x ``[B, S, H, D]``."""
     apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
     cos, sin = cos.to(workload.dtype), sin.to(workload.dtype)
-    options = {"interleaved": _is_interleaved(workload), "inplace": True}
+    return partial(apply_rotary, cos=cos, sin=sin, interleaved=_is_interleaved(workload), inplace=True)
+
+
+def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    """Once for q and once for k, with as many heads as they have."""
+    rotated = _flash_rotary(workload, cos, sin, version)
+    return lambda q, k: (rotated(q.detach()), rotated(k.detach()))
+
+
+def flash_packed(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Its packed form: rotates q and k of ``[B, S, Hq + 2 Hk, D]`` in place, in one launch."""
+    rotated = _flash_rotary(workload, cos, sin, packages.locate("flash-attn")[0])
+    heads = workload.q_heads + workload.k_heads
+    return lambda qkv: rotated(qkv[:, :, :heads])
+
+
+def _flash_packed_pair(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    """The packed form on a qkv made of q and k: to be checked, not timed."""
+    rotated = flash_packed(workload, cos, sin)
 
     def rotate(q, k):
-        q, k = q.detach(), k.detach()
-        return apply_rotary(q, cos, sin, **options), apply_rotary(k, cos, sin, **options)
+        qkv = torch.cat([x.detach() for x in (q, k, torch.zeros_like(k))], dim=2)
+        rotated(qkv)
+        return qkv.split((workload.q_heads, workload.k_heads, workload.k_heads), dim=2)[:2]
 
     return rotate
 
@@ -252,6 +268,11 @@ def _peer(name: str, bind, **more) -> Peer:
     return Peer(name, bind, **(options | more))
 
 
+PERSISTENT_PEERS = tuple(
+    _peer(f"{PERSISTENT}, {count} blocks", partial(_persistent, per_processor=count))
+    for count in models.BLOCKS_PER_MULTIPROCESSOR
+)
+
 CONTENDERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
@@ -259,9 +280,10 @@ CONTENDERS: dict[str, Peer] = {
         _peer(OURS_CACHE, _ours_cache),
         _peer(DOCUMENT, _model),
         _peer(DOCUMENT_GATHER, _model_gather),
-        _peer(DOCUMENT_LATER, _later),
+        _peer(SECOND, partial(_model, launch=models.second_launch)),
+        _peer(THIRD, partial(_model, launch=models.third_launch)),
         _peer(VLLM, _vllm_model),
-        _peer(PERSISTENT, _persistent),
+        *PERSISTENT_PEERS,
         _peer(FLASH, _flash_attention, package="flash-attn"),
         _peer(EAGER, _native),
         _peer(COMPILED, _native_compiled),
@@ -272,7 +294,7 @@ CONTENDERS: dict[str, Peer] = {
 _FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
 
 PACKAGES: tuple[Peer, ...] = (
-    _peer("vLLM", _vllm, package="vllm"),
+    _peer(REAL_VLLM, _vllm, package="vllm"),
     _peer(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
     _peer(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
     _peer(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sgl-kernel"})),
@@ -284,17 +306,29 @@ CAST: tuple[Peer, ...] = (_peer(DOCUMENT_CAST, _model_cast), _peer(OURS_FLOAT32,
 """With tables as diffusion models have them: converted in every call, and taken as they are."""
 
 
-def tile_variant(name: str, tiles: int, pairs_per_thread: int = 1) -> Peer:
-    """The model with so many blocks a token."""
-    return _peer(name, partial(_model, pairs_per_thread=pairs_per_thread, tiles=tiles))
+def flash_packed_peer(name: str) -> Peer:
+    """flash-attn's packed form as a function of q and k, for the check."""
+    return _peer(name, _flash_packed_pair, package="flash-attn")
+
+
+def tile_variant(tiles: int) -> Peer:
+    """The first version's kernel with so many blocks a token."""
+    launch = partial(models.first_launch, tiles=tiles)
+    return _peer(f"model, {tiles} block{'s' * (tiles > 1)} a token", partial(_model, launch=launch))
 
 
 def width_variant(pairs_per_thread: int) -> Peer:
-    """The model with one block a token and so many pairs per thread and step."""
-    return tile_variant(f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", 1, pairs_per_thread)
+    """The first version's kernel with so many pairs per thread and step."""
+    launch = partial(models.first_launch, pairs_per_thread=pairs_per_thread)
+    return _peer(
+        f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", partial(_model, launch=launch)
+    )
 
 
-LATER_OFF = _peer("later (model), off", partial(_later, low_token_launch=False))
+SECOND_OFF, THIRD_OFF = (
+    _peer(f"{name}, off", partial(_model, launch=partial(launch, policy=False)))
+    for name, launch in ((SECOND, models.second_launch), (THIRD, models.third_launch))
+)
 OURS_OFF = _peer("ropelab, off", partial(_ours, low_token_launch=False))
 """Without their launch policy for few tokens: one block a token."""
 

@@ -1,6 +1,5 @@
 """The evidence for claims SG-01 to SG-15 that a CPU computes in seconds."""
 
-import ast
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -9,7 +8,6 @@ import pandas as pd
 import torch
 
 from ropelab import reference, rotary_table
-from ropelab.bench import packages
 from ropelab.bench.records import ROOT
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch
@@ -20,15 +18,15 @@ from ropelab.study.sglang.measure import FIRST_GRID, HEAD_SIZES
 from ropelab.study.verdicts import Unavailable, evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
-PULL_REQUEST = packages.PEERS / "sglang-14302"
-"""Where the files of the pull request lie, for whoever puts them there; nothing fetches them."""
 
 OUR_OPERATOR, THEIR_OPERATOR = "ropelab", "first version (model)"
 TOKENS, D = 5, 8
 ADJACENT, HALVES, NEITHER = "adjacent pairs", "halves", "neither"
+OUT_OF_BOUNDS = "out of bounds"
 QWEN_IMAGE_CALLS = 60 * 50 * 2 * 2
-"""Of the rotation in one image: blocks, steps, conditional and unconditional pass, image and text tokens (the published
-configuration of Qwen-Image: 60 blocks, 50 steps, true classifier-free guidance)."""
+"""Of the rotation in one image. Assumed, as the document does not say: blocks, steps, conditional and unconditional
+pass, image and text tokens (the published configuration of Qwen-Image: 60 blocks, 50 steps, true classifier-free
+guidance)."""
 
 
 @evidence("sglang_flags", "computed on the CPU: each convention on the same random heads")
@@ -98,7 +96,7 @@ def _formula_of(rotate: Callable, value: bool) -> str:
 @evidence("sglang_shapes", "computed on the CPU with our model of the first version, and with ours")
 def shapes() -> pd.DataFrame:
     """Who takes what: columns operator, rank, layout, heads, tables (``"per pair"``, ``"per feature"``), claimed (that
-    the document lists it), outcome (``"right"``, ``"wrong"``, ``"raises ..."``).
+    the document lists it), outcome (``"right"``, ``"wrong"``, ``"raises ..."``, ``"out of bounds"``).
 
     Every call asks for the rotation of whole heads.
     """
@@ -122,6 +120,8 @@ def shapes() -> pd.DataFrame:
                     for y, x in ((query, q), (key, k))
                 )
                 outcome = "right" if right else "wrong"
+            except IndexError:
+                outcome = OUT_OF_BOUNDS
             except (ValueError, RuntimeError) as error:
                 outcome = f"raises {type(error).__name__}"
             # Its tables: one column per pair for adjacent pairs, one per feature for halves.
@@ -198,17 +198,12 @@ def alignment() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@evidence("sglang_sources", "the files of the pull request under build/peers")
+@evidence("sglang_sources", "what stands in the pull request's public files, by commit")
 def sources() -> pd.DataFrame:
-    """Which of its files define the helper for the tables: columns file, helper, defines."""
-    files = sorted(PULL_REQUEST.glob("**/*mm_rotary_embedding.py"))
-    if not files:
-        raise Unavailable("the pull request's files are not under build/peers")
-    helper, rows = "compute_cos_sin_cache", []
-    for file in files:
-        functions = [n.name for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.FunctionDef)]
-        rows.append({"file": file.name, "helper": helper, "defines": helper in functions})
-    return pd.DataFrame(rows)
+    """Its test and its benchmark: columns file, commit, helper, defines (whether the file defines that function), flags
+    (values of the operator's layout flag that it passes), layouts (what they select), tolerance (absolute, of the
+    test)."""
+    return pd.read_csv(DOCUMENTS / "sglang_14302_sources.csv")
 
 
 @evidence("sglang_published_e2e", "the document's table of stages")
@@ -222,13 +217,16 @@ def published_e2e() -> pd.DataFrame:
 
 @evidence("sglang_published_kernel", "the document's mean kernel times")
 def published_kernel() -> pd.DataFrame:
-    """The document's kernel times on Qwen-Image: columns before_us, after_us, ratio, calls (of one image), and
-    most_saved_ms (all calls at the difference)."""
+    """The document's kernel times on Qwen-Image: columns before_us, after_us, ratio, and of an image, whose `calls` are
+    assumed: expected_ms (saved, if the kernel before was slower by as much as the positions API is said to be) and
+    all_ms (the whole rotation, with the slower of the two kernels: more than a faster kernel can save)."""
     times = pd.read_csv(DOCUMENTS / "sglang_14302_kernel_us.csv").set_index("version").average_us
-    saved = (times.before - times.after) * QWEN_IMAGE_CALLS / 1000
+    gain = published_speedups().low["SG-10"]
+    milliseconds = QWEN_IMAGE_CALLS / 1000
     return pd.DataFrame([{
         "before_us": times.before, "after_us": times.after, "ratio": times.before / times.after,
-        "calls": QWEN_IMAGE_CALLS, "most_saved_ms": saved,
+        "calls": QWEN_IMAGE_CALLS, "expected_ms": (gain - 1) * times.after * milliseconds,
+        "all_ms": max(times.before, times.after) * milliseconds,
     }])  # fmt: skip
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ropelab.bench import records
 from ropelab.study import drawing
 from ropelab.study.drawing import COLORBLIND
 from ropelab.study.sglang.contenders import (
     COMPILED,
     DOCUMENT,
     DOCUMENT_CAST,
-    DOCUMENT_LATER,
     EAGER,
     FLASH,
     FLASH_FULL,
@@ -28,18 +25,32 @@ from ropelab.study.sglang.contenders import (
     OURS_CACHE,
     OURS_FLOAT32,
     PERSISTENT,
+    REAL_VLLM,
+    SECOND,
     SGL_KERNEL,
+    THIRD,
     VLLM,
 )
 from ropelab.study.sglang.evidence import published_speedups
-from ropelab.study.sglang.steps import FAIR, LAST_STEP, NAMES, PUBLISHED, STEPS, mixed_timers, ratios
+from ropelab.study.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
+from ropelab.study.sglang.steps import (
+    APART,
+    FAIR,
+    NAMES,
+    PUBLISHED,
+    STEP_NAMES,
+    STEPS,
+    fastest_persistent,
+    mixed_timers,
+    ratios,
+)
 
 # Contender -> colour of the palette, marker.
 _LOOKS = {
-    OURS: (0, "o"), OURS_CACHE: (9, "P"), OURS_FLOAT32: (9, "X"), DOCUMENT: (2, "v"), DOCUMENT_LATER: (4, "^"),
-    VLLM: (1, "s"), FLASH: (3, "D"), FLASH_PACKED: (3, "d"), PERSISTENT: (5, "*"), DOCUMENT_CAST: (8, "<"),
-    EAGER: (7, "p"), COMPILED: (6, "X"), FLASHINFER: (8, "H"), FLASHINFER_NEWEST: (8, "p"), SGL_KERNEL: (4, "h"),
-    "vLLM": (6, ">"),
+    OURS: (0, "o"), OURS_CACHE: (9, "P"), OURS_FLOAT32: (9, "X"), DOCUMENT: (2, "v"), SECOND: (2, "<"), THIRD: (2, "^"),
+    VLLM: (1, "s"), FLASH: (3, "D"), FLASH_PACKED: (6, "d"), PERSISTENT: (5, "*"), DOCUMENT_CAST: (2, ">"),
+    EAGER: (7, "p"), COMPILED: (7, "X"), FLASHINFER: (8, "H"), FLASHINFER_NEWEST: (4, "h"), SGL_KERNEL: (4, "8"),
+    REAL_VLLM: (1, ">"),
 }  # fmt: skip
 _CLAIMS = {VLLM: "SG-04", FLASH_FULL: "SG-05"}
 
@@ -49,11 +60,12 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     tables = {peer: ratios(frame, peer) for peer in STEPS}
     said = []
     for peer, table in tables.items():
-        published, fair = table[PUBLISHED].median(), table[FAIR].median()
-        said.append(f"{NAMES[peer]} {fair:.2f} (by the published protocol {published:.2f})")
+        fair = " or ".join(f"{table[step].median():.2f}" for step in (FAIR, APART) if step in table)
+        said.append(f"{NAMES[peer]} {fair} (by the published protocol {table[PUBLISHED].median():.2f})")
     title = "Time over that of the first version's kernel (model), fairly compared, median of the cells:\n" + ", ".join(
         said
     )
+    footer = _sampled(footer, frame)
     stated = published_speedups()
     fig, axes = drawing.grid(1, len(tables), (6.4, 4.2), title, footer, sharey=True)
     for ax, (peer, table) in zip(axes[0], tables.items(), strict=True):
@@ -74,10 +86,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         else:
             ax.axhline(low, color="0.45", linewidth=2, linestyle=":", label=f"claimed, up to {low:g} and more")
         ax.axhline(1, color="grey", linewidth=0.8)
-        names = [step.name if step.name != FAIR else LAST_STEP[peer] for step in STEPS[peer]]
-        ax.set_xticks(
-            place, [f"{'+ ' if i else ''}{name}".replace(" for", "\nfor") for i, name in enumerate(names)], size=8
-        )
+        ax.set_xticks(place, [_step_label(peer, step.name) for step in STEPS[peer]], size=8)
         ax.set(yscale="log", title=f"{NAMES[peer]} against the first version")
         drawing.plain_log(ax.yaxis)
         ax.yaxis.set_major_locator(FixedLocator([0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5]))
@@ -86,14 +95,26 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     return fig
 
 
+def _step_label(peer: str, step: str) -> str:
+    name = STEP_NAMES[peer].get(step, step)
+    joined = name if step == PUBLISHED or name.startswith("or ") else f"+ {name}"
+    return joined.replace(" for", "\nfor").replace(", ", ",\n").replace("or q and k", "or q and k\n")
+
+
+def _sampled(footer: str, protocols: pd.DataFrame) -> str:
+    """The footer, and how much of the first grid there is."""
+    return " · ".join(filter(None, (f"{protocols.cell.nunique()} of its {FIRST_GRID_CELLS} cells", footer)))
+
+
 def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Figure:
     """Everybody in both grids, fairly timed, as a fraction of the copy."""
     first = first[(first.timer == "graph") & ~first.clones.astype(bool) & (first.layout == "split_half")]
-    panels = {"first grid, split-half": first}
-    panels |= {f"later grid, {drawing.LAYOUT[name]}": rows for name, rows in second.groupby("layout", sort=False)}
-    shown = (OURS, OURS_CACHE, DOCUMENT, DOCUMENT_LATER, VLLM, FLASH, FLASH_PACKED, PERSISTENT, EAGER, COMPILED,
-             FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL, "vLLM")  # fmt: skip
-    both = drawing.timed(pd.concat(panels.values()))
+    panels = {("first grid", "split_half", FIRST_GRID_CELLS): first}
+    for layout, frame in second.groupby("layout", sort=False):
+        panels["later grid", layout, SECOND_GRID_CELLS // 2] = frame
+    shown = (OURS, OURS_CACHE, DOCUMENT, SECOND, THIRD, VLLM, FLASH, FLASH_PACKED, PERSISTENT, EAGER, COMPILED,
+             FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL, REAL_VLLM)  # fmt: skip
+    both = fastest_persistent(drawing.timed(pd.concat(panels.values())))
     tokens = both.batch * both.seq_len
     least = min(_LARGE, tokens.max())
     large = both[tokens >= least]
@@ -103,24 +124,33 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
         f"From {least:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, "
         f"the first version's kernel at {drawing.value_range(models, '.2f')} (model)"
     )
-    longest = max(rows.cell.nunique() for rows in panels.values())
-    fig, axes = drawing.grid(1, len(panels), (5.2, 0.36 * longest + 1.2), title, footer, sharex=True)
-    for ax, (name, rows) in zip(axes[0], panels.items(), strict=True):
-        times = drawing.timed(rows)
+    rows = [max(1, frame.cell.nunique()) for frame in panels.values()]
+    fig, axes = drawing.grid(
+        len(panels), 1, (12.0, 0.42 * sum(rows) / len(rows) + 0.7), title, footer, sharex=True,
+        gridspec_kw={"height_ratios": [count + 1 for count in rows]},
+    )  # fmt: skip
+    for ax, ((name, layout, all_cells), frame) in zip(axes[:, 0], panels.items(), strict=True):
+        times = fastest_persistent(drawing.timed(frame))
         cells = sorted(dict.fromkeys(times.cell), key=_cell_order)
         place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
-        for contender in shown:
+        names = [contender for contender in shown if (times.contender == contender).any()]
+        # Each a little lower than the one before: markers of the same value lie beside each other.
+        for contender, shift in zip(names, np.linspace(0.33, -0.33, len(names)), strict=True):
             points = times[times.contender == contender]
-            if len(points):
-                ax.plot(points.fraction_of_copy, points.cell.map(place), linestyle="none", markersize=7,
-                        markeredgecolor="white", markeredgewidth=0.5, zorder=5 if contender == OURS else 4,
-                        **_look(contender))  # fmt: skip
+            ax.plot(points.fraction_of_copy, points.cell.map(place) + shift, linestyle="none", markersize=6,
+                    markeredgecolor="white", markeredgewidth=0.4, zorder=5 if contender == OURS else 4,
+                    **_look(contender))  # fmt: skip
+        for at in place.values():
+            ax.axhspan(at - 0.5, at + 0.5, color="0.95" if at % 2 else "white", zorder=0)
         ax.axvline(1, color="grey", linestyle="--", linewidth=1)
         ax.set_yticks(list(place.values()), list(place), size=8)
-        ax.set(title=name, xlabel="fraction of the best copy", ylim=(len(cells) - longest - 0.6, len(cells) - 0.4))
+        ax.grid(False, axis="y")
+        said = f"{name}, {drawing.LAYOUT[layout]}: {len(cells)} of its {all_cells} cells"
+        ax.set(title=said, ylim=(-0.6, len(cells) - 0.4))
         ax.set_xlim(left=0)
+    axes[-1, 0].set_xlabel("fraction of the best copy")
     axes[0, 0].set_ylabel("batch x tokens, q/k heads, head size")
-    drawing.legend(fig, axes, columns=4)
+    drawing.legend(fig, axes, columns=6)
     drawing.say_untimed(fig, pd.concat(panels.values()))
     return fig
 
@@ -158,7 +188,8 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def _blocks(ax, times: pd.DataFrame) -> None:
     """A line for each family, and its policy marked."""
-    for family, (color, marker) in {"model": (2, "v"), "later": (4, "^"), "ropelab": (0, "o")}.items():
+    looks = {"model": (2, "v"), "second": (8, "<"), "third": (4, "^"), "ropelab": (0, "o")}
+    for family, (color, marker) in looks.items():
         line = times[times.family == family].sort_values("blocks")
         ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
                 label=_FAMILIES[family], linewidth=1)  # fmt: skip
@@ -217,7 +248,7 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     uncommon, common = (drawing.value_range(ours[rows].fraction_of_copy, ".2f") for rows in (~power, power))
     title = f"ropelab runs at {uncommon} of a copy where the head size is no power of two, at {common} where it is"
     for name, rows in failed.groupby("contender"):
-        title += f";\n{name} does not run at {', '.join(map(str, sorted(rows.head_dim)))}"
+        title += f";\n{name} fails at {', '.join(map(str, sorted(rows.head_dim)))}"
     fig, axes = drawing.grid(1, 1, (9.0, 3.6), title, footer)
     ax, sizes = axes[0, 0], sorted(frame.head_dim.unique())
     place = {size: i for i, size in enumerate(sizes)}
@@ -237,7 +268,7 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The production shape and the Qwen-Image-shaped one."""
-    times = drawing.timed(frame[~frame.contender.str.startswith("copy")])
+    times = fastest_persistent(drawing.timed(frame[~frame.contender.str.startswith("copy")]))
     by_cell = times.pivot_table(index="cell", columns="contender", values="median_us", sort=False)
     fastest = by_cell.drop(columns=[name for name in by_cell if name.startswith(OURS)]).min(axis=1)
     slower = drawing.value_range(fastest / by_cell[OURS], ".2f")
@@ -274,6 +305,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
         f"{drawing.value_range(same[peer], '.1f')}"
         for peer in STEPS
     ]
+    footer = _sampled(footer, frame)
     title = "With do_bench for the peer and CUDA graphs for the kernel " + ";\n".join(said)
     fig, axes = drawing.grid(1, 1, (9.0, 3.8), title, footer)
     ax = axes[0, 0]
@@ -303,19 +335,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 
 _LARGE = 2048
-_FAMILIES = {"model": "first version (model)", "later": "later version (model)", "ropelab": "ropelab"}
-
-
-def draw(name: str, directory: Path | str = records.MEASUREMENTS) -> Figure:
-    """Draw one of ``FIGURES`` from the records that ``records.load`` finds in ``directory``.
-
-    Raises:
-        FileNotFoundError: a record is missing; says how to make it.
-    """
-    studies, function = FIGURES[name]
-    found = [records.load(study, directory) for study in studies]
-    footer = " / ".join(dict.fromkeys(record.footer for record in found))
-    return function(*(record.frame for record in found), footer)
+_FAMILIES = {"model": DOCUMENT, "second": SECOND, "third": THIRD, "ropelab": OURS}
 
 
 def _look(contender: str) -> dict[str, object]:

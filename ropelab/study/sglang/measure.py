@@ -15,9 +15,8 @@ import pandas as pd
 import torch
 from triton.testing import do_bench
 
-from ropelab import rotary_table
 from ropelab.axes import grid_positions
-from ropelab.bench import copies, packages, peers, timing
+from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
 from ropelab.bench.workloads import Buffers, Workload
@@ -32,17 +31,19 @@ from ropelab.study.sglang.contenders import (
     CONTENDERS,
     DOCUMENT,
     DOCUMENT_GATHER,
-    DOCUMENT_LATER,
     EAGER,
     FLASH,
     FLASH_FULL,
     FLASH_PACKED,
-    LATER_OFF,
     OURS,
     OURS_CACHE,
     OURS_OFF,
     PACKAGES,
-    PERSISTENT,
+    PERSISTENT_PEERS,
+    SECOND,
+    SECOND_OFF,
+    THIRD,
+    THIRD_OFF,
     VLLM,
 )
 from ropelab.study.verdicts import Unavailable
@@ -57,6 +58,11 @@ them too."""
 FIRST_GRID = ((1, 32, 8, 128), (1, 64, 8, 128), (1, 32, 8, 64), (1, 32, 8, 256), (32, 32, 8, 64), (1, 32, 1, 128),
               (32, 8, 8, 128), (1, 32, 8, 80))  # fmt: skip
 """Batch, query heads, key heads and head size of the document's first benchmark."""
+
+FIRST_GRID_CELLS = len(FIRST_GRID) * 14
+"""Its lengths are the powers of two from 1 to 8192."""
+SECOND_GRID_CELLS = 8 * 2 * 2
+"""Batches of 1, 2, 4, ... 128, one or 2048 tokens, both layouts."""
 
 HEAD_SIZES = (64, 80, 96, 128, 160, 192, 256, 320)
 LOW_TOKENS = (1, 2, 4, 8)
@@ -74,10 +80,11 @@ def _cell(batch: int, seq_len: int, q_heads: int, k_heads: int, head_dim: int, l
 
 
 def first_cells() -> list[Workload]:
-    """The document's first grid: every configuration at the ends, one of them in between and beyond.
+    """Of the 112 cells of the document's first grid 27: every configuration at the ends, one in between and beyond.
 
     Of its 14 lengths 1, 64 and 2048 everywhere, and 8, 512 and 8192 in the first configuration; the others lie between
-    them. 32 sequences of 8192 tokens are left out: the float64 check of 1.3 GB takes longer than all the rest.
+    them. All 112 would take two minutes, of the eight that everything may take. 32 sequences of 8192 tokens are left
+    out: the float64 check of 1.3 GB takes longer than all the rest.
     """
     cells = [_cell(batch, s, hq, hk, d) for (batch, hq, hk, d), s in product(FIRST_GRID, (1, 64, 2048))]
     batch, hq, hk, d = FIRST_GRID[0]
@@ -85,7 +92,7 @@ def first_cells() -> list[Workload]:
 
 
 def second_cells() -> list[Workload]:
-    """The later grid, 32 heads of 128 in both layouts: B in 1, 16 and 128 of its 1 ... 128, at S = 1 and 2048.
+    """Of the 32 cells of the later grid, 32 heads of 128 in both layouts, 10: B = 1, 16 and 128, at S = 1 and 2048.
 
     B = 128 at S = 2048 is left out: its float64 check needs more memory than the GPU has.
     """
@@ -99,8 +106,8 @@ def second_cells() -> list[Workload]:
 _GRAPHED = (
     (DOCUMENT, "interleaved", True), (VLLM, "split_half", True), (FLASH_FULL, "split_half", True),
     (DOCUMENT, "interleaved", False), (FLASH_FULL, "split_half", False), (FLASH_PACKED, "split_half", False),
-    *((name, "split_half", False) for name in (DOCUMENT, DOCUMENT_GATHER, DOCUMENT_LATER, VLLM, FLASH, PERSISTENT,
-                                               OURS, OURS_CACHE, EAGER)),
+    *((name, "split_half", False) for name in (DOCUMENT, DOCUMENT_GATHER, SECOND, THIRD, VLLM, FLASH, OURS, OURS_CACHE,
+                                               EAGER, *(peer.name for peer in PERSISTENT_PEERS))),
 )  # fmt: skip
 _DO_BENCH = ((DOCUMENT, "interleaved"), (VLLM, "split_half"), (FLASH_FULL, "split_half"), (EAGER, "split_half"))
 """With clones, as the document timed; its flag for NeoX meant adjacent pairs, that of the others halves."""
@@ -111,6 +118,7 @@ def protocols(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns besides the usual ones: layout (of the contender: the document's differed), timer (``"do_bench"``: an eager
     call after a flush of the cache, or ``"graph"``), clones (whether q and k are cloned in the timed region).
+    Of the three versions the first is timed under each protocol, the others under the corrected one.
     ``flash-attn, all heads`` is its benchmark of flash-attn: a packed qkv with as many key and value heads as query
     heads, cloned as a whole. ``flash-attn, packed`` has the key and value heads that there are; both rotate q and k in
     one launch, ``flash-attn`` in two. torch.compile is only in the first configuration: a compilation takes 2 s.
@@ -139,10 +147,11 @@ def _protocols(cell: Workload, rounds: int) -> pd.DataFrame:
     graphed = [*_GRAPHED, *((name, layout, False) for name, layout in ready if _only_plain(name))]
     packed: dict[str, tuple[Callable, list[tuple[torch.Tensor, ...]]]] = {}
     for name, k_heads in ((FLASH_FULL, cell.q_heads), (FLASH_PACKED, cell.k_heads)):
-        if (FLASH, "split_half") in ready:
-            packed[name] = _flash_packed(replace(cell, k_heads=k_heads), len(sets))
-        else:
-            status[name, "split_half"] = status[FLASH, "split_half"]
+        shape = replace(cell, k_heads=k_heads)
+        right, reasons = _ready(shape, [contenders.flash_packed_peer(name)], shape.buffers(1, DEVICE)[0])
+        status |= {(name, "split_half"): reason for name, reason in reasons.items()}
+        if right:
+            packed[name] = _flash_packed(shape, sets)
 
     def found(name: str, layout: str) -> tuple[Callable | None, list[tuple[torch.Tensor, ...]]]:
         return packed.get(name) or (ready.get((name, layout)), _inputs(sets))
@@ -194,15 +203,11 @@ def _do_bench(call: Callable) -> dict:
     return {"status": "ok", "median_us": 1000 * median, "q20_us": 1000 * low, "q80_us": 1000 * high}
 
 
-def _flash_packed(cell: Workload, count: int) -> tuple[Callable, list[tuple[torch.Tensor, ...]]]:
-    """Its packed form: q and k of ``[B, S, Hq + 2 Hk, D]`` are rotated in one launch."""
-    version, _ = packages.locate("flash-attn")
-    apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
-    rotated = cell.q_heads + cell.k_heads
-    shape = (cell.batch, cell.seq_len, rotated + cell.k_heads, cell.head_dim)
-    sets = [(torch.randn(shape, device=DEVICE, dtype=cell.dtype),) for _ in range(count)]
-    cos, sin = rotary_table(cell.seq_len, cell.rotary_dim, dtype=cell.dtype, device=DEVICE)
-    return lambda qkv: apply_rotary(qkv[:, :, :rotated], cos, sin, inplace=True), sets
+def _flash_packed(cell: Workload, like: Sequence[Buffers]) -> tuple[Callable, list[tuple[torch.Tensor, ...]]]:
+    """flash-attn's packed form, and a qkv of ``[B, S, Hq + 2 Hk, D]`` for each of those sets of buffers."""
+    shape = cell.shape(cell.q_heads + 2 * cell.k_heads)
+    sets = [(torch.randn(shape, device=DEVICE, dtype=cell.dtype),) for _ in like]
+    return contenders.flash_packed(cell, like[0].cos, like[0].sin), sets
 
 
 # ------------------------------------------------------------------------------------------- the other studies
@@ -211,7 +216,7 @@ def _flash_packed(cell: Workload, count: int) -> tuple[Callable, list[tuple[torc
 def second_grid(*, smoke: bool = False) -> pd.DataFrame:
     """The document's later grid, corrected: 32 heads of q and of k, both layouts."""
     _require_gpu()
-    names = (OURS, OURS_CACHE, DOCUMENT, DOCUMENT_LATER, VLLM, FLASH)
+    names = (OURS, OURS_CACHE, DOCUMENT, SECOND, THIRD, VLLM, FLASH)
     cells = second_cells()
     return _compare(cells[:2] if smoke else cells, (*_named(names), *PACKAGES), smoke)
 
@@ -227,9 +232,9 @@ def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
 def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """1 to 8 tokens of 32/8 heads, both layouts: how many blocks share a token's heads.
 
-    Columns besides the usual ones: family (``"model"``: the first version's kernel, a pair per thread; ``"later"``:
-    with 8-byte accesses; ``"ropelab"``), blocks (of the launch), multiprocessors, policy (``"on"`` or ``"off"``
-    for our operator and the later version, which have one, else empty).
+    Columns besides the usual ones: family (``"model"``: the first version's kernel with some blocks a token,
+    ``"second"`` and ``"third"``: those versions, ``"ropelab"``), blocks (of the launch), threads (of a block of a
+    model), multiprocessors, policy (``"on"`` or ``"off"`` for our operator and the versions that have one, else empty).
     """
     _require_gpu()
     frames = []
@@ -237,7 +242,7 @@ def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
     for cell in progress(cells[:: len(LOW_TOKENS)] if smoke else cells, lambda cell: cell.description):
         variants = _launch_variants(cell)
         frame = _compared(cell, [peer for peer, _ in variants.values()], SMOKE_ROUNDS if smoke else ROUNDS)
-        for column in ("family", "blocks", "policy"):
+        for column in ("family", "blocks", "threads", "policy"):
             frame[column] = [variants[name][1].get(column) if name in variants else None for name in frame.contender]
         frame["multiprocessors"] = _multiprocessors()
         frames.append(frame)
@@ -247,13 +252,15 @@ def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
 def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
     """Name -> contender, and what the record says of its launch."""
     tokens, pairs = cell.seq_len, cell.rotary_dim // 2
+    shape = tokens, cell.q_heads, pairs, cell.layout == "interleaved"
     found = {}
     for tiles in (1, 2, 4):
-        peer = contenders.tile_variant(f"model, {tiles} block{'s' * (tiles > 1)} a token", tiles)
-        found[peer.name] = peer, {"family": "model", "blocks": tokens * tiles}
-    tiles = models.tiles_for(tokens, cell.q_heads, pairs, 2 if cell.layout == "interleaved" else 4)
-    found[DOCUMENT_LATER] = CONTENDERS[DOCUMENT_LATER], {"family": "later", "blocks": tokens * tiles, "policy": "on"}
-    found[LATER_OFF.name] = LATER_OFF, {"family": "later", "blocks": tokens, "policy": "off"}
+        peer = contenders.tile_variant(tiles)
+        found[peer.name] = peer, {"family": "model", **_launched(tokens, models.first_launch(*shape, tiles=tiles))}
+    for family, on, off in (("second", CONTENDERS[SECOND], SECOND_OFF), ("third", CONTENDERS[THIRD], THIRD_OFF)):
+        for policy, peer in ((True, on), (False, off)):
+            launched = _launched(tokens, models.VERSIONS[family](*shape, policy=policy))
+            found[peer.name] = peer, {"family": family, "policy": "on" if policy else "off", **launched}
     tile = token_tile(cell.q_heads, cell.rotary_dim)
     found[OURS] = CONTENDERS[OURS], {"family": "ropelab", "blocks": _blocks(cell), "policy": "on"}
     found[OURS_OFF.name] = OURS_OFF, {"family": "ropelab", "blocks": _blocks(cell, tile), "policy": "off"}
@@ -262,6 +269,10 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
         peer = contenders.tile_of_ours(f"ropelab, {heads} head{'s' * (heads > 1)} a program", tile)
         found[peer.name] = peer, {"family": "ropelab", "blocks": _blocks(cell, tile)}
     return found
+
+
+def _launched(tokens: int, launch: models.Launch) -> dict[str, int]:
+    return {"blocks": tokens * launch.tiles, "threads": launch.threads}
 
 
 def _blocks(cell: Workload, tile: Tile | None = None) -> int:
@@ -323,8 +334,8 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
         (_cell(batch, 64 if smoke else seq_len, *rest, "interleaved"), None),
         (replace(_cell(1, positions.shape[1], *rest, "interleaved"), name="Qwen-Image"), axial),
     ]
-    names = (OURS, DOCUMENT, DOCUMENT_LATER, PERSISTENT, VLLM, FLASH, EAGER, COMPILED)
-    variants = (*_named(names), *contenders.CAST, *PACKAGES)
+    names = (OURS, DOCUMENT, SECOND, THIRD, VLLM, FLASH, EAGER, COMPILED)
+    variants = (*_named(names), *PERSISTENT_PEERS, *contenders.CAST, *PACKAGES)
     frames = []
     for cell, tables in progress(cases, lambda case: case[0].name):
         sets = _buffers(cell)

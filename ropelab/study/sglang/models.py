@@ -1,31 +1,82 @@
 """Models of the kernels in SGLang#14302 and of vLLM's, to time how they divide the work and read memory.
 
-The packages' kernels are CUDA and need their builds. These are written from what the pull request, its review and
-vLLM's documentation say of them, in Triton, and are no measurement of the packages:
+The packages' kernels are CUDA and need their builds. These are Triton, and no measurement of the packages; block sizes,
+blocks a token and widths are those of the pull request's public source
+(``sgl-kernel/csrc/multimodal/rotary_embedding.cu``, three of its states, see `VERSIONS`):
 
-- ``rotate_tokens``: a block of up to 512 threads for every token, which walks over the pairs of all its query heads,
-  then of its key heads, a pair per thread and step. With per-token tables this is the first version of the pull
-  request, with positions it is vLLM's kernel. With ``tiles`` blocks a token it is the later version's launch for few
-  tokens, and with ``pairs_per_thread`` its wider loads.
-- ``rotate_heads``: the reviewer's alternative, a warp for every head of q and k alike, and as many blocks as the GPU
-  holds, each of which takes one group of heads after the other.
+- ``rotate_tokens``: blocks that walk over the pairs of all query heads of a token, then of its key heads. With
+  per-token tables these are the three versions, with positions it is vLLM's kernel.
+- ``rotate_heads``: the reviewer's alternative, a warp for every head of q and k alike, and a number of blocks that does
+  not depend on the tokens, each of which takes one group of heads after the other.
 
 Alike, as there: in place, float32 maths, one product and sum per element, every element read and written once.
-Different: tables have a column per pair in both layouts (the first version read one per feature for halves), tensors
-are contiguous, and Triton decides how a thread's loads are combined: one pair a thread gives 2-byte loads, eight give
-16-byte loads where addresses allow.
+Different: tables have a column per pair in both layouts (there one per feature for halves), blocks have a power of two
+of threads, tensors are contiguous, and Triton decides how a thread's loads are combined: one pair a thread gives 2-byte
+loads, 16 bytes of pairs give 16-byte loads where addresses allow. The third version's copy of a token's tables to
+shared memory is left out.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-MOST_THREADS = 512
 FEW_TOKENS = 4
-"""Up to here the later version starts several blocks a token."""
+"""Up to here the second and third version start several blocks a token."""
+BLOCKS_PER_MULTIPROCESSOR = (4, 8, 16)
+"""Of `rotate_heads`: with 16 a multiprocessor has all the warps that it can hold."""
 
 _WARPS = 4
-_BLOCKS_PER_MULTIPROCESSOR = 8
+_ACCESS_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Of `rotate_tokens`: threads of a block, pairs that each takes at a time, blocks a token."""
+
+    threads: int
+    pairs_per_thread: int = 1
+    tiles: int = 1
+
+
+def first_launch(
+    tokens: int, heads: int, pairs: int, interleaved: bool = False, *, pairs_per_thread: int = 1, tiles: int = 1
+) -> Launch:
+    """Commit 02f22ef8: a block a token of as many threads as it has pairs, up to 512; and variations of it."""
+    return Launch(_power_of_2(min(512, heads * pairs // pairs_per_thread)), pairs_per_thread, tiles)
+
+
+def second_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
+    """As the comment of 2025-12-12 says: for up to four tokens so many blocks that each thread has one pair.
+
+    Blocks have 128 to 256 threads, whatever the number of tokens. The ``float2`` path is for float32 tensors alone: of
+    16-bit numbers a thread takes one pair at a time, as before.
+    """
+    threads = _power_of_2(min(256, max(128, pairs)))
+    return Launch(threads, tiles=triton.cdiv(heads * pairs, threads) if policy and tokens <= FEW_TOKENS else 1)
+
+
+def third_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
+    """A state after that: 16-byte accesses where they divide a head of 16-bit numbers, and up to 512 threads again."""
+    together = _ACCESS_BYTES // 2 // (2 if interleaved else 1)
+    together = together if pairs % together == 0 else 1
+    wanted = triton.cdiv(heads * pairs, together)
+    few = _power_of_2(min(256, max(128, pairs)))
+    tiles = triton.cdiv(wanted, few)
+    if policy and tokens <= FEW_TOKENS and tiles > 1:
+        return Launch(few, together, tiles)
+    return Launch(_power_of_2(min(512, max(128, wanted))), together)
+
+
+VERSIONS: dict[str, Callable[..., Launch]] = {"first": first_launch, "second": second_launch, "third": third_launch}
+"""Version of the pull request's kernel -> its launch for tokens, heads (the more of q and k) and pairs of a head."""
+
+
+def _power_of_2(threads: int) -> int:
+    """Of at least a warp: what Triton can start."""
+    return max(32, triton.next_power_of_2(threads))
 
 
 @triton.jit
@@ -115,35 +166,24 @@ def rotate_tokens(
     *,
     interleaved: bool,
     positions: torch.Tensor | None = None,
-    pairs_per_thread: int = 1,
-    tiles: int = 1,
+    launch: Launch | None = None,
 ) -> None:
-    """Rotate q and k in place, ``tiles`` blocks a token.
+    """Rotate q and k in place.
 
     Args:
         q, k: ``[T, H, D]`` contiguous, of one dtype.
         cos, sin: ``[T, R/2]``, or ``[P, R/2]`` with positions; of one row stride and dtype.
         positions: ``[T]`` int64; a position without a row is read where there is nothing, as there.
-        pairs_per_thread: a power of two.
+        launch: by default the first version's.
     """
-    threads = block_threads(q.shape[1], cos.shape[-1], pairs_per_thread)
-    _rotate_tokens_kernel[(len(q), tiles)](
+    heads, pairs = max(q.shape[1], k.shape[1]), cos.shape[-1]
+    launch = launch or first_launch(len(q), heads, pairs)
+    _rotate_tokens_kernel[(len(q), launch.tiles)](
         q, k, cos, sin, cos if positions is None else positions, q.shape[1], k.shape[1], cos.stride(0),
-        HEAD_DIM=q.shape[2], PAIRS=cos.shape[-1], INTERLEAVED=interleaved, POSITIONS=positions is not None,
-        STEP=threads * pairs_per_thread, WIDE=pairs_per_thread > 1, num_warps=threads // 32,
+        HEAD_DIM=q.shape[2], PAIRS=pairs, INTERLEAVED=interleaved, POSITIONS=positions is not None,
+        STEP=launch.threads * launch.pairs_per_thread, WIDE=launch.pairs_per_thread > 1,
+        num_warps=launch.threads // 32,
     )  # fmt: skip
-
-
-def block_threads(heads: int, pairs: int, pairs_per_thread: int = 1) -> int:
-    """As many threads as a token's query heads have steps of work for, up to 512, in whole powers of two."""
-    wanted = triton.next_power_of_2(max(1, heads * pairs // pairs_per_thread))
-    return min(MOST_THREADS, max(32, wanted))
-
-
-def tiles_for(tokens: int, heads: int, pairs: int, pairs_per_thread: int = 1) -> int:
-    """The later version's blocks a token: one, but for few tokens as many as the token's pairs fill."""
-    step = block_threads(heads, pairs, pairs_per_thread) * pairs_per_thread
-    return triton.cdiv(heads * pairs, step) if tokens <= FEW_TOKENS else 1
 
 
 def rotate_heads(
@@ -158,8 +198,3 @@ def rotate_heads(
         HEAD_DIM=q.shape[2], PAIRS=cos.shape[-1], INTERLEAVED=interleaved,
         BLOCK_PAIRS=triton.next_power_of_2(cos.shape[-1]), HEADS_AT_ONCE=_WARPS, num_warps=_WARPS,
     )  # fmt: skip
-
-
-def persistent_blocks(multiprocessors: int) -> int:
-    """Of `rotate_heads`: as many as the GPU is given at once."""
-    return multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
