@@ -463,7 +463,35 @@ def test_flashinfer_is_not_given_what_it_reads_past(monkeypatch, head_dim, layou
     ready, status = measure._ready(cell, peers, cell.buffers(device="cpu")[0])
     assert (contenders.FLASHINFER_NEWEST in ready) == right and contenders.FLASHINFER in ready
     if not right:
-        assert "do not divide" in status[contenders.FLASHINFER_NEWEST]
+        assert status[contenders.FLASHINFER_NEWEST].startswith("failed: NotImplementedError: reads past the end of q")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")
+def test_a_package_is_timed_in_the_grid_or_says_why_not(stubbed, monkeypatch):
+    def locate(package, version=None, **options):
+        return (version or "9", Path("nowhere")) if package == contenders.flashinfer.PACKAGE else _locate(package)
+
+    monkeypatch.setattr(packages, "locate", locate)
+    monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
+    for frame in (measure.protocols(smoke=True), measure.second_grid(smoke=True)):
+        status = frame.groupby("contender").status.agg(set)
+        assert status[FLASHINFER] == {"ok"} and status["vLLM"] == {"not run: vllm not installed"}
+    assert status[contenders.FLASHINFER_NEWEST] == {"ok"}  # heads of 128; of 8, in the first grid:
+    refused = measure.protocols(smoke=True).query("contender == @contenders.FLASHINFER_NEWEST").status
+    assert refused.str.startswith("failed: NotImplementedError").all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")
+def test_packed_calls_are_checked_before_they_are_timed(stubbed, monkeypatch):
+    def too_few_heads(x, cos, sin, interleaved=False, inplace=False):
+        return apply(x[:, :, :4] if x.shape[2] > 4 else x, cos, sin, interleaved=interleaved, inplace=inplace)
+
+    apply = packages.load_file().apply_rotary
+    monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=too_few_heads))
+    frame = measure.protocols(smoke=True)
+    assert (frame[frame.contender == FLASH].status == "ok").all()
+    packed = frame[frame.contender.isin((FLASH_FULL, FLASH_PACKED))]
+    assert packed.status.str.startswith("wrong").all() and set(packed.contender) == {FLASH_FULL, FLASH_PACKED}
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch):

@@ -138,8 +138,13 @@ def say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
     width = max(40, int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth()) - footer)
     lines = textwrap.wrap("not shown: " + ", ".join(found), width)
     fig.text(0.01, 0.004, "\n".join(lines), ha="left", va="bottom", size=8, color="0.35")
+    more = 0.95 * (len(lines) - 1)  # font sizes of the legend; the lines are smaller
     for entries in fig.legends:
-        entries.borderaxespad += 0.95 * (len(lines) - 1)  # font sizes of the legend; the lines are smaller
+        entries.borderaxespad += more
+    engine = fig.get_layout_engine()  # which keeps no room for that pad
+    x, y, width, height = engine.get()["rect"]
+    room = more * _STYLE["font.size"] / 72 / fig.get_figheight()
+    engine.set(rect=(x, y + room, width, height - room))
 
 
 def plain_log(axis) -> None:

@@ -243,7 +243,9 @@ def _require_whole_vectors(workload: Workload) -> None:
     part = workload.rotary_dim if _is_interleaved(workload) else workload.rotary_dim // 2
     if workload.head_dim not in FLASHINFER_SIZES and part % elements:
         what = "a head" if _is_interleaved(workload) else "half a head"
-        raise NotImplementedError(f"{elements} features a thread do not divide {what} of {part}: it reads past q's end")
+        raise NotImplementedError(
+            f"reads past the end of q: {elements} features a thread do not divide {what} of {part}"
+        )
 
 
 def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:

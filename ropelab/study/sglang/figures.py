@@ -61,8 +61,9 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     said = []
     for peer, table in tables.items():
         fair = " or ".join(f"{table[step].median():.2f}" for step in (FAIR, APART) if step in table)
-        said.append(f"{NAMES[peer]} {fair} (by the published protocol {table[PUBLISHED].median():.2f})")
-    title = "Time over that of the first version's kernel (model), fairly compared, median of the cells:\n" + ", ".join(
+        how = " (q and k packed or apart)" if APART in table else ""
+        said.append(f"{NAMES[peer]} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}")
+    title = "Time over that of the first version's kernel (model), fairly compared, median of the cells:\n" + "; ".join(
         said
     )
     footer = _sampled(footer, frame)
@@ -71,14 +72,16 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     for ax, (peer, table) in zip(axes[0], tables.items(), strict=True):
         large = table.index.map(_tokens) >= _LARGE
         place = np.arange(len(table.columns))
+        steps = sum(step.name != APART for step in STEPS[peer])  # this one does not follow upon the others
         shown = (
             ("fewer than 2048 tokens", 0, "o", ~large),
             ("2048 tokens and more", 1, "D", large),
         )
         for label, color, marker, rows in shown:
             for number, (_, line) in enumerate(table[rows].iterrows()):
-                ax.plot(place, line, color=COLORBLIND[color], marker=marker, markersize=5, linewidth=0.8, alpha=0.6,
-                        label=label if not number else None)  # fmt: skip
+                look = {"color": COLORBLIND[color], "marker": marker, "markersize": 5, "linewidth": 0.8, "alpha": 0.6}
+                ax.plot(place[:steps], line[:steps], label=label if not number else None, **look)
+                ax.plot(place[steps:], line[steps:], **look)
         ax.plot(place, table.median(), "_k", markersize=34, markeredgewidth=2.5, label="median", zorder=5)
         low, high = stated.loc[_CLAIMS[peer], ["low", "high"]]
         if np.isfinite(high):
@@ -87,7 +90,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
             ax.axhline(low, color="0.45", linewidth=2, linestyle=":", label=f"claimed, up to {low:g} and more")
         ax.axhline(1, color="grey", linewidth=0.8)
         ax.set_xticks(place, [_step_label(peer, step.name) for step in STEPS[peer]], size=8)
-        ax.set(yscale="log", title=f"{NAMES[peer]} against the first version")
+        ax.set(yscale="log", xlim=(-0.4, len(place) - 0.6), title=f"{NAMES[peer]} against the first version")
         drawing.plain_log(ax.yaxis)
         ax.yaxis.set_major_locator(FixedLocator([0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5]))
     axes[0, 0].set_ylabel("peer's time / kernel's time")
@@ -97,8 +100,8 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def _step_label(peer: str, step: str) -> str:
     name = STEP_NAMES[peer].get(step, step)
-    joined = name if step == PUBLISHED or name.startswith("or ") else f"+ {name}"
-    return joined.replace(" for", "\nfor").replace(", ", ",\n").replace("or q and k", "or q and k\n")
+    joint = {PUBLISHED: "", APART: "or "}.get(step, "+ ")
+    return (joint + name).replace(" for", "\nfor").replace(", ", ",\n")
 
 
 def _sampled(footer: str, protocols: pd.DataFrame) -> str:
@@ -137,7 +140,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
         # Each a little lower than the one before: markers of the same value lie beside each other.
         for contender, shift in zip(names, np.linspace(0.33, -0.33, len(names)), strict=True):
             points = times[times.contender == contender]
-            ax.plot(points.fraction_of_copy, points.cell.map(place) + shift, linestyle="none", markersize=6,
+            ax.plot(points.fraction_of_copy, points.cell.map(place) + shift, linestyle="none", markersize=8,
                     markeredgecolor="white", markeredgewidth=0.4, zorder=5 if contender == OURS else 4,
                     **_look(contender))  # fmt: skip
         for at in place.values():
@@ -150,7 +153,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
         ax.set_xlim(left=0)
     axes[-1, 0].set_xlabel("fraction of the best copy")
     axes[0, 0].set_ylabel("batch x tokens, q/k heads, head size")
-    drawing.legend(fig, axes, columns=6)
+    drawing.legend(fig, axes, columns=5)
     drawing.say_untimed(fig, pd.concat(panels.values()))
     return fig
 
@@ -249,20 +252,21 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     title = f"ropelab runs at {uncommon} of a copy where the head size is no power of two, at {common} where it is"
     for name, rows in failed.groupby("contender"):
         title += f";\n{name} fails at {', '.join(map(str, sorted(rows.head_dim)))}"
-    fig, axes = drawing.grid(1, 1, (9.0, 3.6), title, footer)
+    fig, axes = drawing.grid(1, 1, (10.0, 4.2), title, footer)
     ax, sizes = axes[0, 0], sorted(frame.head_dim.unique())
-    place = {size: i for i, size in enumerate(sizes)}
+    place, foot = {size: i for i, size in enumerate(sizes)}, 0.03
     for name in dict.fromkeys(frame.contender):
-        line = times[times.contender == name].sort_values("head_dim")
-        ax.plot(line.head_dim.map(place), line.fraction_of_copy, markersize=7, linewidth=1.2, **_look(name))
+        line = times[times.contender == name].set_index("head_dim").fraction_of_copy.reindex(sizes)
+        ax.plot(line.index.map(place), line, markersize=7, linewidth=1.2, **_look(name))
         gone = failed[failed.contender == name]
         if len(gone):
-            ax.plot(gone.head_dim.map(place), np.full(len(gone), 0.03), "x", color=_look(name)["color"], markersize=9,
+            ax.plot(gone.head_dim.map(place), np.full(len(gone), foot), "x", color=_look(name)["color"], markersize=8,
                     markeredgewidth=2.5, label=f"{name} fails")  # fmt: skip
+            foot += 0.06
     ax.axhline(1, color="grey", linestyle="--", linewidth=1)
     ax.set_xticks(list(place.values()), sizes)
     ax.set(xlabel="head size (features)", ylabel="fraction of the best copy", ylim=(0, 1.08))
-    drawing.legend(fig, axes, columns=5)
+    drawing.legend(fig, axes, columns=4)
     return fig
 
 

@@ -29,7 +29,7 @@ def protocol(protocols: pd.DataFrame) -> str:
     parts = []
     for peer, name in NAMES.items():
         found = ratios(protocols, peer)
-        fair = [f"{_range(found[step])} with the {STEP_NAMES[peer][step]}" for step in STEP_NAMES[peer]]
+        fair = [f"{_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
         parts.append(f"{name} {_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
     return f"Times of the peers over that of the first version's kernel (model): {'; '.join(parts)}."
 

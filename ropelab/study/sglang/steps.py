@@ -54,7 +54,7 @@ STEPS: dict[str, tuple[Step, ...]] = {
 many heads. Of the latter there are two: flash-attn rotates q and k in one launch where they are packed in a qkv, and in
 two where they lie apart, as the document's operator takes them."""
 
-STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "or q and k apart"}}
+STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
 """What those steps put right."""
 NAMES = {VLLM: VLLM, FLASH_FULL: "flash-attn"}
 
