@@ -369,6 +369,39 @@ def test_a_wrong_contender_is_not_timed(stubbed):
     assert row.status.startswith("wrong") and pd.isna(row.median_us)
 
 
+class FakeFlashInfer:
+    """Its operator, with what it takes for granted asserted: what else it is given may end the process on a GPU."""
+
+    @staticmethod
+    def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
+        assert cos_sin_cache.dtype == torch.float32 and cos_sin_cache.is_contiguous() and positions.is_contiguous()
+        assert positions.max() + 1 < len(cos_sin_cache), "a thread reads past the end of its row"
+        cos, sin = (t[:, None] for t in cos_sin_cache[positions].chunk(2, -1))
+        layout = "split_half" if is_neox else "interleaved"
+        for x in (query, key):
+            x = x.view(len(x), -1, head_size)
+            assert (x.data_ptr() % 16, x.stride(1) * x.itemsize % 16) == (0, 0), "16-byte accesses"
+            x0, x1 = pairs(x.float(), layout)
+            x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
+
+
+@pytest.mark.parametrize(
+    "head_dim, layout, right",
+    [(64, "split_half", True), (80, "split_half", False), (96, "split_half", True), (80, "interleaved", True),
+     (40, "interleaved", False), (320, "split_half", True), (128, "interleaved", True)],
+)  # fmt: skip
+def test_flashinfer_is_not_given_what_it_reads_past(monkeypatch, head_dim, layout, right):
+    monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
+    monkeypatch.setattr(measure, "DTYPE", torch.float16)
+    monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: (version or "9", Path("nowhere")))
+    cell = measure._cell(1, 4, 4, 2, head_dim, layout)
+    peers = [peer for peer in contenders.PACKAGES if peer.package == contenders.flashinfer.PACKAGE]
+    ready, status = measure._ready(cell, peers, cell.buffers(device="cpu")[0])
+    assert (contenders.FLASHINFER_NEWEST in ready) == right and contenders.FLASHINFER in ready
+    if not right:
+        assert "reads past q's end" in status[contenders.FLASHINFER_NEWEST]
+
+
 def test_without_a_gpu_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for study in measure.STUDIES.values():

@@ -206,6 +206,10 @@ def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: 
 
 
 def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    if version != FLASHINFER_THEN:  # which refuses by itself what it has no kernel for
+        flashinfer.require_whole_vectors(
+            workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize
+        )
     return _positions_api(workload, cos, sin, flashinfer.module(version))
 
 
@@ -216,7 +220,7 @@ def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
 def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module: ModuleType) -> Rotate:
     """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
     apply = module.apply_rope_with_cos_sin_cache_inplace
-    table, positions = torch.cat((cos, sin), -1), _positions(workload, cos.device)
+    table, positions = flashinfer.cos_sin_cache(cos, sin), _positions(workload, cos.device)
     head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
     return _in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
 
