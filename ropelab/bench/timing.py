@@ -19,6 +19,7 @@ Call = Callable[[], object]
 
 QUANTILES = {"median_us": 0.5, "q20_us": 0.2, "q80_us": 0.8}
 _MAX_CALLS_PER_GRAPH = 4096
+_WARM_UP = 3
 
 
 def cache_bytes() -> int:
@@ -84,7 +85,7 @@ def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, gra
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls = prepare()
-        for call in calls:  # compiles, and lets libraries allocate what may not be allocated during capture
+        for call in calls[:_WARM_UP]:  # compiles, and lets libraries allocate what may not be during capture
             call()
     stream.synchronize()
     graph = _capture(calls, 1, stream)
