@@ -263,7 +263,7 @@ def flashinfer_package(tmp_path, monkeypatch):
 
     find = packages.locate
     monkeypatch.setattr(packages, "locate", lambda package, version=None: find(package, version, tmp_path))
-    caches = (peers.flashinfer.module, packages._modules_of)
+    caches = (peers.flashinfer.module, packages.modules_of)
     for cached in caches:
         cached.cache_clear()
     yield install
@@ -649,3 +649,8 @@ def test_draw_all_reads_records(tmp_path):
     assert {file.stem for file in files} == set(drawn) and len(files) == 2 * len(drawn)
     assert all(file.stat().st_size > 0 for file in files)
     assert len(missing) == len(figures.FIGURES) - len(drawn) and all("`make measure`" in line for line in missing)
+
+
+def test_a_failure_names_no_folders():
+    error = RuntimeError("at /home/me/build/a-1.0/csrc/pos_enc.cuh:1262: 1/2 of ./here/it, and/or\nmore")
+    assert timing.failure(error) == "failed: RuntimeError: at pos_enc.cuh:1262: 1/2 of ./here/it, and/or"

@@ -156,9 +156,12 @@ def flashinfer_cache(positions, query, key, head_size, cos_sin_cache, is_neox) -
     _flashinfer().apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)
 
 
+@cache
 def _flashinfer() -> ModuleType:
     version, _ = packages.locate(flashinfer.PACKAGE)
-    return flashinfer.module(version)
+    module = flashinfer.module(version)
+    sys.modules.update(flashinfer.imports(version))  # the compiler imports by name what it traces
+    return module
 
 
 class _TorchWithoutGPU:

@@ -8,6 +8,7 @@ temperature) drifts for all.
 
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +21,7 @@ Call = Callable[[], object]
 QUANTILES = {"median_us": 0.5, "q20_us": 0.2, "q80_us": 0.8}
 _MAX_CALLS_PER_GRAPH = 4096
 _WARM_UP = 3
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
 def cache_bytes() -> int:
@@ -199,6 +201,6 @@ def _synchronize() -> None:
 
 
 def failure(error: Exception) -> str:
-    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``."""
-    lines = str(error).strip().splitlines()
+    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``; no folders of files."""
+    lines = _FOLDERS.sub("", str(error)).strip().splitlines()
     return f"failed: {type(error).__name__}" + (f": {lines[0][:200]}" if lines else "")

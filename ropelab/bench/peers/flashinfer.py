@@ -15,6 +15,8 @@ from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
 
 PACKAGE = "flashinfer-python"
+_IMPORTS = ("flashinfer", ".rope")
+
 OWN_KERNELS = (64, 128, 256, 512)
 """Head sizes with a kernel of their own."""
 
@@ -31,12 +33,17 @@ def module(version: str) -> ModuleType:
         raise packages.NotInstalled("FlashInfer's CUDA kernel needs a GPU")
     ninja = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
-        with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, "flashinfer", ".rope"):
+        with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, *_IMPORTS):
             rope = importlib.import_module("flashinfer.rope")
             rope.get_rope_module()
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
     return rope
+
+
+def imports(version: str) -> dict[str, ModuleType]:
+    """Name -> module, of the package as that version has it."""
+    return packages.modules_of(PACKAGE, version, _IMPORTS[0], _IMPORTS[1:])
 
 
 def require_whole_vectors(head_dim: int, rotary_dim: int, layout: str, itemsize: int) -> None:
