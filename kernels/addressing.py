@@ -161,6 +161,17 @@ def innermost(x: torch.Tensor) -> str:
     return "batches" if batch < seq < float("inf") else "heads"
 
 
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy if its features do not lie side by side: single elements cannot be read 16 bytes at a time.
+
+    Of an expanded ``x`` only what differs is copied: the gradient of a sum is one number, and its copy one head.
+    """
+    if x.stride(-1) == 1:
+        return x
+    distinct = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride()[:-1])]
+    return distinct.contiguous().expand(x.shape)
+
+
 def mode(positions: torch.Tensor | None, rotation: Rotation) -> str:
     """The constant POSITIONS of the kernels."""
     if positions is None:

@@ -38,6 +38,7 @@ from ropelab.kernels.addressing import (
     offsets_of,
     position_of,
     reach,
+    readable,
     table_rows_of,
     table_strides,
     turn,
@@ -402,7 +403,7 @@ def forward(
             of the inputs, and ``rotation.transpose`` is not looked at.
         tile: for sweeps; otherwise ``choose_forward_tile`` decides.
     """
-    xs, weights, (cos, sin) = map(_readable, (xs, weights, (cos, sin)))
+    xs, weights, (cos, sin) = ([readable(x) for x in tensors] for tensors in (xs, weights, (cos, sin)))
     with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
         for start in range(0, xs[0].shape[0], MAX_BATCH):
             part = slice(start, start + MAX_BATCH)
@@ -438,7 +439,7 @@ def backward(
 
     The weights' gradients are summed in an order that only shapes and the GPU decide: the same bits every time.
     """
-    xs, gs, weights, (cos, sin) = map(_readable, (xs, gs, weights, (cos, sin)))
+    xs, gs, weights, (cos, sin) = ([readable(x) for x in tensors] for tensors in (xs, gs, weights, (cos, sin)))
     with torch.cuda.device_of(xs[0]):
         plan_backward(xs, gs, dxs, weights, dws, cos, sin, positions, rotation, eps, tile)(
             *xs, *gs, *dxs, *weights, dws, cos, sin, cos if positions is None else positions,
@@ -608,11 +609,6 @@ def _launch_nothing(*arguments) -> None:
 def _launch_backward_of_nothing(q, k, qg, kg, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
     for dw in dws or ():
         dw.zero_()
-
-
-def _readable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Single elements cannot be read 16 bytes at a time: copies of those whose features are not side by side."""
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def _block_pairs(head_dim: int, rotation: Rotation) -> int:

@@ -24,6 +24,7 @@ from ropelab.kernels.addressing import (
     offsets_of,
     position_of,
     reach,
+    readable,
     table_rows_of,
     table_strides,
     turn,
@@ -242,8 +243,7 @@ def rotate(
     """Write the rotation of each ``xs[i]`` to ``outs[i]`` in one launch.
 
     Args:
-        xs: q, or q and k: ``[B, S, H_i, D]`` of one dtype on one GPU, any strides. A tensor whose last stride is
-            not 1 is copied first: single elements cannot be read 16 bytes at a time.
+        xs: q, or q and k: ``[B, S, H_i, D]`` of one dtype on one GPU, any strides; see `readable`.
         outs: as ``xs``; ``outs[i] is xs[i]`` rotates in place. Every element of every output is written.
         cos, sin: ``[P, W]`` or ``[B, P, W]``, one column per pair, or per feature with ``rotation.full_width``; or,
             with ``rotation.table_free``, twice the frequencies, int64 ``[R/2, 3]`` (see `angles_torch`).
@@ -254,9 +254,9 @@ def rotate(
     Raises:
         ValueError: more tokens than a grid can hold.
     """
-    sources = [x if x.stride(-1) == 1 else x.contiguous() for x in xs]
+    sources = [readable(x) for x in xs]
     targets = [y if y.stride(-1) == 1 else torch.empty_like(y, memory_format=torch.contiguous_format) for y in outs]
-    cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in (cos, sin))
+    cos, sin = readable(cos), readable(sin)
     with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
         for start in range(0, xs[0].shape[0], MAX_BATCH):
             part = slice(start, start + MAX_BATCH)
@@ -300,7 +300,7 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    tile = tile or _tile_for(q, k_heads, positions, rotation)
+    tile = tile or _tile_for(qy, k_heads, positions, rotation)  # q may be expanded, which hides its order
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)

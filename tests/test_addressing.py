@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.kernels import NO_POSITION
+from ropelab.kernels import NO_POSITION, addressing
 from ropelab.layout import LAYOUTS, join, permutation
 from ropelab.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
 from tests.support import assert_rotated, draw
@@ -302,3 +302,31 @@ def test_rows_of_the_tables_may_change_between_calls(device):
         ropelab.apply_rope(q, k, cos=cos[:4], sin=sin[:4])
     with pytest.raises(ValueError, match="sin: expected cos's shape"):
         ropelab.apply_rope(q, k, cos=cos, sin=sin[:9])
+
+
+@pytest.mark.parametrize(
+    "x, copied",
+    [
+        (torch.randn(()).expand(2, 3, 4, 6), 6),
+        (torch.randn(3, 1, 1).expand(2, 3, 4, 6), 3 * 6),
+        (torch.randn(2, 6, 3).mT[:, :, None].expand(2, 3, 4, 6), 2 * 3 * 6),
+        (torch.randn(0, 1).expand(2, 0, 6), 0),
+        (torch.randn(6, 2, 3, 4).movedim(0, -1), 2 * 3 * 4 * 6),
+        (torch.randn(2, 1, 1, 6).expand(2, 3, 4, 6), None),
+    ],
+    ids=[
+        "the gradient of a sum",
+        "of a weighted sum",
+        "turned and expanded",
+        "empty",
+        "features outermost",
+        "readable",
+    ],
+)
+def test_what_an_expanded_tensor_repeats_is_not_copied(x, copied):
+    y = addressing.readable(x)
+    assert torch.equal(y, x) and y.shape == x.shape
+    if copied is None:
+        assert y is x
+    else:
+        assert y.untyped_storage().nbytes() == copied * x.itemsize and (y.stride(-1) == 1 or not y.numel())

@@ -463,7 +463,7 @@ def test_flashinfer_is_not_given_what_it_reads_past(monkeypatch, head_dim, layou
     ready, status = measure._ready(cell, peers, cell.buffers(device="cpu")[0])
     assert (contenders.FLASHINFER_NEWEST in ready) == right and contenders.FLASHINFER in ready
     if not right:
-        assert status[contenders.FLASHINFER_NEWEST].startswith("failed: NotImplementedError: reads past the end of q")
+        assert "reads past q's end" in status[contenders.FLASHINFER_NEWEST]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the models run interpreted, on the CPU")

@@ -67,7 +67,8 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
 
 
 @cache
-def _modules_of(package: str, version: str, import_name: str, submodules: tuple[str, ...]) -> dict[str, ModuleType]:
+def modules_of(package: str, version: str, import_name: str, submodules: tuple[str, ...]) -> dict[str, ModuleType]:
+    """Name -> module, of all that importing that version and its submodules imports of it."""
     _, directory = locate(package, version)
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
     sys.path.insert(0, str(directory))
@@ -89,7 +90,7 @@ def imported(package: str, version: str, import_name: str, *submodules: str) -> 
     Args:
         submodules: to be imported now, each beginning with a dot.
     """
-    modules = _modules_of(package, version, import_name, submodules)
+    modules = modules_of(package, version, import_name, submodules)
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:

@@ -149,13 +149,19 @@ def _flash_attn() -> ModuleType:
 
 def flashinfer_cache(positions, query, key, head_size, cos_sin_cache, is_neox) -> None:
     """FlashInfer's operator in place, the newest at hand."""
-    rope = _flashinfer()
-    rope.apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)
+    if query.dtype not in (torch.bfloat16, torch.float16):
+        raise NotImplementedError("FlashInfer rotates bfloat16 and float16")
+    if head_size not in flashinfer.OWN_KERNELS:
+        raise NotImplementedError("FlashInfer's kernel for other heads reads past the end of small ones")
+    _flashinfer().apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)
 
 
+@cache
 def _flashinfer() -> ModuleType:
     version, _ = packages.locate(flashinfer.PACKAGE)
-    return flashinfer.module(version)
+    module = flashinfer.module(version)
+    sys.modules.update(flashinfer.imports(version))  # the compiler imports by name what it traces
+    return module
 
 
 class _TorchWithoutGPU:
@@ -247,7 +253,8 @@ CONTENDERS: tuple[Contender, ...] = (
     replace(_kernel("Liger", liger, "huggingface", _liger), not_interpreted=_NO_BFLOAT16),
     _kernel("flash-attn, split-half", flash_attn, "flash_attn", _flash_attn),
     _kernel("flash-attn, interleaved", flash_attn, "flash_attn", _flash_attn, layout="interleaved"),
-    _kernel("FlashInfer, split-half", flashinfer_cache, "vllm", _flashinfer, maths="wide"),
-    _kernel("FlashInfer, interleaved", flashinfer_cache, "vllm", _flashinfer, maths="wide", layout="interleaved"),
+    _kernel("FlashInfer, split-half", flashinfer_cache, "vllm", _flashinfer, maths="wide", head_dim=64),
+    _kernel("FlashInfer, interleaved", flashinfer_cache, "vllm", _flashinfer, maths="wide", head_dim=64,
+            layout="interleaved"),
 )  # fmt: skip
 """Ours first."""

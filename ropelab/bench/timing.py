@@ -8,6 +8,7 @@ temperature) drifts for all.
 
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,6 +20,8 @@ Call = Callable[[], object]
 
 QUANTILES = {"median_us": 0.5, "q20_us": 0.2, "q80_us": 0.8}
 _MAX_CALLS_PER_GRAPH = 4096
+_WARM_UP = 3
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
 def cache_bytes() -> int:
@@ -84,7 +87,7 @@ def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, gra
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls = prepare()
-        for call in calls:  # compiles, and lets libraries allocate what may not be allocated during capture
+        for call in calls[:_WARM_UP]:  # compiles, and lets libraries allocate what may not be during capture
             call()
     stream.synchronize()
     graph = _capture(calls, 1, stream)
@@ -198,6 +201,6 @@ def _synchronize() -> None:
 
 
 def failure(error: Exception) -> str:
-    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``."""
-    lines = str(error).strip().splitlines()
+    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``; no folders of files."""
+    lines = _FOLDERS.sub("", str(error)).strip().splitlines()
     return f"failed: {type(error).__name__}" + (f": {lines[0][:200]}" if lines else "")

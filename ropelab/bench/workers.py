@@ -5,9 +5,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -41,7 +41,7 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
                 continue
             pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=_alone)
             pools.append(pool)
-            with _interpreting(interpret):  # the processes start now, and inherit it
+            with _environment(interpret):  # the processes start now, and inherit it
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
         for future in as_completed(futures):
             yield future.result()
@@ -57,14 +57,8 @@ def _alone() -> None:
     warnings.simplefilter("ignore")
 
 
-@contextmanager
-def _interpreting(interpret: bool) -> Iterator[None]:
-    before = os.environ.pop(INTERPRET, None)
-    if interpret:
-        os.environ[INTERPRET] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(INTERPRET, None)
-        if before is not None:
-            os.environ[INTERPRET] = before
+def _environment(interpret: bool):
+    """Of the processes that start within. Inductor compiles in each: it need not start others from there."""
+    changed = {name: value for name, value in os.environ.items() if name != INTERPRET}
+    changed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
+    return mock.patch.dict(os.environ, changed, clear=True)

@@ -15,6 +15,10 @@ from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
 
 PACKAGE = "flashinfer-python"
+_IMPORTS = ("flashinfer", ".rope")
+
+OWN_KERNELS = (64, 128, 256, 512)
+"""Head sizes with a kernel of their own."""
 
 
 @cache
@@ -29,7 +33,7 @@ def module(version: str) -> ModuleType:
         raise packages.NotInstalled("FlashInfer's CUDA kernel needs a GPU")
     ninja = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
-        with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, "flashinfer", ".rope"):
+        with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, *_IMPORTS):
             rope = importlib.import_module("flashinfer.rope")
             rope.get_rope_module()
     except ModuleNotFoundError as error:
@@ -37,10 +41,41 @@ def module(version: str) -> ModuleType:
     return rope
 
 
+def imports(version: str) -> dict[str, ModuleType]:
+    """Name -> module, of the package as that version has it."""
+    return packages.modules_of(PACKAGE, version, _IMPORTS[0], _IMPORTS[1:])
+
+
+def require_whole_vectors(head_dim: int, rotary_dim: int, layout: str, itemsize: int) -> None:
+    """Refuse what FlashInfer does not ask about before it launches its kernel for any head size (from 0.6 on).
+
+    Each thread of that turns 32 bytes. Where they do not divide half a head (split-half; else a head), results are
+    wrong, and it reads past the end of q: an illegal access if q ends where its memory does, after which no kernel of
+    the process runs. Versions before 0.6 raise for such heads.
+
+    Raises:
+        NotImplementedError: such a head.
+    """
+    features = 32 // itemsize
+    part = rotary_dim // 2 if layout == "split_half" else rotary_dim
+    if head_dim not in OWN_KERNELS and part % features:
+        raise NotImplementedError(f"FlashInfer: a thread turns {features} features of {part} and reads past q's end")
+
+
+def cos_sin_cache(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """``[P + 1, R]`` float32 of tables ``[P, R/2]``, with a row more than there are positions.
+
+    For adjacent pairs a thread reads twice the sines that it needs, the last one past the end of its row.
+    """
+    table = torch.cat((cos, sin), dim=-1)
+    return torch.cat((table, table[-1:]))
+
+
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
     """Into new tensors; the cache is in float32."""
+    require_whole_vectors(workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize)
     apply = module(version).apply_rope_with_cos_sin_cache
-    rows, table = positions(workload, cos.device, torch.int32), torch.cat((cos, sin), dim=-1)
+    rows, table = positions(workload, cos.device, torch.int32), cos_sin_cache(cos, sin)
     is_neox = workload.layout == "split_half"
 
     def rotate(q, k):

@@ -38,8 +38,6 @@ REAL_VLLM = "vLLM"
 
 FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""
-FLASHINFER_SIZES = (64, 128, 256, 512)
-"""Of a head, for which FlashInfer has a kernel each; later versions have one more, for any."""
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
@@ -225,27 +223,10 @@ def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: 
 
 def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
     if version != FLASHINFER_THEN:  # which refuses by itself what it has no kernel for
-        _require_whole_vectors(workload)
-    return _positions_api(workload, cos, sin, flashinfer.module(version))
-
-
-def _require_whole_vectors(workload: Workload) -> None:
-    """What FlashInfer does not ask before it launches its kernel for any head size.
-
-    Each thread of it turns 32 bytes. In split-half they reach beyond the middle of the head where that is no multiple
-    of 32 bytes, which gives wrong results and reads past the end of q: an illegal access if q ends where its memory
-    does, after which no other kernel of the process runs.
-
-    Raises:
-        NotImplementedError: such a head.
-    """
-    elements = 32 // workload.dtype.itemsize
-    part = workload.rotary_dim if _is_interleaved(workload) else workload.rotary_dim // 2
-    if workload.head_dim not in FLASHINFER_SIZES and part % elements:
-        what = "a head" if _is_interleaved(workload) else "half a head"
-        raise NotImplementedError(
-            f"reads past the end of q: {elements} features a thread do not divide {what} of {part}"
+        flashinfer.require_whole_vectors(
+            workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize
         )
+    return _positions_api(workload, cos, sin, flashinfer.module(version))
 
 
 def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
@@ -253,14 +234,9 @@ def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
 
 
 def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module: ModuleType) -> Rotate:
-    """FlashInfer's, or SGLang's copy of it; the cache is float32 there.
-
-    It has a row more than there are positions: for adjacent pairs a thread reads twice the sines that it needs, the
-    last one 16 or 32 bytes past its row.
-    """
+    """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
     apply = module.apply_rope_with_cos_sin_cache_inplace
-    table, positions = torch.cat((cos, sin), -1), _positions(workload, cos.device)
-    table = torch.cat((table, table[-1:]))
+    table, positions = flashinfer.cos_sin_cache(cos, sin), _positions(workload, cos.device)
     head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
     return _in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
 
