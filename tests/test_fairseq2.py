@@ -8,8 +8,10 @@ import torch
 
 from ropelab.bench import timing
 from ropelab.bench.packages import installations
-from ropelab.study.fairseq2 import evidence, figures, measure, rules
+from ropelab.bench.records import load
+from ropelab.study.fairseq2 import evidence, figures, findings, measure, rules
 from ropelab.study.measure import all_studies
+from ropelab.study.summary import GPU
 from ropelab.study.verdicts import Status, ledger
 from tests.support import change
 
@@ -53,19 +55,25 @@ def inductor(where=None, **changes):
             "kernels": 3 if name == "RE reference" else 1,
             "generated": "" if name == "RE llama" else "triton_a, triton_b",
             "fallbacks": "mul" if name.startswith("RE ") else "", "complex_warning": name.startswith("RE "),
-            "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28,
+            "launched": {"RE llama": "mul", "RE reference": "triton_a; mul; triton_b"}.get(name, "triton_c"),
+            "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28, "code": f"code of {name}",
         }
         for direction in measure.DIRECTIONS
         for name in NAMES
     ]  # fmt: skip
-    return change(pd.DataFrame(rows), where, **changes)
+    frame = pd.DataFrame(rows)
+    eager = frame[frame.contender == "RE llama"].assign(
+        mode="eager", generated=None, fallbacks=None, complex_warning=None, code=None
+    )
+    return change(pd.concat([frame, eager], ignore_index=True), where, **changes)
 
 
 def reorderings(**changes):
     rows = [
         {
-            "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "generated": "triton_a, triton_b",
-            "generated_bytes": 1e9,
+            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32",
+            "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "kernels": 3,
+            "generated": "triton_a, triton_b", "generated_bytes": 1e9,
         }
         for name in measure.REORDERINGS
     ]  # fmt: skip
@@ -91,8 +99,14 @@ def summary(**changes):
     return change(evidence.summary(), **changes)
 
 
+def at_a_gigabyte(us):
+    """A record in which RE llama, eager and compiled one and the same kernel, takes ``us`` compiled and 1000 eager."""
+    return inductor("contender == 'RE llama' and mode == 'compiled'", median_us=us)
+
+
 COMPILED_LLAMA = "mode == 'compiled' and ratio == 'llama'"
 ONE_REORDERING = "variant == 'empty, filled'"
+ALWAYS = {"fairseq2_inductor": inductor, "fairseq2_grid": grid}
 CASES = [
     # claim, evidence, verdict
     ("FS-01", {"fairseq2_inductor": inductor}, CONFIRMED),
@@ -102,6 +116,15 @@ CASES = [
     ("FS-02", {"fairseq2_grid": grid, "fairseq2_log": log}, CONFIRMED),
     ("FS-02", {"fairseq2_grid": partial(grid, compiled=(10, 11, 17, 9)), "fairseq2_log": log}, REFUTED),
     ("FS-02", {"fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)), "fairseq2_log": log}, CORRECTED),
+    (
+        "FS-02",
+        {
+            "fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)),
+            "fairseq2_log": log,
+            "fairseq2_inductor": partial(at_a_gigabyte, 1120),
+        },
+        CONFIRMED,
+    ),
     ("FS-02", {"fairseq2_grid": lambda: grid().query("mode == 'eager'"), "fairseq2_log": log}, NOT_TESTABLE),
     ("FS-03", {"fairseq2_equality": equality}, CORRECTED),
     ("FS-03", {"fairseq2_equality": partial(equality, difference=3e-8)}, CONFIRMED),
@@ -131,11 +154,23 @@ CASES = [
     ("FS-09", {"fairseq2_reorderings": reorderings}, CONFIRMED),
     ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b")}, CORRECTED),
     ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=150)}, REFUTED),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=110)}, REFUTED),
+    (
+        "FS-09",
+        {
+            "fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=110),
+            "fairseq2_inductor": partial(at_a_gigabyte, 1120),
+        },
+        CORRECTED,
+    ),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", kernels=4)}, REFUTED),
     ("FS-09", {"fairseq2_reorderings": partial(reorderings, status="failed: no")}, NOT_TESTABLE),
+    ("FS-09", {"fairseq2_reorderings": lambda: reorderings().drop(columns="kernels")}, NOT_TESTABLE),
     ("FS-10", {"fairseq2_summary": summary}, CONFIRMED),
     ("FS-10", {"fairseq2_summary": partial(summary, where=COMPILED_LLAMA, of_ratios=1.2)}, REFUTED),
-    ("FS-11", {"fairseq2_grid": partial(grid, eager=(60, 50, 50, 42))}, CONFIRMED),
+    ("FS-11", {"fairseq2_grid": partial(grid, eager=(10, 11, 25, 10))}, CONFIRMED),
     ("FS-11", {"fairseq2_grid": grid}, CORRECTED),
+    ("FS-11", {"fairseq2_grid": partial(grid, eager=(10, 30, 25, 10))}, CORRECTED),
     ("FS-11", {"fairseq2_grid": partial(grid, compiled=(10, 20, 15, 11))}, REFUTED),
     ("FS-11", {"fairseq2_grid": lambda: grid().query("contender != 'RE llama'")}, NOT_TESTABLE),
     ("FS-12", {"fairseq2_defaults": defaults}, CONFIRMED),
@@ -347,6 +382,44 @@ def test_generated_code_is_read():
     renamed = CODE.replace("triton_a_0", "triton_z_0").replace("a comment", "another")
     assert measure.read_code([renamed])["code"] == found["code"]
     assert measure.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
+
+
+@pytest.fixture
+def recorded():
+    """The two committed records of what Inductor makes."""
+    found = [load(f"fairseq2_{name}", gpu=GPU).frame for name in ("inductor", "reorderings")]
+    if "launched" not in found[1]:
+        pytest.skip("measured when launches were not recorded")
+    return found
+
+
+def test_what_is_generated_is_what_runs(recorded):
+    """Inductor's code against the profiler: the same kernels, each as often."""
+    for frame in recorded:
+        frame = frame[(frame.status == "ok") & frame.generated_bytes.notna()]
+        assert len(frame)
+        for row in frame.fillna({"generated": ""}).itertuples():
+            launched = [name for name in row.launched.split("; ") if name.startswith("triton_")]
+            assert launched == [measure._short(name) for name in row.generated.split(", ") if name], row
+
+
+def test_two_timings_of_the_same_kernels():
+    """All of them count: of the grid and of the large cell, eager and compiled; unless other kernels run."""
+    times = grid(compiled=(10.5, 11.2, 17, 11.2)), at_a_gigabyte(900)
+    same = findings.same_kernels(*times)
+    assert len(same) == 2 * (2 + 1)
+    assert findings.apart(same) == pytest.approx(1000 / 900 - 1)
+    assert findings.apart(same, how="mean") == pytest.approx((2 * 1.05 + 1000 / 900) / 3 - 1)
+    others = change(times[1], "mode == 'compiled' and direction == 'forward'", launched="triton_mul")
+    assert set(findings.same_kernels(times[0], others).direction) == {"forward and backward"}
+    assert findings.apart(findings.same_kernels(times[0], others)) == 0
+
+
+def test_the_same_code_in_two_records():
+    again = partial(reorderings, where="variant == 'stack, flatten'", median_us=1087.0)
+    assert findings.same_code(again(), inductor()) is None
+    found = findings.same_code(again(code="code of RE reference"), inductor())
+    assert found == pytest.approx(1.087)
 
 
 def test_the_warning_is_given_again():

@@ -438,9 +438,7 @@ def read_code(codes: Sequence[str]) -> dict[str, object]:
     launched, fallbacks, sources = [], [], {}
     for code in codes:
         sources |= dict(re.findall(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", code, flags=re.DOTALL))
-        wrapper = re.sub(
-            r"'''.*?'''", "", code, flags=re.DOTALL
-        )  # each source contains a launch of its own, to time it
+        wrapper = re.sub(r"'''.*?'''", "", code, flags=re.DOTALL)  # sources contain a launch too, to time it
         launched += [
             (name, sources.get(name, "")) for name in re.findall(r"^\s*(\w+)\.run\(", wrapper, flags=re.MULTILINE)
         ]

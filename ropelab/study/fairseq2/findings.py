@@ -1,0 +1,84 @@
+"""What the records say: tables that the rules judge by and the figures draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from ropelab.study.drawing import timed
+
+SHAPE = ["batch", "seq_len", "encoding_dim"]
+_SAME = "RE llama"
+_KEYS = [*SHAPE, "dtype", "direction"]
+
+
+def same_kernels(grid: pd.DataFrame, inductor: pd.DataFrame) -> pd.DataFrame:
+    """RE llama eager and compiled: two timings of one thing, wherever both launch the very same kernels.
+
+    Inductor leaves its product of complex numbers to eager, and there is nothing else. Whether that holds in a
+    direction is read off the names of the kernels in ``inductor``; if not, its rows are not here.
+
+    Returns:
+        Columns of the shape, dtype, direction, and apart: the longer of the two times over the shorter.
+    """
+    launched = inductor[(inductor.contender == _SAME) & (inductor.dtype == "float32")]
+    launched = launched.pivot_table(index="direction", columns="mode", values="launched", aggfunc="first")
+    launched = launched.reindex(columns=["eager", "compiled"]).dropna()
+    directions = launched.index[launched.eager == launched.compiled]
+    rows = timed(pd.concat([grid, inductor[inductor.dtype == "float32"]], ignore_index=True))
+    rows = rows[(rows.contender == _SAME) & rows.direction.isin(directions)]
+    times = rows.pivot_table(index=_KEYS, columns="mode", values="median_us", sort=False)
+    times = times.reindex(columns=["eager", "compiled"]).dropna()
+    return (times.max(axis=1) / times.min(axis=1)).rename("apart").reset_index()
+
+
+def same_code(reorderings: pd.DataFrame, inductor: pd.DataFrame) -> float | None:
+    """The pull request's reordering is timed in two records: the longer time over the shorter, if the code is the
+    same in both."""
+    keys = [*SHAPE, "dtype"]
+    compiled = timed(inductor)
+    compiled = compiled[(compiled["mode"] == "compiled") & (compiled.direction == "forward")]
+    both = compiled.merge(reorderings[reorderings.status == "ok"], on=[*keys, "code"], suffixes=("", "_again"))
+    both = both[both.code.notna() & (both.contender == "RE reference")]
+    if both.empty:
+        return None
+    times = both[["median_us", "median_us_again"]]
+    return float((times.max(axis=1) / times.min(axis=1)).max())
+
+
+def apart(same: pd.DataFrame, direction: str = "forward", how: str = "max") -> float:
+    """How far timings of the same kernels lie apart in a direction, as a fraction: at most, or in the mean of the
+    cells. 0 without any."""
+    found = same[same.direction == direction].apart
+    return float(found.agg(how)) - 1 if len(found) else 0.0
+
+
+def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
+    """How much of the speed of a copy of x our kernel reaches, and how much the rows of the tables leave of it.
+
+    A copy reads no tables. A call at the speed of the copy that reads them too takes longer in proportion to its bytes:
+    cosines and sines, a column per pair in float32, weigh ``S E 4`` bytes, once if the batches of a position share
+    what is read of them, and once for each batch if not.
+
+    Returns:
+        A row per shape, direction and layout: the columns of the record, tables_bytes, once and each_batch (the
+        fractions of a copy that remain), and anew: how many times the copy's speed the call has if all that each batch
+        reads of the tables is counted.
+    """
+    ours = timed(grid)
+    ours = ours[(ours["mode"] == "kernel") & ours.fraction_of_copy.notna()]
+    tables = ours.seq_len * ours.encoding_dim * 4
+    itemsize = ours.dtype.map({"float32": 4, "bfloat16": 2})
+    moved = (
+        2 * ours.batch * ours.seq_len * ours.encoding_dim * itemsize
+    )  # x in, y out: a pass, of which each reads tables
+    frame = ours.assign(
+        tables_bytes=tables, once=moved / (moved + tables), each_batch=moved / (moved + ours.batch * tables)
+    )
+    return frame.assign(anew=frame.fraction_of_copy / frame.each_batch).reset_index(drop=True)
+
+
+def where_tables_do_not_stay(found: pd.DataFrame, cache_bytes: float) -> pd.DataFrame:
+    """Rows of ``of_a_copy`` with several batches whose tables alone fill the cache: what was read for one batch is gone
+    when the next one wants it, if the batches come one after another."""
+    return found[(found.batch > 1) & (found.tables_bytes >= cache_bytes) & np.isfinite(found.anew)]
