@@ -321,12 +321,16 @@ def with_kernel(frame):
     """And our kernel in both layouts, at 5 µs."""
     one = frame[(frame["mode"] == "compiled") & frame.contender.isin(NAMES[:2])]
     names = "ropelab " + one.contender.str.split().str[1].where(one.contender == NAMES[0], "reference")
-    return pd.concat([frame, one.assign(mode="kernel", contender=names, median_us=5.0)], ignore_index=True)
+    kernel = one.assign(mode="kernel", contender=names, median_us=5.0)
+    return pd.concat([frame, kernel], ignore_index=True)
 
 
 def test_figures_say_what_the_record_says():
     record = with_kernel(grid())
-    assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in figures.slowdowns(record)._suptitle.get_text()
+    slowdowns = figures.slowdowns(record, at_a_gigabyte(900))._suptitle.get_text().replace("\n", " ")
+    assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in slowdowns and "differ by up to 11.1%" in slowdowns
+    copy = figures.of_a_copy(record)._suptitle.get_text().replace("\n", " ")
+    assert "at 0.45 to 0.50 of a copy" in copy and "leave 0.67 to 0.89, read anew by each 0.67" in copy
     ratios = figures.published_ratios(record)._suptitle.get_text().replace("\n", " ")
     assert "llama 5.00 (5.43)" in ratios and "compiled llama 1.12 (1.12)" in ratios
     compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
@@ -338,9 +342,11 @@ def test_figures_say_what_the_record_says():
 def test_figures_of_a_record_with_failures():
     lost = "mode == 'compiled' and contender == 'RE reference'"
     record = change(with_kernel(grid()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
-    for draw in (figures.slowdowns, figures.published_ratios, figures.by_compiling):
+    for draw in (figures.of_a_copy, figures.published_ratios, figures.by_compiling):
         draw(record).draw_without_rendering()
-    foot = [text.get_text() for text in figures.slowdowns(record).texts]
+    fig = figures.slowdowns(record, inductor())
+    fig.draw_without_rendering()
+    foot = [text.get_text() for text in fig.texts]
     assert any("compiled RE reference (failed: RuntimeError: no)" in text for text in foot)
 
 
@@ -382,6 +388,27 @@ def test_generated_code_is_read():
     renamed = CODE.replace("triton_a_0", "triton_z_0").replace("a comment", "another")
     assert measure.read_code([renamed])["code"] == found["code"]
     assert measure.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
+
+
+@pytest.mark.parametrize(
+    "reached, cache, expected",
+    [
+        (0.67, 8e6, "So every batch reads them anew"),
+        (0.88, 8e6, "So the batches share what is read"),
+        (0.67, 9e6, "as much as a token's x in float32."),
+    ],
+)
+def test_who_reads_the_tables(reached, cache, expected):
+    """Four batches leave 8/9 of a copy if they share tables as large as one of them, and 2/3 if each reads them."""
+    record = with_kernel(grid()).assign(fraction_of_copy=reached)
+    found = findings.of_a_copy(record)
+    four = found[found.batch == 4]
+    assert four.tables_bytes.eq(2048 * 1024 * 4).all()
+    assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each_batch.round(6).eq(round(2 / 3, 6)).all()
+    halves = findings.of_a_copy(record.assign(dtype="bfloat16"))
+    assert halves.each_batch.eq(0.5).all()
+    text = findings.wide_heads(record, cache)
+    assert text.startswith(f"{reached:.2f} of a copy in 4 cells") and expected in text
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
-from ropelab.study.drawing import timed
+from ropelab.study.drawing import timed, value_range
 
 SHAPE = ["batch", "seq_len", "encoding_dim"]
 _SAME = "RE llama"
@@ -61,9 +60,8 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     what is read of them, and once for each batch if not.
 
     Returns:
-        A row per shape, direction and layout: the columns of the record, tables_bytes, once and each_batch (the
-        fractions of a copy that remain), and anew: how many times the copy's speed the call has if all that each batch
-        reads of the tables is counted.
+        A row per shape, direction and layout: the columns of the record, tables_bytes, and once and each_batch: the
+        fractions of a copy that remain.
     """
     ours = timed(grid)
     ours = ours[(ours["mode"] == "kernel") & ours.fraction_of_copy.notna()]
@@ -72,13 +70,31 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     moved = (
         2 * ours.batch * ours.seq_len * ours.encoding_dim * itemsize
     )  # x in, y out: a pass, of which each reads tables
-    frame = ours.assign(
+    return ours.assign(
         tables_bytes=tables, once=moved / (moved + tables), each_batch=moved / (moved + ours.batch * tables)
     )
-    return frame.assign(anew=frame.fraction_of_copy / frame.each_batch).reset_index(drop=True)
 
 
-def where_tables_do_not_stay(found: pd.DataFrame, cache_bytes: float) -> pd.DataFrame:
-    """Rows of ``of_a_copy`` with several batches whose tables alone fill the cache: what was read for one batch is gone
-    when the next one wants it, if the batches come one after another."""
-    return found[(found.batch > 1) & (found.tables_bytes >= cache_bytes) & np.isfinite(found.anew)]
+def wide_heads(grid: pd.DataFrame, cache_bytes: float) -> str:
+    """In a sentence or two: what our kernel reaches where a head is as wide as the model, and whether the batches share
+    what is read of the tables. Decided where they cannot by chance: tables that alone fill the cache."""
+    found = of_a_copy(grid)
+    cells = found.groupby([*SHAPE, "direction"]).ngroups
+    text = (
+        f"{value_range(found.fraction_of_copy, '.2f')} of a copy in {cells} cells (median "
+        f"{found.fraction_of_copy.median():.2f}), as it reads tables and a copy does not: a row of them weighs as much "
+        "as a token's x in float32."
+    )
+    far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
+    if far.empty:
+        return text
+    anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
+    text += (
+        f" With several batches and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
+        f"{value_range(far.fraction_of_copy, '.2f')}. At the copy's bytes per second, tables that every batch reads "
+        f"anew leave {value_range(far.each_batch, '.2f')}, and such that all batches share "
+        f"{value_range(far.once, '.2f')}. "
+    )
+    if anew:
+        return text + "So every batch reads them anew: the grid goes through one after the other."
+    return text + "So the batches share what is read."
