@@ -41,7 +41,7 @@ from ropelab.study.verdicts import Unavailable
 DIRECTIONS = ("forward", "forward and backward")
 CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
 NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
-"""Contenders: class and ``impl``. The kernel is not compiled: it is one launch either way."""
+"""Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
 
 _CHECKED_TOKENS = 64  # of each end of every sequence
 _HELD = 12  # tensors in float32 that a contender's graph keeps at most, with those of the call that warms it up
@@ -117,7 +117,8 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def inductor(*, smoke: bool = False) -> pd.DataFrame:
-    """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes.
+    """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes; the kernel
+    too: compiled it is an operator in Inductor's code.
 
     Returns:
         As ``grid``, without the copies' rows, and with
@@ -129,18 +130,14 @@ def inductor(*, smoke: bool = False) -> pd.DataFrame:
         state_bytes: of the encoder's tables.
     """
     frames = []
-    for cell, directions in _large_cells(smoke).items():
+    for cell in _large_cells(smoke):
         torch._dynamo.reset()
         encoders = _encoders(cell.encoding_dim, cell.seq_len)
         state = {name: sum(b.nbytes for b in encoder.buffers()) for name, encoder in encoders.items()}
-        compiled = {
-            name: torch.compile(encoder, dynamic=False, fullgraph=True)
-            for name, encoder in encoders.items()
-            if not name.startswith("ropelab")
-        }
+        compiled = {name: torch.compile(encoder, dynamic=False, fullgraph=True) for name, encoder in encoders.items()}
         contenders = _by_mode(encoders, compiled)
         dtype = cell.columns["dtype"]
-        for direction in progress(directions, f"{cell} {dtype}, {{}}".format):
+        for direction in progress(DIRECTIONS, f"{cell} {dtype}, {{}}".format):
             (call_with,) = _calls(cell, direction, sets=1)
             facts = {key: _facts(partial(call_with, encoder), *key) for key, encoder in contenders.items()}
             del call_with
@@ -152,12 +149,9 @@ def inductor(*, smoke: bool = False) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _large_cells(smoke: bool) -> dict[Cell, tuple[str, ...]]:
-    """The large cell in float32, and its forward in bfloat16: every direction costs four compilations more."""
-    return {
-        Cell(*LARGE[smoke].shape, torch.float32): DIRECTIONS,
-        Cell(*LARGE[smoke].shape, torch.bfloat16): DIRECTIONS[:1],
-    }
+def _large_cells(smoke: bool) -> tuple[Cell, ...]:
+    """Each costs six compilations in either direction."""
+    return tuple(Cell(*LARGE[smoke].shape, dtype) for dtype in (torch.float32, torch.bfloat16))
 
 
 def reorderings(*, smoke: bool = False) -> pd.DataFrame:
