@@ -52,6 +52,7 @@ def inductor(where=None, **changes):
         {
             "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32", "direction": direction,
             "mode": "compiled", "contender": name, "status": "ok", "median_us": 1000.0,
+            "fraction_of_copy": 0.3,
             "kernels": 3 if name == "RE reference" else 1,
             "generated": "" if name == "RE llama" else "triton_a, triton_b",
             "fallbacks": "mul" if name.startswith("RE ") else "", "complex_warning": name.startswith("RE "),
@@ -392,8 +393,8 @@ def test_generated_code_is_read():
 @pytest.mark.parametrize(
     "reached, cache, expected",
     [
-        (0.67, 8e6, "So every batch reads them anew"),
-        (0.88, 8e6, "So the batches share what is read"),
+        (0.67, 8e6, "So every batch reads them anew: the grid goes through one after the other."),
+        (0.88, 8e6, "So the batches share what is read."),
         (0.67, 9e6, "as much as a token's x in float32."),
     ],
 )
@@ -406,8 +407,10 @@ def test_who_reads_the_tables(reached, cache, expected):
     assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each_batch.round(6).eq(round(2 / 3, 6)).all()
     halves = findings.of_a_copy(record.assign(dtype="bfloat16"))
     assert halves.each_batch.eq(0.5).all()
-    text = findings.wide_heads(record, cache)
-    assert text.startswith(f"{reached:.2f} of a copy in 4 cells") and expected in text
+    text = findings.wide_heads(record, inductor(), cache)
+    assert text.startswith(f"{reached:.2f} of a copy in 4 cells") and text.endswith(expected)
+    halves = with_kernel(inductor(dtype="bfloat16", fraction_of_copy=0.6))
+    assert "0.60 (B4 S8192 E8192; 0.50 if every" in findings.wide_heads(record, halves, cache)
 
 
 @pytest.fixture

@@ -107,9 +107,9 @@ def _table_free(directory: Path) -> str:
 
 def _wide_heads(directory: Path) -> str:
     """What the kernel reaches where a head is as wide as the model."""
-    found = records.load("fairseq2_grid", directory)
-    text = fairseq2_findings.wide_heads(found.frame, found.provenance["gpu"]["l2_bytes"])
-    return _measured([found]) + f"Heads as wide as the model (fairseq2's encoders, float32): {text}\n"
+    grid, inductor = (records.load(f"fairseq2_{name}", directory) for name in ("grid", "inductor"))
+    text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
+    return _measured([grid, inductor]) + f"Heads as wide as the model (fairseq2's encoders): {text}\n"
 
 
 def _claims(directory: Path) -> str:

@@ -75,8 +75,8 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def wide_heads(grid: pd.DataFrame, cache_bytes: float) -> str:
-    """In a sentence or two: what our kernel reaches where a head is as wide as the model, and whether the batches share
+def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -> str:
+    """In a few sentences: what our kernel reaches where a head is as wide as the model, and whether the batches share
     what is read of the tables. Decided where they cannot by chance: tables that alone fill the cache."""
     found = of_a_copy(grid)
     cells = found.groupby([*SHAPE, "direction"]).ngroups
@@ -85,12 +85,20 @@ def wide_heads(grid: pd.DataFrame, cache_bytes: float) -> str:
         f"{found.fraction_of_copy.median():.2f}), as it reads tables and a copy does not: a row of them weighs as much "
         "as a token's x in float32."
     )
+    narrow = of_a_copy(inductor[inductor.dtype == "bfloat16"])
+    if len(narrow):
+        row = narrow.iloc[0]
+        text += (
+            f" In bfloat16, where it weighs twice as much, {value_range(narrow.fraction_of_copy, '.2f')} "
+            f"(B{row.batch} S{row.seq_len} E{row.encoding_dim}; {row.each_batch:.2f} if every batch reads them, "
+            f"{row.once:.2f} if all share them)."
+        )
     far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
     if far.empty:
         return text
     anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
     text += (
-        f" With several batches and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
+        f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
         f"{value_range(far.fraction_of_copy, '.2f')}. At the copy's bytes per second, tables that every batch reads "
         f"anew leave {value_range(far.each_batch, '.2f')}, and such that all batches share "
         f"{value_range(far.once, '.2f')}. "
