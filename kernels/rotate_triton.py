@@ -6,6 +6,7 @@ a row of cosines and sines; threads move 16 bytes at a time; and little is compu
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import triton
@@ -34,6 +35,9 @@ from ropelab.kernels.launch import Launch
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation, position_count
 from ropelab.kernels.tiles import Tile, choose_table_free_tile, choose_tile
+
+_TABLES_STAY = 2**23
+"""Bytes of tables that are still in the cache when the next batch wants them: of an H200 these were, twice them not."""
 
 
 @triton.jit
@@ -300,7 +304,7 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    tile = tile or _tile_for(qy, k_heads, positions, rotation)  # q may be expanded, which hides its order
+    tile = tile or _tile_for(qy, k_heads, cos, positions, rotation)  # q may be expanded, which hides its order
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
@@ -334,15 +338,31 @@ def plan(
     return Launch(_rotate_kernel, grid, numbers, constants, options)
 
 
-def _tile_for(q: torch.Tensor, k_heads: int, positions: torch.Tensor | None, rotation: Rotation) -> Tile:
+def _tile_for(
+    q: torch.Tensor, k_heads: int, cos: torch.Tensor, positions: torch.Tensor | None, rotation: Rotation
+) -> Tile:
     seq_len, q_heads, head_dim = q.shape[1:]
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
-    return choose_tile(
+    tile = choose_tile(
         *shape, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
         lean=not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width,
     )  # fmt: skip
+    if positions is None and _batches_read_anew(q, k_heads, cos):
+        return replace(tile, innermost="batches")
+    return tile
+
+
+def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool:
+    """Whether tables that all batches share leave the cache from one to the next, and weigh something.
+
+    Something: an eighth of the heads that a row turns, read and written.
+    """
+    batch, seq_len, q_heads, head_dim = q.shape
+    row = 2 * cos.shape[-1] * cos.itemsize
+    heads = 2 * (q_heads + k_heads) * head_dim * q.itemsize
+    return batch > 1 and cos.ndim == 2 and seq_len * row > _TABLES_STAY and 8 * row >= heads
 
 
 def _launch_nothing(*arguments) -> None:

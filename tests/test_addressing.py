@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import ropelab
-from ropelab.kernels import NO_POSITION, addressing
+import ropelab.prepared
+from ropelab.kernels import NO_POSITION, Rotation, addressing, rotate_triton
 from ropelab.layout import LAYOUTS, join, permutation
 from ropelab.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
 from tests.support import assert_rotated, draw
@@ -330,3 +330,32 @@ def test_what_an_expanded_tensor_repeats_is_not_copied(x, copied):
         assert y is x
     else:
         assert y.untyped_storage().nbytes() == copied * x.itemsize and (y.stride(-1) == 1 or not y.numel())
+
+
+def order_of(shape, tables, *, positions=False, **rotation):
+    """(grid of the launch for a lone q, which axis its neighbours differ in) without memory."""
+    q, table = torch.empty(shape, device="meta"), torch.empty(tables, device="meta")
+    where = torch.empty(shape[:2], dtype=torch.int32, device="meta") if positions else None
+    launch = rotate_triton.plan([q], [q], table, table, where, Rotation(shape[-1], **rotation))
+    return launch.grid, launch.fixed[launch.kernel.arg_names.index("INNERMOST") - len(launch.kernel.arg_names)]
+
+
+def test_batches_share_rows_of_tables_that_do_not_stay_in_the_cache():
+    wide, tables = (4, 4096, 1, 2048), (4096, 1024)
+    assert order_of(wide, tables) == ((4, 4096, 1), "batches")
+    assert order_of(wide, tables, positions=True)[1] == "tokens"  # each batch has its own rows
+    assert order_of(wide, (4, 4096, 1024))[1] == "tokens"
+    assert order_of((1, *wide[1:]), tables)[1] == "tokens"
+    assert order_of((4, 512, 1, 2048), (512, 1024))[1] == "tokens"  # 4 MiB of tables
+    assert order_of((4, 65536, 32, 64), (65536, 32))[1] == "heads"  # next to nothing, against 32 heads
+
+
+def test_programs_that_share_rows_rotate_the_same(monkeypatch):
+    q, _, cos, sin = inputs("cuda" if torch.cuda.is_available() else "cpu", seq_len=7, rotary_dim=16)
+    q = q[:, :, :1]
+    before = ropelab.apply_rope(q, cos=cos, sin=sin)
+    monkeypatch.setattr(rotate_triton, "_TABLES_STAY", 0)
+    monkeypatch.setattr(ropelab.prepared, "_prepared", {})
+    after = ropelab.apply_rope(q, cos=cos, sin=sin)
+    assert torch.equal(before, after)
+    assert_rotated(after, q, cos, sin, layout="split_half", seq_format="bshd")

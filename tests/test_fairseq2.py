@@ -8,8 +8,10 @@ import torch
 
 from ropelab.bench import timing
 from ropelab.bench.packages import installations
-from ropelab.study.fairseq2 import evidence, figures, measure, rules
+from ropelab.bench.records import load
+from ropelab.study.fairseq2 import evidence, figures, findings, measure, rules
 from ropelab.study.measure import all_studies
+from ropelab.study.summary import GPU
 from ropelab.study.verdicts import Status, ledger
 from tests.support import change
 
@@ -50,22 +52,29 @@ def inductor(where=None, **changes):
         {
             "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32", "direction": direction,
             "mode": "compiled", "contender": name, "status": "ok", "median_us": 1000.0,
+            "fraction_of_copy": 0.3,
             "kernels": 3 if name == "RE reference" else 1,
             "generated": "" if name == "RE llama" else "triton_a, triton_b",
             "fallbacks": "mul" if name.startswith("RE ") else "", "complex_warning": name.startswith("RE "),
-            "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28,
+            "launched": {"RE llama": "mul", "RE reference": "triton_a; mul; triton_b"}.get(name, "triton_c"),
+            "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28, "code": f"code of {name}",
         }
         for direction in measure.DIRECTIONS
         for name in NAMES
     ]  # fmt: skip
-    return change(pd.DataFrame(rows), where, **changes)
+    frame = pd.DataFrame(rows)
+    eager = frame[frame.contender == "RE llama"].assign(
+        mode="eager", generated=None, fallbacks=None, complex_warning=None, code=None
+    )
+    return change(pd.concat([frame, eager], ignore_index=True), where, **changes)
 
 
 def reorderings(**changes):
     rows = [
         {
-            "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "generated": "triton_a, triton_b",
-            "generated_bytes": 1e9,
+            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32",
+            "variant": name, "status": "ok", "median_us": 100.0, "code": "a", "kernels": 3,
+            "generated": "triton_a, triton_b", "generated_bytes": 1e9,
         }
         for name in measure.REORDERINGS
     ]  # fmt: skip
@@ -91,8 +100,14 @@ def summary(**changes):
     return change(evidence.summary(), **changes)
 
 
+def at_a_gigabyte(us):
+    """A record in which RE llama, eager and compiled one and the same kernel, takes ``us`` compiled and 1000 eager."""
+    return inductor("contender == 'RE llama' and mode == 'compiled'", median_us=us)
+
+
 COMPILED_LLAMA = "mode == 'compiled' and ratio == 'llama'"
 ONE_REORDERING = "variant == 'empty, filled'"
+ALWAYS = {"fairseq2_inductor": inductor, "fairseq2_grid": grid}
 CASES = [
     # claim, evidence, verdict
     ("FS-01", {"fairseq2_inductor": inductor}, CONFIRMED),
@@ -102,6 +117,15 @@ CASES = [
     ("FS-02", {"fairseq2_grid": grid, "fairseq2_log": log}, CONFIRMED),
     ("FS-02", {"fairseq2_grid": partial(grid, compiled=(10, 11, 17, 9)), "fairseq2_log": log}, REFUTED),
     ("FS-02", {"fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)), "fairseq2_log": log}, CORRECTED),
+    (
+        "FS-02",
+        {
+            "fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)),
+            "fairseq2_log": log,
+            "fairseq2_inductor": partial(at_a_gigabyte, 1120),
+        },
+        CONFIRMED,
+    ),
     ("FS-02", {"fairseq2_grid": lambda: grid().query("mode == 'eager'"), "fairseq2_log": log}, NOT_TESTABLE),
     ("FS-03", {"fairseq2_equality": equality}, CORRECTED),
     ("FS-03", {"fairseq2_equality": partial(equality, difference=3e-8)}, CONFIRMED),
@@ -131,11 +155,23 @@ CASES = [
     ("FS-09", {"fairseq2_reorderings": reorderings}, CONFIRMED),
     ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b")}, CORRECTED),
     ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=150)}, REFUTED),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=110)}, REFUTED),
+    (
+        "FS-09",
+        {
+            "fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=110),
+            "fairseq2_inductor": partial(at_a_gigabyte, 1120),
+        },
+        CORRECTED,
+    ),
+    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", kernels=4)}, REFUTED),
     ("FS-09", {"fairseq2_reorderings": partial(reorderings, status="failed: no")}, NOT_TESTABLE),
+    ("FS-09", {"fairseq2_reorderings": lambda: reorderings().drop(columns="kernels")}, NOT_TESTABLE),
     ("FS-10", {"fairseq2_summary": summary}, CONFIRMED),
     ("FS-10", {"fairseq2_summary": partial(summary, where=COMPILED_LLAMA, of_ratios=1.2)}, REFUTED),
-    ("FS-11", {"fairseq2_grid": partial(grid, eager=(60, 50, 50, 42))}, CONFIRMED),
+    ("FS-11", {"fairseq2_grid": partial(grid, eager=(10, 11, 25, 10))}, CONFIRMED),
     ("FS-11", {"fairseq2_grid": grid}, CORRECTED),
+    ("FS-11", {"fairseq2_grid": partial(grid, eager=(10, 30, 25, 10))}, CORRECTED),
     ("FS-11", {"fairseq2_grid": partial(grid, compiled=(10, 20, 15, 11))}, REFUTED),
     ("FS-11", {"fairseq2_grid": lambda: grid().query("contender != 'RE llama'")}, NOT_TESTABLE),
     ("FS-12", {"fairseq2_defaults": defaults}, CONFIRMED),
@@ -238,10 +274,9 @@ def test_the_grid(without_a_gpu, monkeypatch):
 
 
 def test_what_inductor_makes(without_a_gpu, monkeypatch):
-    one = {measure.Cell(2, 5, 16): measure.DIRECTIONS}
-    monkeypatch.setattr(measure, "_large_cells", lambda smoke: one)
+    monkeypatch.setattr(measure, "_large_cells", lambda smoke: (measure.Cell(2, 5, 16),))
     frame = measure.inductor(smoke=True)
-    assert (frame.status == "ok").all() and len(frame) == 2 * 10
+    assert (frame.status == "ok").all() and len(frame) == 2 * 12
     assert frame[frame["mode"] == "compiled"].generated.eq("triton_a_0, triton_b_1").all()
     assert frame[frame["mode"] == "eager"].generated.isna().all()
     state = frame.set_index("contender").state_bytes.groupby(level=0).first()
@@ -286,12 +321,16 @@ def with_kernel(frame):
     """And our kernel in both layouts, at 5 µs."""
     one = frame[(frame["mode"] == "compiled") & frame.contender.isin(NAMES[:2])]
     names = "ropelab " + one.contender.str.split().str[1].where(one.contender == NAMES[0], "reference")
-    return pd.concat([frame, one.assign(mode="kernel", contender=names, median_us=5.0)], ignore_index=True)
+    kernel = one.assign(mode="kernel", contender=names, median_us=5.0)
+    return pd.concat([frame, kernel], ignore_index=True)
 
 
 def test_figures_say_what_the_record_says():
     record = with_kernel(grid())
-    assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in figures.slowdowns(record)._suptitle.get_text()
+    slowdowns = figures.slowdowns(record, at_a_gigabyte(900))._suptitle.get_text().replace("\n", " ")
+    assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in slowdowns and "differ by up to 11.1%" in slowdowns
+    copy = figures.of_a_copy(record)._suptitle.get_text().replace("\n", " ")
+    assert "at 0.45 to 0.50 of a copy" in copy and "leave 0.67 to 0.89, read anew by each 0.67" in copy
     ratios = figures.published_ratios(record)._suptitle.get_text().replace("\n", " ")
     assert "llama 5.00 (5.43)" in ratios and "compiled llama 1.12 (1.12)" in ratios
     compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
@@ -303,9 +342,11 @@ def test_figures_say_what_the_record_says():
 def test_figures_of_a_record_with_failures():
     lost = "mode == 'compiled' and contender == 'RE reference'"
     record = change(with_kernel(grid()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
-    for draw in (figures.slowdowns, figures.published_ratios, figures.by_compiling):
+    for draw in (figures.of_a_copy, figures.published_ratios, figures.by_compiling):
         draw(record).draw_without_rendering()
-    foot = [text.get_text() for text in figures.slowdowns(record).texts]
+    fig = figures.slowdowns(record, inductor())
+    fig.draw_without_rendering()
+    foot = [text.get_text() for text in fig.texts]
     assert any("compiled RE reference (failed: RuntimeError: no)" in text for text in foot)
 
 
@@ -315,12 +356,20 @@ triton_a_0 = async_compile.triton('triton_a_0', '''
 @triton.jit
 def triton_a_0(in_ptr0, out_ptr0, xnumel):
     x0 = 1  # a comment
+
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        triton_a_0.run(*args, stream=stream0)
 ''', device_str='cuda')
 triton_b_1 = async_compile.triton('triton_b_1', '''
 @triton_heuristics.pointwise(inductor_meta={'kernel_num_gb': 5e-01})
 @triton.jit
 def triton_b_1(in_ptr0, out_ptr0, xnumel):
     x0 = 2
+
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        triton_b_1.run(*args, stream=stream0)
 ''', device_str='cuda')
 def call(args):
         buf1 = torch.ops.aten.view_as_complex.default(buf0)
@@ -331,6 +380,7 @@ def call(args):
 
 
 def test_generated_code_is_read():
+    """Sources launch their kernel too, to be timed alone; only the wrapper's launches count."""
     found = measure.read_code([CODE])
     assert found["generated"] == "triton_a_0, triton_b_1"
     assert found["fallbacks"] == "mul"
@@ -338,6 +388,67 @@ def test_generated_code_is_read():
     renamed = CODE.replace("triton_a_0", "triton_z_0").replace("a comment", "another")
     assert measure.read_code([renamed])["code"] == found["code"]
     assert measure.read_code([CODE.replace("x0 = 2", "x0 = 3")])["code"] != found["code"]
+
+
+@pytest.mark.parametrize(
+    "reached, cache, expected",
+    [
+        (0.67, 8e6, "So every batch reads them anew: the grid goes through one after the other."),
+        (0.88, 8e6, "So the batches share what is read."),
+        (0.67, 9e6, "as much as a token's x in float32."),
+    ],
+)
+def test_who_reads_the_tables(reached, cache, expected):
+    """Four batches leave 8/9 of a copy if they share tables as large as one of them, and 2/3 if each reads them."""
+    record = with_kernel(grid()).assign(fraction_of_copy=reached)
+    found = findings.of_a_copy(record)
+    four = found[found.batch == 4]
+    assert four.tables_bytes.eq(2048 * 1024 * 4).all()
+    assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each_batch.round(6).eq(round(2 / 3, 6)).all()
+    halves = findings.of_a_copy(record.assign(dtype="bfloat16"))
+    assert halves.each_batch.eq(0.5).all()
+    text = findings.wide_heads(record, inductor(), cache)
+    assert text.startswith(f"{reached:.2f} of a copy in 4 cells") and text.endswith(expected)
+    halves = with_kernel(inductor(dtype="bfloat16", fraction_of_copy=0.6))
+    assert "0.60 (B4 S8192 E8192; 0.50 if every" in findings.wide_heads(record, halves, cache)
+
+
+@pytest.fixture
+def recorded():
+    """The two committed records of what Inductor makes."""
+    found = [load(f"fairseq2_{name}", gpu=GPU).frame for name in ("inductor", "reorderings")]
+    if "launched" not in found[1]:
+        pytest.skip("measured when launches were not recorded")
+    return found
+
+
+def test_what_is_generated_is_what_runs(recorded):
+    """Inductor's code against the profiler: the same kernels, each as often."""
+    for frame in recorded:
+        frame = frame[(frame.status == "ok") & frame.generated_bytes.notna()]
+        assert len(frame)
+        for row in frame.fillna({"generated": ""}).itertuples():
+            launched = [name for name in row.launched.split("; ") if name.startswith("triton_")]
+            assert launched == [measure._short(name) for name in row.generated.split(", ") if name], row
+
+
+def test_two_timings_of_the_same_kernels():
+    """All of them count: of the grid and of the large cell, eager and compiled; unless other kernels run."""
+    times = grid(compiled=(10.5, 11.2, 17, 11.2)), at_a_gigabyte(900)
+    same = findings.same_kernels(*times)
+    assert len(same) == 2 * (2 + 1)
+    assert findings.apart(same) == pytest.approx(1000 / 900 - 1)
+    assert findings.apart(same, how="mean") == pytest.approx((2 * 1.05 + 1000 / 900) / 3 - 1)
+    others = change(times[1], "mode == 'compiled' and direction == 'forward'", launched="triton_mul")
+    assert set(findings.same_kernels(times[0], others).direction) == {"forward and backward"}
+    assert findings.apart(findings.same_kernels(times[0], others)) == 0
+
+
+def test_the_same_code_in_two_records():
+    again = partial(reorderings, where="variant == 'stack, flatten'", median_us=1087.0)
+    assert findings.same_code(again(), inductor()) is None
+    found = findings.same_code(again(code="code of RE reference"), inductor())
+    assert found == pytest.approx(1.087)
 
 
 def test_the_warning_is_given_again():

@@ -9,6 +9,7 @@ import pandas as pd
 from ropelab.bench import records
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study import comparison, family_findings, verdicts
+from ropelab.study.fairseq2 import findings as fairseq2_findings
 
 COLUMNS = {
     "ropelab": "ropelab",
@@ -31,7 +32,7 @@ def tables() -> dict[str, str]:
         (only / GPU).symlink_to(records.MEASUREMENTS / GPU)
         return {
             "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
-            "claims": _claims(only),
+            "wide_heads": _wide_heads(only), "claims": _claims(only),
         }  # fmt: skip
 
 
@@ -102,6 +103,13 @@ def _table_free(directory: Path) -> str:
         f"\nLargest error of {2 * errors.frame['values'].sum():,} cosines and sines, at every position below "
         f"{errors.frame['last'].max() + 1:,}: {worst:.2f} units of the last place.\n"
     )
+
+
+def _wide_heads(directory: Path) -> str:
+    """What the kernel reaches where a head is as wide as the model."""
+    grid, inductor = (records.load(f"fairseq2_{name}", directory) for name in ("grid", "inductor"))
+    text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
+    return _measured([grid, inductor]) + f"Heads as wide as the model (fairseq2's encoders): {text}\n"
 
 
 def _claims(directory: Path) -> str:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.study import drawing
+from ropelab.study.fairseq2 import findings
 from ropelab.study.fairseq2.evidence import IMPLEMENTATIONS, log, ratios, summary
 
 MODES = ("eager", "compiled")
@@ -23,7 +24,7 @@ _RATIO_LABELS = {"llama": "both in pairs\nRRE/RE llama", "reference": "both in h
 _PUBLISHED, _HERE = "0.45", {"forward": drawing.COLORBLIND[0], "forward and backward": drawing.COLORBLIND[1]}
 
 
-def slowdowns(grid: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
+def slowdowns(grid: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
     """Heat maps over the 27 shapes: how many times as long as our kernel each implementation takes."""
     times = drawing.timed(grid)
     times = times[times.direction == direction]
@@ -44,6 +45,8 @@ def slowdowns(grid: pd.DataFrame, footer: str = "", direction: str = "forward") 
     title = f"{direction.capitalize()}: times as long as our kernel, one launch in either layout: " + ", ".join(
         f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values)
     )
+    if repeat := findings.apart(findings.same_kernels(grid, inductor), direction):
+        title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
     limit = 2 if every.empty else max(every.max(), 1 / every.min(), 2)
     fig, axes = drawing.grid(2, 4, (3.5, 3.5), title, footer)
     for row, impl in zip(axes, IMPLS, strict=True):
@@ -64,6 +67,36 @@ def slowdowns(grid: pd.DataFrame, footer: str = "", direction: str = "forward") 
     for ax in axes[-1]:
         ax.set_xlabel("encoding dimension E")
     _say_untimed(fig, grid)
+    return fig
+
+
+def of_a_copy(grid: pd.DataFrame, footer: str = "") -> Figure:
+    """Our kernel's fraction of a copy of x over the size of the tables, and what they leave of it."""
+    found = findings.of_a_copy(grid)
+    here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
+    title = f"Our kernel at {here} of a copy of x, which reads no tables: shared by all batches they leave {once}, "
+    title += f"read anew by each {each}"
+    fig, axes = drawing.grid(1, len(_HERE), (5.6, 4.0), title, footer, sharey=True)
+    batches = sorted(found.batch.unique())
+    colors = dict(zip(batches, drawing.COLORBLIND, strict=False))
+    for ax, direction in zip(axes[0], _HERE, strict=True):
+        rows = found[found.direction == direction]
+        for place, (batch, part) in enumerate(rows.groupby("batch")):
+            at = part.tables_bytes / 1e6 * 1.08 ** (place - 1)  # beside one another
+            ax.plot(at, part.fraction_of_copy, "o", color=colors[batch], markersize=5, alpha=0.7, markeredgewidth=0,
+                    label=f"B = {batch}")  # fmt: skip
+            if batch > 1:
+                ax.axhline(part.once.iloc[0], color=colors[batch], linewidth=1.2, linestyle="--",
+                           label=f"B = {batch}, if the batches share the tables")  # fmt: skip
+        for left in rows.each_batch.unique():
+            ax.axhline(left, color="grey", linewidth=1.2, linestyle=":", label="if every batch reads the tables anew")
+        ax.set(title=direction, xscale="log", xlabel="cosines and sines of the S positions, MB")
+        sizes = sorted((rows.tables_bytes / 1e6).unique())
+        ax.xaxis.set_major_locator(FixedLocator(sizes))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+    axes[0, 0].set_ylabel("fraction of the best copy of x")
+    drawing.legend(fig, axes, columns=3)
     return fig
 
 
@@ -191,11 +224,12 @@ def _say_untimed(fig: Figure, grid: pd.DataFrame) -> None:
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "fairseq2_forward": (("fairseq2_grid",), slowdowns),
+    "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
     "fairseq2_with_backward": (
-        ("fairseq2_grid",),
-        lambda grid, footer="": slowdowns(grid, footer, "forward and backward"),
+        ("fairseq2_grid", "fairseq2_inductor"),
+        lambda grid, inductor, footer="": slowdowns(grid, inductor, footer, "forward and backward"),
     ),
+    "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
     "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
     "fairseq2_compiling": (("fairseq2_grid",), by_compiling),
     "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),

@@ -41,7 +41,7 @@ from ropelab.study.verdicts import Unavailable
 DIRECTIONS = ("forward", "forward and backward")
 CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
 NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
-"""Contenders: class and ``impl``. The kernel is not compiled: it is one launch either way."""
+"""Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
 
 _CHECKED_TOKENS = 64  # of each end of every sequence
 _HELD = 12  # tensors in float32 that a contender's graph keeps at most, with those of the call that warms it up
@@ -117,7 +117,8 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def inductor(*, smoke: bool = False) -> pd.DataFrame:
-    """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes.
+    """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes; the kernel
+    too: compiled it is an operator in Inductor's code.
 
     Returns:
         As ``grid``, without the copies' rows, and with
@@ -129,18 +130,14 @@ def inductor(*, smoke: bool = False) -> pd.DataFrame:
         state_bytes: of the encoder's tables.
     """
     frames = []
-    for cell, directions in _large_cells(smoke).items():
+    for cell in _large_cells(smoke):
         torch._dynamo.reset()
         encoders = _encoders(cell.encoding_dim, cell.seq_len)
         state = {name: sum(b.nbytes for b in encoder.buffers()) for name, encoder in encoders.items()}
-        compiled = {
-            name: torch.compile(encoder, dynamic=False, fullgraph=True)
-            for name, encoder in encoders.items()
-            if not name.startswith("ropelab")
-        }
+        compiled = {name: torch.compile(encoder, dynamic=False, fullgraph=True) for name, encoder in encoders.items()}
         contenders = _by_mode(encoders, compiled)
         dtype = cell.columns["dtype"]
-        for direction in progress(directions, f"{cell} {dtype}, {{}}".format):
+        for direction in progress(DIRECTIONS, f"{cell} {dtype}, {{}}".format):
             (call_with,) = _calls(cell, direction, sets=1)
             facts = {key: _facts(partial(call_with, encoder), *key) for key, encoder in contenders.items()}
             del call_with
@@ -152,35 +149,33 @@ def inductor(*, smoke: bool = False) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _large_cells(smoke: bool) -> dict[Cell, tuple[str, ...]]:
-    """The large cell in float32, and its forward in bfloat16: every direction costs four compilations more."""
-    return {
-        Cell(*LARGE[smoke].shape, torch.float32): DIRECTIONS,
-        Cell(*LARGE[smoke].shape, torch.bfloat16): DIRECTIONS[:1],
-    }
+def _large_cells(smoke: bool) -> tuple[Cell, ...]:
+    """Each costs six compilations in either direction."""
+    return tuple(Cell(*LARGE[smoke].shape, dtype) for dtype in (torch.float32, torch.bfloat16))
 
 
 def reorderings(*, smoke: bool = False) -> pd.DataFrame:
     """Ways to write the reordering that `RotaryEncoder` needs for halves, compiled; forward, float32.
 
     Returns:
-        Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, generated, fallbacks,
-        generated_bytes, and code: a hash of the generated kernels without their names and comments.
+        Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, kernels, launched, generated,
+        fallbacks, generated_bytes (see ``inductor``), and code: a hash of the generated kernels without their names
+        and comments. Times are means over several inputs: where a tensor lies in memory counts too.
     """
     cell = Cell(*LARGE[smoke].shape)
     torch._dynamo.reset()
     encoder = RotaryEncoder(cell.encoding_dim, cell.seq_len, device=_device(), impl="reference")
     turns = torch.view_as_complex(encoder.freqs)[1:].unsqueeze(0)
-    (x,) = _tensors(cell, 1)
-    expected = _forward(encoder, x, BatchLayout(cell.shape[:2]))
+    inputs = _tensors(cell, 3)
+    expected = _forward(encoder, inputs[0], BatchLayout(cell.shape[:2]))
     compiled = torch.compile(_rotated_by, dynamic=False, fullgraph=True)
     contenders, facts, status = {}, {}, {}
     for name, reorder in REORDERINGS.items():
-        call = partial(_without_grad, compiled, reorder, x, turns)
+        calls = [partial(_without_grad, compiled, reorder, x, turns) for x in inputs]
         try:
-            facts[name] = _generated(call)
-            if torch.equal(call(), expected):
-                contenders[name] = lambda call=call: [call]
+            facts[name] = _generated(calls[0]) | _launched(calls[0])
+            if torch.equal(calls[0](), expected):
+                contenders[name] = lambda calls=calls: calls
             else:
                 status[name] = "wrong: other bits than the encoder's"
         except Exception as error:  # as in the timing
@@ -379,14 +374,15 @@ def _facts(call: Callable[[], torch.Tensor], mode: str, name: str) -> dict[str, 
     """See ``inductor``. A contender that fails has none; its status says why."""
     try:
         found = _generated(call) if mode == "compiled" else {}
-        launched = kernel_names(call)
-        return found | {
-            "kernels": len(launched), "launched": "; ".join(_short(kernel) for kernel in launched),
-            "peak_bytes": peak_bytes(call), "result_bytes": call().nbytes,
-        }  # fmt: skip
+        return found | _launched(call) | {"peak_bytes": peak_bytes(call), "result_bytes": call().nbytes}
     except Exception as error:
         print(f"    {mode} {name}: {timing.failure(error)}", flush=True)
         return {}
+
+
+def _launched(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+    names = kernel_names(call)
+    return {"kernels": len(names), "launched": "; ".join(_short(name) for name in names)}
 
 
 def _short(kernel: str) -> str:
@@ -436,10 +432,11 @@ def read_code(codes: Sequence[str]) -> dict[str, object]:
     launched, fallbacks, sources = [], [], {}
     for code in codes:
         sources |= dict(re.findall(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", code, flags=re.DOTALL))
+        wrapper = re.sub(r"'''.*?'''", "", code, flags=re.DOTALL)  # sources contain a launch too, to time it
         launched += [
-            (name, sources.get(name, "")) for name in re.findall(r"^\s*(\w+)\.run\(", code, flags=re.MULTILINE)
+            (name, sources.get(name, "")) for name in re.findall(r"^\s*(\w+)\.run\(", wrapper, flags=re.MULTILINE)
         ]
-        operators = re.findall(r"= torch\.ops\.(?:aten|prims)\.(\w+)\.\w+\(", code)
+        operators = re.findall(r"= torch\.ops\.(?:aten|prims)\.(\w+)\.\w+\(", wrapper)
         fallbacks += [name for name in operators if name not in _VIEWS]
     gigabytes = [re.search(r"'kernel_num_gb': ([\d.e-]+)", source) for _, source in launched]
     return {
@@ -451,8 +448,8 @@ def read_code(codes: Sequence[str]) -> dict[str, object]:
 
 
 def _body(source: str) -> str:
-    """A kernel without its name and comments."""
-    body = source[source.rfind("@triton.jit") :]
+    """A kernel without its name and comments, and without what follows: its launch, to be timed alone, by name."""
+    body = "".join(re.findall(r"^@triton\.jit\ndef .*?(?=^\S|\Z)", source, flags=re.DOTALL | re.MULTILINE))
     return re.sub(r"#.*|\s+", " ", re.sub(r"def \w+\(", "def kernel(", body))
 
 
