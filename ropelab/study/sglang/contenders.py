@@ -222,6 +222,8 @@ def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: 
 
 
 def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    """From 0.6 on its kernel for any head size has no barrier between the threads of a head, which may lie in two warps
+    (96, 160, 192 and 320 features): in place, one may overwrite what another has yet to read. The check decides."""
     if version != FLASHINFER_THEN:  # which refuses by itself what it has no kernel for
         flashinfer.require_whole_vectors(
             workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize

@@ -160,7 +160,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
 
 def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Time against blocks with 1 to 8 tokens, and each launch policy on and off."""
-    times = drawing.timed(frame[frame.family.notna()])
+    times = drawing.timed(frame[frame.family.isin(_FAMILIES)])
     processors = int(times.multiprocessors.iloc[0])
     switched = times[times.policy.isin(("on", "off"))].pivot_table(
         index=["family", "layout", "seq_len"], columns="policy", values="median_us"
@@ -176,7 +176,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     for row, layout in zip(axes, layouts, strict=True):
         for ax, count in zip(row, tokens, strict=True):
             here = frame[(frame.seq_len == count) & (frame.layout == layout)]
-            _blocks(ax, drawing.timed(here[here.family.notna()]))
+            _blocks(ax, drawing.timed(here))
             copy = drawing.copies(drawing.timed(here)).median_us.min()
             ax.axhline(copy, color="black", linestyle="--", linewidth=1.2, label="best copy")
             ax.axvline(processors, color="grey", linewidth=1, linestyle=":", label=f"{processors} multiprocessors")

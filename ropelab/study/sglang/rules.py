@@ -305,7 +305,7 @@ def faster_than_positions(protocols: pd.DataFrame) -> Verdict:
     said = []
     for name in names:
         means, cells = _by_configuration(graphs, name, SECOND), ratio(graphs, name, SECOND)
-        third = _by_configuration(graphs, name, THIRD).mean() if THIRD in set(graphs.contender) else None
+        third = None if ratio(graphs, name, THIRD).empty else _by_configuration(graphs, name, THIRD).mean()
         said.append(
             f"{name} takes {means.mean():.2f} times as long as the second version (models; mean of {means.size} "
             f"configurations, {_range(cells, '.2f')} in {len(cells)} cells)"
