@@ -463,6 +463,7 @@ def test_the_warning_is_given_again():
 
 @pytest.mark.gpu
 def test_the_gpu_evidence_runs():
+    torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
     timed = {name: study for name, study in measure.STUDIES.items() if name != "fairseq2_defaults"}
     frames = {name: study(smoke=True) for name, study in timed.items()}
     for name, frame in frames.items():

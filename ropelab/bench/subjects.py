@@ -151,8 +151,8 @@ def flashinfer_cache(positions, query, key, head_size, cos_sin_cache, is_neox) -
     """FlashInfer's operator in place, the newest at hand."""
     if query.dtype not in (torch.bfloat16, torch.float16):
         raise NotImplementedError("FlashInfer rotates bfloat16 and float16")
-    if head_size not in flashinfer.OWN_KERNELS:
-        raise NotImplementedError("FlashInfer's kernel for other heads reads past the end of small ones")
+    layout = "split_half" if is_neox else "interleaved"
+    flashinfer.require_whole_vectors(head_size, cos_sin_cache.shape[-1], layout, query.itemsize)
     _flashinfer().apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)
 
 

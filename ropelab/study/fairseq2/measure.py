@@ -43,6 +43,7 @@ CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": Kernel
 NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
 """Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
 
+_MOST_SETS = 16  # of tensors: as many as keep the smallest cell of the grid out of the cache of an H200
 _CHECKED_TOKENS = 64  # of each end of every sequence
 _HELD = 12  # tensors in float32 that a contender's graph keeps at most, with those of the call that warms it up
 
@@ -298,7 +299,8 @@ def _timed(
 ) -> pd.DataFrame:
     """Check, then time those that are right, and the copies."""
     tensor_bytes = math.prod(cell.shape) * cell.dtype.itemsize
-    calls = list(_calls(cell, direction, max(1, math.ceil(2 * timing.cache_bytes() / tensor_bytes)), dynamic))
+    sets = min(_MOST_SETS, max(1, math.ceil(2 * timing.cache_bytes() / tensor_bytes)))
+    calls = list(_calls(cell, direction, sets, dynamic))
     ready, status = {}, {}
     for (mode, name), encoder in contenders.items():
         try:
