@@ -301,7 +301,7 @@ def test_flashinfer_names_what_is_missing(flashinfer_package, monkeypatch):
 @pytest.mark.parametrize(
     "head_dim, layout, taken",
     [(64, "split_half", True), (80, "split_half", False), (96, "split_half", True), (80, "interleaved", True),
-     (72, "interleaved", False), (320, "split_half", True)],
+     (72, "interleaved", False), (320, "split_half", True), (100, "split_half", False)],
 )  # fmt: skip
 def test_flashinfer_is_not_given_heads_that_it_reads_past(head_dim, layout, taken, monkeypatch):
     monkeypatch.setattr(peers.flashinfer, "module", lambda version: FakeOperators)

@@ -47,18 +47,19 @@ def imports(version: str) -> dict[str, ModuleType]:
 
 
 def require_whole_vectors(head_dim: int, rotary_dim: int, layout: str, itemsize: int) -> None:
-    """Refuse what FlashInfer does not ask about before it launches its kernel for any head size (from 0.6 on).
+    """Refuse what FlashInfer does not ask about before it launches a kernel.
 
-    Each thread of that turns 32 bytes. Where they do not divide half a head (split-half; else a head), results are
-    wrong, and it reads past the end of q: an illegal access if q ends where its memory does, after which no kernel of
-    the process runs. Versions before 0.6 raise for such heads.
+    Each thread turns 16 bytes or a 32nd of a head, and 32 bytes in the kernel for any head size (from 0.6 on; before,
+    it raises for others than ``OWN_KERNELS``). Where these do not divide half of what rotates (split-half; else all of
+    it), results are wrong, and addresses misaligned or past the end of q: an error after which no kernel of the process
+    runs.
 
     Raises:
         NotImplementedError: such a head.
     """
-    features = 32 // itemsize
+    features = max(16 // itemsize, head_dim // 32) if head_dim in OWN_KERNELS else 32 // itemsize
     part = rotary_dim // 2 if layout == "split_half" else rotary_dim
-    if head_dim not in OWN_KERNELS and part % features:
+    if part % features or head_dim * itemsize % 16:
         raise NotImplementedError(f"FlashInfer: a thread turns {features} features of {part} and reads past q's end")
 
 
