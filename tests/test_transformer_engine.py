@@ -11,6 +11,7 @@ import torch
 from ropelab import PackedSequences
 from ropelab.bench import records, timing
 from ropelab.bench.packages import NotInstalled
+from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.study import drawing, figures
 from ropelab.study.sources import facts
@@ -431,7 +432,38 @@ def test_the_grids_give_the_same_bits():
     assert (frame.same_result & frame.same_gradient).all()
     assert frame[["worst", "worst_ropelab"]].max().max() <= 1
     assert {"float32", "float16"} == set(frame.dtype) and frame.cp_rank.max() > 0
+    # ropelab's kernel is right to the same bound, and has most of their bits; float16 hides what its cosines differ by.
+    assert (frame.ropelab_same_bits > 0.5).all() and (frame.ropelab_same_bits[frame.dtype == "float16"] > 0.99).all()
     assert (frame["empty"] > 0).any() and (frame.past_end > 0).any() and frame.starts.any()
+
+
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+@pytest.mark.parametrize("cp_size, cp_rank", [(1, 0), (2, 0), (2, 1)])
+def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_rank, layout):
+    """Positions times 2**-17 have a cosine of 1 and themselves as sine; with integers for x and cotangent all is exact.
+
+    So result and gradient must be the same bits in ropelab's own kernel and in both grids, and any other position has
+    others.
+    """
+    packing = packings.with_empty(5, 32, 2 * cp_size)
+    angles = 2.0**-17 * torch.arange(packing.longest, dtype=torch.float32, device=DEVICE)
+    freqs = angles[:, None, None, None].expand(-1, 1, 1, 8).contiguous()
+    assert freqs.cos().eq(1).all() and freqs.sin().equal(freqs)
+    generator = torch.Generator().manual_seed(cp_rank)
+    x, gradient = (
+        torch.randint(-8, 9, (32 // cp_size, 3, 8), generator=generator).float().to(DEVICE) for _ in range(2)
+    )
+    where = {"cu_seqlens": packing.cu_seqlens(DEVICE), "cp_size": cp_size, "interleaved": layout == "interleaved"}
+
+    def rotated(rotate, rank=cp_rank, table=freqs):
+        return measure._both(partial(rotate, cp_rank=rank, **where), x, gradient, table, slice(None))
+
+    ours = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"))
+    for strategy in dispatch.STRATEGIES:
+        theirs = rotated(partial(dispatch.rotate_thd, strategy=strategy))
+        assert all(map(torch.equal, ours, theirs)), strategy
+    elsewhere = rotated(partial(apply_rotary_pos_emb, tensor_format="thd"), table=freqs + 2.0**-17)
+    assert not any(map(torch.equal, ours, elsewhere))
 
 
 @interpreted

@@ -121,12 +121,6 @@ def agrees(measured, stated, tolerance: float, *, at_least: bool = False):
     return (ratio >= 1 - tolerance) & (at_least | (ratio <= 1 + tolerance))
 
 
-def narrowly(value: float, threshold: float, within: float = 0.02) -> str:
-    """A remark where a verdict hangs on less than what replays of one measurement differ by, else nothing."""
-    off = value / threshold - 1
-    return f"narrowly: {abs(off):.1%} {'above' if off > 0 else 'below'} {threshold:.4g}" if abs(off) < within else ""
-
-
 class Unavailable(RuntimeError):
     """Raised by an evidence computation that cannot run on this machine; the record is read instead."""
 
