@@ -57,7 +57,7 @@ def reshaping_is_transparent(dispatch: pd.DataFrame) -> Verdict:
     """Transparent only if every caller for whom the formula is defined gets the formula's result."""
     first = dispatch[(dispatch.version == "first") & (dispatch.expected == "a result")]
     wrong = first[first.outcome != "equal"]
-    measured = f"{len(first) - len(wrong)} of {len(first)} shapes get the formula's result"
+    measured = f"{len(first) - len(wrong)} of {len(first)} shapes get the formula's result (our model of that version)"
     if wrong.empty:
         return Verdict.confirmed(measured)
     worst = wrong.loc[wrong.error.idxmax() if wrong.error.notna().any() else wrong.index[0]]
@@ -96,8 +96,8 @@ def tests_broadcast(tests: pd.DataFrame) -> Verdict:
         added = f"; {len(later)} that do came later ({later['read'].iloc[0]})" if len(later) else ""
         return Verdict.corrected(
             measured,
-            f"{reaching or 'none'} of the {passing} reach the fused kernel: the tensors of the others are on the CPU, "
-            f"where the gate is shut{added}",
+            f"{reaching or 'none'} of the {passing} {'reaches' if reaching < 2 else 'reach'} the fused kernel: the tensors "
+            f"are on the CPU, where the gate is shut{added}",
         )
     return Verdict.confirmed(measured)
 
@@ -108,7 +108,7 @@ def axis_bug_is_real(dispatch: pd.DataFrame) -> Verdict:
     first, merged = (in_tree[in_tree.version == version] for version in ("first", "merged"))
     wrong, still = first[first.outcome != "equal"], merged[merged.outcome != "equal"]
     measured = (
-        f"first version wrong for {len(wrong)} of {len(first)} shapes of in-tree callers "
+        f"first version (our model) wrong for {len(wrong)} of {len(first)} shapes of in-tree callers "
         f"({', '.join(_outcome(row) for row in wrong.itertuples())}); merged: {len(still)} wrong"
     )
     if wrong.empty:
