@@ -96,8 +96,8 @@ def tests_broadcast(tests: pd.DataFrame) -> Verdict:
         added = f"; {len(later)} that do came later ({later['read'].iloc[0]})" if len(later) else ""
         return Verdict.corrected(
             measured,
-            f"{reaching or 'none'} of the {passing} {'reaches' if reaching < 2 else 'reach'} the fused kernel: the tensors "
-            f"are on the CPU, where the gate is shut{added}",
+            f"{reaching or 'none'} of the {passing} {'reaches' if reaching < 2 else 'reach'} the fused kernel: the "
+            f"tensors are on the CPU, where the gate is shut{added}",
         )
     return Verdict.confirmed(measured)
 
