@@ -171,14 +171,16 @@ CASES = [
     ("TE-08", "te_parity", lambda: parity("cp_rank == 7", same_gradient=False), CORRECTED),
     ("TE-08", "te_parity", lambda: parity("cp_rank == 7", same_result=False), REFUTED),
     ("TE-08", "te_parity", lambda: parity("cp_rank == 7", worst=2.0), REFUTED),
-    ("TE-09", "te_override", evidence.override, CORRECTED),
-    ("TE-09", "te_override", lambda: evidence.override().query("version == 'first'"), CORRECTED),
-    ("TE-09", "te_override", lambda: evidence.override().query("variable == @dispatch.OVERRIDE"), CONFIRMED),
-    ("TE-09", "te_override", lambda: change(evidence.override(), one="legacy"), REFUTED),
+    ("TE-09", "te_source", evidence.source, CORRECTED),
+    ("TE-09", "te_source", lambda: evidence.source().query("version == 'first'"), CORRECTED),
+    ("TE-09", "te_source", lambda: evidence.source().query("variable == @dispatch.OVERRIDE"), CONFIRMED),
+    ("TE-09", "te_source", lambda: change(evidence.source(), one="legacy"), REFUTED),
     ("TE-10", "te_past_the_end", past, CORRECTED),
+    ("TE-10", {"te_past_the_end": past, "te_source": lambda: change(evidence.source(), guard=True)}, REFUTED),
     ("TE-10", "te_past_the_end", lambda: past(outcome="left as allocated"), REFUTED),
     ("TE-10", "te_past_the_end", lambda: past(outcome="reads past freqs"), CORRECTED),
     ("TE-11", "te_search", evidence.search, CORRECTED),
+    ("TE-11", "te_source", lambda: change(evidence.source(), threads=1), REFUTED),
     ("TE-11", "te_search", lambda: change(evidence.search(), warp_requests=3072), CONFIRMED),
     ("TE-11", "te_search", lambda: change(evidence.search(), thread_reads=12), REFUTED),
     ("TE-12", "te_parity", parity, CONFIRMED),
@@ -236,7 +238,7 @@ def test_the_dispatch_is_that_of_the_source():
 
 def test_every_claim_is_covered():
     verdicts = {}
-    for claim_id, _, _, verdict in CASES:
+    for claim_id, *_, verdict in CASES:
         verdicts.setdefault(claim_id, set()).add(verdict)
     assert verdicts.keys() == {claim.id for claim in load_claims("transformer_engine")}
     assert all(len(seen - {NOT_TESTABLE}) > 1 for seen in verdicts.values())

@@ -73,10 +73,11 @@ def _steps(n: int, sequence: int) -> int:
     return steps
 
 
-@evidence("te_override", "what the source says of its environment variable, and our model of the dispatch")
-def override() -> pd.DataFrame:
+@evidence("te_source", "facts of the source (data/sources.toml), and our model of the dispatch")
+def source() -> pd.DataFrame:
     """Each version whose source is known: version, read (the commit, and what was read of it), variable, zero and one
-    (what those values force), and model: whether ours launches the same."""
+    (what those values force), model (whether ours launches the same), guard (whether rows behind the last sequence are
+    left out) and threads (of a block that search)."""
     rows = []
     for fact in facts("dispatch", "transformer_engine"):
         forced = {value: fact["forces"][value] for value in ("0", "1")}
@@ -86,7 +87,8 @@ def override() -> pd.DataFrame:
                 chosen = [choose(n, packings.TOKENS, packings.TOKENS, version=fact["version"]) for n in packings.N_SEQS]
             same.append(set(chosen) == {strategy})
         rows.append({"version": fact["version"], "read": where(fact), "variable": fact["variable"],
-                     "zero": forced["0"], "one": forced["1"], "model": all(same)})  # fmt: skip
+                     "zero": forced["0"], "one": forced["1"], "model": all(same), "guard": fact["guard"],
+                     "threads": fact["threads_that_search"]})  # fmt: skip
     return pd.DataFrame(rows)
 
 

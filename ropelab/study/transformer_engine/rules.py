@@ -221,46 +221,55 @@ def same_bits(parity: pd.DataFrame) -> Verdict:
     )
 
 
-@rule("TE-09", "te_override")
-def override_forces(override: pd.DataFrame) -> Verdict:
+@rule("TE-09", "te_source")
+def override_forces(source: pd.DataFrame) -> Verdict:
     """What the source says; that our model of the dispatch does the same is no evidence, and is said beside it."""
-    forces = (override.zero == LEGACY) & (override.one == LINEAR)
-    obeyed = forces & (override.variable == OVERRIDE)
+    forces = (source.zero == LEGACY) & (source.one == LINEAR)
+    obeyed = forces & (source.variable == OVERRIDE)
     measured = "; ".join(
         f"{row.version} ({row.read}): {row.variable} {'forces either' if yes else 'does not force'}"
-        for row, yes in zip(override.itertuples(), forces, strict=True)
+        for row, yes in zip(source.itertuples(), forces, strict=True)
     )
-    measured += f"; our model does the same in {override.model.sum()} of {len(override)}"
-    if not obeyed[override.version == "first"].any():
+    measured += f"; our model does the same in {source.model.sum()} of {len(source)}"
+    if not obeyed[source.version == "first"].any():
         return Verdict.refuted(measured, "the first version does not obey it")
-    if not override.read[obeyed].str.contains("the file").any():
+    if not source.read[obeyed].str.contains("the file").any():
         return Verdict.confirmed(measured).of_model("as the document says; no file of it was read")
-    other = override[~obeyed]
+    other = source[~obeyed]
     if len(other):
         names = ", ".join(f"{row.variable} in {row.read}" for row in other.itertuples())
         return Verdict.corrected(measured, f"under that name until the review; later {names}")
     return Verdict.confirmed(measured)
 
 
-@rule("TE-10", "te_past_the_end")
-def no_guard(past: pd.DataFrame) -> Verdict:
+@rule("TE-10", "te_past_the_end", "te_source")
+def no_guard(past: pd.DataFrame, source: pd.DataFrame) -> Verdict:
+    """That the first version has no guard is read in its source; what follows is seen in our model of it."""
     outcome = past.set_index("contender").outcome
-    measured = MODELS + "; ".join(f"{name}: {what}" for name, what in outcome.items())
+    guards = "; ".join(f"{row.version} ({row.read}): {'a' if row.guard else 'no'} guard" for row in source.itertuples())
+    measured = f"{guards}; {MODELS}{'; '.join(f'{name}: {what}' for name, what in outcome.items())}"
+    if source.guard[source.version == "first"].any():
+        return Verdict.refuted(measured, "the first version has one")
     reads = outcome.index[outcome == "reads past freqs"]
     if "token-linear, as first proposed" not in reads:
         return Verdict.refuted(measured, "the first version reads nothing that is not there")
     if len(reads) > 1:
         return Verdict.corrected(measured, f"and so does {', '.join(name for name in reads if 'first' not in name)}")
     return Verdict.confirmed(measured).of_model(
-        "what a kernel without the test reads is shown by our model; that there was none is quoted in the review"
+        "that there is none is known from the source; what is read behind freqs for want of it, from our model"
     )
 
 
-@rule("TE-11", "te_search")
-def search_is_repeated(search: pd.DataFrame) -> Verdict:
+@rule("TE-11", "te_search", "te_source")
+def search_is_repeated(search: pd.DataFrame, source: pd.DataFrame) -> Verdict:
     """The count must be the published one; what the hardware makes of equal addresses is the correction."""
     row = search[search.n_seqs == 2401].squeeze()
     measured = f"2,401 sequences: {row.steps} steps x {THREADS} threads = {row.thread_reads:,} reads in a block"
+    once = source[source.threads == 1]
+    if len(once):
+        measured += f"; one thread searches since {once['read'].iloc[0]}"
+    if (source.threads[source.version == "first"] == 1).all():
+        return Verdict.refuted(measured, "in the first version one thread searches")
     if row.thread_reads != 3072:
         return Verdict.refuted(measured, "another count than 3,072")
     if row.warp_requests < row.thread_reads:
