@@ -277,7 +277,7 @@ def test_rounding_lifts_nothing_over_a_bar(tables):
 def test_the_packed_title_says_how_others_grow(tables):
     title = " ".join(family_figures.packed(tables["packed"]).get_suptitle().split())
     assert "1.000 times as long for 2,401 sequences as for one (bar 1.03, met)" in title
-    assert "flash-attn 1.00 for 2,401 and 374 skewed" in title and "legacy grid 176 for 2,401" in title
+    assert "flash-attn 1.00 for 2,401 and 374 skewed" in title and "legacy grid (model) 176 for 2,401" in title
 
 
 # --------------------------------------------------------------------------------------------- tables, older figures

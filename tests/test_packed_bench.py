@@ -261,8 +261,11 @@ def test_packed(on_cpu, monkeypatch):
     frame = right(packed.packed(), columns)
     assert frame[["n_seqs", "longest", "tokens", "heads"]].drop_duplicates().values.tolist() == [[6, 5, 11, 3]]
     lengths = frame[frame.freqs_len.notna()].groupby(["case", "contender"]).freqs_len.unique().to_dict()
-    assert lengths == {(family_findings.ONE, "legacy grid"): [11], (family_findings.SKEWED, "legacy grid"): [5]}
-    assert set(frame[frame.status.str.startswith("not run")].contender) == {"flash_attn"}
+    assert lengths == {
+        (family_findings.ONE, "legacy grid"): [11], (family_findings.SKEWED, "legacy grid"): [5],
+        (family_findings.ONE, "transformer_engine"): [11], (family_findings.SKEWED, "transformer_engine"): [11],
+    }  # fmt: skip
+    assert set(frame[frame.status.str.startswith("not run")].contender) == {"flash_attn", "transformer_engine"}
     forward, backward = (set(frame[frame.direction == direction].contender) for direction in DIRECTIONS)
     assert forward - backward == {"ropelab with positions"}
     assert [bar.cases for bar in family_findings.packed_bars(frame)] == [4, 8, 8]

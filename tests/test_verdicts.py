@@ -99,6 +99,22 @@ def test_evidence_that_cannot_be_computed_is_read_from_the_record(made_up):
     assert pieces[0].source == f"record, {written.footer}"
 
 
+@pytest.mark.parametrize(
+    "measured, at_least, expected", [(2.0, False, True), (2.2, False, True), (2.3, False, False), (2.3, True, True),
+                                     (1.8, False, True), (1.7, False, False), (1.7, True, False)]
+)  # fmt: skip
+def test_a_number_agrees_in_both_directions(measured, at_least, expected):
+    """More than claimed is another number too, unless the claim says that it may be more."""
+    assert verdicts.agrees(measured, 2.0, 0.1, at_least=at_least) == expected
+    found = verdicts.agrees(pd.Series([measured, 2.0]), pd.Series([2.0, 2.0]), 0.1, at_least=at_least)
+    assert found.tolist() == [expected, True]
+
+
+def test_a_model_confirms_nothing_by_itself():
+    assert Verdict.confirmed("1").of_model("a model").status == Status.CORRECTED
+    assert Verdict.refuted("1", "wrong").of_model("a model") == Verdict.refuted("1", "wrong; a model")
+
+
 def test_a_claim_without_a_rule_is_an_error(made_up):
     with pytest.raises(ValueError, match="MU-02: no rule"):
         verdicts.judge(claim(made_up, "two"))

@@ -32,7 +32,7 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
     """Both layouts and directions of every packing.
 
     Columns: case, n_seqs, longest, tokens, heads, head_dim, dtype, layout, direction, bytes, freqs_len (rows of the
-        table of angles; of the legacy grid alone, whose time depends on it), and those of ``compare``.
+        table of angles, for the legacy grid and TransformerEngine, whose times depend on it), and those of ``compare``.
     """
     cases = [replace(packings()[2], seq_len=8192, lengths=(64,) * 128)] if smoke else packings()
     shapes = [replace(case, layout=layout) for case in cases for layout in LAYOUTS]
@@ -45,13 +45,14 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def contenders() -> list[peers.Peer]:
-    """Ropelab with and without what the layers share, models of TransformerEngine's kernels, and flash-attn."""
+    """Ropelab with and without what the layers share, flash-attn, TransformerEngine and models of its kernels."""
     known = {peer.name: peer for peer in peers.PEERS}
     model = partial(peers.Peer, tables="its own, float32 angles", own_tables=True)
     return [
         known["ropelab"],
         peers.Peer("ropelab with positions", _with_positions, "float32", directions=("forward",)),
         known["flash_attn"],
+        known["transformer_engine"],
         model("token-linear, reads twice", partial(_model, kernel=varlen_models.token_linear)),
         model(_LEGACY, partial(_model, kernel=varlen_models.legacy_grid)),
     ]
@@ -86,6 +87,7 @@ def _columns(frame: pd.DataFrame, shape: Workload) -> pd.DataFrame:
     sizes = {"n_seqs": len(shape.lengths), "longest": max(shape.lengths)}
     frame = frame.rename(columns={"cell": "case", "seq_len": "tokens", "q_heads": "heads"})
     frame = frame.drop(columns=["batch", "k_heads", "rotary_dim", "seq_format", "storage", "in_place"])
-    frame = frame.assign(**sizes, freqs_len=frame.contender.map({_LEGACY: _freqs_len(shape)}))
+    rows = {_LEGACY: _freqs_len(shape), "transformer_engine": shape.seq_len}
+    frame = frame.assign(**sizes, freqs_len=frame.contender.map(rows))
     first = ["case", *sizes]
     return frame[[*first, *(name for name in frame if name not in first)]]

@@ -11,7 +11,8 @@ Alike, as there: 256 threads take a token, a warp a head and a thread a feature 
 feature and its partner, so that every element is read twice, two bytes at once, with whatever strides the tensor has;
 cosine and sine are computed from a float32 angle in every program. A rank's two chunks of every sequence and start
 positions are served as well. Different: heads rotate whole; cosine and sine each reduce their angle, where CUDA has
-one function for both; the search of the merged version is one thread's, here every thread does it.
+one function for both, and every warp computes its own, which a block of later versions shares; the search is one
+thread's in those, here every thread does it.
 """
 
 import math

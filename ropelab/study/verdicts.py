@@ -90,6 +90,16 @@ class Verdict:
     def not_testable(cls, needs: str) -> Verdict:
         return cls(Status.NOT_TESTABLE, "", needs)
 
+    def of_model(self, correction: str) -> Verdict:
+        """The same where the evidence is code of ours that stands in for what the claim speaks of.
+
+        A model does what it was written to do: it shows that the claim can hold, so what it confirms is confirmed with
+        the correction that says so.
+        """
+        if self.status != Status.CONFIRMED:
+            return Verdict(self.status, self.measured, "; ".join(filter(None, (self.note, correction))))
+        return Verdict.corrected(self.measured, correction)
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -98,6 +108,17 @@ class Evidence:
     name: str
     frame: pd.DataFrame
     source: str
+
+
+def agrees(measured, stated, tolerance: float, *, at_least: bool = False):
+    """Whether a measured number is the stated one, elementwise: the same rule for every claim with a number.
+
+    Args:
+        tolerance: relative. A ratio of times may be off by it in either direction.
+        at_least: for claims that say "at least", or "up to" of a largest value: more is right as well.
+    """
+    ratio = measured / stated
+    return (ratio >= 1 - tolerance) & (at_least | (ratio <= 1 + tolerance))
 
 
 class Unavailable(RuntimeError):

@@ -19,6 +19,7 @@ from ropelab.interop import broadcast
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.deepspeed import measure, peers
 from ropelab.study.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
+from ropelab.study.sources import cases, facts, where
 from ropelab.study.verdicts import Unavailable, evidence
 from ropelab.study.wrong_backward import definition, overall_errors, with_wrong_backward
 
@@ -41,15 +42,7 @@ CALLERS = (
     ("[s, b, h, d] with [s, 1, d], batch as long as the sequence", False, (S, S, H, D), (S, 1, D)),
 )
 
-TESTS = tuple(
-    # (tokens, head_dim, rotary_dim) of the parametrisation; the test skips rotary_dim > head_dim
-    [
-        (tokens, dim, rotary or dim)
-        for tokens, dim, rotary in itertools.product((1, 17, 128), (32, 64, 128), (None, 16, 32, 64))
-        if (rotary or dim) <= dim
-    ]
-    + [(8, 64, 64)] * 2  # the gradient test, in two dtypes
-)
+"""In DeepSpeed's tree are those of ``data/sources.toml``, both in the release that is compared with."""
 
 
 @evidence("deepspeed_dispatch", "computed on the CPU")
@@ -93,20 +86,31 @@ def dispatch() -> pd.DataFrame:
     return _from_code(rows, f"our model of the first version, {code}, and ropelab.interop.deepspeed")
 
 
-@evidence("deepspeed_tests", "the parametrisation of the two test files, run on the CPU")
+@evidence("deepspeed_tests", "the parametrisation of the tests (data/sources.toml), run on the CPU")
 def tests() -> pd.DataFrame:
-    """The 35 cases of the first and the fixed test file: columns version, broadcasts, reaches_kernel."""
-    heads, rows = 4, []
-    merged_on_cpu, _ = merged_function(_reached, on_device=lambda t: t.is_cuda)
-    for version, (tokens, dim, rotary) in itertools.product(("first", "fixed"), TESTS):
-        t = torch.zeros(tokens, heads, dim)
-        table = torch.zeros((tokens, rotary) if version == "first" else (tokens, 1, rotary))
-        outcome = _attempt(merged_on_cpu, t, table, table)
-        rows.append({
-            "version": version, "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
-            "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
-            "reaches_kernel": isinstance(outcome, _Reached),
-        })  # fmt: skip
+    """Every case of the test file: as first proposed, whose tables lack the axis of heads, and as fixed; and those of a
+    later commit.
+
+    Columns: version, test, read (the commit, and what was read of it), device, tokens, head_dim, rotary_dim,
+        broadcasts, reaches_kernel.
+    """
+    rows = []
+    for test in facts("test", "deepspeed"):
+        on_device = {"cpu": False, "cuda": True}[test["device"]]
+        merged, _ = merged_function(_reached, on_device=lambda t, on_device=on_device: on_device)
+        for version in ("first", "fixed") if test["version"] == "fixed" else (test["version"],):
+            for case in cases(test):
+                tokens, dim, rotary = case["tokens"], case["head_dim"], case["rotary_dim"] or case["head_dim"]
+                if rotary > dim:
+                    continue
+                t = torch.zeros(tokens, test["heads"], dim)
+                table = torch.zeros((tokens, rotary) if version == "first" else (tokens, 1, rotary))
+                rows.append({
+                    "version": version, "test": test["name"], "read": where(test), "device": test["device"],
+                    "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
+                    "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
+                    "reaches_kernel": isinstance(_attempt(merged, t, table, table), _Reached),
+                })  # fmt: skip
     return pd.DataFrame(rows)
 
 

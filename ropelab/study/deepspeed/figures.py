@@ -3,6 +3,7 @@
 As in ``ropelab.study.figures``: titles are computed, ``footer`` says machine and date.
 """
 
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ropelab.study import drawing
 from ropelab.study.deepspeed import callers as who
 from ropelab.study.deepspeed.evidence import GB10_GB_S, bandwidths
+from ropelab.study.deepspeed.rules import digits
 
 _RIGHT = ("kernel", "formula", "as the formula: an error")
 _OUTCOMES = (*_RIGHT, "kernel, wrong result", "reads past the tables")
@@ -78,7 +80,7 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
     norm = (ran[ran.version.isin(wrong)].norm_ratio - 1).abs().max() if wrong else 0
     title = (
         f"The gradient of torchembed {', '.join(map(str, wrong))} is off by up to {off:.2f} times its norm, "
-        f"while the norm itself is right to {norm:.0e}"
+        f"while the norm itself is right to {digits(norm)}"
         if wrong
         else "The gradient of every version is right"
     )
@@ -133,8 +135,9 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
             ax.barh(place, rows.fraction_of_copy.fillna(0), 0.25, color=look["color"], label=name)
             for y, row in zip(place, rows.itertuples(), strict=True):
                 ax.annotate(_what_runs(row), (max(0, np.nan_to_num(row.fraction_of_copy)), y), (4, 0),
-                            textcoords="offset points", va="center", size=7.5)  # fmt: skip
-        ax.axvline(1, color="grey", linestyle="--", linewidth=1)
+                            textcoords="offset points", va="center", size=7.5, zorder=4,
+                            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
+        ax.axvline(1, color="grey", linestyle="--", linewidth=1, zorder=3)  # below what is written
         ax.set_yticks(range(len(names) - 1, -1, -1), names)
         ax.set(title=direction, xlabel="fraction of the best copy of t", xlim=(0, 1.62))
         ax.grid(axis="y", visible=False)
@@ -150,7 +153,7 @@ def _labels(frame: pd.DataFrame) -> pd.Series:
 
 def _what_runs(row) -> str:
     if row.status != "ok":
-        return row.status.split(":")[0] + ":" + row.status.split(":", 1)[1][:44]
+        return textwrap.shorten(row.status, 64, placeholder=" …")
     extra = row.extra_bytes / row.tensor_bytes
     return f"{row.launches:.0f} launch{'es' * (row.launches > 1)}, {extra:.1f} tensors extra"
 

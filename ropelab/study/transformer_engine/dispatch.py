@@ -1,11 +1,20 @@
-"""The two grids as launch strategies, and who chooses between them.
+"""The two grids as launch strategies of one kernel, and who chooses between them.
 
 *legacy*: a block for every row of ``freqs`` and every sequence. *linear*: a block for every token, which searches for
-its sequence. The kernels are our models of TransformerEngine's (``ropelab.bench.varlen_models``).
+its sequence. Both launch the same rotation of a token, so they differ in nothing else; that is what the study compares.
 
-Three states of TransformerEngine#3057 are told apart: *first* is the pull request as the document shows it; *reviewed*
-is the one of its review of 2026-06-26, with the later heuristic and still with the environment variable; *merged* has
-that heuristic, and no variable.
+This kernel is a model of TransformerEngine's (``ropelab.bench.varlen_models``) and not the one that ropelab's
+functions launch, on purpose. A strategy is how a block finds its token and its position. ropelab's kernel finds
+neither: positions come from one small launch that all layers share, and a program takes a tile of tokens and heads,
+which a block for each row of ``freqs`` cannot. To give it these grids would measure what its tiles lose, not what the
+grids cost. Whether the models compute what ropelab computes is checked in ``measure.parity`` all the same: to the bound
+of the definition in every case, and how many elements have the same bits. Not all can: ropelab multiplies with cosines
+that were computed once, a program of the models computes its own.
+
+Versions of TransformerEngine#3057 (``data/sources.toml`` says what was read of each): *first* is the pull request as
+the document shows it; *reviewed* has another heuristic, one thread that searches and a guard for what lies behind the
+last sequence; *renamed* is the same with another name for its variable; *merged* has one more condition and no
+variable. No file of the latter was found: it is modelled from a description.
 """
 
 import os
@@ -18,8 +27,9 @@ from ropelab.bench import varlen_models
 from ropelab.bench.peers import differentiable
 
 OVERRIDE = "NVTE_FUSED_ROPE_THD_TOKEN_LINEAR"
+VARIABLES = {"first": OVERRIDE, "reviewed": OVERRIDE, "renamed": "NVTE_FUSED_ROPE_THD_LINEAR_GRID", "merged": None}
 LEGACY, LINEAR = "legacy", "linear"
-VERSIONS = ("first", "reviewed", "merged")
+VERSIONS = tuple(VARIABLES)
 
 
 def first_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
@@ -27,27 +37,30 @@ def first_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) 
     return LINEAR if tokens > 0 and n_seqs >= 64 and freqs_len * n_seqs >= 8 * tokens else LEGACY
 
 
-def merged_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
-    """As merged: linear if the legacy grid has more than ``2 cp_size`` times as many blocks, and 65,536 more.
+def reviewed_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
+    """Linear if the legacy grid has more than ``2 cp_size`` times as many blocks; ``tokens`` are those of this rank."""
+    return LINEAR if tokens > 0 and freqs_len * n_seqs > 2 * cp_size * tokens else LEGACY
 
-    Args:
-        tokens: of this rank.
-    """
-    legacy = freqs_len * n_seqs
-    return LINEAR if tokens > 0 and legacy > 2 * cp_size * tokens and legacy - tokens >= 65536 else LEGACY
+
+def merged_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
+    """As merged: the reviewed one, and only if the legacy grid has 65,536 blocks more."""
+    many = freqs_len * n_seqs - tokens >= 65536
+    return reviewed_heuristic(n_seqs, freqs_len, tokens, cp_size) if many else LEGACY
 
 
 HEURISTICS: dict[str, Callable[..., str]] = {"first": first_heuristic, "merged": merged_heuristic}
+"""Those that are judged against the times: what was claimed, and what came of it."""
+_OF_VERSION = {"reviewed": reviewed_heuristic, "renamed": reviewed_heuristic} | HEURISTICS
 
 
 def choose(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1, *, version: str = "first") -> str:
-    """The strategy a version takes; all but ``merged`` obey the environment variable ``OVERRIDE``, if it is 0 or 1."""
+    """The strategy a version takes; all but ``merged`` obey their variable (``VARIABLES``), if it is 0 or 1."""
     if version not in VERSIONS:
         raise ValueError(f"version: expected one of {VERSIONS}, got {version!r}")
-    override = os.environ.get(OVERRIDE)
-    if version != "merged" and tokens > 0 and override in ("0", "1"):
+    override = os.environ.get(VARIABLES[version] or "")
+    if tokens > 0 and override in ("0", "1"):
         return LINEAR if override == "1" else LEGACY
-    return HEURISTICS["first" if version == "first" else "merged"](n_seqs, freqs_len, tokens, cp_size)
+    return _OF_VERSION[version](n_seqs, freqs_len, tokens, cp_size)
 
 
 STRATEGIES: dict[str, Callable[..., torch.Tensor]] = {

@@ -7,6 +7,7 @@ from unittest import mock
 import pandas as pd
 
 from ropelab.bench.records import ROOT
+from ropelab.study.sources import cases, facts, where
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
 from ropelab.study.verdicts import evidence
@@ -14,12 +15,6 @@ from ropelab.study.verdicts import evidence
 DOCUMENTS = ROOT / "data" / "documents"
 THREADS, WARP = 256, 32
 """Of a block, and those of a warp, whose reads of one address are one request."""
-
-PARITY_TESTS = {
-    "first": {"dtypes": ("float32", "bfloat16"), "cp_ranks": (0,), "empty": True},
-    "merged": {"dtypes": ("float32", "bfloat16", "float16"), "cp_ranks": (0, 1), "empty": False},
-}
-"""What the parity test runs: as first proposed, from the review's summary in the document; as merged."""
 
 
 @evidence("te_published_a", "the document's table of layers")
@@ -78,12 +73,38 @@ def _steps(n: int, sequence: int) -> int:
     return steps
 
 
-@evidence("te_parity_tests", "the parametrisation of the parity test, from its review")
+@evidence("te_source", "facts of the source (data/sources.toml), and our model of the dispatch")
+def source() -> pd.DataFrame:
+    """Each version whose source is known: version, read (the commit, and what was read of it), variable, zero and one
+    (what those values force), model (whether ours launches the same), guard (whether rows behind the last sequence are
+    left out) and threads (of a block that search)."""
+    rows = []
+    for fact in facts("dispatch", "transformer_engine"):
+        forced = {value: fact["forces"][value] for value in ("0", "1")}
+        same = []
+        for value, strategy in forced.items():
+            with mock.patch.dict(os.environ, {fact["variable"]: value}):
+                chosen = [choose(n, packings.TOKENS, packings.TOKENS, version=fact["version"]) for n in packings.N_SEQS]
+            same.append(set(chosen) == {strategy})
+        rows.append({"version": fact["version"], "read": where(fact), "variable": fact["variable"],
+                     "zero": forced["0"], "one": forced["1"], "model": all(same), "guard": fact["guard"],
+                     "threads": fact["threads_that_search"]})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("te_parity_tests", "the parametrisation of the tests (data/sources.toml)")
 def parity_tests() -> pd.DataFrame:
-    """Columns version, float16, rank_above_0, empty: whether the test has such a case."""
-    rows = [
-        {"version": version, "float16": "float16" in test["dtypes"], "rank_above_0": max(test["cp_ranks"]) > 0,
-         "empty": test["empty"]}
-        for version, test in PARITY_TESTS.items()
-    ]  # fmt: skip
+    """The tests that compare the kernels, of each version whose file is known.
+
+    Columns: version, test, read (the commit, and what was read of it), kernels (both, or the new one beside the unfused
+        function), float16, rank_above_0, empty: whether some case of it has that.
+    """
+    rows = []
+    for test in facts("test", "transformer_engine"):
+        found = [case for case in cases(test) if case["cp_rank"] < case["cp_size"]]
+        rows.append({
+            "version": test["version"], "test": test["name"], "read": where(test), "kernels": test["kernels"],
+            "float16": any(case["dtype"] == "float16" for case in found),
+            "rank_above_0": any(case["cp_rank"] > 0 for case in found), "empty": any(test["zero_length"]),
+        })  # fmt: skip
     return pd.DataFrame(rows)

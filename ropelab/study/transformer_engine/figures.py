@@ -15,7 +15,7 @@ from ropelab.study.transformer_engine.dispatch import HEURISTICS
 from ropelab.study.transformer_engine.evidence import published_a, published_b
 from ropelab.study.transformer_engine.findings import NEW, OLD
 from ropelab.study.transformer_engine.layer import WITHOUT
-from ropelab.study.transformer_engine.measure import GIVEN, INTEROP, NAMES, SUMMED
+from ropelab.study.transformer_engine.measure import GIVEN, INTEROP, NAMES, PACKAGE, SUMMED
 
 _PUBLISHED = "published (H100, TransformerEngine)"
 _LOOKS = {INTEROP: {"label": "ropelab, called as TransformerEngine", "color": COLORBLIND[9], "marker": "P"}}
@@ -32,7 +32,8 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     told = [f"{ratio[last]:.0f} {_STEPS[step]}" for step, ratio in ratios.items() if last in ratio]
     title = (
         f"The old grid's time for {last:,} sequences over the new one's: {', '.join(told) or 'not measured'} "
-        f"(published {published[last]:.0f} with sum()); ropelab's own time moves by {_spread(tables[GIVEN])}"
+        f"(published {published[last]:.0f} with sum()); ropelab's own time moves by {_spread(tables[GIVEN])} over the "
+        f"packings{_with_sum(kernels)}"
     )
     fig, axes = drawing.grid(1, 3, (4.7, 3.9), title, footer)
     for ax, (step, table) in zip(axes[0], tables.items(), strict=False):
@@ -61,16 +62,17 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """What the legacy grid takes beyond the token-linear one, against its blocks without a token."""
+    """What the legacy grid takes beyond its live blocks, against those without a token."""
     fit = findings.dead_block_fit(kernels)
     if fit.empty:
         raise ValueError("kernels: expected times of both grids with many dead blocks")
     ns = fit.ns_per_dead_block.dropna()
     stated = published_b().ns_per_dead_block
-    off = (fit[OLD] / fit.fitted_us - 1).abs().max()
+    off = (fit[OLD] / fit.fitted_us - 1).abs()
     title = (
         f"A block without a token costs {ns.median():.2f} ns in each pass (published, on an H100: "
-        f"{value_range(stated[stated.index > 2], '.2f')}); this one number explains {len(fit)} cells within {off:.0%}"
+        f"{value_range(stated[stated.index > 2], '.2f')}); this one number explains {len(fit)} cells within "
+        f"{off.max():.0%}, half of them within {off.median():.0%}"
     )
     fig, axes = drawing.grid(1, 2, (5.6, 3.9), title, footer)
     beyond, each = axes[0]
@@ -85,7 +87,7 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
                 label=f"{ns.median():.2f} ns a block and pass")  # fmt: skip
     table = published_b().dropna()
     each.plot(table.dead_blocks, table.ns_per_dead_block, "_k", markersize=16, markeredgewidth=2.5, label=_PUBLISHED)
-    beyond.set(title="time beyond the token-linear grid's", yscale="log", ylabel="GPU time, two passes (µs)")
+    beyond.set(title="time beyond that of the blocks with a token", yscale="log", ylabel="GPU time, two passes (µs)")
     drawing.plain_log(beyond.yaxis)
     each.set(title="time of each dead block", ylabel="ns for each block and pass")
     each.set_ylim(bottom=0)
@@ -111,7 +113,7 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
         + " and ".join(phrases)
         + " as the new one"
     )
-    fig, axes = drawing.grid(1, len(counts), (5.4, 3.7), title, footer, sharey=True)
+    fig, axes = drawing.grid(1, len(counts), (4.6, 3.7), title, footer, sharey=True)
     for ax, n in zip(axes[0], counts, strict=True):
         rows = equal[(equal.n_seqs == n)].sort_values(["freqs_len", "part"]).drop_duplicates("freqs_len")
         for name in (OLD, NEW, "ropelab"):
@@ -141,17 +143,16 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     for ax, panel in zip(axes.flat, panels, strict=False):
-        panel = panel.sort_values("n_seqs").set_index("n_seqs")
+        panel = panel.sort_values("n_seqs").reset_index(drop=True)  # a place for each count: 63 and 64 are apart
         _lines(ax, panel, (OLD, NEW, "ropelab", "flash_attn"))
         for name, (marker, label) in _RINGS.items():
             taken = [row[NAMES[row[name]]] for _, row in panel.iterrows()]
-            ax.plot(panel.index, taken, marker, markersize=13 if marker == "o" else 17, markerfacecolor="none",
+            ax.plot(panel.index, taken, marker, markersize=9 if marker == "o" else 13, markerfacecolor="none",
                     markeredgecolor="0.2", markeredgewidth=1, label=label, zorder=6)  # fmt: skip
         ranks = f", {panel.cp_size.iloc[0]} ranks" if panel.cp_size.iloc[0] > 1 else ""
         ax.set(title=f"the longest has {panel.longest.iloc[0]:,} tokens{ranks}", yscale="log", xlabel="sequences")
         drawing.plain_log(ax.yaxis)
-        _counts(ax, panel.index)
-    for ax in axes[:, 0]:
+        ax.set_xticks(panel.index, [f"{n:,}" for n in panel.n_seqs], size=8)
         ax.set_ylabel("GPU time (µs)")
     drawing.legend(fig, axes, columns=3)
     drawing.say_untimed(fig, kernels[kernels.part == "skew"])
@@ -166,7 +167,7 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
     )
     without = frame[(frame.status == "ok") & (frame.contender == WITHOUT)].set_index("n_seqs").median_us
     stated = published_a().set_index("n_seqs")
-    names = [name for name in (OLD, NEW, "ropelab") if name in times]
+    names = [name for name in (OLD, NEW, "ropelab", PACKAGE) if name in times]
     speed = (times[OLD] / times[NEW]).dropna() if {OLD, NEW} <= set(times) else pd.Series(dtype=float)
     title = (
         f"The new grid makes the layer {value_range(speed, '.1f')} times as fast (published "
@@ -187,12 +188,15 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
         bars.bar(at, base, width * 0.92, color="0.8", label=WITHOUT, hatch="//", edgecolor="white")
         for x, value in zip(at, times[name] / 1000, strict=True):
             bars.annotate(f"{value:,.0f}", (x, value), (0, 2), textcoords="offset points", ha="center", size=8)
-        shares.plot(at, 100 * share[name], linestyle="none", markersize=8, **_look(name, label=False))
-    for column, offset in (("old_share_percent", -width), ("new_share_percent", 0)):
-        values = stated[column].reindex(times.index)
-        shares.plot(place + offset, values, "_k", markersize=24, markeredgewidth=2, label=_PUBLISHED)
+        shares.plot(at, 100 * share[name], linestyle="none", markersize=8, clip_on=False, zorder=4,
+                    **_look(name, label=False))  # fmt: skip
+    for column, name in (("old_share_percent", OLD), ("new_share_percent", NEW)):
+        if name not in names:
+            continue
+        at = place + (names.index(name) - (len(names) - 1) / 2) * width
+        shares.plot(at, stated[column].reindex(times.index), "_k", markersize=24, markeredgewidth=2, label=_PUBLISHED)
     bars.set(title="layer, forward and backward", ylabel="GPU time (ms)")
-    shares.set(title="q and k alone, over the layer", ylabel="share (%)", ylim=(0, 100))
+    shares.set(title="q and k alone, over the layer", ylabel="share (%)", ylim=(-3, 103))
     for ax in (bars, shares):
         ax.set_xticks(place, [f"{n:,}" for n in times.index])
         ax.set_xlabel("sequences in 65,536 tokens")
@@ -216,7 +220,7 @@ def _look(name: str, *, label: bool = True) -> dict[str, object]:
 
 
 def _lines(
-    ax: Axes, table: pd.DataFrame, names: tuple[str, ...] = (OLD, NEW, "ropelab", INTEROP, "flash_attn")
+    ax: Axes, table: pd.DataFrame, names: tuple[str, ...] = (OLD, NEW, "ropelab", INTEROP, "flash_attn", PACKAGE)
 ) -> None:
     """A line for each contender, over the number of sequences."""
     for name in names:
@@ -241,6 +245,13 @@ def _spread(table: pd.DataFrame) -> str:
     if table.ropelab.isna().all():
         return "an unknown amount"
     return f"{table.ropelab.max() / table.ropelab.min() - 1:.0%}"
+
+
+def _with_sum(kernels: pd.DataFrame) -> str:
+    """What the sum makes of ropelab's and flash-attn's times, as the end of a sentence."""
+    effects = findings.sum_effects(kernels).set_index("contender").added
+    told = [f"{drawing.label(name)} {effects[name]:+.0%}" for name in ("ropelab", "flash_attn") if name in effects]
+    return f"; the sum and its backward: {', '.join(told)}" if told else ""
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {

@@ -8,10 +8,10 @@ import pandas as pd
 
 from ropelab.bench import records
 from ropelab.study import comparison
-from ropelab.study.drawing import value_range
+from ropelab.study.drawing import label, value_range
 from ropelab.study.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
 from ropelab.study.transformer_engine.layer import ALONE, LAYER, WITHOUT
-from ropelab.study.transformer_engine.measure import GIVEN, NAMES, SUMMED
+from ropelab.study.transformer_engine.measure import GIVEN, NAMES, PACKAGE, SUMMED
 
 OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
 CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
@@ -29,21 +29,26 @@ def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
 
 
 def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The legacy grid's time beyond the token-linear one's, against its dead blocks: cells of one rank.
+    """The legacy grid's time beyond that of its live blocks, against its dead ones: cells of one rank.
 
-    Columns of ``times``, and beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us: what a
-    time for each dead block, the same in all cells, and that of the token-linear grid make together.
+    What the live blocks take is the grid's own time in the fastest cell that has no dead ones to speak of. (Not the
+    token-linear grid's: that one also searches.)
+
+    Columns of ``times``, and live_us, beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us:
+    what a time for each dead block, the same in all cells, and that of the live ones make together.
     """
-    table = times(kernels).query("cp_size == 1").dropna(subset=[OLD, NEW])
-    beyond = table[OLD] - table[NEW]
-    many = table.dead_blocks > 4 * table.tokens  # below, the difference of the live blocks counts as much
-    if not many.any():
+    table = times(kernels).query("cp_size == 1").dropna(subset=[OLD])
+    alive, many = table.dead_blocks <= table.tokens / 8, table.dead_blocks > 4 * table.tokens
+    if not alive.any() or not many.any():
         return pd.DataFrame()
+    live = table[OLD][alive].min()
+    beyond = table[OLD] - live
     each = np.median(beyond[many] / table.dead_blocks[many])
     return table.assign(
+        live_us=live,
         beyond_us=beyond,
         ns_per_dead_block=(1000 * beyond / table.dead_blocks / 2).where(many),
-        fitted_us=table[NEW] + each * table.dead_blocks,
+        fitted_us=live + each * table.dead_blocks,
     )
 
 
@@ -95,15 +100,45 @@ def number(value: object) -> str:
     return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
 
 
+def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
+    """What the document's ``out.sum()``, and a backward from its gradient, make of each contender's time in table B.
+
+    Columns contender, given_us and summed_us (medians over the packings), added_us and added (its median, over the time
+    from a given cotangent).
+    """
+    given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
+    rows = []
+    for name in dict.fromkeys(kernels.contender):
+        if name in given and name in summed:
+            pair = pd.DataFrame({"given": given[name], "summed": summed[name]}).dropna()
+            added = pair.summed - pair.given
+            rows.append({"contender": name, "given_us": pair.given.median(), "summed_us": pair.summed.median(),
+                         "added_us": added.median(), "added": (added / pair.given).median()})  # fmt: skip
+    return pd.DataFrame(rows, columns=["contender", "given_us", "summed_us", "added_us", "added"]).dropna()
+
+
 def sum_counts(kernels: pd.DataFrame) -> str:
     """What the sum of the document's loss adds to the times."""
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
-    added = (summed[NEW] / given[NEW] - 1).median()
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
+    effects = sum_effects(kernels).sort_values("added_us")
+    added = ", ".join(
+        f"{row.added_us:+.0f} µs ({row.added:+.0%}) for {label(row.contender)}" for row in effects.itertuples()
+    )
     return (
-        f"The document's times contain `out.sum()` and a backward from its expanded gradient, which change the new "
-        f"grid's time by {added:+.0%}; without them the largest speed-up of the new grid is {ratios[0]:.0f} instead of "
-        f"{ratios[1]:.0f}."
+        f"The document's times contain `out.sum()` and a backward from its expanded gradient. Against a given "
+        f"cotangent that makes {added} (medians over the packings). Without it the largest speed-up of the new grid "
+        f"over the old is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
+    )
+
+
+def beside_the_package(table: pd.DataFrame) -> str:
+    """How TransformerEngine itself does beside the faster of the two models, where it was timed, else nothing."""
+    if PACKAGE not in table or not {OLD, NEW} <= set(table):
+        return ""
+    ratio = (table[PACKAGE] / table[[OLD, NEW]].min(axis=1)).dropna()
+    return (
+        f"TransformerEngine itself takes {value_range(ratio, '.2f')} of the faster model's time" if len(ratio) else ""
     )
 
 

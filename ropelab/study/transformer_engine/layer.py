@@ -19,7 +19,7 @@ from ropelab.bench import timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import rotate_thd
-from ropelab.study.transformer_engine.measure import NAMES, Truth, require_gpu, worst
+from ropelab.study.transformer_engine.measure import NAMES, PACKAGE, Truth, bind_peer, require_gpu, why_not, worst
 from ropelab.study.transformer_engine.packings import Packing
 
 WITHOUT = "without RoPE"
@@ -47,7 +47,7 @@ SMOKE = Scale(tokens=1024, hidden=256, heads=2, ffn=512, n_seqs=(8,), rounds=2)
 
 
 def layer(*, smoke: bool = False) -> pd.DataFrame:
-    """Forward and backward of the layer with either grid, with ropelab and without a rotation; and q and k alone.
+    """Forward and backward of the layer with either grid, ropelab, TransformerEngine or no rotation; q and k alone.
 
     Balanced sequences, ``freqs_len`` = all tokens, bf16, a given random cotangent for the layer's result.
 
@@ -71,6 +71,11 @@ def measure_layer(scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFra
         rotations = contenders(packing, truth, scale, device)
         attend = partial(attention, cu_seqlens=packing.cu_seqlens(device), longest=packing.longest)
         status = {name: _status(rotate, packing, truth, scale, draw) for name, rotate in rotations.items()}
+        try:
+            rotations[PACKAGE] = bind_peer(PACKAGE, packing, truth.cos.float(), truth.sin.float())
+            status[PACKAGE] = _status(rotations[PACKAGE], packing, truth, scale, draw)
+        except Exception as error:  # recorded: what cannot run is a result too
+            status[PACKAGE] = why_not(error)
         right = {name: rotate for name, rotate in rotations.items() if status[name] == "ok"}
         whole = {
             name: partial(_layer_calls, weights, x, gradient, rotate, attend, scale)
@@ -163,7 +168,7 @@ def _status(rotate: RotatePair, packing: Packing, truth: Truth, scale: Scale, dr
         )
         return "ok" if error <= 1 else f"wrong: {error:.3g} times its bound"
     except Exception as error:  # recorded: what cannot run is a result too
-        return timing.failure(error)
+        return why_not(error)
 
 
 def _layer_calls(weights: Weights, x, gradient, rotate: RotatePair, attend, scale: Scale) -> list[Callable]:

@@ -34,6 +34,8 @@ from ropelab.study.verdicts import Unavailable
 NAMES = {LEGACY: "legacy grid", LINEAR: "token-linear, reads twice"}
 """Strategy -> contender, as in the record ``packed``."""
 INTEROP = "ropelab, TransformerEngine's call"
+PACKAGE = "transformer_engine"
+"""TransformerEngine itself, which chooses its kernel: the peer of that name, where it is installed."""
 GIVEN, SUMMED = "forward and backward", "with sum()"
 """Steps: from a given random cotangent, and as the document times it, from the sum of the result."""
 
@@ -87,15 +89,16 @@ class Case:
 def cases(tokens: int = packings.TOKENS) -> list[Case]:
     """Every cell of ``kernels``.
 
-    Not measured: the legacy grid with a full table for all packings, since its time is that of its blocks, and
-    flash-attn under context parallelism, which its kernel does not know.
+    TransformerEngine's adapter hands over a table as long as all tokens, so it is compared in table B. Not measured:
+    the legacy grid with a full table for all packings, since its time is that of its blocks, and flash-attn under
+    context parallelism, which its kernel does not know.
     """
     own = (NAMES[LEGACY], NAMES[LINEAR], "ropelab")
-    both = {"steps": (GIVEN, SUMMED), "contenders": (*own, "flash_attn", INTEROP)}
+    both = {"steps": (GIVEN, SUMMED), "contenders": (*own, "flash_attn", INTEROP, PACKAGE)}
     found = [Case("table B", packings.remainder_last(n, tokens), tokens, **both) for n in packings.N_SEQS]
-    for n in (128, 2401):
+    for n, parts in ((128, (64, 16, 4, 2)), (512, (16,)), (2401, (64, 16, 4, 2))):
         packing = packings.balanced(n, tokens)
-        lengths = [packing.longest, *(tokens // share for share in (64, 16, 4, 2))]
+        lengths = [packing.longest, *(tokens // part for part in parts)]
         found += [Case("freqs_len", packing, rows, contenders=own) for rows in sorted(set(lengths))]
     for longest, counts in ((tokens // 2, (2, 4, 8, 16, 32, 63, 64, 128, 512, 2401)),
                             (tokens // 8, (9, 16, 32, 63, 64, 128, 512, 2401))):  # fmt: skip
@@ -192,12 +195,13 @@ def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], 
             if name in NAMES.values():
                 results[name] = found
         except Exception as error:  # recorded: what cannot run is a result too
-            status[name] = _missing(error)
+            status[name] = why_not(error)
     same = all(itertools.starmap(torch.equal, zip(*results.values(), strict=True))) if len(results) == 2 else None
     return right, status, same
 
 
-def _missing(error: Exception) -> str:
+def why_not(error: Exception) -> str:
+    """The status of a contender that raised."""
     return f"not run: {error}" if isinstance(error, peers.packages.NotInstalled) else timing.failure(error)
 
 
@@ -214,13 +218,22 @@ def _bind(name: str, case: Case, truth: Truth, device) -> Rotate:
     if name == "ropelab":
         positions = ropelab.PackedSequences(cu_seqlens, case.tokens, **shard).positions
         return partial(ropelab.apply_rope, cos=cos, sin=sin, seq_format="thd", positions=positions)
+    rotate = bind_peer(name, case.packing, cos, sin)
+    return lambda x: rotate(x, None)[0]
+
+
+def bind_peer(name: str, packing: Packing, cos: torch.Tensor, sin: torch.Tensor) -> peers.Rotate:
+    """A package's rotation of packed tokens, ``rotate(q, k)``.
+
+    Raises:
+        NotInstalled: it is not.
+    """
     found, missing = peers.available(tuple(peer for peer in peers.PEERS if peer.name == name))
     if missing:
         raise peers.packages.NotInstalled(missing[name].removeprefix("not run: "))
-    workload = Workload("", 1, case.tokens, 1, 0, 2 * cos.shape[-1], 2 * cos.shape[-1], seq_format="thd",
-                        lengths=case.packing.lengths)  # fmt: skip
-    rotate = found[0].bind(workload, cos, sin)
-    return lambda x: rotate(x, None)[0]
+    width = 2 * cos.shape[-1]
+    workload = Workload("", 1, packing.tokens, 1, 0, width, width, seq_format="thd", lengths=packing.lengths)
+    return found[0].bind(workload, cos, sin)
 
 
 def _call(rotate: Rotate, x: torch.Tensor, gradient: torch.Tensor, step: str) -> Sequence[Callable]:
@@ -247,7 +260,8 @@ def parity(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns: kind of packing, n_seqs, empty (sequences without a token), past_end (rows in no sequence), starts (start
         positions given), cp_size, cp_rank, dtype, layout, same_result and same_gradient (bits, in the rows that are
-        in sequences), worst (error of any of the two over its bound) and worst_ropelab (that of our own call).
+        in sequences), worst (error of any of the two over its bound), and of our own call worst_ropelab and
+        ropelab_same_bits: the part of the elements, of result and gradient, that have the bits of the two grids.
     """
     device = _kernel_device()
     if device == "cpu":  # every program takes a millisecond
@@ -299,6 +313,7 @@ def measure_parity(
                     "dtype": str(dtype).removeprefix("torch."), "layout": layout,
                     "same_result": same[0], "same_gradient": same[1],
                     "worst": max(error[LEGACY], error[LINEAR]), "worst_ropelab": error["ropelab"],
+                    "ropelab_same_bits": _same_part(found["ropelab"], found[LEGACY]),
                 })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -308,6 +323,11 @@ def _both(rotate: Callable, x, gradient, freqs, inside: slice) -> tuple[torch.Te
     leaf = x.clone().requires_grad_()
     y = rotate(leaf, freqs)
     return y.detach()[inside], torch.autograd.grad(y, leaf, gradient)[0][inside]
+
+
+def _same_part(found: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+    """Of all elements, those that are equal."""
+    return torch.cat([(a == b).flatten() for a, b in zip(found, others, strict=True)]).double().mean().item()
 
 
 def past_the_end(*, smoke: bool = False) -> pd.DataFrame:

@@ -1,0 +1,32 @@
+"""Facts about public files that claims are about (``data/sources.toml``), and the cases that a test of them runs."""
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from ropelab.bench.records import ROOT
+
+SOURCES = ROOT / "data" / "sources.toml"
+
+
+@cache
+def _content() -> Mapping[str, list[dict]]:
+    return tomllib.loads(SOURCES.read_text(encoding="utf-8"))
+
+
+def facts(kind: str, document: str) -> list[dict]:
+    """Entries of a kind (``"test"``, ``"dispatch"``, ``"caller"``) about a document, by its key."""
+    return [entry for entry in _content()[kind] if entry["document"] == document]
+
+
+def cases(test: Mapping) -> Iterator[dict]:
+    """Every combination of a test's parameters: name -> value. What the test skips is among them."""
+    parameters = test["parameters"]
+    for values in itertools.product(*parameters.values()):
+        yield dict(zip(parameters, values, strict=True))
+
+
+def where(entry: Mapping) -> str:
+    """``"09867ff, the file"``: the commit and what was read of it."""
+    return ", ".join(filter(None, (entry.get("commit", "")[:7], entry["read_in"])))
