@@ -5,7 +5,7 @@ from ropelab.conformance.faults.fault import NotExpressed
 NOT_EXPRESSED = (
     NotExpressed(
         "gate_never_opens",
-        "The condition of the fused path is never true.",
+        "The condition of the fused path is true for single tokens only.",
         seen_in="FastVideo#1245",
         reason="its results are right, only its speed is not: a count of kernel launches shows it, no value does",
     ),
