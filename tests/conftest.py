@@ -16,6 +16,15 @@ from ropelab.kernels import rotate_torch  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Skips are quiet; those of packages that ``make peers`` could not fetch, or was not asked to, are not."""
+    skipped = {(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])}
+    lines = [f"{test}: {reason}" for test, reason in sorted(skipped) if "make peers" in reason]
+    if lines:
+        terminalreporter.section(f"NOT TESTED, for want of packages under build/peers: {len(lines)}", red=True)
+        terminalreporter.write_line("\n".join(lines))
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if not HAS_GPU and item.get_closest_marker("gpu"):
