@@ -34,6 +34,12 @@ def _patch_lang_once(fn):
 interpreter._patch_lang = _patch_lang_once
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Of ``--numprocesses auto``: a process for each core, but a GPU and its memory belong to one alone."""
+    return 0 if HAS_GPU else os.cpu_count()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Skips are quiet; those of packages that ``make peers`` could not fetch, or was not asked to, are not."""
     skipped = {(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])}
