@@ -37,7 +37,7 @@ help: ## this list
 
 test: EXTRAS := study test
 test: $(READY) ## the whole test suite (GPU tests only where there is a GPU)
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses auto --dist loadfile
 
 memcheck: EXTRAS := study test
 memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)

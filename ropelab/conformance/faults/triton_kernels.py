@@ -74,9 +74,9 @@ def _launch(x, y, cos, sin, positions, *, strides=None, mask_by_table=False, int
         return
     if tokens_on_y and seq_len > _GRID_AXIS_LIMIT and not x.is_cuda:  # the interpreter has no such limit
         raise RuntimeError("Triton Error [CUDA]: invalid argument")
-    block_tokens = 8
-    if tokens_on_y:  # interpreted, a program for each token would take forever
-        block_tokens = 1 if x.is_cuda else triton.next_power_of_2(seq_len)
+    block_tokens = 1 if tokens_on_y else 8
+    if not x.is_cuda:  # interpreted, every program takes milliseconds
+        block_tokens = triton.next_power_of_2(seq_len) if tokens_on_y else max(8, triton.next_power_of_2(seq_len) // 8)
     blocks = triton.cdiv(seq_len, block_tokens)
     _rotate_kernel[(1, blocks, batch) if tokens_on_y else (blocks, 1, batch)](
         x, y, cos.contiguous(), sin.contiguous(), positions.int().contiguous(), seq_len, heads, len(cos),
