@@ -9,29 +9,11 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before ropelab is imported
 
 import pytest  # noqa: E402
-import triton.language as tl  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
 
 import ropelab.prepared  # noqa: E402
 from ropelab.kernels import rotate_torch  # noqa: E402
 
 torch.set_num_threads(1)
-
-_patch_lang = interpreter._patch_lang
-
-
-def _patch_lang_once(fn):
-    """As Triton's: put the interpreter's functions in the place of those of the language that ``fn`` sees.
-
-    Triton does so when a kernel starts, and searches the whole language again at every call of a device function,
-    where it finds everything in place: a quarter of the time of this suite.
-    """
-    languages = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
-    functions = [tl.tensor.__add__, *(language.load for language in languages)]
-    return _patch_lang(fn) if any(map(tl.core.is_builtin, functions)) else interpreter._LangPatchScope()
-
-
-interpreter._patch_lang = _patch_lang_once
 
 
 @pytest.hookimpl(optionalhook=True)
