@@ -43,7 +43,7 @@ def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tup
     if version is None and found:
         version = list(found)[-1]
     if version is None or version not in found:
-        raise NotInstalled(f"{package} {version or ''}".strip() + " is neither installed nor in build/peers")
+        raise NotInstalled(f"{package} {version or ''}".strip() + " not installed")
     return version, found[version]
 
 

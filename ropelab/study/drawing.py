@@ -127,7 +127,7 @@ def legend(fig: Figure, axes: np.ndarray, columns: int = 6, size: float | None =
 def say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
     """Name the contenders that have no time, and why, at the foot of the figure, left of its footer."""
     untimed = frame[frame.status != "ok"]
-    reasons = untimed.status.str.split(" has relative error").str[0].str.slice(stop=60)
+    reasons = untimed.status.str.split(" has relative error").str[0].map(_short)
     found = [
         f"{label(name)} ({reason})"
         for name, reason in dict.fromkeys(zip(untimed.contender, reasons, strict=True))
@@ -145,6 +145,10 @@ def say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
     x, y, width, height = engine.get()["rect"]
     room = more * _STYLE["font.size"] / 72 / fig.get_figheight()
     engine.set(rect=(x, y + room, width, height - room))
+
+
+def _short(reason: str) -> str:
+    return textwrap.shorten(reason, 60, placeholder=" …")
 
 
 def plain_log(axis) -> None:
