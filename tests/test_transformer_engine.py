@@ -41,7 +41,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="on a GPU test_the_stud
 DEAD_NS, LIVE_US, SEARCH_US = 0.6, 14e-3, 0.002e-3
 
 
-NOT_INSTALLED = "not run: transformer-engine is neither installed nor in build/peers"
+NOT_INSTALLED = "not run: transformer-engine not installed"
 
 
 def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
