@@ -37,7 +37,7 @@ def time_goes_with_blocks(kernels: pd.DataFrame, published: pd.DataFrame) -> Ver
     measured = (
         f"{MODELS}{ns.median():.2f} ns for each dead block and pass ({value_range(ns, '.2f')}; published "
         f"{value_range(stated, '.2f')}), which with {fit.live_us.iloc[0]:,.0f} µs for the live ones explains all "
-        f"{len(fit)} cells to {off.max():.0%}, half of them to {off.median():.0%}"
+        f"{len(fit)} cells to {off.max():.0%} ({FIT:.0%} are allowed), half of them to {off.median():.0%}"
     )
     most = fit.loc[fit.dead_blocks.idxmax()]
     if most[OLD] <= findings.SLOWER * most.live_us:
