@@ -227,7 +227,9 @@ def test_the_sentence_on_torchembed_is_read_off_the_report():
     assert findings.torchembed_sentence("not diagnosed here: not installed") == ""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs no interpreter")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="needs a machine without a GPU: only there kernels are interpreted"
+)
 def test_only_kernels_are_interpreted():
     ask = [(os.getenv, (workers.INTERPRET, "no"))]
     before = os.environ.get(workers.INTERPRET)

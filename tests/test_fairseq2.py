@@ -416,10 +416,7 @@ def test_who_reads_the_tables(reached, cache, expected):
 @pytest.fixture
 def recorded():
     """The two committed records of what Inductor makes."""
-    found = [load(f"fairseq2_{name}", gpu=GPU).frame for name in ("inductor", "reorderings")]
-    if "launched" not in found[1]:
-        pytest.skip("measured when launches were not recorded")
-    return found
+    return [load(f"fairseq2_{name}", gpu=GPU).frame for name in ("inductor", "reorderings")]
 
 
 def test_what_is_generated_is_what_runs(recorded):

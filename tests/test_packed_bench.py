@@ -250,7 +250,7 @@ def test_few_tokens(on_cpu):
     assert [(w.batch, w.seq_len, w.first_position) for w in cells] == [(1, n, 1000) for n in (1, 2, 4, 8)]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="the models' kernels are compiled: test_studies_run has them")
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter, so no GPU; there test_studies_run has them")
 def test_packed(on_cpu, monkeypatch):
     cases = [replace(PACKED, name=name) for name in (family_findings.ONE, family_findings.SKEWED)]
     monkeypatch.setattr(packed, "packings", lambda: cases)

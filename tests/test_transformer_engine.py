@@ -33,7 +33,7 @@ from .test_deepspeed import change
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
 OLD, NEW = rules.OLD, rules.NEW
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="on a GPU test_the_studies_run has it")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine without a GPU: test_the_studies_run has it")
 
 
 # ------------------------------------------------------------------------------------------------- made-up records
@@ -480,7 +480,7 @@ def test_the_search_takes_the_steps_that_are_counted():
     assert (table.thread_reads == 256 * np.ceil(np.log2(table.index))).all()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("study", ["te_kernels", "te_layer"])
 def test_times_need_a_gpu(study):
     with pytest.raises(Unavailable, match="times are those of a GPU"):
