@@ -67,9 +67,8 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     ours = ours[(ours["mode"] == "kernel") & ours.fraction_of_copy.notna()]
     tables = ours.seq_len * ours.encoding_dim * 4
     itemsize = ours.dtype.map({"float32": 4, "bfloat16": 2})
-    moved = (
-        2 * ours.batch * ours.seq_len * ours.encoding_dim * itemsize
-    )  # x in, y out: a pass, of which each reads tables
+    # Of a pass, each of which reads the tables: x in, y out.
+    moved = 2 * ours.batch * ours.seq_len * ours.encoding_dim * itemsize
     return ours.assign(
         tables_bytes=tables, once=moved / (moved + tables), each_batch=moved / (moved + ours.batch * tables)
     )

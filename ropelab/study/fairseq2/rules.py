@@ -8,7 +8,7 @@ from ropelab.study.drawing import value_range
 from ropelab.study.fairseq2 import evidence  # noqa: F401  (registers what a CPU can compute)
 from ropelab.study.fairseq2.evidence import IMPLEMENTATIONS, ratios
 from ropelab.study.fairseq2.findings import apart, same_code, same_kernels
-from ropelab.study.verdicts import Verdict, rule
+from ropelab.study.verdicts import Verdict, agrees, rule
 
 CLOSE = 0.10
 """A ratio of times measured here confirms the published one within 10 %. All contenders wait for memory, so their
@@ -146,7 +146,7 @@ def native_speedup(grid: pd.DataFrame, inductor: pd.DataFrame, log: pd.DataFrame
     if here < 1 / (1 + _repeat_of_means(grid, inductor)):
         return Verdict.refuted(measured, "RE is the slower one here")
     corrections = []
-    if not _agrees(here, _NATIVE):
+    if not agrees(here, _NATIVE, CLOSE):
         corrections.append(f"{here:.2f} times on this GPU")
     if round(native, 2) != _NATIVE:
         corrections.append(
@@ -326,11 +326,6 @@ def _repeat_of_means(grid: pd.DataFrame, inductor: pd.DataFrame) -> float:
     return max(NOISE, apart(same_kernels(grid, inductor), how="mean"))
 
 
-def _agrees(here: float, stated: float) -> bool:
-    """Whether a ratio measured here is the published one: on either side, as the document gives a number."""
-    return abs(here / stated - 1) <= CLOSE
-
-
 def _off(here: float, stated: float) -> str:
     """``"9.1% below the stated 0.86, 10% are allowed"``."""
     side = "below" if here < stated else "above"
@@ -362,7 +357,7 @@ def _judge_degradation(stated: float, what: str, here: float | None, logged: flo
     if here * (1 + repeat) >= 1:
         return Verdict.refuted(measured, "not slower on this GPU and torch")
     corrections = []
-    if not _agrees(here, stated):
+    if not agrees(here, stated, CLOSE):
         corrections.append(f"{here:.2f} on this GPU")
     if round(abs(logged - stated), 2) > 0.01:  # a unit of the last digit printed
         corrections.append(f"the mean of the document's own log is {logged:.2f}")
