@@ -23,7 +23,7 @@ OWN_KERNELS = (64, 128, 256, 512)
 
 @cache
 def module(version: str) -> ModuleType:
-    """``flashinfer.rope`` of that version with its kernel compiled: nvcc takes a minute, once for each kind of GPU.
+    """``flashinfer.rope`` of that version with its kernel compiled: nvcc takes a minute or two, once for each GPU.
 
     Raises:
         NotInstalled: no such version, no GPU, or a package that it imports is missing.
