@@ -5,7 +5,7 @@ import inspect
 import pandas as pd
 import pytest
 
-from ropelab.bench import records
+from ropelab.bench import records, timing
 from ropelab.study import measure, verdicts
 
 
@@ -16,6 +16,26 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
     for document in verdicts.documents():
         assert document.studies.startswith("ropelab.study.")
     assert {"dense", "deepspeed_callers"} <= studies.keys()
+
+
+def test_several_studies_are_compiled_side_by_side_before(tmp_path, monkeypatch):
+    jobs = []
+
+    def spread(plain, kernels):
+        jobs.extend(kernels)
+        yield from (function(*arguments) for function, arguments in kernels)
+
+    def timed(*, smoke=False):
+        ran.append((timing.cache_bytes(), timing.gpu_times({"it": lambda: [lambda: None]}).median_us[0]))
+        raise ZeroDivisionError
+
+    ran = []
+    names = ("one", "two", "conformance")
+    monkeypatch.setattr(measure, "all_studies", lambda: dict.fromkeys(names, timed))
+    monkeypatch.setattr(measure, "spread", spread)
+    measure._compile(names)
+    assert [arguments for _, arguments in jobs] == [("one",), ("two",)]
+    assert ran == [(1, 1.0)] * 2
 
 
 def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_path, monkeypatch, capsys):

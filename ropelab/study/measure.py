@@ -1,19 +1,26 @@
 """Measure every study on the GPU at hand and write its records."""
 
+import contextlib
 import importlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pandas as pd
+import torch
 
-from ropelab.bench import packages, peers, records, studies
+from ropelab.bench import packages, peers, records, studies, timing
+from ropelab.bench.workers import spread
 from ropelab.study import precision_gpu
 from ropelab.study.verdicts import Unavailable, documents
 
 ON_REQUEST = ("tiles",)
 """Measured if named only: what a choice in the kernels rests on, and no figure of speed or verdict."""
+
+SPREAD = ("conformance",)
+"""Studies with processes of their own."""
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
@@ -40,7 +47,10 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
     for name, reason in missing.items():
         print(f"  {name}: {reason}")
     broken = []
-    for study in only or [name for name in known if name not in ON_REQUEST]:
+    wanted = list(only or [name for name in known if name not in ON_REQUEST])
+    if len(wanted) > 1 and torch.cuda.is_available() and not smoke:
+        _compile(wanted)
+    for study in wanted:
         print(f"  {study}", flush=True)
         started = time.monotonic()
         try:
@@ -63,6 +73,23 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
         print(f"    {len(record.frame)} rows, {time.monotonic() - started:.1f} s", flush=True)
     if broken:
         raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}")
+
+
+def _compile(studies: Sequence[str]) -> None:
+    """Run studies side by side with the clock stopped: kernels are then found on disk when they are timed.
+
+    Compiling keeps one core busy for longer than all the measuring takes. What fails here will again, and says so then.
+    """
+    started = time.monotonic()
+    print("  compiling", flush=True)
+    with contextlib.suppress(BrokenProcessPool):
+        list(spread([], [(_without_clock, (study,)) for study in studies if study not in SPREAD]))
+    print(f"    {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _without_clock(study: str) -> None:
+    with timing.stopped(), contextlib.suppress(Exception), contextlib.redirect_stdout(None):
+        all_studies()[study]()
 
 
 def all_studies() -> dict[str, Callable[..., pd.DataFrame]]:
