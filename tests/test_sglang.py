@@ -194,7 +194,7 @@ CASES = [
     ("SG-10", {"sglang_protocols": protocols}, NOT_TESTABLE),
     *(("SG-10", {"sglang_protocols": partial(protocols, **{FLASHINFER: us})}, verdict)
       for us, verdict in ((124.0, CONFIRMED), (110.0, CORRECTED), (104.0, REFUTED))),
-    ("SG-10", {"sglang_protocols": partial(protocols, **{FLASHINFER: 90.0, THIRD: 80.0})}, CORRECTED),
+    ("SG-10", {"sglang_protocols": partial(protocols, **{FLASHINFER: 90.0, THIRD: 80.0})}, REFUTED),
     ("SG-11", {"sglang_head_sizes": sizes, "sglang_second_grid": diffusion}, NOT_TESTABLE),
     *(("SG-11", {"sglang_head_sizes": partial(sizes, FlashInfer=at_96),
                  "sglang_second_grid": partial(diffusion, FlashInfer=us)}, verdict)

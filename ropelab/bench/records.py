@@ -123,7 +123,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda or "none",
         "triton": triton.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
     }
 
 

@@ -178,7 +178,8 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     forward = shown[shown.direction == "forward"]
     compiled = forward[(forward["mode"] == "compiled") & forward.contender.isin(IMPLEMENTATIONS)].peak
     first = shown.iloc[0]
-    title = f"Forward at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: compiled calls peak at "
+    title = f"Forward in {first.dtype} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: "
+    title += "compiled calls peak at "
     title += f"{drawing.value_range(compiled, '.1f')} times the result, eager ones at "
     title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, our kernel at "
     title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")

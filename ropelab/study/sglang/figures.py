@@ -249,7 +249,8 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours = times[times.contender == OURS]
     power = ours.head_dim.map(lambda size: size & (size - 1) == 0)
     uncommon, common = (drawing.value_range(ours[rows].fraction_of_copy, ".2f") for rows in (~power, power))
-    title = f"ropelab runs at {uncommon} of a copy where the head size is no power of two, at {common} where it is"
+    title = f"Split-half: ropelab runs at {uncommon} of a copy where the head size is no power of two, "
+    title += f"at {common} where it is"
     for name, rows in failed.groupby("contender"):
         title += f";\n{name} fails at {', '.join(map(str, sorted(rows.head_dim)))}"
     fig, axes = drawing.grid(1, 1, (10.0, 4.2), title, footer)

@@ -83,7 +83,7 @@ def first_cells() -> list[Workload]:
     """Of the 112 cells of the document's first grid 27: every configuration at the ends, one in between and beyond.
 
     Of its 14 lengths 1, 64 and 2048 everywhere, and 8, 512 and 8192 in the first configuration; the others lie between
-    them. All 112 would take two minutes, of the eight that everything may take. 32 sequences of 8192 tokens are left
+    them. All 112 would take two minutes more. 32 sequences of 8192 tokens are left
     out: the float64 check of 1.3 GB takes longer than all the rest.
     """
     cells = [_cell(batch, s, hq, hk, d) for (batch, hq, hk, d), s in product(FIRST_GRID, (1, 64, 2048))]

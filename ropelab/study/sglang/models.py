@@ -1,8 +1,8 @@
 """Models of the kernels in SGLang#14302 and of vLLM's, to time how they divide the work and read memory.
 
 The packages' kernels are CUDA and need their builds. These are Triton, and no measurement of the packages; block sizes,
-blocks a token and widths are those of the pull request's public source
-(``sgl-kernel/csrc/multimodal/rotary_embedding.cu``, three of its states, see `VERSIONS`):
+blocks a token and widths are those of the pull request's kernel
+(``sgl-kernel/csrc/multimodal/rotary_embedding.cu``), of its source at 02f22ef8 and of two later states, see `VERSIONS`:
 
 - ``rotate_tokens``: blocks that walk over the pairs of all query heads of a token, then of its key heads. With
   per-token tables these are the three versions, with positions it is vLLM's kernel.

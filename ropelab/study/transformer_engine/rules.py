@@ -37,7 +37,7 @@ def time_goes_with_blocks(kernels: pd.DataFrame, published: pd.DataFrame) -> Ver
     measured = (
         f"{MODELS}{ns.median():.2f} ns for each dead block and pass ({value_range(ns, '.2f')}; published "
         f"{value_range(stated, '.2f')}), which with {fit.live_us.iloc[0]:,.0f} µs for the live ones explains all "
-        f"{len(fit)} cells to {off.max():.0%}, half of them to {off.median():.0%}"
+        f"{len(fit)} cells to {off.max():.0%} ({FIT:.0%} are allowed), half of them to {off.median():.0%}"
     )
     most = fit.loc[fit.dead_blocks.idxmax()]
     if most[OLD] <= findings.SLOWER * most.live_us:
@@ -185,12 +185,12 @@ def heuristic_chooses_well(kernels: pd.DataFrame) -> Verdict:
         return Verdict.not_testable("both grids in the same cells")
     first, merged = (findings.missed(table, name) for name in ("first", "merged"))
     measured = f"{MODELS}takes the slower grid in {len(first)} of {len(table)} cells" + _worst(first, "first")
-    note = f"the merged one in {len(merged)}" + _worst(merged, "merged")
+    note = f"the merged heuristic takes it in {len(merged)}" + _worst(merged, "merged")
     if first.empty:
         return Verdict.confirmed(f"{measured}; {note}")
     own = first[first.part == "table B"]
     if len(own):
-        note = f"of the document's own table for {', '.join(map(str, sorted(own.n_seqs)))} sequences; {note}"
+        note = f"in the document's own table for {', '.join(map(str, sorted(own.n_seqs)))} sequences; {note}"
         return Verdict.refuted(measured, note)
     return Verdict.corrected(measured, note)
 
