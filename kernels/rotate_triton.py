@@ -341,12 +341,12 @@ def plan(
 def _tile_for(
     q: torch.Tensor, k_heads: int, cos: torch.Tensor, positions: torch.Tensor | None, rotation: Rotation
 ) -> Tile:
-    seq_len, q_heads, head_dim = q.shape[1:]
+    batch, seq_len, q_heads, head_dim = q.shape
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
     tile = choose_tile(
-        *shape, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
+        *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
         lean=not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width,
     )  # fmt: skip
     if positions is None and _batches_read_anew(q, k_heads, cos):

@@ -30,6 +30,9 @@ class Tile:
 # twelve programs of 128 threads on a multiprocessor instead of ten.
 _PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
+# Up to so many tokens of at least so many heads, all heads are under way at once if each is a program of one warp.
+_FEW_TOKENS, _MANY_HEADS = 8, 32
+
 _TABLE_FREE_HEADS = 16
 
 
@@ -39,12 +42,13 @@ def choose_tile(
     seq_len: int,
     innermost: str = "heads",
     *,
+    batch: int = 1,
     interleaved: bool = False,
     positions: bool = False,
     lean: bool = False,
     itemsize: int = 2,
 ) -> Tile:
-    """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``seq_len`` tokens in a row.
+    """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``batch`` times ``seq_len`` tokens.
 
     Every thread moves 16 bytes at once: four pairs of an interleaved head, or eight members of a split-half head, in
     two bytes each. 128 threads make a program, as a GPU starts programs at a limited rate: small ones wait for their
@@ -62,8 +66,10 @@ def choose_tile(
 
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
-    few = interleaved and not positions or itemsize > 2
-    access = PAIRS_PER_ACCESS if few else 2 * PAIRS_PER_ACCESS
+    if batch * seq_len <= _FEW_TOKENS and q_heads >= _MANY_HEADS:
+        return Tile(1, 1, 1, innermost)
+    narrow = interleaved and not positions or itemsize > 2
+    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if innermost == "tokens":
         # Few heads, as each is elsewhere in memory; they share the rows of the tables, for which a program that reads
         # positions waits longer.

@@ -359,3 +359,12 @@ def test_programs_that_share_rows_rotate_the_same(monkeypatch):
     after = ropelab.apply_rope(q, cos=cos, sin=sin)
     assert torch.equal(before, after)
     assert_rotated(after, q, cos, sin, layout="split_half", seq_format="bshd")
+
+
+@pytest.mark.parametrize("shape, few", [((1, 2), True), ((8, 1), True), ((3, 3), False)])
+def test_few_tokens_of_many_heads_are_a_program_a_head(device, shape, few):
+    q, k = (draw(*shape, heads, 16, seq_format="bshd", dtype=torch.float32, device=device) for heads in (32, 8))
+    cos, sin = ropelab.rotary_table(ROWS, 12, device=device)
+    check(q, k, cos, sin)
+    launch = rotate_triton.plan([q, k], [q, k], cos, sin, None, Rotation(12))
+    assert (launch.grid[0] * launch.grid[2] == 32 * shape[0] * shape[1]) == few

@@ -651,6 +651,21 @@ def test_draw_all_reads_records(tmp_path):
     assert len(missing) == len(figures.FIGURES) - len(drawn) and all("`make measure`" in line for line in missing)
 
 
+def test_with_the_clock_stopped_each_contender_is_called_once():
+    made = []
+    prepared = {
+        "sets": lambda: [partial(made.append, 1), partial(made.append, 2)],
+        "host": lambda: partial(made.append, 3),
+        "broken": lambda: 1 / 0,
+    }
+    with timing.stopped():
+        frame = timing.gpu_times(prepared, rounds=7)
+        assert timing.cache_bytes() == 1 and timing.gpu_us(partial(made.append, 4)) == 1.0
+    assert made == [1, 3, 4]
+    assert frame.status.tolist() == ["ok", "ok", "failed: ZeroDivisionError: division by zero"]
+    assert timing.gpu_times.__name__ == "gpu_times"
+
+
 def test_a_failure_names_no_folders():
     error = RuntimeError("at /home/me/build/a-1.0/csrc/pos_enc.cuh:1262: 1/2 of ./here/it, and/or\nmore")
     assert timing.failure(error) == "failed: RuntimeError: at pos_enc.cuh:1262: 1/2 of ./here/it, and/or"

@@ -1,11 +1,13 @@
 """Measuring all studies: every one is registered once, and none keeps the others from being recorded."""
 
 import inspect
+from functools import partial
 
 import pandas as pd
 import pytest
+import torch
 
-from ropelab.bench import records
+from ropelab.bench import records, timing
 from ropelab.study import measure, verdicts
 
 
@@ -16,6 +18,30 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
     for document in verdicts.documents():
         assert document.studies.startswith("ropelab.study.")
     assert {"dense", "deepspeed_callers"} <= studies.keys()
+
+
+def test_studies_are_compiled_with_the_clock_stopped_while_the_untimed_one_runs(tmp_path, monkeypatch):
+    def spread(plain, kernels):
+        for function, arguments in kernels:
+            yield function(*arguments)
+
+    def study(name, *, smoke=False):
+        ran.append((name, timing.gpu_times is not clock))
+        return pd.DataFrame({"cell": [name]})
+
+    ran, clock = [], timing.gpu_times
+    names = ("one", "two", *measure.UNTIMED)
+    monkeypatch.setattr(measure, "all_studies", lambda: {name: partial(study, name) for name in names})
+    monkeypatch.setattr(measure, "spread", spread)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    measure.measure(tmp_path)
+    (untimed,) = measure.UNTIMED
+    assert ran == [("one", True), (untimed, False), ("two", True), ("one", False), ("two", False)]
+    ran.clear()
+    measure.measure(tmp_path, only=["one"])
+    measure.measure(tmp_path, smoke=True, only=["one", "two"])
+    assert ran == [("one", False), ("one", False), ("two", False)]
 
 
 def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_path, monkeypatch, capsys):

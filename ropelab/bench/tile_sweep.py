@@ -62,7 +62,7 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
     order = innermost(to_bshd(sets[0].q, shape.seq_format))
     chosen = choose_tile(
-        shape.rotary_dim, shape.q_heads, shape.seq_len, order,
+        shape.rotary_dim, shape.q_heads, shape.seq_len, order, batch=shape.batch,
         interleaved=shape.layout == "interleaved", positions=positions, itemsize=shape.dtype.itemsize,
         lean=not shape.k_heads and shape.rotary_dim == shape.head_dim,
     )  # fmt: skip
@@ -83,7 +83,8 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
 def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
     """Programs of 512 and 1024 pairs whose threads take 4, or 8 with and without a limit on registers.
 
-    Where heads lie together also 256, 4 a thread; in other orders than memory's 512, 4 a thread.
+    Where heads lie together also 256, 4 a thread; in other orders than memory's 512, 4 a thread; for a few tokens also
+    a warp for one head and for two.
 
     Args:
         order: of which axis neighbours lie next to each other: see `choose_tile`.
@@ -102,6 +103,8 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
                     continue
                 for access, registers in _THREADS if turn == order and pairs > 256 else _THREADS[:1]:
                     found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access, registers))
+    if shape.batch * shape.seq_len <= 8:
+        found += [Tile(1, heads, 1, order) for heads in (1, 2)]
     return [tile for tile in found if tile.num_warps <= 8]
 
 

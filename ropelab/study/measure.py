@@ -1,19 +1,26 @@
 """Measure every study on the GPU at hand and write its records."""
 
+import contextlib
 import importlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pandas as pd
+import torch
 
-from ropelab.bench import packages, peers, records, studies
+from ropelab.bench import packages, peers, records, studies, timing
+from ropelab.bench.workers import spread
 from ropelab.study import precision_gpu
 from ropelab.study.verdicts import Unavailable, documents
 
 ON_REQUEST = ("tiles",)
 """Measured if named only: what a choice in the kernels rests on, and no figure of speed or verdict."""
+
+UNTIMED = ("conformance",)
+"""Measured while the others are compiled: it has processes of its own and looks at no clock."""
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
@@ -39,30 +46,57 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
     _, missing = peers.available(_PEERS)
     for name, reason in missing.items():
         print(f"  {name}: {reason}")
-    broken = []
-    for study in only or [name for name in known if name not in ON_REQUEST]:
+    wanted = list(only or [name for name in known if name not in ON_REQUEST])
+    timed = [study for study in wanted if study not in UNTIMED]
+
+    def recorded(study: str) -> bool:
         print(f"  {study}", flush=True)
         started = time.monotonic()
         try:
             frame = known[study](smoke=smoke)
         except Unavailable as error:
             print(f"    not measured: {error}")
-            continue
+            return True
         except Exception:
             traceback.print_exc()
-            broken.append(study)
-            continue
-        record = records.write(
-            study,
-            frame,
-            directory,
-            parameters={"smoke": smoke, "seconds": round(time.monotonic() - started, 1)},
-            peers=_versions(),
-            not_run=missing,
-        )
-        print(f"    {len(record.frame)} rows, {time.monotonic() - started:.1f} s", flush=True)
+            return False
+        seconds = time.monotonic() - started
+        parameters = {"smoke": smoke, "seconds": round(seconds, 1)}
+        record = records.write(study, frame, directory, parameters=parameters, peers=_versions(), not_run=missing)
+        print(f"    {len(record.frame)} rows, {seconds:.1f} s", flush=True)
+        return True
+
+    with _compiling(timed if torch.cuda.is_available() and not smoke else ()):
+        broken = [study for study in wanted if study in UNTIMED and not recorded(study)]
+    broken += [study for study in timed if not recorded(study)]
     if broken:
         raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}")
+
+
+@contextlib.contextmanager
+def _compiling(studies: Sequence[str]) -> Iterator[None]:
+    """Meanwhile, and before the end, run studies side by side with the clock stopped.
+
+    Their kernels are then found on disk when they are timed: compiling keeps one core busy for as long as all the
+    measuring takes. What fails here will fail again, and says so then.
+    """
+    if len(studies) < 2:
+        yield
+        return
+    started = time.monotonic()
+    done = spread([], [(_without_clock, (study,)) for study in studies])
+    with contextlib.suppress(BrokenProcessPool):
+        next(done)  # by then all have been started
+        print("  compiling", flush=True)
+    yield
+    with contextlib.suppress(BrokenProcessPool):
+        list(done)
+    print(f"  compiled, {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _without_clock(study: str) -> None:
+    with timing.stopped(), contextlib.suppress(Exception), contextlib.redirect_stdout(None):
+        all_studies()[study]()
 
 
 def all_studies() -> dict[str, Callable[..., pd.DataFrame]]:
