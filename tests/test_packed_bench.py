@@ -109,7 +109,9 @@ def test_tiles_that_are_tried():
             assert len(set(tiles)) == len(tiles) and {tile.innermost for tile in tiles} == turns
             for tile in tiles:
                 pairs = tile.block_tokens * tile.block_heads * tile_sweep.next_power_of_2(shape.rotary_dim // 2)
-                assert pairs == 32 * tile.num_warps * tile.pairs_per_access and tile.num_warps <= 8
+                full = pairs == 32 * tile.num_warps * tile.pairs_per_access
+                a_warp = tile.num_warps == 1 and shape.batch * shape.seq_len <= 8
+                assert (full or a_warp) and tile.num_warps <= 8
     few = {tile.block_heads for tile in tile_sweep.candidate_tiles(cells["1x4096 32/8 128"], "tokens")}
     assert few == {1, 2, 4, 8}
 
@@ -335,12 +337,12 @@ def test_what_cannot_run_stays_in_the_table(on_cpu):
 def test_studies_run(study):
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
     frame = studies.STUDIES[study](smoke=True)
+    if study == "tiles":
+        assert (frame.status == "ok").all() and frame.chosen.any() and (frame.median_us > 0).all()
+        return
     # Liger takes the distance between tokens from an axis of one token, in this cell's bhsd: a finding.
     lost = frame[frame.status.str.startswith(("wrong", "failed")) & (frame.contender != "liger")]
     assert lost.empty, lost[["contender", "status"]].to_dict("records")
-    if study == "tiles":
-        assert frame.chosen.any() and (frame.median_us > 0).all()
-        return
     ours = frame[frame.contender.str.startswith("ropelab")]
     assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]]
     if study == "memory":

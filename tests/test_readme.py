@@ -2,7 +2,7 @@
 
 import re
 
-from ropelab.study import summary
+from ropelab.study import shortfalls, summary
 
 TEXT = summary.README.read_text()
 
@@ -30,6 +30,16 @@ def test_tables_are_those_of_the_records(tmp_path):
         assert block and stamps(computed[dated]), f"{name} is empty: run python -m ropelab.study.summary"
         current = stamps(written[dated]) == stamps(computed[dated])
         assert not current or block == computed[name], f"{name} differs: run python -m ropelab.study.summary"
+
+
+def test_shortfalls_follow_the_records():
+    frames = {study: summary.record(study).frame for study in shortfalls.STUDIES}
+    now = shortfalls.sentences(frames)
+    slow = frames["deepspeed_table"].copy()
+    slow.loc[slow.contender == "compile", "median_us"] *= 3
+    slow.loc[slow.contender == "compile", "fraction_of_copy"] /= 3
+    then = shortfalls.sentences(frames | {"deepspeed_table": slow})
+    assert then[:-1] == now[:-1] and " % faster (in " in now[-1] and " % slower" in then[-1]
 
 
 def test_commands_exist():

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ropelab.bench import records
 from ropelab.bench.table_free import TABLE_FREE
-from ropelab.study import comparison, family_findings, verdicts
+from ropelab.study import comparison, family_findings, shortfalls, verdicts
 from ropelab.study.fairseq2 import findings as fairseq2_findings
 
 COLUMNS = {
@@ -32,7 +32,7 @@ def tables() -> dict[str, str]:
         (only / GPU).symlink_to(records.MEASUREMENTS / GPU)
         return {
             "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
-            "wide_heads": _wide_heads(only), "claims": _claims(only),
+            "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only), "claims": _claims(only),
         }  # fmt: skip
 
 
@@ -103,6 +103,13 @@ def _table_free(directory: Path) -> str:
         f"\nLargest error of {2 * errors.frame['values'].sum():,} cosines and sines, at every position below "
         f"{errors.frame['last'].max() + 1:,}: {worst:.2f} units of the last place.\n"
     )
+
+
+def _shortfalls(directory: Path) -> str:
+    """Where the kernels fall short, a line each."""
+    found = {study: records.load(study, directory) for study in shortfalls.STUDIES}
+    lines = shortfalls.sentences({study: record.frame for study, record in found.items()})
+    return _measured(found.values()) + "".join(f"- {line}\n" for line in lines)
 
 
 def _wide_heads(directory: Path) -> str:
