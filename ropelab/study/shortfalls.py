@@ -67,11 +67,10 @@ def _packed(times: pd.DataFrame) -> str:
         f"{_faster(flash[~skewed], ours.median_us)} as long as the sequences are alike; with one long among many short "
         f"ones it takes {value_range(apart, '.0f')} times as long as this one, which takes {value_range(own, '.2f')} "
         f"times as long as for {ours.loc[MANY].n_seqs.iloc[0]:,} alike. With {whole.tokens:,} tokens in one sequence "
-        f"{tables / 1e6:.0f} MB of float32 tables are read too: at "
-        f"the copy's bytes per second that leaves {whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel "
-        f"that reads everything twice takes {copies['interleaved']} copies in the interleaved layout, but "
-        f"{copies['split_half']} in split-half, where the second read comes from the cache: nothing can be twice as "
-        "fast as less than two copies."
+        f"{tables / 1e6:.0f} MB of float32 tables are read too: at the copy's bytes per second that leaves "
+        f"{whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel that reads everything twice takes "
+        f"{copies['interleaved']} copies in the interleaved layout, but {copies['split_half']} in split-half, where the "
+        "second read comes from the cache: nothing can be twice as fast as less than two copies."
     )
 
 
