@@ -69,8 +69,8 @@ def _packed(times: pd.DataFrame) -> str:
         f"times as long as for {ours.loc[MANY].n_seqs.iloc[0]:,} alike. With {whole.tokens:,} tokens in one sequence "
         f"{tables / 1e6:.0f} MB of float32 tables are read too: at the copy's bytes per second that leaves "
         f"{whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel that reads everything twice takes "
-        f"{copies['interleaved']} copies in the interleaved layout, but {copies['split_half']} in split-half, where the "
-        "second read comes from the cache: nothing can be twice as fast as less than two copies."
+        f"{copies['interleaved']} copies in the interleaved layout, but {copies['split_half']} in split-half, "
+        "where the second read comes from the cache: nothing can be twice as fast as less than two copies."
     )
 
 
