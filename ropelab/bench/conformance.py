@@ -1,6 +1,7 @@
 """Which laws everybody's rotation keeps: `ropelab.conformance` on ours and on the peers."""
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
@@ -31,12 +32,19 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
     runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
     # Nothing is timed, and compiling takes longer than all the rest: several may share the GPU.
     jobs = [(_numbered, (number, contender, laws, device, dtype)) for number, (contender, dtype) in enumerate(runs)]
-    frames = dict(spread([], jobs, here=smoke))
+    frames = {}
+    for number, frame, seconds in spread([], jobs, here=smoke):
+        frames[number] = frame
+        contender, dtype = runs[number]
+        print(f"    {len(frames):2}/{len(runs)} {contender.name}, {dtype} {seconds:6.1f} s", flush=True)
     return pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
 
 
-def _numbered(number: int, contender: Contender, laws, device: str, dtype: torch.dtype) -> tuple[int, pd.DataFrame]:
-    return number, held(contender, laws=laws, device=device, dtype=dtype)
+def _numbered(number: int, contender: Contender, laws, device: str, dtype: torch.dtype) -> tuple:
+    """With its number, as the first to end is not the first that began, and the seconds that it took."""
+    started = time.monotonic()
+    frame = held(contender, laws=laws, device=device, dtype=dtype)
+    return number, frame, time.monotonic() - started
 
 
 def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:

@@ -9,7 +9,9 @@ not in it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import math
 import re
 import warnings
@@ -403,6 +405,7 @@ def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
         fresh_cache(),  # code that comes from the cache is not generated, and then not seen
         torch._inductor.config.patch(benchmark_kernel=True),  # which writes the kernels' bytes into the code
         mock.patch.object(torch._dynamo, "reset"),  # what has been compiled before is to stay
+        contextlib.redirect_stderr(io.StringIO()),  # where it tells the path of every such module
     ):
         warnings.simplefilter("always")
         _, codes = run_and_get_code(call)
