@@ -22,8 +22,7 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
 
 def test_studies_are_compiled_with_the_clock_stopped_while_the_untimed_one_runs(tmp_path, monkeypatch):
     def spread(plain, kernels):
-        for function, arguments in kernels:
-            yield function(*arguments)
+        return iter([function(*arguments) for function, arguments in kernels])
 
     def study(name, *, smoke=False):
         ran.append((name, timing.gpu_times is not clock))
@@ -37,7 +36,7 @@ def test_studies_are_compiled_with_the_clock_stopped_while_the_untimed_one_runs(
     monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
     measure.measure(tmp_path)
     (untimed,) = measure.UNTIMED
-    assert ran == [("one", True), (untimed, False), ("two", True), ("one", False), ("two", False)]
+    assert ran == [("one", True), ("two", True), (untimed, False), ("one", False), ("two", False)]
     ran.clear()
     measure.measure(tmp_path, only=["one"])
     measure.measure(tmp_path, smoke=True, only=["one", "two"])

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any
 from unittest import mock
@@ -17,7 +18,7 @@ MOST_PROCESSES = 14
 
 
 def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) -> Iterator[Any]:
-    """Run jobs side by side, on all cores, and yield their results as they come.
+    """Run jobs side by side, on all cores, from now on; the iterator yields their results as they come.
 
     Whether Triton interprets is settled when it is imported, and what is interpreted is slow: jobs that need no
     kernel get processes that do not, jobs of kernels get others that do, unless there is a GPU.
@@ -27,27 +28,27 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
         here: one after the other in this process, which is faster for a few.
     """
     if here:
-        yield from (function(*arguments) for function, arguments in (*kernels, *plain))
-        return
+        return (function(*arguments) for function, arguments in (*kernels, *plain))
     plain, kernels = list(plain), list(kernels)
     cores = min(os.cpu_count() or 1, MOST_PROCESSES)
+    # Interpreted jobs are the longest: they may have every core, and those without kernels then half of them.
+    half = max(1, cores // 2) if kernels else cores
     futures: list[Future] = []
-    pools = []
-    try:
-        # Interpreted jobs are the longest: they may have every core, and those without kernels then half of them.
-        half = max(1, cores // 2) if kernels else cores
+    with ExitStack() as opened:
         for jobs, interpret, most in ((kernels, not torch.cuda.is_available(), cores), (plain, False, half)):
             if not jobs:
                 continue
             pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=_alone)
-            pools.append(pool)
+            opened.callback(pool.shutdown, cancel_futures=True)
             with _environment(interpret):  # the processes start now, and inherit it
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
+        return _results(futures, opened.pop_all())
+
+
+def _results(futures: Iterable[Future], pools: ExitStack) -> Iterator[Any]:
+    with pools:
         for future in as_completed(futures):
             yield future.result()
-    finally:
-        for pool in pools:
-            pool.shutdown(cancel_futures=True)
 
 
 def _alone() -> None:

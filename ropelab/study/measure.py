@@ -85,18 +85,19 @@ def _compiling(studies: Sequence[str]) -> Iterator[None]:
         return
     started = time.monotonic()
     done = spread([], [(_without_clock, (study,)) for study in studies])
-    with contextlib.suppress(BrokenProcessPool):
-        next(done)  # by then all have been started
-        print("  compiling", flush=True)
+    print("  compiling", flush=True)
     yield
     with contextlib.suppress(BrokenProcessPool):
-        list(done)
+        for study, seconds in done:
+            print(f"    {study:20} {seconds:6.1f} s", flush=True)
     print(f"  compiled, {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _without_clock(study: str) -> None:
+def _without_clock(study: str) -> tuple[str, float]:
+    started = time.monotonic()
     with timing.stopped(), contextlib.suppress(Exception), contextlib.redirect_stdout(None):
         all_studies()[study]()
+    return study, time.monotonic() - started
 
 
 def all_studies() -> dict[str, Callable[..., pd.DataFrame]]:
