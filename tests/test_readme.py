@@ -40,6 +40,7 @@ def test_shortfalls_follow_the_records():
     slow.loc[slow.contender == "compile", "fraction_of_copy"] /= 3
     then = shortfalls.sentences(frames | {"deepspeed_table": slow})
     assert then[:-1] == now[:-1] and " % faster (in " in now[-1] and " % slower" in then[-1]
+    assert "is out of reach" in now[-1] and "is within reach in 12 cases" in then[-1]
 
 
 def test_commands_exist():

@@ -35,12 +35,14 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
     frames = {}
     for number, frame, seconds in spread([], jobs, here=smoke):
         frames[number] = frame
-        contender, dtype = runs[number]
-        print(f"    {len(frames):2}/{len(runs)} {contender.name}, {dtype} {seconds:6.1f} s", flush=True)
+        about = f"{runs[number][0].name}, {runs[number][1]}"
+        print(f"    {len(frames):2}/{len(runs)} {about:50} {seconds:6.1f} s", flush=True)
     return pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
 
 
-def _numbered(number: int, contender: Contender, laws, device: str, dtype: torch.dtype) -> tuple:
+def _numbered(
+    number: int, contender: Contender, laws: Iterable[str] | None, device: str, dtype: torch.dtype
+) -> tuple[int, pd.DataFrame, float]:
     """With its number, as the first to end is not the first that began, and the seconds that it took."""
     started = time.monotonic()
     frame = held(contender, laws=laws, device=device, dtype=dtype)

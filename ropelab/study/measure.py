@@ -26,7 +26,7 @@ _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
 
 def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None) -> None:
-    """Measure and record, printing a line for each step.
+    """Measure and record, printing a line for each step: first what looks at no clock, while the rest is compiled.
 
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.

@@ -14,6 +14,8 @@ STUDIES = ("dense", "few_tokens", "sglang_protocols", "packed", "table_free", "m
 """The records behind the sentences."""
 FEW, FEW_IN_PLACE = 512, 64
 """Up to so many tokens the sentences of that name look."""
+OVER_COMPILED = 1.5
+"""The bar at DeepSpeed's own shapes: times as fast as torch.compile."""
 
 
 def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -69,8 +71,8 @@ def _packed(times: pd.DataFrame) -> str:
         f"times as long as for {ours.loc[MANY].n_seqs.iloc[0]:,} alike. With {whole.tokens:,} tokens in one sequence "
         f"{tables / 1e6:.0f} MB of float32 tables are read too: at the copy's bytes per second that leaves "
         f"{whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel that reads everything twice takes "
-        f"{copies['interleaved']} copies in the interleaved layout, but {copies['split_half']} in split-half, "
-        "where the second read comes from the cache: nothing can be twice as fast as less than two copies."
+        f"{copies['interleaved']} copies in the interleaved layout, and {copies['split_half']} in split-half, where "
+        "the second read comes from the cache: a kernel as fast as a copy is so many times as fast."
     )
 
 
@@ -97,13 +99,14 @@ def _one_tensor(times: pd.DataFrame) -> str:
     times = times.set_index(["cell", "dtype", "direction"])
     ours, compiled = (times[times.contender == name] for name in (OURS, "compile"))
     forward = [index for index in compiled.index if index[1:] == ("bfloat16", "forward")]
+    most = 1 / compiled.fraction_of_copy
+    bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
     return (
         f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
         f"{value_range(compiled.fraction_of_copy, '.2f')} of a copy and this kernel "
         f"{value_range(ours.fraction_of_copy, '.2f')}; in bfloat16 forward torch.compile is "
         f"{_faster(compiled.median_us.loc[forward], ours.median_us)}. A kernel as fast as a copy would be "
-        f"{value_range(1 / compiled.fraction_of_copy, '.2f')} times as fast as torch.compile: the 1.5 that we had set "
-        "ourselves is not to be had."
+        f"{value_range(most, '.2f')} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
     )
 
 

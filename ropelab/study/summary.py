@@ -1,6 +1,7 @@
 """The tables of README.md, computed from the records; a test compares them with what the file says."""
 
 import tempfile
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -109,14 +110,14 @@ def _shortfalls(directory: Path) -> str:
     """Where the kernels fall short, a line each."""
     found = {study: records.load(study, directory) for study in shortfalls.STUDIES}
     lines = shortfalls.sentences({study: record.frame for study, record in found.items()})
-    return _measured(found.values()) + "".join(f"- {line}\n" for line in lines)
+    return _measured(found.values()) + "".join(_paragraph(line, "- ") for line in lines)
 
 
 def _wide_heads(directory: Path) -> str:
     """What the kernel reaches where a head is as wide as the model."""
     grid, inductor = (records.load(f"fairseq2_{name}", directory) for name in ("grid", "inductor"))
     text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
-    return _measured([grid, inductor]) + f"Heads as wide as the model (fairseq2's encoders): {text}\n"
+    return _measured([grid, inductor]) + _paragraph(f"Heads as wide as the model (fairseq2's encoders): {text}")
 
 
 def _claims(directory: Path) -> str:
@@ -127,6 +128,11 @@ def _claims(directory: Path) -> str:
     rows = [[name, *(str(count or "") for count in row)] for name, row in zip(counts.index, counts.values, strict=True)]
     text = _table(["document", *counts.columns], rows) + "\n"
     return text + _table(["claim", "in our words", "verdict"], ledger[["id", "statement", "verdict"]].values.tolist())
+
+
+def _paragraph(text: str, bullet: str = "") -> str:
+    lines = textwrap.fill(text, 120, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_on_hyphens=False)
+    return lines + "\n"
 
 
 def _measured(found: Iterable[records.Record]) -> str:
