@@ -63,13 +63,14 @@ def _copy_features(x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.conste
 
 @triton.jit
 def _read_heads(
-    x_ptr, stride_b, stride_s, stride_h, y_stride_b, y_stride_s, y_stride_h,
-    batch, first_seq, token, is_token, head_block,
+    x, tile,
     HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, FIRST: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr,
     SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A program's share of q's or k's heads, and where it reads and writes them."""
+    x_ptr, stride_b, stride_s, stride_h, y_stride_b, y_stride_s, y_stride_h = x
+    batch, first_seq, token, is_token, head_block = tile
     head = head_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     mask = is_token[:, None, None] & (head < HEADS)[None, :, None]
     at = offsets_of(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN, WIDE)
@@ -159,7 +160,7 @@ def _rotate_kernel(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr,
     FIRST: tl.constexpr, INTERLEAVED: tl.constexpr, OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr,
     FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr, POSITIONS: tl.constexpr, IN_PLACE: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, HEADS_FIRST: tl.constexpr,
     ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
@@ -178,26 +179,30 @@ def _rotate_kernel(
     # The grid is exact for single tokens; blocks of several may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
 
+    tile = batch, first_seq, token, is_token, head_block
+    q_in = q_ptr, q_stride_b, q_stride_s, q_stride_h, qy_stride_b, qy_stride_s, qy_stride_h
+    k_in = k_ptr, k_stride_b, k_stride_s, k_stride_h, ky_stride_b, ky_stride_s, ky_stride_h
+    # All loads come before the first store: the compiler may not move a load across a store by itself.
+    q = _read_heads(
+        q_in, tile, Q_HEADS, BLOCK_Q_HEADS,
+        FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+    )  # fmt: skip
+    if HEADS_FIRST:
+        if K_HEADS > 0:
+            k = _read_heads(
+                k_in, tile, K_HEADS, BLOCK_K_HEADS,
+                FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+            )  # fmt: skip
+        # Nothing is exchanged. But the compiler, left alone, moves what waits for the positions up in front of the
+        # heads' loads, which then begin only when the positions have come; over a barrier it moves nothing.
+        tl.debug_barrier()
     position = position_of(
-        positions_ptr,
-        positions_stride_b,
-        positions_stride_s,
-        first_position,
-        batch,
-        first_seq,
-        token,
-        is_token,
+        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
         POSITIONS,
-    )
+    )  # fmt: skip
     cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
         position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
         POSITIONS, TABLE_ALIGN, SAME_STRIDES,
-    )  # fmt: skip
-    # All loads come before the first store: the compiler may not move a load across a store by itself.
-    q = _read_heads(
-        q_ptr, q_stride_b, q_stride_s, q_stride_h, qy_stride_b, qy_stride_s, qy_stride_h,
-        batch, first_seq, token, is_token, head_block,
-        Q_HEADS, BLOCK_Q_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
     )  # fmt: skip
     if not TABLE_FREE:
         q_columns = _read_columns(
@@ -205,11 +210,11 @@ def _rotate_kernel(
             PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED, COMPUTE_DTYPE,
         )  # fmt: skip
     if K_HEADS > 0:
-        k = _read_heads(
-            k_ptr, k_stride_b, k_stride_s, k_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
-            batch, first_seq, token, is_token, head_block,
-            K_HEADS, BLOCK_K_HEADS, FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
-        )  # fmt: skip
+        if not HEADS_FIRST:
+            k = _read_heads(
+                k_in, tile, K_HEADS, BLOCK_K_HEADS,
+                FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
+            )  # fmt: skip
         if not TABLE_FREE:
             k_columns = _read_columns(
                 cos_ptr + cos_at, sin_ptr + sin_at, k, has_row, is_negative,
@@ -320,6 +325,8 @@ def plan(
         "POSITIONS": mode(positions, rotation),
         "IN_PLACE": all(x is y for x, y in zip(xs, outs, strict=True)),
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
+        # Programs of one warp are for a few tokens: all run at once, and the way from positions to rows is the longest.
+        "HEADS_FIRST": positions is not None and tile.num_warps > 1,
         "ALIGN": min(common_alignment([*x_strides, *y_strides]), features_per_access),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         # One offset then serves input and output, and one serves cos and sin.

@@ -27,8 +27,9 @@ class Tile:
 # With more than four pairs a thread the assembler, left alone, saves a few registers (which make no room for another
 # program) by moving half of the loads behind the first arithmetic, and every program waits for memory twice. A thread
 # that is allowed as many as it wants keeps all loads in front. A lean one can do so with 40, which leaves room for
-# twelve programs of 128 threads on a multiprocessor instead of ten.
-_PLENTY, _ENOUGH_IF_LEAN = 96, 40
+# twelve programs of 128 threads on a multiprocessor instead of ten. One that waits for positions first is better off
+# with 32 and sixteen programs; for split-half heads the assembler, left alone, then comes down to 32.
+_PLENTY, _ENOUGH_IF_LEAN, _LEAN_AND_WAITING = 96, 40, 32
 
 # Up to so many tokens of at least so many heads, all heads are under way at once if each is a program of one warp.
 _FEW_TOKENS, _MANY_HEADS = 8, 32
@@ -59,7 +60,8 @@ def choose_tile(
             (sbhd: its heads, then its batches) or "tokens" (bhsd).
         interleaved: the layout of the input.
         positions: they are read. A program then waits for memory twice, for its tokens' positions and for their rows
-            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too.
+            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, unless
+            those of k take the registers as well.
         lean: a thread holds nothing but pairs of q, and one cosine and sine for each: there is no k, all features
             rotate, and the tables have a column per pair.
         itemsize: bytes of an element of the input.
@@ -68,20 +70,25 @@ def choose_tile(
     """
     if batch * seq_len <= _FEW_TOKENS and q_heads >= _MANY_HEADS:
         return Tile(1, 1, 1, innermost)
-    narrow = interleaved and not positions or itemsize > 2
+    wide_if_interleaved = positions and (lean or innermost == "tokens")
+    narrow = interleaved and not wide_if_interleaved or itemsize > 2
     access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if innermost == "tokens":
         # Few heads, as each is elsewhere in memory; they share the rows of the tables, for which a program that reads
         # positions waits longer.
         heads = 4 if positions else 2
-        registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+        registers = None if narrow or positions else _PLENTY
         return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, heads, registers)
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
         access = 2 * PAIRS_PER_ACCESS
     registers = None
     if access > PAIRS_PER_ACCESS:
-        registers = _ENOUGH_IF_LEAN if lean and itemsize == 2 else _PLENTY
+        registers = _PLENTY
+        if lean and itemsize == 2:
+            registers = _ENOUGH_IF_LEAN
+            if positions:
+                registers = _LEAN_AND_WAITING if interleaved else None
     return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
 
 

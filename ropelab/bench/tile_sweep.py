@@ -20,7 +20,7 @@ _FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_a
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
 """Of which axis neighbours lie next to each other in memory -> the orders of programs that are tried."""
 
-_THREADS = ((PAIRS_PER_ACCESS, None), *((2 * PAIRS_PER_ACCESS, limit) for limit in (None, 40, 96)))
+_THREADS = ((PAIRS_PER_ACCESS, None), *((2 * PAIRS_PER_ACCESS, limit) for limit in (None, 32, 40, 96)))
 """Pairs that a thread takes, and the registers it may use."""
 
 
@@ -46,7 +46,7 @@ def _shapes() -> list[tuple[Workload, bool]]:
     heads_apart = ("4x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
     shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
-    shapes += [packed, replace(packed, name="4x4096 32/0 128", k_heads=0)]
+    shapes += [packed, replace(packed, name="128x512 32/0 128", seq_len=65536, lengths=(512,) * 128, k_heads=0)]
     single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
     alone = [replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
     found = [(shape, bool(shape.lengths)) for shape in [*_both_layouts(shapes), *alone]]
@@ -102,6 +102,8 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
                 if turn != order and pairs != 512:
                     continue
                 for access, registers in _THREADS if turn == order and pairs > 256 else _THREADS[:1]:
+                    if registers == 32 and shape.k_heads:  # too few for q's and k's pairs
+                        continue
                     found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access, registers))
     if shape.batch * shape.seq_len <= 8:
         found += [Tile(1, heads, 1, order) for heads in (1, 2)]
