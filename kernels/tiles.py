@@ -70,15 +70,15 @@ def choose_tile(
     """
     if batch * seq_len <= _FEW_TOKENS and q_heads >= _MANY_HEADS:
         return Tile(1, 1, 1, innermost)
-    wide_if_interleaved = positions and (lean or innermost == "tokens")
-    narrow = interleaved and not wide_if_interleaved or itemsize > 2
-    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if innermost == "tokens":
         # Few heads, as each is elsewhere in memory; they share the rows of the tables, for which a program that reads
         # positions waits longer.
-        heads = 4 if positions else 2
-        registers = None if narrow or positions else _PLENTY
+        heads = 4 if positions else 1 if lean else 2
+        access = PAIRS_PER_ACCESS if itemsize > 2 else 2 * PAIRS_PER_ACCESS
+        registers = None if positions or itemsize > 2 else _PLENTY
         return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, heads, registers)
+    narrow = interleaved and not (lean and positions) or itemsize > 2
+    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
         access = 2 * PAIRS_PER_ACCESS
