@@ -666,6 +666,14 @@ def test_with_the_clock_stopped_each_contender_is_called_once():
     assert timing.gpu_times.__name__ == "gpu_times"
 
 
+def test_nothing_is_timed_beside_others():
+    with timing.refused():
+        for timer in (timing.gpu_times, timing.host_times):
+            with pytest.raises(RuntimeError, match="a, b: nothing can be timed here"):
+                timer({"a": None, "b": None})
+    assert timing.gpu_times.__name__ == "gpu_times"
+
+
 def test_a_failure_names_no_folders():
     error = RuntimeError("at /home/me/build/a-1.0/csrc/pos_enc.cuh:1262: 1/2 of ./here/it, and/or\nmore")
     assert timing.failure(error) == "failed: RuntimeError: at pos_enc.cuh:1262: 1/2 of ./here/it, and/or"

@@ -275,7 +275,15 @@ def test_the_grid(without_a_gpu, monkeypatch):
 
 def test_what_inductor_makes(without_a_gpu, monkeypatch):
     monkeypatch.setattr(measure, "_large_cells", lambda smoke: (measure.Cell(2, 5, 16),))
-    frame = measure.inductor(smoke=True)
+    study = measure.STUDIES["fairseq2_inductor"]
+    with timing.refused():
+        found = study.untimed(smoke=True)
+    with timing.stopped():
+        compiled = study.timed({}, smoke=True)
+    frame = study.timed(found, smoke=True)
+    what = ["dtype", "direction", "mode", "contender", "status"]
+    pd.testing.assert_frame_equal(frame[what], compiled[what])
+    assert set(frame) - set(compiled) >= {"kernels", "generated", "peak_bytes", "state_bytes"}
     assert (frame.status == "ok").all() and len(frame) == 2 * 12
     assert frame[frame["mode"] == "compiled"].generated.eq("triton_a_0, triton_b_1").all()
     assert frame[frame["mode"] == "eager"].generated.isna().all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ropelab.bench import records, timing
+from ropelab.bench.studies import PartlyTimed
 from ropelab.study import measure, verdicts
 
 
@@ -20,27 +21,74 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
     assert {"dense", "deepspeed_callers"} <= studies.keys()
 
 
-def test_studies_are_compiled_with_the_clock_stopped_while_the_untimed_one_runs(tmp_path, monkeypatch):
+@pytest.fixture
+def side_by_side(monkeypatch):
+    """As on a GPU, but in this process; returns a list to which every study adds (name, how the clock goes)."""
+    ran, clock = [], timing.gpu_times
+
     def spread(plain, kernels):
         return iter([function(*arguments) for function, arguments in kernels])
 
     def study(name, *, smoke=False):
-        ran.append((name, timing.gpu_times is not clock))
+        how = {clock.__name__: "runs", "_called": "stopped", "_refuse": "refused"}[timing.gpu_times.__name__]
+        ran.append((name, how))
         return pd.DataFrame({"cell": [name]})
 
-    ran, clock = [], timing.gpu_times
-    names = ("one", "two", *measure.UNTIMED)
-    monkeypatch.setattr(measure, "all_studies", lambda: {name: partial(study, name) for name in names})
+    def untimed(*, smoke=False):
+        study("untimed part")
+        return {"facts": 7}
+
+    def timed(found, *, smoke=False):
+        return study("timed part").assign(facts=found.get("facts"))
+
+    known = {name: partial(study, name) for name in ("one", measure.SPREAD, "precision", "memory")}
+    known["parts"] = PartlyTimed(untimed, timed)
+    monkeypatch.setattr(measure, "all_studies", lambda: known)
     monkeypatch.setattr(measure, "spread", spread)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    return ran
+
+
+def recorded(directory, study):
+    return pd.read_csv(directory / "a-gpu" / f"{study}.csv")
+
+
+def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_path, side_by_side):
     measure.measure(tmp_path)
-    (untimed,) = measure.UNTIMED
-    assert ran == [("one", True), ("two", True), (untimed, False), ("one", False), ("two", False)]
-    ran.clear()
-    measure.measure(tmp_path, only=["one"])
-    measure.measure(tmp_path, smoke=True, only=["one", "two"])
-    assert ran == [("one", False), ("one", False), ("two", False)]
+    apart = [("precision", "refused"), ("memory", "refused"), ("untimed part", "refused"), (measure.SPREAD, "runs")]
+    compiled = [("one", "stopped"), ("timed part", "stopped")]
+    assert sorted(side_by_side[:6]) == sorted(apart + compiled)
+    assert side_by_side[6:] == [("one", "runs"), ("timed part", "runs")]
+    assert recorded(tmp_path, "parts").facts.tolist() == [7]
+    assert all(len(recorded(tmp_path, name)) for name in measure.all_studies())
+
+
+def test_one_study_alone_and_a_trial_run_in_this_process(tmp_path, side_by_side):
+    measure.measure(tmp_path, only=["parts"])
+    measure.measure(tmp_path, smoke=True, only=["one", "precision"])
+    assert side_by_side == [(name, "runs") for name in ("untimed part", "timed part", "one", "precision")]
+    assert recorded(tmp_path, "parts").facts.tolist() == [7]
+
+
+def test_what_fails_beside_others_is_measured_again(tmp_path, monkeypatch, side_by_side, capsys):
+    def out_of_memory(*, smoke=False):
+        if timing.gpu_times.__name__ == "_refuse":
+            raise MemoryError
+        return pd.DataFrame({"cell": ["alone"]})
+
+    known = measure.all_studies() | {"memory": out_of_memory}
+    known["parts"] = PartlyTimed(out_of_memory, lambda found, *, smoke=False: pd.DataFrame({"cell": ["alone"]}))
+    monkeypatch.setattr(measure, "all_studies", lambda: known)
+    measure.measure(tmp_path)
+    for name in ("memory", "parts"):
+        assert recorded(tmp_path, name).cell.tolist() == ["alone"]
+    said = capsys.readouterr()
+    assert said.out.count("MemoryError") == 2 and not said.err
+
+
+def test_the_untimed_are_studies():
+    assert set(measure.UNTIMED) <= measure.all_studies().keys()
 
 
 def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_path, monkeypatch, capsys):

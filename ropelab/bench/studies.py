@@ -1,8 +1,9 @@
 """The measurements that need nothing but kernels and a GPU. Each returns a table, ready to be recorded."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -35,6 +36,22 @@ _ANY_FORMAT = tuple(
     if peer.name in ("ropelab", "ropelab in place", "torchembed 0.3.2", "liger", "flash_attn")
 )
 """Those that need not be compiled for seconds in every cell and format."""
+
+
+@dataclass(frozen=True)
+class PartlyTimed:
+    """A study of two parts, of which the first looks at no clock and may run beside others.
+
+    Attributes:
+        untimed: function of ``smoke``; what it finds by key.
+        timed: function of that and ``smoke``, which returns the table. With nothing found (``{}``) it runs as well.
+    """
+
+    untimed: Callable[..., Mapping[Any, Any]]
+    timed: Callable[..., pd.DataFrame]
+
+    def __call__(self, *, smoke: bool = False) -> pd.DataFrame:
+        return self.timed(self.untimed(smoke=smoke), smoke=smoke)
 
 
 def dense(*, smoke: bool = False) -> pd.DataFrame:

@@ -205,6 +205,17 @@ def stopped() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def refused() -> Iterator[None]:
+    """Within, timing raises: for what runs beside others, where a time would mean nothing."""
+    with mock.patch.multiple(__name__, gpu_times=_refuse, host_times=_refuse):
+        yield
+
+
+def _refuse(contenders: Mapping[str, Callable], **options) -> pd.DataFrame:
+    raise RuntimeError(f"{', '.join(map(str, contenders))}: nothing can be timed here, as others are running")
+
+
 def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **options) -> pd.DataFrame:
     rows = []
     for name, prepare in contenders.items():

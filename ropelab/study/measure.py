@@ -2,16 +2,21 @@
 
 import contextlib
 import importlib
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 
 from ropelab.bench import packages, peers, records, studies, timing
+from ropelab.bench.studies import PartlyTimed
 from ropelab.bench.workers import spread
 from ropelab.study import precision_gpu
 from ropelab.study.verdicts import Unavailable, documents
@@ -19,10 +24,27 @@ from ropelab.study.verdicts import Unavailable, documents
 ON_REQUEST = ("tiles",)
 """Measured if named only: what a choice in the kernels rests on, and no figure of speed or verdict."""
 
-UNTIMED = ("conformance",)
-"""Measured while the others are compiled: it has processes of its own and looks at no clock."""
+SPREAD = "conformance"
+"""Untimed too, and spreads over processes of its own."""
+
+UNTIMED = (
+    SPREAD, "memory", "table_free_error", "precision", "deepspeed_packages", "deepspeed_correctness",
+    "fairseq2_defaults", "te_parity", "te_past_the_end",
+)  # fmt: skip
+"""Look at no clock: measured beside each other, while those that do are compiled."""
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study found, or why it found nothing: ``reason`` if it cannot run here, ``error`` if it raised."""
+
+    study: str
+    seconds: float
+    found: Any = None
+    reason: str = ""
+    error: str = ""
 
 
 def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None) -> None:
@@ -46,58 +68,89 @@ def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only
     _, missing = peers.available(_PEERS)
     for name, reason in missing.items():
         print(f"  {name}: {reason}")
-    wanted = list(only or [name for name in known if name not in ON_REQUEST])
-    timed = [study for study in wanted if study not in UNTIMED]
-
-    def recorded(study: str) -> bool:
-        print(f"  {study}", flush=True)
-        started = time.monotonic()
-        try:
-            frame = known[study](smoke=smoke)
-        except Unavailable as error:
-            print(f"    not measured: {error}")
-            return True
-        except Exception:
-            traceback.print_exc()
-            return False
-        seconds = time.monotonic() - started
-        parameters = {"smoke": smoke, "seconds": round(seconds, 1)}
-        record = records.write(study, frame, directory, parameters=parameters, peers=_versions(), not_run=missing)
-        print(f"    {len(record.frame)} rows, {seconds:.1f} s", flush=True)
-        return True
-
-    with _compiling(timed if torch.cuda.is_available() and not smoke else ()):
-        broken = [study for study in wanted if study in UNTIMED and not recorded(study)]
-    broken += [study for study in timed if not recorded(study)]
+    broken = []
+    for outcome in _outcomes(list(only or [name for name in known if name not in ON_REQUEST]), smoke):
+        if outcome.error:
+            print(outcome.error, file=sys.stderr, flush=True)
+            broken.append(outcome.study)
+        elif outcome.reason:
+            print(f"    not measured: {outcome.reason}", flush=True)
+        else:
+            parameters = {"smoke": smoke, "seconds": round(outcome.seconds, 1)}
+            about = {"parameters": parameters, "peers": _versions(), "not_run": missing}
+            records.write(outcome.study, outcome.found, directory, **about)
+            print(f"    {len(outcome.found)} rows, {outcome.seconds:.1f} s", flush=True)
     if broken:
         raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}")
 
 
-@contextlib.contextmanager
-def _compiling(studies: Sequence[str]) -> Iterator[None]:
-    """Meanwhile, and before the end, run studies side by side with the clock stopped.
+def _outcomes(wanted: Sequence[str], smoke: bool) -> Iterator[Outcome]:
+    """Of each study, as they come."""
+    known, parts, left = all_studies(), {}, list(wanted)
+    if torch.cuda.is_available() and not smoke and len(wanted) > 1:
+        for outcome in _side_by_side(wanted):
+            if outcome.study in UNTIMED:
+                left.remove(outcome.study)
+                yield outcome
+            else:
+                parts[outcome.study] = outcome.found
+    for study in left:
+        print(f"  {study}", flush=True)
+        function = known[study]
+        if parts.get(study) is not None:
+            function = partial(function.timed, parts[study])
+        yield _outcome(study, partial(function, smoke=smoke))
+
+
+def _side_by_side(wanted: Sequence[str]) -> Iterator[Outcome]:
+    """What looks at no clock, studies and parts of studies; all others run with the clock stopped.
 
     Their kernels are then found on disk when they are timed: compiling keeps one core busy for as long as all the
-    measuring takes. What fails here will fail again, and says so then.
+    measuring takes. What fails here, for want of memory or of a clock, is run again alone.
     """
-    if len(studies) < 2:
-        yield
-        return
-    started = time.monotonic()
-    done = spread([], [(_without_clock, (study,)) for study in studies])
-    print("  compiling", flush=True)
-    yield
+    started, known = time.monotonic(), all_studies()
+    print("  side by side: what looks at no clock, and compiling", flush=True)
+    apart = [study for study in wanted if study != SPREAD]
+    untimed = [study for study in apart if study in UNTIMED or isinstance(known[study], PartlyTimed)]
+    jobs = [(_without_timing, (study,)) for study in untimed]
+    jobs += [(_without_clock, (study,)) for study in apart if study not in UNTIMED]
+    done = spread([], jobs)
+    if SPREAD in wanted:
+        print(f"  {SPREAD}", flush=True)
+        yield _outcome(SPREAD, known[SPREAD])
     with contextlib.suppress(BrokenProcessPool):
-        for study, seconds in done:
-            print(f"    {study:20} {seconds:6.1f} s", flush=True)
-    print(f"  compiled, {time.monotonic() - started:.1f} s", flush=True)
+        for outcome in done:
+            how = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200]
+            print(f"  {outcome.study:22}{outcome.seconds:6.1f} s  {how}", flush=True)
+            if outcome.found is not None:
+                yield outcome
+    print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _without_clock(study: str) -> tuple[str, float]:
+def _without_timing(study: str) -> Outcome:
+    function = all_studies()[study]
+    function = function.untimed if isinstance(function, PartlyTimed) else function
+    with timing.refused(), contextlib.redirect_stdout(None):
+        return _outcome(study, function)
+
+
+def _without_clock(study: str) -> Outcome:
+    function = all_studies()[study]
+    function = partial(function.timed, {}) if isinstance(function, PartlyTimed) else function
+    with timing.stopped(), contextlib.redirect_stdout(None):
+        return replace(_outcome(study, function), found=None)
+
+
+def _outcome(study: str, function: Callable[[], Any]) -> Outcome:
     started = time.monotonic()
-    with timing.stopped(), contextlib.suppress(Exception), contextlib.redirect_stdout(None):
-        all_studies()[study]()
-    return study, time.monotonic() - started
+    found, reason, error = None, "", ""
+    try:
+        found = function()
+    except Unavailable as unavailable:
+        reason = str(unavailable)
+    except Exception:
+        error = traceback.format_exc()
+    return Outcome(study, time.monotonic() - started, found, reason, error)
 
 
 def all_studies() -> dict[str, Callable[..., pd.DataFrame]]:

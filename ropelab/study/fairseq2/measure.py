@@ -14,6 +14,7 @@ import hashlib
 import io
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from ropelab import reference
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
+from ropelab.bench.studies import PartlyTimed
 from ropelab.frequencies import inverse_frequencies
 from ropelab.interop.fairseq2 import (
     LAYOUTS,
@@ -119,12 +121,12 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def inductor(*, smoke: bool = False) -> pd.DataFrame:
+def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]]:
     """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes; the kernel
     too: compiled it is an operator in Inductor's code.
 
     Returns:
-        As ``grid``, without the copies' rows, and with
+        (dtype, direction, mode, contender) ->
         kernels, launched: how many kernels (copies and fills included) a call runs on the GPU, and their names;
         generated, fallbacks: names of the kernels in Inductor's code, and of the operators that it leaves to eager;
         generated_bytes: that the generated kernels read and write, by Inductor's own account;
@@ -132,24 +134,43 @@ def inductor(*, smoke: bool = False) -> pd.DataFrame:
         peak_bytes, result_bytes: memory of the call, the result included, and that of the result alone;
         state_bytes: of the encoder's tables.
     """
+    found = {}
+    for cell in _large_cells(smoke):
+        encoders, contenders = _compiled_for(cell)
+        for direction in progress(DIRECTIONS, f"{cell} {cell.columns['dtype']}, {{}}".format):
+            (call_with,) = _calls(cell, direction, sets=1)
+            for (mode, name), encoder in contenders.items():
+                facts = _facts(partial(call_with, encoder), mode, name)
+                facts["state_bytes"] = sum(b.nbytes for b in encoders[name].buffers())
+                found[cell.columns["dtype"], direction, mode, name] = facts
+            del call_with, encoder
+    return found
+
+
+def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool = False) -> pd.DataFrame:
+    """The times at that shape, and beside them what has been ``generated``.
+
+    Returns:
+        As ``grid``, without the copies' rows, and the facts of ``generated``.
+    """
     frames = []
     for cell in _large_cells(smoke):
-        torch._dynamo.reset()
-        encoders = _encoders(cell.encoding_dim, cell.seq_len)
-        state = {name: sum(b.nbytes for b in encoder.buffers()) for name, encoder in encoders.items()}
-        compiled = {name: torch.compile(encoder, dynamic=False, fullgraph=True) for name, encoder in encoders.items()}
-        contenders = _by_mode(encoders, compiled)
-        dtype = cell.columns["dtype"]
-        for direction in progress(DIRECTIONS, f"{cell} {dtype}, {{}}".format):
-            (call_with,) = _calls(cell, direction, sets=1)
-            facts = {key: _facts(partial(call_with, encoder), *key) for key, encoder in contenders.items()}
-            del call_with
+        _, contenders = _compiled_for(cell)
+        for direction in progress(DIRECTIONS, f"{cell} {cell.columns['dtype']}, {{}}".format):
             times = _timed(cell, direction, contenders, _rounds(cell, smoke))
             times = times[times["mode"] != "copy"].reset_index(drop=True)
-            keys = zip(times["mode"], times.contender, strict=True)
-            columns = pd.DataFrame([facts[key] for key in keys])
-            frames.append(pd.concat([times, columns.assign(state_bytes=times.contender.map(state))], axis=1))
+            keys = zip(times.dtype, times.direction, times["mode"], times.contender, strict=True)
+            columns = pd.DataFrame([found.get(key, {}) for key in keys], index=times.index)
+            frames.append(pd.concat([times, columns], axis=1))
     return pd.concat(frames, ignore_index=True)
+
+
+def _compiled_for(cell: Cell) -> tuple[dict[str, torch.nn.Module], dict[tuple[str, str], Callable]]:
+    """The encoders by name, and by mode and name what is called; nothing has been compiled before."""
+    torch._dynamo.reset()
+    encoders = _encoders(cell.encoding_dim, cell.seq_len)
+    compiled = {name: torch.compile(encoder, dynamic=False, fullgraph=True) for name, encoder in encoders.items()}
+    return encoders, _by_mode(encoders, compiled)
 
 
 def _large_cells(smoke: bool) -> tuple[Cell, ...]:
@@ -162,7 +183,7 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
 
     Returns:
         Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, kernels, launched, generated,
-        fallbacks, generated_bytes (see ``inductor``), and code: a hash of the generated kernels without their names
+        fallbacks, generated_bytes (see ``generated``), and code: a hash of the generated kernels without their names
         and comments. Times are means over several inputs: where a tensor lies in memory counts too.
     """
     cell = Cell(*LARGE[smoke].shape)
@@ -380,7 +401,7 @@ def _facts(call: Callable[[], torch.Tensor], mode: str, name: str) -> dict[str, 
         found = _generated(call) if mode == "compiled" else {}
         return found | _launched(call) | {"peak_bytes": peak_bytes(call), "result_bytes": call().nbytes}
     except Exception as error:
-        print(f"    {mode} {name}: {timing.failure(error)}", flush=True)
+        print(f"    {mode} {name}: {timing.failure(error)}", file=sys.stderr, flush=True)
         return {}
 
 
@@ -466,7 +487,7 @@ def defaults(*, smoke: bool = False) -> pd.DataFrame:
 STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
     "fairseq2_defaults": defaults,
     "fairseq2_grid": grid,
-    "fairseq2_inductor": inductor,
+    "fairseq2_inductor": PartlyTimed(generated, inductor),
     "fairseq2_reorderings": reorderings,
 }
 """The records of this document and what measures each, given ``smoke``."""
