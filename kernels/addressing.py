@@ -71,7 +71,7 @@ def position_of(
 
 @triton.jit
 def table_rows_of(
-    position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
+    positions, tables, batch, first_seq, token, is_token,
     POSITIONS: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Where the tokens' rows of cos and sin begin; whether they exist, and have a position, and a negative one.
@@ -79,6 +79,12 @@ def table_rows_of(
     All ``[tokens, 1, 1]``. Row ``|p|`` serves the positions ``p`` and ``-p``, which turn in opposite directions. The
     host has checked the rows where positions count up from a start.
     """
+    positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
+    table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p = tables
+    position = position_of(
+        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
+        POSITIONS,
+    )  # fmt: skip
     row = (position if POSITIONS == "none" else tl.abs(position)).to(tl.int64)
     cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)[:, None, None]
     sin_at = cos_at

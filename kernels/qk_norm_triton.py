@@ -36,7 +36,6 @@ from ropelab.kernels.addressing import (
     load_table,
     mode,
     offsets_of,
-    position_of,
     reach,
     readable,
     table_rows_of,
@@ -154,21 +153,11 @@ def _load_rotation(
     Positions and tables as in `rotate_triton`. A pair that does not rotate has the angle zero.
     """
     SIGNED: tl.constexpr = POSITIONS != "none"
-    position = position_of(
-        positions_ptr,
-        positions_stride_b,
-        positions_stride_s,
-        first_position,
-        batch,
-        first_seq,
-        token,
-        is_token,
-        POSITIONS,
-    )
+    positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
+    tables = table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
     cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
-        position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
-        POSITIONS, TABLE_ALIGN, SAME_STRIDES,
-    )  # fmt: skip
+        positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
+    )
     inside = mask & has_row if SIGNED else mask
     other: tl.constexpr = float("nan") if SIGNED else 0.0
     ROTARY: tl.constexpr = ROTARY_DIM // 2

@@ -182,7 +182,13 @@ def _rotate_kernel(
     tile = batch, first_seq, token, is_token, head_block
     q_in = q_ptr, q_stride_b, q_stride_s, q_stride_h, qy_stride_b, qy_stride_s, qy_stride_h
     k_in = k_ptr, k_stride_b, k_stride_s, k_stride_h, ky_stride_b, ky_stride_s, ky_stride_h
+    positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
+    tables = table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
     # All loads come before the first store: the compiler may not move a load across a store by itself.
+    if not HEADS_FIRST:
+        rows = table_rows_of(
+            positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
+        )  # fmt: skip
     q = _read_heads(
         q_in, tile, Q_HEADS, BLOCK_Q_HEADS,
         FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
@@ -196,14 +202,10 @@ def _rotate_kernel(
         # Nothing is exchanged. But the compiler, left alone, moves what waits for the positions up in front of the
         # heads' loads, which then begin only when the positions have come; over a barrier it moves nothing.
         tl.debug_barrier()
-    position = position_of(
-        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
-        POSITIONS,
-    )  # fmt: skip
-    cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
-        position, table_rows, batch, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p,
-        POSITIONS, TABLE_ALIGN, SAME_STRIDES,
-    )  # fmt: skip
+        rows = table_rows_of(
+            positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
+        )  # fmt: skip
+    cos_at, sin_at, has_row, has_position, is_negative = rows
     if not TABLE_FREE:
         q_columns = _read_columns(
             cos_ptr + cos_at, sin_ptr + sin_at, q, has_row, is_negative,
@@ -325,8 +327,7 @@ def plan(
         "POSITIONS": mode(positions, rotation),
         "IN_PLACE": all(x is y for x, y in zip(xs, outs, strict=True)),
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
-        # Programs of one warp are for a few tokens: all run at once, and the way from positions to rows is the longest.
-        "HEADS_FIRST": positions is not None and tile.num_warps > 1,
+        "HEADS_FIRST": tile.heads_first and positions is not None,
         "ALIGN": min(common_alignment([*x_strides, *y_strides]), features_per_access),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         # One offset then serves input and output, and one serves cos and sin.

@@ -1,6 +1,6 @@
 """How much of the work one Triton program takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PAIRS_PER_ACCESS = 4
 """Pairs of which a thread reads the features, or the cosines, at once: 16 bytes of a table in float32."""
@@ -14,6 +14,8 @@ class Tile:
     tokens, then further tokens; further heads of the same tokens, then further "batches"; or further "tokens".
     ``pairs_per_access``: of which a thread reads the features, or the cosines, at once.
     ``max_registers``: of a thread; None leaves it to the assembler.
+    ``heads_first``: where positions are read, they are read when the loads of all heads are under way. Without it the
+    compiler has the heads wait for the positions, whose rows of the tables then come with the heads.
     """
 
     block_tokens: int
@@ -22,6 +24,7 @@ class Tile:
     innermost: str = "heads"
     pairs_per_access: int = PAIRS_PER_ACCESS
     max_registers: int | None = None
+    heads_first: bool = False
 
 
 # With more than four pairs a thread the assembler, left alone, saves a few registers (which make no room for another
@@ -60,24 +63,27 @@ def choose_tile(
             (sbhd: its heads, then its batches) or "tokens" (bhsd).
         interleaved: the layout of the input.
         positions: they are read. A program then waits for memory twice, for its tokens' positions and for their rows
-            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, unless
-            those of k take the registers as well.
+            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, and
+            the heads while it waits, unless those of k, interleaved, take too many registers for that.
         lean: a thread holds nothing but pairs of q, and one cosine and sine for each: there is no k, all features
             rotate, and the tables have a column per pair.
         itemsize: bytes of an element of the input.
 
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
     """
-    if batch * seq_len <= _FEW_TOKENS and q_heads >= _MANY_HEADS:
+    few_tokens = batch * seq_len <= _FEW_TOKENS
+    if few_tokens and q_heads >= _MANY_HEADS:
         return Tile(1, 1, 1, innermost)
     if innermost == "tokens":
         # Few heads, as each is elsewhere in memory; they share the rows of the tables, for which a program that reads
         # positions waits longer.
-        heads = 4 if positions else 1 if lean else 2
         access = PAIRS_PER_ACCESS if itemsize > 2 else 2 * PAIRS_PER_ACCESS
-        registers = None if positions or itemsize > 2 else _PLENTY
-        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, heads, registers)
-    narrow = interleaved and not (lean and positions) or itemsize > 2
+        warps, heads = (2, 4) if positions else (4, 1 if lean else 2)
+        registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads, registers)
+    # Of a head whose pairs are no power of two, some threads have nothing to do; the others then take more.
+    padded = rotary_dim != 2 * next_power_of_2(rotary_dim // 2)
+    narrow = interleaved and not (positions or padded) or itemsize > 2
     access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
@@ -89,7 +95,10 @@ def choose_tile(
             registers = _ENOUGH_IF_LEAN
             if positions:
                 registers = _LEAN_AND_WAITING if interleaved else None
-    return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
+    # A few tokens are all under way at once anyhow, and the way from their positions to their rows is the longest.
+    heads_first = positions and not few_tokens and (lean or not interleaved)
+    tile = fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
+    return replace(tile, heads_first=heads_first)
 
 
 def choose_table_free_tile(

@@ -223,6 +223,9 @@ def test_every_tile_gives_the_same_bits(layout):
     interleaved = layout == "interleaved"
     rotation = Rotation(64, interleaved=interleaved, out_interleaved=interleaved)
     rotate_torch.rotate([q, k], expected, cos, sin, rotation)
+    positions = torch.randint(-36, 37, (2, 37), dtype=torch.int32, device="cuda")
+    at_positions = [torch.empty_like(x) for x in (q, k)]
+    rotate_torch.rotate([q, k], at_positions, cos, sin, rotation, positions=positions)
     for block_tokens in (1, 2, 8):
         for block_heads in (1, 4, 16):
             for num_warps in (1, 4, 8):
@@ -231,3 +234,8 @@ def test_every_tile_gives_the_same_bits(layout):
                     tile = Tile(block_tokens, block_heads, num_warps, innermost)
                     rotate_triton.rotate([q, k], actual, cos, sin, rotation, tile=tile)
                     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)), tile
+                for heads_first in (False, True):
+                    tile = Tile(block_tokens, block_heads, num_warps, heads_first=heads_first)
+                    actual = [torch.full_like(x, float("nan")) for x in (q, k)]
+                    rotate_triton.rotate([q, k], actual, cos, sin, rotation, positions=positions, tile=tile)
+                    assert all(torch.equal(a, e) for a, e in zip(actual, at_positions, strict=True)), tile

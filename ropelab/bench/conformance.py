@@ -19,7 +19,7 @@ COLUMNS = ["subject", "convention", "layout", "dtype", "device", "law", "status"
 DTYPES = (torch.float32, torch.bfloat16)
 NOT_RUN = "not run"
 _FOLDERS = re.compile(rf"{re.escape(str(ROOT))}/|/[^\s,]*/(?:site|dist)-packages/")
-COMPILED, COMPILERS = "compile", 6
+COMPILED, COMPILERS = "compile", 12
 """The law for which Inductor has to start, and how many processes it may start in."""
 FEW_LAWS = ("definition", "isometry", "adjoint", "inputs_unchanged")
 

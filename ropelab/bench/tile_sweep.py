@@ -16,7 +16,7 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_powe
 from ropelab.layout import LAYOUTS
 from ropelab.seq_format import to_bshd
 
-_FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access", "max_registers")
+_FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access", "max_registers", "heads_first")
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
 """Of which axis neighbours lie next to each other in memory -> the orders of programs that are tried."""
 
@@ -28,8 +28,8 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
     """Forward, in the dense cells and where memory lies otherwise.
 
     Columns: those that identify the workload, positions (whether they are read), block_tokens, block_heads,
-        num_warps, innermost, pairs_per_access, max_registers, chosen, status, median_us, q20_us, q80_us, samples,
-        fraction_of_copy.
+        num_warps, innermost, pairs_per_access, max_registers, heads_first, chosen, status, median_us, q20_us, q80_us,
+        samples, fraction_of_copy.
     """
     shapes = [(shape, False) for shape in _both_layouts([DENSE_CELLS[-1].workload])] if smoke else _shapes()
     shapes = progress(shapes, lambda item: item[0].description + ", positions" * item[1])
@@ -66,7 +66,10 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
         interleaved=shape.layout == "interleaved", positions=positions, itemsize=shape.dtype.itemsize,
         lean=not shape.k_heads and shape.rotary_dim == shape.head_dim,
     )  # fmt: skip
-    candidates = {str(tile): tile for tile in [*candidate_tiles(shape, order), chosen]}
+    found = [*candidate_tiles(shape, order), chosen]
+    if positions:
+        found += [replace(tile, heads_first=not tile.heads_first) for tile in found]
+    candidates = {str(tile): tile for tile in found}
     contenders = {name: partial(_calls, shape, positions, sets, tile) for name, tile in candidates.items()}
     frame = copies.with_fraction(timing.gpu_times(contenders | copy_contenders(shape, sets), rounds=rounds))
     frame = frame[frame.contender.isin(candidates)]

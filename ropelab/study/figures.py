@@ -230,12 +230,14 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
         axes[0, 0].plot([], [], "o", color=shades[thread], label=thread)
     for inner in [name for name in markers if several and (times.innermost == name).any()]:
         axes[0, 0].plot([], [], markers[inner], color="grey", label=f"{inner} innermost")
+    if times.heads_first.any():
+        axes[0, 0].plot([], [], "o", color="grey", mfc="none", label="heads before positions")
     for ax, layout in zip(axes[0], layouts, strict=True):
         panel = times[times.layout == layout]
         place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
-        for (thread, inner), points in panel.groupby(["thread", "innermost"]):
-            height = points.cell.map(place) + offsets[thread]
-            ax.plot(points.fraction_of_copy, height, markers[inner], color=shades[thread], markersize=4)
+        for (thread, inner, heads_first), points in panel.groupby(["thread", "innermost", "heads_first"]):
+            height, face = points.cell.map(place) + offsets[thread], "none" if heads_first else None
+            ax.plot(points.fraction_of_copy, height, markers[inner], color=shades[thread], mfc=face, markersize=4)
         for row in panel[panel.chosen].itertuples():
             at = (row.fraction_of_copy, place[row.cell] + offsets[row.thread])
             ax.plot(*at, "o", markerfacecolor="none", markeredgecolor="black", markersize=9, label="chosen")
