@@ -11,6 +11,7 @@ _PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
 """2^192 / (2 pi), the nearest integer."""
 
 
+@torch.compiler.disable  # Python's integers: what torch.compile would make of it takes a minute and breaks into four
 def rotary_frequencies(
     rotary_dim: int, base: float = 10000.0, *, device: torch.device | str | None = None
 ) -> torch.Tensor:
@@ -25,6 +26,7 @@ def rotary_frequencies(
     return fixed_point(inverse_frequencies(rotary_dim, base), device=device)
 
 
+@torch.compiler.disable
 def fixed_point(
     frequencies: torch.Tensor, attention_factor: float = 1.0, *, device: torch.device | str | None = None
 ) -> torch.Tensor:

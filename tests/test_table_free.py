@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from mpmath import mp
+from torch._dynamo.testing import CompileCounter
 
 import ropelab
 from ropelab import frequencies as variants
@@ -235,6 +236,16 @@ def test_compiles(device):
     expected = ropelab.apply_rope(q, k, frequencies=arguments[2])
     for found, wanted in zip(rotate(*arguments), expected, strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_frequencies_are_made_outside_of_what_is_compiled(device):
+    def rotate(q):
+        return ropelab.apply_rope(q, frequencies=ropelab.rotary_frequencies(q.shape[-1], device=q.device))
+
+    torch._dynamo.reset()
+    q, compilations = draw(2, 5, 3, 8, device=device), CompileCounter()
+    assert torch.equal(torch.compile(rotate, backend=compilations)(q), rotate(q))
+    assert compilations.frame_count == 1
 
 
 BAD = {
