@@ -37,9 +37,6 @@ _PLENTY, _ENOUGH_IF_LEAN, _LEAN_AND_WAITING = 96, 40, 32
 # Up to so many tokens of at least so many heads, all heads are under way at once if each is a program of one warp.
 _FEW_TOKENS, _MANY_HEADS = 8, 32
 
-# Up to so many pairs of q it counts how long a GPU takes to start all programs: half as many of twice the size.
-_FEW_PAIRS = 2**20
-
 _TABLE_FREE_HEADS = 16
 
 
@@ -86,8 +83,7 @@ def choose_tile(
         return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads, registers)
     # Of a head whose pairs are no power of two, some threads have nothing to do; the others then take more.
     padded = rotary_dim != 2 * next_power_of_2(rotary_dim // 2)
-    few_pairs = batch * seq_len * q_heads * rotary_dim // 2 <= _FEW_PAIRS
-    narrow = interleaved and not (positions or padded or few_pairs) or itemsize > 2
+    narrow = interleaved and not (positions or padded) or itemsize > 2
     access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
