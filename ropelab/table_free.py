@@ -11,11 +11,13 @@ _PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
 """2^192 / (2 pi), the nearest integer."""
 
 
-@torch.compiler.disable  # Python's integers: what torch.compile would make of it takes a minute and breaks into four
+@torch.compiler.disable  # of arithmetic with Python's integers it makes four graphs, and C++ of them for a minute
 def rotary_frequencies(
     rotary_dim: int, base: float = 10000.0, *, device: torch.device | str | None = None
 ) -> torch.Tensor:
     """What `apply_rope` takes as ``frequencies``, in place of the tables of ``rotary_table(..., rotary_dim, base)``.
+
+    To be made once: `torch.compile` does not trace it, a call in what is compiled breaks the graph.
 
     Returns:
         int64 ``[rotary_dim/2, 3]``, see `fixed_point`.

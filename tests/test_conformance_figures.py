@@ -1,7 +1,6 @@
 """What notebook 05 computes and draws, on a kill matrix and a table of peers that are made up here."""
 
 import os
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -236,22 +235,3 @@ def test_only_kernels_are_interpreted():
     before = os.environ.get(workers.INTERPRET)
     assert sorted(workers.spread(ask, ask)) == ["1", "no"]
     assert os.environ.get(workers.INTERPRET) == before
-
-
-def test_the_laws_of_a_contender_come_together_again(monkeypatch, capsys):
-    llama = next(contender for contender in conformance.CONTENDERS if contender.name == "transformers, Llama")
-    here, missing = (replace(llama, name=name) for name in ("here", "not here"))
-    monkeypatch.setattr(type(here), "missing", lambda self: "not there" if self.name == "not here" else "")
-    monkeypatch.setattr(conformance, "CONTENDERS", (here, missing))
-    monkeypatch.setattr(conformance, "select", lambda laws: [LAWS[name] for name in ("isometry", "compile", "empty")])
-    monkeypatch.setattr(conformance, "spread", lambda plain, kernels, here: workers.spread(plain, kernels, here=True))
-    frame = conformance.conformance(device="cpu")
-    rows = frame[["subject", "dtype", "law"]].values.tolist()
-    assert rows == [
-        [name, dtype, law]
-        for name, laws in (("here", ["isometry", "compile", "empty"]), ("not here", [""]))
-        for dtype in ("float32", "bfloat16")
-        for law in laws
-    ]
-    assert set(frame.status[frame.subject == "here"]) <= {"pass", "not applicable"}
-    assert "here" in capsys.readouterr().out

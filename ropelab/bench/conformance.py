@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterable, Iterator
-from itertools import product
 
 import pandas as pd
 import torch
@@ -13,14 +12,11 @@ from ropelab.bench.subjects import CONTENDERS, Contender
 from ropelab.bench.workers import spread
 from ropelab.conformance import Report, verify
 from ropelab.conformance.report import failure
-from ropelab.conformance.verify import select
 
 COLUMNS = ["subject", "convention", "layout", "dtype", "device", "law", "status", "violation", "bound", "message"]
 DTYPES = (torch.float32, torch.bfloat16)
 NOT_RUN = "not run"
 _FOLDERS = re.compile(rf"{re.escape(str(ROOT))}/|/[^\s,]*/(?:site|dist)-packages/")
-COMPILED, COMPILERS = "compile", 12
-"""The law for which Inductor has to start, and how many processes it may start in."""
 FEW_LAWS = ("definition", "isometry", "adjoint", "inputs_unchanged")
 
 
@@ -32,38 +28,25 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
         that is furthest beyond its bound (or nearest to it); message is the counterexample in words, the error, or
         the reason why a law does not apply. One row without a law, of status ``"not run"``, for what is not at hand.
     """
-    laws = [law.name for law in select(FEW_LAWS if smoke else None)]
-    runs = dict(enumerate(product(CONTENDERS, DTYPES[:1] if smoke else DTYPES)))
-    # Nothing is timed, and compiling takes longer than all the rest: several may share the GPU. Inductor takes long to
-    # start in a process, so few do what needs it, and begin at once.
-    shares = [dict(list(runs.items())[first::COMPILERS]) for first in range(COMPILERS)]
-    jobs = [(_held, (share, [COMPILED], device)) for share in shares if share and COMPILED in laws]
-    others = [name for name in laws if name != COMPILED]
-    jobs += [(_held, ({number: run}, others, device)) for number, run in runs.items()]
-    frames: dict[int, list[pd.DataFrame]] = {number: [] for number in runs}
-    for done, (found, seconds) in enumerate(spread([], jobs, here=smoke), 1):
-        for number, frame in found.items():
-            frames[number].append(frame)
-        about = ", ".join(sorted({runs[number][0].name for number in found}))
-        print(f"    {done:2}/{len(jobs)} {about:60.60} {seconds:6.1f} s", flush=True)
-    order = {name: place for place, name in enumerate(laws)}
-    return pd.concat(
-        [pd.concat(parts).sort_values("law", key=lambda law: law.map(order)) for parts in frames.values()],
-        ignore_index=True,
-    )
+    laws = FEW_LAWS if smoke else None
+    runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
+    # Nothing is timed, and compiling takes longer than all the rest: several may share the GPU.
+    jobs = [(_numbered, (number, contender, laws, device, dtype)) for number, (contender, dtype) in enumerate(runs)]
+    frames = {}
+    for number, frame, seconds in spread([], jobs, here=smoke):
+        frames[number] = frame
+        about = f"{runs[number][0].name}, {runs[number][1]}"
+        print(f"    {len(frames):2}/{len(runs)} {about:50} {seconds:6.1f} s", flush=True)
+    return pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
 
 
-def _held(
-    runs: dict[int, tuple[Contender, torch.dtype]], laws: list[str], device: str
-) -> tuple[dict[int, pd.DataFrame], float]:
-    """Number of the run -> its rows for these laws; and the seconds that all took."""
+def _numbered(
+    number: int, contender: Contender, laws: Iterable[str] | None, device: str, dtype: torch.dtype
+) -> tuple[int, pd.DataFrame, float]:
+    """With its number, as the first to end is not the first that began, and the seconds that it took."""
     started = time.monotonic()
-    found = {
-        number: held(contender, laws=laws, device=device, dtype=dtype)
-        for number, (contender, dtype) in runs.items()
-        if COMPILED not in laws or not contender.missing()  # which has a row of its own, without a law
-    }
-    return found, time.monotonic() - started
+    frame = held(contender, laws=laws, device=device, dtype=dtype)
+    return number, frame, time.monotonic() - started
 
 
 def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:
