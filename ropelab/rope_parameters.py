@@ -91,7 +91,9 @@ class Rope:
         return axial_tables(cos, sin, positions.to(cos.device), self.axes)
 
     def frequencies(self, device: torch.device | str | None = None) -> torch.Tensor:
-        """What `apply_rope` takes in place of `tables`, the attention factor included: see `rotary_frequencies`.
+        """What `apply_rope` takes in place of `tables`, the attention factor included.
+
+        To be made once, outside of what is compiled: see `rotary_frequencies`.
 
         Raises:
             ValueError: positions have several axes, for which the tables of the tokens are made.

@@ -17,7 +17,7 @@ def rotary_frequencies(
 ) -> torch.Tensor:
     """What `apply_rope` takes as ``frequencies``, in place of the tables of ``rotary_table(..., rotary_dim, base)``.
 
-    To be made once: `torch.compile` does not trace it, a call in what is compiled breaks the graph.
+    To be made once, outside of what is compiled: there a call breaks the graph (with ``fullgraph=True`` it raises).
 
     Returns:
         int64 ``[rotary_dim/2, 3]``, see `fixed_point`.

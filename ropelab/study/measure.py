@@ -31,7 +31,7 @@ UNTIMED = (
     SPREAD, "memory", "table_free_error", "precision", "deepspeed_packages", "deepspeed_correctness",
     "fairseq2_defaults", "te_parity", "te_past_the_end",
 )  # fmt: skip
-"""Look at no clock: measured beside each other, while those that do are compiled."""
+"""No time is in their records: measured beside each other, while the others are compiled."""
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def measure(directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None) -> None:
-    """Measure and record, printing a line for each step: first what looks at no clock, while the rest is compiled.
+    """Measure and record, printing a line for each step: first what times nothing, while the rest is compiled.
 
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
@@ -93,37 +93,41 @@ def _outcomes(wanted: Sequence[str], smoke: bool) -> Iterator[Outcome]:
                 left.remove(outcome.study)
                 yield outcome
             else:
-                parts[outcome.study] = outcome.found
+                parts[outcome.study] = outcome
     for study in left:
         print(f"  {study}", flush=True)
-        function = known[study]
-        if parts.get(study) is not None:
-            function = partial(function.timed, parts[study])
-        yield _outcome(study, partial(function, smoke=smoke))
+        function, before = known[study], 0.0
+        if study in parts:
+            function, before = partial(function.timed, parts[study].found), parts[study].seconds
+        outcome = _outcome(study, partial(function, smoke=smoke))
+        yield replace(outcome, seconds=before + outcome.seconds)
 
 
 def _side_by_side(wanted: Sequence[str]) -> Iterator[Outcome]:
-    """What looks at no clock, studies and parts of studies; all others run with the clock stopped.
+    """What times nothing, studies and parts of studies; all others run with the clock stopped.
 
     Their kernels are then found on disk when they are timed: compiling keeps one core busy for as long as all the
-    measuring takes. What fails here, for want of memory or of a clock, is run again alone.
+    measuring takes. What finds nothing here, as for want of memory, is run again alone.
     """
     started, known = time.monotonic(), all_studies()
-    print("  side by side: what looks at no clock, and compiling", flush=True)
+    print("  side by side: what times nothing, and compiling", flush=True)
     apart = [study for study in wanted if study != SPREAD]
     timed = [study for study in apart if study not in UNTIMED]
-    parts = [study for study in timed if isinstance(known[study], PartlyTimed)]
+    partly = [study for study in timed if isinstance(known[study], PartlyTimed)]
     # The longest first: parts, then compiling.
-    jobs = [(_without_timing, (study,)) for study in parts] + [(_without_clock, (study,)) for study in timed]
+    jobs = [(_without_timing, (study,)) for study in partly] + [(_without_clock, (study,)) for study in timed]
     jobs += [(_without_timing, (study,)) for study in apart if study in UNTIMED]
     done = spread([], jobs)
     if SPREAD in wanted:
         print(f"  {SPREAD}", flush=True)
-        yield _outcome(SPREAD, known[SPREAD])
+        outcome = _outcome(SPREAD, known[SPREAD])
+        if outcome.found is not None:
+            yield outcome
     with contextlib.suppress(BrokenProcessPool):
         for outcome in done:
-            how = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200]
-            print(f"  {outcome.study:22}{outcome.seconds:6.1f} s  {how}", flush=True)
+            what = "compiled" if outcome.found is None else "measured" if outcome.study in UNTIMED else "untimed part"
+            what = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200] or what
+            print(f"  {outcome.study:22}{outcome.seconds:6.1f} s  {what}", flush=True)
             if outcome.found is not None:
                 yield outcome
     print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)

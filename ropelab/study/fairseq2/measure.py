@@ -1,4 +1,4 @@
-"""The measurements behind claims FS-01 to FS-13. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""The measurements behind claims FS-01 to FS-13. A study returns a data frame, which ``ropelab.bench.records`` keeps.
 
 The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
 one with it; the grid is in float32, one large cell also in bfloat16. The encoders are those of
@@ -122,46 +122,58 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]]:
-    """What runs for each encoder at one large shape, eager and compiled for that shape alone, in two dtypes; the kernel
-    too: compiled it is an operator in Inductor's code.
+    """What Inductor makes of each encoder at one large shape, compiled for that shape alone, in two dtypes.
+
+    Of the kernel too: compiled it is an operator in Inductor's code.
 
     Returns:
-        (dtype, direction, mode, contender) ->
-        kernels, launched: how many kernels (copies and fills included) a call runs on the GPU, and their names;
+        (dtype, direction, contender) ->
         generated, fallbacks: names of the kernels in Inductor's code, and of the operators that it leaves to eager;
         generated_bytes: that the generated kernels read and write, by Inductor's own account;
-        complex_warning, warnings: what was warned of while compiling, and whether complex numbers were among it;
-        peak_bytes, result_bytes: memory of the call, the result included, and that of the result alone;
-        state_bytes: of the encoder's tables.
+        code: a hash of the generated kernels without their names and comments;
+        complex_warning, warnings: what was warned of while compiling, and whether complex numbers were among it.
     """
     found = {}
     for cell in _large_cells(smoke):
-        encoders, contenders = _compiled_for(cell)
+        _, contenders = _compiled_for(cell)
         for direction in progress(DIRECTIONS, f"{cell} {cell.columns['dtype']}, {{}}".format):
             (call_with,) = _calls(cell, direction, sets=1)
             for (mode, name), encoder in contenders.items():
-                facts = _facts(partial(call_with, encoder), mode, name)
-                facts["state_bytes"] = sum(b.nbytes for b in encoders[name].buffers())
-                found[cell.columns["dtype"], direction, mode, name] = facts
-            del call_with, encoder
+                if mode == "compiled":
+                    key = cell.columns["dtype"], direction, name
+                    found[key] = _facts(f"compiled {name}", _generated, partial(call_with, encoder))
+            del call_with
     return found
 
 
 def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool = False) -> pd.DataFrame:
-    """The times at that shape, and beside them what has been ``generated``.
+    """What each encoder takes at that shape, eager and compiled, and what runs then.
+
+    Beside it what was ``generated``: in a compilation of its own, as code that comes from the cache is not seen.
 
     Returns:
-        As ``grid``, without the copies' rows, and the facts of ``generated``.
+        As ``grid``, without the copies' rows, and with
+        kernels, launched: how many kernels (copies and fills included) a call runs on the GPU, and their names;
+        peak_bytes, result_bytes: memory of the call, the result included, and that of the result alone;
+        state_bytes: of the encoder's tables;
+        the columns of ``generated``.
     """
     frames = []
     for cell in _large_cells(smoke):
-        _, contenders = _compiled_for(cell)
+        encoders, contenders = _compiled_for(cell)
+        state = {name: sum(b.nbytes for b in encoder.buffers()) for name, encoder in encoders.items()}
         for direction in progress(DIRECTIONS, f"{cell} {cell.columns['dtype']}, {{}}".format):
             times = _timed(cell, direction, contenders, _rounds(cell, smoke))
             times = times[times["mode"] != "copy"].reset_index(drop=True)
-            keys = zip(times.dtype, times.direction, times["mode"], times.contender, strict=True)
-            columns = pd.DataFrame([found.get(key, {}) for key in keys], index=times.index)
-            frames.append(pd.concat([times, columns], axis=1))
+            (call_with,) = _calls(cell, direction, sets=1)
+            facts = []
+            for row in times.itertuples():
+                encoder = contenders[row.mode, row.contender]
+                ran = _facts(f"{row.mode} {row.contender}", _run, partial(call_with, encoder))
+                made = found.get((row.dtype, row.direction, row.contender), {}) if row.mode == "compiled" else {}
+                facts.append(ran | made | {"state_bytes": state[row.contender]})
+            del call_with
+            frames.append(pd.concat([times, pd.DataFrame(facts)], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -174,7 +186,7 @@ def _compiled_for(cell: Cell) -> tuple[dict[str, torch.nn.Module], dict[tuple[st
 
 
 def _large_cells(smoke: bool) -> tuple[Cell, ...]:
-    """Each costs six compilations in either direction."""
+    """Each costs twelve compilations in either direction."""
     return tuple(Cell(*LARGE[smoke].shape, dtype) for dtype in (torch.float32, torch.bfloat16))
 
 
@@ -395,14 +407,17 @@ def _check(call: Callable, encoder: Callable, layout: str, inverse: bool) -> str
 # ------------------------------------------------------------------------------------------ what the compiler makes
 
 
-def _facts(call: Callable[[], torch.Tensor], mode: str, name: str) -> dict[str, object]:
-    """See ``inductor``. A contender that fails has none; its status says why."""
+def _facts(what: str, find: Callable[[Callable], dict[str, object]], call: Callable) -> dict[str, object]:
+    """What ``find`` finds of the call. A contender that fails has none; its status says why."""
     try:
-        found = _generated(call) if mode == "compiled" else {}
-        return found | _launched(call) | {"peak_bytes": peak_bytes(call), "result_bytes": call().nbytes}
+        return find(call)
     except Exception as error:
-        print(f"    {mode} {name}: {timing.failure(error)}", file=sys.stderr, flush=True)
+        print(f"    {what}: {timing.failure(error)}", file=sys.stderr, flush=True)
         return {}
+
+
+def _run(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+    return _launched(call) | {"peak_bytes": peak_bytes(call), "result_bytes": call().nbytes}
 
 
 def _launched(call: Callable[[], torch.Tensor]) -> dict[str, object]:
@@ -417,7 +432,7 @@ def _short(kernel: str) -> str:
 
 
 def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
-    """What Inductor generates and warns of when the call is compiled, which it must not have been before."""
+    """See ``generated``: of a call that must not have been compiled before."""
     from torch._inductor.utils import fresh_cache, run_and_get_code
 
     _forget_warnings()
