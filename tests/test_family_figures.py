@@ -342,7 +342,7 @@ def test_the_tile_sweep_tells_orders_apart_where_there_are_several(orders):
 def test_tiles_that_read_heads_before_positions_are_hollow():
     rows = [
         {"cell": "1x1", "layout": "split_half", "seq_format": "thd", "status": "ok", "block_tokens": 1,
-         "block_heads": 4, "num_warps": 1, "innermost": "heads", "pairs_per_access": 8, "max_registers": None,
+         "block_heads": 4, "num_warps": 1, "innermost": "heads", "pairs_per_access": 8, "max_registers": 96,
          "heads_first": heads_first, "fraction_of_copy": fraction, "chosen": fraction == 0.7}
         for heads_first, fraction in ((False, 0.7), (True, 0.8), (False, 0.9))
     ]  # fmt: skip
