@@ -345,6 +345,7 @@ def test_figures_say_what_the_record_says():
     compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
     assert "1.87 (published) and 1.00 (here, forward)" in compiling
     memory = figures.memory_and_kernels(with_kernel(inductor()))._suptitle.get_text().replace("\n", " ")
+    assert memory.startswith("Forward in float32 at B4")
     assert "compiled calls peak at 2.0 times the result" in memory and memory.endswith("our kernel at 2.0")
 
 

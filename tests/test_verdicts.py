@@ -6,6 +6,7 @@ that must come out. ``ALWAYS`` is what is given besides in every case, if there 
 """
 
 import importlib
+import re
 from functools import partial
 
 import pandas as pd
@@ -147,6 +148,7 @@ def test_changed_evidence_changes_the_verdict(claim_id, tmp_path):
         frames = {name: make() for name, make in given.items()}
         (row,) = ledger(frames, document=document, only=[claim_id], records=tmp_path).itertuples()
         assert row.verdict == verdict, row
+        assert not re.search(r"\bobject\b", row.measured + row.note), row  # what pandas calls the dtype of a row
         assert row.measured or verdict == Status.NOT_TESTABLE
         assert row.note or verdict == Status.CONFIRMED
         assert "nan" not in row.measured.lower().split()

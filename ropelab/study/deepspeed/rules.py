@@ -33,7 +33,7 @@ def forward_is_right(correctness: pd.DataFrame) -> Verdict:
     if (ran.forward_error > allowed).any():
         return Verdict.refuted(
             measured,
-            f"version {worst.version}, S = {worst.seq_len}, {worst.dtype}: error "
+            f"version {worst.version}, S = {worst.seq_len}, {worst['dtype']}: error "
             f"{worst.forward_error:.1e}, the formula's {worst.formula_error:.1e}",
         )
     limits = []

@@ -178,7 +178,7 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     forward = shown[shown.direction == "forward"]
     compiled = forward[(forward["mode"] == "compiled") & forward.contender.isin(IMPLEMENTATIONS)].peak
     first = shown.iloc[0]
-    title = f"Forward in {first.dtype} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: "
+    title = f"Forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: "
     title += "compiled calls peak at "
     title += f"{drawing.value_range(compiled, '.1f')} times the result, eager ones at "
     title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, our kernel at "
@@ -198,7 +198,7 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
             ax.annotate(text, (row.peak, place[row.label]), (4, 0), textcoords="offset points", va="center", size=8)
         ax.set_yticks(place, labels)
         ax.set(title=direction, xlabel="peak memory of a call, in results' sizes")
-        ax.margins(x=0.35)
+        ax.margins(x=0.45)
         ax.grid(False, axis="y")
     drawing.legend(fig, axes)
     return fig

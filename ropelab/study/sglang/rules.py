@@ -124,7 +124,7 @@ def matches_a_reference(accuracy: pd.DataFrame, sources: pd.DataFrame) -> Verdic
     )
     if not beyond.empty:
         row = beyond.loc[(beyond.same / beyond.rounding).idxmax()]
-        return Verdict.refuted(measured, f"{row.dtype}: {row.same:.1e}, one rounding is {row.rounding:.1e}")
+        return Verdict.refuted(measured, f"{row['dtype']}: {row.same:.1e}, one rounding is {row.rounding:.1e}")
     half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]  # what its tests and benchmarks run in
     costly = half[half.exact > (1 + TABLES_COST) * half.same]
     notes = []

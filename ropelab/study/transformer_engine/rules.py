@@ -353,7 +353,7 @@ def _worst(missed: pd.DataFrame, name: str) -> str:
 
 
 def _case(row: pd.Series) -> str:
-    return f"{row.kind}, {row.dtype}, {row.layout}, rank {row.cp_rank} of {row.cp_size}"
+    return f"{row.kind}, {row['dtype']}, {row.layout}, rank {row.cp_rank} of {row.cp_size}"
 
 
 def _tested(yes: bool) -> str:
