@@ -169,7 +169,7 @@ def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool 
             facts = []
             for row in times.itertuples():
                 encoder = contenders[row.mode, row.contender]
-                ran = _facts(f"{row.mode} {row.contender}", _run, partial(call_with, encoder))
+                ran = _facts(f"{row.mode} {row.contender}", _footprint, partial(call_with, encoder))
                 made = found.get((row.dtype, row.direction, row.contender), {}) if row.mode == "compiled" else {}
                 facts.append(ran | made | {"state_bytes": state[row.contender]})
             del call_with
@@ -195,7 +195,7 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
 
     Returns:
         Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, kernels, launched, generated,
-        fallbacks, generated_bytes (see ``generated``), and code: a hash of the generated kernels without their names
+        fallbacks, generated_bytes (see ``inductor``), and code: a hash of the generated kernels without their names
         and comments. Times are means over several inputs: where a tensor lies in memory counts too.
     """
     cell = Cell(*LARGE[smoke].shape)
@@ -416,7 +416,7 @@ def _facts(what: str, find: Callable[[Callable], dict[str, object]], call: Calla
         return {}
 
 
-def _run(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+def _footprint(call: Callable[[], torch.Tensor]) -> dict[str, object]:
     return _launched(call) | {"peak_bytes": peak_bytes(call), "result_bytes": call().nbytes}
 
 
