@@ -311,12 +311,14 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    tile = tile or _tile_for(qy, k_heads, cos, positions, rotation)  # q may be expanded, which hides its order
+    x_strides, y_strides = [*q.stride()[:3], *k.stride()[:3]], [*qy.stride()[:3], *ky.stride()[:3]]
+    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
+    same_strides = x_strides == y_strides and cos_strides == sin_strides
+    # Of the output, as the input may be expanded, which hides its order.
+    tile = tile or _tile_for(qy, k_heads, cos, positions, rotation, same_strides)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
-    x_strides, y_strides = [*q.stride()[:3], *k.stride()[:3]], [*qy.stride()[:3], *ky.stride()[:3]]
-    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
     features_per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     constants = {
@@ -331,7 +333,7 @@ def plan(
         "ALIGN": min(common_alignment([*x_strides, *y_strides]), features_per_access),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         # One offset then serves input and output, and one serves cos and sin.
-        "SAME_STRIDES": x_strides == y_strides and cos_strides == sin_strides,
+        "SAME_STRIDES": same_strides,
         "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
         "HEAD_BLOCKS": head_blocks, "INNERMOST": order,
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_Q_HEADS": tile.block_heads,
@@ -347,15 +349,21 @@ def plan(
 
 
 def _tile_for(
-    q: torch.Tensor, k_heads: int, cos: torch.Tensor, positions: torch.Tensor | None, rotation: Rotation
+    q: torch.Tensor,
+    k_heads: int,
+    cos: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+    same_strides: bool,
 ) -> Tile:
     batch, seq_len, q_heads, head_dim = q.shape
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
+    only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
     tile = choose_tile(
         *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
-        lean=not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width,
+        lean=only_pairs and same_strides and cos.itemsize <= 4,
     )  # fmt: skip
     if positions is None and _batches_read_anew(q, k_heads, cos):
         return replace(tile, innermost="batches")

@@ -30,12 +30,15 @@ class Tile:
 # With more than four pairs a thread the assembler, left alone, saves a few registers (which make no room for another
 # program) by moving half of the loads behind the first arithmetic, and every program waits for memory twice. A thread
 # that is allowed as many as it wants keeps all loads in front. A lean one can do so with 40, which leaves room for
-# twelve programs of 128 threads on a multiprocessor instead of ten. One that waits for positions first is better off
-# with 32 and sixteen programs; for split-half heads the assembler, left alone, then comes down to 32.
-_PLENTY, _ENOUGH_IF_LEAN, _LEAN_AND_WAITING = 96, 40, 32
+# twelve programs of 128 threads on a multiprocessor instead of ten. One that reads positions too is better off with 32
+# and sixteen programs; for split-half heads the assembler, left alone, finds as good a number.
+_PLENTY, _ENOUGH_IF_LEAN, _LEAN_WITH_POSITIONS = 96, 40, 32
 
 # Up to so many tokens of at least so many heads, all heads are under way at once if each is a program of one warp.
 _FEW_TOKENS, _MANY_HEADS = 8, 32
+
+# Up to so many pairs of q it counts how long a GPU takes to start all programs: half as many of twice the size.
+_FEW_PAIRS = 2**20
 
 _TABLE_FREE_HEADS = 16
 
@@ -54,19 +57,20 @@ def choose_tile(
 ) -> Tile:
     """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``batch`` times ``seq_len`` tokens.
 
-    Every thread moves 16 bytes at once: four pairs of an interleaved head, or eight members of a split-half head, in
-    two bytes each. 128 threads make a program, as a GPU starts programs at a limited rate: small ones wait for their
-    turn instead of for memory.
+    A thread moves 16 bytes at once: eight members of a split-half head, or four pairs of an interleaved one, in two
+    bytes each. It takes eight pairs of an interleaved head as well where programs had better be fewer or hold more.
+    128 threads make a program, as a GPU starts programs at a limited rate: small ones wait for their turn instead of
+    for memory.
 
     Args:
         innermost: of which axis neighbours lie next to each other in memory: "heads" (bshd, thd), "batches"
             (sbhd: its heads, then its batches) or "tokens" (bhsd).
         interleaved: the layout of the input.
         positions: they are read. A program then waits for memory twice, for its tokens' positions and for their rows
-            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, and
-            the heads while it waits, unless those of k, interleaved, take too many registers for that.
-        lean: a thread holds nothing but pairs of q, and one cosine and sine for each: there is no k, all features
-            rotate, and the tables have a column per pair.
+            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, and,
+            where heads lie together, the heads while it waits, unless those of k, interleaved, take too many registers.
+        lean: a thread holds nothing but pairs of q, and one cosine and sine for each, in float32 or less: there is no
+            k, all features rotate, the tables have a column per pair, and one offset serves input and output.
         itemsize: bytes of an element of the input.
 
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
@@ -75,15 +79,16 @@ def choose_tile(
     if few_tokens and q_heads >= _MANY_HEADS:
         return Tile(1, 1, 1, innermost)
     if innermost == "tokens":
-        # Few heads, as each is elsewhere in memory; they share the rows of the tables, for which a program that reads
-        # positions waits longer.
-        access = PAIRS_PER_ACCESS if itemsize > 2 else 2 * PAIRS_PER_ACCESS
-        warps, heads = (2, 4) if positions else (4, 1 if lean else 2)
-        registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+        # Few heads, as each is elsewhere in memory. They share the rows of the tables, for which a program that reads
+        # positions waits longer: more heads then, and half as many threads, so that more programs wait side by side.
+        warps, heads = (2, 4) if positions else (4, 2)
+        narrow = lean and not positions or itemsize > 2
+        access, registers = (PAIRS_PER_ACCESS, None) if narrow else (2 * PAIRS_PER_ACCESS, _PLENTY)
         return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads, registers)
     # Of a head whose pairs are no power of two, some threads have nothing to do; the others then take more.
     padded = rotary_dim != 2 * next_power_of_2(rotary_dim // 2)
-    narrow = interleaved and not (positions or padded) or itemsize > 2
+    few_pairs = batch * seq_len * q_heads * rotary_dim // 2 <= _FEW_PAIRS
+    narrow = interleaved and not (positions or padded or few_pairs) or itemsize > 2
     access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if next_power_of_2(rotary_dim // 2) >= 128:
         # So that the single key head of MQA is not alone in a program of its own size.
@@ -94,7 +99,7 @@ def choose_tile(
         if lean and itemsize == 2:
             registers = _ENOUGH_IF_LEAN
             if positions:
-                registers = _LEAN_AND_WAITING if interleaved else None
+                registers = _LEAN_WITH_POSITIONS if interleaved else None
     # A few tokens are all under way at once anyhow, and the way from their positions to their rows is the longest.
     heads_first = positions and not few_tokens and (lean or not interleaved)
     tile = fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)

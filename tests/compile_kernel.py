@@ -18,8 +18,11 @@ from triton.compiler import ASTSource
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
 from ropelab.layout import LAYOUTS
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", int: "i32"}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+TYPES = {
+    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
+    torch.int32: "*i32", torch.int64: "*i64", int: "i32",
+}  # fmt: skip
 
 # head_dim, rotary_dim, q heads, k heads, dtype
 SHAPES = [
@@ -39,6 +42,12 @@ VARIANTS = {
     "bhsd": {"storage": "bhsd"},
     "qkv": {"storage": "qkv"},
     "positions": {"positions": torch.empty(1, 64, dtype=torch.int32)},
+    "positions of a view": {"storage": "qkv", "positions": torch.empty(1, 64, dtype=torch.int32)},
+    "float64 tables": {"rotation": {"tables": torch.float64}},
+    "positions, float64 tables": {
+        "positions": torch.empty(1, 64, dtype=torch.int32),
+        "rotation": {"tables": torch.float64},
+    },
     "offsets": {"positions": torch.empty(1, dtype=torch.int32), "rotation": {"offsets": True}},
     "full width": {"rotation": {"full_width": True}},
     "backward": {"rotation": {"transpose": True}},
@@ -103,16 +112,17 @@ def qk_norm(shape, layout, capability, backward):
 def inputs(shape, storage="contiguous"):
     head_dim, _, q_heads, k_heads, dtype = shape
     if storage == "qkv":
-        qkv = torch.empty(1, 64, q_heads + 2 * k_heads, head_dim, dtype=dtype)
+        qkv = torch.empty(1, 64, q_heads + 2 * max(k_heads, 1), head_dim, dtype=dtype)
         return qkv[:, :, :q_heads], qkv[:, :, q_heads : q_heads + k_heads]
     pair = [torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads)]
     return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in pair] if storage == "bhsd" else pair
 
 
-def rotation_of(shape, layout, **options):
+def rotation_of(shape, layout, tables=torch.float32, **options):
     interleaved = layout == "interleaved"
     rotation = Rotation(shape[1], interleaved=interleaved, out_interleaved=interleaved, **options)
-    return rotation, torch.empty(64, rotation.rotary_dim if rotation.full_width else rotation.rotary_dim // 2)
+    columns = rotation.rotary_dim if rotation.full_width else rotation.rotary_dim // 2
+    return rotation, torch.empty(64, columns, dtype=tables)
 
 
 def widest(ptx: str, instruction: str) -> int:
@@ -123,18 +133,23 @@ def widest(ptx: str, instruction: str) -> int:
 
 def local_memory(cubin: bytes) -> int:
     """Bytes of stack and local memory a thread needs: more than none means that registers were spilled."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    usage = disassembled(cubin, "cuobjdump", "-res-usage")
     sizes = re.findall(r"(?:STACK|LOCAL):(\d+)", usage)
     assert sizes, f"no resource usage in {usage!r}"
     return sum(map(int, sizes))
 
 
+def disassembled(cubin: bytes, tool: str, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
 def check(name: str, kernel, width: int) -> None:
     check_accesses(name, kernel, width)
-    assert re.search(r"evict_last\S*\.v4\.b32", kernel.asm["ptx"]), f"{name}: tables are not read 16 bytes at a time"
+    table = r"evict_last\S*\.(v4\.b32|v2\.b64)"
+    assert re.search(table, kernel.asm["ptx"]), f"{name}: tables are not read 16 bytes at a time"
 
 
 def check_accesses(name: str, kernel, width: int) -> None:
@@ -143,6 +158,14 @@ def check_accesses(name: str, kernel, width: int) -> None:
     assert widest(ptx, "st") >= width, f"{name}: stores of {widest(ptx, 'st')} bytes, expected {width}"
     assert local_memory(kernel.asm["cubin"]) == 0, f"{name}: registers were spilled"
     print(f"{name}: {width} bytes, nothing spilled")
+
+
+def check_heads_first(name: str, kernel) -> None:
+    """All loads of heads precede that of the positions, which is to stay in the cache as the tables are ("EL")."""
+    loads = re.findall(r"\bLDG\.\S+", disassembled(kernel.asm["cubin"], "nvdisasm", "-c"))
+    kept = [".EL" in load for load in loads]
+    assert any(kept) and kept == sorted(kept), f"{name}: expected heads before positions and tables, got {loads}"
+    print(f"{name}: heads first")
 
 
 def check_table_free(name: str, kernel, width: int) -> None:
@@ -168,8 +191,13 @@ def main(capability: int) -> None:
             backward = qk_norm(shape, layout, capability, backward=True)
             check(f"{name} QK norm backward", backward, 8 if narrow else width)
         for (name, variant), shape in itertools.product(VARIANTS.items(), (SHAPES[0], SHAPES[-1])):
-            if shape[3] or variant.get("storage") != "qkv":
-                check(f"sm_{capability} {layout} {name} {shape}", rotation(shape, layout, capability, **variant), 16)
+            # Of a single tensor whose tokens lie together a thread takes four pairs.
+            four_pairs = variant.get("storage") == "bhsd" and not shape[3]
+            width = 8 if four_pairs and layout == "split_half" else 16
+            kernel, about = rotation(shape, layout, capability, **variant), f"sm_{capability} {layout} {name} {shape}"
+            check(about, kernel, width)
+            if name == "positions" and (layout == "split_half" or not shape[3]):
+                check_heads_first(about, kernel)
 
 
 if __name__ == "__main__":

@@ -41,17 +41,18 @@ def _shapes() -> list[tuple[Workload, bool]]:
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     large, wide = cells["4x4096 32/8 128"], cells["1x4096 16/1 256"]
     packed = Workload("4x4096 32/8 128", 1, 16384, 32, 8, 128, 128, seq_format="thd", lengths=(4096,) * 4)
-    shapes = list(cells.values())
+    shapes = [*cells.values(), replace(cells["1x512 32/8 128"], name="1x1024 32/8 128", seq_len=1024)]
     # Tokens side by side, batches side by side, views; packed.
     heads_apart = ("4x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
     shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
     shapes += [packed, replace(packed, name="128x512 32/0 128", seq_len=65536, lengths=(512,) * 128, k_heads=0)]
     single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
-    alone = [replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
-    found = [(shape, bool(shape.lengths)) for shape in [*_both_layouts(shapes), *alone]]
-    with_positions = replace(large, name=f"{large.name}, positions", seq_format="bhsd")
-    return [*found, *((shape, True) for shape in _both_layouts([with_positions]))]
+    shapes.append(replace(DEEPSPEED_CELLS[0], direction="forward"))
+    found = [(shape, bool(shape.lengths)) for shape in [*_both_layouts(shapes), single_head]]
+    few_heads = replace(cells["8x1 32/8 128"], name="8x1 16/4 128, positions", q_heads=16, k_heads=4)
+    with_positions = [replace(large, name=f"{large.name}, positions", seq_format="bhsd"), few_heads]
+    return [*found, *((shape, True) for shape in _both_layouts(with_positions))]
 
 
 def _both_layouts(shapes: Sequence[Workload]) -> list[Workload]:
