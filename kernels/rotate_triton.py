@@ -311,14 +311,12 @@ def plan(
     pairs = rotation.rotary_dim // 2
     if q.numel() + k.numel() == 0:
         return _launch_nothing
-    x_strides, y_strides = [*q.stride()[:3], *k.stride()[:3]], [*qy.stride()[:3], *ky.stride()[:3]]
-    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
-    same_strides = x_strides == y_strides and cos_strides == sin_strides
-    # Of the output, as the input may be expanded, which hides its order.
-    tile = tile or _tile_for(qy, k_heads, cos, positions, rotation, same_strides)
+    tile = tile or tile_for(xs, outs, cos, sin, positions, rotation)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
+    x_strides, y_strides = _strides(xs), _strides(outs)
+    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
     features_per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     constants = {
@@ -332,8 +330,7 @@ def plan(
         "HEADS_FIRST": tile.heads_first and positions is not None,
         "ALIGN": min(common_alignment([*x_strides, *y_strides]), features_per_access),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
-        # One offset then serves input and output, and one serves cos and sin.
-        "SAME_STRIDES": same_strides,
+        "SAME_STRIDES": _one_offset(xs, outs, cos, sin),
         "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in (q, k, qy, ky)),
         "HEAD_BLOCKS": head_blocks, "INNERMOST": order,
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_Q_HEADS": tile.block_heads,
@@ -348,26 +345,39 @@ def plan(
     return Launch(_rotate_kernel, grid, numbers, constants, options)
 
 
-def _tile_for(
-    q: torch.Tensor,
-    k_heads: int,
+def tile_for(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
     cos: torch.Tensor,
+    sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotation: Rotation,
-    same_strides: bool,
 ) -> Tile:
+    """The tile that `plan` takes for tensors like these."""
+    q = outs[0]  # the input may be expanded, which hides its order
     batch, seq_len, q_heads, head_dim = q.shape
+    k_heads = outs[1].shape[2] if len(outs) > 1 else 0
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
     only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
     tile = choose_tile(
         *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
-        lean=only_pairs and same_strides and cos.itemsize <= 4,
+        lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
     )  # fmt: skip
     if positions is None and _batches_read_anew(q, k_heads, cos):
         return replace(tile, innermost="batches")
     return tile
+
+
+def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Those of q and k but for the last, which is 1."""
+    return [*tensors[0].stride()[:3], *tensors[-1].stride()[:3]]
+
+
+def _one_offset(xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """Whether the same offset serves input and output, and the same one cos and sin."""
+    return _strides(xs) == _strides(outs) and table_strides(cos) == table_strides(sin)
 
 
 def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool:

@@ -31,7 +31,8 @@ class Tile:
 # program) by moving half of the loads behind the first arithmetic, and every program waits for memory twice. A thread
 # that is allowed as many as it wants keeps all loads in front. A lean one can do so with 40, which leaves room for
 # twelve programs of 128 threads on a multiprocessor instead of ten. One that reads positions too is better off with 32
-# and sixteen programs; for split-half heads the assembler, left alone, finds as good a number.
+# and sixteen programs, which suffice for one token, heads first; for split-half heads the assembler, left alone, finds
+# as good a number.
 _PLENTY, _ENOUGH_IF_LEAN, _LEAN_WITH_POSITIONS = 96, 40, 32
 
 # Up to so many tokens of at least so many heads, all heads are under way at once if each is a program of one warp.
@@ -58,7 +59,8 @@ def choose_tile(
     """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``batch`` times ``seq_len`` tokens.
 
     A thread moves 16 bytes at once: eight members of a split-half head, or four pairs of an interleaved one, in two
-    bytes each. It takes eight pairs of an interleaved head as well where programs had better be fewer or hold more.
+    bytes each. It takes eight pairs of an interleaved head as well where programs had better be fewer or hold more, and
+    four of a single tensor whose tokens lie together, where no k shares the program and eight gain nothing.
     128 threads make a program, as a GPU starts programs at a limited rate: small ones wait for their turn instead of
     for memory.
 
@@ -70,7 +72,8 @@ def choose_tile(
             of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, and,
             where heads lie together, the heads while it waits, unless those of k, interleaved, take too many registers.
         lean: a thread holds nothing but pairs of q, and one cosine and sine for each, in float32 or less: there is no
-            k, all features rotate, the tables have a column per pair, and one offset serves input and output.
+            k, all features rotate, the tables have a column per pair, one offset serves input and output, and one
+            serves both tables.
         itemsize: bytes of an element of the input.
 
     The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
@@ -90,20 +93,20 @@ def choose_tile(
     few_pairs = batch * seq_len * q_heads * rotary_dim // 2 <= _FEW_PAIRS
     narrow = interleaved and not (positions or padded or few_pairs) or itemsize > 2
     access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
-    if next_power_of_2(rotary_dim // 2) >= 128:
+    if next_power_of_2(rotary_dim // 2) >= 128 and itemsize <= 4:
         # So that the single key head of MQA is not alone in a program of its own size.
         access = 2 * PAIRS_PER_ACCESS
-    registers = None
-    if access > PAIRS_PER_ACCESS:
-        registers = _PLENTY
-        if lean and itemsize == 2:
-            registers = _ENOUGH_IF_LEAN
-            if positions:
-                registers = _LEAN_WITH_POSITIONS if interleaved else None
+    tile = fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4)
     # A few tokens are all under way at once anyhow, and the way from their positions to their rows is the longest.
     heads_first = positions and not few_tokens and (lean or not interleaved)
-    tile = fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4, max_registers=registers)
-    return replace(tile, heads_first=heads_first)
+    registers = _PLENTY if access > PAIRS_PER_ACCESS else None
+    if registers and lean and itemsize == 2:
+        registers = _ENOUGH_IF_LEAN
+        if positions and not interleaved:
+            registers = None
+        elif heads_first and tile.block_tokens == 1:
+            registers = _LEAN_WITH_POSITIONS
+    return replace(tile, max_registers=registers, heads_first=heads_first)
 
 
 def choose_table_free_tile(
@@ -144,7 +147,8 @@ def fit_tile(
     width = next_power_of_2(rotary_dim // 2)
     program = 32 * num_warps * pairs_per_access
     all_heads, all_tokens = next_power_of_2(max(q_heads, 1)), next_power_of_2(max(seq_len, 1))
-    heads = min(most_heads or max(1, program // width), all_heads)
+    held = max(1, program // width)
+    heads = min(most_heads or held, held, all_heads)
     tokens = min(max(1, program // (heads * width)), all_tokens)
     heads = min(max(heads, program // (tokens * width)), all_heads)
     num_warps = min(max(1, tokens * heads * width // pairs_per_access // 32), num_warps)

@@ -41,7 +41,9 @@ VARIANTS = {
     "contiguous": {},
     "bhsd": {"storage": "bhsd"},
     "qkv": {"storage": "qkv"},
+    "4 x 4096 tokens": {"batch": 4, "tokens": 4096},
     "positions": {"positions": torch.empty(1, 64, dtype=torch.int32)},
+    "positions of 8 x 1 tokens": {"positions": torch.empty(8, 1, dtype=torch.int32), "batch": 8, "tokens": 1},
     "positions of a view": {"storage": "qkv", "positions": torch.empty(1, 64, dtype=torch.int32)},
     "float64 tables": {"rotation": {"tables": torch.float64}},
     "positions, float64 tables": {
@@ -76,9 +78,9 @@ def compiled(launch, arguments, capability: int):
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
-def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None):
+def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None, **size):
     """The kernel that `apply_rope` launches for q and k of this shape, or for q alone."""
-    q, k = inputs(shape, storage)
+    q, k = inputs(shape, storage, **size)
     xs = [q, k] if shape[3] else [q]
     outs = [torch.empty_like(q), torch.empty_like(k)]
     options, table = rotation_of(shape, layout, **(rotation or {}))
@@ -109,12 +111,16 @@ def qk_norm(shape, layout, capability, backward):
     return compiled(launch.gradients, (*pair, *pair, *pair, *weights, rows, *tables), capability)
 
 
-def inputs(shape, storage="contiguous"):
+def inputs(shape, storage="contiguous", batch=1, tokens=64):
     head_dim, _, q_heads, k_heads, dtype = shape
+
+    def empty(heads: int) -> torch.Tensor:
+        return torch.empty(batch, tokens, heads, head_dim, dtype=dtype, device="meta")
+
     if storage == "qkv":
-        qkv = torch.empty(1, 64, q_heads + 2 * max(k_heads, 1), head_dim, dtype=dtype)
+        qkv = empty(q_heads + 2 * max(k_heads, 1))
         return qkv[:, :, :q_heads], qkv[:, :, q_heads : q_heads + k_heads]
-    pair = [torch.empty(1, 64, heads, head_dim, dtype=dtype) for heads in (q_heads, k_heads)]
+    pair = [empty(heads) for heads in (q_heads, k_heads)]
     return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in pair] if storage == "bhsd" else pair
 
 
@@ -161,7 +167,10 @@ def check_accesses(name: str, kernel, width: int) -> None:
 
 
 def check_heads_first(name: str, kernel) -> None:
-    """All loads of heads precede that of the positions, which is to stay in the cache as the tables are ("EL")."""
+    """All loads of heads precede that of the positions, which is to stay in the cache as the tables are ("EL").
+
+    Where all features rotate: others are loaded last.
+    """
     loads = re.findall(r"\bLDG\.\S+", disassembled(kernel.asm["cubin"], "nvdisasm", "-c"))
     kept = [".EL" in load for load in loads]
     assert any(kept) and kept == sorted(kept), f"{name}: expected heads before positions and tables, got {loads}"
@@ -190,7 +199,11 @@ def main(capability: int) -> None:
             narrow = layout == "split_half" and shape[-1].itemsize == 2
             backward = qk_norm(shape, layout, capability, backward=True)
             check(f"{name} QK norm backward", backward, 8 if narrow else width)
-        for (name, variant), shape in itertools.product(VARIANTS.items(), (SHAPES[0], SHAPES[-1])):
+        # Of 16 heads of 64 features a program takes two tokens.
+        few_heads = (64, 64, 16, 0, torch.bfloat16)
+        for (name, variant), shape in itertools.product(VARIANTS.items(), (SHAPES[0], SHAPES[-1], few_heads)):
+            if variant.get("tokens") == 1 and shape[2] >= 32:
+                continue  # a program of one warp for each head, of which a thread has two pairs
             # Of a single tensor whose tokens lie together a thread takes four pairs.
             four_pairs = variant.get("storage") == "bhsd" and not shape[3]
             width = 8 if four_pairs and layout == "split_half" else 16

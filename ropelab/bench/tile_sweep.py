@@ -12,7 +12,7 @@ from ropelab.bench.compare import copy_contenders, progress, tidy
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, choose_tile, next_power_of_2
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout import LAYOUTS
 from ropelab.seq_format import to_bshd
 
@@ -41,15 +41,16 @@ def _shapes() -> list[tuple[Workload, bool]]:
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     large, wide = cells["4x4096 32/8 128"], cells["1x4096 16/1 256"]
     packed = Workload("4x4096 32/8 128", 1, 16384, 32, 8, 128, 128, seq_format="thd", lengths=(4096,) * 4)
-    shapes = [*cells.values(), replace(cells["1x512 32/8 128"], name="1x1024 32/8 128", seq_len=1024)]
+    shapes = list(cells.values())
+    shapes += [replace(cells["1x512 32/8 128"], name=f"1x{tokens} 32/8 128", seq_len=tokens) for tokens in (64, 1024)]
     # Tokens side by side, batches side by side, views; packed.
     heads_apart = ("4x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
     shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
     shapes += [packed, replace(packed, name="128x512 32/0 128", seq_len=65536, lengths=(512,) * 128, k_heads=0)]
     single_head = replace(large, name="16x4096 1/0 128", batch=16, q_heads=1, k_heads=0)
-    shapes.append(replace(DEEPSPEED_CELLS[0], direction="forward"))
-    found = [(shape, bool(shape.lengths)) for shape in [*_both_layouts(shapes), single_head]]
+    shapes += [replace(DEEPSPEED_CELLS[0], direction="forward"), single_head]
+    found = [(shape, bool(shape.lengths)) for shape in _both_layouts(shapes)]
     few_heads = replace(cells["8x1 32/8 128"], name="8x1 16/4 128, positions", q_heads=16, k_heads=4)
     with_positions = [replace(large, name=f"{large.name}, positions", seq_format="bhsd"), few_heads]
     return [*found, *((shape, True) for shape in _both_layouts(with_positions))]
@@ -62,11 +63,7 @@ def _both_layouts(shapes: Sequence[Workload]) -> list[Workload]:
 def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
     order = innermost(to_bshd(sets[0].q, shape.seq_format))
-    chosen = choose_tile(
-        shape.rotary_dim, shape.q_heads, shape.seq_len, order, batch=shape.batch,
-        interleaved=shape.layout == "interleaved", positions=positions, itemsize=shape.dtype.itemsize,
-        lean=not shape.k_heads and shape.rotary_dim == shape.head_dim,
-    )  # fmt: skip
+    chosen = _chosen(shape, positions, sets[0])
     found = [*candidate_tiles(shape, order), chosen]
     if positions:
         found += [replace(tile, heads_first=not tile.heads_first) for tile in found]
@@ -82,6 +79,18 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     )
     torch.cuda.empty_cache()  # the graphs' own memory
     return tidy(frame, shape.columns).drop(columns="contender")
+
+
+def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile:
+    xs = [to_bshd(x.detach(), shape.seq_format) for x in buffers.inputs]
+    outs = [torch.empty_like(x) for x in xs]
+    positions = torch.zeros(xs[0].shape[:2], dtype=torch.int32) if positions_read else None
+    return rotate_triton.tile_for(xs, outs, buffers.cos, buffers.sin, positions, _rotation(shape))
+
+
+def _rotation(shape: Workload) -> Rotation:
+    interleaved = shape.layout == "interleaved"
+    return Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
 
 
 def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
@@ -115,9 +124,7 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
 
 
 def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
-    interleaved = shape.layout == "interleaved"
-    rotation = Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
-    device = sets[0].q.device
+    rotation, device = _rotation(shape), sets[0].q.device
     positions = shape.positions(device) if shape.lengths else torch.arange(shape.seq_len, device=device)
     positions = positions.int().expand(shape.batch, -1) if positions_read else None
 
