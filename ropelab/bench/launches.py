@@ -20,11 +20,16 @@ def kernel_names(call: Callable[[], object]) -> list[str]:
 def peak_bytes(call: Callable[[], object]) -> int:
     """Peak of the memory allocated during the call, beyond what was allocated before it; results included."""
     call()
-    gc.collect()  # what is freed during the call would be taken off its peak
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = call()
-    torch.cuda.synchronize()
-    del result
-    return torch.cuda.max_memory_allocated() - before
+    collecting = gc.isenabled()
+    gc.disable()  # what it frees during the call would be taken off the peak
+    try:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = call()
+        torch.cuda.synchronize()
+        del result
+        return torch.cuda.max_memory_allocated() - before
+    finally:
+        if collecting:
+            gc.enable()
