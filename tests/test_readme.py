@@ -42,6 +42,12 @@ def test_shortfalls_follow_the_records():
     assert then[:-1] == now[:-1] and " % faster (in " in now[-1] and " % slower" in then[-1]
     assert "is out of reach" in now[-1] and "is within reach in 12 cases" in then[-1]
 
+    fast = frames["sglang_protocols"].copy()
+    fast.loc[fast.contender == "ropelab, positions", "median_us"] /= 2
+    then = shortfalls.sentences(frames | {"sglang_protocols": fast})
+    changed = [sentence for sentence, before in zip(then, now, strict=True) if sentence != before]
+    assert len(changed) == 1 and "FlashInfer" in changed[0] and " % slower" in changed[0]
+
 
 def test_commands_exist():
     makefile = (summary.README.parent / "Makefile").read_text()

@@ -8,7 +8,7 @@ from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.comparison import OURS, timed
 from ropelab.study.drawing import value_range
 from ropelab.study.family_findings import MANY, ONE, READS_TWICE, SKEWED
-from ropelab.study.sglang.contenders import FLASH_PACKED, PERSISTENT
+from ropelab.study.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 
 STUDIES = ("dense", "few_tokens", "sglang_protocols", "packed", "table_free", "memory", "deepspeed_table")
 """The records behind the sentences."""
@@ -23,7 +23,8 @@ def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
     times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # which has no times
     return [
         _few_tokens(pd.concat([times["dense"], times["few_tokens"]])),
-        _in_place(times["sglang_protocols"]),
+        _in_place(_as_called(times["sglang_protocols"])),
+        _at_positions(_as_called(times["sglang_protocols"])),
         _packed(times["packed"]),
         _table_free(times["table_free"]),
         _partial_sums(frames["memory"]),
@@ -39,18 +40,38 @@ def _few_tokens(times: pd.DataFrame) -> str:
     )
 
 
-def _in_place(times: pd.DataFrame) -> str:
-    """SGLang's cells as its kernel is called: halves, nothing cloned, in CUDA graphs."""
+def _as_called(times: pd.DataFrame) -> pd.DataFrame:
+    """SGLang's cells as its kernel is called: few tokens, halves, nothing cloned, in CUDA graphs."""
     times = times[(times.timer == "graph") & ~times.clones.astype(bool) & (times.layout == "split_half")]
-    times = times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
+    return times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
+
+
+def _in_place(times: pd.DataFrame) -> str:
     ours = times[times.contender == OURS].median_us
     flash = times[times.contender == FLASH_PACKED].median_us
-    warps = times[times.contender.str.startswith(PERSISTENT)].groupby("cell").median_us.min()
+    warps = _best(times, PERSISTENT)
     return (
         f"**In place, up to {FEW_IN_PLACE} tokens.** With q and k packed flash-attn's kernel is "
         f"{_faster(flash, ours)}, a model of a warp for every head (the best of its three sizes) "
         f"{_faster(warps, ours)} (record `sglang_protocols`)."
     )
+
+
+def _at_positions(times: pd.DataFrame) -> str:
+    """What a position costs where a call is little more than the wait for memory."""
+    ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
+    flashinfer = _best(times, FLASHINFER)
+    return (
+        f"**At positions, in place, up to {FEW_IN_PLACE} tokens.** Every program waits for its position, then for the "
+        f"row that it names: {value_range(ours.fraction_of_copy, '.2f')} of a copy, where rows in the order of the "
+        f"tokens allow {value_range(in_order.fraction_of_copy, '.2f')}. FlashInfer's kernel, which reads positions "
+        f"too, is {_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
+    )
+
+
+def _best(times: pd.DataFrame, named: str) -> pd.Series:
+    """Microseconds in each cell of the best contender whose name begins so."""
+    return times[times.contender.str.startswith(named)].groupby("cell").median_us.min()
 
 
 def _packed(times: pd.DataFrame) -> str:

@@ -211,8 +211,9 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     colors = [drawing.look(looks.get(path, "torchembed API"))["color"] for path in frame.path]
     ax.barh(place, frame.copies, 0.6, color=colors)
     for y, row in zip(place, frame.itertuples(), strict=True):
-        extra = row.extra_bytes / row.tensor_bytes
-        text = f"{row.launches} launch{'es' * (row.launches > 1)}, {extra:.0f} tensors extra, {row.median_us:.0f} µs"
+        extra = round(row.extra_bytes / row.tensor_bytes)
+        text = f"{row.launches} launch{'es' * (row.launches > 1)}, {extra} extra tensor{'s' * (extra != 1)}, "
+        text += f"{row.median_us:.0f} µs"
         ax.annotate(text, (row.copies, y), (5, 0), textcoords="offset points", va="center", size=8.5)
     ax.axvline(1, color="grey", linestyle="--", linewidth=1)
     ax.set_yticks(place, frame.path + ": " + frame.input)
