@@ -131,7 +131,7 @@ CASES = [
     ("DS-04", "deepspeed_tests", evidence.tests, CORRECTED),
     ("DS-04", "deepspeed_tests", lambda: change(evidence.tests(), reaches_kernel=True), CONFIRMED),
     ("DS-04", "deepspeed_tests", lambda: change(evidence.tests(), "tokens == 17", broadcasts=True), REFUTED),
-    ("DS-05", "deepspeed_dispatch", dispatched, CONFIRMED),
+    ("DS-05", "deepspeed_dispatch", dispatched, CORRECTED),
     (
         "DS-05",
         "deepspeed_dispatch",

@@ -120,6 +120,8 @@ def test_every_two_axes_may_be_batch_and_sequence(launches):
         (torch.float16, torch.float32, torch.float32),
         (torch.float32, torch.float16, torch.float32),
         (torch.float16, torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
         (torch.float32, torch.float64, torch.float64),
         (torch.int32, torch.float32, torch.float32),
     ],

@@ -56,8 +56,8 @@ def test_tables_per_pair_and_per_feature_are_one_rotation(interleaved, rotary_di
     assert_rotated(narrow_q, q, cos, sin, layout=LAYOUT[interleaved], seq_format="thd")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("table_dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("table_dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_the_tables_need_not_have_the_dtype_of_the_query(dtype, table_dtype):
     cos, sin = tables(dtype=table_dtype)
     q = tokens(dtype=dtype)

@@ -154,8 +154,8 @@ CASES = [
     ("SG-01", {"sglang_shapes": lambda: evidence.shapes().query("claimed"),
                "sglang_flags": lambda: change(evidence.flags(), formula="halves", says="halves")}, CONFIRMED),
     ("SG-01", {"sglang_shapes": lambda: change(evidence.shapes(), "rank == 3", outcome="wrong")}, REFUTED),
-    ("SG-02", {"sglang_head_sizes": lambda: others("failed: Unsupported head_dim: 80")}, CONFIRMED),
-    ("SG-02", {"sglang_head_sizes": lambda: others("wrong: far off")}, CONFIRMED),
+    ("SG-02", {"sglang_head_sizes": lambda: others("failed: Unsupported head_dim: 80")}, CORRECTED),
+    ("SG-02", {"sglang_head_sizes": lambda: others("wrong: far off")}, CORRECTED),
     ("SG-02", {"sglang_head_sizes": lambda: others(90.0)}, CORRECTED),
     ("SG-02", {"sglang_head_sizes": lambda: change(
         others("failed: x"), f"head_dim == 96 and contender == '{DOCUMENT}'", status="failed: x")}, CORRECTED),
@@ -409,6 +409,19 @@ def test_the_record_holds_what_the_steps_compare(stubbed):
     for peer in steps.STEPS:
         assert steps.ratios(frame, peer).notna().all(axis=None)
         assert steps.mixed_timers(frame, peer).notna().all()
+
+
+def test_the_same_call_tells_how_a_timer_repeats():
+    """flash-attn is given as many heads of k as of q: cells that differ in those alone are one call."""
+    one = protocols(**{f"{FLASH_FULL}|do_bench|True": 150.0}).query("cell == '1x2048 32/8 128'")
+    other = one.assign(cell="1x2048 32/1 128", k_heads=1)
+    other.loc[(other.contender == FLASH_FULL) & (other.timer == "do_bench"), "median_us"] *= 3
+    both = pd.concat([one, other])
+    published, graphs = (step.peer for step in steps.STEPS[FLASH_FULL][:2])
+    assert steps.repeats(both, published).tolist() == [3] and steps.repeats(both, graphs).tolist() == [1]
+    assert steps.repeats(protocols(), published).empty  # no two cells are the same call
+    for said in (findings.protocol(both), rules.faster_than_flash_attention(both, evidence.protocol_bytes()).measured):
+        assert "3.0" in said and "the " in said and "same call" in said
 
 
 @without_a_gpu

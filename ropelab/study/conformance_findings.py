@@ -268,7 +268,7 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
         f"{name}: {', '.join(dict.fromkeys(laws))}" for name, laws in broken.groupby("subject", sort=False).law
     ]  # fmt: skip
     text = f"On {where}, {len(right)} of {len(subjects)} configurations keep every law that applies to them"
-    return text + (f"; broken are {'; '.join(faulty)}." if faulty else ".")
+    return text + (f"; the others break laws ({'; '.join(faulty)})." if faulty else ".")
 
 
 def violations_in_words(

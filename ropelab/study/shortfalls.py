@@ -35,8 +35,8 @@ def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
 def _few_tokens(times: pd.DataFrame) -> str:
     ours = times[(times.contender == OURS) & (times.batch * times.seq_len <= FEW)]
     return (
-        f"**{FEW} tokens and fewer.** The whole call takes {value_range(ours.median_us, '.1f')} microseconds, of which "
-        "starting and draining the GPU is most; a copy has nothing to look up and loses less."
+        f"**{FEW} tokens and fewer.** The whole call takes {value_range(ours.median_us, '.1f')} microseconds, in which "
+        "every wait for memory shows; a copy has nothing to look up and waits less."
     )
 
 
@@ -51,7 +51,7 @@ def _in_place(times: pd.DataFrame) -> str:
     flash = times[times.contender == FLASH_PACKED].median_us
     warps = _best(times, PERSISTENT)
     return (
-        f"**In place, up to {FEW_IN_PLACE} tokens.** With q and k packed flash-attn's kernel is "
+        f"**In place, up to {FEW_IN_PLACE} tokens,** found in the L2 cache. With q and k packed flash-attn's kernel is "
         f"{_faster(flash, ours)}, a model of a warp for every head (the best of its three sizes) "
         f"{_faster(warps, ours)} (record `sglang_protocols`)."
     )
@@ -62,10 +62,10 @@ def _at_positions(times: pd.DataFrame) -> str:
     ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
     flashinfer = _best(times, FLASHINFER)
     return (
-        f"**At positions, in place, up to {FEW_IN_PLACE} tokens.** Every program waits for its position, then for the "
-        f"row that it names: {value_range(ours.fraction_of_copy, '.2f')} of a copy, where rows in the order of the "
-        f"tokens allow {value_range(in_order.fraction_of_copy, '.2f')}. FlashInfer's kernel, which reads positions "
-        f"too, is {_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
+        f"**At positions, in place, up to {FEW_IN_PLACE} tokens,** found there too. Every program waits for its "
+        f"position, then for the row that it names: {value_range(ours.fraction_of_copy, '.2f')} of a copy, where rows "
+        f"in the order of the tokens allow {value_range(in_order.fraction_of_copy, '.2f')}. FlashInfer's kernel, which "
+        f"reads positions too, is {_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
     )
 
 

@@ -76,8 +76,7 @@ def merged_function(
     Args:
         rotate: ``(q, k, cos, sin) -> (q, k)`` in torchembed's convention; may be the real kernel.
         available: what the guarded import of torchembed found.
-        on_device: the device test of the gate. The default lets CPU tensors through, so that gate and
-        reshaping can
+        on_device: the device test of the gate. The default lets CPU tensors through, so that gate and reshaping can
             be studied without a GPU.
     """
     accelerator = SimpleNamespace(on_accelerator=on_device)

@@ -115,7 +115,10 @@ def axis_bug_is_real(dispatch: pd.DataFrame) -> Verdict:
         return Verdict.refuted(measured, "the first version gives the formula's result")
     if not still.empty:
         return Verdict.corrected(measured, f"not fixed for {'; '.join(still.caller)}")
-    return Verdict.confirmed(measured)
+    return Verdict.confirmed(measured).of_model(
+        "the first version is modelled from its review: that it takes the heads for the sequence is how the model was "
+        "written; which callers that hits is what was found"
+    )
 
 
 @rule("DS-06", "deepspeed_dispatch")
@@ -198,9 +201,7 @@ def works_without_torchembed(fallback: pd.DataFrame) -> Verdict:
     others = fallback[fallback.outcome != "equal"]
     if others.empty:
         return Verdict.confirmed(measured)
-    return Verdict.corrected(
-        measured, "no fallback, an error instead, where " + " or where ".join(others.case.str.lower())
-    )
+    return Verdict.corrected(measured, "no fallback, an error instead, where " + " or where ".join(others.case))
 
 
 @rule("DS-12", "deepspeed_correctness", "wrong_backward")

@@ -306,12 +306,11 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     mixed = {peer: mixed_timers(frame, peer) for peer in STEPS}
     same = {peer: ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
     said = [
-        f"{NAMES[peer]} would take {drawing.value_range(mixed[peer], '.1f')} times as long instead of "
-        f"{drawing.value_range(same[peer], '.1f')}"
+        f"{NAMES[peer]} would take {mixed[peer].median():.1f} times as long instead of {same[peer].median():.1f}"
         for peer in STEPS
     ]
     footer = _sampled(footer, frame)
-    title = "With do_bench for the peer and CUDA graphs for the kernel " + ";\n".join(said)
+    title = "With do_bench for the peer and CUDA graphs for the kernel, median of the cells: " + "; ".join(said)
     fig, axes = drawing.grid(1, 1, (9.0, 3.8), title, footer)
     ax = axes[0, 0]
     for peer, color in zip(STEPS, (1, 3), strict=True):

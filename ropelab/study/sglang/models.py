@@ -2,7 +2,8 @@
 
 The packages' kernels are CUDA and need their builds. These are Triton, and no measurement of the packages; block sizes,
 blocks a token and widths are those of the pull request's kernel
-(``sgl-kernel/csrc/multimodal/rotary_embedding.cu``), of its source at 02f22ef8 and of two later states, see `VERSIONS`:
+(``sgl-kernel/csrc/multimodal/rotary_embedding.cu``), of its source at 02f22ef8 and of two later states of that file,
+which are public too, but at commits that we do not know, see `VERSIONS`:
 
 - ``rotate_tokens``: blocks that walk over the pairs of all query heads of a token, then of its key heads. With
   per-token tables these are the three versions, with positions it is vLLM's kernel.
@@ -49,17 +50,17 @@ def first_launch(
 
 
 def second_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
-    """As the comment of 2025-12-12 says: for up to four tokens so many blocks that each thread has one pair.
+    """The state that fits the comment of 2025-12-12: up to four tokens, so many blocks that a thread has one pair.
 
-    Blocks have 128 to 256 threads, whatever the number of tokens. The ``float2`` path is for float32 tensors alone: of
-    16-bit numbers a thread takes one pair at a time, as before.
+    As its source has it, blocks have 128 to 256 threads, whatever the number of tokens. The ``float2`` path is for
+    float32 tensors alone: of 16-bit numbers a thread takes one pair at a time, as before.
     """
     threads = _power_of_2(min(256, max(128, pairs)))
     return Launch(threads, tiles=triton.cdiv(heads * pairs, threads) if policy and tokens <= FEW_TOKENS else 1)
 
 
 def third_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
-    """A state after that: 16-byte accesses where they divide a head of 16-bit numbers, and up to 512 threads again."""
+    """The state after it: 16-byte accesses where they divide a head of 16-bit numbers, and up to 512 threads again."""
     together = _ACCESS_BYTES // 2 // (2 if interleaved else 1)
     together = together if pairs % together == 0 else 1
     wanted = triton.cdiv(heads * pairs, together)

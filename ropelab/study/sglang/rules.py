@@ -29,7 +29,7 @@ from ropelab.study.sglang.contenders import (
 )
 from ropelab.study.sglang.evidence import OUT_OF_BOUNDS, THEIR_OPERATOR
 from ropelab.study.sglang.models import FEW_TOKENS
-from ropelab.study.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, ratios
+from ropelab.study.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, ratios, repeats
 from ropelab.study.verdicts import Status, Verdict, rule
 
 NOTICEABLE = 0.05
@@ -112,7 +112,8 @@ def uncommon_head_sizes(sizes: pd.DataFrame) -> Verdict:
         corrections.append("not " + _list(sorted(set(failed.head_dim))))
     if 80 not in set(left_out.head_dim):
         corrections.append(f"80 runs in {_list(dict.fromkeys(others.contender))} as well")
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
+    verdict = Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
+    return verdict.of_model("that they run is shown for a model, which takes any size as the kernel's source does")
 
 
 @rule("SG-03", "sglang_accuracy", "sglang_sources")
@@ -161,6 +162,7 @@ def faster_than_vllm(protocols: pd.DataFrame) -> Verdict:
         steps = [(step.name, found[step.name]) for step in STEPS[VLLM] if not pd.isna(found[step.name])]
         said = ", ".join(f"{STEP_NAMES[VLLM].get(name, name)} {value:.2f}x" for name, value in steps)
         measured = f"the protocol alone, on two models that differ by one load, median: {said}" if said else ""
+        measured += _timer(protocols)
         return Verdict(
             Status.NOT_TESTABLE, measured, "vLLM on a GPU; models of two kernels cannot tell which is faster"
         )
@@ -189,7 +191,7 @@ def faster_than_flash_attention(protocols: pd.DataFrame, moved: pd.DataFrame) ->
     over = moved[moved.contender == FLASH].over
     measured = (
         f"at most over {len(table)} cells (model): " + ", ".join(f"{name} {value:.2f}x" for name, value in steps)
-    ) + f"; its benchmark let flash-attn move {_range(over, '.2f')} times the bytes"
+    ) + f"; its benchmark let flash-attn move {_range(over, '.2f')} times the bytes{_timer(protocols)}"
     apart, packed = most[APART], most[FAIR]
     reached = (1 - CLOSE) * claimed
     if min(apart, packed) >= reached:
@@ -502,6 +504,17 @@ def ratio(frame: pd.DataFrame, slower: str, faster: str) -> pd.Series:
     if not {slower, faster} <= set(times):
         return pd.Series(dtype=float)
     return (times[slower] / times[faster]).dropna()
+
+
+def _timer(protocols: pd.DataFrame) -> str:
+    """How well the document's timer repeats, to be said where its figures are."""
+    published, graphs = (
+        repeats(protocols, timing) for timing in (STEPS[FLASH_FULL][0].peer, STEPS[FLASH_FULL][1].peer)
+    )
+    if published.empty:
+        return ""
+    beside = f", by CUDA graphs {graphs.max():.2f} times" if len(graphs) else ""
+    return f"; the same call takes up to {published.max():.2f} times as long by the published timer{beside}"
 
 
 def _plain(protocols: pd.DataFrame) -> pd.DataFrame:

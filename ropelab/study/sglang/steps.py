@@ -72,6 +72,18 @@ def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
     return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
 
 
+def repeats(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
+    """Longest over shortest time of the very same call: what the timer does by itself.
+
+    The benchmark hands flash-attn as many heads of k as of q, so cells that differ in the heads of k alone are one.
+    """
+    call = ["batch", "seq_len", "q_heads", "head_dim"]
+    same = protocols.drop_duplicates("cell").set_index("cell")[call].assign(us=_time(protocols, timing)).dropna()
+    times = same.groupby(call).us.agg(["min", "max", "count"])
+    times = times[times["count"] > 1]
+    return times["max"] / times["min"]
+
+
 def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
     """Of the persistent kernels only the one with the best number of blocks in each cell, by their common name."""
     ours = times.contender.str.startswith(PERSISTENT)

@@ -102,14 +102,16 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
     table = findings.times(kernels)
     equal = table[table.part.isin(("freqs_len", "table B")) & (table.kind.isin(("balanced", "remainder last")))]
     counts = sorted(table[table.part == "freqs_len"].n_seqs.unique())
-    phrases = []
+    phrases, cut = [], []
     for n in counts:
         rows = equal[(equal.n_seqs == n) & (equal.part == "freqs_len")].sort_values("freqs_len")
         ratio = rows[OLD] / rows[NEW]
         if ratio.notna().any():
+            cut.append(ratio.iloc[0])
             phrases.append(f"{ratio.iloc[0]:.2f} times as long for {n:,} of {rows.longest.max():,}")
+    suffer = "only under a table longer than they are" if max(cut, default=0) <= 1 else "even under a table as they are"
     title = (
-        "Equal sequences suffer only under a table longer than they are: cut to their length, the old grid takes "
+        f"Equal sequences suffer {suffer}: cut to their length, the old grid takes "
         + " and ".join(phrases)
         + " as the new one"
     )
