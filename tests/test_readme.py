@@ -1,8 +1,11 @@
-"""README.md says what the records say."""
+"""README.md says what the records say, and what is derived."""
 
+import math
 import re
 
-from ropelab.study import shortfalls, summary
+from ropelab.frequencies import inverse_frequencies
+from ropelab.study import precision_findings, shortfalls, summary
+from ropelab.study.precision import METHODS
 
 TEXT = summary.README.read_text()
 
@@ -47,6 +50,36 @@ def test_shortfalls_follow_the_records():
     then = shortfalls.sentences(frames | {"sglang_protocols": fast})
     changed = [sentence for sentence, before in zip(then, now, strict=True) if sentence != before]
     assert len(changed) == 1 and "FlashInfer" in changed[0] and " % slower" in changed[0]
+
+
+def test_the_table_of_precision_is_derived():
+    names = {
+        "positions in bf16": "bf16 positions", "frequencies in bf16": "bf16 frequencies",
+        "TF32 product": "TF32, emulated", "fp32 angles, the common way": "fp32 angles", "bf16 tables": "bf16 tables",
+        "tables built in float64": precision_findings.OURS,
+    }  # fmt: skip
+    frequencies = inverse_frequencies(128, 5e5)  # Llama 3's
+    errors = precision_findings.errors(frequencies, (131_072,), precision_findings.SAMPLES).set_index("method")
+    memory = precision_findings.memory(128, (4_194_304,)).set_index("method").bytes
+
+    def lost_at(method, radians):
+        position = precision_findings.first_loss(METHODS[method], frequencies, radians)
+        safe = precision_findings.safe_up_to(METHODS[method], frequencies, radians)
+        return f"{position:,}" if position else "–" if safe >= 2**31 - 1 else f"beyond {safe / 1e6:.0f} million"
+
+    derived = {}
+    for name, method in names.items():
+        error, size = errors.output_error[method], memory[method]
+        derived[name] = [
+            lost_at(method, 1.0), lost_at(method, 2 * math.pi), "none" if error >= 1 else f"{-math.log2(error):.1f}",
+            f"{size / 2**30:g} GiB" if size >= 2**30 else "",
+        ]  # fmt: skip
+    lines = TEXT.partition("| cos and sin of |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {name: cells for name, *cells in rows} == derived
+    sentence = precision_findings.models_sentence(precision_findings.models())
+    (written,), (found,) = (re.findall(r"At their longest context (\d+ of \d+)", text) for text in (TEXT, sentence))
+    assert written == found
 
 
 def test_commands_exist():

@@ -92,7 +92,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.set_xticks(place, [_step_label(peer, step.name) for step in STEPS[peer]], size=8)
         ax.set(yscale="log", xlim=(-0.4, len(place) - 0.6), title=f"{NAMES[peer]} against the first version")
         drawing.plain_log(ax.yaxis)
-        ax.yaxis.set_major_locator(FixedLocator([0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5]))
+        ax.yaxis.set_major_locator(FixedLocator([0.3, 0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5, 10]))
     axes[0, 0].set_ylabel("peer's time / kernel's time")
     drawing.legend(fig, axes, columns=4)
     return fig

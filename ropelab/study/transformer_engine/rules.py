@@ -185,7 +185,7 @@ def heuristic_chooses_well(kernels: pd.DataFrame) -> Verdict:
         return Verdict.not_testable("both grids in the same cells")
     first, merged = (findings.missed(table, name) for name in ("first", "merged"))
     measured = f"{MODELS}takes the slower grid in {len(first)} of {len(table)} cells" + _worst(first, "first")
-    note = f"the merged heuristic takes it in {len(merged)}" + _worst(merged, "merged")
+    note = f"the merged heuristic, as it is described, takes it in {len(merged)}" + _worst(merged, "merged")
     if first.empty:
         return Verdict.confirmed(f"{measured}; {note}")
     own = first[first.part == "table B"]
