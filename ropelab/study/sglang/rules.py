@@ -161,8 +161,9 @@ def faster_than_vllm(protocols: pd.DataFrame) -> Verdict:
         found = ratios(protocols, VLLM).median()
         steps = [(step.name, found[step.name]) for step in STEPS[VLLM] if not pd.isna(found[step.name])]
         said = ", ".join(f"{STEP_NAMES[VLLM].get(name, name)} {value:.2f}x" for name, value in steps)
-        measured = f"the protocol alone, on two models that differ by one load, median: {said}" if said else ""
-        measured += _timer(protocols)
+        measured = ""
+        if said:
+            measured = f"the protocol alone, on two models that differ by one load, median: {said}{_timer(protocols)}"
         return Verdict(
             Status.NOT_TESTABLE, measured, "vLLM on a GPU; models of two kernels cannot tell which is faster"
         )
