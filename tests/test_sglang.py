@@ -417,11 +417,12 @@ def test_the_same_call_tells_how_a_timer_repeats():
     other = one.assign(cell="1x2048 32/1 128", k_heads=1)
     other.loc[(other.contender == FLASH_FULL) & (other.timer == "do_bench"), "median_us"] *= 3
     both = pd.concat([one, other])
-    published, graphs = (step.peer for step in steps.STEPS[FLASH_FULL][:2])
-    assert steps.repeats(both, published).tolist() == [3] and steps.repeats(both, graphs).tolist() == [1]
-    assert steps.repeats(protocols(), published).empty  # no two cells are the same call
-    for said in (findings.protocol(both), rules.faster_than_flash_attention(both, evidence.protocol_bytes()).measured):
-        assert "3.0" in said and "the " in said and "same call" in said
+    said = steps.timer(both)
+    assert "up to 3.00 times as long" in said and "1.00 times by CUDA graphs" in said
+    assert said in findings.protocol(both)
+    assert said in rules.faster_than_flash_attention(both, evidence.protocol_bytes()).measured
+    assert said in rules.faster_than_vllm(both).measured
+    assert not steps.timer(protocols())  # no two cells are the same call
 
 
 @without_a_gpu

@@ -9,6 +9,7 @@ from ropelab.study.comparison import OURS, timed
 from ropelab.study.drawing import value_range
 from ropelab.study.family_findings import MANY, ONE, READS_TWICE, SKEWED
 from ropelab.study.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
+from ropelab.study.sglang.steps import timed_alike
 
 STUDIES = ("dense", "few_tokens", "sglang_protocols", "packed", "table_free", "memory", "deepspeed_table")
 """The records behind the sentences."""
@@ -42,7 +43,7 @@ def _few_tokens(times: pd.DataFrame) -> str:
 
 def _as_called(times: pd.DataFrame) -> pd.DataFrame:
     """SGLang's cells as its kernel is called: few tokens, halves, nothing cloned, in CUDA graphs."""
-    times = times[(times.timer == "graph") & ~times.clones.astype(bool) & (times.layout == "split_half")]
+    times = timed_alike(times)
     return times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
 
 

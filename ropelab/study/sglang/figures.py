@@ -43,6 +43,7 @@ from ropelab.study.sglang.steps import (
     fastest_persistent,
     mixed_timers,
     ratios,
+    timed_alike,
 )
 
 # Contender -> colour of the palette, marker.
@@ -111,8 +112,7 @@ def _sampled(footer: str, protocols: pd.DataFrame) -> str:
 
 def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Figure:
     """Everybody in both grids, fairly timed, as a fraction of the copy."""
-    first = first[(first.timer == "graph") & ~first.clones.astype(bool) & (first.layout == "split_half")]
-    panels = {("first grid", "split_half", FIRST_GRID_CELLS): first}
+    panels = {("first grid", "split_half", FIRST_GRID_CELLS): timed_alike(first)}
     for layout, frame in second.groupby("layout", sort=False):
         panels["later grid", layout, SECOND_GRID_CELLS // 2] = frame
     shown = (OURS, OURS_CACHE, DOCUMENT, SECOND, THIRD, VLLM, FLASH, FLASH_PACKED, PERSISTENT, EAGER, COMPILED,

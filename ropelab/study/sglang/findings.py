@@ -11,7 +11,7 @@ from ropelab.bench import records
 from ropelab.study import drawing
 from ropelab.study.sglang import evidence, measure
 from ropelab.study.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH_FULL, OURS, OURS_CACHE
-from ropelab.study.sglang.steps import NAMES, PUBLISHED, STEP_NAMES, STEPS, fastest_persistent, ratios, repeats
+from ropelab.study.sglang.steps import NAMES, PUBLISHED, STEP_NAMES, fastest_persistent, ratios, timed_alike, timer
 
 
 def flags() -> str:
@@ -32,21 +32,13 @@ def protocol(protocols: pd.DataFrame) -> str:
         fair = [f"{_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
         parts.append(f"{name} {_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
     said = f"Times of the peers over that of the first version's kernel (model): {'; '.join(parts)}."
-    published, graphs = (repeats(protocols, step.peer) for step in STEPS[FLASH_FULL][:2])
-    if published.empty or graphs.empty:
-        return said
-    return (
-        f"{said} The published timer is itself part of that: the very same call of flash-attn takes up to "
-        f"{published.max():.1f} times as long in another row of its table, by CUDA graphs {graphs.max():.2f} times."
-    )
+    repeated = timer(protocols)
+    return f"{said} The timer is itself part of that: {repeated}." if repeated else said
 
 
 def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
-    first = protocols[
-        (protocols.timer == "graph") & ~protocols.clones.astype(bool) & (protocols.layout == "split_half")
-    ]
     parts = []
-    grids = (("first", first, measure.FIRST_GRID_CELLS), ("later", second, measure.SECOND_GRID_CELLS))
+    grids = (("first", timed_alike(protocols), measure.FIRST_GRID_CELLS), ("later", second, measure.SECOND_GRID_CELLS))
     for name, frame, all_cells in grids:
         times = fastest_persistent(drawing.timed(frame))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]

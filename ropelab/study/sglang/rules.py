@@ -29,7 +29,7 @@ from ropelab.study.sglang.contenders import (
 )
 from ropelab.study.sglang.evidence import OUT_OF_BOUNDS, THEIR_OPERATOR
 from ropelab.study.sglang.models import FEW_TOKENS
-from ropelab.study.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, ratios, repeats
+from ropelab.study.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, ratios, timed_alike, timer
 from ropelab.study.verdicts import Status, Verdict, rule
 
 NOTICEABLE = 0.05
@@ -155,15 +155,14 @@ def faster_than_vllm(protocols: pd.DataFrame) -> Verdict:
     Where that is not to be had, the two models show what the protocol makes of equal kernels.
     """
     claimed = evidence.published_speedups().low["SG-04"]
-    graphs = _plain(protocols)
+    graphs = timed_alike(protocols)
     gathered, without = (ratio(graphs, REAL_VLLM, name) for name in (DOCUMENT_GATHER, DOCUMENT))
     if gathered.empty:
         found = ratios(protocols, VLLM).median()
         steps = [(step.name, found[step.name]) for step in STEPS[VLLM] if not pd.isna(found[step.name])]
         said = ", ".join(f"{STEP_NAMES[VLLM].get(name, name)} {value:.2f}x" for name, value in steps)
-        measured = ""
-        if said:
-            measured = f"the protocol alone, on two models that differ by one load, median: {said}{_timer(protocols)}"
+        alone = f"the protocol alone, on two models that differ by one load, median: {said}"
+        measured = "; ".join(filter(None, (alone, timer(protocols)))) if steps else ""
         return Verdict(
             Status.NOT_TESTABLE, measured, "vLLM on a GPU; models of two kernels cannot tell which is faster"
         )
@@ -192,7 +191,9 @@ def faster_than_flash_attention(protocols: pd.DataFrame, moved: pd.DataFrame) ->
     over = moved[moved.contender == FLASH].over
     measured = (
         f"at most over {len(table)} cells (model): " + ", ".join(f"{name} {value:.2f}x" for name, value in steps)
-    ) + f"; its benchmark let flash-attn move {_range(over, '.2f')} times the bytes{_timer(protocols)}"
+    ) + f"; its benchmark let flash-attn move {_range(over, '.2f')} times the bytes"
+    if said := timer(protocols):
+        measured += f"; {said}"
     apart, packed = most[APART], most[FAIR]
     reached = (1 - CLOSE) * claimed
     if min(apart, packed) >= reached:
@@ -302,7 +303,7 @@ def faster_than_positions(protocols: pd.DataFrame) -> Verdict:
     prints them, and the ratios of these averages over the configurations.
     """
     stated = evidence.published_speedups().low["SG-10"]
-    graphs = _plain(protocols)
+    graphs = timed_alike(protocols)
     names = [name for name in FAST_POSITIONS if not ratio(graphs, name, SECOND).empty]
     if not names:
         return Verdict.not_testable("FlashInfer or sgl_kernel, and the model of the second version, on a GPU")
@@ -424,7 +425,7 @@ def keeping_tables_saves(diffusion: pd.DataFrame) -> Verdict:
 @rule("SG-14", "sglang_protocols")
 def helps_language_models(protocols: pd.DataFrame) -> Verdict:
     """GQA and MQA cells, whose tables are gathered once a step and shared by the layers, against what serves them."""
-    graphs = _plain(protocols)
+    graphs = timed_alike(protocols)
     graphs = graphs[graphs.q_heads > graphs.k_heads]
     times = _ok(graphs).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
     if not {DOCUMENT, DOCUMENT_GATHER} <= set(times):
@@ -461,7 +462,7 @@ def simpler_is_enough(
     Over the first grid and the diffusion shapes, with the number of blocks that is best in each cell; against the third
     version, which reads 16 bytes at a time as the one under review did.
     """
-    frames = [_ok(frame) for frame in (_plain(protocols), diffusion)]
+    frames = [_ok(frame) for frame in (timed_alike(protocols), diffusion)]
     cells = pd.concat(frames).assign(tokens=lambda rows: rows.batch * rows.seq_len)
     times = cells.pivot_table(index=["tokens", "cell", "layout"], columns="contender", values="median_us", sort=False)
     variants = [name for name in times if name.startswith(PERSISTENT)]
@@ -505,24 +506,6 @@ def ratio(frame: pd.DataFrame, slower: str, faster: str) -> pd.Series:
     if not {slower, faster} <= set(times):
         return pd.Series(dtype=float)
     return (times[slower] / times[faster]).dropna()
-
-
-def _timer(protocols: pd.DataFrame) -> str:
-    """How well the document's timer repeats, to be said where its figures are."""
-    published, graphs = (
-        repeats(protocols, timing) for timing in (STEPS[FLASH_FULL][0].peer, STEPS[FLASH_FULL][1].peer)
-    )
-    if published.empty:
-        return ""
-    beside = f", by CUDA graphs {graphs.max():.2f} times" if len(graphs) else ""
-    return f"; the same call takes up to {published.max():.2f} times as long by the published timer{beside}"
-
-
-def _plain(protocols: pd.DataFrame) -> pd.DataFrame:
-    """What was timed by graphs, without clones and with halves."""
-    return protocols[
-        (protocols.timer == "graph") & (~protocols.clones.astype(bool)) & (protocols.layout == "split_half")
-    ]
 
 
 def _by_configuration(graphs: pd.DataFrame, slower: str, faster: str) -> pd.Series:

@@ -72,16 +72,27 @@ def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
     return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
 
 
-def repeats(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
-    """Longest over shortest time of the very same call: what the timer does by itself.
+def timer(protocols: pd.DataFrame) -> str:
+    """How well the published timer repeats, in words, and CUDA graphs beside it; empty if no call was timed twice.
 
-    The benchmark hands flash-attn as many heads of k as of q, so cells that differ in the heads of k alone are one.
+    The benchmark hands flash-attn as many heads of k as of q: cells that differ in the heads of k alone are one call.
     """
     call = ["batch", "seq_len", "q_heads", "head_dim"]
-    same = protocols.drop_duplicates("cell").set_index("cell")[call].assign(us=_time(protocols, timing)).dropna()
-    times = same.groupby(call).us.agg(["min", "max", "count"])
-    times = times[times["count"] > 1]
-    return times["max"] / times["min"]
+    published, graphs = (_time(protocols, step.peer) for step in STEPS[FLASH_FULL][:2])
+    cells = protocols.drop_duplicates("cell").set_index("cell")[call]
+    times = cells.assign(published=published, graphs=graphs).dropna().groupby(call)
+    most = (times.max() / times.min())[times.size() > 1].max()
+    if most.isna().any():
+        return ""
+    return (
+        f"the very same call of flash-attn takes up to {most.published:.2f} times as long in another row by the "
+        f"published timer, {most.graphs:.2f} times by CUDA graphs"
+    )
+
+
+def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
+    """What was timed by graphs, without clones and with halves."""
+    return protocols[(protocols.timer == "graph") & ~protocols.clones.astype(bool) & (protocols.layout == "split_half")]
 
 
 def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
