@@ -5,10 +5,26 @@ PYTHON ?=
 # Without it, make builds its own environment in VENV from BASE_PYTHON, at the versions of constraints.txt.
 BASE_PYTHON ?= python3
 VENV ?= .venv
-# Studies to measure, by default all but the sweep of tiles.
+# Studies to measure, by default all but the wide sweeps (tiles, formats, conformance).
 ONLY ?=
+# Whose records to draw, as nvidia-h200; by default those of the GPU at hand, or of the first that has any.
+GPU ?=
 # Everything generated goes here.
 BUILD ?= build
+# Folders of this checkout that are never removed, whatever BUILD and VENV say.
+SOURCES := .ci .git data kernels notebooks ropelab tests
+
+# One folder or program each: make itself would take a space for the end of the first.
+define plain
+ifneq ($$(words $$($(1))),$(2))
+  $$(error $(1): expected one path without spaces, got '$$($(1))')
+endif
+ifneq ($$(findstring ',$$($(1))),)
+  $$(error $(1): expected a path without quotes, got $$($(1)))
+endif
+endef
+$(foreach name,BUILD VENV BASE_PYTHON,$(eval $(call plain,$(name),1)))
+$(if $(PYTHON),$(eval $(call plain,PYTHON,1)))
 
 ifeq ($(PYTHON),)
   RUN   := $(VENV)/bin/python
@@ -18,7 +34,7 @@ else
   READY := existing-environment
   export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
-STUDY = $(RUN) -m ropelab.study --build $(BUILD)
+STUDY = '$(RUN)' -m ropelab.study --build '$(BUILD)$(SMOKE)'
 
 # Packages the study compares with, each version in a folder of its own, without its dependencies.
 PEERS := torchembed==0.2.4 torchembed==0.3.0 torchembed==0.3.1 torchembed==0.3.2 \
@@ -26,8 +42,10 @@ PEERS := torchembed==0.2.4 torchembed==0.3.0 torchembed==0.3.1 torchembed==0.3.2
          flashinfer-python==0.5.3 flashinfer-python==0.6.13 \
          rotary-embedding-torch==0.9.1 einops==0.8.2
 
+OF_GPU = $(if $(GPU),--gpu '$(GPU)')
+
 .DEFAULT_GOAL := help
-.PHONY: help test memcheck smoke reproduce measure figures lab peers clean existing-environment
+.PHONY: help test check memcheck smoke reproduce measure figures lab peers clean existing-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -37,19 +55,26 @@ help: ## this list
 
 test: EXTRAS := study test
 test: $(READY) ## the whole test suite (GPU tests only where there is a GPU)
-	$(RUN) -m pytest --numprocesses auto --dist loadfile
+	'$(RUN)' -m pytest --numprocesses auto --dist loadfile
+
+check: EXTRAS := cli study check
+check: $(READY) ## ruff's rules and format, and the types of the library, in a minute
+	'$(RUN)' -m ruff check .
+	'$(RUN)' -m ruff format --check .
+	'$(RUN)' -m mypy
 
 memcheck: EXTRAS := study test
 memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(RUN) tests/memcheck.py
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
 
 reproduce: EXTRAS := study
 reproduce: $(READY) peers ## the whole study: measure (on a GPU), run every notebook, write the report
-	$(STUDY) reproduce
+	$(STUDY) reproduce $(OF_GPU)
 
 smoke: EXTRAS := study
+smoke: SMOKE := /smoke
 smoke: $(READY) ## the same with tiny parameters, in a minute or two
-	$(STUDY)/smoke reproduce --smoke
+	$(STUDY) reproduce --smoke
 
 measure: EXTRAS := study
 measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/ (ONLY="te_layer tiles" for some)
@@ -57,32 +82,46 @@ measure: $(READY) peers ## measure on this GPU and replace its records under dat
 
 figures: EXTRAS := study
 figures: $(READY) ## redraw the figures from the committed records
-	$(STUDY) figures
+	$(STUDY) figures $(OF_GPU)
 
 lab: EXTRAS := study lab
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(STUDY) lab
 
 clean: ## remove everything generated, the environment included
-	rm -rf $(BUILD) $(VENV) *.egg-info
+	@here=$$(pwd -P); \
+	for folder in '$(BUILD)' '$(VENV)'; do \
+	  test -e "$$folder" || continue; \
+	  there=$$(cd -- "$$folder" && pwd -P) || exit 1; \
+	  case "$$there" in \
+	    "$$here"/*) ;; \
+	    *) echo "make: clean: expected BUILD and VENV to be folders inside this one, got $$folder"; exit 1 ;; \
+	  esac; \
+	  for kept in $(SOURCES); do \
+	    case "$$there/" in "$$here/$$kept/"*) \
+	      echo "make: clean: expected BUILD and VENV to be generated folders, got $$folder"; exit 1 ;; \
+	    esac; \
+	  done; \
+	done
+	rm -rf -- '$(BUILD)' '$(VENV)' *.egg-info
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@command -v $(BASE_PYTHON) >/dev/null || \
+	@command -v '$(BASE_PYTHON)' >/dev/null || \
 	  { echo "make: no '$(BASE_PYTHON)' here; install Python >= 3.11 or set BASE_PYTHON=/path/to/python"; exit 1; }
-	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "make: $(BASE_PYTHON) is $$($(BASE_PYTHON) -V 2>&1), Python >= 3.11 is needed; set BASE_PYTHON"; exit 1; }
-	@$(BASE_PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	@'$(BASE_PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(BASE_PYTHON) is $$('$(BASE_PYTHON)' -V 2>&1), Python >= 3.11 is needed; set BASE_PYTHON"; exit 1; }
+	@'$(BASE_PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "make: $(BASE_PYTHON) lacks the venv module (on Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@echo "setting up $(VENV): torch is a large download, the first time takes minutes"
-	@$(BASE_PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[cli,study,lab,test,peers]' || \
+	@'$(BASE_PYTHON)' -m venv '$(VENV)'
+	@'$(RUN)' -m pip install --quiet --constraint constraints.txt --editable '.[cli,study,lab,test,check,peers]' || \
 	  { echo "make: pip could not install the packages (see above). Without a network, use an environment"; \
 	    echo "      that has them: make TARGET PYTHON=/path/to/python"; exit 1; }
-	@touch $@
+	@touch '$@'
 
 existing-environment:
-	@command -v $(PYTHON) >/dev/null || { echo "make: PYTHON=$(PYTHON) is not there or cannot be run"; exit 1; }
-	@$(PYTHON) ropelab/study/doctor.py $(EXTRAS)
+	@command -v '$(PYTHON)' >/dev/null || { echo "make: PYTHON=$(PYTHON) is not there or cannot be run"; exit 1; }
+	@'$(PYTHON)' ropelab/study/doctor.py $(EXTRAS)
 
 # Comparison packages are welcome, never required: what is missing is listed by the study as not run.
 peers: $(READY) ## fetch the packages that the study compares with, as far as they can be had
@@ -92,7 +131,7 @@ ifeq ($(PYTHON),)
 	  test -d $$folder && continue; \
 	  rm -rf $$folder.partial; \
 	  FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
-	  $(RUN) -m pip install --quiet --retries 0 --no-deps --no-build-isolation --target $$folder.partial $$peer \
+	  '$(RUN)' -m pip install --quiet --retries 0 --no-deps --no-build-isolation --target $$folder.partial $$peer \
 	    && mv $$folder.partial $$folder && echo "peers: $$peer" \
 	    || { echo "peers: $$peer cannot be had; the study goes on without what is missing"; break; }; \
 	done

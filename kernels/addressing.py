@@ -63,8 +63,11 @@ def position_of(
         at = batch.to(tl.int64) * stride_b + (first_seq + token).to(tl.int64) * stride_s
         return tl.load(positions_ptr + at, mask=is_token, other=0, eviction_policy="evict_last")
     elif POSITIONS == "sequence":
-        first = tl.load(positions_ptr + batch.to(tl.int64) * stride_b, eviction_policy="evict_last")
-        return tl.where(first == _NO_POSITION, _NO_POSITION, first + first_seq + token)
+        # In 64 bits, where no sum wraps around to a position that exists; nor is one of them NO_POSITION by chance.
+        first = tl.load(positions_ptr + batch.to(tl.int64) * stride_b, eviction_policy="evict_last").to(tl.int64)
+        position = first + (first_seq + token)
+        position = tl.where(position == _NO_POSITION, _NO_POSITION - 1, position)
+        return tl.where(first == _NO_POSITION, _NO_POSITION, position)
     else:
         return first_position + first_seq + token
 
@@ -130,6 +133,15 @@ def load_table(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     else:
         t = _load_columns(row, mask, other, PAIRS, BLOCK_PAIRS, "evict_last")
         return t, t
+
+
+@triton.jit
+def narrow(y, DTYPE: tl.constexpr):
+    """``y`` rounded to DTYPE as torch rounds it: from float64 to 16 bits by way of float32."""
+    if DTYPE.primitive_bitwidth == 16:
+        return y.to(tl.float32).to(DTYPE)
+    else:
+        return y.to(DTYPE)
 
 
 @triton.jit

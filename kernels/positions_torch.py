@@ -4,10 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from ropelab.kernels.rotation import NO_POSITION
-
-INVALID_POSITION = 2**31 - 1
-"""Stands for a position that cannot be told: no table has its row, so the token rotates to NaN."""
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 
 
 class Shard(NamedTuple):
@@ -51,7 +48,7 @@ def packed_positions(
     offset = torch.as_tensor(offsets, device=cu.device).long().expand(sequences)
     offset = torch.nn.functional.pad(offset, (0, 1), value=NO_POSITION)[sequence]
     position = offset + place
-    in_range = (position > NO_POSITION) & (position <= INVALID_POSITION)
+    in_range = (position > INVALID_POSITION) & (position < 2**31)
     position = position.where(in_range, INVALID_POSITION).where(offset != NO_POSITION, NO_POSITION)
 
     is_valid = (cu[0] == 0) & (cu[-1] <= total_tokens * shard.cp_size)

@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ropelab.kernels.positions_torch import INVALID_POSITION, Shard
-from ropelab.kernels.rotation import NO_POSITION
+from ropelab.kernels.positions_torch import Shard
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 
 _NO_POSITION = tl.constexpr(NO_POSITION)
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
@@ -68,7 +68,7 @@ def _packed_positions_kernel(
         first_position = _load(offsets_ptr, offsets_stride, sequence, has_position)
     has_position &= first_position != _NO_POSITION
     position = first_position + place
-    in_range = (position > _NO_POSITION) & (position <= _INVALID_POSITION)
+    in_range = (position > _INVALID_POSITION) & (position < 2**31)
     position = tl.where(in_range, position, _INVALID_POSITION)
     position = tl.where(has_position, position, _NO_POSITION)
     position = tl.where(all_valid, position, _INVALID_POSITION)

@@ -35,6 +35,7 @@ from ropelab.kernels.addressing import (
     launch_grid,
     load_table,
     mode,
+    narrow,
     offsets_of,
     reach,
     readable,
@@ -42,9 +43,9 @@ from ropelab.kernels.addressing import (
     table_strides,
     turn,
 )
-from ropelab.kernels.launch import Launch
+from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.qk_norm_torch import compute_dtype
-from ropelab.kernels.rotation import Rotation
+from ropelab.kernels.rotation import Rotation, row_count
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_of_2
 
 
@@ -130,13 +131,13 @@ def _store_heads(row, mask, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.const
     dtype = row.dtype.element_ty
     if INTERLEAVED:
         slot = tl.arange(0, 2 * BLOCK_PAIRS)
-        y = tl.reshape(tl.join(y0.to(dtype), y1.to(dtype)), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
+        y = tl.reshape(tl.join(narrow(y0, dtype), narrow(y1, dtype)), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
         tl.store(_at(row, slot, ROTARY_DIM, FIRST, 2 * GROUP), y, mask=mask & (slot < HEAD_DIM)[None, None, :])
     else:
         slot0, inside0 = _slot(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
         slot1, inside1 = _slot(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
-        tl.store(_at(row, slot0, ROTARY_DIM, FIRST, GROUP), y0.to(dtype), mask=mask & inside0[None, None, :])
-        tl.store(_at(row, slot1, ROTARY_DIM, FIRST, GROUP), y1.to(dtype), mask=mask & inside1[None, None, :])
+        tl.store(_at(row, slot0, ROTARY_DIM, FIRST, GROUP), narrow(y0, dtype), mask=mask & inside0[None, None, :])
+        tl.store(_at(row, slot1, ROTARY_DIM, FIRST, GROUP), narrow(y1, dtype), mask=mask & inside1[None, None, :])
 
 
 @triton.jit
@@ -393,16 +394,15 @@ def forward(
         tile: for sweeps; otherwise ``choose_forward_tile`` decides.
     """
     xs, weights, (cos, sin) = ([readable(x) for x in tensors] for tensors in (xs, weights, (cos, sin)))
-    with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
-        for start in range(0, xs[0].shape[0], MAX_BATCH):
-            part = slice(start, start + MAX_BATCH)
-            x_parts, y_parts = [x[part] for x in xs], [y[part] for y in outs]
-            cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
-            positions_part = None if positions is None else positions[part]
-            plan_forward(x_parts, y_parts, weights, cos_part, sin_part, positions_part, rotation, eps, tile)(
-                *x_parts, *y_parts, *weights, cos_part, sin_part, cos if positions is None else positions_part,
-                first_position, cos.shape[-2],
-            )  # fmt: skip
+    for start in range(0, xs[0].shape[0], MAX_BATCH):
+        part = slice(start, start + MAX_BATCH)
+        x_parts, y_parts = [x[part] for x in xs], [y[part] for y in outs]
+        cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
+        positions_part = None if positions is None else positions[part]
+        plan_forward(x_parts, y_parts, weights, cos_part, sin_part, positions_part, rotation, eps, tile)(
+            *x_parts, *y_parts, *weights, cos_part, sin_part, cos if positions is None else positions_part,
+            first_position, row_count(cos),
+        )  # fmt: skip
 
 
 def backward(
@@ -429,11 +429,9 @@ def backward(
     The weights' gradients are summed in an order that only shapes and the GPU decide: the same bits every time.
     """
     xs, gs, weights, (cos, sin) = ([readable(x) for x in tensors] for tensors in (xs, gs, weights, (cos, sin)))
-    with torch.cuda.device_of(xs[0]):
-        plan_backward(xs, gs, dxs, weights, dws, cos, sin, positions, rotation, eps, tile)(
-            *xs, *gs, *dxs, *weights, dws, cos, sin, cos if positions is None else positions,
-            first_position, cos.shape[-2],
-        )  # fmt: skip
+    plan_backward(xs, gs, dxs, weights, dws, cos, sin, positions, rotation, eps, tile)(
+        *xs, *gs, *dxs, *weights, dws, cos, sin, cos if positions is None else positions, first_position, row_count(cos)
+    )
 
 
 def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps: float, tile: Tile | None = None):
@@ -489,7 +487,7 @@ def plan_backward(
     sum_rows = Launch(
         _sum_rows_kernel, (2, triton.cdiv(head_dim, _SUM_FEATURES), 1), (q_rows, rows),
         {"HEAD_DIM": head_dim, "BLOCK_ROWS": _SUM_ROWS, "BLOCK_FEATURES": _SUM_FEATURES},
-        {"num_warps": 8, "enable_fp_fusion": True},
+        compiler_options(8, None, fuse=True), xs[0].device,
     )  # fmt: skip
     return Backward(launch, sum_rows, (rows, head_dim), compute_dtype(xs[0], cos, weights))
 
@@ -577,8 +575,7 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
 def _launch(kernel, grid, numbers, constants: dict, tile, x: torch.Tensor) -> Launch:
     in_order = {name: constants[name] for name in kernel.arg_names[-len(constants) :]}
     registers = _registers(tile, constants["BLOCK_PAIRS"], x.itemsize)
-    options = {"num_warps": tile.num_warps, "maxnreg": registers, "enable_fp_fusion": True}
-    return Launch(kernel, grid, numbers, in_order, options)
+    return Launch(kernel, grid, numbers, in_order, compiler_options(tile.num_warps, registers, fuse=True), x.device)
 
 
 def _registers(tile, block_pairs: int, itemsize: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.kernels.angles_torch import cos_sin
-from ropelab.kernels.rotation import NO_POSITION, Rotation, position_count
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Rotation, position_count
 
 
 def rotate(
@@ -63,7 +63,7 @@ def table_rows(
         return cos[:, tokens], sin[:, tokens]
     positions = _per_token(positions, rotation, seq_len)
     row = positions.long().abs()
-    missing = row >= cos.shape[1]
+    missing = _without_row(row, cos.shape[1])
     batch = torch.arange(cos.shape[0], device=cos.device)[:, None]
     row = row.masked_fill(missing, 0)
     cos, sin = (table[batch, row].masked_fill(missing[..., None], float("nan")) for table in (cos, sin))
@@ -75,7 +75,8 @@ def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, fir
         along = torch.arange(first_position, first_position + seq_len, device=frequencies.device)
         return cos_sin(along[None], frequencies)
     positions = _per_token(positions, rotation, seq_len)
-    missing = (positions.long().abs() >= position_count(frequencies))[..., None]
+    missing = _without_row(positions.long().abs(), position_count(frequencies)) | (positions == INVALID_POSITION)
+    missing = missing[..., None]
     return tuple(t.masked_fill(missing, float("nan")) for t in cos_sin(positions, frequencies))
 
 
@@ -83,8 +84,14 @@ def _per_token(positions: torch.Tensor, rotation: Rotation, seq_len: int) -> tor
     """The position of every token, ``[B, S]``."""
     if not rotation.offsets:
         return positions
-    along = positions[:, None] + torch.arange(seq_len, device=positions.device)
+    along = positions[:, None].long() + torch.arange(seq_len, device=positions.device)
+    along = along.masked_fill(along == NO_POSITION, NO_POSITION - 1)  # a sum is not NO_POSITION by chance
     return along.masked_fill((positions == NO_POSITION)[:, None], NO_POSITION)
+
+
+def _without_row(row: torch.Tensor, rows: int) -> torch.Tensor:
+    """Whether ``row``, the magnitude of a position, is none of ``rows``; that of the smallest integer is negative."""
+    return (row < 0) | (row >= rows)
 
 
 def compute_dtype(x: torch.Tensor, cos: torch.Tensor) -> torch.dtype:

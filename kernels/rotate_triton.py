@@ -22,6 +22,7 @@ from ropelab.kernels.addressing import (
     load_pairs,
     load_table,
     mode,
+    narrow,
     offsets_of,
     position_of,
     reach,
@@ -31,10 +32,12 @@ from ropelab.kernels.addressing import (
     turn,
 )
 from ropelab.kernels.angles_triton import cos_sin
-from ropelab.kernels.launch import Launch
+from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.kernels.rotation import Rotation, position_count
+from ropelab.kernels.rotation import INVALID_POSITION, Rotation, row_count
 from ropelab.kernels.tiles import Tile, choose_table_free_tile, choose_tile
+
+_INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
 _TABLES_STAY = 2**23
 """Bytes of tables that are still in the cache when the next batch wants them: of an H200 these were, twice them not."""
@@ -45,11 +48,11 @@ def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constex
     if INTERLEAVED:
         feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
         y = tl.reshape(tl.join(y0, y1), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
-        tl.store(row + feature, y.to(row.dtype.element_ty), mask=mask & (feature < 2 * PAIRS))
+        tl.store(row + feature, narrow(y, row.dtype.element_ty), mask=mask & (feature < 2 * PAIRS))
     else:
         pair = tl.arange(0, BLOCK_PAIRS)[None, None, :]
-        tl.store(row + pair, y0.to(row.dtype.element_ty), mask=mask & (pair < PAIRS))
-        tl.store(row + PAIRS + pair, y1.to(row.dtype.element_ty), mask=mask & (pair < PAIRS))
+        tl.store(row + pair, narrow(y0, row.dtype.element_ty), mask=mask & (pair < PAIRS))
+        tl.store(row + PAIRS + pair, narrow(y1, row.dtype.element_ty), mask=mask & (pair < PAIRS))
 
 
 @triton.jit
@@ -93,15 +96,16 @@ def _read_columns(
     other: tl.constexpr = float("nan") if SIGNED else None
     cos0, cos1 = load_table(cos_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     sin0, sin1 = load_table(sin_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    # First wider, then negative: the interpreter has no arithmetic for bfloat16.
+    sin0, sin1 = sin0.to(COMPUTE_DTYPE), sin1.to(COMPUTE_DTYPE)
     if SIGNED:
         sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
-    wide = COMPUTE_DTYPE
-    return cos0.to(wide), cos1.to(wide), sin0.to(wide), sin1.to(wide)
+    return cos0.to(COMPUTE_DTYPE), cos1.to(COMPUTE_DTYPE), sin0, sin1
 
 
 @triton.jit
 def _computed_columns(
-    frequencies_ptr, stride, positions_ptr, positions_stride_b, positions_stride_s, first_position, table_rows,
+    frequencies_ptr, stride, positions_ptr, positions_stride_b, positions_stride_s, first_position,
     batch, first_seq, seq_len, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +123,7 @@ def _computed_columns(
     )  # fmt: skip
     cos, sin = cos_sin(position, frequencies_ptr, stride, pair, pair < PAIRS)
     if POSITIONS != "none":
-        exists = tl.abs(position.to(tl.int64)) < table_rows
+        exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
         cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
     cos = tl.reshape(cos.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
     sin = tl.reshape(sin.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
@@ -225,7 +229,7 @@ def _rotate_kernel(
     if TABLE_FREE:
         # After the loads, so that it happens while they are on their way.
         q_columns = _computed_columns(
-            cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position, table_rows,
+            cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position,
             batch, first_seq, seq_len, PAIRS, BLOCK_TOKENS, BLOCK_PAIRS, POSITIONS, COMPUTE_DTYPE,
         )  # fmt: skip
         k_columns = q_columns
@@ -268,17 +272,16 @@ def rotate(
     sources = [readable(x) for x in xs]
     targets = [y if y.stride(-1) == 1 else torch.empty_like(y, memory_format=torch.contiguous_format) for y in outs]
     cos, sin = readable(cos), readable(sin)
-    with torch.cuda.device_of(xs[0]):  # Triton launches on the current device
-        for start in range(0, xs[0].shape[0], MAX_BATCH):
-            part = slice(start, start + MAX_BATCH)
-            x_parts, y_parts = [x[part] for x in sources], [y[part] for y in targets]
-            cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
-            positions_part = None if positions is None else positions[part]
-            launch = plan(x_parts, y_parts, cos_part, sin_part, positions_part, rotation, tile)
-            launch(
-                x_parts[0], x_parts[-1], y_parts[0], y_parts[-1], cos_part, sin_part,
-                cos if positions is None else positions_part, first_position, position_count(cos),
-            )  # fmt: skip
+    for start in range(0, xs[0].shape[0], MAX_BATCH):
+        part = slice(start, start + MAX_BATCH)
+        x_parts, y_parts = [x[part] for x in sources], [y[part] for y in targets]
+        cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
+        positions_part = None if positions is None else positions[part]
+        launch = plan(x_parts, y_parts, cos_part, sin_part, positions_part, rotation, tile)
+        launch(
+            x_parts[0], x_parts[-1], y_parts[0], y_parts[-1], cos_part, sin_part,
+            cos if positions is None else positions_part, first_position, row_count(cos),
+        )  # fmt: skip
     for target, out in zip(targets, outs, strict=True):
         if target is not out:
             out.copy_(target)
@@ -300,9 +303,9 @@ def plan(
 
     Returns:
         ``launch(q, k, q_out, k_out, cos, sin, positions, first_position, table_rows)``, right for tensors that
-        agree with these in everything but contents, addresses (if divisible by 16 alike) and the rows of the
-        tables. Only addresses are taken from what is handed over, so the views of the axes do not matter; nor
-        does what stands in for a k or positions that are not there.
+        agree with these in everything but contents, addresses (if each is divisible by 16 like its own here) and the
+        rows of the tables. Only addresses are taken from what is handed over, so the views of the axes do not matter;
+        nor does what stands in for a k or positions that are not there.
     """
     q, qy = xs[0], outs[0]
     k, ky = xs[-1], outs[-1]  # without k, the arguments of q stand in for it and are never touched
@@ -341,8 +344,8 @@ def plan(
     }  # fmt: skip
     numbers = (seq_len, *x_strides, *y_strides, *cos_strides, *sin_strides, *positions_strides)
     # No fused multiply-add: the same bits as the torch path.
-    options = {"num_warps": tile.num_warps, "maxnreg": tile.max_registers, "enable_fp_fusion": False}
-    return Launch(_rotate_kernel, grid, numbers, constants, options)
+    options = compiler_options(tile.num_warps, tile.max_registers, fuse=False)
+    return Launch(_rotate_kernel, grid, numbers, constants, options, q.device)
 
 
 def tile_for(

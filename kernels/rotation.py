@@ -8,6 +8,10 @@ NO_POSITION = -(2**31)
 """Stands for the position of a token, or the offset of a sequence, that is none: zeros, and zero gradient."""
 
 
+INVALID_POSITION = NO_POSITION + 1
+"""Stands for a position that cannot be told: no table has its row, so the token rotates to NaN."""
+
+
 @dataclass(frozen=True)
 class Rotation:
     """The rotation of ``rotary_dim`` features, the first of which is ``first``, of every head.
@@ -32,6 +36,11 @@ class Rotation:
     offsets: bool = False
 
 
+def row_count(cos: torch.Tensor) -> int:
+    """The rows of ``cos`` that a kernel may read, as many as int32 can number; of frequencies it asks for none."""
+    return min(cos.shape[-2], 2**31 - 1)
+
+
 def position_count(cos: torch.Tensor) -> int:
-    """How many positions ``cos`` serves: a table those that it has rows for, frequencies (integers) all of int32."""
-    return 2**31 - 1 if cos.dtype == torch.int64 else cos.shape[-2]
+    """How many positions ``cos`` serves from 0 on: a table one for each row, frequencies (integers) all of int32."""
+    return 2**31 if cos.dtype == torch.int64 else row_count(cos)

@@ -1,5 +1,13 @@
 """Rotary position embedding at the speed of a memory copy, and the proof."""
 
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("ropelab.kernels") is None:
+    raise ImportError(
+        "ropelab/kernels: expected a symlink to the folder kernels, got none: check the repository out with symlinks "
+        "(git config core.symlinks true; on Windows with developer mode on), or copy the folder there"
+    )
+
 from ropelab.axes import grid_positions, text_positions
 from ropelab.embedding import RotaryEmbedding
 from ropelab.layout_conversion import convert_layout

@@ -1,12 +1,21 @@
-"""The derivatives of the rotation: in reverse mode of every order, and in forward mode."""
+"""This file differentiates the rotation: in reverse mode to any order, in forward mode, and under vmap."""
 
 import torch
 from torch.autograd import forward_ad
 
-from ropelab.checks import check_inplace_autograd, check_rope_arguments
+from ropelab.batching import is_batched_gradient, rotate_batched, rotate_batched_gradients
+from ropelab.checks import (
+    check_inplace_autograd,
+    check_layouts_alike,
+    check_memory,
+    check_places,
+    check_recordable,
+    check_rope_arguments,
+    check_writable,
+)
 from ropelab.kernels import NO_POSITION
 from ropelab.layout import join, pairs
-from ropelab.ops import dispatched, must_dispatch
+from ropelab.ops import copy_over, dispatched, must_dispatch
 from ropelab.prepared import Options, rotated
 from ropelab.seq_format import to_bshd
 
@@ -26,7 +35,7 @@ def transformed() -> bool:
 
 def run(q, k, cos, sin, positions, first_position, options: Options, inplace: bool):
     """Rotate without recording: see `ropelab.prepared.rotated`."""
-    rotate = dispatched if must_dispatch(q) else rotated
+    rotate = dispatched if must_dispatch(q, k) else rotated
     return rotate(q, k, cos, sin, positions, first_position, options, inplace)
 
 
@@ -38,18 +47,33 @@ def rotate_differentiably(q, k, cos, sin, positions, first_position, options: Op
 
 def overwrite_differentiably(q, k, cos, sin, positions, first_position, options: Options):
     """Rotate in place and tell autograd."""
-    arguments = cos, sin, positions, first_position, options
     if transformed():
         raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
-    if must_dispatch(q):  # a compiler makes one kernel of both, and cannot follow a function that overwrites
-        new = _Rotate.apply(q, k, *arguments, False)
-        return q.copy_(new) if k is None else (q.copy_(new[0]), k.copy_(new[1]))
-    check_rope_arguments(q, k, cos, sin, positions, options, True)
+    arguments = cos, sin, positions, first_position, options
+    if must_dispatch(q, k):
+        return _copy_differentiably(q, k, *arguments)
+    check_rope_arguments(q, k, cos, sin, positions, options)
+    check_layouts_alike(options)
+    check_memory(q, k)
+    check_writable(q, k)
     check_inplace_autograd(q, k, cos, sin)
+    check_recordable(cos=cos, sin=sin, positions=positions)
+    check_places(q, cos, positions, first_position, options)
     if k is not None and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
-        return _Rotate.apply(q, None, *arguments, True), _Rotate.apply(k, None, *arguments, True)
+        return tuple((_Rotate.apply if x.requires_grad else run)(x, None, *arguments, True) for x in (q, k))
     return _Rotate.apply(q, k, *arguments, True)
+
+
+def _copy_differentiably(q, k, cos, sin, positions, first_position, options: Options):
+    """Rotate into new tensors and copy, as `ropelab.ops.dispatched` does, with a history that autograd can follow."""
+    check_layouts_alike(options)
+    if not torch.compiler.is_compiling():  # compilers cannot follow these; there PyTorch itself refuses
+        check_writable(q, k)
+        check_inplace_autograd(q, k, cos, sin)
+    options = options._replace(overwrites=True)
+    new = _Rotate.apply(q, k, cos, sin, positions, first_position, options, False)
+    return copy_over((q,), (new,))[0] if k is None else copy_over((q, k), new)
 
 
 class _Rotate(torch.autograd.Function):
@@ -67,6 +91,8 @@ class _Rotate(torch.autograd.Function):
                 ctx.mark_non_differentiable(*unneeded)
         if inplace:
             ctx.mark_dirty(*(x for x in (q, k) if x is not None))
+        if not torch.compiler.is_compiling():
+            check_recordable(cos=cos, sin=sin, positions=positions, **({"q": q, "k": k} if trained_tables else {}))
         ctx.first_position, ctx.options = first_position, options
         # The tables' gradients are the only ones that need the inputs.
         ctx.save_for_backward(cos, sin, positions, *((q, k) if trained_tables else (None, None)))
@@ -78,7 +104,7 @@ class _Rotate(torch.autograd.Function):
         return _pull_back(ctx, y_grads, _rotate)
 
 
-class _RotateTransformed(_Rotate):
+class _RotateTransformed(torch.autograd.Function):
     """The same for torch.func and forward mode.
 
     Apart, because in this form autograd inspects the signature at every call, which takes longer than the launch,
@@ -87,7 +113,7 @@ class _RotateTransformed(_Rotate):
 
     @staticmethod
     def forward(q, k, cos, sin, positions, first_position, options, inplace):
-        return run(q, k, cos, sin, positions, first_position, options, inplace)
+        return _rotate_gradients(q, k, cos, sin, positions, first_position, options)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -102,6 +128,12 @@ class _RotateTransformed(_Rotate):
         return _pull_back(ctx, y_grads, rotate_differentiably)
 
     @staticmethod
+    def vmap(info, in_dims, q, k, cos, sin, positions, first_position, options, inplace):
+        arguments = q, k, cos, sin, positions, first_position, options
+        ys = rotate_batched(rotate_differentiably, info.batch_size, in_dims[:5], *arguments)
+        return ys, 0 if k is None else (0, 0)
+
+    @staticmethod
     def jvp(ctx, q_tangent, k_tangent, cos_tangent, sin_tangent, *_):
         cos, sin, positions, q, k = ctx.saved_tensors
         where = positions, ctx.first_position, ctx.options
@@ -114,9 +146,9 @@ class _RotateTransformed(_Rotate):
             if x_tangent is not None:
                 tangent = rotate_differentiably(x_tangent, None, cos, sin, *where)
             if cos_tangent is not None or sin_tangent is not None:
-                turns = [torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent)]
+                cos_turn, sin_turn = (torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent))
                 first, end = ctx.options.slice(cos.shape[-1])
-                turned = rotate_differentiably(x, None, *turns, *where)[..., first:end]
+                turned = rotate_differentiably(x, None, cos_turn, sin_turn, *where)[..., first:end]
                 tangent = tangent + torch.nn.functional.pad(turned, (first, x.shape[-1] - end))
             tangents.append(tangent)
         return tangents[0] if k is None else tuple(tangents)
@@ -127,7 +159,9 @@ def _pull_back(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
     cos, sin, positions, q, k = ctx.saved_tensors
     first_position, options = ctx.first_position, ctx.options
     # R^T of each gradient that is there, by a function that autograd can differentiate again.
-    back = options._replace(layout=options.out_layout, out_layout=options.layout, transpose=not options.transpose)
+    back = options._replace(
+        layout=options.out_layout, out_layout=options.layout, transpose=not options.transpose, overwrites=False
+    )
     x_grads = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
     present = [g for g in x_grads if g is not None]
     if present:
@@ -143,11 +177,16 @@ def _pull_back(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
 
 def _rotate(q, k, cos, sin, *where):
     """Differentiably if somebody differentiates the gradient."""
-    return (
-        rotate_differentiably(q, k, cos, sin, *where)
-        if recorded(q, k, cos, sin)
-        else run(q, k, cos, sin, *where, False)
-    )
+    rotate = rotate_differentiably if recorded(q, k, cos, sin) else _rotate_gradients
+    return rotate(q, k, cos, sin, *where)
+
+
+def _rotate_gradients(q, k, cos, sin, *where):
+    """Rotate without recording what may be a batch of gradients, or of tangents."""
+    if not torch.compiler.is_compiling() and (is_batched_gradient(q) or is_batched_gradient(k)):
+        return rotate_batched_gradients(_rotate_gradients, q, k, cos, sin, *where)
+    positions, first_position, options = where
+    return run(q, k, cos, sin, positions, first_position, options, False)
 
 
 def _table_gradients(xs, y_grads, cos, positions, first_position, options: Options):
@@ -164,7 +203,7 @@ def _table_gradients(xs, y_grads, cos, positions, first_position, options: Optio
     first, end = options.slice(cos.shape[-1])
     if all(g is None for g in y_grads):
         return None, None
-    cos_tokens, sin_tokens = 0, 0
+    of_cos, of_sin = [], []
     for x, g in zip(xs, y_grads, strict=False):
         if x is None or g is None:
             continue
@@ -172,8 +211,9 @@ def _table_gradients(xs, y_grads, cos, positions, first_position, options: Optio
         g0, g1 = _wide_pairs(g, first, end, options.out_layout, options.seq_format, wide)
         if options.transpose:
             x0, x1, g0, g1 = g0, g1, x0, x1
-        cos_tokens = cos_tokens + _columns(g0 * x0, g1 * x1, cos, end - first, options.layout)
-        sin_tokens = sin_tokens + _columns(-g0 * x1, g1 * x0, cos, end - first, options.layout)
+        of_cos.append(_columns(g0 * x0, g1 * x1, cos, end - first, options.layout))
+        of_sin.append(_columns(-g0 * x1, g1 * x0, cos, end - first, options.layout))
+    cos_tokens, sin_tokens = sum(of_cos[1:], of_cos[0]), sum(of_sin[1:], of_sin[0])
     if positions is None:
         rows = torch.arange(cos_tokens.shape[1], device=cos.device) + first_position
         return tuple(_add_rows(cos, tokens, rows.expand(tokens.shape[:2])) for tokens in (cos_tokens, sin_tokens))
@@ -183,7 +223,7 @@ def _table_gradients(xs, y_grads, cos, positions, first_position, options: Optio
     positions = positions.long().expand(cos_tokens.shape[:2])
     rows = positions.abs()
     # Positions without a row have made NaN of the result; they must not make an illegal address of this.
-    known = (rows < cos.shape[-2])[..., None]
+    known = ((rows >= 0) & (rows < cos.shape[-2]))[..., None]
     rows = torch.where(known[..., 0], rows, 0)
     sin_tokens = torch.where((positions < 0)[..., None], -sin_tokens, sin_tokens)
     return tuple(_add_rows(cos, torch.where(known, t, 0), rows) for t in (cos_tokens, sin_tokens))
@@ -193,7 +233,7 @@ def _add_rows(table: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> 
     """The sum of ``tokens [B, S, W]`` over all that share a row of the table."""
     if table.ndim == 3:
         batch = torch.arange(table.shape[0], device=table.device)[:, None]
-        index = (batch.expand(rows.shape), rows)
+        index: tuple[torch.Tensor, ...] = (batch.expand(rows.shape), rows)
     else:
         index = (rows,)
     return tokens.new_zeros(table.shape).index_put(index, tokens, accumulate=True).to(table.dtype)

@@ -2,16 +2,18 @@
 
 import torch
 
+from ropelab.arguments import tensor
 from ropelab.kernels import NO_POSITION, position_count
+from ropelab.kernels.rotation import INVALID_POSITION
 from ropelab.layout import check_layout
 from ropelab.memory import may_share_elements, overlaps_itself
-from ropelab.seq_format import check_seq_format, rank, to_bshd
+from ropelab.seq_format import SEQ_AXIS, check_seq_format, rank, to_bshd
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 
 
-def check_rope_arguments(q, k, cos, sin, positions, options, inplace: bool) -> None:
+def check_rope_arguments(q, k, cos, sin, positions, options) -> None:
     """Raise ValueError or TypeError for arguments that `apply_rope` cannot serve, judged by their metadata.
 
     Args:
@@ -39,14 +41,22 @@ def check_rope_arguments(q, k, cos, sin, positions, options, inplace: bool) -> N
         _check_tables(q, shape, cos, sin, options)
     if positions is not None:
         _check_positions_tensor(q, shape, positions, options)
-    if inplace:
-        _check_inplace(q, k, options)
+
+
+def check_places(q, cos, positions, first_position, options) -> None:
+    """Raise ValueError for tokens that are beyond the tables, as far as the host knows without waiting for a GPU.
+
+    This depends on values, so it is checked at every call. The other arguments have passed `check_rope_arguments`.
+    """
+    seq_len = q.shape[SEQ_AXIS[options.seq_format]]
+    if positions is None:
+        check_first_position(first_position, seq_len, cos)
+    elif not positions.is_cuda:
+        check_positions(positions, seq_len, cos, options.offsets)
 
 
 def check_first_position(first_position: int, seq_len: int, cos: torch.Tensor) -> None:
     """Raise unless the tables have a row for each of ``seq_len`` positions from ``first_position`` on."""
-    if not isinstance(first_position, (int, torch.SymInt)):
-        raise TypeError(f"offsets: expected an int or a tensor, got {type(first_position).__name__}")
     if first_position + seq_len > position_count(cos):
         start = f" from {first_position} on" if first_position else ""
         name = "frequencies" if cos.dtype == torch.int64 else "cos"
@@ -60,24 +70,69 @@ def check_positions(positions: torch.Tensor, seq_len: int, cos: torch.Tensor, of
     real = positions[positions != NO_POSITION]
     if not real.numel() or not seq_len:
         return
-    first, last = real.min().item(), real.max().item() + (seq_len - 1 if offsets else 0)
-    if max(-first, last) >= position_count(cos):
+    first, last = int(real.min()), int(real.max()) + (seq_len - 1 if offsets else 0)
+    if first == INVALID_POSITION or max(-first, last) >= position_count(cos):
         name = "offsets" if offsets else "positions"
         worst = last if last >= -first else first
         rows = "" if cos.dtype == torch.int64 else " rows of cos"
         raise ValueError(f"{name}: expected |positions| below the {position_count(cos)}{rows}, got {worst}")
 
 
-def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Raise for what autograd does not allow to be overwritten; called while it records."""
+def check_layouts_alike(options) -> None:
+    """Raise ValueError unless the result has the layout of the input, as in place it must."""
+    if options.layout != options.out_layout:
+        raise ValueError(
+            f"out_layout: expected {options.layout!r}, that of the input, for inplace=True, got {options.out_layout!r}"
+        )
+
+
+def check_memory(q: torch.Tensor, k: torch.Tensor | None) -> None:
+    """Raise ValueError where an element of q or k shares its address with another, so that both cannot be written."""
     for name, x in (("q", q), ("k", k)):
-        if x is None:
+        if x is not None and overlaps_itself(x):
+            raise ValueError(
+                f"{name}: expected elements at distinct addresses for inplace=True, "
+                f"got strides {tuple(x.stride())} for shape {tuple(x.shape)}"
+            )
+    if k is not None and may_share_elements(q, k):
+        raise ValueError("k: expected memory disjoint from q's for inplace=True, got overlapping tensors")
+
+
+def check_writable(q: torch.Tensor, k: torch.Tensor | None) -> None:
+    """Raise ValueError for an inference tensor outside of inference mode, where PyTorch allows no writing."""
+    if torch.is_inference_mode_enabled():
+        return
+    for name, x in (("q", q), ("k", k)):
+        if x is not None and x.is_inference():
+            raise ValueError(
+                f"{name}: expected a tensor that is no inference tensor for inplace=True outside of "
+                "torch.inference_mode(), got one"
+            )
+
+
+def check_recordable(**tensors: torch.Tensor | None) -> None:
+    """Raise ValueError for an inference tensor, which autograd cannot keep for the backward."""
+    for name, x in tensors.items():
+        if x is not None and x.is_inference():
+            raise ValueError(
+                f"{name}: expected a tensor made outside of torch.inference_mode() while autograd records, "
+                "got an inference tensor"
+            )
+
+
+def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Raise ValueError for a tensor that autograd does not allow to be overwritten; called while autograd records."""
+    for name, x in (("q", q), ("k", k)):
+        if x is None or not x.requires_grad:
             continue
-        root = x._base if x._is_view() else x
-        if root.requires_grad and root.is_leaf:
+        if x.is_leaf or (x._base is not None and x._base.is_leaf):
             raise ValueError(
                 f"{name}: expected a tensor that autograd may overwrite for inplace=True, "
                 "got a leaf that requires grad (or a view of one)"
+            )
+        if x._is_view() and (made := _NO_OVERWRITING.get(str(_creation(x)))):
+            raise ValueError(
+                f"{name}: expected a tensor that autograd may overwrite for inplace=True, got a view {made}"
             )
     for name, table in (("cos", cos), ("sin", sin)):
         if table.requires_grad:
@@ -87,10 +142,20 @@ def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.T
             )
 
 
+# How a view was made, in autograd's terms -> in words.
+_NO_OVERWRITING = {
+    "CreationMeta.MULTI_OUTPUT_NODE": "made by split, chunk or unbind (a slice can be overwritten)",
+    "CreationMeta.NO_GRAD_MODE": "made under torch.no_grad()",
+    "CreationMeta.INFERENCE_MODE": "made in torch.inference_mode()",
+    "CreationMeta.IN_CUSTOM_FUNCTION": "made by a custom autograd function",
+}
+_creation = torch._C._autograd._get_creation_meta
+
+
 def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
     """Raise unless ``x`` is a tensor of one of these ranks (``shape`` in words) and dtypes."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    if not torch.compiler.is_compiling():  # compilers, which cannot follow this, trace strided tensors
+        tensor(name, x)
     if x.ndim not in ranks:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
     if x.dtype not in dtypes:
@@ -146,8 +211,9 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
 def _check_frequencies(q: torch.Tensor, shape: torch.Size, frequencies: torch.Tensor, options) -> None:
     check_device("frequencies", frequencies, q)
     if options.rotary_slice:
-        _check_slice(*options.rotary_slice, shape[3])
-        pairs = (options.rotary_slice[1] - options.rotary_slice[0]) // 2
+        first, end = options.rotary_slice
+        _check_slice(first, end, shape[3])
+        pairs = (end - first) // 2
         expected = f"({pairs}, 3), a row per pair"
         fits = tuple(frequencies.shape) == (pairs, 3)
     else:
@@ -166,32 +232,15 @@ def _check_slice(first: int, end: int, head_dim: int) -> None:
 
 def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch.Tensor, options) -> None:
     batch, seq_len = shape[:2]
-    name, sizes = "positions", [(seq_len,), (batch, seq_len)]
+    name, sizes = "positions", [(seq_len,), (1, seq_len), (batch, seq_len)]
     if options.offsets:
         name, sizes = "offsets", [(batch,)]
-    elif options.seq_format == "thd":
-        sizes = [(seq_len,)]
     fits = isinstance(positions, torch.Tensor) and any(tuple(positions.shape) == size for size in sizes)
     if not fits:  # the message is made only then: compilers cannot follow it
-        expected = " or ".join(map(str, sizes))
+        expected = " or ".join(map(str, dict.fromkeys(sizes)))
         check_tensor(name, positions, (), expected, POSITION_DTYPES)
     check_tensor(name, positions, (1, 2), "", POSITION_DTYPES)
     check_device(name, positions, q)
-
-
-def _check_inplace(q: torch.Tensor, k: torch.Tensor | None, options) -> None:
-    if options.layout != options.out_layout:
-        raise ValueError(
-            f"out_layout: expected {options.layout!r}, that of the input, for inplace=True, got {options.out_layout!r}"
-        )
-    for name, x in (("q", q), ("k", k)):
-        if x is not None and overlaps_itself(x):
-            raise ValueError(
-                f"{name}: expected elements at distinct addresses for inplace=True, "
-                f"got strides {x.stride()} for shape {tuple(x.shape)}"
-            )
-    if k is not None and may_share_elements(q, k):
-        raise ValueError("k: expected memory disjoint from q's for inplace=True, got overlapping tensors")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

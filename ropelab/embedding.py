@@ -10,12 +10,15 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from ropelab.arguments import device as usable
+from ropelab.arguments import integer, shown, tensor
+from ropelab.checks import POSITION_DTYPES, check_tensor
 from ropelab.kernels import NO_POSITION
 from ropelab.model_config import rope_from_config
 from ropelab.rope import apply_rope
 from ropelab.rope_parameters import Rope
 from ropelab.seq_format import SEQ_AXIS, check_seq_format, rank
-from ropelab.tables import axial_tables, frequency_tables
+from ropelab.tables import MOST_ROWS, axial_tables, check_dtype, frequency_tables
 
 FEWEST_ROWS = 512
 
@@ -44,11 +47,17 @@ class RotaryEmbedding(torch.nn.Module):
         rope: the rotation, of `rope_from_config` or `axial_rope`, or ``Rope(inverse_frequencies(...))``.
         seq_format: of the tensors, as for `apply_rope`.
         dtype: of the tables.
+
+    Raises:
+        TypeError, ValueError: not a `Rope`, an unknown format, or a dtype that tables cannot have.
     """
 
     def __init__(self, rope: Rope, *, seq_format: str = "bshd", dtype: torch.dtype = torch.float32):
         super().__init__()
+        if not isinstance(rope, Rope):
+            raise TypeError(f"rope: expected a Rope (see from_config), got {shown(rope)}")
         check_seq_format(seq_format)
+        check_dtype(dtype)
         self.rope, self.seq_format, self.dtype = rope, seq_format, dtype
         # Of every device two: for lengths that `rope` serves, and for others, so that short and long prompts may mix.
         self._tables: dict[tuple[torch.device, bool], _Tables] = {}
@@ -79,15 +88,31 @@ class RotaryEmbedding(torch.nn.Module):
                 follows from an ``offsets`` that is an int, and from positions in CPU memory.
 
         Raises:
+            TypeError: not tensors, or numbers of another type.
             ValueError: positions or offsets on a GPU without ``seq_len``, where the model has no
                 ``max_position_embeddings`` either or its frequencies depend on the length; and as `apply_rope`.
         """
+        expected = rank(self.seq_format)
+        check_tensor("q", tensor("q", q), (expected,), f"{self.seq_format} of rank {expected}")
+        if k is not None:
+            tensor("k", k)
+        if positions is not None:
+            shapes = "[S], [B, S] or [axes, B, S]"
+            check_tensor("positions", tensor("positions", positions), (1, 2, 3), shapes, POSITION_DTYPES)
+        if isinstance(offsets, torch.Tensor):
+            check_tensor("offsets", tensor("offsets", offsets), (1,), "[B]", POSITION_DTYPES)
+        else:
+            offsets = integer("offsets", offsets, at_least=-MOST_ROWS, below=MOST_ROWS)
         if seq_len is None:
             seq_len = self._needed_length(q, positions, offsets)
+        else:
+            seq_len = _rows("seq_len", seq_len)
         tables = self._prepared(seq_len, q.device)
         cos, sin = tables.cos, tables.sin
-        several_axes = positions is not None and positions.ndim == rank(self.seq_format) - 1
-        if several_axes and tables.axes is not None:
+        several_axes = rank(self.seq_format) - 1
+        if positions is not None and positions.ndim == several_axes and tables.axes is not None:
+            if positions.shape[0] < tables.axes_count:
+                raise ValueError(f"positions: expected {tables.axes_count} axes, got shape {tuple(positions.shape)}")
             cos, sin = axial_tables(cos, sin, positions, tables.axes)
             positions = None
         return apply_rope(
@@ -96,9 +121,16 @@ class RotaryEmbedding(torch.nn.Module):
         )  # fmt: skip
 
     def tables(self, seq_len: int, device: torch.device | str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(cos, sin)``, ``[rows, R/2]`` with at least ``seq_len`` rows, for `apply_rope` and `axial_tables`."""
-        device = torch.empty(0, device=device).device  # with its index; the default one for None
-        tables = self._prepared(seq_len, device)
+        """``(cos, sin)``, ``[rows, R/2]`` with at least ``seq_len`` rows, for `apply_rope` and `axial_tables`.
+
+        Args:
+            seq_len: at most 2**31.
+            device: by default torch's default device.
+
+        Raises:
+            TypeError, ValueError: not a number of tokens, or no such device.
+        """
+        tables = self._prepared(_rows("seq_len", seq_len), usable("device", device))
         return tables.cos, tables.sin
 
     def prepare(self, seq_len: int, device: torch.device | str | None = None) -> None:
@@ -129,12 +161,19 @@ class RotaryEmbedding(torch.nn.Module):
     def _needed_length(self, q: torch.Tensor, positions: torch.Tensor | None, offsets: int | torch.Tensor) -> int:
         """One more than the largest |position|, as far as the host knows it without waiting for a GPU."""
         tokens = q.shape[SEQ_AXIS[self.seq_format]]
-        if positions is None and not isinstance(offsets, torch.Tensor):
-            return max(offsets + tokens, 1 - offsets)
-        name, given, last = ("offsets", offsets, tokens - 1) if positions is None else ("positions", positions, 0)
+        if positions is not None:
+            name, given, last = "positions", positions, 0
+        elif isinstance(offsets, torch.Tensor):
+            name, given, last = "offsets", offsets, tokens - 1
+        elif isinstance(offsets, int) and offsets == NO_POSITION:  # of all tokens
+            return 0
+        else:
+            return _rows("offsets", max(offsets + tokens, 1 - offsets), "positions within int32")
         if given.device.type == "cpu" and not torch.compiler.is_compiling():
             real = given[given != NO_POSITION]
-            return int(torch.maximum(real.max() + last, -real.min())) + 1 if real.numel() else 0
+            if not real.numel():
+                return 0
+            return _rows(name, max(int(real.max()) + last, -int(real.min())) + 1, "positions within int32")
         if self.rope.max_seq_len is None or self.rope.remake is not None:
             raise ValueError(
                 f"seq_len: expected the length of the longest sequence beside {name} on {given.device}, which "
@@ -156,9 +195,11 @@ class _Tables:
 
     def __init__(self, rope: Rope, rows: int, dtype: torch.dtype, device: torch.device):
         self.rows, self.lengths = rows, rope.lengths
-        options = {"dtype": dtype, "device": device}
-        self.cos, self.sin = frequency_tables(rope.inverse_frequencies, rows, rope.attention_factor, **options)
+        self.cos, self.sin = frequency_tables(
+            rope.inverse_frequencies, rows, rope.attention_factor, dtype=dtype, device=device
+        )
         self.axes = None if rope.axes is None else torch.tensor(rope.axes, device=device)
+        self.axes_count = 0 if rope.axes is None else max(rope.axes) + 1
 
 
 _shared: WeakValueDictionary[tuple, _Tables] = WeakValueDictionary()
@@ -180,3 +221,11 @@ def _shared_tables(rope: Rope, seq_len: int, dtype: torch.dtype, device: torch.d
 
 def _within(seq_len: int, lengths: range) -> bool:
     return lengths.start <= seq_len < lengths.stop  # compilers cannot follow `in`
+
+
+def _rows(name: str, seq_len: int, expected: str = "a number of tokens up to 2**31") -> int:
+    """``seq_len`` as an int for which there can be a table."""
+    seq_len = integer(name, seq_len)
+    if not 0 <= seq_len <= MOST_ROWS:
+        raise ValueError(f"{name}: expected {expected}, got {seq_len}")
+    return seq_len

@@ -8,24 +8,34 @@ RoPE rotates `rotary_dim / 2` planes. Two conventions name the axes of plane ``i
 Both describe the same rotation after a fixed reordering of the features (``permutation``).
 """
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 
+from ropelab.arguments import choice, integer
+
 LAYOUTS = ("split_half", "interleaved")
+MOST_FEATURES = 2**31
+"""More than any head has, and few enough to count in 32 bits."""
+
+Array = TypeVar("Array", torch.Tensor, np.ndarray)
 
 
 def check_layout(layout: str, name: str = "layout") -> None:
-    """Raise ValueError unless ``layout`` is one of ``LAYOUTS``."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"{name}: expected one of {LAYOUTS}, got {layout!r}")
+    """Raise TypeError or ValueError unless ``layout`` is one of ``LAYOUTS``."""
+    choice(name, layout, LAYOUTS)
 
 
-def check_rotary_dim(rotary_dim: int) -> None:
-    """Raise ValueError unless ``rotary_dim`` is a positive even integer: features rotate in pairs."""
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"rotary_dim: expected a positive even number, got {rotary_dim}")
+def check_rotary_dim(rotary_dim: int, name: str = "rotary_dim") -> int:
+    """``rotary_dim`` as an int; TypeError or ValueError unless it is positive and even: features rotate in pairs."""
+    found = integer(name, rotary_dim, below=MOST_FEATURES)
+    if found < 2 or found % 2:
+        raise ValueError(f"{name}: expected a positive even number, got {rotary_dim}")
+    return found
 
 
-def pairs(x: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+def pairs(x: Array, layout: str) -> tuple[Array, Array]:
     """Views ``(x0, x1)`` of the first and second member of every pair.
 
     Args:
@@ -55,14 +65,15 @@ def join(x0: torch.Tensor, x1: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def permutation(rotary_dim: int, source: str, target: str) -> torch.Tensor:
-    """Index ``p`` (int64 ``[rotary_dim]``) with ``x_target = x_source[..., p]``.
+    """Index ``p`` (int64 ``[rotary_dim]``, always on the CPU) with ``x_target = x_source[..., p]``.
 
     As a matrix ``P[i, p[i]] = 1`` it conjugates one rotation into the other:
     ``R_target = P R_source P^T``. Reordering q and k alike leaves every score ``q . k`` unchanged.
 
     Raises:
-        ValueError: unknown layout, or ``rotary_dim`` not a positive even number.
+        TypeError, ValueError: unknown layout, or ``rotary_dim`` not a positive even integer.
     """
-    check_rotary_dim(rotary_dim)
-    x0, x1 = pairs(torch.arange(rotary_dim), source)
+    check_layout(source, "source")
+    check_layout(target, "target")
+    x0, x1 = pairs(torch.arange(check_rotary_dim(rotary_dim), device="cpu"), source)
     return join(x0, x1, target)

@@ -8,6 +8,7 @@ axis too (``keys[..., permutation(...)]``). A wrong conversion is exact at dista
 
 import torch
 
+from ropelab.arguments import integer, integers, tensor
 from ropelab.layout import check_layout, permutation
 
 
@@ -35,16 +36,17 @@ def convert_layout(
         A new tensor; converting back gives the bits of ``x``.
 
     Raises:
+        TypeError: not a tensor, not integers, layouts that are not strings.
         ValueError: unknown layout, rows that are not entire heads, or a slice that is not an even number of features.
     """
     check_layout(source, "source")
     check_layout(target, "target")
-    first, end = (0, head_dim) if rotary_slice is None else rotary_slice
-    if not 0 <= first < end <= head_dim or (end - first) % 2:
-        raise ValueError(
-            f"rotary_slice: expected an even number of the {head_dim} features of a head, got {(first, end)}"
-        )
-    if x.ndim == 0 or len(x) % head_dim:
+    head_dim = integer("head_dim", head_dim, at_least=1)
+    slice_ = (0, head_dim) if rotary_slice is None else integers("rotary_slice", rotary_slice)
+    if len(slice_) != 2 or not 0 <= slice_[0] < slice_[1] <= head_dim or (slice_[1] - slice_[0]) % 2:
+        raise ValueError(f"rotary_slice: expected an even number of the {head_dim} features of a head, got {slice_}")
+    first, end = slice_
+    if tensor("x", x).ndim == 0 or len(x) % head_dim:
         raise ValueError(f"x: expected heads of {head_dim} features along axis 0, got shape {tuple(x.shape)}")
     order = torch.arange(head_dim, device="cpu")
     order[first:end] = order[first:end][permutation(end - first, source, target)]

@@ -1,14 +1,17 @@
-"""Whether strided tensors put two elements at one address, told from shapes and strides alone."""
+"""This file tells whether strided tensors put two elements at one address, from shapes, strides and addresses."""
 
 import torch
+from torch._subclasses import FakeTensor
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
     """True unless the strides of ``x`` nest, which proves that its elements lie at distinct addresses.
 
     Nested: taken from the smallest stride up, each axis steps past all that the smaller ones span.
-    Expanded tensors (stride 0) and sliding windows do not nest.
+    Expanded tensors (stride 0) and sliding windows do not nest. A tensor without elements never overlaps.
     """
+    if not _has_elements(x):
+        return False
     span = 1
     for stride, size in sorted(_axes(x)):
         if stride < span:
@@ -24,14 +27,41 @@ def may_share_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
     sharing anything. To see that, look for a period: a stride ``w`` of which all larger strides of both
     tensors are multiples, such that what both occupy within one period lies apart.
     """
-    if x.numel() == 0 or y.numel() == 0 or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+    if not (_has_elements(x) and _has_elements(y)):
         return False
-    if x.dtype != y.dtype:
+    between = addresses_between(x, y)
+    if between is None:
+        return False
+    shift, rest = divmod(between, x.itemsize)
+    if x.dtype != y.dtype or rest:
         return True
-    shift = y.storage_offset() - x.storage_offset()
     whole = max(_span(_axes(x)), _span(_axes(y))) + abs(shift)
     periods = {stride for stride, _ in _axes(x) + _axes(y)} | {whole}
     return not any(_apart_within(period, _axes(x), _axes(y), shift) for period in periods if period > 0)
+
+
+def addresses_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
+    """Bytes from the first element of ``x`` to that of ``y``; None where their storages have no byte in common.
+
+    Two storages may have the same memory: ``torch.from_numpy`` makes a new one for the same array. A tensor that only
+    stands for another, as while a compiler traces, has no address; its storage then decides.
+    """
+    if isinstance(x, FakeTensor) or isinstance(y, FakeTensor) or x.is_meta or y.is_meta:
+        if not torch._C._is_alias_of(x, y):  # type: ignore[attr-defined]  # which torch's stubs lack
+            return None
+        return _known(y.storage_offset()) * y.itemsize - _known(x.storage_offset()) * x.itemsize
+    return bytes_between(x, y)
+
+
+def bytes_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
+    """`addresses_between` of tensors that have addresses."""
+    if x.layout is not torch.strided or y.layout is not torch.strided:
+        return None
+    x_storage, y_storage = x.untyped_storage(), y.untyped_storage()
+    x_start, y_start = x_storage.data_ptr(), y_storage.data_ptr()
+    if x_start + x_storage.nbytes() <= y_start or y_start + y_storage.nbytes() <= x_start:
+        return None
+    return y.data_ptr() - x.data_ptr()
 
 
 def _apart_within(period: int, x_axes, y_axes, shift: int) -> bool:
@@ -43,11 +73,26 @@ def _apart_within(period: int, x_axes, y_axes, shift: int) -> bool:
     return x_span <= start and start + y_span <= period
 
 
+def _has_elements(x: torch.Tensor) -> bool:
+    return _known(x.numel()) > 0
+
+
 def _axes(x: torch.Tensor) -> list[tuple[int, int]]:
     """(stride, size) of the axes along which ``x`` moves at all."""
-    return [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    axes = zip(map(_known, x.stride()), map(_known, x.shape), strict=True)
+    return [(stride, size) for stride, size in axes if size > 1]
 
 
 def _span(axes: list[tuple[int, int]]) -> int:
     """Elements from the first to the last address, both included."""
     return 1 + sum(stride * (size - 1) for stride, size in axes)
+
+
+def _known(size: int | torch.SymInt) -> int:
+    """A size as a number: while a compiler traces symbols, that of the call which it traces, and 2 where none is known.
+
+    This sets no guard: the memory of later calls with other sizes is laid out by the same code.
+    """
+    if isinstance(size, int):
+        return size
+    return 2 if size.node.hint is None else int(size.node.hint)

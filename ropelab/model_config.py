@@ -6,13 +6,15 @@ does not import transformers. What a configuration does not say is asked for, an
 a guessed base rotates everything wrong, and nobody sees it at small positions.
 """
 
+import copy
 import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from ropelab import axes, frequencies
-from ropelab.layout import check_rotary_dim
+from ropelab.arguments import choice, flag, integer, integers, number, numbers, sequence, shown
+from ropelab.layout import MOST_FEATURES, check_rotary_dim
 from ropelab.rope_parameters import ANY_LENGTH, Rope
 
 
@@ -22,45 +24,51 @@ def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int
     ``cos, sin = rope_from_config(config).tables(4096)``
 
     Args:
-        config: a mapping (``config.json``), an object with ``to_dict()``, or one with the keys as attributes. Of a
-            model with parts the part that is meant: ``config.text_config``.
+        config: a mapping (``config.json``), an object with ``to_dict()``, or one with the keys as attributes, of
+            which no others are looked at. Of a model with parts the part that is meant: ``config.text_config``. What is
+            read is copied: later changes of ``config`` change nothing.
         layer_type: ``"full_attention"`` or ``"sliding_attention"``, where layers differ (Gemma 3 and 4, ModernBERT).
             Which layers rotate at all (``no_rope_layers`` of Llama 4 and SmolLM3) is left to the model.
         seq_len: length of the sequences, cache included, for dynamic NTK and LongRoPE; by default a short one.
 
+    YaRN, LongRoPE and Llama 3's scaling without ``original_max_position_embeddings`` take ``max_position_embeddings``
+    for it, as transformers does; the result's ``inferred`` says so.
+
     Raises:
-        ValueError: a key that is missing, not known for its ``rope_type``, or has an impossible value; the message
-            names it.
+        TypeError: a key whose value is of another type; the message names the key.
+        ValueError: a key that is missing, not known for its ``rope_type``, has an impossible value, or one that another
+            key contradicts; the message names it.
     """
-    settings = _as_dict(config)
+    settings = _settings(config)
+    seq_len = 0 if seq_len is None else integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
     if "text_config" in settings and "hidden_size" not in settings:
         raise ValueError("config: expected that of one part of the model, such as config.text_config, got all parts")
     parameters = _parameters(settings, layer_type)
     kind = _kind(parameters)
     _check_keys(kind, parameters)
     parameters = {key: value for key, value in parameters.items() if value is not None}
+    model = settings
     if layer_type is not None:
         settings = settings | _overrides(settings, layer_type)
 
     head_dim = _head_dim(settings)
-    fraction = parameters.get("partial_rotary_factor", 1.0)
-    rotary_dim = head_dim if kind == "proportional" else settings.get("rotary_dim") or int(head_dim * fraction)
-    check_rotary_dim(rotary_dim)
+    rotary_dim = _rotary_dim(kind, head_dim, parameters, settings)
     base = _require(parameters, "rope_theta", "the base of the frequencies; transformers' defaults differ by model")
-    theta, attention_factor, lengths = _VARIANTS[kind](
-        _Reader(parameters, settings), rotary_dim, base, 0 if seq_len is None else seq_len
-    )
+    base = number("rope_theta", base, at_least=sys.float_info.min)
+    reader = _Reader(parameters, settings)
+    theta, attention_factor, lengths = _VARIANTS[kind](reader, rotary_dim, base, seq_len)
     layout, out_layout = _layouts(settings)
     return Rope(
         inverse_frequencies=theta,
-        attention_factor=float(parameters.get("attention_factor", attention_factor)),
+        attention_factor=parameters.get("attention_factor", attention_factor),
         head_dim=head_dim,
         layout=layout,
         out_layout=out_layout,
         axes=_axes(parameters, rotary_dim),
-        max_seq_len=settings.get("max_position_embeddings"),
+        max_seq_len=_max_seq_len(settings),
         lengths=lengths,
-        remake=None if lengths == ANY_LENGTH else partial(rope_from_config, config, layer_type=layer_type),
+        remake=None if lengths == ANY_LENGTH else partial(rope_from_config, model, layer_type=layer_type),
+        inferred=reader.inferred,
     )
 
 
@@ -68,10 +76,15 @@ def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int
 
 
 class _Reader:
-    """The parameters of the rotation, then the model's settings; what neither has is asked for by name."""
+    """The parameters of the rotation, then the model's settings; what neither has is asked for by name.
+
+    Attributes:
+        inferred: key -> the keys that its value was taken from, of what the configuration leaves open.
+    """
 
     def __init__(self, parameters: dict, settings: dict):
         self._parameters, self._settings = parameters, settings
+        self.inferred: dict[str, str] = {}
 
     def get(self, key: str, default: Any = None) -> Any:
         return self._parameters.get(key, default)
@@ -81,17 +94,26 @@ class _Reader:
 
     @property
     def max_seq_len(self) -> int:
-        return _require(self._settings, "max_position_embeddings")
+        return _length(self._settings, "max_position_embeddings")
 
     @property
     def trained_len(self) -> int:
-        """Phi-3 has it beside the parameters, where it takes precedence (as in transformers)."""
-        return self._settings.get("original_max_position_embeddings") or self["original_max_position_embeddings"]
+        """Beside the parameters it takes precedence (Phi-3); else it is the model's length: as in transformers."""
+        for stated in (self._settings, self._parameters):
+            if stated.get(_TRAINED) is not None:
+                return _length(stated, _TRAINED)
+        if self._settings.get("max_position_embeddings") is None:
+            raise ValueError(f"config: expected {_TRAINED} or max_position_embeddings, got neither")
+        self.inferred[_TRAINED] = "max_position_embeddings"
+        return self.max_seq_len
 
     @property
     def factor(self) -> float:
         """Where it is left open (DeepSeek, Phi-3): by how much the model's length exceeds the trained one."""
-        return self._parameters.get("factor") or self.max_seq_len / self.trained_len
+        if self._parameters.get("factor") is not None:
+            return self._parameters["factor"]
+        self.inferred["factor"] = f"max_position_embeddings / {_TRAINED}"
+        return self.max_seq_len / self.trained_len
 
 
 def _require(settings: dict, key: str, meaning: str = "a value") -> Any:
@@ -100,36 +122,77 @@ def _require(settings: dict, key: str, meaning: str = "a value") -> Any:
     return settings[key]
 
 
-def _as_dict(config: Any) -> dict:
+def _settings(config: Any) -> dict:
+    """A copy of what is read of the configuration: of an object, other attributes may be properties that raise."""
+    if not isinstance(config, (Mapping, type)) and callable(getattr(config, "to_dict", None)):
+        config = config.to_dict()
     if isinstance(config, Mapping):
-        return dict(config)
-    if hasattr(config, "to_dict"):
-        return config.to_dict()
-    return {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
+        found = {key: config[key] for key in _SETTINGS if key in config}
+    else:
+        found = {key: getattr(config, key) for key in _SETTINGS if hasattr(config, key)}
+        if not found or isinstance(config, type):
+            raise TypeError(
+                f"config: expected a configuration of transformers, its dict or an object, got {shown(config)}"
+            )
+    return copy.deepcopy(found)
 
 
 def _parameters(settings: dict, layer_type: str | None) -> dict:
     """``rope_parameters`` as of version 5, flat, for one type of layers."""
-    parameters = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise ValueError(f"rope_parameters: expected a dict, got {parameters!r}")
-    nested = bool(parameters) and all(value is None or isinstance(value, Mapping) for value in parameters.values())
+    parameters = _stated(settings)
+    values = parameters.values()
+    nested = bool(parameters) and all(value is None or isinstance(value, Mapping) for value in values)
+    nested = nested and not parameters.keys() & _ALL_KEYS
     local_base = next((settings[key] for key in _LOCAL_BASE if settings.get(key) is not None), None)
-    types = tuple(parameters) if nested else ("full_attention", "sliding_attention") if local_base else ()
+    types = tuple(parameters) if nested else ("full_attention", "sliding_attention") if local_base is not None else ()
+    if layer_type is not None and not isinstance(layer_type, str):
+        raise TypeError(f"layer_type: expected a string or None, got {shown(layer_type)}")
     if types and layer_type not in types:
         raise ValueError(f"layer_type: expected one of {types}, for layers differ, got {layer_type!r}")
+    if not types and layer_type is not None:
+        choice("layer_type", layer_type, dict.fromkeys(_layer_types(settings)) or _LAYER_TYPES)
     if nested:
         if parameters[layer_type] is None:
             raise ValueError(f"layer_type: expected layers that rotate, got {layer_type!r}, whose parameters are None")
         parameters = parameters[layer_type]
-    elif local_base and layer_type == "sliding_attention":  # Gemma 3 before version 5: no scaling there
+    elif local_base is not None and layer_type == "sliding_attention":  # Gemma 3 before version 5: no scaling there
         parameters = {"rope_theta": local_base}
     parameters = dict(parameters)
     for key, elsewhere in _BESIDE.items():
-        value = next((settings[name] for name in elsewhere if settings.get(name) is not None), None)
-        if value is not None and parameters.get(key) is None:
-            parameters[key] = value
+        for name in elsewhere:
+            value = settings.get(name)
+            if parameters.get(key) is None and value is not None:
+                parameters[key] = value
+            elif not types and value is not None and value != parameters[key]:
+                raise ValueError(
+                    f"{name}: expected {key} = {parameters[key]!r} of rope_parameters, or none, got {value!r}"
+                )
     return parameters
+
+
+def _stated(settings: dict) -> Mapping:
+    """``rope_parameters``, or ``rope_scaling`` as it was before version 5, or both if they agree."""
+    found = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters = settings.get(name)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise TypeError(f"{name}: expected a dict, got {shown(parameters)}")
+        if parameters:
+            found[name] = parameters
+    if len(found) == 2:
+        new, old = ({k: v for k, v in p.items() if k not in _BESIDE} | {"rope_type": _kind(p)} for p in found.values())
+        for parameters in (new, old):
+            parameters.pop("type", None)
+        old_base = {key: found["rope_scaling"][key] for key in _BESIDE if key in found["rope_scaling"]}
+        if new != old or any(found["rope_parameters"].get(key) != value for key, value in old_base.items()):
+            raise ValueError(
+                f"rope_scaling: expected none beside rope_parameters, or what it says, got {found['rope_scaling']!r}"
+            )
+    return next(iter(found.values()), {})
+
+
+def _layer_types(settings: dict) -> tuple:
+    return () if settings.get("layer_types") is None else sequence("layer_types", settings["layer_types"])
 
 
 # Names of what version 5 has in rope_parameters and others beside them: ModernBERT, GPT-NeoX, StableLM.
@@ -138,18 +201,27 @@ _BESIDE = {
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct", "rope_pct"),
 }
 _LOCAL_BASE = ("rope_local_base_freq", "local_rope_theta")  # Gemma 3, ModernBERT
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+"""Of layers that rotate, where the configuration does not say which it has."""
+
+_FORMER_NAMES = {"mrope": "default", "su": "longrope"}
 
 
-def _kind(parameters: dict) -> str:
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = {"mrope": "default", "su": "longrope"}.get(kind, kind)  # former names
-    if kind not in _VARIANTS:
-        raise ValueError(f"rope_type: expected one of {tuple(_VARIANTS)}, got {kind!r}")
-    return kind
+def _kind(parameters: Mapping) -> str:
+    found = {}
+    for key in ("rope_type", "type"):
+        if parameters.get(key) is not None:
+            kind = choice("rope_type", parameters[key], (*_VARIANTS, *_FORMER_NAMES))
+            found[key] = _FORMER_NAMES.get(kind, kind)
+    if len(set(found.values())) > 1:
+        raise ValueError(f"rope_type: expected that of type, {parameters['type']!r}, got {parameters['rope_type']!r}")
+    return next(iter(found.values()), "default")
 
 
 def _check_keys(kind: str, parameters: dict) -> None:
     required, optional = _KEYS[kind]
+    if not all(isinstance(key, str) for key in parameters):
+        raise TypeError(f"rope_parameters: expected strings for keys, got {list(parameters)}")
     for key in required:
         if key not in parameters:
             raise ValueError(f"rope_parameters: expected {key} for rope_type {kind!r}, got only {sorted(parameters)}")
@@ -161,35 +233,79 @@ def _check_keys(kind: str, parameters: dict) -> None:
 
 def _overrides(settings: dict, layer_type: str) -> dict:
     """What layers of this type have differently: Gemma 4's full attention has wider heads."""
-    if layer_type == "full_attention" and settings.get("global_head_dim"):
-        return {"head_dim": settings["global_head_dim"]}
-    per_layer = {int(layer): values for layer, values in (settings.get("per_layer_config") or {}).items()}
-    types = settings.get("layer_types") or []
-    return next((per_layer[i] for i, name in enumerate(types) if name == layer_type and i in per_layer), {})
+    if layer_type == "full_attention" and settings.get("global_head_dim") is not None:
+        return {"head_dim": integer("global_head_dim", settings["global_head_dim"], 2, MOST_FEATURES)}
+    per_layer = settings.get("per_layer_config") or {}
+    if not isinstance(per_layer, Mapping) or not all(isinstance(values, Mapping) for values in per_layer.values()):
+        raise TypeError(f"per_layer_config: expected a dict of dicts, got {shown(per_layer)}")
+    per_layer = {str(layer): dict(values) for layer, values in per_layer.items()}
+    places = [str(i) for i, name in enumerate(_layer_types(settings)) if name == layer_type]
+    return next((per_layer[place] for place in places if place in per_layer), {})
 
 
 def _head_dim(settings: dict) -> int:
     for key in ("head_dim", "qk_rope_head_dim"):
-        if settings.get(key):
-            return settings[key]
-    heads = _require(settings, "num_attention_heads", "or head_dim")
-    return _require(settings, "hidden_size", "or head_dim") // heads
+        if settings.get(key) is not None:
+            return integer(key, settings[key], at_least=2, below=MOST_FEATURES)
+    heads = integer("num_attention_heads", _require(settings, "num_attention_heads", "or head_dim"), at_least=1)
+    hidden = integer("hidden_size", _require(settings, "hidden_size", "or head_dim"), 2, MOST_FEATURES)
+    if hidden % heads:
+        raise ValueError(
+            f"hidden_size: expected a multiple of num_attention_heads = {heads}, or head_dim, got {hidden}"
+        )
+    return hidden // heads
+
+
+def _rotary_dim(kind: str, head_dim: int, parameters: dict, settings: dict) -> int:
+    """The features that rotate; of ``proportional`` all, for there the fraction chooses among their planes."""
+    fraction = number("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0), above=0, at_most=1)
+    if kind == "proportional":
+        return check_rotary_dim(head_dim, "head_dim")
+    if settings.get("rotary_dim") is not None:
+        rotary_dim = check_rotary_dim(settings["rotary_dim"])
+        if rotary_dim > head_dim:
+            raise ValueError(f"rotary_dim: expected at most the {head_dim} features of a head, got {rotary_dim}")
+        return rotary_dim
+    rotary_dim = int(head_dim * fraction)
+    if rotary_dim < 2 or rotary_dim % 2:
+        name, given = ("head_dim", head_dim) if fraction == 1 else ("partial_rotary_factor", fraction)
+        raise ValueError(
+            f"{name}: expected a positive even number of the {head_dim} features of a head to rotate, "
+            f"got {given}, {rotary_dim} of them"
+        )
+    return rotary_dim
+
+
+def _max_seq_len(settings: dict) -> int | None:
+    key = "max_position_embeddings"
+    return None if settings.get(key) is None else _length(settings, key)
+
+
+def _length(settings: dict, key: str) -> int:
+    return integer(key, _require(settings, key), at_least=1, below=sys.maxsize)
 
 
 def _axes(parameters: dict, rotary_dim: int) -> tuple[int, ...] | None:
     sections = parameters.get("mrope_section")
     if sections is None:
         return None
-    assign = axes.interleaved_sections if parameters.get("mrope_interleaved") else axes.sections
-    found = assign(sections)
+    interleaved = flag("mrope_interleaved", parameters.get("mrope_interleaved", False))
+    sections = integers("mrope_section", sections, at_least=0)
+    found = (axes.interleaved_sections if interleaved else axes.sections)(sections, "mrope_section")
     if len(found) != rotary_dim // 2:
-        raise ValueError(f"mrope_section: expected a sum of {rotary_dim // 2}, one for each plane, got {sections}")
+        raise ValueError(
+            f"mrope_section: expected a sum of {rotary_dim // 2}, one for each plane, got {list(sections)}"
+        )
     return found
 
 
 def _layouts(settings: dict) -> tuple[str, str | None]:
-    model_type = str(settings.get("model_type", "")).removesuffix("_text")
-    if settings.get("rope_interleave", model_type in DEINTERLEAVING_MODELS):
+    model_type = settings.get("model_type")
+    if model_type is not None and not isinstance(model_type, str):
+        raise TypeError(f"model_type: expected a string, got {shown(model_type)}")
+    model_type = (model_type or "").removesuffix("_text")
+    stated = settings.get("rope_interleave")
+    if model_type in DEINTERLEAVING_MODELS if stated is None else flag("rope_interleave", stated):
         return "interleaved", "split_half"
     return ("interleaved" if model_type in INTERLEAVED_MODELS else "split_half"), None
 
@@ -237,18 +353,24 @@ def _yarn(parameters, rotary_dim, base, seq_len):
 
 
 def _longrope(parameters, rotary_dim, base, seq_len):
-    trained = parameters.trained_len
+    trained, planes = parameters.trained_len, rotary_dim // 2
+    for key in ("short_factor", "long_factor"):
+        if len(numbers(key, parameters[key], above=0)) != planes:
+            raise ValueError(f"{key}: expected one for each of {planes} planes, got {len(parameters[key])}")
     which, lengths = ("long", range(trained + 1, sys.maxsize)) if seq_len > trained else ("short", range(trained + 1))
     theta = frequencies.longrope(rotary_dim, base, parameters[f"{which}_factor"])
     attention_factor = parameters.get(f"{which}_mscale")  # Phi-3.5-MoE
-    if attention_factor is None:
+    if attention_factor is not None:
+        attention_factor = number(f"{which}_mscale", attention_factor, above=0)
+    else:
         attention_factor = frequencies.longrope_attention_factor(parameters.factor, trained)
     return theta, attention_factor, lengths
 
 
 def _llama3(parameters, rotary_dim, base, seq_len):
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return frequencies.llama3(rotary_dim, base, *(parameters[key] for key in keys)), 1.0, ANY_LENGTH
+    keys = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (parameters[key] for key in keys)
+    return frequencies.llama3(rotary_dim, base, factor, low, high, parameters.trained_len), 1.0, ANY_LENGTH
 
 
 def _proportional(parameters, head_dim, base, seq_len):
@@ -282,7 +404,7 @@ _KEYS = {
         ("short_factor", "long_factor"),
         (_TRAINED, "factor", "attention_factor", "short_mscale", "long_mscale"),
     ),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _TRAINED), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (_TRAINED,)),
     "proportional": ((), ("factor",)),
 }
 _COMMON_KEYS = (
@@ -290,3 +412,12 @@ _COMMON_KEYS = (
     # Of other parts of the attention, and a copy: Ministral 3.
     "llama_4_scaling_beta", "max_position_embeddings",
 )  # fmt: skip
+_ALL_KEYS = {key for required, optional in _KEYS.values() for key in (*required, *optional)} | {*_COMMON_KEYS}
+
+_SETTINGS = (
+    "rope_parameters", "rope_scaling", *(name for names in _BESIDE.values() for name in names), *_LOCAL_BASE,
+    "max_position_embeddings", _TRAINED, "head_dim", "qk_rope_head_dim", "global_head_dim", "hidden_size",
+    "num_attention_heads", "rotary_dim", "per_layer_config", "layer_types", "model_type", "rope_interleave",
+    "text_config",
+)  # fmt: skip
+"""The keys of a configuration that are read."""

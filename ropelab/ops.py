@@ -1,4 +1,4 @@
-"""The rotation as operators of the dispatcher: what torch.compile, torch.export and fake tensors see.
+"""This file makes the rotation an operator of the dispatcher, for torch.compile, torch.export and fake tensors.
 
 Plain tensors in eager mode take the direct way to `ropelab.prepared`: a detour through the dispatcher would
 cost more than all the rest of the call.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.checks import check_rope_arguments
+from ropelab.checks import check_layouts_alike, check_memory, check_rope_arguments, check_writable
 from ropelab.prepared import Options, rotated
 
 
@@ -26,60 +26,60 @@ def _rotate(
     offsets: bool,
     transpose: bool,
     table_free: bool,
+    overwrites: bool,
 ) -> list[torch.Tensor]:
-    options = _options(layout, out_layout, seq_format, rotary_slice, offsets, transpose, table_free)
+    """Rotate into new tensors; ``overwrites`` says that the caller will write these over ``xs``."""
+    if overwrites:
+        check_memory(*_q_and_k(xs))
+    slice_ = None if rotary_slice is None else (rotary_slice[0], rotary_slice[1])
+    options = Options(layout, out_layout, seq_format, slice_, offsets, transpose, table_free)
     return _as_list(rotated(*_q_and_k(xs), cos, sin, positions, first_position, options, inplace=False))
 
 
 @_rotate.register_fake
 def _(xs, cos, sin, positions, first_position, layout, out_layout, seq_format, rotary_slice, offsets, transpose,
-      table_free):  # fmt: skip
+      table_free, overwrites):  # fmt: skip
+    if overwrites:
+        check_memory(*_q_and_k(xs))
     return [torch.empty_like(x) for x in xs]
 
 
-@torch.library.custom_op("ropelab::rotate_", mutates_args={"xs"})
-def _rotate_in_place(
-    xs: Sequence[torch.Tensor],
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None,
-    first_position: int,
-    layout: str,
-    seq_format: str,
-    rotary_slice: Sequence[int] | None,
-    offsets: bool,
-    transpose: bool,
-    table_free: bool,
-) -> None:
-    options = _options(layout, layout, seq_format, rotary_slice, offsets, transpose, table_free)
-    rotated(*_q_and_k(xs), cos, sin, positions, first_position, options, inplace=True)
-
-
-def must_dispatch(q: torch.Tensor) -> bool:
-    """Whether ``q`` stands for a tensor, as under torch.compile, instead of being one."""
+def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
+    """Whether q or k stands for a tensor, as under torch.compile, instead of being one."""
     return (
         torch.compiler.is_compiling()
-        or type(q) not in (torch.Tensor, torch.nn.Parameter)
-        and isinstance(q, torch.Tensor)
+        or (type(q) not in _PLAIN and isinstance(q, torch.Tensor))
+        or (type(k) not in _PLAIN and isinstance(k, torch.Tensor))
         or torch._C._len_torch_dispatch_stack() > 0
     )
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+
+
 def dispatched(q, k, cos, sin, positions, first_position, options: Options, inplace: bool):
-    """As `ropelab.prepared.rotated`, through the dispatcher."""
-    check_rope_arguments(q, k, cos, sin, positions, options, inplace=False)  # overlap shows when it runs
-    xs = [q] if k is None else [q, k]
-    layout, out_layout, *rest = options
+    """As `ropelab.prepared.rotated`, through the dispatcher.
+
+    In place it rotates into new tensors and copies: an operator that writes to a view is handed another view by
+    Inductor where shapes are dynamic (https://github.com/pytorch/pytorch/issues/198068).
+    """
+    check_rope_arguments(q, k, cos, sin, positions, options)
     if inplace:
-        _rotate_in_place(xs, cos, sin, positions, first_position, layout, *rest)
-        return q if k is None else (q, k)
-    ys = _rotate(xs, cos, sin, positions, first_position, layout, out_layout, *rest)
+        check_layouts_alike(options)
+        if not torch.compiler.is_compiling():  # compilers cannot follow it
+            check_writable(q, k)
+        options = options._replace(overwrites=True)
+    ys = _rotate([q] if k is None else [q, k], cos, sin, positions, first_position, *options)
+    if inplace:
+        ys = copy_over((q,) if k is None else (q, k), ys)
     return ys[0] if k is None else tuple(ys)
 
 
-def _options(layout, out_layout, seq_format, rotary_slice, offsets, transpose, table_free) -> Options:
-    rotary_slice = None if rotary_slice is None else tuple(rotary_slice)
-    return Options(layout, out_layout, seq_format, rotary_slice, offsets, transpose, table_free)
+def copy_over(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Copy each of ``ys`` to its counterpart in ``xs``, which are returned."""
+    for x, y in zip(xs, ys, strict=True):
+        x.copy_(y)  # what that returns may be another object than x, if y is of a subclass
+    return tuple(xs)
 
 
 def _q_and_k(xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

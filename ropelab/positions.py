@@ -11,11 +11,15 @@ RoPE needs no communication for that: a token's rotation depends on its position
 
 import torch
 
+from ropelab.arguments import choice, integer, tensor
+from ropelab.arguments import device as usable
 from ropelab.checks import POSITION_DTYPES, check_tensor
-from ropelab.kernels import INTERPRETED, NO_POSITION, positions_torch, positions_triton
+from ropelab.kernels import NO_POSITION, backend
 from ropelab.kernels.positions_torch import Shard
+from ropelab.kernels.rotation import INVALID_POSITION
 
 CHUNKS = ("dual", "contiguous")
+_POSITIONS = 2**31  # of int32, from 0 on
 
 
 class PackedSequences:
@@ -62,11 +66,11 @@ class PackedSequences:
         chunks: str = "dual",
     ):
         self._shard = _checked_shard(cp_size, cp_rank, chunks)
-        check_tensor("cu_seqlens", cu_seqlens, (1,), "[sequences + 1]", POSITION_DTYPES)
+        check_tensor("cu_seqlens", tensor("cu_seqlens", cu_seqlens), (1,), "[sequences + 1]", POSITION_DTYPES)
         if not len(cu_seqlens):
             raise ValueError("cu_seqlens: expected shape [sequences + 1], at least one element, got (0,)")
-        _check_count("total_tokens", total_tokens)
-        _check_offsets(offsets, cu_seqlens)
+        total_tokens = integer("total_tokens", total_tokens, at_least=0, below=_POSITIONS)
+        offsets = _checked_offsets(offsets, cu_seqlens)
         self.cu_seqlens, self.total_tokens, self.offsets = cu_seqlens, total_tokens, offsets
         if cu_seqlens.device.type == "cpu":
             self.check()
@@ -94,10 +98,10 @@ class PackedSequences:
             if self._shard.cp_size > 1:
                 tokens = f"total_tokens * cp_size = {self.total_tokens} * {self._shard.cp_size}"
             raise ValueError(f"cu_seqlens: expected at most {tokens} last, got {cu[-1]}")
-        first = torch.as_tensor(self.offsets).cpu().long().expand_as(lengths)
+        first = torch.as_tensor(self.offsets, device="cpu").long().expand_as(lengths)
         last = first + lengths - 1
         has_position = (lengths > 0) & (first != NO_POSITION)
-        outside = (first <= NO_POSITION) | (last >= 2**31) | (last < first)  # the sum may have wrapped
+        outside = (first <= INVALID_POSITION) | (last >= 2**31) | (last < first)  # the sum may have wrapped
         if (i := _first(has_position & outside)) is not None:
             got = f"{first[i]} for a length of {lengths[i]} (sequence {i})"
             raise ValueError(f"offsets: expected positions within int32, got {got}")
@@ -111,8 +115,8 @@ class PackedSequences:
         return self._positions(self.cu_seqlens[:-1])
 
     def _positions(self, offsets: int | torch.Tensor) -> torch.Tensor:
-        backend = positions_triton if self.cu_seqlens.is_cuda or INTERPRETED else positions_torch
-        return backend.packed_positions(self.cu_seqlens, self.total_tokens, offsets, self._shard)
+        packed_positions = backend("positions", self.cu_seqlens).packed_positions
+        return packed_positions(self.cu_seqlens, self.total_tokens, offsets, self._shard)
 
 
 def context_parallel_positions(
@@ -131,6 +135,7 @@ def context_parallel_positions(
             ``"contiguous"`` ones (with one rank by 1).
         cp_size, cp_rank: ranks that share every sequence, and which one this is.
         chunks: ``"dual"`` or ``"contiguous"``: how they share it.
+        device: of the result, by default torch's default device.
 
     Returns:
         int32 ``[seq_len / cp_size]``.
@@ -139,20 +144,19 @@ def context_parallel_positions(
         TypeError, ValueError: as the message says.
     """
     shard = _checked_shard(cp_size, cp_rank, chunks)
-    _check_count("seq_len", seq_len)
+    seq_len = integer("seq_len", seq_len, at_least=0)
     if seq_len % shard.num_chunks or seq_len > 2**31:
         raise ValueError(f"seq_len: expected a multiple of {_divisor(shard)}, at most 2**31, got {seq_len}")
-    length = seq_len // cp_size
-    return shard.place(torch.arange(length, device=device), length).int()
+    length = seq_len // shard.cp_size
+    return shard.place(torch.arange(length, device=usable("device", device)), length).int()
 
 
 def _checked_shard(cp_size: int, cp_rank: int, chunks: str) -> Shard:
-    _check_count("cp_size", cp_size, at_least=1)
-    _check_count("cp_rank", cp_rank)
+    cp_size = integer("cp_size", cp_size, at_least=1, below=_POSITIONS)
+    cp_rank = integer("cp_rank", cp_rank, at_least=0)
     if cp_rank >= cp_size:
         raise ValueError(f"cp_rank: expected a rank below cp_size = {cp_size}, got {cp_rank}")
-    if chunks not in CHUNKS:
-        raise ValueError(f"chunks: expected one of {CHUNKS}, got {chunks!r}")
+    choice("chunks", chunks, CHUNKS)
     return Shard(cp_size, cp_rank, dual=chunks == "dual" and cp_size > 1)  # one rank has both halves
 
 
@@ -160,24 +164,16 @@ def _divisor(shard: Shard) -> str:
     return f"{'2 * ' if shard.dual else ''}cp_size = {shard.num_chunks}"
 
 
-def _check_count(name: str, value: int, at_least: int = 0) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    if value < at_least:
-        raise ValueError(f"{name}: expected at least {at_least}, got {value}")
-
-
-def _check_offsets(offsets: int | torch.Tensor, cu_seqlens: torch.Tensor) -> None:
-    if isinstance(offsets, int):
-        if not -(2**31) <= offsets < 2**31:
-            raise ValueError(f"offsets: expected a position within int32, got {offsets}")
-        return
+def _checked_offsets(offsets: int | torch.Tensor, cu_seqlens: torch.Tensor) -> int | torch.Tensor:
+    if not isinstance(offsets, torch.Tensor):
+        return integer("offsets", offsets, at_least=-_POSITIONS, below=_POSITIONS)
     sequences = len(cu_seqlens) - 1
-    check_tensor("offsets", offsets, (1,), f"({sequences},), one for each sequence", POSITION_DTYPES)
+    check_tensor("offsets", tensor("offsets", offsets), (1,), f"({sequences},), one for each sequence", POSITION_DTYPES)
     if len(offsets) != sequences:
         raise ValueError(f"offsets: expected shape ({sequences},), one for each sequence, got {tuple(offsets.shape)}")
     if offsets.device != cu_seqlens.device:
         raise ValueError(f"offsets: expected cu_seqlens' device {cu_seqlens.device}, got {offsets.device}")
+    return offsets
 
 
 def _first(found: torch.Tensor) -> int | None:

@@ -1,25 +1,33 @@
-"""Run a rotation: what the shapes, strides and dtypes decide is checked and prepared once, then repeated.
+"""This file runs a rotation: the host checks and prepares a call once, then repeats it (`ropelab.launch_cache`)."""
 
-A call with few tokens lasts a few microseconds on a GPU, so the host must not spend a hundred on it. Nearly all it
-does depends on properties that repeat from layer to layer and from step to step; these form a key.
-"""
-
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
-from ropelab.checks import check_first_position, check_positions, check_rope_arguments
-from ropelab.kernels import Rotation, backend_for, position_count, rotate_triton
-from ropelab.kernels.launch import Launch
-from ropelab.seq_format import SEQ_AXIS, to_bshd
+from ropelab.arguments import integer, integers
+from ropelab.checks import (
+    check_layouts_alike,
+    check_memory,
+    check_places,
+    check_rope_arguments,
+    check_tensor,
+    check_writable,
+)
+from ropelab.kernels import Rotation, backend, uses_triton
+from ropelab.kernels.rotation import row_count
+from ropelab.launch_cache import LaunchCache, call_key
+from ropelab.memory import bytes_between
+from ropelab.seq_format import check_seq_format, rank, to_bshd
 
 
 class Options(NamedTuple):
     """The arguments of `apply_rope` that are not tensors.
 
     ``offsets``: the positions given are those of the sequences' first tokens. ``transpose``: rotate back.
-    ``table_free``: frequencies stand in the places of cos and sin.
+    ``table_free``: frequencies stand in the places of cos and sin. ``overwrites``: the caller writes the result over
+    q and k, whose elements must then have addresses of their own.
     """
 
     layout: str
@@ -29,6 +37,7 @@ class Options(NamedTuple):
     offsets: bool
     transpose: bool
     table_free: bool = False
+    overwrites: bool = False
 
     def slice(self, table_width: int) -> tuple[int, int]:
         """The first feature that rotates, and the end."""
@@ -59,28 +68,48 @@ def locate(
         positions or offsets as a tensor, or None; else the first position; and whether the tensor has offsets.
 
     Raises:
+        TypeError: ``offsets`` is neither an integer nor a tensor.
         ValueError: both are given.
     """
+    if isinstance(offsets, torch.Tensor):
+        if positions is not None:
+            raise ValueError("offsets: expected none beside positions, got both")
+        return offsets, 0, True
+    if type(offsets) is not int:
+        offsets = integer("offsets", offsets)
     if positions is not None:
-        if isinstance(offsets, torch.Tensor) or offsets:
+        if offsets:
             raise ValueError("offsets: expected none beside positions, got both")
         return positions, 0, False
-    if isinstance(offsets, torch.Tensor):
-        return offsets, 0, True
-    if isinstance(offsets, int) and offsets < 0:  # the kernels count up from 0 or more, or read
+    if offsets < 0:  # the kernels count up from 0 or more, or read
+        check_seq_format(seq_format)
+        check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+        if offsets < -(2**63):
+            raise ValueError(f"offsets: expected an integer >= -2**63, got {offsets}")
         batch = to_bshd(q, seq_format).shape[:1]
         return torch.full(batch, offsets, dtype=torch.int64, device=q.device), 0, True
     return None, offsets, False
 
 
+def features(rotary_slice: tuple[int, int]) -> tuple[int, int]:
+    """``rotary_slice`` as two ints.
+
+    Raises:
+        TypeError: it is not a sequence of integers.
+        ValueError: it has not two of them.
+    """
+    ends = integers("rotary_slice", rotary_slice)
+    if len(ends) != 2:
+        raise ValueError(f"rotary_slice: expected (first, end), got {ends}")
+    return ends
+
+
 class _Prepared(NamedTuple):
     rotation: Rotation
-    launch: Launch | None  # None: the backend takes every call as its first
-    device: int | None
+    launch: Callable[..., None] | None  # None: the backend takes every call as its first
 
 
-_prepared: dict[tuple, _Prepared] = {}
-_MOST_PREPARED = 4096  # then all are forgotten: a bound for programs whose shapes never repeat
+_prepared: LaunchCache[_Prepared] = LaunchCache()
 
 
 def rotated(
@@ -94,79 +123,49 @@ def rotated(
     inplace: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The rotated q, or q and k, in new tensors or in place. Arguments and errors as for `apply_rope`."""
-    try:
-        key = _key(q, k, cos, sin, positions, options, inplace)
-        prepared = _prepared.get(key)
-    except (AttributeError, TypeError):  # something is no tensor, or cannot be hashed: the checks will name it
-        key = prepared = None
-    if prepared is None or cos.shape != sin.shape:
-        check_rope_arguments(q, k, cos, sin, positions, options, inplace)
-    if positions is None:
-        check_first_position(first_position, q.shape[SEQ_AXIS[options.seq_format]], cos)
-    elif not positions.is_cuda:
-        check_positions(positions, q.shape[SEQ_AXIS[options.seq_format]], cos, options.offsets)
+    # The rows of frequencies are pairs, so their number decides too.
+    tensors = q, k, positions, cos if options.table_free else None
+    key = call_key(tensors, (cos, sin), options, inplace)
+    if inplace and k is not None and key is not None:
+        key = key, bytes_between(q, k)
+    prepared = _prepared.get(key)
+    if prepared is None:
+        check_rope_arguments(q, k, cos, sin, positions, options)
+        if inplace:
+            check_layouts_alike(options)
+            check_memory(q, k)
+    check_places(q, cos, positions, first_position, options)
+    if inplace:
+        check_writable(q, k)
     q_out = q if inplace else torch.empty_like(q)
     k_out = k if inplace or k is None else torch.empty_like(k)
     if prepared is None:
         prepared = _prepare(q, k, q_out, k_out, cos, sin, positions, options)
-        if len(_prepared) >= _MOST_PREPARED:
-            _prepared.clear()
-        _prepared[key] = prepared
+        _prepared.put(key, prepared)
     if inplace:  # a kernel writes unseen: whoever saved q or k for a backward must learn of it
         increment_version((q,) if k is None else (q, k))
     if prepared.launch is None:
         xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
-        backend_for(q).rotate(xs, outs, cos, sin, prepared.rotation, positions=positions, first_position=first_position)
+        rotate = backend("rotate", q).rotate
+        rotate(xs, outs, cos, sin, prepared.rotation, positions=positions, first_position=first_position)
     else:
         # Where there is no k, or no positions, the kernel ignores what stands in for them.
-        arguments = (
+        prepared.launch(
             q, q if k is None else k, q_out, q_out if k is None else k_out, cos, sin,
-            cos if positions is None else positions, first_position, position_count(cos),
+            cos if positions is None else positions, first_position, row_count(cos),
         )  # fmt: skip
-        if torch.cuda.current_device() == prepared.device:
-            prepared.launch(*arguments)
-        else:
-            with torch.cuda.device(prepared.device):
-                prepared.launch(*arguments)
-    return q_out if k is None else (q_out, k_out)
-
-
-def _key(q, k, cos, sin, positions, options, inplace) -> tuple:
-    """All that `_prepare` looks at, and the checks; the number of the tables' rows comes with every call."""
-    addresses = q.data_ptr() | cos.data_ptr() | sin.data_ptr()
-    k_key = positions_key = None
-    if k is not None:
-        addresses |= k.data_ptr()
-        k_key = (k.shape, k.stride(), k.dtype, k.device, _distance(q, k) if inplace else None)
-    if positions is not None:
-        addresses |= positions.data_ptr()
-        positions_key = (positions.shape, positions.stride(), positions.dtype, positions.device)
-    return (
-        q.shape, q.stride(), q.dtype, q.device, k_key, positions_key, options, inplace, addresses % 16,
-        cos.shape if options.table_free else (cos.shape[:-2], cos.shape[-1]),
-        cos.stride(), cos.dtype, cos.device, sin.stride(), sin.dtype, sin.device,
-    )  # fmt: skip
-
-
-def _distance(q: torch.Tensor, k: torch.Tensor) -> int | None:
-    """Elements from q to k where they share a storage: decides with the strides whether they overlap."""
-    if q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
-        return None
-    return k.storage_offset() - q.storage_offset()
+    return q_out if k_out is None else (q_out, k_out)
 
 
 def _prepare(q, k, q_out, k_out, cos, sin, positions, options: Options) -> _Prepared:
     rotation = options.rotation(cos)
     xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
-    tensors = [*xs, *outs, cos, sin]
     launch = None
-    if (
-        q.is_cuda
-        and len(xs[0]) <= rotate_triton.MAX_BATCH
-        and all(t.stride(-1) == 1 and t.data_ptr() % 16 == 0 for t in tensors)
-    ):
-        launch = rotate_triton.plan(xs, outs, cos, sin, positions, rotation)
-    return _Prepared(rotation, launch, q.device.index)
+    if uses_triton(q) and all(t.stride(-1) == 1 for t in (*xs, *outs, cos, sin)):
+        rotate_triton = backend("rotate", q)
+        if len(xs[0]) <= rotate_triton.MAX_BATCH:
+            launch = rotate_triton.plan(xs, outs, cos, sin, positions, rotation)
+    return _Prepared(rotation, launch)
 
 
 def _views(q, k, q_out, k_out, positions, options: Options):

@@ -1,23 +1,26 @@
-"""RMS norm of every head of q and k with learned weights, then rotation: as Qwen3 and others have it, in one pass."""
+"""This file applies the RMS norm of every head of q and k with learned weights, then the rotation, in one pass."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ropelab.autograd import recorded, transformed
+from ropelab.arguments import number
+from ropelab.autograd import recorded, rotate_differentiably, transformed
+from ropelab.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.checks import (
     check_device,
-    check_first_position,
-    check_positions,
+    check_places,
+    check_recordable,
     check_rope_arguments,
     check_tensor,
     dtype_name,
 )
-from ropelab.kernels import INTERPRETED, qk_norm_torch, qk_norm_triton, rotate_triton
+from ropelab.kernels import backend, qk_norm_torch, uses_triton
+from ropelab.kernels.rotation import row_count
+from ropelab.launch_cache import LaunchCache, call_key
 from ropelab.ops import must_dispatch
-from ropelab.prepared import Options, locate
-from ropelab.seq_format import SEQ_AXIS, to_bshd
+from ropelab.prepared import Options, features, locate
+from ropelab.seq_format import to_bshd
 
 
 def apply_qk_norm_rope(
@@ -66,14 +69,35 @@ def apply_qk_norm_rope(
             tables that require grad.
     """
     positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
-    slice_ = None if rotary_slice is None else tuple(rotary_slice)
+    slice_ = None if rotary_slice is None else features(rotary_slice)
     options = Options(layout, layout, seq_format, slice_, is_offset, False)
+    eps = number("eps", eps, at_least=0)
     arguments = q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps
     if torch.is_grad_enabled():
         for name, table in (("cos", cos), ("sin", sin)):
             if getattr(table, "requires_grad", False):
                 raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
+    if transformed():
+        _check(*arguments[:-1])
+        return _composed(*arguments)
     return _QKNormRope.apply(*arguments) if recorded(q, k, q_weight, k_weight) else _forward(*arguments)
+
+
+def _composed(q, k, q_weight, k_weight, cos, sin, positions, first_position, options: Options, eps: float):
+    """The same in torch operations and a rotation, for torch.func and forward mode, which the kernel does not know.
+
+    The arithmetic is in the same dtype, and only the result is rounded to that of q.
+    """
+    wide = qk_norm_torch.compute_dtype(q, cos, (q_weight, k_weight))
+    normed = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        x = x.to(wide)
+        normed.append(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(wide))
+    rotated = rotate_differentiably(normed[0], normed[1], cos, sin, positions, first_position, options)
+    return tuple(y.to(q.dtype) for y in rotated)
+
+
+_NAMES = "q", "k", "q_weight", "k_weight", "cos", "sin", "positions"
 
 
 class _QKNormRope(torch.autograd.Function):
@@ -84,6 +108,8 @@ class _QKNormRope(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, outputs):
         *tensors, ctx.first_position, ctx.options, ctx.eps = inputs
+        if not torch.compiler.is_compiling():
+            check_recordable(**dict(zip(_NAMES, tensors, strict=True)))
         ctx.save_for_backward(*tensors)
         q_needs, k_needs, q_weight_needs, k_weight_needs, *_ = ctx.needs_input_grad
         needed = q_needs or q_weight_needs, k_needs or k_weight_needs
@@ -91,11 +117,28 @@ class _QKNormRope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, q_grad, k_grad):
-        q, k, q_weight, k_weight, *where = ctx.saved_tensors
+        q, k, q_weight, k_weight, cos, sin, positions = ctx.saved_tensors
+        where = cos, sin, positions, ctx.first_position, ctx.options, ctx.eps
+        if transformed():  # as by vmap over the gradients of the results
+
+            def composed(q, k, q_weight, k_weight):
+                return _composed(q, k, q_weight, k_weight, *where)
+
+            _, pull_back, *_ = torch.func.vjp(composed, q, k, q_weight, k_weight)
+            grads = pull_back((q_grad, k_grad))
+            return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
         # Without it, what is asked for a second time would silently be a constant.
-        gradients = _Gradients.apply if torch.is_grad_enabled() or transformed() else _backward
-        arguments = q, k, q_grad, k_grad, q_weight, k_weight, *where, ctx.first_position, ctx.options, ctx.eps
-        grads = *gradients(*arguments, any(ctx.needs_input_grad[2:4])), None, None
+        step = _Gradients.apply if torch.is_grad_enabled() else _backward
+        weight_grads = any(ctx.needs_input_grad[2:4])
+
+        def gradients(q_grad, k_grad):
+            return step(q, k, q_grad, k_grad, q_weight, k_weight, *where, weight_grads)
+
+        if not torch.compiler.is_compiling() and (is_batched_gradient(q_grad) or is_batched_gradient(k_grad)):
+            found = for_each_batched_gradient(gradients, q_grad, k_grad)
+        else:
+            found = gradients(q_grad, k_grad)
+        grads = *found, None, None
         return *(g if need else None for g, need in zip(grads[:4], ctx.needs_input_grad, strict=False)), *[None] * 6
 
 
@@ -115,15 +158,18 @@ class _Gradients(torch.autograd.Function):
 
 def _forward(q, k, q_weight, k_weight, cos, sin, positions, first_position, options: Options, eps: float):
     arguments = q, k, q_weight, k_weight, cos, sin, positions, first_position
-    if must_dispatch(q):
-        _check(*arguments, options, eps)
+    if must_dispatch(q, k):
+        _check(*arguments, options)
         return torch.ops.ropelab.qk_norm_rope(*arguments, *_names(options), eps)
-    key = _key("forward", options, eps, q, k, q_weight, k_weight, cos, sin, positions)
-    if key not in _launches:
-        _check(*arguments, options, eps)
-    _check_positions(q, cos, positions, first_position, options)
+    key = call_key((q, k, q_weight, k_weight, positions), (cos, sin), "forward", options, eps)
+    launch = _launches.get(key)
+    if launch is None:
+        _check(*arguments, options)
+    check_places(q, cos, positions, first_position, options)
     ys = _empty_like(q), _empty_like(k)
-    _run(key, "forward", ((q, k), ys), ((q_weight, k_weight),), cos, sin, positions, first_position, options, eps)
+    pairs, weights = ((q, k), ys), ((q_weight, k_weight),)
+    launch = launch or _prepare("forward", key, pairs, weights, cos, sin, positions, options, eps)
+    launch(pairs, weights, cos, sin, positions, first_position)
     return ys
 
 
@@ -132,77 +178,64 @@ def _backward(
     weight_grads: bool,
 ) -> Sequence[torch.Tensor]:  # fmt: skip
     """The gradients in q and k and, if wanted, in their weights."""
-    tensors = q, k, q_grad, k_grad, q_weight, k_weight, cos, sin, positions
-    if must_dispatch(q):
-        return torch.ops.ropelab.qk_norm_rope_backward(*tensors, first_position, *_names(options), eps, weight_grads)
-    key = _key("backward", options, eps, *tensors, weight_grads=weight_grads)
-    weights = q_weight, k_weight
-    dxs = _empty_like(q), _empty_like(k)
-    dws = tuple(torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights) if weight_grads else None
-    pairs = (q, k), (q_grad, k_grad), dxs
-    _run(key, "backward", pairs, (weights, dws), cos, sin, positions, first_position, options, eps)
+    tensors = q, k, q_grad, k_grad, q_weight, k_weight
+    if must_dispatch(q, k):
+        where = cos, sin, positions, first_position, *_names(options)
+        return torch.ops.ropelab.qk_norm_rope_backward(*tensors, *where, eps, weight_grads)
+    key = call_key((*tensors, positions), (cos, sin), "backward", options, eps, weight_grads)
+    dxs, dws = (_empty_like(q), _empty_like(k)), None
+    if weight_grads:
+        dws = tuple(torch.empty_like(w, memory_format=torch.contiguous_format) for w in (q_weight, k_weight))
+    pairs, weights = ((q, k), (q_grad, k_grad), dxs), ((q_weight, k_weight), dws)
+    launch = _launches.get(key) or _prepare("backward", key, pairs, weights, cos, sin, positions, options, eps)
+    launch(pairs, weights, cos, sin, positions, first_position)
     return dxs + (dws or ())
 
 
-_launches: dict[tuple, Callable[..., None]] = {}
-_MOST_LAUNCHES = 4096  # then all are forgotten: a bound for programs whose shapes never repeat
+_launches: LaunchCache[Callable[..., None]] = LaunchCache()
 
 
-def _key(*what, weight_grads: bool = False) -> tuple | None:
-    """All that the checks and the planning of a launch look at; None if something is no tensor that has it."""
-    try:
-        tensors = [x for x in what[3:] if x is not None]
-        addresses = 0
-        for x in tensors:
-            addresses |= x.data_ptr()
-        described = [(x.shape, x.stride(), x.dtype, x.device) for x in tensors]
-        key = (*what[:3], what[-1] is None, weight_grads, addresses % 16, *described)
-        hash(key)
-    except (AttributeError, TypeError):
-        return None
-    return key
-
-
-def _run(key, step: str, pairs, weights, cos, sin, positions, first_position, options: Options, eps: float) -> None:
-    """Run ``step``, "forward" or "backward", of a backend.
+def _prepare(step: str, key, pairs, weights, cos, sin, positions, options: Options, eps: float) -> Callable[..., None]:
+    """Find out how to run ``step``, "forward" or "backward", for tensors like these, and remember it under ``key``.
 
     Args:
         pairs: of tensors for q and for k, in the order of the backend's arguments.
         weights: those of q and k and, in the backward, their gradients (or None).
+
+    Returns:
+        ``run(pairs, weights, cos, sin, positions, first_position)``
     """
     q = pairs[0][0]
-    flat = [x for pair in pairs for x in pair]
-    launch = _launches.get(key)
-    if launch is None:
-        views = [[to_bshd(x, options.seq_format) for x in pair] for pair in pairs]
+    module, rotation = backend("qk_norm", q), options.rotation(cos)
+
+    # What is remembered must keep no tensor alive, so these functions refer to none of this call.
+    def views(pairs, positions):
+        pairs = [[to_bshd(x, options.seq_format) for x in pair] for pair in pairs]
         if positions is not None and not options.offsets:
-            positions = positions.expand(views[0][0].shape[:2])
-        arguments = *views, *weights, cos, sin
-        rotation = options.rotation(cos)
-        tensors = (*flat, *weights[0], cos, sin)
-        repeatable = q.is_cuda and len(views[0][0]) <= rotate_triton.MAX_BATCH
-        if not repeatable or any(x.stride(-1) != 1 or x.data_ptr() % 16 for x in tensors):
-            options_ = {"positions": positions, "first_position": first_position}
-            getattr(_backend(q), step)(*arguments, rotation, eps, **options_)
-            return
-        plan = qk_norm_triton.plan_forward if step == "forward" else qk_norm_triton.plan_backward
-        launch = plan(*arguments, positions, rotation, eps)
-        if len(_launches) >= _MOST_LAUNCHES:
-            _launches.clear()
-        _launches[key] = launch
-    numbers = first_position, cos.shape[-2]
-    dws = weights[1:]  # none in the forward
-    # Where there are no positions, the kernel ignores what stands in for them.
-    tensors = *flat, *weights[0], *dws, cos, sin, cos if positions is None else positions
-    if torch.cuda.current_device() == q.device.index:
-        launch(*tensors, *numbers)
-    else:
-        with torch.cuda.device_of(q):
-            launch(*tensors, *numbers)
+            positions = positions.expand(pairs[0][0].shape[:2])
+        return pairs, positions
 
+    def run_backend(pairs, weights, cos, sin, positions, first_position) -> None:
+        pairs, positions = views(pairs, positions)
+        where = {"positions": positions, "first_position": first_position}
+        getattr(module, step)(*pairs, *weights, cos, sin, rotation, eps, **where)
 
-def _backend(q: torch.Tensor):
-    return qk_norm_triton if q.is_cuda or INTERPRETED else qk_norm_torch
+    run = run_backend
+    tensors = *(x for pair in pairs for x in pair), *weights[0], cos, sin
+    viewed, positions_viewed = views(pairs, positions)
+    if uses_triton(q) and all(x.stride(-1) == 1 for x in tensors) and len(viewed[0][0]) <= module.MAX_BATCH:
+        plan = module.plan_forward if step == "forward" else module.plan_backward
+        launch = plan(*viewed, *weights, cos, sin, positions_viewed, rotation, eps)
+
+        def run_launch(pairs, weights, cos, sin, positions, first_position) -> None:
+            flat = [x for pair in pairs for x in pair]
+            # Where there are no positions, the kernel ignores what stands in for them.
+            tables = cos, sin, cos if positions is None else positions
+            launch(*flat, *weights[0], *weights[1:], *tables, first_position, row_count(cos))
+
+        run = run_launch
+    _launches.put(key, run)
+    return run
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -273,16 +306,17 @@ def _names(options: Options) -> tuple:
 
 
 def _options(layout: str, seq_format: str, rotary_slice: Sequence[int] | None, offsets: bool) -> Options:
-    return Options(layout, layout, seq_format, None if rotary_slice is None else tuple(rotary_slice), offsets, False)
+    slice_ = None if rotary_slice is None else (rotary_slice[0], rotary_slice[1])
+    return Options(layout, layout, seq_format, slice_, offsets, False)
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
-def _check(q, k, q_weight, k_weight, cos, sin, positions, first_position, options: Options, eps: float) -> None:
+def _check(q, k, q_weight, k_weight, cos, sin, positions, first_position, options: Options) -> None:
     if k is None:
         raise TypeError("k: expected a torch.Tensor, got NoneType")
-    check_rope_arguments(q, k, cos, sin, positions, options, inplace=False)
+    check_rope_arguments(q, k, cos, sin, positions, options)
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         check_tensor(name, weight, (1,), f"({q.shape[-1]},), one for each feature of a head")
         if weight.shape[0] != q.shape[-1]:
@@ -292,14 +326,3 @@ def _check(q, k, q_weight, k_weight, cos, sin, positions, first_position, option
         raise TypeError(
             f"k_weight: expected q_weight's dtype {dtype_name(q_weight.dtype)}, got {dtype_name(k_weight.dtype)}"
         )
-    if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise ValueError(f"eps: expected a finite number, at least 0, got {eps!r}")
-
-
-def _check_positions(q, cos, positions, first_position, options: Options) -> None:
-    """What depends on values, so for every call."""
-    seq_len = q.shape[SEQ_AXIS[options.seq_format]]
-    if positions is None:
-        check_first_position(first_position, seq_len, cos)
-    elif not positions.is_cuda:
-        check_positions(positions, seq_len, cos, options.offsets)

@@ -1,11 +1,65 @@
-"""The public function."""
+"""This file holds the public function `apply_rope`."""
+
+from typing import overload
 
 import torch
 
+from ropelab.arguments import flag
 from ropelab.autograd import overwrite_differentiably, recorded, rotate_differentiably, run
-from ropelab.prepared import Options, locate
+from ropelab.prepared import Options, features, locate
 
 
+@overload
+def apply_rope(
+    q: torch.Tensor,
+    k: None = None,
+    *,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    inverse: bool = False,
+    inplace: bool = False,
+) -> torch.Tensor: ...
+@overload
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    inverse: bool = False,
+    inplace: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    *,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    inverse: bool = False,
+    inplace: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor | None = None,
@@ -46,9 +100,10 @@ def apply_rope(
         out_layout: that of the result, if it is to be another one (DeepSeek-V3 reads adjacent pairs and writes
             halves).
         seq_format: order of the axes of ``q`` and ``k``.
-        positions: of the tokens, ``[S]`` or ``[B, S]`` (``thd``: ``[T]``), int32 or int64, also negative. For
-            packed sequences and context parallelism see ``PackedSequences`` and ``context_parallel_positions``; a
-            token at ``NO_POSITION`` becomes zeros and gets zero gradient. By default tokens count from 0 on.
+        positions: of the tokens, ``[S]``, ``[1, S]`` or ``[B, S]`` (``thd``: ``[T]`` or ``[1, T]``), int32 or int64,
+            also negative. For packed sequences and context parallelism see ``PackedSequences`` and
+            ``context_parallel_positions``; a token at ``NO_POSITION`` becomes zeros and gets zero gradient. By default
+            tokens count from 0 on.
         offsets: position of the first token, or one for each sequence: an int, or ``[B]`` int32 or int64.
         rotary_slice: ``(first, end)``, the features that rotate; all others pass unchanged. By default the first
             ``R``. With a slice the tables may also have a column per feature, ``[..., end - first]``, in the order
@@ -70,13 +125,14 @@ def apply_rope(
     Positions given by tensors are compared with the tables before the call if they are on the CPU (ValueError).
     On a GPU that would have to wait for it: there a position without a row yields NaN, and reads nothing.
     """
+    inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     table_free = frequencies is not None
     if table_free:
         if cos is not None or sin is not None:
             raise ValueError("frequencies: expected none beside cos and sin, got both")
         cos = sin = frequencies
     positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
-    slice_ = None if rotary_slice is None else tuple(rotary_slice)
+    slice_ = None if rotary_slice is None else features(rotary_slice)
     out_layout = layout if out_layout is None else out_layout
     options = Options(layout, out_layout, seq_format, slice_, is_offset, inverse, table_free)
 

@@ -2,8 +2,10 @@
 
 import torch
 
-# The axes to swap for bshd. Every swap is its own inverse, so the same one leads back.
-_SWAP_TO_BSHD = {"bshd": (0, 0), "sbhd": (0, 1), "bhsd": (1, 2)}
+from ropelab.arguments import choice
+
+# The axes to swap for bshd, counted from the last. Every swap is its own inverse, so the same one leads back.
+_SWAP_TO_BSHD = {"bshd": (-4, -4), "sbhd": (-4, -3), "bhsd": (-3, -2)}
 
 DENSE_FORMATS = tuple(_SWAP_TO_BSHD)
 SEQ_FORMATS = (*DENSE_FORMATS, "thd")
@@ -15,9 +17,8 @@ SEQ_AXIS = {name: name.find("s") if "s" in name else name.find("t") for name in 
 
 
 def check_seq_format(seq_format: str) -> None:
-    """Raise ValueError unless ``seq_format`` is one of ``SEQ_FORMATS``."""
-    if seq_format not in SEQ_FORMATS:
-        raise ValueError(f"seq_format: expected one of {SEQ_FORMATS}, got {seq_format!r}")
+    """Raise TypeError or ValueError unless ``seq_format`` is one of ``SEQ_FORMATS``."""
+    choice("seq_format", seq_format, SEQ_FORMATS)
 
 
 def rank(seq_format: str) -> int:
@@ -26,12 +27,15 @@ def rank(seq_format: str) -> int:
 
 
 def to_bshd(x: torch.Tensor, seq_format: str) -> torch.Tensor:
-    """View ``x`` of ``seq_format`` as ``[B, S, H, D]``; packed tokens are one long sequence, ``[1, T, H, D]``."""
+    """View ``x`` of ``seq_format`` as ``[B, S, H, D]``; packed tokens are one long sequence, ``[1, T, H, D]``.
+
+    Axes in front of those of the format stay in front.
+    """
     check_seq_format(seq_format)
-    return x.unsqueeze(0) if seq_format == "thd" else x.transpose(*_SWAP_TO_BSHD[seq_format])
+    return x.unsqueeze(-4) if seq_format == "thd" else x.transpose(*_SWAP_TO_BSHD[seq_format])
 
 
 def from_bshd(x: torch.Tensor, seq_format: str) -> torch.Tensor:
     """View ``[B, S, H, D]`` as ``seq_format``: the inverse of ``to_bshd``."""
     check_seq_format(seq_format)
-    return x.squeeze(0) if seq_format == "thd" else x.transpose(*_SWAP_TO_BSHD[seq_format])
+    return x.squeeze(-4) if seq_format == "thd" else x.transpose(*_SWAP_TO_BSHD[seq_format])

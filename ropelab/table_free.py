@@ -3,8 +3,13 @@
 A table of four million positions takes 2 GB for heads of 128 features; this takes 1.5 kB.
 """
 
+import math
+
 import torch
 
+from ropelab.arguments import device as usable
+from ropelab.arguments import number, tensor
+from ropelab.checks import check_tensor
 from ropelab.frequencies import inverse_frequencies
 
 _PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
@@ -20,10 +25,10 @@ def rotary_frequencies(
     To be made once, outside of what is compiled: there a call breaks the graph (with ``fullgraph=True`` it raises).
 
     Returns:
-        int64 ``[rotary_dim/2, 3]``, see `fixed_point`.
+        int64 ``[rotary_dim/2, 3]`` on ``device``, by default torch's default device; see `fixed_point`.
 
     Raises:
-        ValueError: ``rotary_dim`` not a positive even number, ``base`` not positive.
+        TypeError, ValueError: ``rotary_dim`` not a positive even integer, ``base`` not a positive number.
     """
     return fixed_point(inverse_frequencies(rotary_dim, base), device=device)
 
@@ -42,10 +47,23 @@ def fixed_point(
 
     Returns:
         int64 ``[R/2, 3]``: the first 64 bits, 32 more, and the bits of the factor in float32.
+
+    Raises:
+        TypeError: frequencies that are no floating tensor, a factor that is no number.
+        ValueError: frequencies of another shape or not finite, a factor that is not positive in float32.
     """
-    factor = torch.tensor(attention_factor, dtype=torch.float32).view(torch.int32).item()
-    rows = [(*_turns(theta), factor) for theta in frequencies.tolist()]
-    return torch.tensor(rows, dtype=torch.int64).to(device)
+    check_tensor("frequencies", tensor("frequencies", frequencies), (1,), "[rotary_dim/2]")
+    if frequencies.device.type == "meta" or not len(frequencies):
+        got = f"{tuple(frequencies.shape)} on {frequencies.device}"
+        raise ValueError(f"frequencies: expected those of at least one plane, with values, got {got}")
+    thetas = frequencies.tolist()
+    if not all(map(math.isfinite, thetas)):
+        raise ValueError(f"frequencies: expected finite numbers, got {thetas}")
+    single = torch.finfo(torch.float32)
+    number("attention_factor", attention_factor, at_least=single.tiny, at_most=single.max)
+    factor = torch.tensor(attention_factor, dtype=torch.float32, device="cpu").view(torch.int32).item()
+    rows = [(*_turns(theta), factor) for theta in thetas]
+    return torch.tensor(rows, dtype=torch.int64, device="cpu").to(usable("device", device))
 
 
 def _turns(theta: float) -> tuple[int, int]:

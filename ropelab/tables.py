@@ -4,8 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
+from ropelab.arguments import device as usable
+from ropelab.arguments import integer, integers, number, tensor
+from ropelab.checks import DTYPES, POSITION_DTYPES, check_tensor, dtype_name
 from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
+
+MOST_ROWS = 2**31
+"""Every position is an int32, or an int64 that would be one."""
 
 _ROWS_AT_ONCE = 2**16
 """In float64: 40 bytes an entry are needed while it is made, ten times the float32 that is kept."""
@@ -28,13 +34,16 @@ def rotary_table(
         seq_len: number of positions P.
         rotary_dim: number of rotated features R, even; R < head_dim rotates only the first R.
         base: of the geometric frequencies (``rope_theta``).
-        dtype: of the result. The rotation computes in float32 or wider whatever is given here.
+        dtype: of the result: bfloat16, float16, float32 or float64. The rotation computes in float32 or wider
+            whatever is given here.
+        device: of the result, by default torch's default device.
 
     Returns:
         ``(cos, sin)``, each ``[seq_len, rotary_dim/2]``. Rows ``[m:m+S]`` serve tokens at positions m, m+1, ...
 
     Raises:
-        ValueError: negative ``seq_len``, ``rotary_dim`` not a positive even number, ``base`` not positive.
+        TypeError: a number of another type, or another ``dtype``.
+        ValueError: ``seq_len`` not in ``[0, 2**31]``, ``rotary_dim`` not a positive even number, ``base`` not positive.
     """
     return frequency_tables(inverse_frequencies(rotary_dim, base), seq_len, dtype=dtype, device=device)
 
@@ -51,13 +60,19 @@ def frequency_tables(
 
     Args:
         frequencies: float64 ``[R/2]``, rad per position: see `ropelab.frequencies`.
-        attention_factor: of cos and sin, by whose square the scores grow (YaRN, LongRoPE).
+        attention_factor: of cos and sin, by whose square the scores grow (YaRN, LongRoPE); positive.
 
     Raises:
-        ValueError: negative ``seq_len``.
+        TypeError, ValueError: as `rotary_table`, and for frequencies of another shape or of integers.
     """
-    if seq_len < 0:
-        raise ValueError(f"seq_len: expected a number of positions >= 0, got {seq_len}")
+    check_tensor("frequencies", tensor("frequencies", frequencies), (1,), "[rotary_dim/2]")
+    if not len(frequencies) or frequencies.device.type == "meta":
+        got = f"{tuple(frequencies.shape)} on {frequencies.device}"
+        raise ValueError(f"frequencies: expected those of at least one plane, with values, got {got}")
+    seq_len = integer("seq_len", seq_len, at_least=0, below=MOST_ROWS + 1)
+    check_dtype(dtype)
+    attention_factor = number("attention_factor", attention_factor, above=0, at_most=torch.finfo(dtype).max)
+    device = usable("device", device)
     cos, sin = (torch.empty(seq_len, len(frequencies), dtype=dtype, device="cpu") for _ in range(2))
     for first in range(0, seq_len, _ROWS_AT_ONCE):
         rows = slice(first, min(seq_len, first + _ROWS_AT_ONCE))
@@ -65,6 +80,13 @@ def frequency_tables(
         angles = torch.outer(positions, frequencies.cpu())
         cos[rows], sin[rows] = attention_factor * angles.cos(), attention_factor * angles.sin()
     return cos.to(device), sin.to(device)
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise TypeError for a dtype that tables cannot have."""
+    if dtype not in DTYPES:
+        got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+        raise TypeError(f"dtype: expected one of {', '.join(map(dtype_name, DTYPES))}, got {got}")
 
 
 def axial_tables(
@@ -81,30 +103,46 @@ def axial_tables(
         cos, sin: ``[P, R/2]``; row ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
         positions: ``[axes, S]``, ``[axes, B, S]`` or, for packed tokens, ``[axes, T]``; int32 or int64.
         axes: ``[R/2]``: the axis of each column of the tables. A list is checked and copied to the device, for which
-            the host waits; a tensor that is there already is taken as it is.
+            the host waits; a tensor that is there already is taken as it is, int32 or int64.
 
     Returns:
         ``(cos, sin)``: ``[S, R/2]`` or ``[B, S, R/2]``, differentiable in the tables. Zeros for ``NO_POSITION``, NaN
-        for a position without a row: nothing is read that is not there.
+        for a position without a row, and on a GPU for an axis that ``positions`` does not have: nothing is read that is
+        not there.
 
     Raises:
-        ValueError: axes that are not one for each column, or that ``positions`` does not have.
-        TypeError: positions that are not int32 or int64.
+        TypeError: not tensors, tables that are not of one floating dtype, positions that are not int32 or int64.
+        ValueError: tables of two shapes, axes that are not one for each column, or that ``positions`` does not have.
     """
-    if positions.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"positions: expected int32 or int64, got {positions.dtype}")
-    if positions.ndim not in (2, 3):
-        raise ValueError(f"positions: expected shape [axes, S] or [axes, B, S], got {tuple(positions.shape)}")
-    if len(axes) != cos.shape[-1]:
-        raise ValueError(f"axes: expected one for each of the {cos.shape[-1]} columns of cos, got {len(axes)}")
-    if not isinstance(axes, torch.Tensor):
-        if not set(axes) <= set(range(len(positions))):
-            raise ValueError(f"axes: expected axes below the {len(positions)} of positions, got {sorted(set(axes))}")
-        axes = torch.tensor(axes, device=positions.device)
+    check_tensor("cos", tensor("cos", cos), (2,), "[positions, columns]")
+    check_tensor("sin", tensor("sin", sin), (2,), "[positions, columns]")
+    if sin.shape != cos.shape:
+        raise ValueError(f"sin: expected cos's shape {tuple(cos.shape)}, got {tuple(sin.shape)}")
+    if sin.dtype != cos.dtype:
+        raise TypeError(f"sin: expected cos's dtype {dtype_name(cos.dtype)}, got {dtype_name(sin.dtype)}")
+    check_tensor("positions", tensor("positions", positions), (2, 3), "[axes, S] or [axes, B, S]", POSITION_DTYPES)
+    for name, x in (("sin", sin), ("positions", positions)):
+        if x.device != cos.device:
+            raise ValueError(f"{name}: expected cos's device {cos.device}, got {x.device}")
+    count, columns = positions.shape[0], cos.shape[1]
+    if not count:
+        raise ValueError("positions: expected at least one axis, got none")
+    known = None
+    if isinstance(axes, torch.Tensor):
+        check_tensor("axes", tensor("axes", axes), (1,), "[columns]", POSITION_DTYPES)
+        known = (axes >= 0) & (axes < count)
+        if axes.device.type == "cpu" and not torch.compiler.is_compiling() and not known.all():
+            raise ValueError(f"axes: expected axes below the {count} of positions, got {axes.tolist()}")
+        axes = axes.where(known, 0)
+    else:
+        axes = torch.tensor(integers("axes", axes, at_least=0, below=count), dtype=torch.int64, device=positions.device)
+    if axes.shape[0] != columns:
+        raise ValueError(f"axes: expected one for each of the {columns} columns of cos, got {axes.shape[0]}")
     place = positions.long()[axes].movedim(0, -1)
-    row = place.abs()
-    nowhere, missing = place == NO_POSITION, row >= len(cos)
-    row = row.masked_fill(missing, 0)
+    nowhere, missing = place == NO_POSITION, (place >= len(cos)) | (place <= -len(cos))
+    if known is not None:
+        missing = missing | ~known
+    row = place.abs().masked_fill(missing, 0)
     column = torch.arange(cos.shape[-1], device=cos.device)
     cos, sin = (table[row, column].masked_fill(missing, float("nan")).masked_fill(nowhere, 0) for table in (cos, sin))
     return cos, torch.where(place < 0, -sin, sin)

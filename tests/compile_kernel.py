@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import fields
 from pathlib import Path
+from unittest import mock
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
 from ropelab.layout import LAYOUTS
@@ -63,8 +65,12 @@ def width_of(shape, layout) -> int:
     return 16 if layout == "interleaved" else min(16, half & -half)
 
 
-def compiled(launch, arguments, capability: int):
-    """``launch`` on ``arguments`` (tensors and ints, the kernel's first), compiled for a GPU of ``capability``."""
+def compiled(launch, arguments, capability: int | str):
+    """``launch`` on ``arguments`` (tensors and ints, the kernel's first), compiled for a GPU.
+
+    Args:
+        capability: of NVIDIA's, as 90; or the name of AMD's architecture, as "gfx942".
+    """
     kernel, values = launch.kernel, (*arguments, *launch.fixed)
     signature, constants, attributes = {}, {}, {}
     for i, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
@@ -75,7 +81,10 @@ def compiled(launch, arguments, capability: int):
         if isinstance(value, torch.Tensor) or (not parameter.do_not_specialize and value % 16 == 0):
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    target = GPUTarget("cuda", capability, 32) if isinstance(capability, int) else GPUTarget("hip", capability, 64)
+    known = {field.name for field in fields(make_backend(target).parse_options({}))}
+    assert launch.options.keys() <= known, f"{capability}: no option of this GPU: {launch.options.keys() - known}"
+    return triton.compile(source, target=target, options=launch.options)
 
 
 def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None, **size):
@@ -213,5 +222,19 @@ def main(capability: int) -> None:
                 check_heads_first(about, kernel)
 
 
+def compile_for_amd(architecture: str) -> None:
+    """Every kernel compiles as it would be launched where torch is built for AMD's GPUs."""
+    with mock.patch.object(torch.version, "hip", "7.0"):
+        for layout, shape in itertools.product(LAYOUTS, (SHAPES[0], SHAPES[3])):
+            rotation(shape, layout, architecture)
+            rotation(shape, layout, architecture, positions=torch.empty(1, 64, dtype=torch.int32))
+            table_free(shape, layout, architecture)
+            for backward in (False, True):
+                qk_norm(shape, layout, architecture, backward)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if sys.argv[1].isdigit():
+        main(int(sys.argv[1]))
+    else:
+        compile_for_amd(sys.argv[1])

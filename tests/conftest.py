@@ -1,7 +1,11 @@
-"""Every test runs with poisoned memory; kernels are interpreted where there is no GPU."""
+"""Every test is seeded and runs with poisoned memory; kernels are interpreted where there is no GPU."""
 
 import os
+import random
+import zlib
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 HAS_GPU = torch.cuda.is_available()
@@ -10,8 +14,7 @@ if not HAS_GPU:
 
 import pytest  # noqa: E402
 
-import ropelab.prepared  # noqa: E402
-from ropelab.kernels import rotate_torch  # noqa: E402
+from ropelab.kernels import use_backend  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -37,6 +40,31 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: run `make test` on a machine that has one"))
 
 
+def _seed(name: str) -> None:
+    seed = zlib.crc32(name.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def seed(request):
+    """What a test draws depends on its name alone: not on the tests before it, nor on the process that runs it."""
+    _seed(request.node.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef, request):
+    """Fixtures that several tests share come before `seed`."""
+    if fixturedef.scope != "function":
+        _seed(f"{request.node.nodeid}::{fixturedef.argname}")
+
+
+def pytest_collectstart(collector):
+    """A module may draw when it is imported."""
+    _seed(collector.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fill what torch.empty returns with NaN, so that an output element nobody wrote is seen."""
@@ -46,9 +74,24 @@ def poisoned_memory():
 
 
 @pytest.fixture(params=["torch", "triton"])
-def device(request, monkeypatch) -> str:
+def device(request) -> Iterator[str]:
     """Where to put tensors so that `apply_rope` takes one path or the other."""
     if request.param == "triton":
-        return "cuda" if HAS_GPU else "cpu"
-    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)
-    return "cpu"
+        yield "cuda" if HAS_GPU else "cpu"
+    else:
+        with use_backend("torch"):
+            yield "cpu"
+
+
+@pytest.fixture
+def torch_backend():
+    """Compute in torch operations, where the interpreter would be slow and adds nothing."""
+    with use_backend("torch"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def torch_operations():
+    """The same for all tests of a module, as Hypothesis asks for."""
+    with use_backend("torch"):
+        yield

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import ropelab.prepared
-from ropelab.kernels import NO_POSITION, Rotation, addressing, rotate_triton
+from ropelab.kernels import NO_POSITION, Rotation, addressing, backend, rotate_torch, rotate_triton
+from ropelab.launch_cache import LaunchCache
 from ropelab.layout import LAYOUTS, join, permutation
 from ropelab.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
 from tests.support import assert_rotated, draw
@@ -123,24 +124,56 @@ def test_a_sequence_without_an_offset_is_zeros(device):
         assert torch.equal(y[2], ropelab.apply_rope(x[2:], cos=cos, sin=sin)[0])
 
 
-@pytest.mark.parametrize("position", [ROWS, -ROWS, 2**31 - 1, 2**62, -(2**62)])
+@pytest.mark.parametrize("position", [ROWS, -ROWS, 2**31 - 1, 2**62, -(2**62), -(2**63)])
 def test_a_position_without_a_row_is_never_looked_up(position):
     """The kernels themselves: NaN, and nothing read out of bounds; the rows beyond the table hold a number."""
-    from ropelab.kernels import Rotation, backend_for
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, _, cos, sin = inputs(device)
     dtype = torch.int64 if abs(position) >= 2**31 else torch.int32
     positions = torch.tensor([[0, position, 1, 2, position]], dtype=dtype, device=device).expand(3, -1)
     around = [torch.full((3 * ROWS, 6), 7.0, device=device) for _ in range(2)]
     tables = [big[ROWS : 2 * ROWS].copy_(t) for big, t in zip(around, (cos, sin), strict=True)]
-    from ropelab.kernels import rotate_torch
-
-    for backend in (rotate_torch, backend_for(q)):
+    for module in (rotate_torch, backend("rotate", q)):
         y = torch.empty_like(q)
-        backend.rotate([q], [y], *tables, Rotation(12), positions=positions)
+        module.rotate([q], [y], *tables, Rotation(12), positions=positions)
         assert y[:, [1, 4], :, :12].isnan().all()
         assert not y[:, [0, 2, 3]].isnan().any() and torch.equal(y[..., 12:], q[..., 12:])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_offsets_near_the_end_of_int32(dtype):
+    """The kernels themselves: no sum wraps around to a position that exists, nor to the one that means none."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cos, sin = ropelab.rotary_table(8, 16, device=device)
+    frequencies = ropelab.rotary_frequencies(16, device=device)
+    starts = [2**31 - 2, -(2**31) + 1, 0] + ([-(2**31) - 2, 2**63 - 2, -(2**63)] if dtype == torch.int64 else [])
+    offsets = torch.tensor(starts, dtype=dtype, device=device)
+    q = torch.randn(len(starts), 4, 1, 16, device=device)
+    # Which tokens have no row of the table; and which are at no position of int32, or at the one that means unknown.
+    beyond = [[True] * 4, [True] * 4, [False] * 4, *[[True] * 4] * 3][: len(starts)]
+    no_int32 = [[False, False, True, True], [True, False, False, False], [False] * 4, *[[True] * 4] * 3][: len(starts)]
+    for module in (rotate_torch, backend("rotate", q)):
+        for tables, table_free, nan in (((cos, sin), False, beyond), ((frequencies, frequencies), True, no_int32)):
+            y = torch.empty_like(q)
+            rotation = Rotation(16, offsets=True, table_free=table_free)
+            module.rotate([q], [y], *tables, rotation, positions=offsets)
+            assert y.isnan().all(-1).squeeze(-1).tolist() == nan and y.isnan().any(-1).squeeze(-1).tolist() == nan
+
+
+@layouts
+@pytest.mark.parametrize(
+    ("dtype", "table_dtype"),
+    [
+        (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float64),
+        (torch.float64, torch.bfloat16), (torch.float16, torch.float64),
+    ],
+)  # fmt: skip
+def test_mixed_dtypes_at_negative_positions(device, layout, dtype, table_dtype):
+    q = draw(1, 5, 2, 16, dtype=dtype, device=device)
+    cos, sin = ropelab.rotary_table(12, 16, device=device, dtype=table_dtype)
+    positions = torch.tensor([-11, 4, -3, 0, -1], device=device)
+    y = ropelab.apply_rope(q, cos=cos, sin=sin, layout=layout, positions=positions)
+    assert_rotated(y, q, cos, sin, layout=layout, positions=positions)
 
 
 @layouts
@@ -256,9 +289,9 @@ def test_axial_tables_of_packed_tokens_and_of_none(device):
     assert not y[3, :, :12].any() and torch.equal(y[3, :, 12:], q[3, :, 12:])
     for change, message in (
         ({"axes": [0, 1]}, "axes: expected one for each of the 6 columns of cos, got 2"),
-        ({"axes": [0, 1, 2] * 2}, "axes: expected axes below the 2 of positions"),
+        ({"axes": [0, 1, 2] * 2}, r"axes\[2\]: expected an integer >= 0 and < 2, got 2"),
         ({"positions": positions[0]}, r"positions: expected shape \[axes, S\]"),
-        ({"positions": positions.float()}, "positions: expected int32 or int64, got torch.float32"),
+        ({"positions": positions.float()}, "positions: expected one of int32, int64, got float32"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             ropelab.axial_tables(cos, sin, **({"positions": positions, "axes": [0, 1] * 3} | change))
@@ -355,7 +388,7 @@ def test_programs_that_share_rows_rotate_the_same(monkeypatch):
     q = q[:, :, :1]
     before = ropelab.apply_rope(q, cos=cos, sin=sin)
     monkeypatch.setattr(rotate_triton, "_TABLES_STAY", 0)
-    monkeypatch.setattr(ropelab.prepared, "_prepared", {})
+    monkeypatch.setattr(ropelab.prepared, "_prepared", LaunchCache())
     after = ropelab.apply_rope(q, cos=cos, sin=sin)
     assert torch.equal(before, after)
     assert_rotated(after, q, cos, sin, layout="split_half", seq_format="bshd")

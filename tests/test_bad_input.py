@@ -1,5 +1,8 @@
 """Arguments that cannot be served raise an error that names them; nothing is rotated by guess."""
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +11,10 @@ from ropelab.memory import may_share_elements, overlaps_itself
 
 Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16)
 COS, SIN = ropelab.rotary_table(8, 16)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # a prototype, says torch
+    NESTED, JAGGED = (torch.nested.nested_tensor(list(K), layout=x) for x in (torch.strided, torch.jagged))
 
 BAD = {
     "q of rank 3": ({"q": Q[0]}, ValueError, r"q: expected shape bshd of rank 4, got \(5, 4, 16\)"),
@@ -50,17 +57,35 @@ BAD = {
     ),
     "positions no tensor": ({"positions": [0, 1, 2, 3, 4]}, TypeError, "positions: expected a torch.Tensor, got list"),
     "positions of floats": ({"positions": torch.zeros(5)}, TypeError, "positions: expected one of int32, int64, got float32"),
-    "positions too few": ({"positions": torch.arange(4)}, ValueError, r"positions: expected shape \(5,\) or \(2, 5\), got \(4,\)"),
-    "positions of sbhd": ({"positions": torch.zeros(5, 2).long()}, ValueError, r"positions: expected shape \(5,\) or \(2, 5\), got \(5, 2\)"),
+    "positions too few": ({"positions": torch.arange(4)}, ValueError, r"positions: expected shape \(5,\) or \(1, 5\) or \(2, 5\), got \(4,\)"),
+    "positions of sbhd": ({"positions": torch.zeros(5, 2).long()}, ValueError, r"positions: expected shape \(5,\) or \(1, 5\) or \(2, 5\), got \(5, 2\)"),
     "positions elsewhere": ({"positions": torch.arange(5, device="meta")}, ValueError, "positions: expected q's device cpu, got meta"),
     "positions of rank 2, thd": (
-        {"q": Q[0], "k": K[0], "seq_format": "thd", "positions": torch.zeros(1, 5).long()}, ValueError,
-        r"positions: expected shape \(5,\), got \(1, 5\)",
+        {"q": Q[0], "k": K[0], "seq_format": "thd", "positions": torch.zeros(2, 5).long()}, ValueError,
+        r"positions: expected shape \(5,\) or \(1, 5\), got \(2, 5\)",
     ),
     "positions and offsets": ({"positions": torch.arange(5), "offsets": 3}, ValueError, "offsets: expected none beside positions, got both"),
     "offsets too few": ({"offsets": torch.tensor([1])}, ValueError, r"offsets: expected shape \(2,\), got \(1,\)"),
     "offsets of floats": ({"offsets": torch.zeros(2)}, TypeError, "offsets: expected one of int32, int64, got float32"),
-    "offset no number": ({"offsets": "3"}, TypeError, "offsets: expected an int or a tensor, got str"),
+    "offset no number": ({"offsets": "3"}, TypeError, "offsets: expected an integer, got str '3'"),
+    "offset a fraction": ({"offsets": 1.5}, TypeError, "offsets: expected an integer, got float 1.5"),
+    "offset a bool": ({"offsets": True}, TypeError, "offsets: expected an integer, got bool True"),
+    "offset below int64": ({"offsets": -(2**63) - 1}, ValueError, "offsets: expected an integer >= -2\\*\\*63, got -9"),
+    "inverse a word": ({"inverse": "False"}, TypeError, "inverse: expected a bool, got str 'False'"),
+    "inplace a word": ({"inplace": "no"}, TypeError, "inplace: expected a bool, got str 'no'"),
+    "inplace a number": ({"inplace": 1}, TypeError, "inplace: expected a bool, got int 1"),
+    "slice a number": ({"rotary_slice": 16}, TypeError, "rotary_slice: expected a sequence, got int 16"),
+    "slice a word": ({"rotary_slice": "16"}, TypeError, "rotary_slice: expected a sequence, got str '16'"),
+    "slice of three numbers": ({"rotary_slice": (0, 8, 16)}, ValueError, r"rotary_slice: expected \(first, end\), got \(0, 8, 16\)"),
+    "slice of fractions": ({"rotary_slice": (0, 16.0)}, TypeError, r"rotary_slice\[1\]: expected an integer, got float 16.0"),
+    "layout no word": ({"layout": ["split_half"]}, TypeError, "layout: expected one of"),
+    "a sparse q": ({"q": Q.to_sparse()}, ValueError, "q: expected a dense tensor, got torch.sparse_coo"),
+    "a sparse q, in place": ({"q": Q.to_sparse(), "inplace": True}, ValueError, "q: expected a dense tensor, got torch.sparse_coo"),
+    "a sparse k, in place": ({"k": K.to_sparse(), "inplace": True}, ValueError, "k: expected a dense tensor, got torch.sparse_coo"),
+    "a nested k": ({"k": NESTED}, ValueError, "k: expected a dense tensor, got nested"),
+    "a jagged k": ({"k": JAGGED}, ValueError, "k: expected a dense tensor, got nested"),
+    "a number as cos": ({"cos": torch.tensor(1.0)}, ValueError, r"cos: expected shape \[positions, columns\] or .* got \(\)"),
+    "no sin": ({"sin": None}, TypeError, "sin: expected a torch.Tensor, got None"),
     "offset too high": ({"offsets": 4}, ValueError, "cos: expected a row for each of 5 positions from 4 on, got 8 rows"),
     "slice beyond the head": ({"rotary_slice": (4, 20)}, ValueError, r"rotary_slice: expected an even number of the 16 features of a head, got \(4, 20\)"),
     "slice of odd width": ({"rotary_slice": (4, 9)}, ValueError, r"rotary_slice: expected an even number .* got \(4, 9\)"),
@@ -80,13 +105,13 @@ def test_is_refused_by_name(device, change, error, message):
     before = arguments["q"].clone() if isinstance(arguments["q"], torch.Tensor) else None
     with pytest.raises(error, match=message.replace("cpu", r"(cpu|cuda:\d)")):
         ropelab.apply_rope(arguments.pop("q"), arguments.pop("k"), **arguments)
-    if before is not None and change.get("inplace"):
+    if before is not None and change.get("inplace") and not before.is_sparse:
         assert torch.equal(before, _moved(change.get("q", Q), device))
 
 
 def _moved(value, device):
     """``value`` on the device under test; views stay views of one moved tensor, for overlap is at stake here."""
-    if not isinstance(value, torch.Tensor) or value.is_meta or device == "cpu":
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.is_nested or device == "cpu":
         return value
     root = value if value._base is None else value._base
     moved = _MOVED.setdefault(id(root), root.detach().to(device)).requires_grad_(root.requires_grad)
@@ -166,3 +191,30 @@ def test_overlap_between_tensors():
     assert may_share_elements(qkv[:, :, :4], qkv[:, :, 3:])
     assert may_share_elements(qkv[:, 1:], qkv[:, :-1])
     assert may_share_elements(qkv[..., :5], qkv[..., 4:])
+
+
+@pytest.mark.parametrize("offset", [np.int64(3), np.int32(3), np.uint8(3)], ids=repr)
+def test_numpy_integers_are_integers(device, offset):
+    q, k, cos, sin = (x.to(device) for x in (Q, K, COS, SIN))
+    slices = {"rotary_slice": (np.int64(0), np.int32(16))}
+    actual = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=offset, inverse=np.bool_(True), **slices)
+    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=3, inverse=True, rotary_slice=(0, 16))
+    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("seq_format", ["bshd", "thd"])
+def test_positions_of_one_batch_serve_all(device, seq_format):
+    """Hugging Face's position_ids are ``[1, S]`` where all sequences of a batch share them."""
+    q, cos, sin = (x.to(device) for x in (Q[0] if seq_format == "thd" else Q, COS, SIN))
+    positions = torch.tensor([4, -3, 0, 7, 2], device=device)
+    options = {"cos": cos, "sin": sin, "seq_format": seq_format}
+    expected = ropelab.apply_rope(q, positions=positions, **options)
+    assert torch.equal(ropelab.apply_rope(q, positions=positions[None], **options), expected)
+
+
+def test_a_sparse_tensor_is_refused_after_a_strided_one_of_its_shape(device):
+    """A sparse tensor has the strides of an expanded one, so these must not decide alone."""
+    cos, sin = COS.to(device), SIN.to(device)
+    ropelab.apply_rope(torch.zeros(1, 1, 1, 1, device=device).expand(Q.shape), cos=cos, sin=sin)
+    with pytest.raises(ValueError, match="q: expected a dense tensor"):
+        ropelab.apply_rope(Q.to(device).to_sparse(), cos=cos, sin=sin)

@@ -17,9 +17,10 @@ from ropelab.conformance.faults import correct
 from ropelab.conformance.law import Comparison
 from ropelab.conformance.laws.robustness import _beyond_int32
 from ropelab.conformance.report import text
-from ropelab.conformance.verify import hold, poisoned_memory
+from ropelab.conformance.surroundings import Surroundings
+from ropelab.conformance.verify import hold
 from ropelab.conformance.where import pattern
-from ropelab.kernels import INTERPRETED, rotate_torch
+from ropelab.kernels import INTERPRETED
 from tests.conftest import HAS_GPU
 
 SLOW = ("compile", "large_positions", "determinism")
@@ -30,6 +31,11 @@ def assert_conforms(function, convention, **options):
     report = verify(function, convention, diagnose=False, **options)
     assert report.passed, text(report)
     return report
+
+
+def assert_keeps(law, function, convention, **options):
+    report = verify(function, convention, laws=[law], diagnose=False, **options)
+    assert report[law].status == "pass", text(report)
 
 
 # ---------------------------------------------------------------------------------------- our own functions
@@ -54,8 +60,7 @@ test_apply_rope = pytest_laws(ropelab.apply_rope, "ropelab", device="cuda" if HA
     ],
     ids=lambda options: " ".join(str(v) for v in options.values()),
 )
-def test_apply_rope_in_other_configurations(options, monkeypatch):
-    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
+def test_apply_rope_in_other_configurations(options, torch_backend):
     assert_conforms(ropelab.apply_rope, "ropelab", skip=SLOW, **options)
 
 
@@ -67,12 +72,11 @@ def test_the_kernel_in_other_configurations(options):
 
 def test_autograd_is_told_what_the_kernel_overwrites():
     device = "cuda" if HAS_GPU else "cpu"
-    assert_conforms(ropelab.apply_rope, "ropelab", device=device, inplace=True, laws=["inputs_unchanged"])
+    assert_keeps("inputs_unchanged", ropelab.apply_rope, "ropelab", device=device, inplace=True)
 
 
-def test_a_slice_of_the_features_in_columns_for_each(monkeypatch):
+def test_a_slice_of_the_features_in_columns_for_each(torch_backend):
     """``rotary_slice`` and tables with a column for each feature, as Hugging Face has them."""
-    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)
 
     def rope(q, k, cos, sin, unsqueeze_dim=1):
         seq_format = "bhsd" if unsqueeze_dim == 1 else "bshd"
@@ -295,7 +299,7 @@ def test_wrong_options_raise(options, message):
 
 def test_memory_is_poisoned_and_the_settings_come_back():
     torch.use_deterministic_algorithms(False)
-    with poisoned_memory():
+    with Surroundings().ours():
         assert torch.empty(3).isnan().all()
     assert not torch.are_deterministic_algorithms_enabled()
 

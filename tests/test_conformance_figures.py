@@ -166,9 +166,8 @@ def test_the_table_of_peers(table):
 
 
 def test_the_record_is_drawn_where_there_is_one(table, tmp_path):
-    assert findings.recorded(tmp_path) is None
     records.write("conformance", table, tmp_path)
-    read = findings.recorded(tmp_path).frame
+    read = records.load("conformance", tmp_path).frame
     assert list(read.columns) == conformance.COLUMNS and len(read) == len(table)
     assert title(figures.draw("conformance", tmp_path)).startswith("1 of 2 configurations")
     assert "conformance" in studies.STUDIES

@@ -169,4 +169,4 @@ def test_the_right_function_keeps_it(law):
     right = {"complex": correct.complex_numbers, "module": correct.Module}.get(convention) or getattr(
         correct, convention
     )
-    assert verify(right, convention, laws=[law], diagnose=False, **WRONG[law][2]).passed
+    assert verify(right, convention, laws=[law], diagnose=False, **WRONG[law][2])[law].status == "pass"

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
@@ -272,6 +273,26 @@ def test_positions_on_a_gpu_are_not_waited_for():
         for where in ({"positions": positions}, {"offsets": positions[:1]}):
             with pytest.raises(ValueError, match="seq_len: expected the length of the longest sequence beside"):
                 RotaryEmbedding.from_config(config)(q, **where)
+
+
+def test_no_position_at_all(device):
+    """Zeros, without tables for 2^31 positions; and positions that are numbers of NumPy."""
+    rotary, q = RotaryEmbedding.from_config(HEADS), draw(1, 5, 2, 16, device=device)
+    assert not rotary(q, offsets=ropelab.NO_POSITION).any()
+    assert rotary.tables(1, q.device)[0].shape[0] == 512
+    assert torch.equal(rotary(q, offsets=np.int64(7)), rotary(q, offsets=7))
+    for far in (2**31 - 4, -(2**31) + 1 - 2**31):
+        with pytest.raises(ValueError, match="offsets: expected"):
+            rotary(q, offsets=far)
+    with pytest.raises(ValueError, match="positions: expected positions within int32, got"):
+        rotary(q, positions=torch.full((5,), -(2**63)))
+
+
+def test_positions_have_the_axes_of_the_rotation():
+    rotary, q = RotaryEmbedding(ropelab.axial_rope((4, 6, 6))), draw(1, 5, 2, 16)
+    assert rotary(q, positions=torch.zeros(3, 1, 5, dtype=torch.int64)).equal(q)
+    with pytest.raises(ValueError, match=r"positions: expected 3 axes, got shape \(2, 1, 5\)"):
+        rotary(q, positions=torch.zeros(2, 1, 5, dtype=torch.int64))
 
 
 def test_is_refused_by_name(device):

@@ -48,6 +48,16 @@ MODELS = {
     "YaRN, ramp before the planes": ("qwen3", LENGTHS | {"head_dim": 64, "rope_scaling": YARN | {"original_max_position_embeddings": 4}}, None, [40]),
     "YaRN, ramp of no width": ("qwen3", LENGTHS | {"head_dim": 64, "rope_scaling": YARN | {"original_max_position_embeddings": 6}}, None, [40]),
     "YaRN, ramp beyond the planes": ("qwen3", LENGTHS | {"head_dim": 64, "rope_scaling": YARN, "rope_theta": 50.0}, None, [40]),
+    "YaRN, trained length left open": ("qwen3", LENGTHS | {"head_dim": 64, "rope_scaling": {"type": "yarn", "factor": 4.0}}, None, [40]),
+    "Llama 3.1, trained length left open": (
+        "llama", {"rope_theta": 5e5, "max_position_embeddings": 131072,
+                  "rope_scaling": {key: value for key, value in LLAMA31.items() if key != "original_max_position_embeddings"}},
+        None, [40],
+    ),
+    "LongRoPE, trained length left open": (
+        "llama", {"rope_theta": 1e4, "max_position_embeddings": 64, "rope_scaling": PHI3 | {"type": "longrope", "factor": 4.0}},
+        None, [20, 64, 65],
+    ),
     "GPT-OSS": ("gpt_oss", {"head_dim": 64, "rope_scaling": YARN | {"truncate": False, "factor": 32.0}, "rope_theta": 150000, "max_position_embeddings": 131072}, None, [40]),
     "DeepSeek-V3": (
         "deepseek_v3", {"qk_rope_head_dim": 64, "rope_theta": 10000, "max_position_embeddings": 163840,
@@ -307,7 +317,90 @@ def test_frequencies_stay_on_the_cpu_in_float64():
 
 
 CONFIG = HEADS | LENGTHS
+_TRAINED = "original_max_position_embeddings"
+
+
+def test_what_is_inferred_is_said():
+    """As in transformers a trained length that is left open is the model's, and then a factor the quotient of both."""
+    length, quotient = {_TRAINED: "max_position_embeddings"}, {"factor": f"max_position_embeddings / {_TRAINED}"}
+    for scaling, inferred in (
+        ({"type": "yarn", "factor": 4.0}, length),
+        ({"type": "yarn", "factor": None}, length | quotient),
+        ({"type": "yarn", "factor": None, _TRAINED: 4096}, quotient),
+        (PHI3 | {"type": "longrope", "factor": 2.0}, length),
+        ({key: value for key, value in LLAMA31.items() if key != _TRAINED}, length),
+        (YARN, {}),
+        (None, {}),
+    ):
+        rope = rope_from_config(CONFIG | {"rope_scaling": scaling})
+        assert rope.inferred == inferred
+        stated = {} if scaling is None else {"rope_scaling": scaling | {_TRAINED: 8192}}
+        if _TRAINED in inferred:
+            again = rope_from_config(CONFIG | stated)
+            assert torch.equal(again.inverse_frequencies, rope.inverse_frequencies)
+            assert again.attention_factor == rope.attention_factor and again.lengths == rope.lengths
+    rope = rope_from_config(CONFIG | {"rope_scaling": PHI3 | {"type": "longrope", "factor": 2.0}})
+    assert rope.at_length(8193).inferred == rope.inferred == length
+
+
+def test_a_configuration_that_changes_later_changes_nothing():
+    config = CONFIG | {"max_position_embeddings": 32, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    rope = rope_from_config(config)
+    before = rope.at_length(100).inverse_frequencies
+    config["rope_scaling"]["factor"], config["rope_theta"] = 8.0, 3.0
+    assert torch.equal(rope.at_length(100).inverse_frequencies, before)
+    theta = frequencies.inverse_frequencies(8)
+    rope = ropelab.Rope(theta)
+    theta.fill_(7.0)
+    assert rope.inverse_frequencies[0] == 1.0
+
+
+def test_other_attributes_of_a_configuration_are_not_looked_at():
+    class Config(SimpleNamespace):
+        @property
+        def quantization(self):
+            raise RuntimeError("not now")
+
+    rope = rope_from_config(Config(**CONFIG))
+    assert torch.equal(rope.inverse_frequencies, rope_from_config(CONFIG).inverse_frequencies)
+
+
+def test_old_and_new_keys_may_agree():
+    new, old = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, {"type": "linear", "factor": 2.0}
+    expected = rope_from_config(CONFIG | {"rope_scaling": old}).inverse_frequencies
+    for change in ({"rope_parameters": new}, {"rope_parameters": new, "rope_scaling": old},
+                   {"rope_parameters": new, "rope_scaling": new}, {"rope_scaling": old | {"rope_type": "linear"}}):  # fmt: skip
+        assert torch.equal(rope_from_config(CONFIG | change).inverse_frequencies, expected)
+    layers = CONFIG | {"layer_types": ["full_attention", "sliding_attention"]}
+    for config in (CONFIG, layers):
+        for layer_type in ("full_attention", "sliding_attention"):
+            assert rope_from_config(config, layer_type=layer_type).rotary_dim == 64
+
+
 BAD = {
+    "two bases": ({"rope_parameters": {"rope_theta": 1e6}}, "rope_theta: expected rope_theta = 1000000.0 of rope_parameters, or none, got 10000.0"),
+    "two bases beside": ({"rotary_emb_base": 1e6}, "rotary_emb_base: expected rope_theta = 10000.0 of rope_parameters, or none, got 1000000.0"),
+    "two scalings": (
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling: expected none beside rope_parameters, or what it says, got {'type': 'linear', 'factor': 2.0}",
+    ),
+    "two factors": (
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling: expected none beside rope_parameters",
+    ),
+    "two types": ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type: expected that of type, 'linear', got 'yarn'"),
+    "swapped betas": ({"rope_scaling": YARN | {"beta_fast": 1, "beta_slow": 32}}, "beta_fast: expected at least beta_slow = 32.0, got 1.0"),
+    "more than the head": ({"rotary_dim": 66}, "rotary_dim: expected at most the 64 features of a head, got 66"),
+    "half a feature": ({"head_dim": 64.5}, "head_dim: expected an integer, got float 64.5"),
+    "heads that do not fit": ({"hidden_size": 258}, "hidden_size: expected a multiple of num_attention_heads = 4, or head_dim, got 258"),
+    "a base that is true": ({"rope_theta": True}, "rope_theta: expected a number, got bool True"),
+    "an infinite base": ({"rope_theta": math.inf}, "rope_theta: expected a finite number"),
+    "a negative length": ({"max_position_embeddings": -1}, "max_position_embeddings: expected an integer >= 1"),
+    "a factor in words": ({"rope_scaling": {"type": "dynamic", "factor": "2"}}, "factor: expected a number, got str '2'"),
+    "an attention factor of 0": ({"rope_scaling": YARN | {"attention_factor": 0}}, "attention_factor: expected a finite number > 0, got 0"),
+    "no number among the factors": (
+        {"rope_scaling": PHI3 | {"type": "longrope", "long_factor": [1.0] * 31 + [math.nan]}}, r"long_factor\[31\]: expected a finite number > 0, got nan",
+    ),
     "no base": ({"rope_theta": None}, "config: expected rope_theta, the base of the frequencies"),
     "no heads": ({"num_attention_heads": None}, "config: expected num_attention_heads, or head_dim, got none"),
     "unknown type": ({"rope_scaling": {"type": "xpos"}}, "rope_type: expected one of .*'yarn'.*got 'xpos'"),
@@ -315,20 +408,23 @@ BAD = {
     "key of another type": ({"rope_scaling": LLAMA31 | {"truncate": True}}, "for rope_type 'llama3' only .*, got truncate"),
     "no factor": ({"rope_scaling": {"type": "linear"}}, r"rope_parameters: expected factor for rope_type 'linear', got only"),
     "factor without a value": ({"rope_scaling": {"type": "linear", "factor": None}}, "config: expected factor, a value, got none"),
-    "no trained length": ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "config: expected original_max_position_embeddings"),
+    "no length": (
+        {"rope_scaling": {"type": "yarn", "factor": 2.0}, "max_position_embeddings": None},
+        "config: expected original_max_position_embeddings or max_position_embeddings, got neither",
+    ),
     "no long factors": ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 32}}, "expected long_factor for rope_type 'longrope'"),
-    "factors too few": ({"rope_scaling": PHI3 | {"type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64}}, "rescale_factors: expected one for each of 32 planes, got 1"),
+    "factors too few": ({"rope_scaling": PHI3 | {"type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64}}, "short_factor: expected one for each of 32 planes, got 1"),
     "no low frequency": ({"rope_scaling": {k: v for k, v in LLAMA31.items() if k != "low_freq_factor"}}, "expected low_freq_factor for rope_type 'llama3'"),
     "ramp upside down": ({"rope_scaling": LLAMA31 | {"high_freq_factor": 0.5}}, "high_freq_factor: expected at least low_freq_factor 1.0, got 0.5"),
     "length unknown": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None}, "config: expected max_position_embeddings"),
-    "no dict": ({"rope_scaling": "yarn"}, "rope_parameters: expected a dict, got 'yarn'"),
-    "negative base": ({"rope_theta": -1.0}, "base: expected a positive number, got -1.0"),
+    "no dict": ({"rope_scaling": [1]}, "rope_scaling: expected a dict, got list"),
+    "negative base": ({"rope_theta": -1.0}, "rope_theta: expected a finite number >= .*, got -1.0"),
     "negative factor": ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor: expected a positive number, got -2.0"),
-    "odd part": ({"partial_rotary_factor": 0.02}, "rotary_dim: expected a positive even number, got 1"),
-    "fraction too large": ({"rope_scaling": {"rope_type": "proportional"}, "partial_rotary_factor": 1.5}, "rotated_fraction: expected more than 0 and at most 1, got 1.5"),
+    "odd part": ({"partial_rotary_factor": 0.02}, "partial_rotary_factor: expected a positive even number of the 64 features of a head to rotate, got 0.02, 1 of them"),
+    "fraction too large": ({"rope_scaling": {"rope_type": "proportional"}, "partial_rotary_factor": 1.5}, "partial_rotary_factor: expected a finite number > 0 and <= 1, got 1.5"),
     "sections too short": ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 8]}}, r"mrope_section: expected a sum of 32, one for each plane, got \[8, 8\]"),
     "sections that have no turn": (
-        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 28, 2], "mrope_interleaved": True}}, "widths: expected 2 planes of axis 0 in turn",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 28, 2], "mrope_interleaved": True}}, "mrope_section: expected 2 planes of axis 0 in turn",
     ),
     "layers differ": ({"rope_local_base_freq": 1e4}, r"layer_type: expected one of \('full_attention', 'sliding_attention'\), for layers differ, got None"),
     "layers differ, nested": ({"rope_parameters": {"a": {}, "b": {}}}, r"layer_type: expected one of \('a', 'b'\)"),
@@ -337,8 +433,26 @@ BAD = {
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
 def test_a_key_that_is_wrong_is_named(change, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         rope_from_config(CONFIG | change)
+
+
+@pytest.mark.parametrize("layer_types", [None, ["full_attention", "sliding_attention"]])
+def test_a_misspelt_layer_type_is_refused(layer_types):
+    with pytest.raises(ValueError, match="layer_type: expected one of .*'sliding_attention'.*, got 'sliding_atention'"):
+        rope_from_config(CONFIG | {"layer_types": layer_types}, layer_type="sliding_atention")
+
+
+def test_lengths_are_numbers_of_tokens():
+    """A float made ``in range`` walk through all of the range."""
+    rope = rope_from_config(CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    for length in (math.nan, 1.5, 4096 * 4 / 3, True, "8"):
+        with pytest.raises(TypeError, match="seq_len: expected an integer, got"):
+            rope.at_length(length)
+        with pytest.raises(TypeError, match="seq_len: expected an integer, got"):
+            ropelab.RotaryEmbedding(rope).prepare(length)
+    with pytest.raises(ValueError, match=r"seq_len: expected a length in range\(0, 8\), that of this rotation, got 9"):
+        ropelab.Rope(frequencies.inverse_frequencies(8), lengths=range(8)).at_length(9)
 
 
 def test_the_whole_of_a_model_with_parts_is_refused():

@@ -5,13 +5,11 @@ import importlib
 import pytest
 import torch
 
-import ropelab.prepared
 from ropelab.conformance import pytest_laws
 from ropelab.conformance.report import text
 from ropelab.conformance.verify import verify
 from ropelab.interop.broadcast import formula
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
-from ropelab.kernels import rotate_torch
 from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
 
@@ -130,6 +128,66 @@ def test_undo_puts_the_original_back():
     assert module.apply_rotary_pos_emb is original
 
 
+def test_undo_leaves_what_others_put_there():
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    original = module.apply_rotary_pos_emb
+    patched = patch(build("llama")[0])
+    ours = module.apply_rotary_pos_emb
+
+    def theirs(*arguments, **options):
+        return ours(*arguments, **options)
+
+    try:
+        module.apply_rotary_pos_emb = theirs
+        patched.undo()
+        assert module.apply_rotary_pos_emb is theirs
+    finally:
+        module.apply_rotary_pos_emb = original
+
+
+def test_what_the_original_refuses_is_refused():
+    """Unknown and surplus arguments, and missing ones; mixed dtypes work as they do there."""
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
+    cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
+    expected = module.apply_rotary_pos_emb(q, k.double(), cos, sin)
+    with patch(build("llama")[0]):
+        rotate = module.apply_rotary_pos_emb
+        for arguments, options in (
+            ((q, k, cos), {}), ((q, k, cos, sin, 1, 2), {}), ((q, k, cos, sin), {"layout": "neox"}),
+            ((q, k, cos, sin), {"sin": sin}),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match="apply_rotary_pos_emb|rotate"):
+                rotate(*arguments, **options)
+        found = rotate(q, k.double(), cos, sin)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other)
+
+
+def test_q_and_k_of_two_dtypes():
+    q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
+    cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
+    found = apply_rotary_pos_emb(q, k.half(), cos.half(), sin.half())
+    assert [x.dtype for x in found] == [torch.float32, torch.float16]
+    expected = apply_rotary_pos_emb(q, k, cos.half(), sin.half())
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1].float(), expected[1], rtol=4e-3, atol=4e-3)
+
+
+def test_a_patch_is_found_whatever_the_defaults():
+    module = pytest.importorskip("transformers.models.llama.modeling_llama")
+    original, model = module.apply_rotary_pos_emb, build("llama")[0]
+    before = torch.get_default_dtype()
+    for dtype in (torch.float64, torch.bfloat16):
+        try:
+            torch.set_default_dtype(dtype)
+            with torch.device("meta"), patch(model):
+                assert module.apply_rotary_pos_emb is not original
+        finally:
+            torch.set_default_dtype(before)
+
+
 def test_what_raises_inside_a_block_undoes_too():
     module = pytest.importorskip("transformers.models.llama.modeling_llama")
     original = module.apply_rotary_pos_emb
@@ -217,8 +275,7 @@ def interleaved(q, k, cos, sin, unsqueeze_dim=1):
         (interleaved, {"layout": "interleaved", "seq_format": "bshd", "rotary_dim": 4}),
     ],
 )
-def test_laws_in_other_configurations(function, options, monkeypatch):
-    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
+def test_laws_in_other_configurations(function, options, torch_backend):
     report = verify(function, "huggingface", diagnose=False, skip=("large_positions",), **options)
     assert report.passed, text(report)
 
@@ -229,15 +286,18 @@ def test_one_launch_for_queries_and_keys(launches):
     for batch in (2, 1):
         apply_rotary_pos_emb(q, k, cos[:batch], sin[:batch])
     assert len(launches) == 2
-    # Keys of another length have no row of their own: torch refuses them, as it does in Transformers.
-    with pytest.raises(RuntimeError):
+    # Keys of another length have no row of their own.
+    with pytest.raises(ValueError, match=r"cos: expected to broadcast against k \(2, 1, 3, 8\), got shape"):
         apply_rotary_pos_emb(q, k[:, :, :3], cos, sin)
 
 
 @pytest.mark.parametrize("columns", [7, 10])
 def test_errors_name_the_argument(columns):
     q, table = torch.zeros(1, 2, 3, 8), torch.zeros(1, 3, columns)
-    with pytest.raises(ValueError, match=f"cos: expected an even number of columns up to the 8 of q, got {columns}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"cos: expected an even number of columns up to the 8 features of q, got shape \(1, 1, 3, {columns}\)",
+    ):
         apply_rotary_pos_emb(q, q, table, table)
     with pytest.raises(ValueError, match="layout: expected one of"):
         apply_rotary_pos_emb(q, q, table[..., :6], table[..., :6], layout="neox")

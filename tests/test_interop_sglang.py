@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import ropelab.interop.sglang as interop
-import ropelab.prepared
 from ropelab import reference, rotary_table
 from ropelab.conformance import pytest_laws
 from ropelab.interop.sglang import apply_rope_with_cos_sin_cache_inplace, rotary_embedding_cos_sin
-from ropelab.kernels import rotate_torch
+from ropelab.kernels import rotate_triton
 from ropelab.layout import join
 from tests.support import assert_rotated
 
@@ -112,8 +111,9 @@ def test_the_launch_policy_changes_nothing_but_the_launch(tokens_, interleaved, 
 
 def test_without_the_policy_a_token_is_one_program(monkeypatch):
     tiles = []
-    monkeypatch.setattr(interop, "backend_for", lambda x: interop.rotate_triton)
-    monkeypatch.setattr(interop.rotate_triton, "rotate", lambda *args, tile, **kwargs: tiles.append(tile))
+    monkeypatch.setattr(interop, "uses_triton", lambda x: True)
+    monkeypatch.setattr(interop, "backend", lambda operation, x: rotate_triton)
+    monkeypatch.setattr(rotate_triton, "rotate", lambda *args, tile, **kwargs: tiles.append(tile))
     query = tokens(3, 40)
     rotary_embedding_cos_sin(*tables(3), query, low_token_launch=False)
     assert tiles[0].block_tokens == 1 and tiles[0].block_heads >= 40
@@ -195,11 +195,11 @@ def wrong(what, match, **change):
         wrong("partial, not said", "see rotary_dim", cos=torch.zeros(6, 2), sin=torch.zeros(6, 2)),
         wrong("sin of another shape", "sin: expected", sin=torch.zeros(6, 8)),
         wrong("odd rotary_dim", "rotary_dim: expected an even number up to head_size = 8, got 3", rotary_dim=3),
-        wrong("fewer keys", "k: expected q's sequence length|cos", key=torch.zeros(5, 2, 8)),
-        wrong("dtype of the key", "k: expected q's dtype float32, got float64",
+        wrong("fewer keys", "key: expected query's sequence length|cos", key=torch.zeros(5, 2, 8)),
+        wrong("dtype of the key", "key: expected query's dtype float32, got float64",
               key=torch.zeros(6, 2, 8, dtype=torch.float64)),
-        wrong("integers", "q: expected one of bfloat16", query=torch.zeros(6, 4, 8, dtype=torch.int32), key=None),
-        wrong("one element twice", "q: expected elements at distinct addresses",
+        wrong("integers", "query: expected one of bfloat16", query=torch.zeros(6, 4, 8, dtype=torch.int32), key=None),
+        wrong("one element twice", "query: expected elements at distinct addresses",
               query=torch.zeros(6, 1, 8).expand(6, 4, 8)),
     ],
 )  # fmt: skip
@@ -212,7 +212,7 @@ def test_errors_name_the_argument(arguments, match, low_token_launch):
 def test_the_same_memory_twice():
     query = tokens()
     for low_token_launch in (True, False):
-        with pytest.raises(ValueError, match="k: expected memory disjoint from q's"):
+        with pytest.raises(ValueError, match="key: expected memory disjoint from query's"):
             rotary_embedding_cos_sin(*tables(), query, query, low_token_launch=low_token_launch)
 
 
@@ -220,22 +220,17 @@ def test_the_same_memory_twice():
     "change, match",
     [
         ({"positions": torch.arange(5)}, "positions: expected one for each token"),
-        ({"positions": 3}, "positions: expected a tensor"),
+        ({"positions": 3}, "positions: expected a torch.Tensor, got int 3"),
         ({"positions": torch.arange(6.0)}, "positions: expected one of int32, int64"),
         ({"positions": torch.arange(6) + 40}, "positions: expected |positions| below the 40 rows"),
         ({"cache": torch.zeros(40, 7)}, "cos_sin_cache: expected .*even rotary_dim"),
-        ({"cache": torch.zeros(40, 10)}, "cos: expected 1 to head_dim/2"),
+        ({"cache": torch.zeros(40, 10)}, r"cos_sin_cache: expected .* up to head_size = 8, got \(40, 10\)"),
     ],
 )
 def test_errors_of_the_cache_form(change, match):
     positions = change.get("positions", torch.arange(6))
     with pytest.raises((TypeError, ValueError), match=match):
         apply_rope_with_cos_sin_cache_inplace(positions, tokens(), None, D, change.get("cache", torch.zeros(40, D)))
-
-
-@pytest.fixture
-def torch_backend(monkeypatch):
-    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
 
 
 laws = pytest.mark.usefixtures("torch_backend")

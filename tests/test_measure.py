@@ -1,15 +1,26 @@
 """Measuring all studies: every one is registered once, and none keeps the others from being recorded."""
 
+import dataclasses
 import inspect
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
 import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import records, timing
-from ropelab.bench.studies import PartlyTimed
-from ropelab.study import measure, verdicts
+from ropelab.bench import gpu_memory, records, side_by_side, timing
+from ropelab.bench.gpu_memory import CONTEXT_BYTES
+from ropelab.bench.side_by_side import DoesNotFit, Job
+from ropelab.bench.study import GIB, Study
+from ropelab.study import measure, shortfalls, unfinished, verdicts
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_every_study_takes_smoke_and_every_documents_are_registered():
@@ -21,13 +32,126 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
     assert {"dense", "deepspeed_callers"} <= studies.keys()
 
 
+def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
+    """But for the sizes of one to eight tokens (``few_tokens``) and README's column for each format (``formats``)."""
+    verdicts.load_claims()
+    studies = measure.all_studies()
+    evidence = {name for rule in verdicts._RULES.values() for name in rule.evidence}
+    needed = evidence & studies.keys() | set(shortfalls.STUDIES) | {"host", "qk_norm", "table_free_error"}
+    assert not any(studies[name].wide for name in evidence & studies.keys())
+    assert {name for name in needed if studies[name].wide} == {"few_tokens"}
+
+
+# ------------------------------------------------------------------------------------------- memory of the GPU
+
+
+class Machine:
+    """A GPU whose jobs take memory while they run, each until the test lets it end."""
+
+    def __init__(self):
+        self.lock, self.running, self.most, self.order = threading.Lock(), {}, 0, []
+
+    def run(self, name, gpu_bytes, seconds=0.02):
+        with self.lock:
+            self.running[name] = gpu_bytes + CONTEXT_BYTES
+            self.most = max(self.most, sum(self.running.values()))
+            self.order.append(name)
+        time.sleep(seconds)
+        with self.lock:
+            del self.running[name]
+        return name
+
+    def jobs(self, **gib):
+        return [Job(name, partial(self.run, name, size * GIB), (), size * GIB) for name, size in gib.items()]
+
+
+def run(jobs, gib, most=14):
+    executor = partial(ThreadPoolExecutor, 1)
+    return list(side_by_side.side_by_side(jobs, round(gib * GIB), most=most, executor=executor))
+
+
+def test_jobs_share_the_gpu_as_far_as_its_memory_goes():
+    machine = Machine()
+    jobs = machine.jobs(a=30, b=30, c=30, d=10, e=0)
+    assert {job.name: result for job, result in run(jobs, 80)} == {name: name for name in "abcde"}
+    assert machine.most <= 80 * GIB
+    assert machine.order[:4] == ["a", "b", "d", "e"]  # c waits, what is smaller does not
+
+
+def test_every_process_needs_a_context_besides():
+    machine = Machine()
+    run(machine.jobs(a=10, b=10), 21)
+    assert machine.most == 11 * GIB
+    run(machine.jobs(a=10, b=10), 22)
+    assert machine.most == 22 * GIB
+
+
+def test_what_does_not_fit_never_starts():
+    machine = Machine()
+    found = {job.name: result for job, result in run(machine.jobs(large=80, small=1), 80)}
+    assert found["small"] == "small" and machine.order == ["small"]
+    assert isinstance(found["large"], DoesNotFit)
+    assert str(found["large"]) == "large takes 81.0 GiB of the GPU, of which 80.0 GiB are free"
+
+
+def test_no_more_processes_than_asked_for():
+    machine = Machine()
+    run(machine.jobs(**{name: 0 for name in "abcdef"}), 80, most=2)
+    assert machine.most == 2 * CONTEXT_BYTES
+
+
+def test_a_job_that_raises_or_whose_process_dies_takes_no_other_along():
+    jobs = [Job("good", int, ("7",)), Job("bad", int, ("seven",)), Job("dead", os._exit, (3,))]
+    found = {job.name: result for job, result in side_by_side.side_by_side(jobs, 80 * GIB, most=2)}
+    assert found["good"] == 7 and isinstance(found["bad"], ValueError) and isinstance(found["dead"], BrokenProcessPool)
+
+
+def test_out_of_memory_is_a_result_of_what_has_the_gpu_to_itself(monkeypatch):
+    def contender():
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_memory, "total_gib", lambda: 79.2)
+    monkeypatch.setattr(timing, "_graph", lambda prepare, *_: prepare())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    assert timing.gpu_times({"one": contender}).status.item() == "failed: out of memory, alone on a GPU of 79 GiB"
+    with gpu_memory.shared(), timing.stopped(), pytest.raises(torch.OutOfMemoryError):
+        timing.gpu_times({"one": contender})
+    assert timing.failure(ValueError("no")) == "failed: ValueError: no"
+    for error in (RuntimeError("CUDA error: out of memory"), RuntimeError("Triton Error [CUDA]: out of memory")):
+        assert gpu_memory.ran_out(error)
+    assert not gpu_memory.ran_out(RuntimeError("out of resource: shared memory, Required: 262144"))
+
+
+def beyond_declared(folder):
+    """Records of studies that took more memory beside others than is declared, and how many say what they took."""
+    studies, said = measure.all_studies(), 0
+    for path in sorted(folder.glob("*/*.json")):
+        took = json.loads(path.read_text()).get("parameters", {}).get("gpu_bytes", {}).get("beside", 0)
+        said += took > 0
+        if took > studies[path.stem].gpu_bytes if path.stem in studies else 0:
+            yield f"{path.parent.name}/{path.stem}: {took / GIB:.2f} GiB, {studies[path.stem].gpu_gib} declared"
+
+
+def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
+    assert list(beyond_declared(records.MEASUREMENTS)) == []
+    (tmp_path / "a-gpu").mkdir()
+    told = {"parameters": {"gpu_bytes": {"beside": 9 * GIB, "alone": 60 * GIB}}}
+    for study in ("dense", "te_kernels"):
+        (tmp_path / "a-gpu" / f"{study}.json").write_text(json.dumps(told))
+    assert list(beyond_declared(tmp_path)) == ["a-gpu/dense: 9.00 GiB, 5 declared"]
+
+
+# ------------------------------------------------------------------------------------------- all studies
+
+
 @pytest.fixture
-def side_by_side(monkeypatch):
+def as_on_a_gpu(monkeypatch):
     """As on a GPU, but in this process; returns a list to which every study adds (name, how the clock goes)."""
     ran, clock = [], timing.gpu_times
 
-    def spread(plain, kernels):
-        return iter([function(*arguments) for function, arguments in kernels])
+    def run(jobs, free_bytes):
+        return [(job, job.function(*job.arguments)) for job in jobs]
 
     def study(name, *, smoke=False):
         how = {clock.__name__: "runs", "_called": "stopped", "_refuse": "refused"}[timing.gpu_times.__name__]
@@ -41,12 +165,18 @@ def side_by_side(monkeypatch):
     def timed(found, *, smoke=False):
         return study("timed part").assign(facts=found.get("facts"))
 
-    known = {name: partial(study, name) for name in ("one", measure.SPREAD, "precision", "memory")}
-    known["parts"] = PartlyTimed(untimed, timed)
+    known = {
+        name: Study(partial(study, name), gpu_gib=1, timed=name == "one") for name in ("one", "precision", "memory")
+    }
+    known["parts"] = Study(timed, untimed=untimed, gpu_gib=2)
+    known["sweep"] = Study(partial(study, "sweep"), gpu_gib=1, wide=True)
     monkeypatch.setattr(measure, "all_studies", lambda: known)
-    monkeypatch.setattr(measure, "spread", spread)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(measure, "side_by_side", run)
+    monkeypatch.setattr(gpu_memory, "watch", lambda: None)
+    monkeypatch.setattr(gpu_memory, "peak_reserved", lambda: 3 * GIB)
     monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    for name, answer in (("is_available", True), ("mem_get_info", (80 * GIB, 80 * GIB)), ("get_device_name", "a GPU")):
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     return ran
 
 
@@ -54,42 +184,131 @@ def recorded(directory, study):
     return pd.read_csv(directory / "a-gpu" / f"{study}.csv")
 
 
-def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_path, side_by_side):
-    measure.measure(tmp_path)
+def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_path, as_on_a_gpu):
+    assert set(measure.measure(tmp_path, build=tmp_path)) == {"one", "precision", "memory", "parts"}
     parts = [("untimed part", "refused")]
-    compiled = [("one", "stopped"), ("timed part", "stopped")]
-    untimed = [("precision", "refused"), ("memory", "refused"), (measure.SPREAD, "runs")]
-    assert side_by_side[:6] == parts + compiled + untimed  # the longest first; what spreads itself begins at once too
-    assert side_by_side[6:] == [("one", "runs"), ("timed part", "runs")]
+    compiled = [("one", "stopped"), ("timed part", "stopped")]  # the smallest first
+    untimed = [("precision", "refused"), ("memory", "refused")]
+    assert as_on_a_gpu[:5] == parts + compiled + untimed
+    assert as_on_a_gpu[5:] == [("one", "runs"), ("timed part", "runs")]
     assert recorded(tmp_path, "parts").facts.tolist() == [7]
-    assert all(len(recorded(tmp_path, name)) for name in measure.all_studies())
+    parameters = records.load("parts", tmp_path).provenance["parameters"]
+    assert parameters["gpu_bytes"] == {"beside": 3 * GIB, "alone": 3 * GIB}
 
 
-def test_one_study_alone_and_a_trial_run_in_this_process(tmp_path, side_by_side):
-    measure.measure(tmp_path, only=["parts"])
-    measure.measure(tmp_path, smoke=True, only=["one", "precision"])
-    assert side_by_side == [(name, "runs") for name in ("untimed part", "timed part", "one", "precision")]
+def test_more_memory_than_declared_is_said(tmp_path, as_on_a_gpu, capsys):
+    measure.measure(tmp_path, build=tmp_path)
+    assert "parts: 1 rows, 0.0 s (took 3.0 GiB beside others, 2.0 are declared)" in capsys.readouterr().out
+
+
+def test_one_study_alone_and_a_trial_run_in_this_process(tmp_path, as_on_a_gpu):
+    measure.measure(tmp_path, only=["parts"], build=tmp_path)
+    measure.measure(tmp_path, smoke=True, only=["one", "precision"], build=tmp_path)
+    assert as_on_a_gpu == [(name, "runs") for name in ("untimed part", "timed part", "one", "precision")]
     assert recorded(tmp_path, "parts").facts.tolist() == [7]
 
 
-def test_what_fails_beside_others_is_measured_again(tmp_path, monkeypatch, side_by_side, capsys):
-    def out_of_memory(*, smoke=False):
+@pytest.mark.parametrize("how", ["raised", "recorded", "caught"])
+def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_path, monkeypatch, as_on_a_gpu, capsys):
+    """Whether it raises, becomes a contender's status, or is caught by what is measured and told in words."""
+
+    def short_of_memory(*, smoke=False):
         if timing.gpu_times.__name__ == "_refuse":
-            raise MemoryError
-        return pd.DataFrame({"cell": ["alone"]})
+            if how == "raised":
+                raise OUT_OF_MEMORY
+            status = timing.failure(OUT_OF_MEMORY) if how == "recorded" else f"it raised {OUT_OF_MEMORY}"
+            return pd.DataFrame({"cell": ["beside"], "status": [status]})
+        return pd.DataFrame({"cell": ["alone"], "status": ["ok"]})
 
-    known = measure.all_studies() | {"memory": out_of_memory}
-    known["parts"] = PartlyTimed(out_of_memory, lambda found, *, smoke=False: pd.DataFrame({"cell": ["alone"]}))
+    studies = {"memory": Study(short_of_memory, gpu_gib=1, timed=False)}
+    if how != "caught":  # what an untimed part finds is no table
+        studies["parts"] = Study(lambda found, *, smoke=False: short_of_memory(), untimed=short_of_memory, gpu_gib=1)
+    known = measure.all_studies() | studies
     monkeypatch.setattr(measure, "all_studies", lambda: known)
-    measure.measure(tmp_path)
-    for name in ("memory", "parts"):
+    measure.measure(tmp_path, build=tmp_path)
+    for name in studies:
         assert recorded(tmp_path, name).cell.tolist() == ["alone"]
     said = capsys.readouterr()
-    assert said.out.count("MemoryError") == 2 and not said.err
+    assert said.out.count("out of memory") == len(studies) and not said.err
+    assert not any("memory" in path.read_text() for path in tmp_path.glob("a-gpu/*.csv"))
 
 
-def test_the_untimed_are_studies():
-    assert set(measure.UNTIMED) <= measure.all_studies().keys()
+def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch, as_on_a_gpu):
+    def run(jobs, free_bytes):
+        return [
+            (job, DoesNotFit("too large") if job.name == "memory" else job.function(*job.arguments)) for job in jobs
+        ]
+
+    monkeypatch.setattr(measure, "side_by_side", run)
+    measure.measure(tmp_path, build=tmp_path)
+    assert as_on_a_gpu.count(("memory", "runs")) == 1 and ("memory", "refused") not in as_on_a_gpu
+
+
+# ------------------------------------------------------------------------------------------- interrupted
+
+
+def interrupted(monkeypatch, at):
+    """The studies with one that is interrupted once."""
+    known = measure.all_studies()
+
+    def study(*found, smoke=False):
+        if timing.gpu_times.__name__ == "gpu_times":
+            monkeypatch.setattr(measure, "all_studies", lambda: known)
+            raise KeyboardInterrupt
+        return known[at].table(*found, smoke=smoke)
+
+    monkeypatch.setattr(measure, "all_studies", lambda: known | {at: dataclasses.replace(known[at], table=study)})
+
+
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path, monkeypatch, as_on_a_gpu, capsys):
+    known = measure.all_studies()
+    two = {"two": dataclasses.replace(known["one"], table=partial(known["one"].table.func, "two"))}
+    monkeypatch.setattr(measure, "all_studies", lambda: known | two)
+    interrupted(monkeypatch, "two")
+    with pytest.raises(KeyboardInterrupt):
+        measure.measure(tmp_path, build=tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("a-gpu/*.csv")}
+    assert "two.csv" not in before and {"one.csv", "precision.csv", "memory.csv"} <= before.keys()
+    as_on_a_gpu.clear()
+    assert set(measure.measure(tmp_path, build=tmp_path)) == {"one", "two", "parts", "precision", "memory"}
+    assert as_on_a_gpu == [("two", "runs")]
+    assert "going on where a run was interrupted: 4 of 5 studies are measured" in capsys.readouterr().out
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("a-gpu/*.csv")}
+    assert {name: after[name] for name in before} == before
+    as_on_a_gpu.clear()
+    measure.measure(tmp_path, build=tmp_path)  # that run was finished
+    assert ("one", "runs") in as_on_a_gpu and not list(tmp_path.glob("unfinished*"))
+
+
+@pytest.mark.parametrize("change", ["code", "kernels", "gpu", "studies", "record"])
+def test_what_another_state_has_measured_does_not_count(change, tmp_path, monkeypatch, as_on_a_gpu):
+    interrupted(monkeypatch, "parts")
+    with pytest.raises(KeyboardInterrupt):
+        measure.measure(tmp_path, build=tmp_path)
+    as_on_a_gpu.clear()
+    match change:
+        case "code":
+            monkeypatch.setattr(unfinished, "code_hash", lambda: "other code")
+        case "kernels":
+            monkeypatch.setattr(records, "kernels_hash", lambda: "other kernels")
+        case "gpu":
+            monkeypatch.setattr(records, "_gpu", lambda: {"name": "another GPU"})
+        case "record":
+            (tmp_path / "a-gpu" / "one.csv").write_text("cell\nanother\n")
+    measure.measure(tmp_path, build=tmp_path, only=["one", "precision"] if change == "studies" else None)
+    assert as_on_a_gpu.count(("one", "runs")) == 1
+
+
+def test_progress_says_how_much_is_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+    progress = measure.Progress(["a", "b", "c"], ["a"], {"a": (5, 9), "b": (30, 60), "c": (20, 100)})
+    progress.beside(["b", "c"])
+    now[0] += 10
+    assert progress.left == "0:10 so far, about 3:00 left"
+    now[0] += 75
+    assert progress.done("c") == "2/3"
+    assert progress.left == "1:25 so far, about 1:00 left"
 
 
 def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_path, monkeypatch, capsys):
@@ -102,18 +321,22 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
     def absent(*, smoke):
         raise verdicts.Unavailable("no GPU")
 
-    known = {"broken": broken, "absent": absent, "good": good}
+    def senseless(*, smoke):
+        return pd.DataFrame({"median_us": [-1.0]})
+
+    found = {"broken": broken, "absent": absent, "good": good, "senseless": senseless}
+    known = {name: Study(table, gpu_gib=0) for name, table in found.items()}
     monkeypatch.setattr(measure, "all_studies", lambda: known)
-    with pytest.raises(RuntimeError, match="not measured, for the reasons above: broken$"):
-        measure.measure(tmp_path, smoke=True)
+    with pytest.raises(RuntimeError, match="not measured, for the reasons above: broken, senseless; the next"):
+        measure.measure(tmp_path, smoke=True, build=tmp_path)
     assert records.load("good", tmp_path).frame.smoke.tolist() == [True]
-    assert not list(tmp_path.glob("*/absent*")) and not list(tmp_path.glob("*/broken*"))
+    assert {path.stem for path in tmp_path.glob("*/*")} == {"good"}
     said = capsys.readouterr()
-    assert "not measured: no GPU" in said.out and "of a ratio" in said.err
-    measure.measure(tmp_path, only=["good"])
+    assert "not measured: no GPU" in said.out and "of a ratio" in said.err and "expected times above 0" in said.err
+    measure.measure(tmp_path, only=["good"], build=tmp_path)
     assert records.load("good", tmp_path).frame.smoke.tolist() == [False]
-    monkeypatch.setattr(measure, "ON_REQUEST", ("broken", "good"))
-    measure.measure(tmp_path, smoke=True)  # neither raises nor writes
+    known |= {name: dataclasses.replace(known[name], wide=True) for name in ("broken", "good", "senseless")}
+    measure.measure(tmp_path, smoke=True, build=tmp_path)  # neither raises nor writes
     assert records.load("good", tmp_path).frame.smoke.tolist() == [False]
     with pytest.raises(ValueError, match="only: expected names out of .*, got .'nothing'"):
-        measure.measure(tmp_path, only=["nothing"])
+        measure.measure(tmp_path, only=["nothing"], build=tmp_path)

@@ -2,11 +2,16 @@
 
 import ast
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("papermill")
+
+from ropelab.bench import records  # noqa: E402
+from ropelab.study import parameters, runner  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_CODE_LINES = 160
@@ -65,6 +70,65 @@ def test_records_are_the_committed_ones_unless_told_otherwise(notebook):
         assert ast.literal_eval(declared["records"]) == "../data/measurements"
     others = [cell.source for cell in code_cells(notebook) if cell is not parameters]
     assert not any("data/measurements" in source for source in others)
+
+
+def test_every_parameter_is_checked_before_anything_runs(notebook):
+    first, second = code_cells(notebook)[:2]
+    declared = {statement.target.id for statement in ast.parse(first.source).body}
+    calls = [node for node in ast.walk(ast.parse(second.source)) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if ast.unparse(call.func).startswith("parameters.")]
+    checked = {word.arg for call in calls for word in call.keywords}
+    for call in calls:
+        if ast.unparse(call.func) == "parameters.chosen_records":
+            checked |= {argument.id for argument in call.args}
+    assert checked == declared
+    uses = [node.lineno for node in ast.walk(ast.parse(second.source))
+            if isinstance(node, ast.Name) and node.id in declared and isinstance(node.ctx, ast.Load)]  # fmt: skip
+    assert min(uses) >= min(call.lineno for call in calls), "a parameter is used before any is checked"
+
+
+@pytest.mark.parametrize(
+    "check, said",
+    [
+        (lambda: parameters.truths(smoke="no"), "smoke: expected True or False, got 'no'"),
+        (lambda: parameters.truths(smoke=0), "smoke: expected True or False, got 0"),
+        (lambda: parameters.integers(1, seq_len=0), "seq_len: expected an integer of at least 1, got 0"),
+        (lambda: parameters.integers(1, seq_len=2.0), "seq_len: expected an integer of at least 1, got 2.0"),
+        (lambda: parameters.integers(1, seq_len=True), "seq_len: expected an integer of at least 1, got True"),
+        (lambda: parameters.integers(2, 2, rotary_dim=7), "rotary_dim: .*at least 2, divisible by 2, got 7"),
+        (lambda: parameters.positive_numbers(base=float("nan")), "base: expected a number above 0, got nan"),
+        (lambda: parameters.positive_numbers(base="5e5"), "base: expected a number above 0, got '5e5'"),
+        (lambda: parameters.lists(partial(parameters.integers, 0, 4), lengths=[8, 2]), r"lengths\[1\]: .*by 4, got 2"),
+        (lambda: parameters.lists(partial(parameters.integers, 1), 2, heads=[8]), "heads: expected a list of 2 items"),
+        (lambda: parameters.lists(partial(parameters.integers, 1), heads="82"), "heads: expected a list, got '82'"),
+        (lambda: parameters.lists(partial(parameters.integers, 1), heads=[]), "heads: expected .* at least one item"),
+        (lambda: parameters.chosen_records("nowhere", ""), "records: expected a directory .* got 'nowhere'"),
+        (lambda: parameters.chosen_records(str(records.MEASUREMENTS), 7), "gpu: expected a word, got 7"),
+        (lambda: parameters.chosen_records(str(records.MEASUREMENTS), "nvidia-l4"), r"gpu: expected one of \['nvidia-"),
+    ],
+)  # fmt: skip
+def test_a_wrong_parameter_is_named(check, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        check()
+
+
+@pytest.mark.parametrize(
+    "name, given, said",
+    [
+        ("01", {"smoke": "no"}, "smoke: expected bool, got 'no'"),
+        ("01", {"seq_len": True}, "seq_len: expected int, got True"),
+        ("04", {"lengths": 8}, "lengths: expected list, got 8"),
+        ("06", {"base": "5e5"}, "base: expected float, got '5e5'"),
+        ("09", {"smoke": True}, "has no parameter smoke; it declares gpu, head_size, heads, records, tokens"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_a_kernel_starts(name, given, said, tmp_path):
+    source = next(path for path in NOTEBOOKS if path.name.startswith(name))
+    with pytest.raises((TypeError, ValueError), match=said):
+        runner.run_notebook(source, tmp_path, given)
+    assert not list(tmp_path.iterdir())
+    if name == "06":
+        runner.check_parameters(source, {"base": 10000})
 
 
 def test_headings_tell_what_the_sections_say(notebook):

@@ -8,9 +8,9 @@ import torch
 
 import ropelab
 import ropelab.positions
-import ropelab.prepared
-from ropelab.kernels import NO_POSITION, positions_torch, positions_triton, rotate_torch
-from ropelab.kernels.positions_torch import INVALID_POSITION, Shard
+from ropelab.kernels import NO_POSITION, backend
+from ropelab.kernels.positions_torch import Shard
+from ropelab.kernels.rotation import INVALID_POSITION
 from ropelab.positions import CHUNKS, PackedSequences, context_parallel_positions
 from ropelab.seq_format import DENSE_FORMATS, SEQ_AXIS
 from tests.support import draw
@@ -20,14 +20,6 @@ SHARDINGS = [(1, "dual"), (1, "contiguous"), (2, "dual"), (2, "contiguous"), (4,
 INDEX_DTYPES = [torch.int32, torch.int64]
 
 shardings = pytest.mark.parametrize(("cp_size", "chunks"), SHARDINGS)
-
-
-@pytest.fixture
-def device(device, monkeypatch):
-    """As everywhere, and positions take the same path as the rotation."""
-    if ropelab.prepared.backend_for(torch.empty(0, device=device)) is rotate_torch:
-        monkeypatch.setattr(ropelab.positions, "INTERPRETED", False)
-    return device
 
 
 def shares(length: int, cp_size: int, cp_rank: int, chunks: str) -> list[int]:
@@ -192,8 +184,7 @@ def test_bad_contents_are_named_on_the_cpu_and_loud_on_a_gpu(device, cu, total, 
 
 def unchecked(device, *arguments) -> torch.Tensor:
     """Positions from contents that nobody has checked, as on a GPU."""
-    on_torch = ropelab.prepared.backend_for(torch.empty(0, device=device)) is rotate_torch
-    return (positions_torch if on_torch else positions_triton).packed_positions(*arguments)
+    return backend("positions", torch.empty(0, device=device)).packed_positions(*arguments)
 
 
 def test_one_bad_length_among_thousands_is_found(device):
@@ -229,7 +220,7 @@ def test_garbage_is_never_followed(device, dtype):
 
 def test_positions_beyond_int32_are_named_on_the_cpu_and_loud_on_a_gpu(device):
     """The last that fit are served; beyond them, the tokens at fault alone are out of every table's range."""
-    top, bottom = 2**31 - 1, -(2**31) + 1
+    top, bottom = 2**31 - 1, INVALID_POSITION + 1
     cu = cumulative([3, 3])
     fits = torch.tensor([top - 2, bottom])
     packed = PackedSequences(cu.to(device), 6, offsets=fits.to(device))
@@ -240,7 +231,7 @@ def test_positions_beyond_int32_are_named_on_the_cpu_and_loud_on_a_gpu(device):
     for start, positions in (
         (top - 1, [top - 1, top, bad]),
         (top + 1, [bad] * 3),
-        (bottom - 2, [bad, bad, bottom]),
+        (bottom - 1, [bad, bottom, bottom + 1]),
         (2**63 - 2, [bad] * 3),
         (-(2**63), [bad] * 3),
     ):
@@ -260,21 +251,21 @@ BAD_ARGUMENTS = [
     ("cu_seqlens", CU[None], ValueError, r"shape \[sequences \+ 1\], got \(1, 4\)"),
     ("cu_seqlens", CU[0], ValueError, r"shape \[sequences \+ 1\], got \(\)"),
     ("cu_seqlens", CU[:0], ValueError, r"shape \[sequences \+ 1\], at least one element, got \(0,\)"),
-    ("total_tokens", 12.0, TypeError, "an int, got float"),
-    ("total_tokens", CU[-1], TypeError, "an int, got Tensor"),
-    ("total_tokens", -1, ValueError, "at least 0, got -1"),
-    ("offsets", None, TypeError, "a torch.Tensor, got NoneType"),
+    ("total_tokens", 12.0, TypeError, "an integer, got float 12.0"),
+    ("total_tokens", CU[-1], TypeError, "an integer, got Tensor"),
+    ("total_tokens", -1, ValueError, "an integer >= 0 and < 2147483648, got -1"),
+    ("offsets", None, TypeError, "an integer, got None"),
     ("offsets", torch.zeros(3), TypeError, "one of int32, int64, got float32"),
     ("offsets", CU[:2], ValueError, r"shape \(3,\), one for each sequence, got \(2,\)"),
     ("offsets", CU[None, :3], ValueError, r"shape \(3,\), one for each sequence, got \(1, 3\)"),
     ("offsets", CU[:3].to("meta"), ValueError, "cu_seqlens' device cpu, got meta"),
-    ("offsets", 2**31, ValueError, "a position within int32, got 2147483648"),
-    ("offsets", -(2**31) - 1, ValueError, "a position within int32, got -2147483649"),
+    ("offsets", 2**31, ValueError, "an integer >= -2147483648 and < 2147483648, got 2147483648"),
+    ("offsets", -(2**31) - 1, ValueError, "an integer >= -2147483648 and < 2147483648, got -2147483649"),
     ("offsets", 2**31 - 4, ValueError, r"positions within int32, got 2147483644 for a length of 8 \(sequence 2\)"),
-    ("cp_size", 0, ValueError, "at least 1, got 0"),
-    ("cp_size", "2", TypeError, "an int, got str"),
+    ("cp_size", 0, ValueError, "an integer >= 1 and < 2147483648, got 0"),
+    ("cp_size", "2", TypeError, "an integer, got str '2'"),
     ("cp_rank", 1, ValueError, "a rank below cp_size = 1, got 1"),
-    ("cp_rank", -1, ValueError, "at least 0, got -1"),
+    ("cp_rank", -1, ValueError, "an integer >= 0, got -1"),
     ("chunks", "striped", ValueError, r"one of \('dual', 'contiguous'\), got 'striped'"),
 ]
 
@@ -288,13 +279,13 @@ def test_bad_arguments_are_refused_by_name(argument, value, error, expected):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((-4, 2, 0), ValueError, "seq_len: expected at least 0, got -4"),
-        ((8.0, 2, 0), TypeError, "seq_len: expected an int, got float"),
+        ((-4, 2, 0), ValueError, "seq_len: expected an integer >= 0, got -4"),
+        ((8.0, 2, 0), TypeError, "seq_len: expected an integer, got float 8.0"),
         ((6, 2, 0), ValueError, r"seq_len: expected a multiple of 2 \* cp_size = 4, at most 2\*\*31, got 6"),
         ((7, 2, 0, "contiguous"), ValueError, r"seq_len: expected a multiple of cp_size = 2, at most 2\*\*31, got 7"),
         ((2**31 + 4, 2, 0), ValueError, r"seq_len: expected a multiple of .*, at most 2\*\*31, got 2147483652"),
         ((8, 2, 2), ValueError, "cp_rank: expected a rank below cp_size = 2, got 2"),
-        ((8, 0, 0), ValueError, "cp_size: expected at least 1, got 0"),
+        ((8, 0, 0), ValueError, "cp_size: expected an integer >= 1 and < 2147483648, got 0"),
         ((8, 2, 0, "zigzag"), ValueError, "chunks: expected one of .* got 'zigzag'"),
     ],
 )
@@ -311,7 +302,7 @@ def test_what_is_wrong_is_not_rotated_by_guess(device):
     cos, sin = ropelab.rotary_table(8, 8, device=device)
     options = {"cos": cos, "sin": sin, "seq_format": "thd", "positions": positions}
     if device == "cpu":
-        with pytest.raises(ValueError, match=r"positions: expected .* got 2147483647"):
+        with pytest.raises(ValueError, match=r"positions: expected .* got -2147483647"):
             ropelab.apply_rope(q, **options)
     else:
         assert ropelab.apply_rope(q, **options).isnan().all()

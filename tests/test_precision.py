@@ -409,9 +409,8 @@ def test_models_sentence_counts():
 
 
 def test_the_record_of_a_gpu_is_drawn_with_what_is_missing(gpu_frame, tmp_path):
-    assert findings.recorded(tmp_path) is None
     records.write("precision", gpu_frame, tmp_path)
-    record = findings.recorded(tmp_path)
+    record = records.load("precision", tmp_path)
     fig = figures.on_gpu(record.frame, record.footer)
     assert title(fig) == findings.gpu_sentence(record.frame)
     assert re.search(r"24\d turns with TF32 matmul, 0.\d+ rad with fast-math sincos, 0.2 rad with fp32", title(fig))

@@ -1,11 +1,18 @@
-"""README.md says what the records say, and what is derived."""
+"""README.md says what the records say, and what is derived; its code runs."""
 
 import math
 import re
+import shlex
+import sys
+
+import pytest
+import torch
+import typer
 
 from ropelab.frequencies import inverse_frequencies
 from ropelab.study import precision_findings, shortfalls, summary
 from ropelab.study.precision import METHODS
+from tests.environments import ROOT, run
 
 TEXT = summary.README.read_text()
 
@@ -82,7 +89,61 @@ def test_the_table_of_precision_is_derived():
     assert written == found
 
 
+# What a block takes for granted, by a name in it that no block before it made.
+GIVEN = {
+    "model": """
+from transformers import LlamaConfig, LlamaForCausalLM
+model = LlamaForCausalLM(LlamaConfig(
+    hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=32,
+))
+""",
+    "my_rope": "from ropelab.conformance.faults.correct import flash_attn as my_rope",
+}
+
+
+def code_blocks(language: str) -> list[tuple[int, str]]:
+    """(first line, code) of every block of the language."""
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    return [(TEXT[: block.start(1)].count("\n"), block.group(1)) for block in found]
+
+
+def test_python_runs_from_top_to_bottom(tmp_path):
+    """In one process, as somebody who types the blocks in; without a GPU on the CPU."""
+    pytest.importorskip("transformers")
+    blocks, given = code_blocks("python"), dict(GIVEN)
+    assert len(blocks) == TEXT.count("```python") >= 8
+    script = ["here = {}"]
+    for line, code in blocks:
+        if not torch.cuda.is_available():
+            code = code.replace('device="cuda"', 'device="cpu"')
+        for name in [name for name in given if re.search(rf"\b{name}\b", code)]:
+            script.append(f"exec({given.pop(name)!r}, here)")
+        # A traceback names README.md and its line.
+        script.append(f"exec(compile({chr(10) * line + code!r}, {str(summary.README)!r}, 'exec'), here)")
+    assert not given, f"{list(given)}: expected in a block, found in none"
+    script.append("assert here['report'].passed, here['report'].failed")
+    (tmp_path / "readme.py").write_text("\n".join(script))
+    run(sys.executable, tmp_path / "readme.py", cwd=tmp_path, PYTHONPATH=str(ROOT))
+
+
 def test_commands_exist():
-    makefile = (summary.README.parent / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     named = {line.split("`")[1].split()[1] for line in TEXT.splitlines() if line.startswith("| `make")}
-    assert named and all(f"\n{name}: " in makefile for name in named)
+    commands = [shlex.split(line, comments=True) for _, block in code_blocks("sh") for line in block.splitlines()]
+    named |= {command[1] for command in commands if command[0] == "make"}
+    assert {"reproduce", "test", "check"} <= named
+    assert not [name for name in named if f"\n{name}: " not in makefile]
+    assert not [command for command in commands if command[0] not in ("make", "pip", "ropelab")]
+    gates = (ROOT / ".ci" / "run").read_text()
+    assert all(f"\nmake {name}\n" in gates for name in ("test", "check", "smoke"))
+
+
+def test_the_command_line_has_what_is_named():
+    from ropelab.conformance.cli import app
+    from ropelab.conformance.conventions import CONVENTIONS
+
+    section = TEXT.partition("## Is a RoPE right?")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(CONVENTIONS)
+    options = {name for option in typer.main.get_command(app).commands["verify"].params for name in option.opts}
+    named = set(re.findall(r"--[a-z][a-z-]*", section))
+    assert "--convention" in named and named <= options, named - options

@@ -110,10 +110,11 @@ def test_the_report_opens_with_the_ledger_of_every_document(study):
 
 
 def test_a_ledger_that_fails_hides_no_other(monkeypatch):
-    def judged(*, document):
+    def judged(*, document, records, compute=None):
         if document == "bad":
             raise KeyError("no such column")
-        row = {"id": "AA-01", "statement": "It is $x$.", "verdict": "refuted", "note": None, "published": 2.0}
+        row = {"id": "AA-01", "statement": "It is $x$.", "verdict": "refuted", "note": None, "published": 2.0,
+               "on_gpu": False, "measured": "", "document": document}  # fmt: skip
         return pd.DataFrame([row])
 
     monkeypatch.setattr(verdicts, "ledger", judged)
@@ -184,3 +185,10 @@ def test_doctor_names_what_is_missing():
     assert doctor.missing(["pytest>=1"]) == []
     lacking = doctor.missing(["pytest>=999", "surely-not-installed>=1"])
     assert lacking[0].startswith("pytest>=999 (found ") and lacking[1] == "surely-not-installed>=1"
+
+
+def test_doctor_reads_markers():
+    """Triton is required where it has wheels."""
+    there, elsewhere = f"sys_platform == {sys.platform!r}", "sys_platform == 'elsewhere'"
+    assert doctor.missing([f"surely-not-installed>=1; {there}"]) == ["surely-not-installed>=1"]
+    assert doctor.missing([f"surely-not-installed>=1; {elsewhere}"]) == []

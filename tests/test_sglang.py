@@ -11,10 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-import ropelab.prepared
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
-from ropelab.kernels import rotate_torch
 from ropelab.layout import LAYOUTS, join, pairs
 from ropelab.study.figures import draw
 from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, rules, steps
@@ -233,11 +231,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def torch_backend(monkeypatch):
-    monkeypatch.setattr(ropelab.prepared, "backend_for", lambda x: rotate_torch)  # the interpreter is slow
-
-
 # ----------------------------------------------------------------------------------------------- the evidence
 
 
@@ -355,10 +348,10 @@ def stubbed(monkeypatch):
         for name, prepare in prepared.items():
             try:
                 prepare()[0]()
-                rows.append({"contender": name, "status": "ok", "median_us": 1.0})
+                rows.append({"contender": name, "status": "ok", "median_us": 1.0, "q20_us": 1.0, "q80_us": 1.0})
             except Exception as error:
                 rows.append({"contender": name, "status": timing.failure(error)})
-        return pd.DataFrame(rows, columns=["contender", "status", "median_us"])
+        return pd.DataFrame(rows, columns=["contender", "status", "median_us", "q20_us", "q80_us"])
 
     def apply_rotary(x, cos, sin, interleaved=False, inplace=False):
         assert inplace

@@ -1,11 +1,15 @@
 """What PyTorch does with a function besides calling it: compile, trace, checkpoint, autocast, differentiate."""
 
+import itertools
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch._dynamo.testing
 
 import ropelab
 from ropelab import ops
+from ropelab.kernels import INTERPRETED, uses_triton
 from tests.support import assert_rotated, draw
 
 
@@ -65,19 +69,16 @@ def test_compiles_once_for_any_number_of_tokens(device, compiler, where):
     assert compiler.counter.frame_count == 2
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-def test_operators_pass_opcheck(device, inplace):
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_operators_pass_opcheck(device, overwrites):
     q, k, cos, sin = inputs(device)
     positions = torch.randint(-35, 36, (2, 5), device=device)
     for xs in ([q], [q, k], [q.transpose(1, 2), k.transpose(1, 2)]):
         seq_format = "bhsd" if xs[0].shape[1] == 3 else "bshd"
         for given, is_offset in ((None, False), (positions, False), (positions[:, 0], True)):
             arguments = (xs, cos, sin, given, 0, "split_half")
-            if inplace:
-                torch.library.opcheck(ops._rotate_in_place, (*arguments, seq_format, None, is_offset, False, False))
-            else:
-                options = "interleaved", seq_format, (2, 14), is_offset, True, False
-                torch.library.opcheck(ops._rotate, (*arguments, *options))
+            options = "interleaved", seq_format, (2, 14), is_offset, True, False, overwrites
+            torch.library.opcheck(ops._rotate, (*arguments, *options))
 
 
 def test_traces_with_fake_tensors(device):
@@ -151,8 +152,200 @@ def test_forward_over_reverse(device):
     torch.testing.assert_close(product, v)
 
 
-def test_overwriting_is_refused_where_autograd_cannot_follow(device):
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_overwriting_is_refused_under_transforms(device, transform):
     q, _, cos, sin = inputs(device)
-    for transform in (torch.func.grad, torch.func.vmap):
-        with pytest.raises((NotImplementedError, RuntimeError), match="inplace|vmap"):
-            transform(lambda x: ropelab.apply_rope(x, cos=cos, sin=sin, inplace=True).sum())(q)
+    with pytest.raises(NotImplementedError, match="inplace: expected False under torch.func transforms"):
+        transform(lambda x: ropelab.apply_rope(x, cos=cos, sin=sin, inplace=True).sum())(q)
+
+
+# name -> (axes of q, k, cos, sin and positions along which the examples lie), None: examples share it
+BATCHED = {
+    "q and k": (0, 0, None, None, None),
+    "q alone, another axis": (2, None, None, None, None),
+    "k along the last axis": (None, -1, None, None, None),
+    "tables": (None, 0, 0, 1, None),
+    "positions": (0, 0, None, None, 1),
+    "positions alone": (None, None, None, None, 0),
+    "all": (1, 0, 2, 0, 0),
+}
+
+
+KINDS = "rows", "positions [S]", "positions [1, S]", "positions [B, S]", "offsets"
+
+
+@pytest.mark.parametrize("seq_format", ["bshd", "sbhd", "bhsd", "thd"])
+def test_vmap_is_a_loop(device, seq_format):
+    every = list(itertools.product(BATCHED, KINDS))
+    interpreted = INTERPRETED and uses_triton(torch.empty(0, device=device))
+    for name, kind in every[:: 9 if interpreted else 1]:  # the interpreter is slow
+        hold_vmap_to_a_loop(device, name, seq_format, kind)
+
+
+def hold_vmap_to_a_loop(device, name, seq_format, kind):
+    q_dim, k_dim, cos_dim, sin_dim, positions_dim = BATCHED[name]
+    batch, examples = 1 if seq_format == "thd" else 2, 3
+    if kind == "rows" and positions_dim is not None:
+        positions_dim = None
+        if name == "positions alone":
+            q_dim = 0
+
+    def made(dim, make):
+        return make() if dim is None else torch.stack([make() for _ in range(examples)], dim)
+
+    def tables():  # of each batch where the format has batches, of all otherwise
+        return torch.randn(40, 6, device=device) if seq_format == "thd" else torch.randn(2, 40, 6, device=device)
+
+    shapes = {"positions [S]": (5,), "positions [1, S]": (1, 5), "positions [B, S]": (batch, 5), "offsets": (batch,)}
+    arguments = [
+        made(q_dim, lambda: draw(batch, 5, 3, 16, seq_format=seq_format, device=device)),
+        made(k_dim, lambda: draw(batch, 5, 1, 16, seq_format=seq_format, device=device)),
+        made(cos_dim, tables), made(sin_dim, tables),
+        None if kind == "rows" else made(positions_dim, lambda: torch.randint(-30, 30, shapes[kind], device=device)),
+    ]  # fmt: skip
+    dims = (q_dim, k_dim, cos_dim, sin_dim, positions_dim)
+
+    def rope(q, k, cos, sin, positions):
+        where = {"offsets": positions} if kind == "offsets" else {"positions": positions}
+        where = {} if positions is None else where
+        return ropelab.apply_rope(q, k, cos=cos, sin=sin, seq_format=seq_format, **where)
+
+    actual = torch.func.vmap(rope, dims)(*arguments)
+    loop = [
+        rope(*(x if d is None else x.select(d, i) for x, d in zip(arguments, dims, strict=True)))
+        for i in range(examples)
+    ]
+    for a, expected in zip(actual, zip(*loop, strict=True), strict=True):
+        assert torch.equal(a, torch.stack(expected))
+
+
+def test_vmap_within_vmap_and_over_gradients(device):
+    q, _, cos, sin = inputs(device)
+    q = torch.stack([q, 2 * q])
+
+    def loss(x):  # of one sequence, [S, H, D]
+        return ropelab.apply_rope(x, cos=cos, sin=sin, seq_format="thd").sin().sum()
+
+    grads = torch.func.vmap(torch.func.vmap(torch.func.grad(loss)))(q)
+    expected = torch.stack([torch.stack([torch.func.grad(loss)(x) for x in xs]) for xs in q])
+    assert torch.equal(grads, expected)
+
+
+def test_vmap_without_tables(device):
+    q, k, *_ = inputs(device)
+    frequencies = ropelab.rotary_frequencies(12, device=device)
+    q = torch.stack([q, 2 * q])
+    actual = torch.func.vmap(lambda q: ropelab.apply_rope(q, k, frequencies=frequencies)[0])(q)
+    assert torch.equal(actual, torch.stack([ropelab.apply_rope(x, k, frequencies=frequencies)[0] for x in q]))
+    with pytest.raises(NotImplementedError, match="frequencies: expected the same ones for all examples of vmap"):
+        torch.func.vmap(lambda f: ropelab.apply_rope(k, frequencies=f))(torch.stack([frequencies] * 2))
+
+
+def rotation_matrix(rope, x):
+    """The columns R e_i, one call each."""
+    basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device)
+    return torch.stack([rope(e.view_as(x)) for e in basis], -1)
+
+
+@pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_jacobian_is_the_matrix(device, jacobian, inverse):
+    x = torch.randn(3, 2, 8, device=device)
+    cos, sin = ropelab.rotary_table(9, 6, device=device)
+    positions = torch.tensor([4, -3, 0], device=device)
+
+    def rope(x):
+        options = {"seq_format": "thd", "positions": positions, "inverse": inverse}
+        return ropelab.apply_rope(x, cos=cos, sin=sin, **options)
+
+    actual = jacobian(rope)(x).flatten(3)
+    assert torch.equal(actual, rotation_matrix(rope, x))
+
+
+def test_jacobian_of_the_tables(device):
+    """R is linear in the tables, so its derivative along them is what a table of ones makes."""
+    x = torch.randn(2, 1, 4, dtype=torch.float64, device=device)
+    cos, sin = (torch.randn(5, 2, dtype=torch.float64, device=device) for _ in range(2))
+
+    def rope(cos, sin):
+        return ropelab.apply_rope(x, cos=cos, sin=sin, seq_format="thd")
+
+    backward = torch.func.jacrev(rope, (0, 1))(cos, sin)
+    forward = torch.func.jacfwd(rope, (0, 1))(cos, sin)
+    for b, f in zip(backward, forward, strict=True):
+        torch.testing.assert_close(b, f)
+        assert b.abs().sum() > 0
+
+
+def test_hessian(device):
+    """Of sum of (R x)^4 / 12, whose Hessian is R^T diag((R x)^2) R."""
+    x = torch.randn(2, 1, 4, dtype=torch.float64, device=device)
+    cos, sin = ropelab.rotary_table(2, 4, dtype=torch.float64, device=device)
+
+    def rope(x):
+        return ropelab.apply_rope(x, cos=cos, sin=sin, seq_format="thd")
+
+    actual = torch.func.hessian(lambda x: rope(x).pow(4).sum() / 12)(x).reshape(8, 8)
+    matrix = rotation_matrix(rope, x).reshape(8, 8)
+    torch.testing.assert_close(actual, matrix.T @ (rope(x).flatten()[:, None].square() * matrix))
+
+
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorized_jacobian_of_autograd(device, strategy):
+    """It batches gradients, or tangents, in a way of its own."""
+    x = torch.randn(3, 2, 8, device=device)
+    cos, sin = ropelab.rotary_table(3, 6, device=device)
+
+    def rope(x):
+        return ropelab.apply_rope(x, cos=cos, sin=sin, seq_format="thd")
+
+    actual = torch.autograd.functional.jacobian(rope, x, vectorize=True, strategy=strategy).flatten(3)
+    assert torch.equal(actual, rotation_matrix(rope, x))
+
+
+def test_gradients_of_many_results_at_once(device):
+    q, k, cos, sin = inputs(device)
+    leaves = q.requires_grad_(), k.requires_grad_()
+    ys = ropelab.apply_rope(*leaves, cos=cos, sin=sin)
+    cotangents = tuple(torch.randn(4, *y.shape, device=device) for y in ys)
+    actual = torch.autograd.grad(ys, leaves, cotangents, is_grads_batched=True, retain_graph=True)
+    for i in range(4):
+        expected = torch.autograd.grad(ys, leaves, [g[i] for g in cotangents], retain_graph=True)
+        for a, e in zip(actual, expected, strict=True):
+            assert torch.equal(a[i], e)
+
+
+def test_saved_tensor_hooks(device):
+    q, k, cos, sin = inputs(device)
+    leaves = q.requires_grad_(), k.requires_grad_(), cos.requires_grad_(), sin.requires_grad_()
+    weights = torch.randn_like(q), torch.randn_like(k)
+    seen, grads = [], []
+
+    def pack(x):
+        seen.append(x)
+        return x.detach().cpu().clone()
+
+    for hooks in (torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.to(device)), nullcontext()):
+        with hooks:
+            ys = ropelab.apply_rope(*leaves[:2], cos=cos, sin=sin)
+        grads.append(torch.autograd.grad(ys, leaves, weights))
+    assert len(seen) == 4
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_inference_mode(device, inplace):
+    q, k, cos, sin = inputs(device)
+    expected = ropelab.apply_rope(q, k, cos=cos, sin=sin)
+    with torch.inference_mode():
+        for _ in range(2):
+            fresh = q.clone(), k.clone()  # inference tensors
+            for actual, e in zip(ropelab.apply_rope(*fresh, cos=cos, sin=sin, inplace=inplace), expected, strict=True):
+                assert torch.equal(actual, e)
+        if inplace:
+            q, k = ropelab.apply_rope(q, k, cos=cos, sin=sin, inplace=True)
+            assert torch.equal(q, expected[0])
+    leaf = torch.randn_like(q).requires_grad_()
+    (grad,) = torch.autograd.grad(ropelab.apply_rope(leaf, cos=cos, sin=sin), leaf, expected[0])
+    assert_rotated(grad, expected[0], cos, sin, layout="split_half", inverse=True)

@@ -1,20 +1,34 @@
-"""``ropelab verify``: what it prints, its exit codes, its time."""
+"""``ropelab verify``: what it prints, its exit codes whatever the function does, its time."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from ropelab.conformance.cli import app  # noqa: E402
+from ropelab.__main__ import main  # noqa: E402
+from ropelab.conformance.child import Unusable, _load  # noqa: E402
+from ropelab.conformance.cli import EXIT_CODES, _verdict, app  # noqa: E402
+from ropelab.conformance.destination import Destination  # noqa: E402
+from ropelab.conformance.laws import LAWS  # noqa: E402
+from ropelab.conformance.process import _kill, _read, hold_apart  # noqa: E402
 
-MODULE = """
+MODULE = '''
+import atexit, builtins, ctypes, os, signal, sys, threading, time, warnings
+import numpy as np
 import torch
+
+print("all laws that apply hold")
+threading.Thread(target=time.sleep, args=(10_000,)).start()  # the process does not end by itself
+atexit.register(lambda: os._exit(1))
 
 def rope(x, positions):
     frequencies = 10000.0 ** -(torch.arange(0, x.shape[-1], 2, dtype=torch.float64, device=x.device) / x.shape[-1])
@@ -27,50 +41,332 @@ def wrong(x, positions):
 
 class Namespace:
     rope = staticmethod(rope)
-"""
+
+def meddle():
+    """Change whatever is global, and every number and function on which a verdict may rest."""
+    import ropelab.conformance.law as law, ropelab.conformance.result as result, ropelab.conformance.subject as subject
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_num_threads(1)
+    torch.equal = torch.allclose = lambda *a, **k: True
+    torch.autograd.grad = builtins.open = np.isfinite = None
+    torch.Tensor.double = lambda x: x * 0  # hides an inherited method
+    np.seterr(all="raise")
+    subject.Subject.expected = lambda self, case, *a, **k: [(0, 1e9)] * len(case.inputs)
+    law.Comparison.excess = property(lambda self: np.zeros(1))
+    result.verdict = lambda *a: "right"
+    sys.setrecursionlimit(300)
+    sys.path.clear()
+    os.chdir("/")
+    sys.stdout.close()
+    ctypes.CDLL(None).close(1)
+    warnings.simplefilter("error")
+
+def meddles(x, positions):
+    y = rope(x, positions)
+    meddle()
+    return y
+
+def meddles_wrong(x, positions):
+    y = wrong(x, positions)
+    meddle()
+    return y
+
+def raises_exit(x, positions):
+    sys.exit(0)
+
+def says_right_and_exits(x, positions):
+    said = '{"kind": "report", "passed": true, "verdict": "right", "value": {}}\\n'
+    for fd in range(1, 30):
+        try:
+            os.write(fd, said.encode())
+        except OSError:
+            pass
+    os._exit(0)
+
+def crashes(x, positions):
+    ctypes.string_at(0)
+
+def hangs(x, positions):
+    ctypes.CDLL(None).pause()  # in C, and holds on to nothing that Python could interrupt
+    while True:
+        pass
+
+def forks(x, positions):
+    os.fork()
+    return rope(x, positions)
+
+def not_here(x, positions):
+    raise NotImplementedError("CUDA alone")
+
+def wrong_then_killed(x, positions):
+    if x.dtype == torch.bfloat16:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return wrong(x, positions)
+'''
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     (tmp_path / "somebodys.py").write_text(MODULE)
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "exits.py").write_text("import sys; sys.exit(0)")
+    (tmp_path / "ends.py").write_text("import os; os._exit(0)")
+    (tmp_path / "ungrammatical.py").write_text("def rope(:")
+    (tmp_path / "asks.py").write_text("import nowhere_to_be_found")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "somebodys", raising=False)
-    return lambda *arguments: CliRunner().invoke(app, ["verify", *arguments])
+    return tmp_path
 
 
-def test_exit_code_0_and_a_row_for_each_law(run):
-    result = run("somebodys:Namespace.rope", "--convention", "plain", "--layout", "split_half")
+def run(*arguments):
+    return CliRunner().invoke(app, ["verify", *arguments])
+
+
+@pytest.fixture
+def no_process(monkeypatch):
+    """What is wrong before a process is started must not take one."""
+    monkeypatch.setattr("ropelab.conformance.cli.hold_apart", lambda *a: pytest.fail("a process was started"))
+
+
+# -------------------------------------------------------------------------------------------------- the verdicts
+
+
+def test_exit_code_0_and_a_row_for_each_law(folder):
+    """Though its module leaves a thread behind, and an exit code of its own for the end of Python."""
+    out = folder / "report.json"
+    result = run("somebodys:Namespace.rope", "--convention", "plain", "--layout", "split_half", "--json", str(out))
     assert result.exit_code == 0, result.output
     assert "definition" in result.output and "not applicable" in result.output
-    assert "all laws that apply hold" in result.output
+    assert "all laws that apply hold (" in result.output
+    report = json.loads(out.read_text())
+    assert report["passed"] and report["verdict"] == "right" and not report["stopped"]
+    by_law = {result["law"]: result for result in report["results"]}
+    assert list(by_law) == [law.name for law in LAWS.values() if law.by_default]
+    assert by_law["compile"]["status"] == "pass" and by_law["definition"]["compared"] > 0
 
 
-def test_exit_code_1_counterexample_and_json(run, tmp_path):
-    out = tmp_path / "report.json"
+def test_exit_code_1_counterexample_and_json(folder):
+    out = folder / "report.json"
+    out.write_text("of yesterday")
+    out.chmod(0o640)
     result = run(
         "somebodys:wrong", "--convention", "plain", "--law", "identity", "--law", "isometry", "--json", str(out)
     )
     assert result.exit_code == 1
     for part in ("identity", "fail", "expected", "actual", "Diagnosis"):
         assert part in result.output
-    assert [r["status"] for r in json.loads(out.read_text())["results"]] == ["pass", "fail"]
+    report = json.loads(out.read_text())
+    assert [r["status"] for r in report["results"]] == ["pass", "fail"] and report["verdict"] == "wrong"
+    assert out.stat().st_mode & 0o777 == 0o640 and not list(folder.glob(".*"))
+
+
+ENDS = {
+    "raises_exit": "the function raised SystemExit(0) during the law definition",
+    "says_right_and_exits": "the process ended with exit code 0 during the law definition",
+    "crashes": "the process was ended by SIGSEGV during the law definition",
+    "hangs": "the time limit of 15 s was reached during",
+}
+
+
+def ended(function, timeout=300.0):
+    declared = {"convention": "plain", "laws": ["definition", "dtype"], "dtype": "float32"}
+    return hold_apart(f"somebodys:{function}", declared, declared["laws"], timeout)
+
+
+@pytest.fixture
+def outcomes(folder):
+    """Two processes at a time; a function that hangs takes its whole limit."""
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(ended, "hangs", 15.0)
+        names = [name for name in ENDS if name != "hangs"]
+        names += ["wrong_then_killed", "forks", "not_here", "meddles_wrong"]
+        found = dict(zip(names, pool.map(ended, names), strict=True))
+        return found | {"hangs": slow.result()}
+
+
+def test_no_way_to_end_the_process_is_a_verdict_and_a_proof_stays_one(outcomes):
+    for name, words in ENDS.items():
+        assert outcomes[name].verdict == "not judged", name
+        assert words in outcomes[name].stopped, (name, outcomes[name].stopped)
+        assert not outcomes[name].results
+        assert EXIT_CODES[outcomes[name].verdict] == 2
+    killed = outcomes["wrong_then_killed"]
+    assert killed.verdict == "wrong" and killed.failed == ["definition"]
+    assert killed.stopped == "the process was ended by SIGKILL during the law dtype"
+    assert "somebodys" in json.loads(killed.to_json())["about"]["function"]
+    assert outcomes["forks"].verdict == "right" and len(outcomes["forks"].results) == 2
+    assert outcomes["meddles_wrong"].failed == ["definition"]
+    not_here = outcomes["not_here"]
+    assert not_here.verdict == "not judged" and not not_here.stopped and not json.loads(not_here.to_json())["passed"]
+    said = _verdict(not_here, asked=2)
+    assert "not judged: nothing was compared with the definition" in said and "CUDA alone" in said
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_in_a_process_of_its_own(folder):
+    result = run("ropelab:apply_rope", "--convention", "ropelab", "--device", "cuda", "--law", "definition")
+    assert result.exit_code == 0, result.output
+    assert "all laws that apply hold, of the 1 asked for" in result.output
+
+
+def test_what_a_function_changes_does_not_reach_the_verdict(folder):
+    result = run("somebodys:meddles", "--convention", "plain")
+    assert result.exit_code == 0, result.output
+    assert "it changes" in result.output  # said of the law of compilation
+
+
+# ------------------------------------------------------------------------------------------ what cannot be run
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "arguments, message",
     [
-        ("somebodys:nothing", "--convention", "plain"),
-        ("nowhere:rope", "--convention", "plain"),
-        ("somebodys", "--convention", "plain"),
-        ("somebodys:rope",),
-        ("somebodys:rope", "--convention", "jax"),
-        ("somebodys:rope", "--convention", "plain", "--law", "nothing"),
-        ("somebodys:rope", "--convention", "plain", "--dtype", "int8"),
-        ("somebodys:rope", "--convention", "plain", "--layout", "neox"),
+        (("somebodys", "--convention", "plain"), "target: expected package.module:function"),
+        ((".somebodys:rope", "--convention", "plain"), "target: expected package.module:function"),
+        (("somebodys:rope",), "Missing option"),
+        (("somebodys:rope", "--convention", "jax"), "convention: expected one of"),
+        (("somebodys:rope", "--convention", "plain", "--law", "nothing"), "law: expected one of"),
+        (("somebodys:rope", "--convention", "plain", "--law", "tail", "--skip", "tail"), "laws: expected at least one"),
+        (("somebodys:rope", "--convention", "plain", "--dtype", "int8"), "dtype: expected one of"),
+        (("somebodys:rope", "--convention", "plain", "--layout", "neox"), "layout: expected one of"),
+        (("somebodys:rope", "--convention", "plain", "--q-heads", "0"), "q_heads: expected an integer of at least 1"),
+        (("somebodys:rope", "--convention", "plain", "--k-heads", "0"), "k_heads: expected an integer of at least 1"),
+        (("somebodys:rope", "--convention", "plain", "--head-dim", "0"), "head_dim: expected an integer of at least 2"),
+        (("somebodys:rope", "--convention", "plain", "--base", "nan"), "base: expected a finite number"),
+        (("somebodys:rope", "--convention", "plain", "--device", "gpu"), "device: expected the name of a device"),
+        (("somebodys:rope", "--convention", "plain", "--timeout", "0"), "timeout: expected a number of seconds"),
+        (("somebodys:rope", "--convention", "plain", "--timeout", "nan"), "timeout: expected a number of seconds"),
+        (("somebodys:rope", "--convention", "plain", "--json", "."), "json: expected a file that can be written"),
+        (("somebodys:rope", "--convention", "plain", "--json", "no/report"), "json: expected a file that can be"),
+        (("somebodys:rope", "--convention", "plain", "--json", "somebodys.py/a"), "json: expected a file that can be"),
     ],
 )
-def test_exit_code_2_for_wrong_usage(run, arguments):
-    assert run(*arguments).exit_code == 2
+def test_exit_code_2_for_wrong_usage_before_a_process_is_started(folder, no_process, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "target, message, traced",
+    [
+        ("somebodys:nothing", "has no attribute 'nothing'", False),
+        ("somebodys:Namespace.nothing", "has no attribute 'nothing'", False),
+        ("somebodys:np", "something that can be called, got module", False),
+        ("nowhere:rope", "No module named 'nowhere'", False),
+        ("nowhere.below:rope", "No module named 'nowhere'", False),
+        ("raises:rope", "RuntimeError('no licence')", True),
+        ("exits:rope", "SystemExit(0)", True),
+        ("ungrammatical:rope", "SyntaxError", True),
+        ("asks:rope", "No module named 'nowhere_to_be_found'", True),
+    ],
+)
+def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, message, traced):
+    """A traceback where it leads to the user's own module, a line otherwise."""
+    monkeypatch.syspath_prepend(folder)
+    fake = "np = __import__('numpy')\nclass Namespace: pass"  # without the threads
+    (folder / "somebodys.py").write_text(fake)
+    monkeypatch.delitem(sys.modules, "somebodys", raising=False)
+    with pytest.raises(Unusable) as refused:
+        _load(target)
+    assert message in str(refused.value) and target in str(refused.value)
+    assert ("Traceback" in capsys.readouterr().err) == traced
+    sys.modules.pop("somebodys", None)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("raises:rope",), "not judged: target: expected package.module:function, got raises:rope"),
+        (("ends:rope",), "not judged: the process ended with exit code 0 during the import of ends:rope"),
+        (("somebodys:rope", "--device", "meta"), "not judged: device: expected one that works here, got 'meta'"),
+    ],
+)
+def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):
+    result = run(*arguments, "--convention", "plain", "--json", "report.json")
+    assert result.exit_code == 2 and message in result.output
+    report = json.loads((folder / "report.json").read_text())
+    assert report["verdict"] == "not judged" and report["stopped"] and not report["results"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_unwritable_stdout_is_no_verdict(folder):
+    code = (
+        "from ropelab.conformance import cli; from ropelab.conformance.process import Outcome;"
+        "cli.hold_apart = lambda *a: Outcome(); cli.app(['verify', 'a:b', '--convention', 'plain'])"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2 and "stdout: expected" in done.stderr and "Traceback" not in done.stderr
+
+
+# ----------------------------------------------------------------------------------------------------- its parts
+
+
+def test_only_notes_with_the_key_are_read(tmp_path):
+    notes = tmp_path / "notes"
+    assert list(_read(notes, "k")) == []
+    notes.write_bytes(b'rubbish\n\xff{"key": "k"\n[1]\n{"key": "j", "kind": "report", "value": 1}\n'
+                      b'{"key": "k", "kind": "begun", "value": "\xe2\x80\xa8"}\n{"key": "k", "ki')  # fmt: skip
+    assert list(_read(notes, "k")) == [("begun", "\u2028")]
+
+
+def test_a_destination_is_written_whole_or_left_alone(tmp_path):
+    path, link = tmp_path / "report.json", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    with Destination(link):
+        assert path.read_text() == "old"
+    assert path.read_text() == "old" and sorted(tmp_path.iterdir()) == [link, path]
+    with Destination(link) as destination:
+        destination.write("new")
+    assert path.read_text() == "new" and link.is_symlink() and sorted(tmp_path.iterdir()) == [link, path]
+    with Destination(Path(os.devnull)) as destination:
+        destination.write("gone")
+    assert not Path(os.devnull).is_file()
+    with pytest.raises(OSError, match="folder"):
+        Destination(tmp_path)
+
+
+def test_all_that_a_process_started_ends_with_it(tmp_path):
+    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    started = int(process.stdout.readline())
+    _kill(process)
+    assert process.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while running(started) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(started)
+
+
+def running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_without_typer_no_verdict(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "ropelab.conformance.cli")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "needs typer" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_is_no_verdict(monkeypatch):
+    monkeypatch.setattr("ropelab.conformance.cli.declare", lambda **declared: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["ropelab", "verify", "somebodys:rope", "--convention", "plain"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
 
 
 def test_the_laws_are_listed():

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 import torch
 
+from ropelab.bench import gpu_memory
 from ropelab.bench.records import ROOT
 from ropelab.bench.subjects import CONTENDERS, Contender
-from ropelab.bench.workers import spread
+from ropelab.bench.workers import MOST_PROCESSES, spread
 from ropelab.conformance import Report, verify
 from ropelab.conformance.report import failure
 
@@ -32,21 +33,25 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
     runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
     # Nothing is timed, and compiling takes longer than all the rest: several may share the GPU.
     jobs = [(_numbered, (number, contender, laws, device, dtype)) for number, (contender, dtype) in enumerate(runs)]
-    frames = {}
-    for number, frame, seconds in spread([], jobs, here=smoke):
+    frames, reserved = {}, []
+    for number, frame, seconds, gpu_bytes in spread([], jobs, here=smoke):
         frames[number] = frame
+        reserved.append(gpu_bytes)
         about = f"{runs[number][0].name}, {runs[number][1]}"
         print(f"    {len(frames):2}/{len(runs)} {about:50} {seconds:6.1f} s", flush=True)
-    return pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
+    found = pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
+    found.attrs["gpu_bytes"] = sum(sorted(reserved)[-MOST_PROCESSES:])  # this process itself reserves nothing
+    return found
 
 
 def _numbered(
     number: int, contender: Contender, laws: Iterable[str] | None, device: str, dtype: torch.dtype
-) -> tuple[int, pd.DataFrame, float]:
-    """With its number, as the first to end is not the first that began, and the seconds that it took."""
+) -> tuple[int, pd.DataFrame, float, int]:
+    """With its number, as the first to end is not the first that began, and what it took: seconds, bytes of the GPU."""
     started = time.monotonic()
+    gpu_memory.watch()
     frame = held(contender, laws=laws, device=device, dtype=dtype)
-    return number, frame, time.monotonic() - started
+    return number, frame, time.monotonic() - started, gpu_memory.peak_reserved() + gpu_memory.CONTEXT_BYTES
 
 
 def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from ropelab.bench import gpu_memory
+
 
 def kernel_names(call: Callable[[], object]) -> list[str]:
     """Names of everything one call runs on the GPU, copies and fills included, in order."""
@@ -25,7 +27,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
     gc.disable()  # what it frees during the call would be taken off the peak
     try:
         before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        gpu_memory.forget_peak()
         result = call()
         torch.cuda.synchronize()
         del result

@@ -2,6 +2,9 @@
 
 A study's record is ``<directory>/<gpu>/<study>.csv`` (the raw quantiles of every configuration) with
 ``<study>.json`` (the provenance) beside it. Measuring writes records, drawing and judging only read them.
+
+The provenance has the checksum of its table and is replaced last: whatever interrupts the writing, a new table under
+an old provenance is noticed (`ropelab.bench.record_checks`).
 """
 
 import hashlib
@@ -11,7 +14,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,15 +22,45 @@ from typing import Any
 
 import pandas as pd
 import torch
-import triton
+
+from ropelab.bench import record_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
 MEASUREMENTS = ROOT / "data" / "measurements"
 
+PREFERRED = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+"""Whose records are read where none of the GPU at hand is there: the first of these, then any by name."""
+
 UNKNOWN = "unknown"
 _SMI_FIELDS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw", "driver_version")
 _SMI_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # newer and older drivers
+
+
+class Unusable(Exception):
+    """A record that cannot be read."""
+
+
+class Missing(Unusable, FileNotFoundError):
+    """There is no such record."""
+
+
+class Damaged(Unusable, ValueError):
+    """There is a record, but it cannot be believed."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Records to read: those under a directory, of one GPU if it is named (as ``"nvidia-h200"`` or ``"NVIDIA H200"``).
+
+    Whatever takes the directory of records takes a selection too.
+    """
+
+    directory: Path = MEASUREMENTS
+    gpu: str | None = None
+
+
+Where = Path | str | Selection
 
 
 @dataclass(frozen=True)
@@ -81,47 +114,87 @@ def write(
     }
     folder = directory / slug(provenance["gpu"]["name"])
     folder.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(folder / f"{study}.csv", index=False, float_format="%.6g")
-    (folder / f"{study}.json").write_text(json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8")
+    csv, about = (folder / f"{study}.{kind}" for kind in ("csv", "json"))
+    new_csv, new_about = (path.with_name(f".{path.name}.new") for path in (csv, about))
+    frame.to_csv(new_csv, index=False, float_format="%.6g")
+    read = pd.read_csv(new_csv)
+    if flaws := list(record_checks.senseless_times(read)):
+        new_csv.unlink()
+        raise ValueError(f"{study}: {'; '.join(flaws)}")
+    provenance |= record_checks.described(new_csv, read)
+    new_about.write_text(json.dumps(provenance, indent=2, default=str) + "\n", encoding="utf-8")
+    new_csv.replace(csv)
+    new_about.replace(about)
     return Record(study, frame, provenance)
 
 
-def load(study: str, directory: Path | str = MEASUREMENTS, *, gpu: str | None = None) -> Record:
-    """The record of a study: of ``gpu`` if named, else of the GPU at hand if there is one, else the latest.
+def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> Record:
+    """The record of a study: of ``gpu`` if named, else of the GPU at hand, else of the first of ``PREFERRED``.
 
     Args:
-        gpu: as ``"nvidia-h200"`` or ``"NVIDIA H200"``.
+        where: a directory, or a selection, whose GPU counts if ``gpu`` is not given.
 
     Raises:
-        FileNotFoundError: there is none; says how to make it.
+        Missing: there is none; says how to make it.
+        Damaged: it cannot be believed; names the file and what is wrong with it.
     """
-    directory = Path(directory)
-    found = {path.parent.name: path for path in sorted(directory.glob(f"*/{study}.json"))}
-    if gpu is not None:
-        found = {name: path for name, path in found.items() if name == slug(gpu)}
-    if not found:
-        where = directory / slug(gpu) if gpu else directory
-        raise FileNotFoundError(
-            f"no record of {study!r} under {where}; `make measure` on a machine with a GPU makes it"
-        )
-    records = {name: _read(path) for name, path in found.items()}
-    here = slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-    if here in records:
-        return records[here]
-    return max(records.values(), key=lambda record: record.provenance["utc"])
+    (record,) = load_together([study], where, gpu=gpu)
+    return record
+
+
+def load_together(studies: Sequence[str], where: Where = MEASUREMENTS, *, gpu: str | None = None) -> list[Record]:
+    """The records of several studies, all of one GPU; otherwise as ``load``."""
+    if not studies:
+        return []
+    where = selection(where)
+    gpu = gpu or where.gpu
+    for folder in gpus(where.directory) if gpu is None else [slug(gpu)]:
+        paths = [where.directory / folder / f"{study}.json" for study in studies]
+        if all(path.exists() for path in paths):
+            return [_read(path) for path in paths]
+    under = where.directory / slug(gpu) if gpu else where.directory
+    raise Missing(
+        f"no record of {' and '.join(map(repr, studies))} under {_shown(under)}; `make measure ONLY="
+        f'"{" ".join(studies)}"` on a machine with a GPU makes it'
+    )
+
+
+def selection(where: Where, gpu: str | None = None) -> Selection:
+    """What ``where`` says as a selection, of ``gpu`` if that is named.
+
+    Raises:
+        ValueError: a GPU without records there.
+    """
+    found = where if isinstance(where, Selection) else Selection(Path(where))
+    if gpu:
+        found = Selection(found.directory, slug(gpu))
+        if not (found.directory / found.gpu).is_dir():
+            raise ValueError(f"gpu: expected one of {gpus(found.directory)}, whose records there are, got {gpu!r}")
+    return found
+
+
+def gpus(directory: Path = MEASUREMENTS) -> list[str]:
+    """The GPUs that have records, by the names of their folders: that at hand first, then as ``PREFERRED``."""
+    found = sorted({path.parent.name for path in Path(directory).glob("*/*.json")})
+    return sorted(found, key=lambda name: (name != here(), (*PREFERRED, name).index(name)))
+
+
+def here() -> str | None:
+    """The GPU at hand, by the name of its folder."""
+    return slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def environment() -> dict[str, Any]:
     """What the numbers depend on besides the study itself."""
     return {
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "command": without_folders(" ".join([Path(sys.executable).name, *sys.orig_argv[1:]])),
         **_commit(),
         "kernels_sha256": kernels_hash(),
         "gpu": _gpu(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
-        "triton": triton.__version__,
+        "triton": _triton_version(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
     }
@@ -140,9 +213,42 @@ def slug(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
-def _read(provenance: Path) -> Record:
-    frame = pd.read_csv(provenance.with_suffix(".csv"))
-    return Record(provenance.stem, frame, json.loads(provenance.read_text(encoding="utf-8")))
+def without_folders(text: str) -> str:
+    """The text with the last part only of every absolute path: whose machine it was is nobody's business."""
+    return re.sub(r"(?<![\w./])/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
+
+
+def _read(path: Path) -> Record:
+    csv = path.with_suffix(".csv")
+    try:
+        provenance = json.loads(path.read_text(encoding="utf-8"))
+        frame = pd.read_csv(csv)
+    except (
+        OSError,
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+        pd.errors.EmptyDataError,
+        pd.errors.ParserError,
+    ) as error:
+        raise Damaged(f"{_shown(path)}: {type(error).__name__}: {without_folders(str(error))}") from error
+    if missing := {"study", "utc", "gpu", "torch", "triton", "kernels_sha256"} - provenance.keys():
+        raise Damaged(f"{_shown(path)}: it lacks {', '.join(sorted(missing))}")
+    if flaws := list(record_checks.flaws(csv, frame, provenance)):
+        raise Damaged(f"{_shown(csv)}: {'; '.join(flaws)}")
+    return Record(path.stem, frame, provenance)
+
+
+def _shown(path: Path) -> str:
+    """The path within the project, if it is there."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def _triton_version() -> str:
+    try:
+        import triton
+    except ImportError:
+        return "none"
+    return triton.__version__
 
 
 def _commit() -> dict[str, str | bool]:

@@ -1,9 +1,8 @@
 """The measurements that need nothing but kernels and a GPU. Each returns a table, ready to be recorded."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
@@ -14,8 +13,10 @@ from ropelab.bench.conformance import conformance
 from ropelab.bench.packed import packed
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
+from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_sweep import tiles
+from ropelab.bench.workers import MOST_PROCESSES
 from ropelab.bench.workloads import (
     DEEPSPEED_CELLS,
     DENSE_CELLS,
@@ -36,22 +37,6 @@ _ANY_FORMAT = tuple(
     if peer.name in ("ropelab", "ropelab in place", "torchembed 0.3.2", "liger", "flash_attn")
 )
 """Those that need not be compiled for seconds in every cell and format."""
-
-
-@dataclass(frozen=True)
-class PartlyTimed:
-    """A study of two parts, of which the first looks at no clock and may run beside others.
-
-    Attributes:
-        untimed: function of ``smoke``; what it finds by key.
-        timed: function of that and ``smoke``, which returns the table. With nothing found (``{}``) it runs as well.
-    """
-
-    untimed: Callable[..., Mapping[Any, Any]]
-    timed: Callable[..., pd.DataFrame]
-
-    def __call__(self, *, smoke: bool = False) -> pd.DataFrame:
-        return self.timed(self.untimed(smoke=smoke), smoke=smoke)
 
 
 def dense(*, smoke: bool = False) -> pd.DataFrame:
@@ -136,18 +121,20 @@ def _host_call(rotate: peers.Rotate, buffers: Buffers, autograd: bool) -> Callab
     return partial(rotate, q, k)
 
 
-STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
-    "dense": dense,
-    "formats": formats,
-    "packed": packed,
-    "few_tokens": few_tokens,
-    "qk_norm": qk_norm,
-    "table_free": table_free,
-    "table_free_error": table_free_error,
-    "memory": memory,
-    "host": host,
-    "deepspeed_table": deepspeed_table,
-    "tiles": tiles,
-    "conformance": conformance,
+STUDIES: dict[str, Study] = {
+    # The check in float64 takes some 60 bytes an element of q, the two sets of q, k and cotangents 20 more.
+    "dense": Study(dense, gpu_gib=5),
+    "formats": Study(formats, gpu_gib=8, wide=True),
+    "packed": Study(packed, gpu_gib=16),
+    "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
+    "qk_norm": Study(qk_norm, gpu_gib=8),
+    "table_free": Study(table_free, gpu_gib=18),
+    "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
+    "memory": Study(memory, gpu_gib=3, timed=False),
+    "host": Study(host, gpu_gib=1),
+    "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
+    "tiles": Study(tiles, gpu_gib=8, wide=True),
+    # Processes of its own, each with CUDA's context.
+    "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }
-"""Study -> function of ``smoke`` that measures it."""
+"""By the name of the record."""

@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ropelab.bench import gpu_memory
+
 Call = Callable[[], object]
 
 QUANTILES = {"median_us": 0.5, "q20_us": 0.2, "q80_us": 0.8}
@@ -200,9 +202,14 @@ def host_times(
 @contextmanager
 def stopped() -> Iterator[None]:
     """Within, nothing is timed: of every contender one call is made, on one set of buffers, and takes a microsecond."""
-    instead = {"gpu_times": _called, "host_times": _called, "cache_bytes": lambda: 1}
+    instead = {"gpu_times": _called, "host_times": _called, "cache_bytes": lambda: 1, "is_stopped": lambda: True}
     with mock.patch.multiple(__name__, **instead):
         yield
+
+
+def is_stopped() -> bool:
+    """Whether nothing is timed, and all is called for its compiling alone: the rest can be left out."""
+    return False
 
 
 @contextmanager
@@ -235,6 +242,15 @@ def _synchronize() -> None:
 
 
 def failure(error: Exception) -> str:
-    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``; no folders of files."""
+    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``; no folders of files.
+
+    Out of memory is a result of a contender that has the GPU to itself, and its status says so. Beside others it is
+    raised again: whoever measures is to measure again, alone.
+    """
+    if gpu_memory.ran_out(error):
+        if gpu_memory.is_shared():
+            raise error
+        if torch.cuda.is_available():
+            return f"failed: {gpu_memory.OUT_OF_MEMORY}, alone on a GPU of {gpu_memory.total_gib():.0f} GiB"
     lines = _FOLDERS.sub("", str(error)).strip().splitlines()
     return f"failed: {type(error).__name__}" + (f": {lines[0][:200]}" if lines else "")

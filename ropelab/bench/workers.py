@@ -38,9 +38,9 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
         for jobs, interpret, most in ((kernels, not torch.cuda.is_available(), cores), (plain, False, half)):
             if not jobs:
                 continue
-            pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=_alone)
+            pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=quiet)
             opened.callback(pool.shutdown, cancel_futures=True)
-            with _environment(interpret):  # the processes start now, and inherit it
+            with environment(interpret):  # the processes start now, and inherit it
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
         return _results(futures, opened.pop_all())
 
@@ -51,15 +51,15 @@ def _results(futures: Iterable[Future], pools: ExitStack) -> Iterator[Any]:
             yield future.result()
 
 
-def _alone() -> None:
+def quiet() -> None:
     """One thread; what faulty code makes torch and numpy warn of is no news."""
     torch.set_num_threads(1)
     torch._logging.set_logs(all=logging.ERROR)
     warnings.simplefilter("ignore")
 
 
-def _environment(interpret: bool):
-    """Of the processes that start within. Inductor compiles in each: it need not start others from there."""
+def environment(interpret: bool):
+    """Variables of the processes that start within. Inductor compiles in each: it need not start others from there."""
     changed = {name: value for name, value in os.environ.items() if name != INTERPRET}
     changed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
     return mock.patch.dict(os.environ, changed, clear=True)

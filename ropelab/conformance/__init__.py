@@ -2,6 +2,7 @@
 
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.conventions import CONVENTIONS
+from ropelab.conformance.declared import Declaration, declare
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.result import ConformanceError, Counterexample, Report, Result
 from ropelab.conformance.subject import Subject
@@ -14,11 +15,13 @@ __all__ = [
     "Case",
     "ConformanceError",
     "Counterexample",
+    "Declaration",
     "NotApplicable",
     "Report",
     "Result",
     "Sizes",
     "Subject",
+    "declare",
     "pytest_laws",
     "verify",
 ]

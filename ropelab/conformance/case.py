@@ -58,7 +58,7 @@ class Case:
         shard: ``(cp_size, cp_rank)``: the tokens are this rank's two chunks of every sequence.
         inverse: rotate by minus the angle.
         factor: what cosines and sines are multiplied by (YaRN's attention factor).
-        cotangents: of the outputs, ``[B, S, H, D]`` each, for laws of gradients.
+        cotangents: of the outputs, ``[B, S, H, D]`` each, for laws of gradients; none for the others.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -69,12 +69,13 @@ class Case:
     shard: tuple[int, int] | None = None
     inverse: bool = False
     factor: float = 1.0
-    cotangents: tuple[torch.Tensor, ...] | None = None
+    cotangents: tuple[torch.Tensor, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
         """``(B, S)``."""
-        return tuple(self.inputs[0].shape[:2])
+        batch, tokens = self.inputs[0].shape[:2]
+        return batch, tokens
 
     def shared_positions(self) -> torch.Tensor:
         """int64 ``[S]``: of one row, where all have the same, and also where there is none."""

@@ -143,9 +143,8 @@ class Ropelab(Convention):
         if case.positions is not None:
             options["positions"] = case.positions.to(subject.device)
         elif case.lengths is not None:
-            offsets = _offsets(subject, case)
-            shard = {"cp_size": size, "cp_rank": rank}
-            packed = PackedSequences(_cu_seqlens(subject, case), case.shape[1], offsets=offsets, **shard)
+            cu_seqlens, offsets = _cu_seqlens(subject, case.lengths), _offsets(subject, case)
+            packed = PackedSequences(cu_seqlens, case.shape[1], offsets=offsets, cp_size=size, cp_rank=rank)
             options["positions"] = packed.positions
         elif case.shard:
             options["positions"] = context_parallel_positions(case.shape[1] * size, size, rank, device=subject.device)
@@ -182,7 +181,7 @@ class FlashAttention(Convention):
 
     def arguments(self, subject, case):
         (x,) = tensors = _native(subject, case)
-        options = {}
+        options: dict[str, Any] = {}
         if subject.layout == "interleaved":
             options["interleaved"] = True
         if subject.in_place:
@@ -190,7 +189,7 @@ class FlashAttention(Convention):
         if case.offsets != 0:
             options["seqlen_offsets"] = _offsets(subject, case)
         if case.lengths is not None:
-            options |= {"cu_seqlens": _cu_seqlens(subject, case), "max_seqlen": max(case.lengths, default=0)}
+            options |= {"cu_seqlens": _cu_seqlens(subject, case.lengths), "max_seqlen": max(case.lengths, default=0)}
         return Arguments(tensors, (x, *_turned(subject, case, _rows(case))), options)
 
 
@@ -215,7 +214,7 @@ class TransformerEngine(Convention):
         if case.lengths is not None:
             if case.offsets != 0:
                 raise NotApplicable(f"{self.name}: {CANNOT['offset']}")
-            options["cu_seqlens"] = _cu_seqlens(subject, case)
+            options["cu_seqlens"] = _cu_seqlens(subject, case.lengths)
             positions = torch.arange(max(case.lengths, default=0) + 3)
         angles = subject.angles(positions, case.rotary_dim)
         freqs = join(angles, angles, subject.layout)[:, None, None].to(subject.device, torch.float32)
@@ -324,7 +323,8 @@ class Module(_OwnAngles):
 
     def bad(self, subject, case):
         good = self.translate(subject, case)
-        self.callable(subject, case)  # of the right head size
+        with subject.surroundings.theirs():
+            self.callable(subject, case)  # of the right head size
         yield "q and k of half the head size", replace(good, positional=tuple(x[..., ::2] for x in good.positional))
 
 
@@ -401,6 +401,6 @@ def _offsets(subject: Subject, case: Case) -> int | torch.Tensor:
     return torch.tensor(case.offsets, dtype=torch.int32, device=subject.device)
 
 
-def _cu_seqlens(subject: Subject, case: Case) -> torch.Tensor:
-    ends = torch.tensor((0, *case.lengths)).cumsum(0)
+def _cu_seqlens(subject: Subject, lengths: tuple[int, ...]) -> torch.Tensor:
+    ends = torch.tensor((0, *lengths)).cumsum(0)
     return ends.to(subject.device, torch.int32)

@@ -13,6 +13,7 @@ from ropelab.conformance.conventions import CONVENTIONS, accepts
 from ropelab.conformance.faults import FAULTS, Fault, runs_on
 from ropelab.conformance.probes import Probe, Seen, probes, rare_probes
 from ropelab.conformance.subject import Subject
+from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels import INTERPRETED
 
 LEFT_OVER = 0.01
@@ -78,7 +79,7 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
     """
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
-    cases = [replace(c.case, cotangents=None) for c in failed if _is_small(c.case)]
+    cases = [replace(c.case, cotangents=()) for c in failed if _is_small(c.case)]
     wrong, right = _asked(subject, probes(subject, sizes, cases))
     if not wrong:
         wrong, right = _asked(subject, rare_probes(subject, sizes))
@@ -96,12 +97,13 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
 def _is_small(case: Case) -> bool:
     """Whether the whole catalogue can be tried on it in a moment."""
     batch, seq_len = case.shape
-    return batch * seq_len <= MANY_TOKENS and (case.token_positions().clamp(min=0) <= LONG_TABLE).all().item()
+    return batch * seq_len <= MANY_TOKENS and bool((case.token_positions().clamp(min=0) <= LONG_TABLE).all())
 
 
 def _asked(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
     """(probe, what came of it, the truth) where the subject is wrong, and where it is right."""
-    wrong, right = [], []
+    wrong: list[tuple] = []
+    right: list[tuple] = []
     for probe in questions:
         try:
             seen = probe.seen(subject)
@@ -113,7 +115,8 @@ def _asked(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
 
 
 def _compared(fault: Fault, suspect: Subject, subject: Subject, wrong, right) -> Diagnosis | None:
-    reproduced, missed = [], []
+    reproduced: list[str] = []
+    missed: list[str] = []
     for probe, seen, truth in wrong:
         found = _seen_as(probe, suspect, subject)
         if found is None:
@@ -150,6 +153,7 @@ def _suspect(fault: Fault, subject: Subject) -> Subject | None:
         seq_format=subject.seq_format if subject.seq_format in convention.seq_formats else convention.seq_formats[0],
         in_place=subject.in_place if convention.in_place is None else convention.in_place,
         state={},
+        surroundings=Surroundings(),
     )
 
 

@@ -25,6 +25,7 @@ class Comparison:
         bound: how far they may be apart, broadcast against them; 0 where they must be equal.
         case: what was asked when they differed.
         axes: names of the axes.
+        truth: ``expected`` is the definition itself, and not another result of the function.
     """
 
     what: str
@@ -33,6 +34,7 @@ class Comparison:
     bound: np.ndarray
     case: Case
     axes: tuple[str, ...] = AXES
+    truth: bool = False
 
     @property
     def error(self) -> np.ndarray:
@@ -43,10 +45,11 @@ class Comparison:
 
     @property
     def excess(self) -> np.ndarray:
-        """The error in units of its bound; a law holds if no element exceeds 1."""
+        """The error in units of its bound; a law holds if no element exceeds 1. Infinite where a bound is no number."""
         error, bound = np.broadcast_arrays(self.error, self.bound)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(error == 0, 0, error / bound)
+            excess = np.where(error == 0, 0, error / bound)
+        return np.where(np.isnan(excess) | ~np.isfinite(bound), np.inf, excess)
 
 
 Check = Callable[[Subject, Sizes], Iterator[Comparison | str]]
@@ -82,16 +85,22 @@ def names(case: Case) -> tuple[str, ...]:
 
 
 def against(
-    case: Case, outputs: Iterable[torch.Tensor], expected: Iterable[tuple[np.ndarray, np.ndarray]], what: str = "{}"
+    case: Case,
+    outputs: Iterable[torch.Tensor],
+    expected: Iterable[tuple[np.ndarray, np.ndarray]],
+    what: str = "{}",
+    *,
+    truth: bool = False,
 ) -> Iterator[Comparison]:
-    """Compare each output with an expected value and its bound."""
+    """Compare each output with an expected value and its bound; ``truth`` as for `Comparison`."""
     for name, y, (value, bound) in zip(names(case), outputs, expected, strict=True):
-        yield Comparison(what.format(name), exact(y), value, bound, case)
+        yield Comparison(what.format(name), exact(y), value, bound, case, truth=truth)
 
 
 def against_truth(subject: Subject, case: Case) -> Iterator[Comparison]:
-    """Compare the outputs of a case with the definition."""
-    yield from against(case, subject(case), subject.expected(case))
+    """Compare the outputs of a case with the definition, computed before the function can write to the inputs."""
+    expected = subject.expected(case)
+    yield from against(case, subject(case), expected, truth=True)
 
 
 def equal(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.autograd import backward
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
@@ -187,7 +188,9 @@ def _second_gradient(subject, case):
     subject.require_gradients()
     for _ in range(2):
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
-        torch.autograd.backward(subject(replace(case, inputs=inputs)), case.cotangents)
+        outputs = subject(replace(case, inputs=inputs))
+        with subject.surroundings.theirs():
+            backward(outputs, case.cotangents)
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
 
 
@@ -217,13 +220,13 @@ def _nothing(subject, case):
 
 def _one_by_one(case: Case) -> Iterator[Case]:
     for i, x in enumerate(case.inputs):
-        yield replace(case, inputs=(x,), cotangents=case.cotangents and case.cotangents[i : i + 1])
+        yield replace(case, inputs=(x,), cotangents=case.cotangents[i : i + 1])
 
 
 def _translated(case: Case, subject: Subject, suspect: Subject, width: int) -> Case:
-    def brought(tensors: Tensors | None, order: str) -> Tensors | None:
+    def brought(tensors: Tensors, order: str) -> Tensors:
         source, target = getattr(subject, order), getattr(suspect, order)
-        return tensors and tuple(_in_order(x, case.rotary_dim, source, target)[..., :width] for x in tensors)
+        return tuple(_in_order(x, case.rotary_dim, source, target)[..., :width] for x in tensors)
 
     return replace(case, inputs=brought(case.inputs, "layout"), cotangents=brought(case.cotangents, "out_layout"))
 
@@ -238,6 +241,6 @@ def _in_order(x: torch.Tensor, rotary_dim: int, source: str, target: str) -> tor
     return y
 
 
-def _copies(tensors: Tensors | None) -> Tensors | None:
+def _copies(tensors: Tensors) -> Tensors:
     """A subject may overwrite what it is given, a cotangent too."""
-    return tensors and tuple(map(copied, tensors))
+    return tuple(map(copied, tensors))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 
 from ropelab.conformance.case import Case
@@ -15,11 +18,21 @@ def text(report: Report) -> str:
     """Every law that does not hold, with its counterexample, and the diagnosis. Plain text, several lines."""
     if report.passed:
         return f"{_count(report)} laws hold"
-    parts = [failure(result) for result in report.results if result.failed]
-    if not parts:
-        return "no law applies: nothing was verified"
-    parts.append(diagnosis(report))
-    return "\n\n".join(parts)
+    if report.verdict == "not judged":
+        return f"nothing was compared with the definition: {why_not_judged([r.as_dict() for r in report.results])}"
+    return "\n\n".join((*(failure(r) for r in report.results if r.failed), diagnosis(report)))
+
+
+def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
+    """Why nothing was compared with the definition, and what was done instead.
+
+    Args:
+        results: none of which failed, as `Result.as_dict` has them.
+    """
+    held = [result["law"] for result in results if result["status"] == "pass"]
+    done = f"all that holds is {', '.join(held)}, which also functions keep that do not rotate" if held else ""
+    reasons = [result["message"] for result in results if result["status"] == "not applicable"]
+    return "; ".join(filter(None, (*reasons[:1], done)))
 
 
 def diagnosis(report: Report) -> str:
@@ -53,7 +66,7 @@ def _facts(found: Counterexample) -> list[tuple[str, str]]:
         facts.append(("pattern", f"{found.pattern} (in the first failing input)"))
     if sum(x.numel() for x in case.inputs) <= FEW:
         facts += [("input", _numbers(x)) for x in case.inputs]
-        facts += [("cotangent", _numbers(g)) for g in case.cotangents or ()]
+        facts += [("cotangent", _numbers(g)) for g in case.cotangents]
     return facts
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ropelab.conformance.case import Case, Sizes
 
 STATUSES = ("pass", "fail", "not applicable", "error")
+VERDICTS = ("right", "wrong", "not judged")
+"""Of all laws together. "Not judged": none of them is known to fail, and nothing was compared with the definition, or
+not all laws were held."""
 
 
 class ConformanceError(AssertionError):
@@ -42,7 +46,7 @@ class Counterexample:
         """For JSON: everything but the tensors, of which the shapes."""
         numbers = {name: _json_number(getattr(self, name)) for name in ("expected", "actual", "bound")}
         case = self.case
-        asked = {"shapes": [list(x.shape) for x in case.inputs], "dtype": str(case.inputs[0].dtype)}
+        asked: dict[str, Any] = {"shapes": [list(x.shape) for x in case.inputs], "dtype": str(case.inputs[0].dtype)}
         asked |= {"positions": case.token_positions().tolist(), "lengths": case.lengths, "shard": case.shard}
         return {"sizes": vars(self.sizes), "what": self.what, "where": self.where, **numbers, **asked,
                 "pattern": self.pattern}  # fmt: skip
@@ -56,6 +60,7 @@ class Result:
         status: one of ``STATUSES``; ``"error"``: the function raised where it should not.
         violation, bound: the error where it is largest in units of its bound, and that bound.
         message: why it does not apply, what was raised, or what is wrong if no number says it.
+        compared: elements that were compared with the definition itself, and not with another result.
     """
 
     law: str
@@ -66,6 +71,7 @@ class Result:
     counterexample: Counterexample | None = None
     message: str = ""
     seconds: float = 0.0
+    compared: int = 0
 
     @property
     def failed(self) -> bool:
@@ -77,7 +83,8 @@ class Result:
         found = None if self.counterexample is None else self.counterexample.as_dict()
         numbers = {"violation": _json_number(self.violation), "bound": _json_number(self.bound)}
         return {"law": self.law, "statement": self.statement, "status": self.status, **numbers,
-                "message": self.message, "counterexample": found, "seconds": round(self.seconds, 3)}  # fmt: skip
+                "compared": self.compared, "message": self.message, "counterexample": found,
+                "seconds": round(self.seconds, 3)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,17 @@ class Report:
     diagnosis: tuple[Any, ...] = field(default=())
 
     @property
+    def verdict(self) -> str:
+        """One of ``VERDICTS``: ``"wrong"`` if a law failed, ``"right"`` if one compared something with the definition.
+
+        The laws of consistency alone make no rotation: the identity keeps most of them.
+        """
+        return verdict(bool(self.failed), sum(result.compared for result in self.results))
+
+    @property
     def passed(self) -> bool:
-        """No law failed, and at least one was applied."""
-        return not self.failed and any(result.status == "pass" for result in self.results)
+        """Whether the verdict is ``"right"``: no law failed, and something was compared with the definition."""
+        return self.verdict == "right"
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -110,16 +125,43 @@ class Report:
 
     def to_json(self) -> str:
         """Everything but the tensors."""
-        found = {"passed": self.passed, "about": {name: str(value) for name, value in self.about.items()}}
-        found |= {"results": [result.as_dict() for result in self.results]}
-        return json.dumps(found | {"diagnosis": [str(fault) for fault in self.diagnosis]}, indent=1)
+        results = [result.as_dict() for result in self.results]
+        return as_json(self.verdict, self.about, results, [str(fault) for fault in self.diagnosis])
 
     def raise_if_failed(self) -> None:
-        """Raise ConformanceError, with what an author needs to fix it, unless all laws hold."""
+        """Raise ConformanceError, with what an author needs to fix it, unless the verdict is ``"right"``."""
         if not self.passed:
             from ropelab.conformance.report import text
 
             raise ConformanceError(text(self))
+
+
+def verdict(failed: bool, compared: int) -> str:
+    """One of ``VERDICTS``, of laws that were all held; ``compared`` elements with the definition."""
+    if failed:
+        return "wrong"
+    return "right" if compared else "not judged"
+
+
+def as_json(
+    verdict: str,
+    about: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    diagnosis: Sequence[str],
+    stopped: str = "",
+) -> str:
+    """The report as JSON.
+
+    Args:
+        verdict: one of ``VERDICTS``.
+        about: what was declared of the function, by name.
+        results: `Result.as_dict` of each law.
+        diagnosis: a line for each fault.
+        stopped: why not all laws were held; empty if they were.
+    """
+    found = {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
+    found |= {"about": {name: str(value) for name, value in about.items()}}
+    return json.dumps(found | {"results": list(results), "diagnosis": list(diagnosis)}, indent=1)
 
 
 def _json_number(value: float) -> float | str:

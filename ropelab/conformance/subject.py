@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.autograd import grad
 
 from ropelab.conformance.bounds import (
     EXACT,
@@ -21,6 +22,7 @@ from ropelab.conformance.bounds import (
     table_angle_error,
 )
 from ropelab.conformance.case import Broken, Case, NotApplicable, Sizes
+from ropelab.conformance.surroundings import Surroundings
 from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
 from ropelab.layout import pairs, permutation
@@ -53,6 +55,7 @@ class Subject:
         base: of the frequencies.
         device, dtype: of the tensors of most laws.
         state: what the convention keeps between calls (an instance of a module).
+        surroundings: the global state that the function made for itself, kept apart from that of the laws.
     """
 
     function: Callable[..., Any]
@@ -68,6 +71,7 @@ class Subject:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     state: dict[str, Any] = field(default_factory=dict, compare=False)
+    surroundings: Surroundings = field(default_factory=Surroundings, compare=False, repr=False)
 
     # ------------------------------------------------------------------------------------------- calling it
 
@@ -99,6 +103,8 @@ class Subject:
     def __call__(self, case: Case) -> Tensors:
         """The outputs, ``[B, S, H, D]`` each. Inputs survive: a function that works in place gets copies.
 
+        Results survive as well, whatever buffers the function uses again in its next call.
+
         Raises:
             NotApplicable, Broken: as for ``arguments`` and ``call``.
         """
@@ -106,7 +112,8 @@ class Subject:
             return tuple(self(replace(case, inputs=(x,)))[0] for x in case.inputs)
         if self.in_place:
             case = replace(case, inputs=tuple(map(copied, case.inputs)))
-        return self.call(case, self.arguments(case))
+        outputs = self.call(case, self.arguments(case))
+        return outputs if self.in_place else tuple(y.clone() for y in outputs)
 
     def can(self, case: Case) -> bool:
         """Whether the convention, and this function, can express the case."""
@@ -131,9 +138,10 @@ class Subject:
             NotApplicable: the function raised NotImplementedError.
             Broken: it returned something else than the convention says.
         """
-        function = self.convention.callable(self, case)
         try:
-            returned = function(*arguments.positional, **arguments.keywords)
+            with self.surroundings.theirs():
+                function = self.convention.callable(self, case)
+                returned = function(*arguments.positional, **arguments.keywords)
         except NotImplementedError as reason:
             raise NotApplicable(f"the function says that it does not do this: {reason}") from reason
         outputs = self.convention.outputs(self, case, returned, arguments)
@@ -158,7 +166,8 @@ class Subject:
         if not all(y.requires_grad for y in outputs):
             raise Broken("the output has no grad_fn: autograd has not seen the function, its inputs get no gradient")
         cotangents = tuple(map(copied, case.cotangents))  # a faulty backward may write to them
-        found = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, **options)
+        with self.surroundings.theirs():  # a backward may be the function's own
+            found = grad(outputs, inputs, cotangents, allow_unused=True, **options)
         return outputs, tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
     def with_inputs(self, case: Case, inputs: Sequence[torch.Tensor]) -> Case:
@@ -194,10 +203,11 @@ class Subject:
         dtype = case.inputs[0].dtype
         dtype = dtype if self.narrow else torch.promote_types(dtype, torch.float32)
         if isinstance(positions, int):
-            found = _table(positions, case.rotary_dim, self.base, case.factor, dtype, self.device)
-            return tuple(table.clone() for table in found)  # somebody may write to it
+            cos, sin = _table(positions, case.rotary_dim, self.base, case.factor, dtype, self.device)
+            return cos.clone(), sin.clone()  # somebody may write to them
         angles = self.angles(positions, case.rotary_dim)
-        return tuple((case.factor * t).to(self.device, dtype) for t in (angles.cos(), angles.sin()))
+        cos, sin = ((case.factor * t).to(self.device, dtype) for t in (angles.cos(), angles.sin()))
+        return cos, sin
 
     def expected(
         self, case: Case, inputs: Sequence[torch.Tensor | np.ndarray] | None = None, *, transposed: bool = False
@@ -261,7 +271,8 @@ def _table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``[rows, R/2]``, rounded once; kept, as those of a million rows take a while."""
     tables = rotary_table(rows, rotary_dim, base, dtype=torch.float64)
-    return tuple((factor * table).to(device, dtype) for table in tables)
+    cos, sin = ((factor * table).to(device, dtype) for table in tables)
+    return cos, sin
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:

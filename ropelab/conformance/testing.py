@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ropelab.conformance.declared import select
 from ropelab.conformance.report import text
-from ropelab.conformance.verify import select, verify
+from ropelab.conformance.verify import verify
 
 
 def pytest_laws(
@@ -21,10 +22,12 @@ def pytest_laws(
 
         test_rope = ropelab.conformance.pytest_laws(my_rope, "huggingface", layout="split_half")
 
-    A law that does not apply is skipped with the reason.
+    A law that does not apply is skipped with the reason, except for ``definition``: where nothing can be compared with
+    the definition the test fails, as a function that was never asked is not right.
 
     Args:
-        function, convention, laws, skip: as for `verify`.
+        function, convention: as for `verify`.
+        laws, skip: as for `declare`.
         declared: the other arguments of `verify`.
 
     Returns:
@@ -37,9 +40,11 @@ def pytest_laws(
     @pytest.mark.parametrize("law", names)
     def test(law):
         report = verify(function, convention, laws=[law], **declared)
-        if report.failed:
+        result = report[law]
+        inapplicable = result.status == "not applicable"
+        if result.failed or (inapplicable and law == "definition"):
             pytest.fail(text(report), pytrace=False)
-        if not report.passed:
-            pytest.skip(report[law].message)
+        if inapplicable:
+            pytest.skip(result.message)
 
     return test

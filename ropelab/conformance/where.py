@@ -17,7 +17,7 @@ def pattern(comparison: Comparison, rotary_dim: int) -> str:
     wrong = comparison.excess > 1
     found = []
     for axis, name in enumerate(comparison.axes):
-        hit = wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis))
+        hit = np.asarray(wrong.any(axis=tuple(i for i in range(wrong.ndim) if i != axis)))
         if hit.all() or not hit.any():
             continue
         found.append(_describe(hit, name, rotary_dim))

@@ -3,11 +3,12 @@
 Which axis is the sequence is not said: it is the one along which the tables change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
+from ropelab.arguments import tensor
 from ropelab.checks import DTYPES
 from ropelab.layout import join, pairs
 from ropelab.rope import apply_rope
@@ -38,6 +39,39 @@ def formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str =
     return torch.cat((rotary, tail), dim=-1) if tail.shape[-1] else rotary
 
 
+def check_tables(xs: Mapping[str, torch.Tensor], tables: Mapping[str, torch.Tensor]) -> None:
+    """Raise TypeError or ValueError, by the names that are the keys, unless the tables can rotate every tensor."""
+    for name, x in (*xs.items(), *tables.items()):
+        if not tensor(name, x).ndim:
+            raise ValueError(f"{name}: expected at least one axis, got a scalar")
+    for name, x in xs.items():
+        if x.dtype == torch.bool:
+            raise TypeError(f"{name}: expected numbers, got {x.dtype}")
+    (first, cos), *_ = tables.items()
+    for name, table in tables.items():
+        columns, shape = table.shape[-1], tuple(table.shape)
+        if not table.dtype.is_floating_point:
+            raise TypeError(f"{name}: expected a floating dtype, got {table.dtype}")
+        for rotated, x in xs.items():
+            features = x.shape[-1]
+            if not 0 < columns <= features or columns % 2:
+                expected = f"an even number of columns up to the {features} features of {rotated}"
+                raise ValueError(f"{name}: expected {expected}, got shape {shape}")
+            if table.device != x.device:
+                raise ValueError(f"{name}: expected {rotated}'s device {x.device}, got {table.device}")
+        if columns != cos.shape[-1]:
+            raise ValueError(f"{name}: expected the {cos.shape[-1]} columns of {first}, got shape {shape}")
+        for rotated, x in xs.items():
+            if not broadcasts(table, x):
+                raise ValueError(f"{name}: expected to broadcast against {rotated} {tuple(x.shape)}, got shape {shape}")
+
+
+def broadcasts(table: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether a table broadcasts against ``x`` along all axes but the last."""
+    sizes = zip(reversed(table.shape[:-1]), reversed(x.shape[:-1]), strict=False)
+    return all(rows == tokens or 1 in (rows, tokens) for rows, tokens in sizes)
+
+
 def rotate(
     xs: Sequence[torch.Tensor],
     cos: torch.Tensor,
@@ -50,7 +84,8 @@ def rotate(
     """The rotation of one or two tensors by the kernel, in one launch; or None where it cannot be one.
 
     That is where a tensor has more than four axes, tables differ from head to head, would enlarge the tensor or
-    differ from each other in shape or dtype, and for dtypes that the kernel does not have.
+    differ from each other in shape or dtype, where the tensors are of several dtypes or devices, and for dtypes that
+    the kernel does not have.
 
     Args:
         xs: one or two of ``[..., D]``, with as many axes, in the same order, and sizes that differ at most in one.
@@ -62,17 +97,17 @@ def rotate(
         Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider; differentiable.
     """
     axes = _axes([x.shape for x in xs], cos.shape)
-    fits = cos.shape == sin.shape and cos.dtype == sin.dtype and {cos.dtype, *(x.dtype for x in xs)} <= set(DTYPES)
+    fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
+    fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
     rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
     if axes is None or not fits or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
         return None
     seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
     cos, sin = (_table(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
     rotary_slice = None if per_pair else (0, rotary_dim)
-    options = {"cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "rotary_slice": rotary_slice}
-    ys = apply_rope(*(_to_bshd(x, axes) for x in xs), **options)
-    ys = (ys,) if len(xs) == 1 else ys
-    return [_from_bshd(y, axes) for y in ys]
+    q, k = _to_bshd(xs[0], axes), None if len(xs) == 1 else _to_bshd(xs[1], axes)
+    ys = apply_rope(q, k, cos=cos, sin=sin, layout=layout, out_layout=out_layout, rotary_slice=rotary_slice)
+    return [_from_bshd(y, axes) for y in ((ys,) if isinstance(ys, torch.Tensor) else ys)]
 
 
 def _axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:

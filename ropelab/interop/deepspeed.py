@@ -2,7 +2,7 @@
 
 import torch
 
-from ropelab.interop.broadcast import formula, rotate
+from ropelab.interop.broadcast import check_tables, formula, rotate
 
 
 def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
@@ -24,34 +24,10 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: to
         own rounds after every operation. Differentiable any number of times, also in the tables.
 
     Raises:
-        TypeError: not a tensor.
+        TypeError: not a tensor, bools, tables that are not floating.
         ValueError: a wrong number of columns, shapes that do not broadcast, devices that differ.
     """
-    for name, x in (("t", t), ("freqs_cos", freqs_cos), ("freqs_sin", freqs_sin)):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-        if not x.ndim:
-            raise ValueError(f"{name}: expected at least one axis, got a scalar")
+    check_tables({"t": t}, {"freqs_cos": freqs_cos, "freqs_sin": freqs_sin})
     dtype = torch.promote_types(torch.promote_types(t.dtype, freqs_cos.dtype), freqs_sin.dtype)
     rotated = rotate([t.to(dtype)], freqs_cos, freqs_sin)
-    if rotated is not None:
-        return rotated[0]
-    for name, table in (("freqs_cos", freqs_cos), ("freqs_sin", freqs_sin)):
-        _check_table(name, table, t, freqs_cos.shape[-1])
-    return formula(t, freqs_cos, freqs_sin)
-
-
-def _check_table(name: str, table: torch.Tensor, t: torch.Tensor, width: int) -> None:
-    columns, shape = table.shape[-1], tuple(table.shape)
-    if not 0 < columns <= t.shape[-1] or columns % 2:
-        raise ValueError(
-            f"{name}: expected an even number of columns up to the {t.shape[-1]} features of t, got shape {shape}"
-        )
-    if columns != width:
-        raise ValueError(f"{name}: expected the {width} columns of freqs_cos, got shape {shape}")
-    if table.device != t.device:
-        raise ValueError(f"{name}: expected t's device {t.device}, got {table.device}")
-    try:
-        torch.broadcast_shapes(shape[:-1], t.shape[:-1])
-    except RuntimeError as error:
-        raise ValueError(f"{name}: expected to broadcast against t {tuple(t.shape)}, got shape {shape}") from error
+    return formula(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]

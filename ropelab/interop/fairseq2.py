@@ -14,14 +14,18 @@ of `SeqsLayout` and `StateBag`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 
 from ropelab import NO_POSITION, apply_rope
+from ropelab.arguments import choice, flag, integer, integers, number, shown, tensor
+from ropelab.arguments import device as usable
+from ropelab.checks import DTYPES, POSITION_DTYPES, check_tensor
 from ropelab.frequencies import inverse_frequencies
-from ropelab.layout import join, pairs
-from ropelab.tables import frequency_tables
+from ropelab.interop.refusals import renamed
+from ropelab.layout import check_rotary_dim, join, pairs
+from ropelab.tables import MOST_ROWS, frequency_tables
 
 Impl = Literal["llama", "reference"]
 LAYOUTS = {"llama": "interleaved", "reference": "split_half"}
@@ -59,6 +63,7 @@ class BatchLayout:
         packed: they lie one after another; what is left over at the end is padding.
 
     Raises:
+        TypeError: not integers, or ``packed`` that is no bool.
         ValueError: a shape of another rank, or lengths that do not fit.
     """
 
@@ -70,23 +75,24 @@ class BatchLayout:
         packed: bool = False,
         device: torch.device | str | None = None,
     ):
-        if len(shape) != (1 if packed else 2) or min(shape) < 1:
-            raise ValueError(f"shape: expected {'(S,)' if packed else '(N, S)'}, got {tuple(shape)}")
+        shape = integers("shape", shape)
+        if len(shape) != (1 if flag("packed", packed) else 2) or min(shape) < 1:
+            raise ValueError(f"shape: expected {'(S,)' if packed else '(N, S)'}, got {shape}")
         width = shape[-1]
-        lengths = [width] * (1 if packed else shape[0]) if seq_lens is None else list(seq_lens)
+        lengths = (width,) * (1 if packed else shape[0]) if seq_lens is None else integers("seq_lens", seq_lens)
         if packed:
             fit = sum(lengths) <= width
         else:
             fit = len(lengths) == shape[0] and max(lengths) <= width
         if not fit or min(lengths, default=0) < 1:
-            raise ValueError(f"seq_lens: expected lengths >= 1 that fit into shape {tuple(shape)}, got {lengths}")
-        counts = [torch.arange(length) for length in lengths]
+            raise ValueError(f"seq_lens: expected lengths >= 1 that fit into shape {shape}, got {list(lengths)}")
+        counts = [torch.arange(length, device="cpu") for length in lengths]
         rows = [torch.cat(counts)] if packed else counts
         rows = [torch.nn.functional.pad(row, (0, width - len(row)), value=-1) for row in rows]
         indices = rows[0] if packed else torch.stack(rows)
         self.packed, self.padded = packed, bool((indices < 0).any())
         self.max_seq_len = max(lengths)
-        self.position_indices = indices.to(device)
+        self.position_indices = indices.to(usable("device", device))
 
 
 class _Encoder(torch.nn.Module):
@@ -101,17 +107,19 @@ class _Encoder(torch.nn.Module):
         max_seq_len: int,
         *,
         theta: float,
-        freqs_init_fn: Callable[["_Encoder"], torch.Tensor] | None,
+        freqs_init_fn: Callable[[Self], torch.Tensor] | None,
         device: torch.device | str | None,
         impl: Impl,
     ):
         super().__init__()
-        if encoding_dim < 2 or encoding_dim % 2:
-            raise ValueError(f"encoding_dim: expected a positive even number, got {encoding_dim}")
-        if impl not in LAYOUTS:
-            raise ValueError(f"impl: expected one of {tuple(LAYOUTS)}, got {impl!r}")
+        encoding_dim = check_rotary_dim(encoding_dim, "encoding_dim")
+        max_seq_len, theta = integer("max_seq_len", max_seq_len, 1, MOST_ROWS), number("theta", theta, above=0)
+        choice("impl", impl, tuple(LAYOUTS))
+        if freqs_init_fn is not None and not callable(freqs_init_fn):
+            raise TypeError(f"freqs_init_fn: expected a function of the encoder or None, got {shown(freqs_init_fn)}")
+        device = usable("device", device)
         self.encoding_dim, self.max_seq_len, self.theta, self.impl = encoding_dim, max_seq_len, theta, impl
-        self.freqs_init_fn = freqs_init_fn
+        self.freqs_init_fn: Callable[[Any], torch.Tensor] | None = freqs_init_fn  # of this encoder
         for name, shape in self._tables().items():
             self.register_buffer(name, torch.empty(shape, device=device, dtype=torch.float32), persistent=False)
         self.reset_parameters()
@@ -119,6 +127,10 @@ class _Encoder(torch.nn.Module):
     def reset_parameters(self) -> None:
         """There are none; what a checkpoint does not hold is made again."""
         self.reset_non_persistent_buffers()
+
+    def reset_non_persistent_buffers(self) -> None:
+        """Fill the tables, for instance after ``to_empty``."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows."""
@@ -132,27 +144,56 @@ class _Encoder(torch.nn.Module):
 
     def _frequencies(self) -> torch.Tensor | None:
         """Those of ``freqs_init_fn``, ``[E/2]``, if there is one."""
-        return None if self.freqs_init_fn is None else self.freqs_init_fn(self)
+        if self.freqs_init_fn is None:
+            return None
+        found = tensor("freqs_init_fn", self.freqs_init_fn(self))
+        check_tensor("freqs_init_fn", found, (1,), f"({self.encoding_dim // 2},)", (torch.float32, torch.float64))
+        if found.shape[0] != self.encoding_dim // 2:
+            raise ValueError(f"freqs_init_fn: expected {self.encoding_dim // 2} frequencies, got {found.shape[0]}")
+        return found
 
     def _angles(self, frequencies: torch.Tensor) -> torch.Tensor:
         """``[max_seq_len, E/2]``: the products, rounded to float32, whose cosines and sines make the tables."""
         return torch.outer(torch.arange(self.max_seq_len, device=frequencies.device, dtype=torch.float32), frequencies)
+
+    def _places(
+        self, seqs: torch.Tensor, layout: SeqsLayout, state_bag: StateBag | None
+    ) -> tuple[int, int | torch.Tensor]:
+        """The position of the first token, and what to add to it: an end or, in a tensor, each token's (or -1)."""
+        for name in ("packed", "padded", "max_seq_len"):
+            if not hasattr(layout, name):
+                raise TypeError(f"seqs_layout: expected a BatchLayout or its like, got {shown(layout)} without {name}")
+        tokens = 1 if layout.packed else 2
+        if tensor("seqs", seqs).ndim < 1 + tokens or seqs.shape[-1] != self.encoding_dim:
+            expected = f"[{'' if layout.packed else 'N, '}S, *, {self.encoding_dim}]"
+            raise ValueError(f"seqs: expected shape {expected}, got {tuple(seqs.shape)}")
+        check_tensor("seqs", seqs, (seqs.ndim,), "", DTYPES)
+        first = 0
+        if not self.training and state_bag is not None:
+            if not hasattr(state_bag, "step_nr"):
+                raise TypeError(f"state_bag: expected one with a step_nr, or None, got {shown(state_bag)}")
+            first = integer("state_bag", state_bag.step_nr, at_least=0)
+        everywhere = not (layout.packed or layout.padded)
+        end = first + (seqs.shape[tokens - 1] if everywhere else layout.max_seq_len)
+        if end > self.max_seq_len:
+            raise ValueError(f"seqs: expected positions below max_seq_len = {self.max_seq_len}, got {end - 1}")
+        if everywhere:
+            return first, end - first
+        indices, shape = tensor("seqs_layout", getattr(layout, "position_indices", None)), tuple(seqs.shape[:tokens])
+        check_tensor("seqs_layout", indices, (tokens,), f"{shape} of positions", POSITION_DTYPES)
+        if indices.shape != seqs.shape[:tokens]:
+            raise ValueError(f"seqs_layout: expected positions of shape {shape}, got {tuple(indices.shape)}")
+        if indices.device != seqs.device:
+            raise ValueError(f"seqs_layout: expected positions on seqs's device {seqs.device}, got {indices.device}")
+        return first, indices
 
     def _rows(self, seqs: torch.Tensor, layout: SeqsLayout, state_bag: StateBag | None) -> slice | torch.Tensor:
         """The rows of a table with a row for padding, 0, before that of position 0.
 
         As in fairseq2, whose padding reads row 0 only as long as no token has been decoded before.
         """
-        if seqs.ndim < (2 if layout.packed else 3) or seqs.shape[-1] != self.encoding_dim:
-            expected = f"[{'' if layout.packed else 'N, '}S, *, {self.encoding_dim}]"
-            raise ValueError(f"seqs: expected shape {expected}, got {tuple(seqs.shape)}")
-        first = 0 if self.training or state_bag is None else state_bag.step_nr
-        everywhere = not (layout.packed or layout.padded)
-        width = seqs.shape[0 if layout.packed else 1]
-        end = first + (width if everywhere else layout.max_seq_len)
-        if end > self.max_seq_len:
-            raise ValueError(f"seqs: expected positions below max_seq_len = {self.max_seq_len}, got {end - 1}")
-        return slice(1 + first, 1 + end) if everywhere else 1 + first + layout.position_indices
+        first, added = self._places(seqs, layout, state_bag)
+        return 1 + first + added if isinstance(added, torch.Tensor) else slice(1 + first, 1 + first + added)
 
 
 class RotaryEncoder(_Encoder):
@@ -170,7 +211,8 @@ class RotaryEncoder(_Encoder):
             becomes zero (or NaN where it was not finite).
 
     Raises:
-        ValueError: an odd ``encoding_dim``, or an unknown ``impl``.
+        TypeError: numbers, ``impl`` or ``freqs_init_fn`` of another type.
+        ValueError: an odd ``encoding_dim``, numbers out of range, or an unknown ``impl``.
     """
 
     freqs: torch.Tensor
@@ -185,8 +227,7 @@ class RotaryEncoder(_Encoder):
         device: torch.device | str | None = None,
         impl: Impl = "llama",
     ):
-        options = {"theta": theta, "freqs_init_fn": freqs_init_fn, "device": device, "impl": impl}
-        super().__init__(encoding_dim, max_seq_len, **options)
+        super().__init__(encoding_dim, max_seq_len, theta=theta, freqs_init_fn=freqs_init_fn, device=device, impl=impl)
 
     def reset_non_persistent_buffers(self) -> None:
         """Fill the table, for instance after ``to_empty``."""
@@ -207,7 +248,8 @@ class RotaryEncoder(_Encoder):
             A tensor of that shape and dtype, differentiable in ``seqs``.
 
         Raises:
-            ValueError: another last dimension, or positions beyond the table.
+            TypeError: not a tensor of floating numbers, or a layout or state without their attributes.
+            ValueError: another last dimension, positions beyond the table, or a layout of another shape.
         """
         turns = torch.view_as_complex(self.freqs)
         turns = _row_of_each_token(turns, self._rows(seqs, seqs_layout, state_bag), seqs)
@@ -236,7 +278,8 @@ class ReferenceRotaryEncoder(_Encoder):
             memory of `RotaryEncoder`'s. Row 0 is zero and serves padding.
 
     Raises:
-        ValueError: an odd ``encoding_dim``, or an unknown ``impl``.
+        TypeError: numbers, ``impl`` or ``freqs_init_fn`` of another type.
+        ValueError: an odd ``encoding_dim``, numbers out of range, or an unknown ``impl``.
     """
 
     cos_freqs: torch.Tensor
@@ -289,7 +332,8 @@ class KernelRotaryEncoder(_Encoder):
     """The same contract over `ropelab.apply_rope`: one pass over memory in either layout, cast included.
 
     What differs: the tables are right to a rounding at every position (the others round the angle before its cosine
-    is taken), have no row for padding, and float64 stays float64. Padding becomes zero whatever it was.
+    is taken), have no row for padding, and float64 stays float64. Padding becomes zero whatever it was, and while
+    decoding too (the others, as fairseq2, then rotate it).
 
     Args:
         encoding_dim, max_seq_len, theta, freqs_init_fn, impl: as for `RotaryEncoder`.
@@ -298,7 +342,8 @@ class KernelRotaryEncoder(_Encoder):
         cos, sin: float32 ``[max_seq_len, E/2]``.
 
     Raises:
-        ValueError: an odd ``encoding_dim``, or an unknown ``impl``.
+        TypeError: numbers, ``impl`` or ``freqs_init_fn`` of another type.
+        ValueError: an odd ``encoding_dim``, numbers out of range, or an unknown ``impl``.
     """
 
     cos: torch.Tensor
@@ -314,8 +359,7 @@ class KernelRotaryEncoder(_Encoder):
         device: torch.device | str | None = None,
         impl: Impl = "llama",
     ):
-        options = {"theta": theta, "freqs_init_fn": freqs_init_fn, "device": device, "impl": impl}
-        super().__init__(encoding_dim, max_seq_len, **options)
+        super().__init__(encoding_dim, max_seq_len, theta=theta, freqs_init_fn=freqs_init_fn, device=device, impl=impl)
 
     def reset_non_persistent_buffers(self) -> None:
         """Fill the tables, for instance after ``to_empty``."""
@@ -323,7 +367,9 @@ class KernelRotaryEncoder(_Encoder):
         if frequencies is None:
             frequencies = inverse_frequencies(self.encoding_dim, self.theta)
         for table, values in zip(
-            (self.cos, self.sin), frequency_tables(frequencies.double(), self.max_seq_len), strict=True
+            (self.cos, self.sin),
+            frequency_tables(frequencies.double().cpu(), self.max_seq_len, device=self.cos.device),
+            strict=True,
         ):
             table.copy_(values)
 
@@ -331,16 +377,21 @@ class KernelRotaryEncoder(_Encoder):
         self, seqs: torch.Tensor, seqs_layout: SeqsLayout, *, state_bag: StateBag | None = None
     ) -> torch.Tensor:
         """As `RotaryEncoder.forward`."""
-        rows = self._rows(seqs, seqs_layout, state_bag)
+        first, added = self._places(seqs, seqs_layout, state_bag)
         tokens = 1 if seqs_layout.packed else 2
         # [N, S, E] has one head; several axes between S and E are as many heads as their product.
         heads = seqs.unsqueeze(-2) if seqs.ndim == tokens + 1 else seqs.flatten(tokens, -2)
-        options = {"cos": self.cos, "sin": self.sin, "layout": LAYOUTS[self.impl]}
-        if isinstance(rows, slice):
-            return apply_rope(heads, offsets=rows.start - 1, **options).view(seqs.shape)
-        positions = torch.where(rows > 0, rows - 1, NO_POSITION)
-        seq_format = "thd" if seqs_layout.packed else "bshd"
-        return apply_rope(heads, positions=positions, seq_format=seq_format, **options).view(seqs.shape)
+        positions, seq_format = None, "bshd"
+        if isinstance(added, torch.Tensor):
+            positions, first = torch.where(added >= 0, first + added, NO_POSITION), 0
+            seq_format = "thd" if seqs_layout.packed else "bshd"
+        try:
+            return apply_rope(
+                heads, cos=self.cos, sin=self.sin, layout=LAYOUTS[self.impl],
+                seq_format=seq_format, positions=positions, offsets=first,
+            ).view(seqs.shape)  # fmt: skip
+        except (TypeError, ValueError) as error:
+            raise renamed(error, q="seqs", cos="seqs", sin="seqs", positions="seqs_layout") from error
 
     def _tables(self):
         shape = (self.max_seq_len, self.encoding_dim // 2)

@@ -12,7 +12,8 @@ from types import ModuleType
 
 import torch
 
-from ropelab.interop.broadcast import formula, rotate
+from ropelab.arguments import integer, shown, tensor
+from ropelab.interop.broadcast import check_tables, formula, rotate
 from ropelab.layout import check_layout
 
 Rotate = Callable[..., "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
@@ -43,22 +44,30 @@ def apply_rotary_pos_emb(
         is in float32 or wider and rounds once. Differentiable any number of times, also in the tables.
 
     Raises:
-        ValueError: tables of an odd number of columns, or of more than q has features; an unknown layout.
-        RuntimeError: shapes that do not broadcast.
+        TypeError: not a tensor, bools, tables that are not floating, a number of another type.
+        ValueError: tables of an odd number of columns, or of more than q or k has features; shapes that do not
+            broadcast; devices that differ; an unknown layout.
     """
     check_layout(layout)
-    columns = cos.shape[-1]
-    if not 0 < columns <= q.shape[-1] or columns % 2:
-        raise ValueError(f"cos: expected an even number of columns up to the {q.shape[-1]} of q, got {columns}")
+    unsqueeze_dim = integer("unsqueeze_dim", unsqueeze_dim)
+    for name, table in (("cos", cos), ("sin", sin)):
+        rank = tensor(name, table).ndim
+        if not -1 - rank <= unsqueeze_dim <= rank or unsqueeze_dim in (-1, rank):
+            raise ValueError(f"unsqueeze_dim: expected an axis before the last of {name}'s, got {unsqueeze_dim}")
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    check_tables({"q": q, "k": k}, {"cos": cos, "sin": sin})
     rotated = rotate([_promoted(x, cos) for x in (q, k)], cos, sin, layout=layout)
-    return tuple(formula(x, cos, sin, layout) for x in (q, k)) if rotated is None else tuple(rotated)
+    q_out, k_out = (formula(x, cos, sin, layout) for x in (q, k)) if rotated is None else rotated
+    return q_out, k_out
 
 
 class Patch:
-    """What `patch` replaced. ``undo()`` puts it back; as a context manager, at the end of the block."""
+    """What `patch` replaced. ``undo()`` puts it back; as a context manager, at the end of the block.
 
-    def __init__(self, replaced: dict[tuple[ModuleType, str], Rotate]):
+    A function that somebody else has replaced since stays theirs.
+    """
+
+    def __init__(self, replaced: dict[tuple[ModuleType, str], tuple[Rotate, Rotate]]):
         self._replaced = replaced
 
     @property
@@ -67,10 +76,11 @@ class Patch:
         return sorted(f"{module.__name__}.{name}" for module, name in self._replaced)
 
     def undo(self) -> None:
-        """Put the originals back; a second time does nothing."""
+        """Put the originals back where the replacements still are; a second time does nothing."""
         while self._replaced:
-            (module, name), original = self._replaced.popitem()
-            setattr(module, name, original)
+            (module, name), (original, replacement) = self._replaced.popitem()
+            if getattr(module, name, None) is replacement:
+                setattr(module, name, original)
 
     def __enter__(self) -> Patch:
         return self
@@ -86,14 +96,17 @@ def patch(model: torch.nn.Module) -> Patch:
     every model of that architecture in the process. What each of them computes is found out by calling it with small
     random tensors, not by the model's name: halves (Llama), adjacent pairs (GPT-J, Cohere, GLM), adjacent pairs
     written as halves (DeepSeek), one tensor or two, tables of a column for each feature or for each pair. A call that
-    one launch cannot do goes to the original. With bfloat16 the result is closer to the definition than the
-    original's, which rounds after every operation; the dtype is the original's.
+    one launch cannot do goes to the original, and so does a call that the original refuses. With bfloat16 the result is
+    closer to the definition than the original's, which rounds after every operation; the dtype is the original's.
 
     Functions that are patched already stay so, until the patch that replaced them is undone.
 
     Raises:
+        TypeError: not a module.
         ValueError: the model has no such function, or one that does something else; nothing is replaced then.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
     functions = dict(_rotations(model))
     if not functions:
         raise ValueError(
@@ -106,7 +119,7 @@ def patch(model: torch.nn.Module) -> Patch:
     }
     for (module, name), function in new.items():
         setattr(module, name, function)
-    return Patch({place: functions[place] for place in new})
+    return Patch({place: (functions[place], replacement) for place, replacement in new.items()})
 
 
 # ------------------------------------------------------------------------------------ what a function computes
@@ -160,7 +173,9 @@ _LAST_BUT_ONE = -2
 def _rotations(model: torch.nn.Module) -> Iterator[tuple[tuple[ModuleType, str], Rotate]]:
     """(module, name) and function of all rotations in the files that define the model's layers."""
     for name in dict.fromkeys(type(layer).__module__ for layer in model.modules()):
-        module = sys.modules[name]
+        module = sys.modules.get(name)
+        if module is None:
+            continue
         for attribute, value in list(vars(module).items()):
             if callable(value) and re.match(r"apply_(\w+_)?rotary_", attribute):
                 yield (module, attribute), value
@@ -193,19 +208,28 @@ def _over_kernel(name: str, original: Rotate) -> Rotate:
     def computes(kind: _Kind) -> bool:
         probe = _probe(rotated_names, heads_axis, kind)
         try:
-            found = original(**probe)
-        except Exception:  # tables of another width, for one
+            returned = original(**probe)
+        except (RuntimeError, TypeError, ValueError, IndexError):  # tables of another width, for one
             return False
-        found = (found,) if len(rotated_names) == 1 else found
-        return all(map(_agree, found, attempt(kind, probe)))
+        found = (returned,) if len(rotated_names) == 1 else returned
+        ours = attempt(kind, probe)
+        if ours is None or not isinstance(found, tuple):
+            return False
+        return len(found) == len(ours) and all(map(_agree, found, ours))
 
     kind = next(filter(computes, _KINDS), None)
     if kind is None:
         raise ValueError(f"{name}: expected a rotation of halves or of adjacent pairs; it computes something else")
+    required = {name for name, p in signature.parameters.items() if p.default is inspect.Parameter.empty}
     promotes = _promotes(original, _probe(rotated_names, heads_axis, kind), rotated_names)
 
     def over_kernel(*args, **kwargs):
-        arguments = dict(zip(parameters, args, strict=False)) | kwargs
+        arguments = dict(zip(parameters, args, strict=False))
+        fits = len(args) <= len(parameters) and kwargs.keys() <= set(parameters[len(args) :])
+        arguments |= kwargs
+        fits = fits and required <= arguments.keys()
+        if not fits or not all(isinstance(arguments[x], torch.Tensor) for x in (*rotated_names, "cos", "sin")):
+            return original(*args, **kwargs)  # which says what is wrong
         if promotes:
             arguments |= {x: _promoted(arguments[x], arguments["cos"]) for x in rotated_names}
         rotated = None if arguments.get("position_ids") is not None else attempt(kind, arguments)
@@ -213,17 +237,17 @@ def _over_kernel(name: str, original: Rotate) -> Rotate:
             return original(*args, **kwargs)
         return rotated[0] if len(rotated) == 1 else tuple(rotated)
 
-    over_kernel._rotates_with_ropelab = True
+    over_kernel.__dict__["_rotates_with_ropelab"] = True
     return functools.update_wrapper(over_kernel, original) if inspect.isfunction(original) else over_kernel
 
 
 def _probe(names: tuple[str, ...], heads_axis: int, kind: _Kind) -> dict[str, torch.Tensor]:
     """Arguments with sizes that all differ, and tables whose columns differ as far as the kind allows."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     batch, tokens, head_dim = 2, 5, 8
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
     columns = head_dim // 2 if kind.columns == "pair" or kind.equal_halves else head_dim
     tables = {name: draw(batch, tokens, columns) for name in ("cos", "sin")}
@@ -234,9 +258,11 @@ def _probe(names: tuple[str, ...], heads_axis: int, kind: _Kind) -> dict[str, to
     return {name: draw(*size) for name, size in zip(heads, sizes, strict=True)} | tables
 
 
-def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _agree(found: object, expected: torch.Tensor) -> bool:
     """Equal but for float32's rounding; another convention is off by numbers of the size of these."""
-    return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5)
+    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+        return False
+    return torch.allclose(found, expected, atol=1e-5)
 
 
 def _promotes(original: Rotate, probe: dict[str, torch.Tensor], names: tuple[str, ...]) -> bool:

@@ -12,8 +12,17 @@ and ``W`` in the other.
 import torch
 from torch.autograd.graph import increment_version
 
-from ropelab.checks import check_rope_arguments
-from ropelab.kernels import backend_for, rotate_triton
+from ropelab.arguments import flag, integer, tensor
+from ropelab.checks import (
+    DTYPES,
+    POSITION_DTYPES,
+    check_memory,
+    check_rope_arguments,
+    check_tensor,
+    check_writable,
+)
+from ropelab.interop.refusals import renamed
+from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.prepared import Options
 from ropelab.rope import apply_rope
@@ -53,16 +62,22 @@ def rotary_embedding_cos_sin(
 
     Source: SGLang#14302, with the flag as its name says.
     """
-    q, k = (None if x is None else _with_heads(name, x, 2, (3, 4), head_size) for name, x in _named(query, key))
-    rotary_dim = q.shape[-1] if rotary_dim is None else rotary_dim
+    head_size = integer("head_size", head_size, at_least=0)
+    q = _with_heads("query", query, 2, (3, 4), head_size)
+    k = None if key is None else _with_heads("key", key, 2, (3, 4), head_size)
+    rotary_dim = q.shape[-1] if rotary_dim is None else integer("rotary_dim", rotary_dim)
     if not 0 < rotary_dim <= q.shape[-1] or rotary_dim % 2:
         raise ValueError(f"rotary_dim: expected an even number up to head_size = {q.shape[-1]}, got {rotary_dim}")
     cos, sin = (_of_tokens(name, table, q, rotary_dim) for name, table in (("cos", cos), ("sin", sin)))
-    layout, seq_format = "interleaved" if interleaved else "split_half", "thd" if q.ndim == 3 else "bshd"
-    if not low_token_launch and backend_for(q) is rotate_triton:
-        _one_program_per_token(q, k, cos, sin, Options(layout, layout, seq_format, (0, rotary_dim), False, False))
-        return
-    apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, rotary_slice=(0, rotary_dim), inplace=True)
+    layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
+    seq_format, slice_ = "thd" if q.ndim == 3 else "bshd", (0, rotary_dim)
+    try:
+        if not flag("low_token_launch", low_token_launch) and uses_triton(q):
+            _one_program_per_token(q, k, cos, sin, Options(layout, layout, seq_format, slice_, False, False))
+            return
+        apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, rotary_slice=slice_, inplace=True)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="query", k="key") from error
 
 
 def apply_rope_with_cos_sin_cache_inplace(
@@ -91,20 +106,27 @@ def apply_rope_with_cos_sin_cache_inplace(
 
     Source: `vllm._custom_ops.rotary_embedding`, `sgl_kernel` and `flashinfer.rope`, which share these arguments.
     """
-    if not isinstance(positions, torch.Tensor) or positions.ndim not in (1, 2):
-        raise ValueError(f"positions: expected a tensor [T] or [B, S], got {getattr(positions, 'shape', positions)}")
+    check_tensor("positions", tensor("positions", positions), (1, 2), "[T] or [B, S]", POSITION_DTYPES)
+    head_size = integer("head_size", head_size, at_least=0)
     ranks = positions.ndim + 1, (positions.ndim + 2,)
-    q, k = (None if x is None else _with_heads(name, x, *ranks, head_size) for name, x in _named(query, key))
-    if cos_sin_cache.ndim != 2 or cos_sin_cache.shape[1] % 2:
-        raise ValueError(f"cos_sin_cache: expected [positions, even rotary_dim], got {tuple(cos_sin_cache.shape)}")
+    q = _with_heads("query", query, *ranks, head_size)
+    k = None if key is None else _with_heads("key", key, *ranks, head_size)
+    check_tensor("cos_sin_cache", tensor("cos_sin_cache", cos_sin_cache), (2,), "[positions, rotary_dim]", DTYPES)
+    columns = cos_sin_cache.shape[1]
+    if not 0 < columns <= q.shape[-1] or columns % 2:
+        expected = f"[positions, rotary_dim] with an even rotary_dim up to head_size = {q.shape[-1]}"
+        raise ValueError(f"cos_sin_cache: expected {expected}, got {tuple(cos_sin_cache.shape)}")
     if q.shape[: positions.ndim] != positions.shape:
         raise ValueError(
             f"positions: expected one for each token of query {tuple(q.shape[:-2])}, got {tuple(positions.shape)}"
         )
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     seq_format = "thd" if positions.ndim == 1 else "bshd"
-    layout = "split_half" if is_neox else "interleaved"
-    apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, inplace=True)
+    layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
+    try:
+        apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, inplace=True)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="query", k="key", cos="cos_sin_cache", sin="cos_sin_cache") from error
 
 
 def token_tile(q_heads: int, rotary_dim: int) -> Tile:
@@ -115,25 +137,20 @@ def token_tile(q_heads: int, rotary_dim: int) -> Tile:
 
 def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
     """As `apply_rope` in place, but for the tile, which that chooses itself, and for autograd, which sees nothing."""
-    check_rope_arguments(q, k, cos, sin, None, options, True)
+    check_rope_arguments(q, k, cos, sin, None, options)
+    check_memory(q, k)
+    check_writable(q, k)
     xs = [x for x in (q, k) if x is not None]
     views = [to_bshd(x, options.seq_format) for x in xs]
     rotation = options.rotation(cos)
     tile = token_tile(q.shape[-2], rotation.rotary_dim)
-    rotate_triton.rotate(views, views, cos, sin, rotation, tile=tile)
+    backend("rotate", q).rotate(views, views, cos, sin, rotation, tile=tile)
     increment_version(xs)  # a kernel writes unseen
-
-
-def _named(query, key):
-    for name, x in (("query", query), ("key", key)):
-        if not isinstance(x, torch.Tensor) and not (name == "key" and x is None):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-        yield name, x
 
 
 def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], head_size: int) -> torch.Tensor:
     """A view with an axis for the heads: ``flat`` is the rank that has none, ``ranks`` those that have one."""
-    if x.ndim not in (flat, *ranks):
+    if tensor(name, x).ndim not in (flat, *ranks):
         raise ValueError(f"{name}: expected tokens and [heads * head_size] or [heads, head_size], got {tuple(x.shape)}")
     if x.ndim == flat:
         if head_size <= 0 or x.shape[-1] % head_size:
@@ -146,7 +163,7 @@ def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], h
 
 def _of_tokens(name: str, table: torch.Tensor, q: torch.Tensor, rotary_dim: int) -> torch.Tensor:
     """The table as `apply_rope` takes it: a row for each token, per sequence if they differ between sequences."""
-    if table.ndim != 2 or table.shape[-1] not in (rotary_dim, rotary_dim // 2):
+    if tensor(name, table).ndim != 2 or table.shape[-1] not in (rotary_dim, rotary_dim // 2):
         raise ValueError(
             f"{name}: expected a column for each of {rotary_dim // 2} pairs or {rotary_dim} features that rotate, "
             f"got shape {tuple(table.shape)} (see rotary_dim)"

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ropelab.arguments import choice, flag, integer, integers, shown, tensor
+from ropelab.checks import DTYPES, POSITION_DTYPES, check_tensor
+from ropelab.interop.refusals import renamed
 from ropelab.positions import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
 from ropelab.seq_format import SEQ_AXIS
@@ -41,25 +44,33 @@ def apply_rotary_pos_emb(
         start_positions: int32 ``[b]`` (``thd``: ``[n]``): position of the first token of each sequence.
         interleaved: features ``(2i, 2i + 1)`` form a pair; by default ``(i, i + d2/2)``.
         fused: accepted for its callers' sake; there is one path.
-        cu_seqlens: int32 ``[n + 1]``, with ``thd`` only: where the sequences begin and end in the *unsharded* tokens.
-            With ``cp_size > 1`` those of sequences padded to multiples of ``2 * cp_size``.
+        cu_seqlens: int32 ``[n + 1]``, of ``thd``: where the sequences begin and end in the *unsharded* tokens. With
+            ``cp_size > 1`` those of sequences padded to multiples of ``2 * cp_size``. The dense formats take no notice
+            of it, as there, for callers who pass it with every format.
         cp_size, cp_rank: ranks that share every sequence, and which one this is: ``t`` holds chunks ``cp_rank`` and
             ``2 * cp_size - 1 - cp_rank`` of each sequence.
 
     Returns:
-        A new tensor of the shape and dtype of ``t``; the maths is in float32 or wider.
+        A new, contiguous tensor of the shape and dtype of ``t``; the maths is in float32 or wider. (Of a ``t`` whose
+        axes lie in memory in another order the result is copied once more.)
 
     Raises:
         TypeError, ValueError: as the message says. What lies in tensors on a GPU cannot be checked without waiting
             for it: there a position without a row in ``freqs`` yields NaN.
     """
-    cos, sin = _tables(freqs)
-    _check(t, freqs, tensor_format, cu_seqlens)
-    where = _where(t, len(freqs), tensor_format, start_positions, cu_seqlens, cp_size, cp_rank)
-    return apply_rope(
-        t, cos=cos, sin=sin, layout=_layout(interleaved), seq_format=tensor_format,
-        rotary_slice=(0, freqs.shape[-1]), **where,
-    )  # fmt: skip
+    flag("fused", fused)
+    _check("t", t, choice("tensor_format", tensor_format, FORMATS))
+    cos, sin = _tables("freqs", freqs, t.shape[-1])
+    if tensor_format == "thd" and cu_seqlens is None:
+        raise ValueError("cu_seqlens: expected a tensor with 'thd', got None")
+    where = _where("t", t, {"freqs": freqs}, tensor_format, start_positions, cu_seqlens, cp_size, cp_rank)
+    layout, slice_ = _layout(interleaved), (0, freqs.shape[-1])
+    try:
+        return apply_rope(
+            t, cos=cos, sin=sin, layout=layout, seq_format=tensor_format, rotary_slice=slice_, **where
+        ).contiguous()
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="t", positions="freqs", offsets="start_positions", cos="freqs") from error
 
 
 def apply_fused_qkv_rotary_pos_emb(
@@ -70,6 +81,7 @@ def apply_fused_qkv_rotary_pos_emb(
     tensor_format: str = "sbhd",
     start_positions: torch.Tensor | None = None,
     interleaved: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
     cp_size: int = 1,
     cp_rank: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -82,76 +94,100 @@ def apply_fused_qkv_rotary_pos_emb(
             which is the head size ``d``; their sum ``w``.
         tensor_format: ``"sbhd"`` or ``"bshd"``.
         start_positions, interleaved, cp_size, cp_rank: as for `apply_rotary_pos_emb`.
+        cu_seqlens: no notice is taken of it, as there; it is an argument for the sake of the others' places.
 
     Returns:
-        q ``[.., g * widths[0] / d, d]`` and k ``[.., g, d]``, new tensors, and v ``[.., g, widths[2]]``, a view.
+        q ``[.., g * widths[0] / d, d]`` and k ``[.., g, d]``, new and contiguous, and v ``[.., g, widths[2]]``, a view.
         The gradient of qkv is made by one rotation and one concatenation.
 
     Raises:
         TypeError, ValueError: as the message says.
     """
-    if tensor_format not in FORMATS[:2]:
-        raise ValueError(f"tensor_format: expected one of {FORMATS[:2]}, got {tensor_format!r}")
+    _check("qkv", qkv, choice("tensor_format", tensor_format, FORMATS[:2]))
     q_width, head_dim, v_width = _widths(qkv, qkv_split_arg_list)
-    for freqs in (q_freqs, k_freqs):
-        _check(qkv, freqs, tensor_format, None, head_dim)
+    tables = {"q_freqs": _tables("q_freqs", q_freqs, head_dim)}
+    if k_freqs is not q_freqs:
+        tables["k_freqs"] = _tables("k_freqs", k_freqs, head_dim)
+    layout = _layout(interleaved)
+    where = _where(
+        "qkv", qkv, {"q_freqs": q_freqs, "k_freqs": k_freqs}, tensor_format, start_positions, None, cp_size, cp_rank
+    )
     q, k, v = qkv.split((q_width, head_dim, v_width), dim=-1)
     leading = qkv.shape[:3]
     # Heads of a group lie side by side, groups do not: each group of a token counts as a token of its own.
     q, k = q.reshape(-1, q_width // head_dim, head_dim), k.reshape(-1, 1, head_dim)
-    rows = min(len(q_freqs), len(k_freqs))
-    where = _where(qkv, rows, tensor_format, start_positions, None, cp_size, cp_rank)
     positions = _token_positions(qkv, tensor_format, **where).expand(leading).reshape(-1)
-    options = {"layout": _layout(interleaved), "seq_format": "thd", "positions": positions}
 
     def rotate(freqs, *xs):
-        cos, sin = _tables(freqs)
-        return apply_rope(*xs, cos=cos, sin=sin, rotary_slice=(0, freqs.shape[-1]), **options)
+        cos, sin = tables[freqs]
+        slice_ = 0, cos.shape[-1]
+        try:
+            return apply_rope(
+                *xs, cos=cos, sin=sin, layout=layout, seq_format="thd", positions=positions, rotary_slice=slice_
+            )
+        except (TypeError, ValueError) as error:
+            raise renamed(error, q="qkv", k="qkv", cos=freqs, positions=freqs) from error
 
-    q, k = rotate(q_freqs, q, k) if q_freqs is k_freqs else (rotate(q_freqs, q), rotate(k_freqs, k))
+    q, k = rotate("q_freqs", q, k) if q_freqs is k_freqs else (rotate("q_freqs", q), rotate("k_freqs", k))
+    q, k = q.contiguous(), k.contiguous()
     return q.reshape(*leading[:2], -1, head_dim), k.reshape(*leading, head_dim), v
 
 
-def _tables(freqs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _tables(name: str, freqs: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin ``[s2, d2]``."""
     if not isinstance(freqs, torch.Tensor) or freqs.dtype != torch.float32:
-        got = getattr(freqs, "dtype", type(freqs).__name__)
-        raise TypeError(f"freqs: expected float32 angles, got {got}")
-    if freqs.ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] % 2:
-        raise ValueError(f"freqs: expected shape [s2, 1, 1, d2] with d2 even, got {tuple(freqs.shape)}")
+        raise TypeError(f"{name}: expected float32 angles, got {getattr(freqs, 'dtype', shown(freqs))}")
+    if tensor(name, freqs).ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] % 2 or not freqs.shape[-1]:
+        raise ValueError(f"{name}: expected shape [s2, 1, 1, d2] with d2 even, got {tuple(freqs.shape)}")
+    if freqs.shape[-1] > head_dim:
+        raise ValueError(f"{name}: expected d2 of at most the head size, got {freqs.shape[-1]} for {head_dim}")
     angles = freqs[:, 0, 0]
     return angles.cos(), angles.sin()
 
 
-def _check(t, freqs, tensor_format: str, cu_seqlens, head_dim: int | None = None) -> None:
-    """What has another name here than in `apply_rope`."""
-    if tensor_format not in FORMATS:
-        raise ValueError(f"tensor_format: expected one of {FORMATS}, got {tensor_format!r}")
-    if t.ndim != len(tensor_format):
-        raise ValueError(f"t: expected {len(tensor_format)} axes ({tensor_format}), got shape {tuple(t.shape)}")
-    if (cu_seqlens is not None) != (tensor_format == "thd"):
-        got = "None" if cu_seqlens is None else "a tensor"
-        raise ValueError(f"cu_seqlens: expected a tensor with 'thd' and with it only, got {got} with {tensor_format!r}")
-    if freqs.shape[-1] > (t.shape[-1] if head_dim is None else head_dim):
-        raise ValueError(f"freqs: expected d2 of at most the head size, got {freqs.shape[-1]} for {tuple(t.shape)}")
+def _check(name: str, t: torch.Tensor, tensor_format: str) -> None:
+    check_tensor(name, tensor(name, t), (len(tensor_format),), f"{len(tensor_format)} axes ({tensor_format})", DTYPES)
 
 
-def _where(t, rows: int, tensor_format: str, start_positions, cu_seqlens, cp_size: int, cp_rank: int) -> dict:
-    """The positions of the tokens, as `apply_rope` takes them."""
-    starts = 0 if start_positions is None else start_positions
+def _where(
+    name: str, t, freqs: dict[str, torch.Tensor], tensor_format: str, start_positions, cu_seqlens, cp_size, cp_rank
+) -> dict:
+    """The positions of the tokens, as `apply_rope` takes them; ``freqs`` are compared by name with what they serve."""
     shard = {"cp_size": cp_size, "cp_rank": cp_rank}
-    sequences = len(cu_seqlens) - 1 if tensor_format == "thd" else t.shape[tensor_format.index("b")]
-    if start_positions is not None and start_positions.shape != (sequences,):
-        raise ValueError(f"start_positions: expected shape ({sequences},), got {tuple(start_positions.shape)}")
-    if tensor_format == "thd":
-        return {"positions": PackedSequences(cu_seqlens, len(t), offsets=starts, **shard).positions}
-    seq_len = t.shape[SEQ_AXIS[tensor_format]] * cp_size
-    if seq_len > rows:
-        raise ValueError(f"freqs: expected at least s * cp_size = {seq_len} rows, got {rows}")
-    positions = context_parallel_positions(seq_len, **shard, device=t.device)  # also checks the ranks
+    for freqs_name, angles in freqs.items():
+        if angles.device != t.device:
+            raise ValueError(f"{freqs_name}: expected {name}'s device {t.device}, got {angles.device}")
+    packed = tensor_format == "thd"
+    if packed:
+        check_tensor("cu_seqlens", tensor("cu_seqlens", cu_seqlens), (1,), "[sequences + 1]", POSITION_DTYPES)
+        if cu_seqlens.device != t.device:
+            raise ValueError(f"cu_seqlens: expected {name}'s device {t.device}, got {cu_seqlens.device}")
+    sequences = len(cu_seqlens) - 1 if packed else t.shape[tensor_format.index("b")]
+    if start_positions is not None:
+        check_tensor(
+            "start_positions", tensor("start_positions", start_positions), (1,), f"({sequences},)", POSITION_DTYPES
+        )
+        if start_positions.shape[0] != sequences:
+            raise ValueError(f"start_positions: expected shape ({sequences},), got {tuple(start_positions.shape)}")
+        if start_positions.device != t.device:
+            raise ValueError(f"start_positions: expected {name}'s device {t.device}, got {start_positions.device}")
+    starts = 0 if start_positions is None else start_positions
+    if packed:
+        try:
+            return {"positions": PackedSequences(cu_seqlens, len(t), offsets=starts, **shard).positions}
+        except (TypeError, ValueError) as error:
+            raise renamed(error, offsets="start_positions", total_tokens="t") from error
+    seq_len = t.shape[SEQ_AXIS[tensor_format]] * integer("cp_size", cp_size, at_least=1)
+    for freqs_name, angles in freqs.items():
+        if seq_len > len(angles):
+            raise ValueError(f"{freqs_name}: expected at least s * cp_size = {seq_len} rows, got {len(angles)}")
+    try:
+        positions = context_parallel_positions(seq_len, **shard, device=t.device)  # also checks the ranks
+    except (TypeError, ValueError) as error:
+        raise renamed(error, seq_len=name) from error
     if cp_size == 1:
         return {"offsets": starts}
-    return {"positions": positions if start_positions is None else starts[:, None] + positions}
+    return {"positions": positions if start_positions is None else start_positions[:, None] + positions}
 
 
 def _token_positions(qkv, tensor_format: str, positions=None, offsets=0) -> torch.Tensor:
@@ -165,7 +201,7 @@ def _token_positions(qkv, tensor_format: str, positions=None, offsets=0) -> torc
 
 
 def _widths(qkv: torch.Tensor, widths: Sequence[int]) -> tuple[int, int, int]:
-    widths = tuple(widths)
+    widths = integers("qkv_split_arg_list", widths, at_least=0)
     if len(widths) != 3 or sum(widths) != qkv.shape[-1] or widths[1] < 1 or widths[0] % widths[1]:
         expected = f"three widths whose sum is {qkv.shape[-1]}, the first a multiple of the second"
         raise ValueError(f"qkv_split_arg_list: expected {expected}, got {list(widths)}")
@@ -173,4 +209,4 @@ def _widths(qkv: torch.Tensor, widths: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _layout(interleaved: bool) -> str:
-    return "interleaved" if interleaved else "split_half"
+    return "interleaved" if flag("interleaved", interleaved) else "split_half"

@@ -9,11 +9,14 @@ from typing import Annotated
 import torch
 import typer
 
-from ropelab.bench.records import MEASUREMENTS
-from ropelab.study import runner
+from ropelab.bench.records import MEASUREMENTS, Selection, selection
+
+CORES_A_NOTEBOOK = 2
+"""So many notebooks run at a time as there are this many cores for each."""
 
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
+Gpu = Annotated[str, typer.Option(help="Whose records, as nvidia-h200; by default of the GPU at hand, or the first.")]
 
 
 @app.callback()
@@ -25,46 +28,47 @@ def main(
 
 
 @app.command()
-def reproduce(context: typer.Context, smoke: Smoke = False) -> None:
+def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
-    from ropelab.study import report
+    from ropelab.study import report, runner
 
     build: Path = context.obj
+    where = chosen(gpu)
     notebooks = runner.sources()
-    gpu = torch.cuda.is_available()
-    steps = len(notebooks) + gpu + 1
+    can_measure = torch.cuda.is_available()
+    steps = len(notebooks) + can_measure + 1
     numbers = iter(range(1, steps + 1))
+    started = time.monotonic()
     failed = False
+    measured: list[str] = []
 
-    def announce(what: str, end: str = " ") -> float:
-        print(f"[{next(numbers)}/{steps}] {what:24}", end=end, flush=True)
-        return time.monotonic()
+    def said(what: str, seconds: float, more: str = "") -> None:
+        print(f"[{next(numbers)}/{steps}] {what:24} {seconds:6.1f} s{more}", flush=True)
 
-    if gpu:
-        started = announce("measure", end="\n")
+    if can_measure:
+        print("measuring", flush=True)
         try:
-            take_measurements(build / "measurements" if smoke else MEASUREMENTS, smoke)
+            measured = take_measurements(build, smoke)
         except RuntimeError as error:  # the report shows what was measured, now or before
             print(f"  {error}")
             failed = True
-        print(f"{'':30} {time.monotonic() - started:6.1f} s", flush=True)
+        said("measured", time.monotonic() - started)
     else:
         print("no GPU: Triton's interpreter runs the kernels, and times come from the committed records")
 
     runs = []
-    for notebook in notebooks:
-        announce(notebook.stem)
-        wanted = runner.declared_parameters(notebook)
-        runs.append(runner.run_notebook(notebook, build, {"smoke": smoke} if "smoke" in wanted else {}))
-        failure = runs[-1].failure
-        print(f"{runs[-1].seconds:6.1f} s" + (f"  FAILED in {failure}" if failure else ""), flush=True)
+    together = max(1, (os.cpu_count() or 1) // CORES_A_NOTEBOOK)
+    for run in runner.run_notebooks(notebooks, build, {"smoke": smoke, "gpu": gpu}, together=together):
+        runs.append(run)
+        said(run.name, run.seconds, f"  FAILED in {run.failure}" if run.failure else "")
 
-    started = announce("report")
+    began = time.monotonic()
     page = build / "report" / "index.html"
-    problems = report.write(page, runs, smoke=smoke)
-    print(f"{time.monotonic() - started:6.1f} s  {page}")
+    problems = report.write(page, runs, smoke=smoke, where=where, measured=() if smoke else measured)
+    said("report", time.monotonic() - began, f"  {page}")
     for problem in problems:
         print(f"  {problem}")
+    print(f"all that, {time.monotonic() - started:.0f} s")
     if any(run.failure for run in runs):
         print(f"a notebook failed; what it printed is in {build / 'logs'}")
         failed = True
@@ -74,22 +78,23 @@ def reproduce(context: typer.Context, smoke: Smoke = False) -> None:
 
 @app.command()
 def measure(
-    studies: Annotated[list[str] | None, typer.Argument(help="By default all but the sweep of tiles.")] = None,
+    context: typer.Context,
+    studies: Annotated[list[str] | None, typer.Argument(help="By default all but the wide sweeps.")] = None,
     smoke: Smoke = False,
 ) -> None:
-    """Measure on this GPU and replace its records."""
+    """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
-    take_measurements(MEASUREMENTS, smoke, studies)
+    take_measurements(context.obj, smoke, studies)
 
 
 @app.command()
-def figures(context: typer.Context) -> None:
+def figures(context: typer.Context, gpu: Gpu = "") -> None:
     """Redraw the figures from the committed records."""
     from ropelab.study.figures import draw_all
 
     directory = context.obj / "figures"
-    files, missing = draw_all(directory)
+    files, missing = draw_all(directory, chosen(gpu))
     for reason in missing:
         print(f"  {reason}")
     if not files:
@@ -100,14 +105,24 @@ def figures(context: typer.Context) -> None:
 @app.command()
 def lab(context: typer.Context) -> None:
     """Open the notebooks in JupyterLab."""
+    from ropelab.study import runner
+
     with runner.own_kernel(context.obj):
         os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={runner.NOTEBOOKS}"])
 
 
-def take_measurements(directory: Path, smoke: bool, only: list[str] | None = None) -> None:
+def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:
     from ropelab.study.measure import measure
 
-    measure(directory, smoke=smoke, only=only)
+    return measure(build / "measurements" if smoke else MEASUREMENTS, smoke=smoke, only=only, build=build)
+
+
+def chosen(gpu: str) -> Selection:
+    """The committed records of that GPU; of any if it is ``""``."""
+    try:
+        return selection(MEASUREMENTS, gpu)
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -243,14 +242,6 @@ def peers(
 def _held_contender(name: str, laws: Sequence[str] | None) -> pd.DataFrame:
     contender = next(contender for contender in CONTENDERS if contender.name == name)
     return held(contender, laws=laws, device="cpu", dtype=torch.float32)
-
-
-def recorded(directory: Path | str = records.MEASUREMENTS) -> records.Record | None:
-    """The table that was made on a GPU, if there is one."""
-    try:
-        return records.load("conformance", directory)
-    except FileNotFoundError:
-        return None
 
 
 def violations(frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ Run as a file, before anything is imported: ``python ropelab/study/doctor.py stu
 package's own requirements and those of the named extras, all read from pyproject.toml.
 """
 
+import platform
 import re
 import sys
 from importlib import metadata
@@ -11,9 +12,12 @@ from pathlib import Path
 
 
 def missing(requirements: list[str]) -> list[str]:
-    """The requirements (``name>=version``) that are not met, with the version found where it is too old."""
+    """The requirements (``name>=version; marker``) that are not met, with the version found where it is too old."""
     lacking = []
-    for requirement in requirements:
+    for full in requirements:
+        requirement, _, marker = full.partition(";")
+        if marker and not _holds(marker.strip()):
+            continue
         name, _, wanted = requirement.partition(">=")
         try:
             found = metadata.version(name)
@@ -23,6 +27,12 @@ def missing(requirements: list[str]) -> list[str]:
         if _release(found) < _release(wanted):
             lacking.append(f"{requirement} (found {found})")
     return lacking
+
+
+def _holds(marker: str) -> bool:
+    """Whether the requirement is for this system: a marker is an expression of Python over a few names."""
+    here = {"sys_platform": sys.platform, "platform_machine": platform.machine()}
+    return bool(eval(marker, {"__builtins__": {}}, here))
 
 
 def _release(version: str) -> tuple[int, ...]:

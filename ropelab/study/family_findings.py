@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
@@ -177,34 +176,34 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], Callable[..., list[Bar]]]] = {
 """Question -> the studies that answer it, and its bars as a function of their tables."""
 
 
-def bars(question: str, directory: Path | str = records.MEASUREMENTS, *, gpu: str | None = None) -> list[Bar]:
-    """The bars of one of ``QUESTIONS`` from the records that ``records.load`` finds.
+def bars(question: str, where: records.Where = records.MEASUREMENTS) -> list[Bar]:
+    """The bars of one of ``QUESTIONS`` from the records that ``records.load_together`` finds.
 
     Raises:
-        FileNotFoundError: a record is missing; says how to make it.
+        Unusable: a record is missing, or cannot be believed.
     """
     studies, function = QUESTIONS[question]
-    return function(*(records.load(study, directory, gpu=gpu).frame for study in studies))
+    return function(*(record.frame for record in records.load_together(studies, where)))
 
 
-def scoreboard(directory: Path | str = records.MEASUREMENTS) -> pd.DataFrame:
+def scoreboard(where: records.Where = records.MEASUREMENTS) -> pd.DataFrame:
     """Every bar: columns question, measured, bar, verdict ("met", "missed ...", "not measured"), worst case."""
     rows = []
     for question in QUESTIONS:
         try:
-            found = bars(question, directory)
-        except FileNotFoundError as error:
+            found = bars(question, where)
+        except records.Unusable as error:
             rows.append((question, str(error), "", "not measured", ""))
             continue
         rows += [(question, f"{bar.number} {bar.what}", bar.asked, bar.verdict, bar.where) for bar in found]
     return pd.DataFrame(rows, columns=["question", "measured", "bar", "verdict", "worst case"])
 
 
-def sentence(question: str, directory: Path | str = records.MEASUREMENTS) -> str:
-    """What the records say to one question, for the first page; "" if a record is missing or has no bar."""
+def sentence(question: str, where: records.Where = records.MEASUREMENTS) -> str:
+    """What the records say to one question, for the first page; "" if a record cannot be had or has no bar."""
     try:
-        found = bars(question, directory)
-    except FileNotFoundError:
+        found = bars(question, where)
+    except records.Unusable:
         return ""
     return f"{question}: at worst {'; '.join(bar.phrase() for bar in found)}." if found else ""
 

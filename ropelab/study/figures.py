@@ -281,22 +281,23 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
 
 
-def draw(name: str, directory: Path | str = records.MEASUREMENTS) -> Figure:
-    """Draw one figure of ``FIGURES`` from the records that ``records.load`` finds in ``directory``.
+def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
+    """Draw one figure of ``FIGURES`` from the records that ``records.load_together`` finds.
 
     Raises:
-        FileNotFoundError: a record is missing; says how to make it.
+        Missing: a record is missing; says how to make it.
+        Damaged: a record cannot be believed; names the file and what is wrong with it.
     """
     if name not in FIGURES:
         raise ValueError(f"name: expected one of {tuple(FIGURES)}, got {name!r}")
     studies, function = FIGURES[name]
-    found = [records.load(study, directory) for study in studies]
+    found = records.load_together(studies, where)
     footer = " / ".join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
 
 
-def draw_all(directory: Path, measurements: Path | str = records.MEASUREMENTS) -> tuple[list[Path], list[str]]:
-    """Draw every figure whose records there are into ``directory`` as PNG and SVG.
+def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tuple[list[Path], list[str]]:
+    """Draw every figure whose records can be had into ``directory`` as PNG and SVG.
 
     Returns:
         The files, and for each figure that is not among them why.
@@ -305,8 +306,8 @@ def draw_all(directory: Path, measurements: Path | str = records.MEASUREMENTS) -
     files, missing = [], []
     for name in FIGURES:
         try:
-            fig = draw(name, measurements)
-        except FileNotFoundError as error:
+            fig = draw(name, where)
+        except records.Unusable as error:
             missing.append(f"{name}: {error}")
             continue
         for kind in ("png", "svg"):

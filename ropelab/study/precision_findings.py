@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 import torch
 
-from ropelab.bench import records
 from ropelab.bench.exact_waves import exact_product, exact_waves
 from ropelab.frequencies import inverse_frequencies
 from ropelab.model_config import rope_from_config
@@ -370,17 +368,6 @@ def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count
         }
     rows = [(what, error, bound, error / 2.0**-25) for what, (error, bound) in checks.items()]
     return pd.DataFrame(rows, columns=["what", "error", "bound", "share of half an ulp"])
-
-
-# ---------------------------------------------------------------------------------------------------- a GPU's record
-
-
-def recorded(directory: Path | str = records.MEASUREMENTS) -> records.Record | None:
-    """What was measured on a GPU, if anything was."""
-    try:
-        return records.load("precision", directory)
-    except FileNotFoundError:
-        return None
 
 
 # ----------------------------------------------------------------------------------------------------------- sentences

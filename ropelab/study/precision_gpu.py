@@ -12,6 +12,7 @@ import triton.language as tl
 from ropelab.bench import timing
 from ropelab.bench.compare import progress
 from ropelab.bench.exact_waves import exact_waves
+from ropelab.bench.study import Study
 from ropelab.frequencies import inverse_frequencies
 from ropelab.study import precision
 from ropelab.study.precision import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
@@ -161,4 +162,4 @@ GPU_METHODS: dict[str, Method] = {
 }
 """Name -> method; they take tensors of the CPU."""
 
-STUDIES = {"precision": precision_study}
+STUDIES = {"precision": Study(precision_study, gpu_gib=1, timed=False)}

@@ -4,12 +4,14 @@ import base64
 import html
 import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 import jinja2
 import nbformat
+import pandas as pd
 import torch
 from markupsafe import Markup
 from nbconvert.filters import ansi2html
@@ -17,7 +19,7 @@ from nbconvert.filters.highlight import Highlight2HTML
 from pygments.formatters import HtmlFormatter
 
 from ropelab.bench import records
-from ropelab.study import verdicts
+from ropelab.study import figures, verdicts
 from ropelab.study.findings import FINDING
 from ropelab.study.mathml import Writer
 from ropelab.study.runner import Run
@@ -44,33 +46,54 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A document's claims and their verdicts, a row each; ``trouble`` says why there are none."""
+    """A document's claims and their verdicts, a row each; ``trouble`` says why there are none.
+
+    ``differing`` are the claims whose verdicts differ between GPUs: see `verdicts.disagreements`.
+    """
 
     key: str
     document: str
     rows: list[dict]
     trouble: str = ""
+    differing: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def count(self, verdict: str) -> int:
         """How many claims have that verdict."""
         return sum(row["verdict"] == verdict for row in self.rows)
 
 
-def write(page: Path, runs: list[Run], *, smoke: bool = False) -> list[str]:
+def write(
+    page: Path, runs: list[Run], *, smoke: bool = False, where: records.Where = records.MEASUREMENTS,
+    measured: Collection[str] = (),
+) -> list[str]:  # fmt: skip
     """Write the report of these runs to ``page``.
 
+    Args:
+        where: the records that the notebooks read.
+        measured: the studies that were measured in this run.
+
     Returns:
-        What a reader of the report will miss, a line each: formulas left as text, a ledger that failed.
+        What a reader of the report will miss, a line each: formulas left as text, a ledger that failed, a record that
+        cannot be believed.
     """
+    where = records.selection(where)
     chapters = [chapter(run) for run in runs]
     problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
-    ledgers = [ledger(document) for document in verdicts.documents()]
+    ledgers = [ledger(document, where) for document in verdicts.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
+    sources, damaged = provenance(where, measured)
+    problems += damaged
+    differing = pd.concat([one.differing for one in ledgers], ignore_index=True)
 
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     html_page = environment.get_template("report.html.j2").render(
         chapters=chapters,
         ledgers=ledgers,
+        gpus=[name for name in differing if name not in ("id", "document", "statement")],
+        differing=differing.fillna("").to_dict("records"),
+        compared=records.gpus(where.directory),
+        sources=sources,
+        damaged=damaged,
         statuses=list(verdicts.Status),
         smoke=smoke,
         origin=origin(),
@@ -158,10 +181,15 @@ def _output(output: nbformat.NotebookNode, writer: Writer) -> str:
     return f'<div class="output">{shown}</div>'
 
 
-def ledger(document: verdicts.Document) -> Ledger:
+def ledger(document: verdicts.Document, where: records.Where = records.MEASUREMENTS) -> Ledger:
     """The rows of a document's ledger, ready for the page; or why there are none."""
+    where = records.selection(where)
     try:
-        rows = verdicts.ledger(document=document.key).fillna("").to_dict("records")
+        each = verdicts.by_gpu(where.directory, document=document.key)
+        gpu = where.gpu or next(iter(each), None)
+        table = each[gpu] if gpu else verdicts.ledger(document=document.key, records=where)
+        rows = table.fillna("").to_dict("records")
+        differing = verdicts.disagreements(each)
     except Exception as error:  # the report must appear all the same, and say so
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
@@ -170,7 +198,26 @@ def ledger(document: verdicts.Document) -> Ledger:
         row["badge"] = row["verdict"].replace(" ", "-")
         for column in ("statement", "published", "measured", "note"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
-    return Ledger(document.key, document.name, rows)
+    return Ledger(document.key, document.name, rows, differing=differing)
+
+
+def provenance(where: records.Selection, measured: Collection[str] = ()) -> tuple[list[dict], list[str]]:
+    """Of every figure of the records which one draws it, and whether that is of this run; then what cannot be drawn."""
+    rows, damaged = [], []
+    for figure, (studies, _) in figures.FIGURES.items():
+        try:
+            found = records.load_together(studies, where)
+        except records.Unusable as error:
+            damaged.append(f"{figure} is not drawn: {error}")
+            continue
+        here = records.here()
+        for record in found:
+            about = record.provenance
+            now = record.study in measured and records.slug(about["gpu"]["name"]) == here
+            source = f"committed record of {about['utc'][:10]} on {about['gpu']['name']}"
+            source = f"measured in this run on {about['gpu']['name']}" if now else source
+            rows.append({"figure": figure, "study": record.study, "source": source, "now": now})
+    return rows, damaged
 
 
 def origin() -> list[str]:

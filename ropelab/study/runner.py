@@ -4,9 +4,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 import nbformat
@@ -44,9 +47,27 @@ def sources(directory: Path = NOTEBOOKS) -> list[Path]:
     return sorted(path for path in directory.glob("*.ipynb") if re.match(r"\d\d_", path.name))
 
 
-def declared_parameters(notebook: Path) -> set[str]:
-    """The names that the notebook's ``parameters`` cell declares."""
-    return set(papermill.inspect_notebook(notebook))
+def declared_parameters(notebook: Path) -> dict[str, str]:
+    """The names that the notebook's ``parameters`` cell declares, and the type of each."""
+    return {name: about["inferred_type_name"] for name, about in papermill.inspect_notebook(notebook).items()}
+
+
+def check_parameters(notebook: Path, parameters: Mapping[str, object]) -> None:
+    """Raise unless the notebook declares these parameters, with these types.
+
+    Raises:
+        ValueError: a parameter that the notebook does not declare (papermill itself would only warn).
+        TypeError: a value of another type; an int is a float too, a bool is no int.
+    """
+    declared = declared_parameters(notebook)
+    if unknown := sorted(parameters.keys() - declared.keys()):
+        raise ValueError(
+            f"{notebook.name} has no parameter {', '.join(unknown)}; it declares {', '.join(sorted(declared))}"
+        )
+    for name, value in parameters.items():
+        got = type(value).__name__
+        if declared[name] not in (got, "None") and (declared[name], got) != ("float", "int"):
+            raise TypeError(f"{notebook.name}: {name}: expected {declared[name]}, got {value!r}")
 
 
 def kernel_environment() -> dict[str, str]:
@@ -70,7 +91,9 @@ def own_kernel(build: Path) -> Iterator[None]:
     spec["env"] = kernel_environment()
     folder = share / "kernels" / "python3"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kernel.json").write_text(json.dumps(spec, indent=1))
+    new = folder / f".kernel.{os.getpid()}.json"
+    new.write_text(json.dumps(spec, indent=1))
+    new.replace(folder / "kernel.json")  # whole, as another may be reading it
 
     inherited = os.environ.get("JUPYTER_PATH")
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(share), inherited] if inherited else [str(share)])
@@ -89,14 +112,10 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None) -> R
     A cell that fails does not raise: the partial notebook is kept and the Run says which cell it was.
 
     Raises:
-        ValueError: a parameter that the notebook does not declare (papermill itself would only warn).
+        ValueError, TypeError: see ``check_parameters``.
     """
     parameters = parameters or {}
-    declared = declared_parameters(source)
-    if unknown := sorted(parameters.keys() - declared):
-        raise ValueError(
-            f"{source.name} has no parameter {', '.join(unknown)}; it declares {', '.join(sorted(declared))}"
-        )
+    check_parameters(source, parameters)
 
     target = build / "notebooks" / source.name
     log = build / "logs" / f"{source.stem}.log"
@@ -121,6 +140,27 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None) -> R
         except Exception as error:  # a kernel that died or never started: the other notebooks go on
             failure = Failure(_source_cell(target), f"{type(error).__name__}: {error}")
     return Run(source.stem, target, time.monotonic() - started, failure)
+
+
+def run_notebooks(
+    sources: Sequence[Path], build: Path, parameters: Mapping[str, object], *, together: int = 1
+) -> Iterator[Run]:
+    """Execute notebooks, ``together`` at a time; the iterator yields their runs in the order of ``sources``.
+
+    Nothing in them is timed, so they may run beside each other.
+
+    Args:
+        parameters: each notebook gets those that it declares.
+    """
+    declared = [declared_parameters(source) for source in sources]
+    wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
+    for source, given in zip(sources, wanted, strict=True):
+        check_parameters(source, given)
+    if together == 1:
+        yield from map(run_notebook, sources, repeat(build), wanted)
+        return
+    with ProcessPoolExecutor(together, get_context("spawn")) as pool:
+        yield from pool.map(run_notebook, sources, repeat(build), wanted)
 
 
 def _source_cell(executed: Path) -> int:

@@ -1,6 +1,5 @@
 """The tables of README.md, computed from the records; a test compares them with what the file says."""
 
-import tempfile
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,13 +27,11 @@ GPU = "nvidia-h200"
 
 def tables() -> dict[str, str]:
     """Name -> markdown, to stand in README.md between ``<!-- name -->`` and ``<!-- end -->``."""
-    with tempfile.TemporaryDirectory() as directory:
-        only = Path(directory)
-        (only / GPU).symlink_to(records.MEASUREMENTS / GPU)
-        return {
-            "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
-            "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only), "claims": _claims(only),
-        }  # fmt: skip
+    only = records.selection(records.MEASUREMENTS, GPU)
+    return {
+        "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
+        "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only), "claims": _claims(only),
+    }  # fmt: skip
 
 
 def record(study: str = "dense") -> records.Record:
@@ -63,14 +60,14 @@ def _speed(record: records.Record) -> str:
     return _measured([record]) + _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
 
 
-def family(directory: Path) -> str:
+def family(where: records.Where) -> str:
     """Formats by cells, the smallest fraction of a copy of each contender; then every bar of the kernel family."""
     studies = dict.fromkeys(study for needed, _ in family_findings.QUESTIONS.values() for study in needed)
     found, missing = {}, []
     for study in studies:
         try:
-            found[study] = records.load(study, directory)
-        except FileNotFoundError:
+            found[study] = records.load(study, where)
+        except records.Missing:
             missing.append(study)
     text = _measured(found.values())
     if {"dense", "formats"} <= found.keys():
@@ -82,16 +79,16 @@ def family(directory: Path) -> str:
         rows = [[cell, *(each.get((name, cell), "") for name in formats)] for cell in cells]
         text += f"Smallest fraction of a copy over layouts and directions: {' / '.join(names)}.\n\n"
         text += _table(["batch x tokens, q/k heads, head_dim", *formats], rows) + "\n"
-    board = family_findings.scoreboard(directory)
+    board = family_findings.scoreboard(where)
     board = board[board.verdict != "not measured"]
     board.question = board.question.mask(board.question.duplicated(), "")
     text += _table(["", "worst case of ropelab", "bar", ""], board.iloc[:, :4].values.tolist())
     return text + (f"\nNot measured yet: {', '.join(missing)}.\n" if missing else "")
 
 
-def _table_free(directory: Path) -> str:
+def _table_free(where: records.Where) -> str:
     """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
-    times, errors = (records.load(study, directory) for study in ("table_free", "table_free_error"))
+    times, errors = (records.load(study, where) for study in ("table_free", "table_free_error"))
     names = comparison.OURS, TABLE_FREE
     ours = times.frame[times.frame.contender.isin(names) & (times.frame.status == "ok")]
     rows = [
@@ -106,23 +103,23 @@ def _table_free(directory: Path) -> str:
     )
 
 
-def _shortfalls(directory: Path) -> str:
+def _shortfalls(where: records.Where) -> str:
     """Where the kernels fall short, a line each."""
-    found = {study: records.load(study, directory) for study in shortfalls.STUDIES}
+    found = {study: records.load(study, where) for study in shortfalls.STUDIES}
     lines = shortfalls.sentences({study: record.frame for study, record in found.items()})
     return _measured(found.values()) + "".join(_paragraph(line, "- ") for line in lines)
 
 
-def _wide_heads(directory: Path) -> str:
+def _wide_heads(where: records.Where) -> str:
     """What the kernel reaches where a head is as wide as the model."""
-    grid, inductor = (records.load(f"fairseq2_{name}", directory) for name in ("grid", "inductor"))
+    grid, inductor = (records.load(f"fairseq2_{name}", where) for name in ("grid", "inductor"))
     text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
     return _measured([grid, inductor]) + _paragraph(f"Heads as wide as the model (fairseq2's encoders): {text}")
 
 
-def _claims(directory: Path) -> str:
+def _claims(where: records.Where) -> str:
     """How many claims of each document have which verdict, then every claim."""
-    ledger = verdicts.ledger(records=directory)
+    ledger = verdicts.ledger(records=where)
     counts = pd.crosstab(ledger.document, ledger.verdict).reindex(columns=list(verdicts.Status), fill_value=0)
     counts = counts.reindex(dict.fromkeys(ledger.document))
     rows = [[name, *(str(count or "") for count in row)] for name, row in zip(counts.index, counts.values, strict=True)]

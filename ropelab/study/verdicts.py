@@ -7,7 +7,10 @@ measures its records. A rule is a function of named evidence, each a :class:`pan
 
 Evidence is found by name, in this order: what the caller hands to :func:`ledger`; a computation registered
 with :func:`evidence`; the committed record of that name under ``data/measurements/``. A rule whose evidence
-is nowhere to be found yields "not testable here" with what it would need.
+is nowhere to be found yields "not testable here" with what it would need; a record that cannot be believed
+(`ropelab.bench.record_checks`) is no evidence either, and the verdict says why.
+
+Records are those of one GPU in one ledger; ``by_gpu`` has a ledger for each, and ``disagreements`` what differs.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench.records import MEASUREMENTS, load
+from ropelab.bench import records as measurements
+from ropelab.bench.records import MEASUREMENTS, Selection, Where
 
 CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims"
 
@@ -103,11 +107,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A data frame and where it came from, in words fit for the report."""
+    """A data frame and where it came from, in words fit for the report; ``measured``: it is the record of a GPU."""
 
     name: str
     frame: pd.DataFrame
     source: str
+    measured: bool = False
 
 
 def agrees(measured, stated, tolerance: float, *, at_least: bool = False):
@@ -184,35 +189,68 @@ def load_claims(document: str | None = None, folder: Path = CLAIMS) -> list[Clai
 
 
 def find_evidence(
-    name: str, given: Mapping[str, pd.DataFrame] | None = None, records: Path | None = None
+    name: str,
+    given: Mapping[str, pd.DataFrame] | None = None,
+    records: Where = MEASUREMENTS,
+    *,
+    compute: Callable[[str], Evidence | None] | None = None,
 ) -> Evidence | None:
-    """The evidence of that name: given, computed now, or recorded under ``records``; else None."""
+    """The evidence of that name: given, computed now, or recorded under ``records``; else None.
+
+    Args:
+        compute: in place of computing it now.
+
+    Raises:
+        Damaged: there is a record, but it cannot be believed.
+    """
     if given is not None and name in given:
         return Evidence(name, given[name], "given by the caller")
-    if name in _COMPUTATIONS:
-        compute, how = _COMPUTATIONS[name]
-        try:
-            frame = compute()
-            return Evidence(name, frame, frame.attrs.get("source", how))
-        except Unavailable:
-            pass
+    if found := (compute or _computed)(name):
+        return found
     try:
-        record = load(name, records or MEASUREMENTS)
-    except FileNotFoundError:
+        record = measurements.load(name, records)
+    except measurements.Missing:
         return None
-    return Evidence(name, record.frame, f"record, {record.footer}")
+    if record.provenance.get("parameters", {}).get("smoke"):
+        raise measurements.Damaged(f"{name}: expected a measurement, got a trial run (--smoke)")
+    return Evidence(name, record.frame, f"record, {record.footer}", measured=True)
+
+
+def _computed(name: str) -> Evidence | None:
+    """The evidence of that name, computed now; None where that cannot be."""
+    if name not in _COMPUTATIONS:
+        return None
+    compute, how = _COMPUTATIONS[name]
+    try:
+        frame = compute()
+    except Unavailable:
+        return None
+    return Evidence(name, frame, frame.attrs.get("source", how))
 
 
 def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) -> tuple[Verdict, list[Evidence]]:
     """Verdict of one claim and the evidence it rests on."""
     if claim.id not in _RULES:
         raise ValueError(f"claim {claim.id}: no rule is registered, expected one in the module its file names")
-    names = _RULES[claim.id].evidence
-    found = {name: find(name) for name in names}
-    missing = [name for name in names if found[name] is None or found[name].frame.empty]
+    found, missing, damaged = [], [], []
+    for name in _RULES[claim.id].evidence:
+        try:
+            piece = find(name)
+        except measurements.Damaged as error:
+            damaged.append(str(error))
+            continue
+        if piece is None or piece.frame.empty:
+            missing.append(name)
+        else:
+            found.append(piece)
+    if damaged:
+        return Verdict.not_testable(f"records that can be believed ({'; '.join(damaged)})"), []
     if missing:
         return Verdict.not_testable(f"{claim.needs} (missing: {', '.join(missing)})"), []
-    return _RULES[claim.id].judge(*(piece.frame for piece in found.values())), list(found.values())
+    return _RULES[claim.id].judge(*(piece.frame for piece in found)), found
+
+
+COLUMNS = ["id", "document", "statement", "published", "measured", "verdict", "note", "evidence", "on_gpu"]
 
 
 def ledger(
@@ -220,7 +258,8 @@ def ledger(
     *,
     document: str | None = None,
     only: Iterable[str] | None = None,
-    records: Path | None = None,
+    records: Where = MEASUREMENTS,
+    compute: Callable[[str], Evidence | None] | None = None,
 ) -> pd.DataFrame:
     """All claims with their verdicts, one row each.
 
@@ -228,10 +267,12 @@ def ledger(
         given: evidence by name, used in place of computations and records.
         document: one document's claims (``"deepspeed"``); all documents when None.
         only: ids of the claims to judge; all when None.
-        records: directory of the records; the committed ones when None.
+        records: where the records are; where no GPU is chosen, those of the first of `records.gpus`.
+        compute: as for ``find_evidence``.
 
     Returns:
-        Columns id, document, statement, published, measured, verdict, note, evidence.
+        Columns id, document, statement, published, measured, verdict, note, evidence, and on_gpu: whether a record is
+        among the evidence.
     """
     claims = load_claims(document)
     if only is not None:
@@ -239,7 +280,10 @@ def ledger(
         if unknown:
             raise ValueError(f"only: expected ids of claims, got {unknown}")
         claims = [claim for claim in claims if claim.id in set(only)]
-    find = cache(partial(find_evidence, given=given, records=records))
+    where = measurements.selection(records)
+    if where.gpu is None:
+        where = Selection(where.directory, next(iter(measurements.gpus(where.directory)), None))
+    find = cache(partial(find_evidence, given=given, records=where, compute=compute))
     rows = []
     for claim in claims:
         verdict, pieces = judge(claim, find)
@@ -253,7 +297,39 @@ def ledger(
                 "verdict": str(verdict.status),
                 "note": verdict.note,
                 "evidence": "; ".join(f"{p.name}: {p.source}" for p in pieces),
+                "on_gpu": any(piece.measured for piece in pieces),
             }
         )
-    columns = ["id", "document", "statement", "published", "measured", "verdict", "note", "evidence"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def by_gpu(directory: Path = MEASUREMENTS, *, document: str | None = None) -> dict[str, pd.DataFrame]:
+    """GPU (as `records.gpus` names and orders them) -> its ledger."""
+    compute = cache(_computed)  # what no GPU is needed for is the same for all
+    return {
+        gpu: ledger(document=document, records=Selection(Path(directory), gpu), compute=compute)
+        for gpu in measurements.gpus(directory)
+    }
+
+
+def disagreements(ledgers: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The claims whose verdicts differ between GPUs on which both were measured.
+
+    Args:
+        ledgers: as of ``by_gpu``.
+
+    Returns:
+        A row for each such claim: id, document, statement, and a column for each GPU: the verdict and what was
+        measured; "" where the claim is not measured there.
+    """
+    said = {}
+    for gpu, rows in ledgers.items():
+        rows = rows[rows.on_gpu].set_index("id")
+        said[gpu] = pd.DataFrame({"verdict": rows.verdict, "words": rows.verdict + ": " + rows.measured})
+    verdicts = pd.DataFrame({gpu: found.verdict for gpu, found in said.items()})
+    differing = verdicts.index[verdicts.nunique(axis=1) > 1]
+    words = pd.DataFrame({gpu: found.words for gpu, found in said.items()}).reindex(differing).fillna("")
+    if not len(ledgers):
+        return pd.DataFrame(columns=["id", "document", "statement"])
+    about = next(iter(ledgers.values())).set_index("id")[["document", "statement"]]
+    return about.join(words, how="right").reset_index(names="id").sort_values("id", ignore_index=True)

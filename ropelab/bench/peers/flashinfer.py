@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from ropelab.bench import packages
+from ropelab.bench import packages, timing
 from ropelab.bench.peers.cos_sin_cache import flat, positions
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
@@ -21,16 +21,24 @@ OWN_KERNELS = (64, 128, 256, 512)
 """Head sizes with a kernel of their own."""
 
 
-@cache
 def module(version: str) -> ModuleType:
     """``flashinfer.rope`` of that version with its kernel compiled: nvcc takes a minute or two, once for each GPU.
 
     Raises:
-        NotInstalled: no such version, no GPU, or a package that it imports is missing.
+        NotInstalled: no such version, no GPU, or a package that it imports is missing; and while everything is called
+            for its compiling alone, which a job of its own does for FlashInfer (`compile_kernel`).
         RuntimeError: its kernel cannot be compiled.
     """
     if not torch.cuda.is_available():
         raise packages.NotInstalled("FlashInfer's CUDA kernel needs a GPU")
+    if timing.is_stopped():
+        raise packages.NotInstalled("FlashInfer's kernel is compiled by a job of its own")
+    return compile_kernel(version)
+
+
+@cache
+def compile_kernel(version: str) -> ModuleType:
+    """As `module`; nvcc's result is kept in FlashInfer's folder of the user's cache."""
     ninja = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
         with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, *_IMPORTS):

@@ -3,6 +3,7 @@
 Read them as a catalogue of what goes wrong, run them to see whether a test would notice.
 """
 
+from importlib.util import find_spec
 from types import ModuleType
 
 from ropelab.conformance.faults import (
@@ -12,7 +13,6 @@ from ropelab.conformance.faults import (
     packed_and_parallel,
     positions,
     tables_and_precision,
-    triton_kernels,
 )
 from ropelab.conformance.faults.controls import CONTROLS, Control
 from ropelab.conformance.faults.fault import Fault, NotExpressed
@@ -26,8 +26,11 @@ THEMES = {
     "packed and parallel": packed_and_parallel,
     "memory": memory,
     "tables and precision": tables_and_precision,
-    "kernels": triton_kernels,
 }
+if find_spec("triton"):  # the catalogue without kernels does not need it
+    from ropelab.conformance.faults import triton_kernels
+
+    THEMES["kernels"] = triton_kernels
 
 
 AGREEMENT = ("definition", "rounding", "large_positions")

@@ -52,8 +52,8 @@ def interleaved_name(interleaved: bool) -> str:
 
 def ropelab(q, k=None, *, inplace=False, **options):
     """As `ropelab.apply_rope`, in float64."""
-    results = (reference.rotate(x, **options).to(x.dtype) for x in (q, k) if x is not None)
-    results = tuple(x.copy_(y) if inplace else y for x, y in zip((q, k), results, strict=False))
+    rotated = (reference.rotate(x, **options).to(x.dtype) for x in (q, k) if x is not None)
+    results = tuple(x.copy_(y) if inplace else y for x, y in zip((q, k), rotated, strict=False))
     return results[0] if k is None else results
 
 
@@ -108,7 +108,7 @@ def te_positions(t, tensor_format, cu_seqlens=None, cp_size=1, cp_rank=0, chunks
     return context_parallel_positions(seq_len * cp_size, cp_size, cp_rank, chunks, t.device)
 
 
-def te_tables(freqs, interleaved):
+def te_tables(freqs: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """``cos, sin [S, R/2]`` of angles ``[S, 1, 1, R]`` with a column for each feature."""
     angles = pairs(freqs.flatten(1), interleaved_name(interleaved))[0]
     return angles.cos(), angles.sin()
@@ -162,6 +162,8 @@ def turn_by(x, angles):
 
 class Module(torch.nn.Module):
     """``module(q, k)``, each ``[B, S, H, D]``, at the positions from 0 on."""
+
+    inv_freq: torch.Tensor
 
     def __init__(self, head_dim: int, rotary_dim: int | None = None, base: float = 10000.0):
         super().__init__()

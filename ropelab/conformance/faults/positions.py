@@ -18,8 +18,8 @@ def head_added_to_position(x, cos, sin, interleaved=False, inplace=False, **wher
     for head in range(x.shape[-2]):
         # The last row stands for what a kernel would read behind the table.
         shifted = (table[min(head, len(table) - 1) :] for table in (cos, sin))
-        shifted = (torch.cat((table, table[-1:].expand(head, -1))) for table in shifted)
-        heads.append(correct.flash_attn(x[..., head : head + 1, :], *shifted, interleaved, **where))
+        cosines, sines = (torch.cat((table, table[-1:].expand(head, -1))) for table in shifted)
+        heads.append(correct.flash_attn(x[..., head : head + 1, :], cosines, sines, interleaved, **where))
     y = torch.cat(heads, dim=-2)
     return x.copy_(y) if inplace else y
 

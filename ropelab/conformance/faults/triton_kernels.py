@@ -94,7 +94,7 @@ def _check_width(cos: torch.Tensor, head_dim: int) -> None:
 
 def _room(x: torch.Tensor) -> int:
     """Elements from the first of ``x`` to the end of its storage."""
-    return x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    return int(x.untyped_storage().nbytes() // x.element_size() - x.storage_offset())
 
 
 def _rotated(x, cos, sin, positions, **faults):

@@ -91,15 +91,16 @@ def _packed(subject, sizes, lengths, padding=0, **where) -> Case:
 
 
 def _documents_alone(subject, case: Case) -> Iterator[Comparison]:
-    offsets = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    lengths = case.lengths or ()
+    offsets = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(lengths)
     results, begin = [], 0
-    for length, offset in zip(case.lengths, offsets, strict=True):
+    for length, offset in zip(lengths, offsets, strict=True):
         inputs = [x[:, begin : begin + length] for x in case.inputs]
         alone = replace(case, inputs=tuple(inputs), lengths=None, offsets=offset)
         results.append([exact(y) for y in subject(subject.with_inputs(alone, inputs))])
         begin += length
-    alone = (np.concatenate(ys, axis=1) for ys in zip(*results, strict=True))
-    expected = [(y, 2 * bound) for y, (_, bound) in zip(alone, subject.expected(case), strict=True)]
+    documents = (np.concatenate(ys, axis=1) for ys in zip(*results, strict=True))
+    expected = [(y, 2 * bound) for y, (_, bound) in zip(documents, subject.expected(case), strict=True)]
     yield from against(case, subject(case), expected, "{} of packed documents")
 
 

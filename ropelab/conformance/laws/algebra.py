@@ -57,7 +57,8 @@ def relative_position(subject, sizes):
     # The first query and the first key stand at every position.
     cases = [subject.draw(sizes, seed=seed) for seed in (0, 1)]
     cases = [subject.with_inputs(c, [x[:, :1].expand_as(x) for x in c.inputs]) for c in cases]
-    rotated, expected = [], []
+    rotated: list[np.ndarray] = []
+    expected: list[tuple[np.ndarray, np.ndarray]] = []
     for case in cases[: 1 if subject.convention.pair else 2]:
         rotated += map(exact, subject(case))
         expected += subject.expected(case)
@@ -116,7 +117,8 @@ def _carried(subject, case) -> list[np.ndarray]:
 
 
 def _pair_sums(bound: np.ndarray, rotary_dim: int, source: str, target: str) -> np.ndarray:
-    both = sum(torch.from_numpy(b.astype(float)) for b in pairs(bound[..., :rotary_dim], source))
+    first, second = pairs(torch.from_numpy(bound[..., :rotary_dim].astype(float)), source)
+    both = first + second
     summed = bound.copy()
     summed[..., :rotary_dim] = join(both, both, target).numpy()
     return summed

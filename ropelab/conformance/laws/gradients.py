@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.autograd import backward, grad
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable
@@ -80,8 +81,9 @@ def second_order(subject, sizes):
     if not all(d.requires_grad for d in gradients):
         raise Broken("the gradient has no grad_fn: derivatives of it are lost, without an error")
     direction = subject.cotangents(case, seed=2).cotangents
-    second = torch.autograd.grad(gradients, case.cotangents, direction)
-    forward = replace(case, inputs=direction, cotangents=None)
+    with subject.surroundings.theirs():
+        second = grad(gradients, case.cotangents, direction)
+    forward = replace(case, inputs=direction, cotangents=())
     parts = zip(subject(forward), subject.expected(forward), strict=True)
     yield from against(case, second, [(exact(y), 2 * bound) for y, (_, bound) in parts], "second derivative of {}")
 
@@ -101,7 +103,8 @@ def second_backward(subject, sizes):
         outputs = subject.call(tracked, arguments)
         if not all(y.requires_grad for y in outputs):
             raise Broken("the output has no grad_fn")
-        torch.autograd.backward(outputs, case.cotangents)  # through all there is, learned frequencies too
+        with subject.surroundings.theirs():
+            backward(outputs, case.cotangents)  # through all there is, learned frequencies too
         steps.append([x.grad for x in tracked.inputs])
         for x in tracked.inputs:
             x.grad = None

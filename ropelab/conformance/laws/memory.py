@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.autograd import grad
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken
@@ -46,7 +47,8 @@ def inputs_unchanged(subject, sizes):
         outputs = subject(replace(case, inputs=tracked))
         if all(y.requires_grad for y in outputs):
             given = tuple(map(copied, case.cotangents))
-            torch.autograd.grad(outputs, tracked, given, allow_unused=True)
+            with subject.surroundings.theirs():
+                grad(outputs, tracked, given, allow_unused=True)
             yield from equal(case, given, case.cotangents, "cotangent of {} after the backward")
 
 
@@ -125,7 +127,8 @@ def guards(subject, sizes):
             tracked = tuple(x.detach().requires_grad_() for x in inputs)
             outputs = subject(replace(case, inputs=tracked))
             if all(y.requires_grad for y in outputs):
-                torch.autograd.grad(outputs, tracked, cotangents, allow_unused=True)
+                with subject.surroundings.theirs():
+                    grad(outputs, tracked, cotangents, allow_unused=True)
                 gone = _gone((*input_canaries, *canaries))
                 yield counted(guarded, "elements written beside its tensors by the backward", gone)
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
-from triton.runtime.errors import InterpreterError
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable
@@ -66,7 +66,7 @@ def _last_tokens(subject, case, count: int = 8) -> Iterator[Comparison]:
     first = case.shape[1] - count
     ends = tuple(x[:, first:] for x in case.inputs)
     truth = subject.expected(replace(case, inputs=ends, positions=first + torch.arange(count)))
-    for comparison in against(case, [y[:, first:] for y in subject(case)], truth):
+    for comparison in against(case, [y[:, first:] for y in subject(case)], truth, truth=True):
         yield replace(comparison, axes=("batch", f"token - {first}", "head", "feature"))
 
 
@@ -93,6 +93,10 @@ def determinism(subject, sizes):
     case = subject.cotangents(subject.draw(sizes))
     longer = subject.draw(replace(sizes, batch=1, tokens=4 * sizes.tokens))
     first = subject(case)
+    if not subject.in_place:
+        handed_over = subject.call(case, subject.arguments(case))
+        subject(subject.draw(sizes, seed=2))
+        yield from equal(case, handed_over, first, "{} of an earlier call, after one on other inputs")
     gradients = subject.gradients(case)[1] if subject.convention.differentiable else None
     for _ in range(50 if subject.device.startswith("cuda") else 3):
         subject(longer)
@@ -118,12 +122,22 @@ def compile(subject, sizes):  # noqa: A001
     on_cpu = not subject.device.startswith("cuda")
     if INTERPRETED and on_cpu:  # should this be an interpreted kernel, tracing a large one takes long to fail
         sizes = replace(sizes, batch=1, tokens=2, q_heads=1, k_heads=1)
+    refusals: tuple[type[Exception], ...] = (torch._dynamo.exc.TorchDynamoException, *_interpreter_errors())
     try:
         yield from _unchanged(subject, replace(subject, function=function), sizes, "{} compiled")
-    except (torch._dynamo.exc.TorchDynamoException, InterpreterError) as error:
+    except refusals as error:
         if INTERPRETED and on_cpu:
             raise NotApplicable("interpreted Triton kernels cannot be compiled") from error
         raise
+
+
+def _interpreter_errors() -> tuple[type[Exception], ...]:
+    """Of Triton's interpreter; none where there is no Triton, which these laws do not need."""
+    if not (INTERPRETED and find_spec("triton")):
+        return ()
+    from triton.runtime.errors import InterpreterError
+
+    return (InterpreterError,)
 
 
 @law("Autocast does not reach the angles.", r"R x \text{ under autocast} = R x")
@@ -161,7 +175,10 @@ def _same(subject, sizes, outputs, what):
 
 def _unchanged(subject, other, sizes, what):
     case = subject.cotangents(subject.draw(sizes))
-    parts = zip(subject(case), subject.expected(case), strict=True)
+    uncompiled = subject(case)
+    if changed := subject.surroundings.changed:
+        raise NotApplicable(f"it changes global state ({', '.join(sorted(changed))}), which a compiled function cannot")
+    parts = zip(uncompiled, subject.expected(case), strict=True)
     yield from against(case, other(case), [(exact(y), 2 * bound) for y, (_, bound) in parts], what)
     if subject.convention.differentiable:
         truth = subject.expected(case, case.cotangents, transposed=True)

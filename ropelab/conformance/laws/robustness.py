@@ -11,6 +11,7 @@ import torch
 from ropelab.conformance.case import Broken, Case, NotApplicable
 from ropelab.conformance.law import Comparison, against, against_truth, counted, law, names
 from ropelab.conformance.laws.numerics import require_quick
+from ropelab.conformance.surroundings import filling, set_filling
 from ropelab.seq_format import to_bshd
 
 
@@ -57,9 +58,9 @@ def _far_apart(subject, sizes) -> Iterator[Comparison]:
     far = replace(case, inputs=tuple(map(far_apart, case.inputs)))
     if subject.in_place:
         subject.call(far, subject.arguments(far))
-        yield from against(case, far.inputs, subject.expected(case))
+        yield from against(case, far.inputs, subject.expected(case), truth=True)
     else:
-        yield from against(case, subject(far), subject.expected(case))
+        yield from against(case, subject(far), subject.expected(case), truth=True)
 
 
 def far_apart(x: torch.Tensor) -> torch.Tensor:
@@ -85,14 +86,15 @@ def _beyond_int32(subject, sizes, elements: int = 2**31) -> Iterator[Comparison]
     large = Case((to_bshd(x, subject.seq_format), *k[: len(case.inputs) - 1]), sizes.rotary_dim)
     last = [x[:, -16:].clone() for x in large.inputs]
     end = replace(case, inputs=tuple(last), positions=torch.arange(tokens - 16, tokens))
-    yield from against(end, [y[:, -16:] for y in subject.call(large, subject.arguments(large))], subject.expected(end))
+    found = [y[:, -16:] for y in subject.call(large, subject.arguments(large))]
+    yield from against(end, found, subject.expected(end), truth=True)
 
 
 @contextmanager
 def _not_filled() -> Iterator[None]:
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    fill = filling()
+    set_filling(False)
     try:
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        set_filling(fill)

@@ -19,6 +19,7 @@ from ropelab import apply_rope, reference, rotary_table
 from ropelab.bench import timing
 from ropelab.bench.copies import copies as copy_contenders
 from ropelab.bench.launches import kernel_names, peak_bytes
+from ropelab.bench.study import Study
 from ropelab.study.deepspeed import peers
 from ropelab.study.deepspeed.callers import callers
 from ropelab.study.deepspeed.dispatch import formula, merged_function
@@ -279,11 +280,11 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-STUDIES = {
-    "deepspeed_packages": packages,
-    "deepspeed_correctness": correctness,
-    "deepspeed_launches": launch_evidence,
-    "deepspeed_callers": callers,
-    "deepspeed_inductor": inductor_evidence,
+STUDIES: dict[str, Study] = {
+    "deepspeed_packages": Study(packages, gpu_gib=0, timed=False),
+    "deepspeed_correctness": Study(correctness, gpu_gib=2, timed=False),
+    "deepspeed_launches": Study(launch_evidence, gpu_gib=2),
+    "deepspeed_callers": Study(callers, gpu_gib=4),
+    "deepspeed_inductor": Study(inductor_evidence, gpu_gib=2),
 }
-"""The records of this document and what measures each: a function of ``smoke``."""
+"""By the name of the record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
@@ -121,12 +120,12 @@ SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
 """What is said -> the records it needs, and the function of their tables."""
 
 
-def sentence(name: str, directory: Path | str = records.MEASUREMENTS) -> str | None:
+def sentence(name: str, where: records.Where = records.MEASUREMENTS) -> str | None:
     """What the evidence says, or None where a record is missing."""
     studies, say = SENTENCES[name]
     try:
-        return say(*(records.load(study, directory).frame for study in studies))
-    except FileNotFoundError:
+        return say(*(record.frame for record in records.load_together(studies, where)))
+    except records.Unusable:
         return None
 
 

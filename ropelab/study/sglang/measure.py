@@ -19,6 +19,7 @@ from ropelab.axes import grid_positions
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
+from ropelab.bench.study import Study
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
@@ -346,15 +347,16 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-STUDIES: dict[str, Callable[..., pd.DataFrame]] = {
-    "sglang_protocols": protocols,
-    "sglang_second_grid": second_grid,
-    "sglang_head_sizes": head_sizes,
-    "sglang_low_tokens": low_tokens,
-    "sglang_vector_widths": vector_widths,
-    "sglang_diffusion": diffusion,
+STUDIES: dict[str, Study] = {
+    # 65,536 tokens of 32 heads of 64, and 32,768 of 32 of 128, checked in float64; q, k and cotangents of both.
+    "sglang_protocols": Study(protocols, gpu_gib=12),
+    "sglang_second_grid": Study(second_grid, gpu_gib=12),
+    "sglang_head_sizes": Study(head_sizes, gpu_gib=3),
+    "sglang_low_tokens": Study(low_tokens, gpu_gib=1),
+    "sglang_vector_widths": Study(vector_widths, gpu_gib=4),
+    "sglang_diffusion": Study(diffusion, gpu_gib=8),
 }
-"""Study -> function of ``smoke`` that measures it."""
+"""By the name of the record."""
 
 
 # -------------------------------------------------------------------------------------------------------- helpers

@@ -1,7 +1,6 @@
 """What the records say: tables that the rules judge by and the figures draw."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -199,12 +198,12 @@ SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
 """Figure -> its record, and what it says."""
 
 
-def sentence(figure: str, directory: Path | str) -> str:
+def sentence(figure: str, where: records.Where) -> str:
     """What a figure's record says, or nothing where there is no record, or it does not say."""
     if figure not in SENTENCES:
         return ""
     study, say = SENTENCES[figure]
     try:
-        return say(records.load(study, directory).frame)
-    except (FileNotFoundError, KeyError, IndexError):
+        return say(records.load(study, where).frame)
+    except (records.Unusable, KeyError, IndexError):
         return ""

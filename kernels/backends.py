@@ -1,0 +1,65 @@
+"""This file decides which module computes: a Triton kernel, or torch operations with the same results.
+
+Triton is imported when a tensor needs it, so everything else works where Triton has no wheel (macOS, Windows).
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+"""Whether Triton interprets the kernels, on any device. Triton reads the variable when a kernel is defined."""
+
+BACKENDS = ("torch", "triton")
+
+_forced: str | None = None
+
+
+def uses_triton(x: torch.Tensor) -> bool:
+    """Whether a Triton kernel computes for ``x``: on a GPU, and anywhere under ``TRITON_INTERPRET=1``."""
+    if _forced is not None:
+        return _forced == "triton"
+    return HAS_TRITON and (x.is_cuda or INTERPRETED)
+
+
+def backend(operation: str, x: torch.Tensor) -> ModuleType:
+    """The module that computes ``operation`` for ``x``.
+
+    Args:
+        operation: ``"rotate"``, ``"qk_norm"`` or ``"positions"``.
+    """
+    return importlib.import_module(f"ropelab.kernels.{operation}_{'triton' if uses_triton(x) else 'torch'}")
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Compute with one backend, whatever the device, in all threads of this process.
+
+    Args:
+        name: ``"torch"``, or ``"triton"`` (tensors on a GPU, or ``TRITON_INTERPRET=1``).
+
+    Raises:
+        ValueError: an unknown name.
+        RuntimeError: ``"triton"`` where Triton is not installed.
+    """
+    global _forced
+    if name not in BACKENDS:
+        raise ValueError(f"name: expected one of {BACKENDS}, got {name!r}")
+    if name == "triton" and not HAS_TRITON:
+        raise RuntimeError("name: expected 'torch' where Triton is not installed, got 'triton'")
+    before, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def forced_backend() -> str | None:
+    """The backend that `use_backend` asks for, or None."""
+    return _forced

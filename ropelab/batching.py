@@ -1,0 +1,95 @@
+"""This file rotates under ``torch.func.vmap``: vmap's axis joins the batch axis of the tensors.
+
+A token's rotation depends on its position alone, so examples of vmap are batches of one call with ``bshd`` tensors.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ropelab.prepared import Options
+from ropelab.seq_format import from_bshd, to_bshd
+
+
+def rotate_batched(
+    rotate: Callable, size: int, in_dims: tuple, q, k, cos, sin, positions, first_position: int, options: Options
+):
+    """The rotated q, or q and k, of ``size`` examples, which are along axis 0 of the results.
+
+    Args:
+        rotate: of one call: as `ropelab.autograd.rotate_differentiably`.
+        in_dims: for q, k, cos, sin and positions, the axis of the examples, or None where they share a tensor.
+
+    Raises:
+        NotImplementedError: examples have frequencies of their own.
+    """
+    q_dim, k_dim, cos_dim, sin_dim, positions_dim = in_dims
+    if options.table_free and cos_dim is not None:
+        raise NotImplementedError("frequencies: expected the same ones for all examples of vmap, got an axis of vmap")
+    xs = [to_bshd(_examples(x, dim, size), options.seq_format) for x, dim in ((q, q_dim), (k, k_dim)) if x is not None]
+    batch = xs[0].shape[1]
+    if not options.table_free and (cos_dim is not None or sin_dim is not None or cos.ndim == 3):
+        cos, sin = (_fold(_examples(t, dim, size), 4, batch) for t, dim in ((cos, cos_dim), (sin, sin_dim)))
+    if positions is not None and (positions_dim is not None or positions.ndim == 2 or options.offsets):
+        positions = _fold(_examples(positions, positions_dim, size), 2 if options.offsets else 3, batch)
+    ys = rotate(
+        *(x.flatten(0, 1) for x in xs), *(() if k is not None else (None,)), cos, sin, positions, first_position,
+        options._replace(seq_format="bshd"),
+    )  # fmt: skip
+    ys = [from_bshd(y.unflatten(0, (size, batch)), options.seq_format) for y in ((ys,) if k is None else ys)]
+    return ys[0] if k is None else tuple(ys)
+
+
+def is_batched_gradient(x: torch.Tensor | None) -> bool:
+    """Whether ``x`` is a batch that ``torch.autograd.grad(..., is_grads_batched=True)`` hides.
+
+    That function, and ``torch.autograd.functional.jacobian(..., vectorize=True)``, have a vmap of their own, to which
+    no function can say how it is batched.
+    """
+    return isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+def rotate_batched_gradients(rotate: Callable, *arguments):
+    """`rotate_batched` for arguments of which some are batches that autograd hides."""
+    *given, first_position, options = arguments
+    (q, k, cos, sin, positions), in_dims, size, level = _shown(given)
+    ys = rotate_batched(rotate, size, in_dims, q, k, cos, sin, positions, first_position, options)
+    return _hidden(ys, level) if isinstance(ys, torch.Tensor) else tuple(_hidden(y, level) for y in ys)
+
+
+def for_each_batched_gradient(function: Callable, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``function(*gradients)``, a sequence of tensors, once for each member of the batches that autograd hides."""
+    tensors, in_dims, size, level = _shown(gradients)
+    members = [
+        function(*(x if dim is None else x[i] for x, dim in zip(tensors, in_dims, strict=True))) for i in range(size)
+    ]
+    return tuple(_hidden(torch.stack(results), level) for results in zip(*members, strict=True))
+
+
+def _shown(tensors: Sequence) -> tuple[list, tuple[int | None, ...], int, int]:
+    """The tensors with the hidden axis in front; where they have it; its size; and the level of the vmap it is of."""
+    # The threads of the backward do not know how deep vmaps are nested: then it is one.
+    level = max(1, torch._C._vmapmode_increment_nesting() - 1)
+    torch._C._vmapmode_decrement_nesting()
+    in_dims = tuple(0 if is_batched_gradient(x) else None for x in tensors)
+    shown = [
+        x if dim is None else torch._remove_batch_dim(x, level, 1, 0) for x, dim in zip(tensors, in_dims, strict=True)
+    ]
+    if any(map(is_batched_gradient, shown)):
+        raise NotImplementedError("is_grads_batched: expected no batch of gradients within another, got one")
+    return shown, in_dims, next(len(x) for x, dim in zip(shown, in_dims, strict=True) if dim == 0), level
+
+
+def _hidden(x: torch.Tensor, level: int) -> torch.Tensor:
+    return torch._add_batch_dim(x, 0, level)
+
+
+def _examples(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """``x`` with the axis of the examples in front."""
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _fold(x: torch.Tensor, rank: int, batch: int) -> torch.Tensor:
+    """``[examples, batch or 1, ...]`` of ``rank``, or without the axis of batches -> ``[examples * batch, ...]``."""
+    x = x if x.ndim == rank else x.unsqueeze(1)
+    return x.expand(-1, batch, *x.shape[2:]).flatten(0, 1)

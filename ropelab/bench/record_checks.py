@@ -1,0 +1,85 @@
+"""What a record must hold to be believed: its table is the one that its provenance was written for, and makes sense."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+TIMES = ("median_us", "q20_us", "q80_us")
+NUMBER, TRUTH, WORD = "number", "truth", "word"
+
+
+def described(csv: Path, frame: pd.DataFrame) -> dict[str, Any]:
+    """What provenance says of its table: ``csv_sha256``, ``rows``, and ``columns``: name -> kind of its values.
+
+    Args:
+        frame: as read from ``csv``.
+    """
+    return {"csv_sha256": sha256(csv), "rows": len(frame), "columns": {name: kind(frame[name]) for name in frame}}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def kind(values: pd.Series) -> str:
+    """``"number"``, ``"truth"`` or ``"word"``; what is missing counts for nothing."""
+    present = values.dropna()
+    if pd.api.types.is_bool_dtype(present) or (len(present) and present.map(type).eq(bool).all()):
+        return TRUTH
+    return NUMBER if pd.api.types.is_numeric_dtype(values) else WORD
+
+
+def flaws(csv: Path, frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a record, the plainest first; nothing if it can be believed."""
+    if missing := {"csv_sha256", "rows", "columns"} - provenance.keys():
+        yield f"its provenance lacks {', '.join(sorted(missing))}"
+        return
+    expected = provenance["columns"]
+    if missing := [name for name in expected if name not in frame]:
+        yield f"it lacks the column {', '.join(missing)}"
+    if more := [name for name in frame if name not in expected]:
+        yield f"its provenance does not know the column {', '.join(more)}"
+    if len(frame) != provenance["rows"]:
+        yield f"expected {provenance['rows']} rows, got {len(frame)}"
+    for name in frame:
+        if name in expected and frame[name].notna().any() and kind(frame[name]) != expected[name]:
+            yield f"column {name}: expected each to be a {expected[name]}, got {_odd(frame[name], expected[name])}"
+    yield from senseless_times(frame)
+    if sha256(csv) != provenance["csv_sha256"]:
+        yield "its provenance is of another table (SHA-256 differs): the two were not written together"
+
+
+def senseless_times(frame: pd.DataFrame) -> Iterator[str]:
+    """Times that nothing can take, in columns ``*_us``, and those missing from rows that have a right result.
+
+    Every row without a ``status``, or with the status "ok", has a median and its quantiles, in this order, if the table
+    has such columns.
+    """
+    right = frame.status.eq("ok") if "status" in frame else pd.Series(True, frame.index)
+    times = {name: pd.to_numeric(frame[name], errors="coerce") for name in frame if name.endswith("_us")}
+    for name, values in times.items():
+        if (impossible := values.notna() & ~(np.isfinite(values) & (values > 0))).any():
+            yield f"column {name}: expected times above 0, got {values[impossible].iloc[0]:g} in row {_row(impossible)}"
+        if name in TIMES and (lost := right & values.isna()).any():
+            yield f"column {name}: expected a time in every row that is ok, got none in row {_row(lost)}"
+    if set(TIMES) <= times.keys():
+        median, low, high = (times[name] for name in TIMES)
+        if (disordered := (low > median) | (median > high)).any():
+            yield f"expected q20_us <= median_us <= q80_us, got another order in row {_row(disordered)}"
+
+
+def _row(wrong: pd.Series) -> int:
+    """The first, counted as in the file: 1 is the head."""
+    return int(np.argmax(wrong.to_numpy())) + 2
+
+
+def _odd(values: pd.Series, expected: str) -> str:
+    present = values.dropna()
+    if expected == NUMBER:
+        words = present[pd.to_numeric(present, errors="coerce").isna()]
+        return repr(words.iloc[0]) if len(words) else kind(values)
+    return f"a {kind(values)}, {present.iloc[0]!r}"

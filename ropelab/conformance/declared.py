@@ -1,0 +1,190 @@
+"""What is declared of a function before it is held to the laws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from ropelab.conformance.case import Sizes
+from ropelab.conformance.conventions import CONVENTIONS
+from ropelab.conformance.law import Law
+from ropelab.conformance.laws import LAWS
+from ropelab.conformance.subject import Subject
+from ropelab.conformance.surroundings import Surroundings
+from ropelab.layout import LAYOUTS, check_layout
+
+SIGNS = ("standard", "reversed")
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+MOST_FEATURES = 2**18
+"""Of all heads of a token: cases with more would not fit into the memory of a small machine."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A function's claims, checked for sense; made by `declare`.
+
+    Attributes:
+        convention: how it is called, a name of ``CONVENTIONS``.
+        laws: that it is held to.
+        sizes: of the largest ordinary cases.
+        about: what was declared, by name, for the report.
+        claims: the fields of `Subject` but the function.
+        kept: what the convention is told besides.
+    """
+
+    convention: str
+    laws: tuple[Law, ...]
+    sizes: Sizes
+    about: dict[str, Any]
+    claims: dict[str, Any]
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def subject(self, function: Callable[..., Any], surroundings: Surroundings) -> Subject:
+        """The function with its claims, and no state of earlier calls: laws share none."""
+        kind = CONVENTIONS[self.convention]
+        return Subject(function, kind, **self.claims, state=dict(self.kept), surroundings=surroundings)
+
+
+def declare(
+    convention: str,
+    *,
+    layout: str | None = None,
+    laws: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    out_layout: str | None = None,
+    seq_format: str | None = None,
+    sign: str = "standard",
+    maths: str | None = None,
+    columns: str | None = None,
+    inplace: bool = False,
+    once_differentiable: bool = False,
+    rotary_dim: int | None = None,
+    head_dim: int = 16,
+    q_heads: int = 4,
+    k_heads: int = 2,
+    base: float = 10000.0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Declaration:
+    """Check what is claimed of a function; the function is not needed for it, nor is the device touched.
+
+    Args:
+        convention: how the function is called, a name of ``CONVENTIONS``.
+        layout: ``"split_half"`` or ``"interleaved"``; by default the convention's own.
+        laws: names of the laws to check; by default all that are not opt-in.
+        skip: names of laws to leave out.
+        out_layout: of the result, if declared to be another one.
+        seq_format: order of the axes, where the convention leaves a choice.
+        sign: ``"reversed"`` for a function that is declared to rotate by minus the angle.
+        maths: ``"narrow"``: tables and all operations are rounded to the dtype of the inputs; ``"wide"``: they are
+            in float32 or wider. By default what is usual in the convention.
+        columns: the layout of full-width tables, if it is not ``layout`` (GLM: ``"split_half"`` tables, adjacent
+            pairs).
+        inplace: the result overwrites the inputs (where the convention does not prescribe it).
+        once_differentiable: the function does not claim second derivatives.
+        rotary_dim: features that rotate. By default ``head_dim``, or 3/4 of it where the convention says that the
+            tables' width decides.
+        head_dim, q_heads, k_heads: sizes of the largest cases, for functions that do not take all.
+        base: of the frequencies, at least 1; handed to modules and plain functions as ``base=`` unless it is 10000.
+        device, dtype: of the tensors; laws about dtypes use others as well.
+
+    Raises:
+        TypeError: a size or ``base`` that is no number, a dtype that is not of ``DTYPES``.
+        ValueError: an argument that is not one of its choices, or out of its range; no law left to check.
+    """
+    chosen = select(laws, skip)
+    kind = CONVENTIONS[_one_of("convention", convention, CONVENTIONS)]
+    layout = kind.layouts[0] if layout is None else layout
+    check_layout(layout)
+    out_layout = layout if out_layout is None else out_layout
+    check_layout(out_layout, "out_layout")
+    seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
+    narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"
+    if inplace and kind.in_place is False:
+        raise ValueError(f"inplace: expected False for {convention}, which has no way to ask for it")
+    sizes = _sizes(q_heads, k_heads, head_dim, rotary_dim, kind.partial)
+    _check_base(base)
+    if dtype not in DTYPES.values():
+        raise TypeError(f"dtype: expected one of {tuple(DTYPES)}, got {dtype}")
+    try:
+        device = str(torch.device(device))
+    except (RuntimeError, TypeError) as reason:
+        raise ValueError(f"device: expected the name of a device of torch, got {device!r} ({_line(reason)})") from None
+    in_place = bool(kind.in_place or inplace)
+    claims = {"layout": layout, "out_layout": out_layout, "seq_format": seq_format,
+              "reversed": _one_of("sign", sign, SIGNS) == "reversed", "in_place": in_place, "narrow": narrow,
+              "once": once_differentiable, "base": base, "device": device, "dtype": dtype}  # fmt: skip
+    about = {"convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
+             "sign": sign, "maths": "narrow" if narrow else "wide", "inplace": in_place,
+             "rotary_dim": sizes.rotary_dim, "head_dim": head_dim, "device": device, "dtype": dtype}  # fmt: skip
+    kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
+    return Declaration(convention, chosen, sizes, about, claims, kept)
+
+
+def select(laws: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tuple[Law, ...]:
+    """The named laws, or all that are not opt-in, in the order of ``LAWS``.
+
+    Raises:
+        ValueError: an unknown name, or no law left.
+    """
+    named, skipped = None if laws is None else set(laws), set(skip)
+    for name in (*(named or ()), *skipped):
+        _one_of("law", name, LAWS)
+    kept = (law for law in LAWS.values() if law.name not in skipped)
+    chosen = tuple(law for law in kept if (law.by_default if named is None else law.name in named))
+    if not chosen:
+        raise ValueError("laws: expected at least one that is not skipped, got none")
+    return chosen
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless tensors can be made on ``device``, and read from it, here and now."""
+    try:
+        two = (torch.ones(1, device=device) + 1).item()
+    except (AssertionError, ImportError, RuntimeError) as reason:  # NotImplementedError is a RuntimeError
+        raise ValueError(f"device: expected one that works here, got {device!r} ({_line(reason)})") from None
+    if two != 2:
+        raise ValueError(f"device: expected one that works here, got {device!r}, on which 1 + 1 is {two}")
+
+
+def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, partial: bool) -> Sizes:
+    least = {"q_heads": (q_heads, 1), "k_heads": (k_heads, 1), "head_dim": (head_dim, 2)}
+    if rotary_dim is not None:
+        least["rotary_dim"] = (rotary_dim, 2)
+    for name, (size, minimum) in least.items():
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"{name}: expected an integer, got {size!r}")
+        if size < minimum:
+            raise ValueError(f"{name}: expected an integer of at least {minimum}, got {size}")
+    if max(q_heads, k_heads) * head_dim > MOST_FEATURES:
+        got = f"{max(q_heads, k_heads)} heads of {head_dim}"
+        raise ValueError(f"head_dim: expected at most {MOST_FEATURES} features in all heads, got {got}")
+    if rotary_dim is None:
+        rotary_dim = head_dim // 8 * 6 if partial and head_dim >= 8 else head_dim
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(f"rotary_dim: expected an even number from 2 to head_dim = {head_dim}, got {rotary_dim}")
+    return Sizes(q_heads=int(q_heads), k_heads=int(k_heads), head_dim=int(head_dim), rotary_dim=int(rotary_dim))
+
+
+def _check_base(base: float) -> None:
+    if isinstance(base, bool) or not isinstance(base, Real):
+        raise TypeError(f"base: expected a number, got {base!r}")
+    # Below 1 frequencies exceed 1 rad a token, up to where rounding leaves nothing of an angle and any result passes.
+    if not (math.isfinite(base) and base >= 1):
+        raise ValueError(f"base: expected a finite number of at least 1, got {base}")
+
+
+def _one_of(name: str, value: str, choices: Iterable[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}")
+    return value
+
+
+def _line(reason: Exception) -> str:
+    """The first line of what torch says, which may go on about its stack."""
+    return (str(reason).strip().splitlines() or [type(reason).__name__])[0]

@@ -1,0 +1,128 @@
+"""Hold a function to the laws in a process of its own, which it may end, break or keep busy as it likes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ropelab.conformance.child import NOTES, REQUEST
+from ropelab.conformance.result import as_json, verdict
+
+# -P: nothing of the working directory is imported in place of a standard module.
+_COMMAND = ("-P", "-c", "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); folder = sys.argv.pop(); "
+            "from ropelab.conformance.child import main; main(folder)")  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What is known of a function after its process has ended.
+
+    Attributes:
+        results: `Result.as_dict` by law, and ``words`` if it failed.
+        stopped: why not all laws were held; empty if they were.
+        refused: the function could not even be called, for a reason that is no fault of it; empty if it could.
+        about: what was declared, by name.
+        diagnosis, diagnosis_words: of the report; empty if there is none.
+    """
+
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stopped: str = ""
+    refused: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+    diagnosis: list[str] = field(default_factory=list)
+    diagnosis_words: str = ""
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the laws that do not hold."""
+        return [law for law, result in self.results.items() if result["status"] in ("fail", "error")]
+
+    @property
+    def verdict(self) -> str:
+        """One of ``VERDICTS``. A law that does not hold stays so however the process ended; no other finding does."""
+        compared = 0 if self.stopped or self.refused else sum(result["compared"] for result in self.results.values())
+        return verdict(bool(self.failed), compared)
+
+    def to_json(self) -> str:
+        """As `Report.to_json`."""
+        stopped = self.stopped or self.refused
+        return as_json(self.verdict, self.about, list(self.results.values()), self.diagnosis, stopped)
+
+
+def hold_apart(target: str, declared: dict[str, Any], laws: list[str], timeout: float) -> Outcome:
+    """Import a function and hold it to laws in a new process. What the function prints goes to stderr.
+
+    Args:
+        target: ``"package.module:function"``.
+        declared: the arguments of `declare`, the dtype by name.
+        laws: names of those that have to be held.
+        timeout: seconds for all of it.
+    """
+    key = secrets.token_hex()
+    with TemporaryDirectory(prefix="ropelab-") as folder:
+        request = {"key": key, "target": target, "declared": declared}
+        Path(folder, REQUEST).write_text(json.dumps(request), encoding="utf-8")
+        ended = _run([sys.executable, *_COMMAND, folder, json.dumps(sys.path)], timeout)
+        notes = list(_read(Path(folder, NOTES), key))
+    outcome, begun, reported = Outcome(about={"function": target, **declared}), "the start of Python", False
+    for kind, value in notes:
+        if kind == "begun":
+            begun = value
+        elif kind == "result":
+            outcome.results[value["law"]] = value
+        elif kind == "refused":
+            outcome.refused = value
+        elif kind == "stopped":
+            ended = value
+        elif kind == "report":
+            reported = outcome.results.keys() == set(laws)
+            outcome.diagnosis, outcome.diagnosis_words = value["diagnosis"], value["words"]
+    if not reported and not outcome.refused:
+        outcome.stopped = f"{ended} during {begun}"
+    return outcome
+
+
+def _run(command: list[str], timeout: float) -> str:
+    """Run it, and say in words how it ended."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return f"the time limit of {timeout:g} s was reached"
+    finally:
+        if process.poll() is None:
+            _kill(process)
+    if code < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"the process was ended by {names.get(-code, f'signal {-code}')}"
+    return f"the process ended with exit code {code}"
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """The process, and where there are sessions all that it started."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+
+def _read(path: Path, key: str) -> Iterator[tuple[str, Any]]:
+    """The notes that the laws wrote; anything else in the file is passed over."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n"):
+        try:
+            note = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict) and note.get("key") == key:
+            yield note["kind"], note["value"]

@@ -1,0 +1,494 @@
+"""Calls that cannot be meant: for every public function a valid call, and what must not stand in place of an argument.
+
+A kind says what an argument is. Each kind has hostile values, all of which must be refused by name, and equivalents,
+other ways to write a valid value, which must give the same result.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import ropelab
+from ropelab import PackedSequences, RotaryEmbedding, frequencies
+from ropelab.axes import interleaved_sections, sections
+from ropelab.interop import deepspeed, fairseq2, huggingface, sglang, transformer_engine
+from ropelab.layout import permutation
+from ropelab.table_free import fixed_point
+from ropelab.tables import frequency_tables
+
+NAN, INF = math.nan, math.inf
+NO_TENSORS = [None, 3.0, [[1.0, 2.0]], np.ones((2, 2)), "tensor"]
+
+
+def sparse(x):
+    return x.to_sparse()
+
+
+def nested(x):
+    return torch.nested.nested_tensor([x[0]], layout=torch.jagged)
+
+
+class Kind(NamedTuple):
+    """What an argument is.
+
+    Attributes:
+        hostile: values that must be refused, or functions that make one of the valid value.
+        equivalents: functions that write the valid value in another way.
+    """
+
+    hostile: list
+    equivalents: list[Callable] = []
+
+
+INTEGER = Kind(
+    [None, "3", 2.5, 2.0, NAN, INF, True, [2], torch.tensor(2), np.float64(2.0), 1j, -5, 10**30],
+    [np.int64, np.int32],
+)
+SIGNED = Kind([None, "3", 2.5, NAN, True, [2], np.float64(2.0), 1j, 2**40, -(2**40)], [np.int64, np.int32])
+NUMBER = Kind(
+    [None, "2.0", NAN, INF, -INF, True, [2.0], torch.tensor(2.0), 1j, 0.0, -1.0, 10**400], [np.float64, np.float32]
+)
+FLAG = Kind([None, "no", "False", 0, 1, torch.tensor(True), [True]], [np.bool_])
+CHOICE = Kind([3, "nonsense", "", b"bshd", ["bshd"], np.array(["bshd"]), True])
+DTYPE = Kind([None, "float32", torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn, np.float32, float])
+DEVICE = Kind(["nonsense", 3.5, ["cpu"], "cuda:77", True, torch.float32], [torch.device])
+TENSOR = Kind(
+    [*NO_TENSORS, torch.Tensor.long, torch.Tensor.cfloat, torch.Tensor.bool, sparse, nested, lambda x: x.to("meta"),
+     torch.Tensor.sum, lambda x: x[None, None]],
+)  # fmt: skip
+"""q, k and their like."""
+ANY_SHAPE = Kind([*NO_TENSORS, torch.Tensor.bool, sparse, nested, lambda x: x.to("meta")])
+"""The same where the number of axes is free."""
+KEY = Kind(TENSOR.hostile[1:])
+TABLE = Kind(
+    [*NO_TENSORS, torch.Tensor.long, torch.Tensor.cfloat, torch.Tensor.bool, sparse, lambda x: x.to("meta"),
+     lambda x: x[..., :0], lambda x: x[..., :-1], lambda x: torch.cat((x, x), -1), lambda x: x.flatten()[0]],
+)  # fmt: skip
+POSITIONS = Kind(
+    [3.0, [1, 2], np.arange(4), "tensor", torch.Tensor.float, torch.Tensor.bool, torch.Tensor.short, sparse,
+     lambda x: x.flatten()[0], lambda x: x[None, None, None]],
+    [torch.Tensor.int, torch.Tensor.long],
+)  # fmt: skip
+FEWER, ELSEWHERE = (lambda x: x[..., :-1]), (lambda x: x.to("meta"))
+INTEGERS = Kind(
+    [None, 3, "16", 2.5, lambda x: [float(i) for i in x], lambda x: [str(i) for i in x], lambda x: [*x[:-1], None],
+     lambda x: [*x[:-1], True], lambda x: dict.fromkeys(x), lambda x: [list(x)], [], lambda x: [-i - 2 for i in x],
+     lambda x: [*x[:-1], NAN]],
+    [list, tuple, np.array, lambda x: [np.int64(i) for i in x]],
+)  # fmt: skip
+SLICE = Kind(
+    [3, "04", (0,), (0, 2, 4), (0, 3), (0.0, 4.0), (0, True), (4, 0), (-4, 0), (0, 10**6), [None, 4], (0, "4"), {0: 4}],
+    [list, lambda x: tuple(map(np.int64, x)), np.array],
+)
+
+
+def but(kind: Kind, *values: Any) -> Kind:
+    """The kind without hostile values that this argument takes."""
+    return Kind(
+        [v for v in kind.hostile if not any(v is w or type(v) is type(w) and v == w for w in values)], kind.equivalents
+    )
+
+
+def also(kind: Kind, *values: Any) -> Kind:
+    return Kind([*kind.hostile, *values], kind.equivalents)
+
+
+class Target(NamedTuple):
+    """A valid call, and the kind of each argument that is replaced.
+
+    Attributes:
+        names: that messages may begin with, beside those of the arguments.
+    """
+
+    function: Callable
+    arguments: dict[str, Any]
+    kinds: dict[str, Kind]
+    names: tuple[str, ...] = ()
+
+
+Q = torch.linspace(-1, 1, 2 * 4 * 3 * 16).view(2, 4, 3, 16)
+K = torch.linspace(-1, 1, 2 * 4 * 1 * 16).view(2, 4, 1, 16)
+COS, SIN = ropelab.rotary_table(8, 16, device="cpu")
+FULL = torch.cat((COS, COS), -1)[:4], torch.cat((SIN, SIN), -1)[:4]
+CU = torch.tensor([0, 4, 8])
+THETA = frequencies.inverse_frequencies(16)
+CONFIG = {
+    "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128, "rope_theta": 1e4,
+    "model_type": "llama",
+}  # fmt: skip
+ANGLES = torch.linspace(0, 1, 8 * 16).view(8, 1, 1, 16)
+
+
+def with_rope(function: Callable) -> Callable:
+    """A method of `Rope`, whose axes ask for positions along three."""
+    return lambda **options: function(ropelab.axial_rope((4, 6, 6)), **options)
+
+
+def from_config(**settings):
+    rope = ropelab.rope_from_config({key: value for key, value in settings.items() if key != "scaling"})
+    return rope.tables(16, device="cpu")
+
+
+def scaled(**parameters):
+    rope = ropelab.rope_from_config(CONFIG | {"rope_parameters": {"rope_theta": 1e4} | parameters})
+    return rope.tables(16, device="cpu")
+
+
+def grid(*, sizes, **options):
+    return ropelab.grid_positions(*sizes, **options)
+
+
+def packed(**options):
+    return PackedSequences(**options).positions
+
+
+def rotary(**options):
+    return RotaryEmbedding(ropelab.Rope(THETA))(**options)
+
+
+def encode(**options):
+    forward = {name: options.pop(name) for name in ("seqs", "seqs_layout", "state_bag") if name in options}
+    encoder = fairseq2.KernelRotaryEncoder(**options).eval()
+    return encoder(forward.pop("seqs"), forward.pop("seqs_layout"), **forward)
+
+
+def in_place(function: Callable, *names: str) -> Callable:
+    """What the function left in the tensors of these names."""
+
+    def call(**arguments):
+        arguments |= {
+            n: arguments[n].clone() if isinstance(arguments[n], torch.Tensor) else arguments[n] for n in names
+        }
+        function(**arguments)
+        return tuple(arguments[name] for name in names)
+
+    return call
+
+
+PADDED = fairseq2.BatchLayout((2, 4), [4, 3])
+BASE = {"rotary_dim": 16, "base": 1e4}
+BASED = {"rotary_dim": also(INTEGER, 0, 1, 7), "base": NUMBER}
+SCALING = {
+    "linear": {"factor": 2.0},
+    "ntk": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.25, "beta_fast": 32.0,
+             "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": True},
+    "longrope": {"factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "attention_factor": 1.25,
+                 "original_max_position_embeddings": 64},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "proportional": {"factor": 2.0, "partial_rotary_factor": 0.5},
+    "default": {"mrope_section": [4, 2, 2], "partial_rotary_factor": 1.0, "rope_theta": 1e4},
+}  # fmt: skip
+OPTIONAL = but(NUMBER, None)
+FACTORS = Kind(
+    [None, 3, "16", [1.0], [NAN] * 8, [0.0] * 8, [-1.0] * 8, [1.0] * 7 + [NAN], ["1"] * 8, [True] * 8, [None] * 8,
+     [INF] * 8, [[1.0]] * 8, {}, "abcdefgh"],
+    [tuple, np.array],
+)  # fmt: skip
+OF_KEY = {
+    "factor": NUMBER, "low_freq_factor": NUMBER, "high_freq_factor": NUMBER, "rope_theta": but(NUMBER, None),
+    "original_max_position_embeddings": but(INTEGER, None), "attention_factor": OPTIONAL, "beta_fast": OPTIONAL,
+    "beta_slow": OPTIONAL, "mscale": but(OPTIONAL, 0.0), "mscale_all_dim": but(OPTIONAL, 0.0),
+    "truncate": but(FLAG, None), "short_factor": FACTORS, "long_factor": FACTORS,
+    "partial_rotary_factor": also(OPTIONAL, 2.0, 1.01), "mrope_section": but(also(INTEGERS, [4, 5], [8, 1, -1]), None),
+}  # fmt: skip
+
+
+def of_scaling(rope_type: str, parameters: dict) -> Target:
+    kinds = {key: OF_KEY[key] for key in parameters}
+    if rope_type in ("yarn", "longrope"):  # the factor then is the quotient of the lengths
+        kinds["factor"] = but(NUMBER, None)
+    if rope_type == "proportional":
+        kinds["factor"] = but(NUMBER, None)
+    return Target(scaled, {"rope_type": rope_type} | parameters, kinds, names=("config",))
+
+
+TARGETS = {
+    "rotary_table": Target(
+        ropelab.rotary_table, {"seq_len": 5, "dtype": torch.float32, "device": "cpu"} | BASE,
+        {"seq_len": INTEGER, "dtype": DTYPE, "device": DEVICE} | BASED,
+    ),
+    "frequency_tables": Target(
+        frequency_tables, {"frequencies": THETA, "seq_len": 5, "attention_factor": 1.5, "dtype": torch.float64, "device": "cpu"},
+        {"frequencies": Kind([*NO_TENSORS, THETA.long(), THETA[None], THETA.to("meta"), THETA.cfloat(), THETA[:0]]),
+         "seq_len": INTEGER, "attention_factor": NUMBER, "dtype": DTYPE},
+    ),
+    "axial_tables": Target(
+        ropelab.axial_tables,
+        {"cos": COS, "sin": SIN, "positions": torch.arange(8).view(2, 4), "axes": [0, 0, 1, 1, 0, 0, 1, 1]},
+        {"cos": TABLE, "sin": TABLE,
+         "positions": also(POSITIONS, None, ELSEWHERE, lambda x: x[:0], lambda x: x[:1]),
+         "axes": also(INTEGERS, [0, 0, 1, 1, 0, 0, 1, 2], torch.zeros(8), torch.ones(8).bool(),
+                      torch.full((8,), 2), torch.full((8,), -1), [0.0] * 8)},
+    ),
+    "rotary_frequencies": Target(ropelab.rotary_frequencies, BASE | {"device": "cpu"}, BASED | {"device": DEVICE}),
+    "fixed_point": Target(
+        fixed_point, {"frequencies": THETA, "attention_factor": 1.5, "device": "cpu"},
+        {"frequencies": Kind([*NO_TENSORS, THETA.long(), THETA[None], THETA.to("meta"), THETA[:0], THETA * NAN, THETA * INF]),
+         "attention_factor": also(NUMBER, 1e39)},
+    ),
+    "inverse_frequencies": Target(frequencies.inverse_frequencies, BASE, BASED),
+    "linear": Target(frequencies.linear, BASE | {"factor": 2.0}, BASED | {"factor": NUMBER}),
+    "ntk_aware": Target(frequencies.ntk_aware, BASE | {"factor": 2.0}, BASED | {"factor": also(NUMBER, 1e300)}),
+    "dynamic_ntk": Target(
+        frequencies.dynamic_ntk, BASE | {"factor": 2.0, "seq_len": 64, "max_position_embeddings": 32},
+        BASED | {"factor": NUMBER, "seq_len": INTEGER, "max_position_embeddings": also(INTEGER, 0)},
+    ),
+    "yarn": Target(
+        frequencies.yarn,
+        BASE | {"factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
+        BASED | {"factor": NUMBER, "original_max_position_embeddings": also(INTEGER, 0), "beta_fast": also(NUMBER, 0.5),
+                 "beta_slow": also(NUMBER, 64), "truncate": FLAG, "base": also(NUMBER, 1.0, 0.5)},
+    ),
+    "yarn_attention_factor": Target(
+        frequencies.yarn_attention_factor, {"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5},
+        {"factor": NUMBER, "mscale": but(NUMBER, None, 0.0), "mscale_all_dim": but(NUMBER, None, 0.0)},
+    ),
+    "longrope": Target(
+        frequencies.longrope, BASE | {"rescale_factors": [1.0, 2.0] * 4}, BASED | {"rescale_factors": FACTORS}
+    ),
+    "longrope_attention_factor": Target(
+        frequencies.longrope_attention_factor, {"factor": 4.0, "original_max_position_embeddings": 512},
+        {"factor": NUMBER, "original_max_position_embeddings": also(INTEGER, 0, 1)},
+    ),
+    "llama3": Target(
+        frequencies.llama3, BASE | SCALING["llama3"],
+        BASED | {"factor": NUMBER, "low_freq_factor": also(NUMBER, 8.0), "high_freq_factor": also(NUMBER, 0.5),
+                 "original_max_position_embeddings": also(INTEGER, 0)},
+    ),
+    "proportional": Target(
+        frequencies.proportional, {"head_dim": 16, "base": 1e4, "rotated_fraction": 0.5, "factor": 2.0},
+        {"head_dim": also(INTEGER, 7), "base": NUMBER, "rotated_fraction": also(NUMBER, 1.5), "factor": NUMBER},
+    ),
+    "axial": Target(
+        frequencies.axial, {"axes_dims": (4, 6), "base": 1e4}, {"axes_dims": also(INTEGERS, (3, 5), (0, 4)), "base": NUMBER}
+    ),
+    "axial_rope": Target(
+        lambda **options: ropelab.axial_rope(**options).tables(5, device="cpu"), {"axes_dims": (4, 6), "base": 1e4, "layout": "interleaved"},
+        {"axes_dims": also(INTEGERS, (3, 5), (0, 4)), "base": NUMBER, "layout": also(CHOICE, None)},
+    ),
+    "Rope": Target(
+        lambda **options: ropelab.Rope(**options).tables(5, device="cpu"),
+        {"inverse_frequencies": THETA, "attention_factor": 1.5, "head_dim": 16, "layout": "split_half",
+         "out_layout": "interleaved", "axes": (0, 1) * 4, "max_seq_len": 128},
+        {"inverse_frequencies": Kind([*NO_TENSORS, THETA.long(), THETA[None], THETA.to("meta"), THETA[:0], THETA * NAN,
+                                      THETA.clone().requires_grad_()]),
+         "attention_factor": NUMBER, "head_dim": but(also(INTEGER, 8), None), "layout": also(CHOICE, None),
+         "out_layout": CHOICE, "axes": but(also(INTEGERS, (0, 1)), None), "max_seq_len": but(also(INTEGER, 0), None)},
+    ),
+    "Rope.at_length": Target(
+        lambda **options: ropelab.rope_from_config(CONFIG | {"rope_scaling": {"type": "dynamic", "factor": 2.0}})
+        .at_length(**options).inverse_frequencies,
+        {"seq_len": 200}, {"seq_len": INTEGER},
+    ),
+    "Rope.tables": Target(
+        with_rope(ropelab.Rope.tables),
+        {"seq_len": 5, "positions": torch.zeros(3, 4, dtype=torch.long), "dtype": torch.float32, "device": "cpu"},
+        {"seq_len": INTEGER, "positions": also(POSITIONS, lambda x: x[:2]),
+         "dtype": DTYPE, "device": DEVICE},
+    ),
+    "Rope.frequencies": Target(
+        lambda **options: ropelab.Rope(THETA).frequencies(**options), {"device": "cpu"}, {"device": DEVICE}
+    ),
+    "sections": Target(sections, {"widths": (2, 3)}, {"widths": also(INTEGERS, (0, 0))}),
+    "interleaved_sections": Target(interleaved_sections, {"widths": (2, 2)}, {"widths": also(INTEGERS, (1, 9))}),
+    "grid_positions": Target(
+        grid, {"sizes": (2, 3), "start": 1, "centred": (1,), "device": "cpu"},
+        {"sizes": Kind([(), (2.5,), (-1, 2), (True, 2), ("2", 3), (None,), ((2, 3),), (NAN,)], [lambda x: [np.int64(i) for i in x]]), "start": SIGNED,
+         "centred": also(but(INTEGERS, []), (2,), (-1,)), "device": DEVICE},
+    ),
+    "text_positions": Target(
+        ropelab.text_positions, {"tokens": 4, "start": 2, "axes": 3, "device": "cpu"},
+        {"tokens": INTEGER, "start": SIGNED, "axes": also(INTEGER, 0), "device": DEVICE},
+    ),
+    "convert_layout": Target(
+        ropelab.convert_layout,
+        {"x": torch.arange(96.0).view(48, 2), "head_dim": 16, "source": "split_half", "target": "interleaved", "rotary_slice": (4, 12)},
+        {"x": Kind([*NO_TENSORS, torch.tensor(1.0), torch.ones(17), sparse(Q[0, 0])]), "head_dim": also(INTEGER, 0, 5, 7),
+         "source": also(CHOICE, None), "target": also(CHOICE, None), "rotary_slice": SLICE},
+    ),
+    "permutation": Target(
+        permutation, {"rotary_dim": 8, "source": "split_half", "target": "interleaved"},
+        {"rotary_dim": also(INTEGER, 0, 7), "source": also(CHOICE, None), "target": also(CHOICE, None)},
+    ),
+    "PackedSequences": Target(
+        packed,
+        {"cu_seqlens": CU, "total_tokens": 10, "offsets": 3, "cp_size": 1, "cp_rank": 0, "chunks": "dual"},
+        {"cu_seqlens": also(POSITIONS, None, torch.tensor([], dtype=torch.long), torch.tensor([1, 4]), torch.tensor([0, 40])),
+         "total_tokens": INTEGER, "offsets": also(SIGNED, torch.tensor([1.0, 2.0]), torch.tensor([1])),
+         "cp_size": also(INTEGER, 0), "cp_rank": also(INTEGER, 1), "chunks": also(CHOICE, None)},
+    ),
+    "context_parallel_positions": Target(
+        ropelab.context_parallel_positions,
+        {"seq_len": 8, "cp_size": 2, "cp_rank": 1, "chunks": "dual", "device": "cpu"},
+        {"seq_len": also(INTEGER, 7), "cp_size": also(INTEGER, 0), "cp_rank": also(but(INTEGER, 2), 2),
+         "chunks": also(CHOICE, None), "device": DEVICE},
+    ),
+    "RotaryEmbedding": Target(
+        lambda **options: RotaryEmbedding(**options)(Q, K),
+        {"rope": ropelab.Rope(THETA), "seq_format": "bshd", "dtype": torch.float32},
+        {"rope": Kind([None, THETA, CONFIG, "rope", ropelab.Rope]), "seq_format": also(CHOICE, None), "dtype": DTYPE},
+    ),
+    "RotaryEmbedding.forward": Target(
+        rotary, {"q": Q, "k": K, "offsets": 3, "seq_len": 8},
+        {"q": TENSOR, "k": KEY, "offsets": also(SIGNED, torch.tensor([1.0, 2.0]), torch.tensor([1])),
+         "seq_len": but(INTEGER, None)},
+    ),
+    "RotaryEmbedding.forward, lengths unsaid": Target(
+        rotary, {"q": Q, "k": K, "offsets": 3},
+        {"q": TENSOR, "k": KEY, "offsets": also(SIGNED, torch.tensor([1.0, 2.0]), torch.tensor([1]))},
+    ),
+    "RotaryEmbedding.forward, positions": Target(
+        rotary, {"q": Q, "k": K, "positions": torch.arange(4)},
+        {"positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 2**40), torch.full((4,), -(2**63)))}, names=("seq_len",),
+    ),
+    "RotaryEmbedding.tables": Target(
+        lambda **options: RotaryEmbedding(ropelab.Rope(THETA)).tables(**options), {"seq_len": 5, "device": "cpu"},
+        {"seq_len": also(INTEGER, 4096 * 4 / 3), "device": DEVICE},
+    ),
+    "rope_from_config": Target(
+        from_config,
+        CONFIG | {"head_dim": 16, "rotary_dim": 8, "partial_rotary_factor": 0.5, "rope_interleave": False},
+        {"head_dim": also(but(INTEGER, None), 64.5, 7), "rotary_dim": but(also(INTEGER, 7, 32), None),
+         "max_position_embeddings": but(also(INTEGER, 0), None), "rope_theta": NUMBER, "model_type": Kind([3, ["llama"], True]),
+         "partial_rotary_factor": also(OPTIONAL, 2.0, 1.01), "rope_interleave": but(FLAG, None)},
+        names=("config",),
+    ),
+    "rope_from_config, heads": Target(
+        from_config, CONFIG,
+        {"hidden_size": also(INTEGER, 66, 0), "num_attention_heads": also(INTEGER, 0, 5, [4, 4])}, names=("config",),
+    ),
+    "rope_from_config, arguments": Target(
+        lambda **options: ropelab.rope_from_config(**options).inverse_frequencies,
+        {"config": CONFIG | {"layer_types": ["full_attention"], "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+         "layer_type": "full_attention", "seq_len": 200},
+        {"config": Kind([None, "llama", 3, [], {}, SimpleNamespace(), object()]),
+         "layer_type": also(CHOICE, "sliding_atention"), "seq_len": but(INTEGER, None)},
+    ),
+    "deepspeed.apply_rotary_pos_emb": Target(
+        deepspeed.apply_rotary_pos_emb, {"t": Q, "freqs_cos": FULL[0][:, None], "freqs_sin": FULL[1][:, None]},
+        {"t": ANY_SHAPE, "freqs_cos": TABLE, "freqs_sin": TABLE},
+    ),
+    "huggingface.apply_rotary_pos_emb": Target(
+        huggingface.apply_rotary_pos_emb,
+        {"q": Q, "k": K, "cos": FULL[0][None], "sin": FULL[1][None], "unsqueeze_dim": 2, "layout": "split_half"},
+        {"q": ANY_SHAPE, "k": ANY_SHAPE,
+         "cos": TABLE, "sin": TABLE, "unsqueeze_dim": also(INTEGER, 4, -5), "layout": also(CHOICE, None)},
+    ),
+    "huggingface.patch": Target(huggingface.patch, {"model": torch.nn.Linear(1, 1)}, {"model": Kind([None, "llama", torch.nn.Linear])}),
+    "transformer_engine.apply_rotary_pos_emb": Target(
+        transformer_engine.apply_rotary_pos_emb,
+        {"t": Q, "freqs": ANGLES, "tensor_format": "bshd", "start_positions": torch.tensor([1, 2]), "interleaved": False,
+         "fused": True, "cp_size": 1, "cp_rank": 0},
+        {"t": TENSOR, "freqs": also(TABLE, ANGLES.double(), ANGLES[:2], ANGLES[0]), "tensor_format": also(CHOICE, None),
+         "start_positions": also(POSITIONS, FEWER, ELSEWHERE, torch.tensor([7, 7])), "interleaved": FLAG, "fused": FLAG,
+         "cp_size": also(INTEGER, 0, 4), "cp_rank": also(INTEGER, 1)},
+    ),
+    "transformer_engine.apply_rotary_pos_emb, thd": Target(
+        transformer_engine.apply_rotary_pos_emb,
+        {"t": Q.flatten(0, 1), "freqs": ANGLES, "tensor_format": "thd", "start_positions": torch.tensor([1, 2]),
+         "cu_seqlens": CU, "cp_size": 1, "cp_rank": 0},
+        {"t": TENSOR, "freqs": also(TABLE, ANGLES.double(), ANGLES[:2], ANGLES[0]),
+         "start_positions": also(POSITIONS, FEWER, ELSEWHERE, torch.tensor([7, 7])),
+         "cu_seqlens": also(POSITIONS, None, ELSEWHERE, torch.tensor([], dtype=torch.long), torch.tensor([1, 4, 5]), torch.tensor([0, 4, 40])),
+         "cp_size": also(INTEGER, 0), "cp_rank": also(INTEGER, 1)},
+    ),
+    "transformer_engine.apply_fused_qkv_rotary_pos_emb": Target(
+        transformer_engine.apply_fused_qkv_rotary_pos_emb,
+        {"qkv": torch.ones(2, 4, 2, 64), "q_freqs": ANGLES, "k_freqs": ANGLES, "qkv_split_arg_list": [32, 16, 16],
+         "tensor_format": "bshd", "start_positions": torch.tensor([1, 2]), "interleaved": False, "cp_size": 1, "cp_rank": 0},
+        {"qkv": TENSOR, "q_freqs": also(TABLE, ANGLES.double(), ANGLES[:2]), "k_freqs": also(TABLE, ANGLES.double(), ANGLES[:2]),
+         "qkv_split_arg_list": also(INTEGERS, [32, 32], [33, 16, 15]), "tensor_format": also(CHOICE, None, "thd"),
+         "start_positions": also(POSITIONS, FEWER, ELSEWHERE, torch.tensor([7, 7])), "interleaved": FLAG,
+         "cp_size": also(INTEGER, 0, 4), "cp_rank": also(INTEGER, 1)},
+    ),
+    "sglang.rotary_embedding_cos_sin": Target(
+        in_place(sglang.rotary_embedding_cos_sin, "query", "key"),
+        {"cos": COS[:4], "sin": SIN[:4], "query": Q, "key": K, "head_size": 16, "interleaved": False, "rotary_dim": 16,
+         "low_token_launch": True},
+        {"cos": TABLE, "sin": TABLE, "query": TENSOR, "key": KEY, "head_size": also(INTEGER, 8),
+         "interleaved": FLAG, "rotary_dim": but(also(INTEGER, 0, 7, 32), None), "low_token_launch": FLAG},
+    ),
+    "sglang.apply_rope_with_cos_sin_cache_inplace": Target(
+        in_place(sglang.apply_rope_with_cos_sin_cache_inplace, "query", "key"),
+        {"positions": torch.arange(8).view(2, 4), "query": Q, "key": K, "head_size": 16,
+         "cos_sin_cache": torch.cat((COS, SIN), -1), "is_neox": True},
+        {"positions": also(POSITIONS, None, FEWER, ELSEWHERE, torch.full((2, 4), 8)), "query": TENSOR, "key": KEY,
+         "head_size": also(INTEGER, 8), "cos_sin_cache": TABLE, "is_neox": FLAG},
+    ),
+    "fairseq2.BatchLayout": Target(
+        lambda **options: fairseq2.BatchLayout(**options).position_indices,
+        {"shape": (2, 4), "seq_lens": [4, 3], "packed": False, "device": "cpu"},
+        {"shape": also(INTEGERS, (2,), (0, 4)), "seq_lens": but(also(INTEGERS, [5, 1], [1]), None),
+         "packed": FLAG, "device": DEVICE},
+    ),
+    "fairseq2.KernelRotaryEncoder": Target(
+        encode,
+        {"encoding_dim": 16, "max_seq_len": 8, "theta": 1e4, "freqs_init_fn": lambda encoder: THETA.float(), "device": "cpu",
+         "impl": "llama", "seqs": Q, "seqs_layout": PADDED, "state_bag": SimpleNamespace(step_nr=2)},
+        {"encoding_dim": also(INTEGER, 7, 0), "max_seq_len": also(INTEGER, 0), "theta": NUMBER,
+         "freqs_init_fn": Kind([3, "f", lambda e: None, lambda e: THETA[:3], lambda e: THETA.long()]), "device": DEVICE,
+         "impl": also(CHOICE, None), "seqs": Kind(TENSOR.hostile[:-1]),
+         "seqs_layout": Kind([None, 3, "layout", SimpleNamespace(packed=False, padded=True, max_seq_len=4, position_indices=None),
+                              SimpleNamespace(packed=False, padded=True, max_seq_len=4, position_indices=torch.zeros(2, 3).long())]),
+         "state_bag": Kind([3, SimpleNamespace(step_nr=1.5), SimpleNamespace(step_nr=-1), SimpleNamespace(step_nr=100)])},
+    ),
+}  # fmt: skip
+for reference in (fairseq2.RotaryEncoder, fairseq2.ReferenceRotaryEncoder):
+    TARGETS[f"fairseq2.{reference.__name__}"] = Target(
+        lambda make=reference, **options: make(**options)(Q, PADDED), {"encoding_dim": 16, "max_seq_len": 8, "theta": 1e4, "impl": "llama", "device": "cpu"},
+        {"encoding_dim": also(INTEGER, 7, 0), "max_seq_len": also(INTEGER, 0), "theta": NUMBER, "impl": also(CHOICE, None)},
+    )  # fmt: skip
+for rope_type, parameters in SCALING.items():
+    TARGETS[f"rope_from_config, {rope_type}"] = of_scaling(rope_type, parameters)
+
+
+class Call(NamedTuple):
+    target: str
+    argument: str
+    value: Any
+    equivalent: bool
+
+    def __str__(self) -> str:
+        shown = (
+            self.value.__name__ if callable(self.value) and hasattr(self.value, "__name__") else f"{self.value!r:.40}"
+        )
+        return f"{self.target}({self.argument}={'as ' if self.equivalent else ''}{shown})".replace("\n", "")
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """Whether two results are the same, bit for bit, NaN included."""
+    if isinstance(expected, torch.Tensor):
+        same = found.shape == expected.shape and found.dtype == expected.dtype and found.device == expected.device
+        return same and torch.equal(found.nan_to_num(), expected.nan_to_num())
+    if isinstance(expected, (tuple, list)):
+        return len(found) == len(expected) and all(map(equal, found, expected))
+    return found == expected
+
+
+def calls() -> Iterator[Call]:
+    for name, target in TARGETS.items():
+        for argument, kind in target.kinds.items():
+            yield from (Call(name, argument, value, False) for value in kind.hostile)
+            yield from (Call(name, argument, value, True) for value in kind.equivalents)
+
+
+def run(call: Call) -> Any:
+    """The result of the call."""
+    target = TARGETS[call.target]
+    valid, value = target.arguments[call.argument], call.value
+    makes_one = callable(value) and not isinstance(value, type) and call.argument != "freqs_init_fn"
+    if call.equivalent or makes_one:
+        value = value(valid)
+    return target.function(**target.arguments | {call.argument: value})
+
+
+def names(call: Call) -> set[str]:
+    """What the message of a refusal may begin with."""
+    target = TARGETS[call.target]
+    return {*target.arguments, *target.names}

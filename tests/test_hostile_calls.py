@@ -1,0 +1,65 @@
+"""Calls that cannot be meant are refused by name, and valid ones are served, however their values are written."""
+
+import re
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.hostile_calls import TARGETS, calls, equal, names, run
+
+CALLS = [*calls()]
+VALID = [name for name in TARGETS if name != "huggingface.patch"]  # whose valid model is in test_interop_huggingface
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_cannot_be_meant_is_refused_by_name(target):
+    wrong = []
+    for call in (call for call in CALLS if call.target == target and not call.equivalent):
+        try:
+            run(call)
+        except (TypeError, ValueError) as error:
+            begins = re.match(r"(\w+)(\[\d+\])?: expected", str(error))
+            if not begins or begins[1] not in names(call):
+                wrong.append(f"{call}: {type(error).__name__}: {error}")
+        except (RuntimeError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError) as error:
+            wrong.append(f"{call}: {type(error).__name__}: {error}")
+        else:
+            wrong.append(f"{call}: accepted")
+    assert not wrong, f"{len(wrong)} calls:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("target", VALID)
+def test_a_value_written_in_another_way_is_the_same(target):
+    expected = TARGETS[target].function(**TARGETS[target].arguments)
+    for call in (call for call in CALLS if call.target == target and call.equivalent):
+        assert equal(run(call), expected), str(call)
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CONTEXTS = {
+    "device meta": lambda: torch.device("meta"),
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "inference mode": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("target", VALID)
+def test_defaults_of_torch_change_nothing(target, context):
+    """Twice within: what is built at the first call in a context must not be wrong outside, nor inside."""
+    function, arguments, *_ = TARGETS[target]
+    expected = function(**arguments)
+    with CONTEXTS[context]():
+        found = [function(**arguments) for _ in range(2)]
+    assert all(equal(y, expected) for y in found) and equal(function(**arguments), expected)

@@ -1,0 +1,277 @@
+"""Records are believed only as they were written, those of any GPU can be read, and a bad one stops no other."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from ropelab.bench import record_checks, records
+from ropelab.study import family_findings, figures, verdicts
+from ropelab.study.verdicts import Status
+
+COMMITTED = records.MEASUREMENTS / "nvidia-h200"
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the records of the GPU at hand come first")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A folder of the committed records, to be damaged."""
+    shutil.copytree(COMMITTED, tmp_path / "nvidia-h200")
+    return tmp_path / "nvidia-h200"
+
+
+def rewrite(folder, study, change, *, signed):
+    """Change a record's table; with its checksum, rows and columns made anew if ``signed``."""
+    csv, about = folder / f"{study}.csv", folder / f"{study}.json"
+    frame = pd.read_csv(csv)
+    frame = frame if (changed := change(frame)) is None else changed
+    frame.to_csv(csv, index=False)
+    if signed:
+        described = record_checks.described(csv, pd.read_csv(csv))
+        about.write_text(json.dumps(json.loads(about.read_text()) | described))
+
+
+def first_time(value):
+    def change(frame):
+        frame["median_us"] = frame.median_us.astype(object)
+        frame.loc[frame.index[frame.status == "ok"][0], "median_us"] = value
+
+    return change
+
+
+# ------------------------------------------------------------------------------------------- damaged records
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["as it was", "signed anew"])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (first_time(-3.0), "column median_us: expected times above 0, got -3 in row 2"),
+        (first_time(0.0), "column median_us: expected times above 0, got 0 in row 2"),
+        (first_time(float("inf")), "column median_us: expected times above 0, got inf in row 2"),
+        (first_time(None), "column median_us: expected a time in every row that is ok, got none in row 2"),
+        (first_time(1e9), "expected q20_us <= median_us <= q80_us, got another order in row 2"),
+    ],
+    ids=["negative", "zero", "infinite", "missing", "beyond its quantiles"],
+)
+def test_times_that_nothing_can_take(change, said, signed, copy):
+    rewrite(copy, "te_kernels", change, signed=signed)
+    with pytest.raises(records.Damaged, match=re.escape("nvidia-h200/te_kernels.csv: ") + ".*" + re.escape(said)):
+        records.load("te_kernels", copy.parent)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda frame: frame.iloc[: len(frame) // 2], "expected 266 rows, got 133"),
+        (lambda frame: frame.drop(columns="n_seqs"), "it lacks the column n_seqs"),
+        (lambda frame: frame.assign(more=1), "its provenance does not know the column more"),
+        (first_time("fast"), "column median_us: expected each to be a number, got 'fast'"),
+        (lambda frame: frame.assign(contender=7), "column contender: expected each to be a word, got a number"),
+        (lambda frame: frame.assign(n_seqs=frame.n_seqs + 1), "its provenance is of another table"),
+    ],
+    ids=["half", "without a column", "with another column", "a word", "no words", "other numbers"],
+)
+def test_tables_that_were_not_written_so(change, said, copy):
+    rewrite(copy, "te_kernels", change, signed=False)
+    with pytest.raises(records.Damaged, match=re.escape("nvidia-h200/te_kernels.csv: ") + ".*" + re.escape(said)):
+        records.load("te_kernels", copy.parent)
+
+
+def cut(path: Path, share: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_truncated_file_is_named(kind, share, copy):
+    cut(copy / f"te_kernels.{kind}", share)
+    with pytest.raises(records.Damaged, match=r"nvidia-h200/te_kernels\."):
+        records.load("te_kernels", copy.parent)
+
+
+def test_half_a_record_is_none(copy):
+    (copy / "te_kernels.csv").unlink()
+    with pytest.raises(records.Damaged, match=r"nvidia-h200/te_kernels.json: FileNotFoundError"):
+        records.load("te_kernels", copy.parent)
+    (copy / "dense.json").unlink()
+    with pytest.raises(records.Missing, match="no record of 'dense'"):
+        records.load("dense", copy.parent)
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["before both", "between table and provenance"])
+def test_an_interruption_while_writing_is_noticed(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    old, new = (pd.DataFrame({"median_us": [time]}) for time in (1.0, 2.0))
+    records.write("dense", old, tmp_path)
+    replace, replaced = Path.replace, []
+
+    def interrupted(path, target):
+        if len(replaced) == written:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        return replace(path, target)
+
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(Path, "replace", interrupted)
+        records.write("dense", new, tmp_path)
+    if written:
+        with pytest.raises(records.Damaged, match="the two were not written together"):
+            records.load("dense", tmp_path)
+    else:
+        assert records.load("dense", tmp_path).frame.median_us.tolist() == [1.0]
+    records.write("dense", new, tmp_path)
+    assert records.load("dense", tmp_path).frame.median_us.tolist() == [2.0]
+
+
+def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
+    with pytest.raises(ValueError, match="dense: column median_us: expected times above 0, got -1"):
+        records.write("dense", pd.DataFrame({"median_us": [-1.0]}), tmp_path)
+    assert not list(tmp_path.glob("*/*"))
+
+
+@without_a_gpu
+def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
+    rewrite(copy, "te_layer", first_time(-1.0), signed=True)
+    chosen = {name: figures.FIGURES[name] for name in ("te_layer", "te_skew", "host_time")}
+    monkeypatch.setattr(figures, "FIGURES", chosen)
+    files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
+    assert {file.stem for file in files} == {"te_skew", "host_time"}
+    (line,) = missing
+    assert line.startswith("te_layer: ") and "nvidia-h200/te_layer.csv: column median_us" in line
+    rewrite(copy, "host", lambda frame: frame.iloc[:3], signed=False)
+    board = family_findings.scoreboard(copy.parent).set_index("question")
+    assert (
+        board.verdict["Few tokens, host"] == "not measured"
+        and "host.csv: expected 44 rows, got 3" in (board.measured["Few tokens, host"])
+    )
+    assert "not measured" not in set(board.verdict["Packed sequences"])
+
+
+@pytest.mark.parametrize(
+    "claim, study, change, signed",
+    [
+        ("TE-01", "te_kernels", lambda frame: frame.assign(median_us=float("nan")), True),
+        ("TE-01", "te_kernels", lambda frame: frame.assign(median_us=-frame.median_us), True),
+        ("FS-09", "fairseq2_reorderings", lambda frame: frame.iloc[:2], False),
+        ("SG-08", "sglang_low_tokens", lambda frame: frame.drop(columns="blocks"), False),
+    ],
+    ids=["NaN", "negative", "half the rows", "without a column"],
+)
+def test_no_verdict_rests_on_a_bad_record(claim, study, change, signed, copy):
+    document = {"TE": "transformer_engine", "FS": "fairseq2", "SG": "sglang"}[claim[:2]]
+    (good,) = verdicts.ledger(document=document, only=[claim], records=copy.parent).itertuples()
+    assert good.verdict != Status.NOT_TESTABLE
+    rewrite(copy, study, change, signed=signed)
+    (bad,) = verdicts.ledger(document=document, only=[claim], records=copy.parent).itertuples()
+    assert bad.verdict == Status.NOT_TESTABLE and f"{study}.csv: " in bad.note and not bad.measured
+
+
+def test_a_trial_run_is_no_evidence(copy):
+    about = copy / "te_kernels.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"parameters": {"smoke": True}}))
+    (row,) = verdicts.ledger(document="transformer_engine", only=["TE-01"], records=copy.parent).itertuples()
+    assert row.verdict == Status.NOT_TESTABLE and "got a trial run" in row.note
+
+
+def test_every_committed_record_can_be_believed():
+    for path in sorted(records.MEASUREMENTS.glob("*/*.json")):
+        provenance = json.loads(path.read_text())
+        csv = path.with_suffix(".csv")
+        assert list(record_checks.flaws(csv, pd.read_csv(csv), provenance)) == [], path
+
+
+def test_no_record_says_whose_machine_it_was_made_on():
+    private = re.compile(
+        r"(?<![\w.])/(?:home|root|work|tmp|usr|opt|mnt|data|Users|workspace)/|\b\d+\.\d+\.\d+\.\d+\b/|@\w+:"
+    )
+    for path in sorted(records.MEASUREMENTS.glob("*/*")):
+        assert not private.search(path.read_text()), path
+
+
+def test_commands_are_recorded_without_folders():
+    assert records.without_folders("python /home/me/venv/bin/tool --build /tmp/x/build measure a") == (
+        "python tool --build build measure a"
+    )
+    assert records.without_folders("python3 -m ropelab.study --build build/smoke measure") == (
+        "python3 -m ropelab.study --build build/smoke measure"
+    )
+
+
+# ------------------------------------------------------------------------------------------- records of several GPUs
+
+OTHER, NAME = "nvidia-made-up", "NVIDIA Made Up"
+
+
+@pytest.fixture(scope="module")
+def two_gpus(tmp_path_factory):
+    """The committed records, and those of a GPU that takes a third longer, but whose token-linear kernel is slow."""
+    root = tmp_path_factory.mktemp("two")
+    shutil.copytree(COMMITTED, root / "nvidia-h200")
+    shutil.copytree(COMMITTED, root / OTHER)
+
+    def slower(frame):
+        times = [name for name in frame if name.endswith("_us")]
+        frame[times] *= 4 / 3
+        if "contender" in frame and "part" in frame:
+            frame.loc[frame.contender == "token-linear, reads twice", times] *= 50
+
+    for path in (root / OTHER).glob("*.json"):
+        rewrite(path.parent, path.stem, slower, signed=True)
+        about = json.loads(path.read_text())
+        about["gpu"]["name"] = NAME
+        path.write_text(json.dumps(about))
+    return root
+
+
+@without_a_gpu
+def test_without_a_gpu_the_preferred_one_is_read_unless_another_is_chosen(two_gpus, monkeypatch):
+    assert records.gpus(two_gpus) == ["nvidia-h200", OTHER]
+    monkeypatch.setattr(records, "PREFERRED", (OTHER,))
+    assert records.load("dense", two_gpus).provenance["gpu"]["name"] == NAME
+    assert records.load("dense", records.selection(two_gpus, "NVIDIA H200")).provenance["gpu"]["name"] == "NVIDIA H200"
+    with pytest.raises(
+        ValueError, match=r"gpu: expected one of \['nvidia-made-up', 'nvidia-h200'\], .* got 'nvidia-l4'"
+    ):
+        records.selection(two_gpus, "nvidia-l4")
+
+
+def test_records_of_one_figure_are_of_one_gpu(two_gpus, tmp_path):
+    shutil.copytree(two_gpus, tmp_path / "some")
+    (tmp_path / "some" / "nvidia-h200" / "formats.json").unlink()
+    found = records.load_together(["dense", "formats"], tmp_path / "some")
+    assert {record.provenance["gpu"]["name"] for record in found} == {NAME}
+    with pytest.raises(records.Missing, match="no record of 'dense' and 'formats' .*ONLY=.dense formats."):
+        records.load_together(["dense", "formats"], records.Selection(tmp_path / "some", "nvidia-h200"))
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_is_drawn_from_either(name, two_gpus):
+    texts = [text.get_text() for text in figures.draw(name, records.selection(two_gpus, OTHER)).findobj(match=_is_text)]
+    assert any(NAME in text for text in texts)
+    assert not any("H200" in text for text in texts)
+
+
+def _is_text(artist):
+    return hasattr(artist, "get_text")
+
+
+def test_every_claim_is_judged_on_either_and_disagreements_are_told(two_gpus):
+    ledgers = verdicts.by_gpu(two_gpus)
+    assert set(ledgers) == {"nvidia-h200", OTHER}
+    other = ledgers[OTHER].set_index("id")
+    assert other.on_gpu.sum() >= 20
+    assert other.evidence[other.on_gpu].str.contains(NAME).all() and not other.evidence.str.contains("H200").any()
+    found = verdicts.disagreements(ledgers)
+    changed = {
+        claim for claim in other.index if other.verdict[claim] != ledgers["nvidia-h200"].set_index("id").verdict[claim]
+    }
+    assert set(found.id) == changed and "TE-05" in changed and all(claim.startswith("TE-") for claim in changed)
+    row = found.set_index("id").loc["TE-05"]
+    assert row[OTHER].startswith(other.verdict["TE-05"]) and row["nvidia-h200"] != row[OTHER]
+    assert verdicts.disagreements({"nvidia-h200": ledgers["nvidia-h200"]}).empty
