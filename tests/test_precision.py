@@ -49,6 +49,32 @@ def any_frequencies(count: int) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------------- reference
 
 
+FIRST_CALLS = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Calls(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if arguments and isinstance(arguments[0], torch.Tensor) and arguments[0].is_floating_point():
+            print(function, arguments[0].dtype, arguments[0].numel())
+        return function(*arguments, **options or {})
+
+with Calls():
+    import ropelab
+"""
+
+
+def test_the_first_call_of_cos_and_sin_is_made_on_one_thread():
+    """Else MKL may run code of low accuracy once (pytorch#188792); an import calls each function with one element."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(
+        [sys.executable, "-c", FIRST_CALLS], env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    calls = [f"aten.{name}.default torch.{dtype} 1" for dtype in ("float32", "float64") for name in ("cos", "sin")]
+    assert not set(calls) - set(printed)
+    assert all(line.endswith(" 1") for line in printed)
+
+
 def test_reference_is_right():
     positions, frequencies = random_positions(200), any_frequencies(20)
     positions[:2] = torch.tensor([0, exact_waves.LAST])

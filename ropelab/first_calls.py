@@ -1,0 +1,12 @@
+"""PyTorch's first call of a function on several CPU threads may be imprecise; importing this module prevents that.
+
+Intel's MKL chooses the code of a vector function at the function's first call. If several threads make that call
+together, a thread may run code of low accuracy once, in silence: https://github.com/pytorch/pytorch/issues/188792. A
+call with a single element runs on one thread and leaves the choice made.
+"""
+
+import torch
+
+for dtype in (torch.float32, torch.float64):
+    for function in (torch.cos, torch.sin, torch.exp, torch.log, torch.sqrt):
+        function(torch.ones(1, dtype=dtype, device="cpu"))
