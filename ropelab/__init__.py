@@ -8,7 +8,7 @@ if _find_spec("ropelab.kernels") is None:
         "(git config core.symlinks true; on Windows with developer mode on), or copy the folder there"
     )
 
-from ropelab import first_calls as _first_calls  # before any other module computes
+from ropelab import first_calls as _first_calls  # noqa: F401  before any other module computes
 from ropelab.axes import grid_positions, text_positions
 from ropelab.embedding import RotaryEmbedding
 from ropelab.layout_conversion import convert_layout
