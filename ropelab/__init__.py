@@ -9,16 +9,16 @@ if _find_spec("ropelab.kernels") is None:
     )
 
 from ropelab import first_calls as _first_calls  # noqa: F401  before any other module computes
-from ropelab.axes import grid_positions, text_positions
+from ropelab.angles.model_config import rope_from_config
+from ropelab.angles.rope_parameters import Rope, axial_rope
+from ropelab.angles.table_free import rotary_frequencies
+from ropelab.angles.tables import axial_tables, rotary_table
 from ropelab.embedding import RotaryEmbedding
-from ropelab.layout_conversion import convert_layout
-from ropelab.model_config import rope_from_config
-from ropelab.positions import NO_POSITION, PackedSequences, context_parallel_positions
+from ropelab.layout.weights import convert_layout
+from ropelab.positions.axes import grid_positions, text_positions
+from ropelab.positions.packed import NO_POSITION, PackedSequences, context_parallel_positions
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
-from ropelab.rope_parameters import Rope, axial_rope
-from ropelab.table_free import rotary_frequencies
-from ropelab.tables import axial_tables, rotary_table
 
 __all__ = [
     "NO_POSITION",

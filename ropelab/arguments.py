@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+POSITION_DTYPES = (torch.int32, torch.int64)
+
 
 def integer(name: str, value: Any, at_least: int | None = None, below: int | None = None) -> int:
     """``value`` as an int; a `torch.SymInt` passes as it is.
@@ -137,6 +140,27 @@ def tensor(name: str, value: Any) -> torch.Tensor:
     if value.layout is not torch.strided or value.is_nested:
         raise ValueError(f"{name}: expected a dense tensor, got {'nested' if value.is_nested else value.layout}")
     return value
+
+
+def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
+    """Raise unless ``x`` is a tensor of one of these ranks (``shape`` in words) and dtypes."""
+    if not torch.compiler.is_compiling():  # compilers, which cannot follow this, trace strided tensors
+        tensor(name, x)
+    if x.ndim not in ranks:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
+
+
+def check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
+    """Raise unless ``x`` is where ``q`` is."""
+    if x.device != q.device:
+        raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def device(name: str, value: Any) -> torch.device:

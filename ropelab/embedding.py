@@ -10,15 +10,14 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from ropelab.angles.model_config import rope_from_config
+from ropelab.angles.rope_parameters import Rope
+from ropelab.angles.tables import MOST_ROWS, axial_tables, check_dtype, frequency_tables
+from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, tensor
 from ropelab.arguments import device as usable
-from ropelab.arguments import integer, shown, tensor
-from ropelab.checks import POSITION_DTYPES, check_tensor
 from ropelab.kernels import NO_POSITION
-from ropelab.model_config import rope_from_config
+from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
 from ropelab.rope import apply_rope
-from ropelab.rope_parameters import Rope
-from ropelab.seq_format import SEQ_AXIS, check_seq_format, rank
-from ropelab.tables import MOST_ROWS, axial_tables, check_dtype, frequency_tables
 
 FEWEST_ROWS = 512
 

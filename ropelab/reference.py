@@ -2,8 +2,8 @@
 
 import torch
 
-from ropelab.layout import join, pairs
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout.pairing import join, pairs
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 _NO_POSITION = -(2**31)  # as in ropelab.kernels
 

@@ -5,8 +5,9 @@ from typing import overload
 import torch
 
 from ropelab.arguments import flag
-from ropelab.autograd import overwrite_differentiably, recorded, rotate_differentiably, run
-from ropelab.prepared import Options, features, locate
+from ropelab.autograd.rotation import differentiated
+from ropelab.call.angles import given_angles
+from ropelab.call.options import Options, features, locate
 
 
 @overload
@@ -126,17 +127,9 @@ def apply_rope(
     On a GPU that would have to wait for it: there a position without a row yields NaN, and reads nothing.
     """
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
-    table_free = frequencies is not None
-    if table_free:
-        if cos is not None or sin is not None:
-            raise ValueError("frequencies: expected none beside cos and sin, got both")
-        cos = sin = frequencies
+    angles = given_angles(cos, sin, frequencies)
     positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
     slice_ = None if rotary_slice is None else features(rotary_slice)
     out_layout = layout if out_layout is None else out_layout
-    options = Options(layout, out_layout, seq_format, slice_, is_offset, inverse, table_free)
-
-    if not recorded(q, k, cos, sin):
-        return run(q, k, cos, sin, positions, first_position, options, inplace)
-    apply = overwrite_differentiably if inplace else rotate_differentiably
-    return apply(q, k, cos, sin, positions, first_position, options)
+    options = Options(layout, out_layout, seq_format, slice_, is_offset, inverse)
+    return differentiated(q, k, angles, positions, first_position, options, inplace)

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
-from ropelab.layout import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import ropelab
-from ropelab.positions import CHUNKS, PackedSequences, context_parallel_positions
-from ropelab.seq_format import SEQ_AXIS, SEQ_FORMATS
+from ropelab.layout.seq_format import SEQ_AXIS, SEQ_FORMATS
+from ropelab.positions.packed import CHUNKS, PackedSequences, context_parallel_positions
 from tests.support import draw
 
 LENGTHS = [8, 0, 24, 16]

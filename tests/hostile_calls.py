@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 import ropelab
-from ropelab import PackedSequences, RotaryEmbedding, frequencies
-from ropelab.axes import interleaved_sections, sections
+from ropelab import PackedSequences, RotaryEmbedding
+from ropelab.angles import frequencies
+from ropelab.angles.table_free import fixed_point
+from ropelab.angles.tables import frequency_tables
 from ropelab.interop import deepspeed, fairseq2, huggingface, sglang, transformer_engine
-from ropelab.layout import permutation
-from ropelab.table_free import fixed_point
-from ropelab.tables import frequency_tables
+from ropelab.layout.pairing import permutation
+from ropelab.positions.axes import interleaved_sections, sections
 
 NAN, INF = math.nan, math.inf
 NO_TENSORS = [None, 3.0, [[1.0, 2.0]], np.ones((2, 2)), "tensor"]

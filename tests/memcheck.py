@@ -8,8 +8,8 @@ import itertools
 import torch
 
 import ropelab
-from ropelab.layout import LAYOUTS
-from ropelab.seq_format import from_bshd
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import from_bshd
 
 ROWS = 37
 

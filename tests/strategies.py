@@ -10,8 +10,8 @@ import torch
 from hypothesis import strategies as st
 
 from ropelab import NO_POSITION
-from ropelab.layout import LAYOUTS
-from ropelab.seq_format import SEQ_FORMATS, from_bshd
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import SEQ_FORMATS, from_bshd
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 POSITION_DTYPES = (torch.int32, torch.int64)

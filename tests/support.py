@@ -3,10 +3,10 @@
 import torch
 
 from ropelab import reference
+from ropelab.angles.rope_parameters import Rope
 from ropelab.kernels import INTERPRETED
-from ropelab.layout import join, pairs
-from ropelab.rope_parameters import Rope
-from ropelab.seq_format import from_bshd
+from ropelab.layout.pairing import join, pairs
+from ropelab.layout.seq_format import from_bshd
 
 
 def draw(batch, seq_len, heads, head_dim, *, seq_format="bshd", dtype=torch.float32, device="cpu") -> torch.Tensor:

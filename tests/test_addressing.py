@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-import ropelab.prepared
+import ropelab.call.rotation
+from ropelab.call.launch_cache import LaunchCache
 from ropelab.kernels import NO_POSITION, Rotation, addressing, backend, rotate_torch, rotate_triton
-from ropelab.launch_cache import LaunchCache
-from ropelab.layout import LAYOUTS, join, permutation
-from ropelab.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
+from ropelab.layout.pairing import LAYOUTS, join, permutation
+from ropelab.layout.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
 from tests.support import assert_rotated, draw
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -388,7 +388,7 @@ def test_programs_that_share_rows_rotate_the_same(monkeypatch):
     q = q[:, :, :1]
     before = ropelab.apply_rope(q, cos=cos, sin=sin)
     monkeypatch.setattr(rotate_triton, "_TABLES_STAY", 0)
-    monkeypatch.setattr(ropelab.prepared, "_prepared", LaunchCache())
+    monkeypatch.setattr(ropelab.call.rotation, "prepared_calls", LaunchCache())
     after = ropelab.apply_rope(q, cos=cos, sin=sin)
     assert torch.equal(before, after)
     assert_rotated(after, q, cos, sin, layout="split_half", seq_format="bshd")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import axes, axial_rope, grid_positions, rope_from_config, text_positions
+from ropelab import axial_rope, grid_positions, rope_from_config, text_positions
 from ropelab.bench import packages
+from ropelab.positions import axes
 from tests.support import assert_rotated_like, draw
 
 HEADS = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
@@ -64,7 +65,7 @@ def test_vision_with_half_split_chunks():
     cos, sin = ropelab.rotary_table(4, 32, base=100.0)
     actual = ropelab.apply_rope(q, cos=cos, sin=sin, positions=positions[0], rotary_slice=(0, 32))
     actual = ropelab.apply_rope(actual, cos=cos, sin=sin, positions=positions[1], rotary_slice=(32, 64))
-    rope = ropelab.Rope(ropelab.frequencies.inverse_frequencies(32, 100.0))
+    rope = ropelab.Rope(ropelab.angles.frequencies.inverse_frequencies(32, 100.0))
     for axis, half in enumerate((slice(0, 32), slice(32, 64))):
         angles = (positions[axis, :, None] * rope.inverse_frequencies)[:, None]
         assert_rotated_like(actual[..., half], expected[..., half], q[..., half], rope, angles, rotary.inv_freq)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.memory import may_share_elements, overlaps_itself
+from ropelab.call.memory import may_share_elements, overlaps_itself
 
 Q, K = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16)
 COS, SIN = ropelab.rotary_table(8, 16)

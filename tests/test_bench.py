@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import layout as pairing
 from ropelab.bench import copies, launches, packages, peers, records, timing
 from ropelab.bench.compare import bind, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.interop.broadcast import formula
-from ropelab.layout import LAYOUTS
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
 from ropelab.study import figures
 
 SMALL = Workload("small", 2, 5, 4, 2, 16, 16, torch.float32, first_position=3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ropelab.conformance import bounds
-from ropelab.layout import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS
 from ropelab.study import laws
 
 CASE = laws.Case(seq_len=4)

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ropelab.positions import CHUNKS
-from ropelab.seq_format import SEQ_FORMATS
+from ropelab.layout.seq_format import SEQ_FORMATS
+from ropelab.positions.packed import CHUNKS
 
 ROOT = Path(__file__).parents[1]
 RANKS = 2

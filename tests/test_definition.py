@@ -7,9 +7,9 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.frequencies import inverse_frequencies
-from ropelab.layout import LAYOUTS, join, pairs, permutation
-from ropelab.seq_format import SEQ_FORMATS, from_bshd, to_bshd
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.layout.pairing import LAYOUTS, join, pairs, permutation
+from ropelab.layout.seq_format import SEQ_FORMATS, from_bshd, to_bshd
 from tests.support import draw
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("seaborn")
 from ropelab.bench import records  # noqa: E402
 from ropelab.bench.copies import PREFIX  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
-from ropelab.layout import LAYOUTS  # noqa: E402
+from ropelab.layout.pairing import LAYOUTS  # noqa: E402
 from ropelab.study import comparison, family_figures, family_findings, figures, summary  # noqa: E402
 from ropelab.study.family_findings import MANY, ONE, READS_TWICE, SKEWED  # noqa: E402
 

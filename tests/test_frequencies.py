@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import frequencies, rope_from_config
-from ropelab.model_config import DEINTERLEAVING_MODELS, INTERLEAVED_MODELS
+from ropelab import rope_from_config
+from ropelab.angles import frequencies
+from ropelab.angles.model_config import DEINTERLEAVING_MODELS, INTERLEAVED_MODELS
 from tests.support import assert_rotated_like, draw
 
 _FLOAT32 = torch.float32

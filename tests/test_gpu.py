@@ -5,8 +5,8 @@ import torch
 
 import ropelab
 from ropelab.kernels import Rotation, rotate_torch, rotate_triton
-from ropelab.layout import LAYOUTS
-from ropelab.seq_format import DENSE_FORMATS
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import DENSE_FORMATS
 from tests.support import draw
 
 pytestmark = pytest.mark.gpu

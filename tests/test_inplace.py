@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.memory import may_share_elements, overlaps_itself
+from ropelab.call.memory import may_share_elements, overlaps_itself
 
 SEQ_LEN, HEADS, HEAD_DIM = 5, 2, 8
 

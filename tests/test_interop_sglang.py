@@ -8,7 +8,7 @@ from ropelab import reference, rotary_table
 from ropelab.conformance import pytest_laws
 from ropelab.interop.sglang import apply_rope_with_cos_sin_cache_inplace, rotary_embedding_cos_sin
 from ropelab.kernels import rotate_triton
-from ropelab.layout import join
+from ropelab.layout.pairing import join
 from tests.support import assert_rotated
 
 TOKENS, D = 6, 8

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ropelab import PackedSequences, reference
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import pytest_laws
-from ropelab.frequencies import inverse_frequencies
 from ropelab.interop.transformer_engine import apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb
-from ropelab.layout import LAYOUTS, join
+from ropelab.layout.pairing import LAYOUTS, join
 
 from .support import assert_rotated
 

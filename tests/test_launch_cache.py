@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import ropelab
-import ropelab.prepared
-import ropelab.qk_norm
+import ropelab.call.qk_norm
+import ropelab.call.rotation
+from ropelab.call.launch_cache import LaunchCache
 from ropelab.kernels import INTERPRETED, launch
-from ropelab.launch_cache import LaunchCache
 from tests.conftest import HAS_GPU
 
-CACHES = (ropelab.prepared, "_prepared"), (ropelab.qk_norm, "_launches")
+CACHES = (ropelab.call.rotation, "prepared_calls"), (ropelab.call.qk_norm, "prepared_calls")
 DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 

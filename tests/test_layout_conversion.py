@@ -7,7 +7,7 @@ import torch
 
 import ropelab
 from ropelab import convert_layout
-from ropelab.layout import permutation
+from ropelab.layout.pairing import permutation
 
 LAYOUTS = [("interleaved", "split_half"), ("split_half", "interleaved")]
 

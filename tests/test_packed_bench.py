@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import layout as pairing
 from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import packed, peak_memory, peers, qk_norm, studies, tile_sweep, timing, varlen_models
 from ropelab.bench.compare import compare
 from ropelab.bench.copies import PREFIX
@@ -26,9 +26,9 @@ from ropelab.bench.workloads import (
     Cell,
     Workload,
 )
-from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import INTERPRETED
-from ropelab.layout import LAYOUTS
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
 from ropelab.study import family_findings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

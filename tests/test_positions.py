@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import ropelab
-import ropelab.positions
+import ropelab.positions.packed
 from ropelab.kernels import NO_POSITION, backend
 from ropelab.kernels.positions_torch import Shard
 from ropelab.kernels.rotation import INVALID_POSITION
-from ropelab.positions import CHUNKS, PackedSequences, context_parallel_positions
-from ropelab.seq_format import DENSE_FORMATS, SEQ_AXIS
+from ropelab.layout.seq_format import DENSE_FORMATS, SEQ_AXIS
+from ropelab.positions.packed import CHUNKS, PackedSequences, context_parallel_positions
 from tests.support import draw
 
 # cp_size, chunks

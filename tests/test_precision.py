@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import frequencies as variants
 from ropelab import reference
+from ropelab.angles import frequencies as variants
 from ropelab.bench import exact_waves
-from ropelab.layout import pairs
+from ropelab.layout.pairing import pairs
 from ropelab.study import measure, precision, precision_gpu
 from ropelab.study import precision_findings as findings
 from ropelab.study.precision import METHODS, REFERENCE, Bound, Method, ufp

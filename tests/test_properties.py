@@ -15,7 +15,7 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.layout import LAYOUTS, permutation
+from ropelab.layout.pairing import LAYOUTS, permutation
 from tests.support import assert_rotated
 from tests.test_qk_norm import Case
 
@@ -89,13 +89,13 @@ def test_without_tables_it_is_the_rotation_by_the_angle_itself(case, start, base
     if "rotary_slice" in case.options:
         columns = (case.options["rotary_slice"][1] - case.options["rotary_slice"][0]) // 2
     case.options.pop("positions", None)
-    tokens = case.q.shape[ropelab.seq_format.SEQ_AXIS[case.options["seq_format"]]]
+    tokens = case.q.shape[ropelab.layout.seq_format.SEQ_AXIS[case.options["seq_format"]]]
     case.options["offsets"] = start
     frequencies = ropelab.rotary_frequencies(2 * columns, base)
     ys = ropelab.apply_rope(case.q, case.k, frequencies=frequencies, **case.options)
     ys = (ys,) if case.k is None else ys
 
-    theta = ropelab.frequencies.inverse_frequencies(2 * columns, base)
+    theta = ropelab.angles.frequencies.inverse_frequencies(2 * columns, base)
     angles = np.array([[exact_angle(start + token, f) for f in theta.tolist()] for token in range(tokens)])
     cos, sin = (torch.from_numpy(f(angles.reshape(tokens, columns))) for f in (np.cos, np.sin))
     where = {name: value for name, value in case.options.items() if name != "offsets"}

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import ropelab
-from ropelab import qk_norm, reference
+import ropelab.call.qk_norm
+from ropelab import reference
+from ropelab.call.launch_cache import LaunchCache
 from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, qk_norm_triton
-from ropelab.launch_cache import LaunchCache
-from ropelab.layout import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import SEQ_FORMATS
 from ropelab.qk_norm import apply_qk_norm_rope
-from ropelab.seq_format import SEQ_FORMATS
 from tests.support import draw
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -280,14 +281,14 @@ def test_programs_of_the_backward_share_the_blocks_of_tokens(programs, block_tok
     tile = qk_norm_triton.BackwardTile(block_tokens, 2, 1, programs_per_multiprocessor=2 * programs)
     monkeypatch.setattr(qk_norm_triton, "choose_backward_tile", lambda *arguments: tile)
     monkeypatch.setattr(qk_norm_triton, "_multiprocessors", lambda device: 1)
-    monkeypatch.setattr(qk_norm, "_launches", LaunchCache())
+    monkeypatch.setattr(ropelab.call.qk_norm, "prepared_calls", LaunchCache())
     case((3, 3, 2, 1, 4, 4), "cpu" if INTERPRETED else "cuda").check()
 
 
 def test_rows_of_weight_gradients_in_more_than_one_block(monkeypatch):
     monkeypatch.setattr(qk_norm_triton, "_SUM_ROWS", 4)
     monkeypatch.setattr(qk_norm_triton, "_SUM_FEATURES", 4)
-    monkeypatch.setattr(qk_norm, "_launches", LaunchCache())
+    monkeypatch.setattr(ropelab.call.qk_norm, "prepared_calls", LaunchCache())
     case((3, 40, 3, 1, 10, 10), "cpu" if INTERPRETED else "cuda").check()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import typer
 
-from ropelab.frequencies import inverse_frequencies
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.study import precision_findings, shortfalls, summary
 from ropelab.study.precision import METHODS
 from tests.environments import ROOT, run

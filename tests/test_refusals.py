@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.seq_format import SEQ_AXIS
+from ropelab.layout.seq_format import SEQ_AXIS
 
 pytest.importorskip("hypothesis")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.layout import LAYOUTS
-from ropelab.seq_format import SEQ_FORMATS, to_bshd
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
 from tests.support import assert_rotated, draw
 
 # batch, seq_len, q heads, k heads, head_dim, rotary_dim: odd ones, GQA, MQA, partial rotary, one of everything.

@@ -13,7 +13,7 @@ import torch
 
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
-from ropelab.layout import LAYOUTS, join, pairs
+from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.figures import draw
 from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, rules, steps
 from ropelab.study.sglang.contenders import (

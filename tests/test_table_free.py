@@ -9,15 +9,15 @@ from mpmath import mp
 from torch._dynamo.testing import CompileCounter
 
 import ropelab
-from ropelab import frequencies as variants
+from ropelab.angles import frequencies as variants
+from ropelab.angles.table_free import fixed_point
 from ropelab.bench import table_free as bench
 from ropelab.bench.exact_waves import exact_waves, ulps
 from ropelab.bench.subjects import table_free
 from ropelab.conformance import verify
 from ropelab.conformance.report import text
 from ropelab.kernels import INTERPRETED, NO_POSITION, angles_torch, use_backend
-from ropelab.layout import LAYOUTS
-from ropelab.table_free import fixed_point
+from ropelab.layout.pairing import LAYOUTS
 from tests.support import draw
 
 FOUR_MILLION = 2**22

@@ -8,7 +8,7 @@ import torch
 import torch._dynamo.testing
 
 import ropelab
-from ropelab import ops
+from ropelab.call import operator
 from ropelab.kernels import INTERPRETED, uses_triton
 from tests.support import assert_rotated, draw
 
@@ -77,8 +77,8 @@ def test_operators_pass_opcheck(device, overwrites):
         seq_format = "bhsd" if xs[0].shape[1] == 3 else "bshd"
         for given, is_offset in ((None, False), (positions, False), (positions[:, 0], True)):
             arguments = (xs, cos, sin, given, 0, "split_half")
-            options = "interleaved", seq_format, (2, 14), is_offset, True, False, overwrites
-            torch.library.opcheck(ops._rotate, (*arguments, *options))
+            options = "interleaved", seq_format, (2, 14), is_offset, True, overwrites
+            torch.library.opcheck(operator.rotate, (*arguments, *options))
 
 
 def test_traces_with_fake_tensors(device):
@@ -237,7 +237,7 @@ def test_vmap_without_tables(device):
     q = torch.stack([q, 2 * q])
     actual = torch.func.vmap(lambda q: ropelab.apply_rope(q, k, frequencies=frequencies)[0])(q)
     assert torch.equal(actual, torch.stack([ropelab.apply_rope(x, k, frequencies=frequencies)[0] for x in q]))
-    with pytest.raises(NotImplementedError, match="frequencies: expected the same ones for all examples of vmap"):
+    with pytest.raises(NotImplementedError, match="frequencies: expected the same frequencies for all examples of vmap"):
         torch.func.vmap(lambda f: ropelab.apply_rope(k, frequencies=f))(torch.stack([frequencies] * 2))
 
 

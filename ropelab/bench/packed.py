@@ -7,12 +7,12 @@ import pandas as pd
 import torch
 
 import ropelab
-from ropelab import layout as pairing
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import peers, varlen_models
 from ropelab.bench.compare import compare, progress
 from ropelab.bench.workloads import Workload
-from ropelab.frequencies import inverse_frequencies
-from ropelab.layout import LAYOUTS
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
 
 _SKEWED = "one of 34,336 and 2,400 of 13"
 _LEGACY = "legacy grid"

@@ -9,12 +9,12 @@ import torch
 import torch._functorch.config
 
 import ropelab
-from ropelab import layout as pairing
 from ropelab import reference
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
-from ropelab.layout import LAYOUTS
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
 
 EPS = 1e-6
 STEPS = ("forward", "backward", "forward and backward")

@@ -25,7 +25,7 @@ from ropelab.bench.workloads import (
     Buffers,
     Cell,
 )
-from ropelab.layout import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS
 
 ROUNDS = 20
 FEWER_ROUNDS = 10

@@ -20,7 +20,7 @@ from ropelab import apply_rope, rotary_frequencies
 from ropelab.bench import packages
 from ropelab.bench.peers import flashinfer
 from ropelab.kernels import INTERPRETED
-from ropelab.layout import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -8,13 +8,13 @@ import pandas as pd
 import torch
 
 from ropelab import apply_rope, rotary_frequencies
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.angles.table_free import fixed_point
 from ropelab.bench.compare import compare, progress
 from ropelab.bench.exact_waves import exact_waves, ulps
 from ropelab.bench.peers import PEERS, Peer
 from ropelab.bench.workloads import DENSE_CELLS, Workload
-from ropelab.frequencies import inverse_frequencies
-from ropelab.layout import LAYOUTS
-from ropelab.table_free import fixed_point
+from ropelab.layout.pairing import LAYOUTS
 
 TABLE_FREE = "ropelab, table-free"
 LAST = 2**22

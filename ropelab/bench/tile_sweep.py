@@ -13,8 +13,8 @@ from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workl
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
-from ropelab.layout import LAYOUTS
-from ropelab.seq_format import to_bshd
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import to_bshd
 
 _FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access", "max_registers", "heads_first")
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}

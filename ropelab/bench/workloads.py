@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ropelab.layout import LAYOUTS
-from ropelab.tables import rotary_table
+from ropelab.angles.tables import rotary_table
+from ropelab.layout.pairing import LAYOUTS
 
 DIRECTIONS = ("forward", "backward")
 STORAGES = ("contiguous", "qkv")

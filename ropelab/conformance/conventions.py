@@ -14,9 +14,9 @@ from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
 from ropelab.conformance.subject import FLOAT32, Subject, Tensors
 from ropelab.kernels import NO_POSITION
-from ropelab.layout import LAYOUTS, join
-from ropelab.positions import PackedSequences, context_parallel_positions
-from ropelab.seq_format import DENSE_FORMATS, from_bshd, to_bshd
+from ropelab.layout.pairing import LAYOUTS, join
+from ropelab.layout.seq_format import DENSE_FORMATS, from_bshd, to_bshd
+from ropelab.positions.packed import PackedSequences, context_parallel_positions
 
 ALL = frozenset(CANNOT)
 

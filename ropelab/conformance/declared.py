@@ -16,7 +16,7 @@ from ropelab.conformance.law import Law
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.layout import LAYOUTS, check_layout
+from ropelab.layout.pairing import LAYOUTS, check_layout
 
 SIGNS = ("standard", "reversed")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}

@@ -15,7 +15,7 @@ from ropelab.conformance.conventions import accepts
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart
 from ropelab.conformance.subject import Subject, Tensors, copied
-from ropelab.layout import permutation
+from ropelab.layout.pairing import permutation
 
 Seen = tuple[np.ndarray, ...] | str
 """What came of a probe: an array for each input, or the name of the exception."""

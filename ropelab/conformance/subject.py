@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.autograd import grad
 
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.angles.tables import rotary_table
 from ropelab.conformance.bounds import (
     EXACT,
     NO_ROUNDING,
@@ -23,11 +25,9 @@ from ropelab.conformance.bounds import (
 )
 from ropelab.conformance.case import Broken, Case, NotApplicable, Sizes
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
-from ropelab.layout import pairs, permutation
-from ropelab.seq_format import from_bshd
-from ropelab.tables import rotary_table
+from ropelab.layout.pairing import pairs, permutation
+from ropelab.layout.seq_format import from_bshd
 
 if TYPE_CHECKING:
     from ropelab.conformance.conventions import Arguments, Convention

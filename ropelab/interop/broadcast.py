@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ropelab.arguments import tensor
-from ropelab.checks import DTYPES
-from ropelab.layout import join, pairs
+from ropelab.arguments import DTYPES, tensor
+from ropelab.layout.pairing import join, pairs
 from ropelab.rope import apply_rope
 
 

@@ -19,13 +19,23 @@ from typing import Any, Literal, Protocol, Self
 import torch
 
 from ropelab import NO_POSITION, apply_rope
-from ropelab.arguments import choice, flag, integer, integers, number, shown, tensor
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.angles.tables import MOST_ROWS, frequency_tables
+from ropelab.arguments import (
+    DTYPES,
+    POSITION_DTYPES,
+    check_tensor,
+    choice,
+    flag,
+    integer,
+    integers,
+    number,
+    shown,
+    tensor,
+)
 from ropelab.arguments import device as usable
-from ropelab.checks import DTYPES, POSITION_DTYPES, check_tensor
-from ropelab.frequencies import inverse_frequencies
 from ropelab.interop.refusals import renamed
-from ropelab.layout import check_rotary_dim, join, pairs
-from ropelab.tables import MOST_ROWS, frequency_tables
+from ropelab.layout.pairing import check_rotary_dim, join, pairs
 
 Impl = Literal["llama", "reference"]
 LAYOUTS = {"llama": "interleaved", "reference": "split_half"}
@@ -409,5 +419,5 @@ def _row_of_each_token(table: torch.Tensor, rows: slice | torch.Tensor, seqs: to
 
 
 def _reordered(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
-    """The features of ``x`` in the other layout's order: `ropelab.layout.permutation`, without an index."""
+    """The features of ``x`` in the other layout's order: `ropelab.layout.pairing.permutation`, without an index."""
     return join(*pairs(x, source), target)

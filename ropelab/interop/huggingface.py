@@ -14,7 +14,7 @@ import torch
 
 from ropelab.arguments import integer, shown, tensor
 from ropelab.interop.broadcast import check_tables, formula, rotate
-from ropelab.layout import check_layout
+from ropelab.layout.pairing import check_layout
 
 Rotate = Callable[..., "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
 

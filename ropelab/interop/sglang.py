@@ -12,21 +12,15 @@ and ``W`` in the other.
 import torch
 from torch.autograd.graph import increment_version
 
-from ropelab.arguments import flag, integer, tensor
-from ropelab.checks import (
-    DTYPES,
-    POSITION_DTYPES,
-    check_memory,
-    check_rope_arguments,
-    check_tensor,
-    check_writable,
-)
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
+from ropelab.call.angles import Tables
+from ropelab.call.checks import check_memory, check_rope_arguments, check_writable
+from ropelab.call.options import Options
 from ropelab.interop.refusals import renamed
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
-from ropelab.prepared import Options
+from ropelab.layout.seq_format import to_bshd
 from ropelab.rope import apply_rope
-from ropelab.seq_format import to_bshd
 
 
 def rotary_embedding_cos_sin(
@@ -137,12 +131,13 @@ def token_tile(q_heads: int, rotary_dim: int) -> Tile:
 
 def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
     """As `apply_rope` in place, but for the tile, which that chooses itself, and for autograd, which sees nothing."""
-    check_rope_arguments(q, k, cos, sin, None, options)
+    tables = Tables(cos, sin)
+    check_rope_arguments(q, k, tables, None, options)
     check_memory(q, k)
     check_writable(q, k)
     xs = [x for x in (q, k) if x is not None]
     views = [to_bshd(x, options.seq_format) for x in xs]
-    rotation = options.rotation(cos)
+    rotation = options.rotation(tables)
     tile = token_tile(q.shape[-2], rotation.rotary_dim)
     backend("rotate", q).rotate(views, views, cos, sin, rotation, tile=tile)
     increment_version(xs)  # a kernel writes unseen

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import choice, flag, integer, integers, shown, tensor
-from ropelab.checks import DTYPES, POSITION_DTYPES, check_tensor
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, flag, integer, integers, shown, tensor
 from ropelab.interop.refusals import renamed
-from ropelab.positions import PackedSequences, context_parallel_positions
+from ropelab.layout.seq_format import SEQ_AXIS
+from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
-from ropelab.seq_format import SEQ_AXIS
 
 FORMATS = ("sbhd", "bshd", "thd")
 

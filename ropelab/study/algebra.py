@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import sympy as sp
 import torch
 
-from ropelab.layout import pairs
-from ropelab.layout_conversion import convert_layout
+from ropelab.layout.pairing import pairs
+from ropelab.layout.weights import convert_layout
 
 
 def plane_rotation(angle) -> sp.Matrix:

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 import ropelab
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance.bounds import (
     EXACT,
     Arithmetic,
@@ -25,9 +26,8 @@ from ropelab.conformance.bounds import (
     table_angle_error,
     table_dtype,
 )
-from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import INTERPRETED
-from ropelab.layout import LAYOUTS, pairs, permutation
+from ropelab.layout.pairing import LAYOUTS, pairs, permutation
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 Pair = tuple[np.ndarray, np.ndarray]

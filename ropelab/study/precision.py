@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ropelab.angles.table_free import fixed_point
 from ropelab.bench.exact_waves import exact_product, ulps
 from ropelab.bench.table_free import kernel_waves
 from ropelab.conformance.faults.tables_and_precision import to_tf32
 from ropelab.kernels import angles_torch
-from ropelab.table_free import fixed_point
 
 REFERENCE = 2.0**-50
 """More than the reference, `ropelab.bench.exact_waves`, is off."""

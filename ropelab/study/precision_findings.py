@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.angles.model_config import rope_from_config
 from ropelab.bench.exact_waves import exact_product, exact_waves
-from ropelab.frequencies import inverse_frequencies
-from ropelab.model_config import rope_from_config
 from ropelab.study import precision
 from ropelab.study.precision import METHODS, REFERENCE, Method, chord
 from ropelab.study.precision_models import MODELS, Model

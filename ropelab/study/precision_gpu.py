@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import timing
 from ropelab.bench.compare import progress
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.study import Study
-from ropelab.frequencies import inverse_frequencies
 from ropelab.study import precision
 from ropelab.study.precision import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
 from ropelab.study.precision_findings import SAMPLES, SMOKE_TOPS, TOPS, compare, octave

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
-from ropelab.layout import LAYOUTS
+from ropelab.layout.pairing import LAYOUTS
 from ropelab.study import copy_task, laws, wrong_backward
 
 PALETTE = sns.color_palette("colorblind")

@@ -18,9 +18,9 @@ import torch
 
 import ropelab
 from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import packages
 from ropelab.conformance.bounds import exact, rotation_bound
-from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import INTERPRETED
 from ropelab.study import laws
 

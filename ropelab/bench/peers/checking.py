@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 import ropelab
-from ropelab import layout as pairing
 from ropelab import reference
 from ropelab.bench.peers.peer import Peer, Rotate
 from ropelab.bench.workloads import Buffers, Workload
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout import pairing
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import torch
 from ropelab.bench import packages
 from ropelab.bench.peers.peer import Rotate, differentiable
 from ropelab.bench.workloads import Workload
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:

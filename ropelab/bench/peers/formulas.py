@@ -3,11 +3,11 @@
 import torch
 import torch._functorch.config
 
-from ropelab import layout as pairing
 from ropelab.bench.peers.peer import Rotate, from_bhsd, to_bhsd
 from ropelab.bench.workloads import Workload
 from ropelab.interop.broadcast import formula
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout import pairing
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 def hugging_face(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, compiled: bool = False) -> Rotate:

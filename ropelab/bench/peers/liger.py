@@ -2,10 +2,10 @@
 
 import torch
 
-from ropelab import layout as pairing
 from ropelab.bench import packages
 from ropelab.bench.peers.peer import Rotate, from_bhsd, require_pair, to_bhsd
 from ropelab.bench.workloads import Workload
+from ropelab.layout import pairing
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:

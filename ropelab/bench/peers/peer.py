@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench.workloads import Workload
-from ropelab.frequencies import inverse_frequencies
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]
 Rotate = Callable[[torch.Tensor, torch.Tensor | None], Pair]

@@ -2,11 +2,11 @@
 
 import torch
 
-from ropelab import layout as pairing
 from ropelab.bench import packages
 from ropelab.bench.peers.peer import Rotate, from_bhsd, require_full_width, to_bhsd
 from ropelab.bench.workloads import Workload
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout import pairing
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from ropelab import PackedSequences, context_parallel_positions, reference
-from ropelab.frequencies import inverse_frequencies
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
-from ropelab.layout import join, pairs
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout.pairing import join, pairs
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 

@@ -4,8 +4,8 @@ import torch
 
 from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.fault import fault
-from ropelab.layout import permutation
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout.pairing import permutation
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 @fault(

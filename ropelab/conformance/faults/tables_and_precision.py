@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.fault import fault
-from ropelab.frequencies import inverse_frequencies
 
 
 def _frequencies(x: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:

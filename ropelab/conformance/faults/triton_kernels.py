@@ -17,7 +17,7 @@ from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.fault import fault
 from ropelab.kernels import NO_POSITION
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.layout import pairs
+from ropelab.layout.pairing import pairs
 
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _GRID_AXIS_LIMIT = 65_535  # of y and z, in CUDA

@@ -11,7 +11,7 @@ import torch
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, rank_positions
 from ropelab.conformance.law import Comparison, against, law, names
-from ropelab.layout import pairs
+from ropelab.layout.pairing import pairs
 
 
 def _applicable(subject, cases: Iterable[Case]) -> Iterator[Case]:

@@ -10,7 +10,7 @@ import torch
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.law import AXES, Comparison, against, against_truth, equal, law, names
-from ropelab.layout import join, pairs
+from ropelab.layout.pairing import join, pairs
 
 
 @law(

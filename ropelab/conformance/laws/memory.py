@@ -12,7 +12,7 @@ from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken
 from ropelab.conformance.law import Comparison, against, counted, equal, law, names
 from ropelab.conformance.subject import copied
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 @law("Inputs, tables, positions and cotangents stay as they were; in place, the inputs become the result.",

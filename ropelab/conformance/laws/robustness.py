@@ -12,7 +12,7 @@ from ropelab.conformance.case import Broken, Case, NotApplicable
 from ropelab.conformance.law import Comparison, against, against_truth, counted, law, names
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.surroundings import filling, set_filling
-from ropelab.seq_format import to_bshd
+from ropelab.layout.seq_format import to_bshd
 
 
 @law("Nothing in, nothing out.", r"R \varnothing = \varnothing")

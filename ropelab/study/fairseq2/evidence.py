@@ -19,7 +19,7 @@ from ropelab.interop.fairseq2 import (
     ReferenceRotaryEncoder,
     RotaryEncoder,
 )
-from ropelab.layout import join, permutation
+from ropelab.layout.pairing import join, permutation
 from ropelab.study.fairseq2.peers import released
 from ropelab.study.sources import cases, facts
 from ropelab.study.verdicts import Unavailable, evidence

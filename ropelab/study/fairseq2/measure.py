@@ -26,11 +26,11 @@ import pandas as pd
 import torch
 
 from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.study import Study
-from ropelab.frequencies import inverse_frequencies
 from ropelab.interop.fairseq2 import (
     LAYOUTS,
     BatchLayout,
@@ -38,7 +38,7 @@ from ropelab.interop.fairseq2 import (
     ReferenceRotaryEncoder,
     RotaryEncoder,
 )
-from ropelab.layout import join, pairs
+from ropelab.layout.pairing import join, pairs
 from ropelab.study.fairseq2 import evidence
 from ropelab.study.verdicts import Unavailable
 

@@ -13,13 +13,13 @@ from types import ModuleType
 import torch
 import torch._dynamo
 
-from ropelab import layout as pairing
 from ropelab.bench import packages
 from ropelab.bench.peers import Peer, Rotate, flashinfer
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import Tile
+from ropelab.layout import pairing
 from ropelab.study.sglang import models
 from ropelab.study.sglang.models import Launch
 

@@ -11,7 +11,7 @@ from ropelab import reference, rotary_table
 from ropelab.bench.records import ROOT
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch
-from ropelab.layout import LAYOUTS, join
+from ropelab.layout.pairing import LAYOUTS, join
 from ropelab.study.sglang import operators
 from ropelab.study.sglang.contenders import DOCUMENT, FLASH
 from ropelab.study.sglang.measure import FIRST_GRID, HEAD_SIZES

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from triton.testing import do_bench
 
-from ropelab.axes import grid_positions
+from ropelab.angles.rope_parameters import axial_rope
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
@@ -24,8 +24,8 @@ from ropelab.bench.workloads import Buffers, Workload
 from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
-from ropelab.layout import LAYOUTS
-from ropelab.rope_parameters import axial_rope
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.positions.axes import grid_positions
 from ropelab.study.sglang import contenders, models
 from ropelab.study.sglang.contenders import (
     COMPILED,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ropelab.bench import packages
-from ropelab.layout import join, pairs
+from ropelab.layout.pairing import join, pairs
 from ropelab.study.verdicts import Unavailable
 
 

@@ -17,15 +17,15 @@ import pandas as pd
 import torch
 
 import ropelab
-from ropelab import layout as pairing
 from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import peers, timing, varlen_models
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.workloads import Workload
-from ropelab.frequencies import inverse_frequencies
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
-from ropelab.layout import LAYOUTS
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
 from ropelab.study.transformer_engine.packings import Packing

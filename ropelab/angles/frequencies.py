@@ -1,8 +1,8 @@
 """Inverse frequencies of every published variant, always in float64.
 
 Float32 angles are off by position * frequency * 6e-8 rad. All functions return float64 tensors on the CPU, in rad per
-position, one for each rotated plane. `ropelab.model_config.rope_from_config` chooses among them for a model. All raise
-TypeError or ValueError for arguments that are no numbers, not finite or out of range, and where frequencies would not
+position, one for each rotated plane. `ropelab.rope_from_config` chooses among them for a model. All raise TypeError or
+ValueError for arguments that are no numbers, not finite or out of range, and where frequencies would not
 be finite.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.arguments import flag, integer, number, numbers, sequence
-from ropelab.layout import check_rotary_dim
+from ropelab.layout.pairing import check_rotary_dim
 
 
 def inverse_frequencies(rotary_dim: int, base: float = 10000.0) -> torch.Tensor:
@@ -220,7 +220,7 @@ def proportional(head_dim: int, base: float, rotated_fraction: float, factor: fl
 def axial(axes_dims: Sequence[int], base: float = 10000.0) -> torch.Tensor:
     """The frequencies of each axis, side by side: axis ``a`` has ``axes_dims[a]`` features.
 
-    Source: Flux, Wan, HunyuanVideo and Qwen-Image (``axes_dims_rope``). See `ropelab.axes` for their positions.
+    Source: Flux, Wan, HunyuanVideo and Qwen-Image (``axes_dims_rope``). `ropelab.positions.axes` has the positions.
     """
     dims = [check_rotary_dim(dim, f"axes_dims[{axis}]") for axis, dim in enumerate(sequence("axes_dims", axes_dims))]
     if not dims:

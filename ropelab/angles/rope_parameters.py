@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ropelab import axes, frequencies
-from ropelab.arguments import integer, integers, number, tensor
-from ropelab.checks import check_tensor
-from ropelab.layout import MOST_FEATURES, check_layout
-from ropelab.table_free import fixed_point
-from ropelab.tables import axial_tables, frequency_tables
+from ropelab.angles import frequencies
+from ropelab.angles.table_free import fixed_point
+from ropelab.angles.tables import axial_tables, frequency_tables
+from ropelab.arguments import check_tensor, integer, integers, number, tensor
+from ropelab.layout.pairing import MOST_FEATURES, check_layout
+from ropelab.positions import axes
 
 ANY_LENGTH = range(sys.maxsize)
 

@@ -1,84 +1,85 @@
-"""What the public functions refuse: every message names the argument, what was expected and what came."""
+"""This file checks the arguments of a call against each other.
+
+Each message names the argument, what the call expected and what it got.
+"""
 
 import torch
 
-from ropelab.arguments import tensor
-from ropelab.kernels import NO_POSITION, position_count
-from ropelab.kernels.rotation import INVALID_POSITION
-from ropelab.layout import check_layout
-from ropelab.memory import may_share_elements, overlaps_itself
-from ropelab.seq_format import SEQ_AXIS, check_seq_format, rank, to_bshd
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-POSITION_DTYPES = (torch.int32, torch.int64)
+from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name
+from ropelab.call.angles import Angles, Frequencies, Tables
+from ropelab.call.memory import may_share_elements, overlaps_itself
+from ropelab.call.options import Options
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
+from ropelab.layout.pairing import check_layout
+from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank, to_bshd
 
 
-def check_rope_arguments(q, k, cos, sin, positions, options) -> None:
-    """Raise ValueError or TypeError for arguments that `apply_rope` cannot serve, judged by their metadata.
+def check_rope_arguments(
+    q: torch.Tensor, k: torch.Tensor | None, angles: Angles, positions: torch.Tensor | None, options: Options
+) -> None:
+    """Raise for arguments that `apply_rope` cannot serve, judged by their metadata.
 
     Args:
         positions: positions or, with ``options.offsets``, offsets; or None.
-        options: `ropelab.prepared.Options`.
+
+    Raises:
+        TypeError: an argument of another type or dtype.
+        ValueError: shapes, devices or options that do not fit each other.
     """
     check_layout(options.layout)
     check_layout(options.out_layout, "out_layout")
     check_seq_format(options.seq_format)
-    check_tensor("q", q, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
-    if options.table_free:
-        check_tensor("frequencies", cos, (2,), "[rotary_dim/2, 3]", (torch.int64,))
-    else:
-        tables = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
-        table_ranks = (2,) if options.seq_format == "thd" else (2, 3)
-        check_tensor("cos", cos, table_ranks, tables)
-        check_tensor("sin", sin, table_ranks, tables)
+    heads = (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}"
+    check_tensor("q", q, *heads)
+    if not isinstance(angles, Frequencies):
+        _check_ranks(angles, options)
     shape = to_bshd(q, options.seq_format).shape
     if k is not None:
-        check_tensor("k", k, (rank(options.seq_format),), f"{options.seq_format} of rank {rank(options.seq_format)}")
+        check_tensor("k", k, *heads)
         _check_key(q, k, shape, to_bshd(k, options.seq_format).shape)
-    if options.table_free:
-        _check_frequencies(q, shape, cos, options)
+    if isinstance(angles, Frequencies):
+        _check_frequencies(q, shape, angles.numbers, options)
     else:
-        _check_tables(q, shape, cos, sin, options)
+        _check_tables(q, shape, angles.cos, angles.sin, options)
     if positions is not None:
         _check_positions_tensor(q, shape, positions, options)
 
 
-def check_places(q, cos, positions, first_position, options) -> None:
+def check_places(q, angles: Angles, positions, first_position: int, options: Options) -> None:
     """Raise ValueError for tokens that are beyond the tables, as far as the host knows without waiting for a GPU.
 
-    This depends on values, so it is checked at every call. The other arguments have passed `check_rope_arguments`.
+    The answer depends on values, so every call makes this check. The arguments have passed `check_rope_arguments`.
+    `ropelab.positions` says which row of the tables a position reads.
     """
     seq_len = q.shape[SEQ_AXIS[options.seq_format]]
     if positions is None:
-        check_first_position(first_position, seq_len, cos)
+        check_first_position(first_position, seq_len, angles)
     elif not positions.is_cuda:
-        check_positions(positions, seq_len, cos, options.offsets)
+        check_positions(positions, seq_len, angles, options.offsets)
 
 
-def check_first_position(first_position: int, seq_len: int, cos: torch.Tensor) -> None:
-    """Raise unless the tables have a row for each of ``seq_len`` positions from ``first_position`` on."""
-    if first_position + seq_len > position_count(cos):
+def check_first_position(first_position: int, seq_len: int, angles: Angles) -> None:
+    """Raise ValueError unless there is a row for each of ``seq_len`` positions from ``first_position`` on."""
+    rows = angles.position_count
+    if first_position + seq_len > rows:
         start = f" from {first_position} on" if first_position else ""
-        name = "frequencies" if cos.dtype == torch.int64 else "cos"
-        raise ValueError(
-            f"{name}: expected a row for each of {seq_len} positions{start}, got {position_count(cos)} rows"
-        )
+        raise ValueError(f"{angles.name}: expected a row for each of {seq_len} positions{start}, got {rows} rows")
 
 
-def check_positions(positions: torch.Tensor, seq_len: int, cos: torch.Tensor, offsets: bool) -> None:
-    """Raise unless every position in CPU memory has a row. On a GPU this would have to wait for the GPU."""
+def check_positions(positions: torch.Tensor, seq_len: int, angles: Angles, offsets: bool) -> None:
+    """Raise ValueError unless every position in CPU memory has a row. On a GPU the host would have to wait."""
     real = positions[positions != NO_POSITION]
     if not real.numel() or not seq_len:
         return
     first, last = int(real.min()), int(real.max()) + (seq_len - 1 if offsets else 0)
-    if first == INVALID_POSITION or max(-first, last) >= position_count(cos):
+    if first == INVALID_POSITION or max(-first, last) >= angles.position_count:
         name = "offsets" if offsets else "positions"
         worst = last if last >= -first else first
-        rows = "" if cos.dtype == torch.int64 else " rows of cos"
-        raise ValueError(f"{name}: expected |positions| below the {position_count(cos)}{rows}, got {worst}")
+        rows = "" if angles.table_free else " rows of cos"
+        raise ValueError(f"{name}: expected |positions| below the {angles.position_count}{rows}, got {worst}")
 
 
-def check_layouts_alike(options) -> None:
+def check_layouts_alike(options: Options) -> None:
     """Raise ValueError unless the result has the layout of the input, as in place it must."""
     if options.layout != options.out_layout:
         raise ValueError(
@@ -120,7 +121,7 @@ def check_recordable(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
+def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, angles: Angles) -> None:
     """Raise ValueError for a tensor that autograd does not allow to be overwritten; called while autograd records."""
     for name, x in (("q", q), ("k", k)):
         if x is None or not x.requires_grad:
@@ -134,8 +135,8 @@ def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, cos: torch.T
             raise ValueError(
                 f"{name}: expected a tensor that autograd may overwrite for inplace=True, got a view {made}"
             )
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.requires_grad:
+    for name, table in zip(("cos", "sin"), angles.tensors, strict=True):
+        if table is not None and table.requires_grad:
             raise ValueError(
                 f"{name}: expected a table without grad for inplace=True (its gradient needs the "
                 "overwritten input), got requires_grad=True"
@@ -152,20 +153,10 @@ _NO_OVERWRITING = {
 _creation = torch._C._autograd._get_creation_meta
 
 
-def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
-    """Raise unless ``x`` is a tensor of one of these ranks (``shape`` in words) and dtypes."""
-    if not torch.compiler.is_compiling():  # compilers, which cannot follow this, trace strided tensors
-        tensor(name, x)
-    if x.ndim not in ranks:
-        raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
-    if x.dtype not in dtypes:
-        raise TypeError(f"{name}: expected one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
-
-
-def check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
-    """Raise unless ``x`` is where ``q`` is."""
-    if x.device != q.device:
-        raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
+def _check_ranks(tables: Tables, options: Options) -> None:
+    expected = "[positions, columns]" + ("" if options.seq_format == "thd" else " or [batch, positions, columns]")
+    for name, table in (("cos", tables.cos), ("sin", tables.sin)):
+        check_tensor(name, table, (2,) if options.seq_format == "thd" else (2, 3), expected)
 
 
 def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: torch.Size) -> None:
@@ -177,7 +168,7 @@ def _check_key(q: torch.Tensor, k: torch.Tensor, q_shape: torch.Size, k_shape: t
             raise ValueError(f"k: expected q's {what} {q_shape[axis]}, got {k_shape[axis]}")
 
 
-def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: torch.Tensor, options) -> None:
+def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: torch.Tensor, options: Options) -> None:
     batch, head_dim, width = shape[0], shape[3], cos.shape[-1]
     check_device("cos", cos, q)
     check_device("sin", sin, q)
@@ -208,7 +199,7 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
         )
 
 
-def _check_frequencies(q: torch.Tensor, shape: torch.Size, frequencies: torch.Tensor, options) -> None:
+def _check_frequencies(q: torch.Tensor, shape: torch.Size, frequencies: torch.Tensor, options: Options) -> None:
     check_device("frequencies", frequencies, q)
     if options.rotary_slice:
         first, end = options.rotary_slice
@@ -241,8 +232,3 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
         check_tensor(name, positions, (), expected, POSITION_DTYPES)
     check_tensor(name, positions, (1, 2), "", POSITION_DTYPES)
     check_device(name, positions, q)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """Weights of one layout for kernels of the other: what makes queries and keys, reordered within every head.
 
-With ``P`` the permutation of `ropelab.layout.permutation`, ``R_target = P R_source P^T``. Then ``P q`` and ``P k``
+With ``P`` the permutation of `pairing.permutation`, ``R_target = P R_source P^T``. Then ``P q`` and ``P k``
 rotated in the target layout are ``P`` times those rotated in the source's, and ``P^T P = I`` leaves every score as it
 was; values and outputs are not touched. Both q and k must be converted, and caches of rotated keys along their last
 axis too (``keys[..., permutation(...)]``). A wrong conversion is exact at distance 0 and mild at small distances.
@@ -9,7 +9,7 @@ axis too (``keys[..., permutation(...)]``). A wrong conversion is exact at dista
 import torch
 
 from ropelab.arguments import integer, integers, tensor
-from ropelab.layout import check_layout, permutation
+from ropelab.layout.pairing import check_layout, permutation
 
 
 def convert_layout(

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, integer, integers, number, tensor
 from ropelab.arguments import device as usable
-from ropelab.arguments import integer, integers, number, tensor
-from ropelab.checks import DTYPES, POSITION_DTYPES, check_tensor, dtype_name
-from ropelab.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
 
 MOST_ROWS = 2**31
@@ -59,7 +58,7 @@ def frequency_tables(
     """As `rotary_table` for any inverse frequencies, times ``attention_factor`` before the one rounding.
 
     Args:
-        frequencies: float64 ``[R/2]``, rad per position: see `ropelab.frequencies`.
+        frequencies: float64 ``[R/2]``, rad per position: see `ropelab.angles.frequencies`.
         attention_factor: of cos and sin, by whose square the scores grow (YaRN, LongRoPE); positive.
 
     Raises:

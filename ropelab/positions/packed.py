@@ -11,9 +11,8 @@ RoPE needs no communication for that: a token's rotation depends on its position
 
 import torch
 
-from ropelab.arguments import choice, integer, tensor
+from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, integer, tensor
 from ropelab.arguments import device as usable
-from ropelab.checks import POSITION_DTYPES, check_tensor
 from ropelab.kernels import NO_POSITION, backend
 from ropelab.kernels.positions_torch import Shard
 from ropelab.kernels.rotation import INVALID_POSITION

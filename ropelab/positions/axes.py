@@ -11,7 +11,7 @@ A token has one position for each axis, and every plane reads the axis that it b
     positions = text_positions(tokens, start=max(height // 2, width // 2))  # Qwen-Image; Flux: torch.zeros
     cos, sin = rope.tables(512, positions)
 
-(`axial_rope` is in `ropelab.rope_parameters`.) Qwen2-VL and its like hand out positions ``[3, B, S]`` themselves, and
+Qwen2-VL and its like hand out positions ``[3, B, S]`` themselves, and
 `rope_from_config` reads their sections.
 """
 
@@ -21,7 +21,7 @@ import torch
 
 from ropelab.arguments import device as usable
 from ropelab.arguments import integer, integers, sequence
-from ropelab.layout import MOST_FEATURES
+from ropelab.layout.pairing import MOST_FEATURES
 
 
 def sections(widths: Sequence[int], name: str = "widths") -> tuple[int, ...]:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ropelab import axes, frequencies
+from ropelab.angles import frequencies
+from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
 from ropelab.arguments import choice, flag, integer, integers, number, numbers, sequence, shown
-from ropelab.layout import MOST_FEATURES, check_rotary_dim
-from ropelab.rope_parameters import ANY_LENGTH, Rope
+from ropelab.layout.pairing import MOST_FEATURES, check_rotary_dim
+from ropelab.positions import axes
 
 
 def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int | None = None) -> Rope:

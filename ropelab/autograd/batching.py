@@ -1,41 +1,45 @@
 """This file rotates under ``torch.func.vmap``: vmap's axis joins the batch axis of the tensors.
 
-A token's rotation depends on its position alone, so examples of vmap are batches of one call with ``bshd`` tensors.
+The rotation of a token depends on its position alone, so the examples of vmap are batches of one ``bshd`` call.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ropelab.prepared import Options
-from ropelab.seq_format import from_bshd, to_bshd
+from ropelab.call.angles import Angles, Frequencies, Tables, angles_of
+from ropelab.call.options import Options
+from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 def rotate_batched(
-    rotate: Callable, size: int, in_dims: tuple, q, k, cos, sin, positions, first_position: int, options: Options
+    rotate: Callable, size: int, in_dims: tuple, q, k, angles: Angles, positions, first_position: int, options: Options
 ):
     """The rotated q, or q and k, of ``size`` examples, which are along axis 0 of the results.
 
     Args:
-        rotate: of one call: as `ropelab.autograd.rotate_differentiably`.
-        in_dims: for q, k, cos, sin and positions, the axis of the examples, or None where they share a tensor.
+        rotate: rotates the tensors of one call, as `ropelab.autograd.rotation.rotate_recorded`.
+        in_dims: the axis of the examples in q, k, the two of `Angles.tensors`, and positions; None where all examples
+            share the tensor.
 
     Raises:
         NotImplementedError: examples have frequencies of their own.
     """
     q_dim, k_dim, cos_dim, sin_dim, positions_dim = in_dims
-    if options.table_free and cos_dim is not None:
-        raise NotImplementedError("frequencies: expected the same ones for all examples of vmap, got an axis of vmap")
     xs = [to_bshd(_examples(x, dim, size), options.seq_format) for x, dim in ((q, q_dim), (k, k_dim)) if x is not None]
     batch = xs[0].shape[1]
-    if not options.table_free and (cos_dim is not None or sin_dim is not None or cos.ndim == 3):
-        cos, sin = (_fold(_examples(t, dim, size), 4, batch) for t, dim in ((cos, cos_dim), (sin, sin_dim)))
+    if isinstance(angles, Frequencies):
+        if cos_dim is not None:
+            raise NotImplementedError(
+                "frequencies: expected the same frequencies for all examples of vmap, got an axis of vmap"
+            )
+    elif cos_dim is not None or sin_dim is not None or angles.cos.ndim == 3:
+        tables = (angles.cos, cos_dim), (angles.sin, sin_dim)
+        angles = Tables(*(_fold(_examples(t, dim, size), 4, batch) for t, dim in tables))
     if positions is not None and (positions_dim is not None or positions.ndim == 2 or options.offsets):
         positions = _fold(_examples(positions, positions_dim, size), 2 if options.offsets else 3, batch)
-    ys = rotate(
-        *(x.flatten(0, 1) for x in xs), *(() if k is not None else (None,)), cos, sin, positions, first_position,
-        options._replace(seq_format="bshd"),
-    )  # fmt: skip
+    folded = [x.flatten(0, 1) for x in xs] if k is not None else [xs[0].flatten(0, 1), None]
+    ys = rotate(*folded, angles, positions, first_position, options._replace(seq_format="bshd"))
     ys = [from_bshd(y.unflatten(0, (size, batch)), options.seq_format) for y in ((ys,) if k is None else ys)]
     return ys[0] if k is None else tuple(ys)
 
@@ -49,11 +53,10 @@ def is_batched_gradient(x: torch.Tensor | None) -> bool:
     return isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
-def rotate_batched_gradients(rotate: Callable, *arguments):
-    """`rotate_batched` for arguments of which some are batches that autograd hides."""
-    *given, first_position, options = arguments
-    (q, k, cos, sin, positions), in_dims, size, level = _shown(given)
-    ys = rotate_batched(rotate, size, in_dims, q, k, cos, sin, positions, first_position, options)
+def rotate_batched_gradients(rotate: Callable, q, k, angles: Angles, positions, first_position: int, options: Options):
+    """`rotate_batched` for tensors of which autograd hides that they are batches."""
+    (q, k, cos, sin, positions), in_dims, size, level = _shown((q, k, *angles.tensors, positions))
+    ys = rotate_batched(rotate, size, in_dims, q, k, angles_of(cos, sin), positions, first_position, options)
     return _hidden(ys, level) if isinstance(ys, torch.Tensor) else tuple(_hidden(y, level) for y in ys)
 
 

@@ -7,10 +7,9 @@ import math
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.arguments import check_tensor, number, tensor
 from ropelab.arguments import device as usable
-from ropelab.arguments import number, tensor
-from ropelab.checks import check_tensor
-from ropelab.frequencies import inverse_frequencies
 
 _PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
 """2^192 / (2 pi), the nearest integer."""
@@ -42,7 +41,7 @@ def fixed_point(
     The rounding moves an angle by position x 2^-97 turns, far below what the float64 of the frequency leaves open.
 
     Args:
-        frequencies: float64 ``[R/2]``, rad per position: see `ropelab.frequencies`; taken as exact.
+        frequencies: float64 ``[R/2]``, rad per position: see `ropelab.angles.frequencies`; taken as exact.
         attention_factor: of cos and sin, rounded to float32; they are rounded once more when it is not 1.
 
     Returns:

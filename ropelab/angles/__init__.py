@@ -1,0 +1,1 @@
+"""This room answers: by what angle does each pair of features turn?"""

@@ -1,0 +1,1 @@
+"""This room answers: how is the rotation differentiated?"""

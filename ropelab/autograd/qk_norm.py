@@ -1,0 +1,106 @@
+"""This file differentiates the RMS norm with the rotation.
+
+Reverse mode differentiates the kernel once. Under torch.func and in forward mode torch operations take its place.
+"""
+
+import torch
+
+from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
+from ropelab.autograd.rotation import recorded, rotate_recorded, transformed
+from ropelab.call.angles import Tables
+from ropelab.call.checks import check_recordable
+from ropelab.call.options import Options
+from ropelab.call.qk_norm import check_qk_norm_arguments, run_backward, run_forward
+from ropelab.kernels import qk_norm_torch
+
+
+def differentiated(
+    q, k, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options, eps: float
+):
+    """Normalize and rotate q and k, and let autograd record the step where a caller differentiates it."""
+    arguments = q, k, q_weight, k_weight, tables, positions, first_position, options
+    if transformed():
+        check_qk_norm_arguments(q, k, q_weight, k_weight, tables, positions, options)
+        return _composed(*arguments, eps)
+    if not recorded(q, k, q_weight, k_weight):
+        return run_forward(*arguments, eps)
+    return _QKNormRope.apply(q, k, q_weight, k_weight, *tables.tensors, positions, first_position, options, eps)
+
+
+def _composed(q, k, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options, eps: float):
+    """Normalize and rotate in torch operations and a rotation, for torch.func and forward mode.
+
+    The arithmetic has the dtype that the kernel uses, and only the result is rounded to the dtype of q.
+    """
+    wide = qk_norm_torch.compute_dtype(q, tables.cos, (q_weight, k_weight))
+    normed = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        x = x.to(wide)
+        normed.append(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(wide))
+    rotated = rotate_recorded(normed[0], normed[1], tables, positions, first_position, options)
+    return tuple(y.to(q.dtype) for y in rotated)
+
+
+_NAMES = "q", "k", "q_weight", "k_weight", "cos", "sin", "positions"
+
+
+class _QKNormRope(torch.autograd.Function):
+    @staticmethod
+    def forward(q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps):
+        return run_forward(q, k, q_weight, k_weight, Tables(cos, sin), positions, first_position, options, eps)
+
+    @staticmethod
+    def setup_context(ctx, inputs, outputs):
+        *tensors, ctx.first_position, ctx.options, ctx.eps = inputs
+        if not torch.compiler.is_compiling():
+            check_recordable(**dict(zip(_NAMES, tensors, strict=True)))
+        ctx.save_for_backward(*tensors)
+        q_needs, k_needs, q_weight_needs, k_weight_needs, *_ = ctx.needs_input_grad
+        needed = q_needs or q_weight_needs, k_needs or k_weight_needs
+        ctx.mark_non_differentiable(*(y for y, need in zip(outputs, needed, strict=True) if not need))
+
+    @staticmethod
+    def backward(ctx, q_grad, k_grad):
+        q, k, q_weight, k_weight, cos, sin, positions = ctx.saved_tensors
+        where = positions, ctx.first_position, ctx.options, ctx.eps
+        if transformed():  # as by vmap over the gradients of the results
+
+            def composed(q, k, q_weight, k_weight):
+                return _composed(q, k, q_weight, k_weight, Tables(cos, sin), *where)
+
+            _, pull_back, *_ = torch.func.vjp(composed, q, k, q_weight, k_weight)
+            grads = pull_back((q_grad, k_grad))
+            return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
+        # Without `_Gradients` a second derivative would silently be that of a constant.
+        step = _Gradients.apply if torch.is_grad_enabled() else _gradients
+        weight_grads = any(ctx.needs_input_grad[2:4])
+
+        def gradients(q_grad, k_grad):
+            return step(q, k, q_grad, k_grad, q_weight, k_weight, cos, sin, *where, weight_grads)
+
+        if not torch.compiler.is_compiling() and (is_batched_gradient(q_grad) or is_batched_gradient(k_grad)):
+            found = for_each_batched_gradient(gradients, q_grad, k_grad)
+        else:
+            found = gradients(q_grad, k_grad)
+        grads = *found, None, None
+        return *(g if need else None for g, need in zip(grads[:4], ctx.needs_input_grad, strict=False)), *[None] * 6
+
+
+def _gradients(q, k, q_grad, k_grad, q_weight, k_weight, cos, sin, *where):
+    return run_backward(q, k, q_grad, k_grad, q_weight, k_weight, Tables(cos, sin), *where)
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients, which refuse to be differentiated."""
+
+    @staticmethod
+    def forward(*arguments):
+        return _gradients(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, outputs):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("apply_qk_norm_rope: expected to be differentiated once, got its gradient to be")

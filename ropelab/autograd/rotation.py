@@ -1,0 +1,204 @@
+"""This file differentiates the rotation: in reverse mode to any order, in forward mode, and under vmap.
+
+A rotation is linear in its input, ``y = R x``, so the backward is the mirror of the forward: ``dx = R^T dy``. The
+transposed rotation reads the layout that the forward writes, and turns by minus the angle (`Options.transposed`).
+"""
+
+import torch
+from torch.autograd import forward_ad
+
+from ropelab.autograd.batching import is_batched_gradient, rotate_batched, rotate_batched_gradients
+from ropelab.autograd.table_gradients import table_gradients
+from ropelab.call.angles import Angles, Tables, angles_of
+from ropelab.call.checks import (
+    check_inplace_autograd,
+    check_layouts_alike,
+    check_memory,
+    check_places,
+    check_recordable,
+    check_rope_arguments,
+    check_writable,
+)
+from ropelab.call.operator import copy_over, must_dispatch, run
+from ropelab.call.options import Options
+
+
+def differentiated(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
+    """Rotate q, or q and k, and let autograd record the rotation where a caller differentiates it."""
+    if not recorded(q, k, *angles.tensors):
+        return run(q, k, angles, positions, first_position, options, inplace)
+    record = _overwrite if inplace else rotate_recorded
+    return record(q, k, angles, positions, first_position, options)
+
+
+def recorded(*tensors: torch.Tensor | None) -> bool:
+    """Whether a caller differentiates; if not, a call leaves out autograd, whose function takes as long as a launch."""
+    return transformed() or (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors))
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func or forward mode is active."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def rotate_recorded(q, k, angles: Angles, positions, first_position: int, options: Options):
+    """Rotate into new tensors, and record the rotation."""
+    function = _TransformedRotation if transformed() else _Rotation
+    return function.apply(q, k, *angles.tensors, positions, first_position, options, False)
+
+
+def _overwrite(q, k, angles: Angles, positions, first_position: int, options: Options):
+    """Rotate in place, and record the rotation."""
+    if transformed():
+        raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
+    arguments = angles, positions, first_position, options
+    if must_dispatch(q, k):
+        return _overwrite_by_copy(q, k, *arguments)
+    check_rope_arguments(q, k, angles, positions, options)
+    check_layouts_alike(options)
+    check_memory(q, k)
+    check_writable(q, k)
+    check_inplace_autograd(q, k, angles)
+    check_recordable(positions=positions, **_named(angles))
+    check_places(q, angles, positions, first_position, options)
+    if k is not None and (q._is_view() or k._is_view()):
+        # Autograd can rewrite the history of a view only for a function with a single output.
+        return tuple(_overwrite_one(x, *arguments) for x in (q, k))
+    return _Rotation.apply(q, k, *angles.tensors, positions, first_position, options, True)
+
+
+def _overwrite_one(x: torch.Tensor, angles: Angles, positions, first_position: int, options: Options):
+    if not x.requires_grad:
+        return run(x, None, angles, positions, first_position, options, True)
+    return _Rotation.apply(x, None, *angles.tensors, positions, first_position, options, True)
+
+
+def _overwrite_by_copy(q, k, angles: Angles, positions, first_position: int, options: Options):
+    """Rotate into new tensors and copy these over q and k, which autograd can follow through the dispatcher."""
+    check_layouts_alike(options)
+    if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch then refuses by itself
+        check_writable(q, k)
+        check_inplace_autograd(q, k, angles)
+    options = options._replace(overwrites=True)
+    new = _Rotation.apply(q, k, *angles.tensors, positions, first_position, options, False)
+    return copy_over((q,), (new,))[0] if k is None else copy_over((q, k), new)
+
+
+class _Rotation(torch.autograd.Function):
+    """``y = R x``, and its vector-Jacobian product ``dx = R^T dy``. ``cos`` and ``sin`` are `Angles.tensors`."""
+
+    # q comes first: autograd takes the first input of an in-place function to be the view whose history it rewrites.
+    @staticmethod
+    def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace):
+        angles = angles_of(cos, sin)
+        ys = run(q, k, angles, positions, first_position, options, inplace)
+        trained_tables = any(ctx.needs_input_grad[2:4])
+        if not trained_tables:  # then each output depends on its own input alone
+            outputs = (ys,) if k is None else ys
+            unneeded = [y for y, needed in zip(outputs, ctx.needs_input_grad, strict=False) if not needed]
+            if unneeded:  # torch.compile takes a call without arguments for a call with several outputs
+                ctx.mark_non_differentiable(*unneeded)
+        if inplace:
+            ctx.mark_dirty(*(x for x in (q, k) if x is not None))
+        if not torch.compiler.is_compiling():
+            check_recordable(positions=positions, **_named(angles), **({"q": q, "k": k} if trained_tables else {}))
+        ctx.first_position, ctx.options = first_position, options
+        # Only the gradients of the tables need the inputs.
+        ctx.save_for_backward(cos, sin, positions, *((q, k) if trained_tables else (None, None)))
+        ctx.set_materialize_grads(False)
+        return ys
+
+    @staticmethod
+    def backward(ctx, *y_grads):
+        return _backward(ctx, y_grads, _rotate_gradients)
+
+
+class _TransformedRotation(torch.autograd.Function):
+    """`_Rotation` for torch.func and for forward mode.
+
+    The two are apart for two reasons. Autograd inspects the signature of a function of this form at every call, which
+    takes longer than the launch. torch.compile accepts no function that has a rule for forward mode.
+    """
+
+    @staticmethod
+    def forward(q, k, cos, sin, positions, first_position, options, inplace):
+        return _rotate_batches(q, k, angles_of(cos, sin), positions, first_position, options)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, cos, sin, positions, ctx.first_position, ctx.options, _ = inputs
+        ctx.save_for_backward(cos, sin, positions, q, k)
+        ctx.save_for_forward(cos, sin, positions, q, k)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *y_grads):
+        # The recorded rotation takes off the wrappers of transforms that have ended; a plain rotation would not.
+        return _backward(ctx, y_grads, rotate_recorded)
+
+    @staticmethod
+    def vmap(info, in_dims, q, k, cos, sin, positions, first_position, options, inplace):
+        arguments = q, k, angles_of(cos, sin), positions, first_position, options
+        ys = rotate_batched(rotate_recorded, info.batch_size, in_dims[:5], *arguments)
+        return ys, 0 if k is None else (0, 0)
+
+    @staticmethod
+    def jvp(ctx, q_tangent, k_tangent, cos_tangent, sin_tangent, *_):
+        cos, sin, positions, q, k = ctx.saved_tensors
+        angles = angles_of(cos, sin)
+        where = positions, ctx.first_position, ctx.options
+        tangents = []
+        for x, x_tangent in ((q, q_tangent), (k, k_tangent)):
+            if x is None:
+                continue
+            # y is linear in x. The features that rotate are linear in the tables, too; the others are independent.
+            tangent = torch.zeros_like(x)
+            if x_tangent is not None:
+                tangent = rotate_recorded(x_tangent, None, angles, *where)
+            if cos_tangent is not None or sin_tangent is not None:
+                turn = Tables(*(torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent)))
+                first, end = ctx.options.slice(angles.columns)
+                turned = rotate_recorded(x, None, turn, *where)[..., first:end]
+                tangent = tangent + torch.nn.functional.pad(turned, (first, x.shape[-1] - end))
+            tangents.append(tangent)
+        return tangents[0] if k is None else tuple(tangents)
+
+
+def _backward(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of q, k, cos and sin, and None for the other arguments of the forward.
+
+    Args:
+        rotate: a function that rotates into new tensors and that autograd can differentiate again.
+    """
+    cos, sin, positions, q, k = ctx.saved_tensors
+    angles, where = angles_of(cos, sin), (positions, ctx.first_position)
+    x_grads = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
+    present = [g for g in x_grads if g is not None]
+    if present:
+        second = present[1] if len(present) > 1 else None
+        rotated = rotate(present[0], second, angles, *where, ctx.options.transposed())
+        remaining = iter((rotated,) if second is None else rotated)
+        x_grads = [None if g is None else next(remaining) for g in x_grads]
+    table_grads = (None, None)
+    if any(ctx.needs_input_grad[2:4]):
+        table_grads = table_gradients((q, k), y_grads, cos, *where, ctx.options)
+    return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
+
+
+def _rotate_gradients(q, k, angles: Angles, *where):
+    """Rotate gradients, and record the rotation where a caller differentiates the gradient again."""
+    rotate = rotate_recorded if recorded(q, k, *angles.tensors) else _rotate_batches
+    return rotate(q, k, angles, *where)
+
+
+def _rotate_batches(q, k, angles: Angles, positions, first_position: int, options: Options):
+    """Rotate without a record tensors that may be batches of gradients or of tangents."""
+    if not torch.compiler.is_compiling() and (is_batched_gradient(q) or is_batched_gradient(k)):
+        return rotate_batched_gradients(_rotate_batches, q, k, angles, positions, first_position, options)
+    return run(q, k, angles, positions, first_position, options, False)
+
+
+def _named(angles: Angles) -> dict[str, torch.Tensor | None]:
+    """The tensors of ``angles`` by the names of the arguments that they came in."""
+    first, second = angles.tensors
+    return {"frequencies": first} if second is None else {"cos": first, "sin": second}

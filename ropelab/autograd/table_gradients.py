@@ -1,0 +1,74 @@
+"""This file differentiates the rotation with respect to the tables of cosines and sines.
+
+The gradients are torch operations, because tables are rarely trained, and because autograd can differentiate torch
+operations once more. `ropelab.positions` says which row of the tables a position reads.
+"""
+
+import torch
+
+from ropelab.call.options import Options
+from ropelab.kernels import NO_POSITION
+from ropelab.layout.pairing import join, pairs
+from ropelab.layout.seq_format import to_bshd
+
+
+def table_gradients(xs, y_grads, cos: torch.Tensor, positions, first_position: int, options: Options):
+    """The gradients of cos and sin: each row sums over the heads, batches and tokens that it serves.
+
+    With g the gradient of y, the pair ``y0 = x0 c0 - x1 s0``, ``y1 = x1 c1 + x0 s1`` gives::
+
+        dc0 = g0 x0,   dc1 = g1 x1,   ds0 = -g0 x1,   ds1 = g1 x0
+
+    The transposed rotation gives the same with g and x in each other's place.
+
+    Args:
+        xs, y_grads: q and k, and the gradients of their rotations; None where there is no tensor.
+    """
+    wide = torch.promote_types(cos.dtype, torch.float32)
+    first, end = options.slice(cos.shape[-1])
+    if all(g is None for g in y_grads):
+        return None, None
+    of_cos, of_sin = [], []
+    for x, g in zip(xs, y_grads, strict=False):
+        if x is None or g is None:
+            continue
+        x0, x1 = _wide_pairs(x, first, end, options.layout, options.seq_format, wide)
+        g0, g1 = _wide_pairs(g, first, end, options.out_layout, options.seq_format, wide)
+        if options.transpose:
+            x0, x1, g0, g1 = g0, g1, x0, x1
+        of_cos.append(_columns(g0 * x0, g1 * x1, cos, end - first, options.layout))
+        of_sin.append(_columns(-g0 * x1, g1 * x0, cos, end - first, options.layout))
+    cos_tokens, sin_tokens = sum(of_cos[1:], of_cos[0]), sum(of_sin[1:], of_sin[0])
+    if positions is None:
+        rows = torch.arange(cos_tokens.shape[1], device=cos.device) + first_position
+        return tuple(_add_rows(cos, tokens, rows.expand(tokens.shape[:2])) for tokens in (cos_tokens, sin_tokens))
+    if options.offsets:
+        along = torch.arange(cos_tokens.shape[1], device=cos.device)
+        positions = torch.where(positions[:, None] == NO_POSITION, NO_POSITION, positions[:, None] + along)
+    positions = positions.long().expand(cos_tokens.shape[:2])
+    rows = positions.abs()
+    # A position without a row makes the result NaN. Here it must not become an address.
+    known = ((rows >= 0) & (rows < cos.shape[-2]))[..., None]
+    rows = torch.where(known[..., 0], rows, 0)
+    sin_tokens = torch.where((positions < 0)[..., None], -sin_tokens, sin_tokens)
+    return tuple(_add_rows(cos, torch.where(known, t, 0), rows) for t in (cos_tokens, sin_tokens))
+
+
+def _add_rows(table: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The sum of ``tokens [B, S, W]`` over all tokens that share a row of the table."""
+    if table.ndim == 3:
+        batch = torch.arange(table.shape[0], device=table.device)[:, None]
+        index: tuple[torch.Tensor, ...] = (batch.expand(rows.shape), rows)
+    else:
+        index = (rows,)
+    return tokens.new_zeros(table.shape).index_put(index, tokens, accumulate=True).to(table.dtype)
+
+
+def _columns(of_x0, of_x1, table: torch.Tensor, rotary_dim: int, layout: str) -> torch.Tensor:
+    """The sum over heads, ``[B, S, W]``, in one column for both members of a pair or in a column for each member."""
+    of_x0, of_x1 = of_x0.sum(2), of_x1.sum(2)
+    return join(of_x0, of_x1, layout) if table.shape[-1] == rotary_dim else of_x0 + of_x1
+
+
+def _wide_pairs(x, first: int, end: int, layout: str, seq_format: str, dtype: torch.dtype):
+    return (half.to(dtype) for half in pairs(to_bshd(x, seq_format)[..., first:end], layout))

@@ -1,0 +1,130 @@
+"""This file holds the type of the argument that a rotation turns by: `Angles`, which are tables or frequencies.
+
+autograd, `torch.library` and the kernels take tensors alone. `Angles.tensors` are the two tensors that they get, and
+`angles_of` makes the object again from those two.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch
+
+from ropelab.arguments import check_tensor, tensor
+from ropelab.kernels.rotation import row_count
+
+
+@dataclass(slots=True, eq=False)
+class Tables:
+    """Cosines and sines, ``[P, W]`` or ``[B, P, W]``: a column for each pair of features, or one for each feature."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    table_free: ClassVar[bool] = False
+    name: ClassVar[str] = "cos"
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The two tensors that functions get which take tensors alone."""
+        return self.cos, self.sin
+
+    @property
+    def columns(self) -> int:
+        """W."""
+        return self.cos.shape[-1]
+
+    @property
+    def position_count(self) -> int:
+        """The number of positions, from 0 on, that the tables serve: one for each row that int32 can number."""
+        return row_count(self.cos)
+
+    @property
+    def for_kernels(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two arguments of a kernel."""
+        return self.cos, self.sin
+
+    def key(self) -> tuple | None:
+        """All that decides over checks and launch, but the number of rows, which is checked at every call."""
+        cos, sin = self.cos, self.sin
+        shape = cos.shape
+        if shape != sin.shape:
+            return None
+        return (
+            shape[-1], None if len(shape) == 2 else shape[:-2], cos.stride(), cos.dtype, cos.device,
+            sin.stride(), sin.dtype, sin.device,
+        )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Frequencies:
+    """Frequencies from which the kernel computes cosines and sines, int64 ``[R/2, 3]``.
+
+    `ropelab.angles.table_free` describes the three numbers.
+    """
+
+    numbers: torch.Tensor
+
+    table_free: ClassVar[bool] = True
+    name: ClassVar[str] = "frequencies"
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The two tensors that functions get which take tensors alone."""
+        return self.numbers, None
+
+    @property
+    def columns(self) -> int:
+        """R/2, the number of pairs."""
+        return self.numbers.shape[0]
+
+    @property
+    def position_count(self) -> int:
+        """The number of positions, from 0 on, that frequencies serve: all of int32."""
+        return 2**31
+
+    @property
+    def for_kernels(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two arguments of a kernel, which reads the frequencies from both."""
+        return self.numbers, self.numbers
+
+    def key(self) -> tuple | None:
+        """All that decides over checks and launch."""
+        x = self.numbers
+        return x.shape, x.stride(), x.dtype, x.device
+
+
+Angles: TypeAlias = Tables | Frequencies
+
+
+def given_angles(cos: torch.Tensor | None, sin: torch.Tensor | None, frequencies: torch.Tensor | None) -> Angles:
+    """The angles that a caller gave: ``cos`` and ``sin``, or ``frequencies``.
+
+    Raises:
+        TypeError: an argument that is missing or is not a tensor.
+        ValueError: frequencies beside tables, or a tensor that is not dense.
+    """
+    if frequencies is None:
+        return given_tables(cos, sin)
+    if cos is not None or sin is not None:
+        raise ValueError("frequencies: expected none beside cos and sin, got both")
+    check_tensor("frequencies", frequencies, (2,), "[rotary_dim/2, 3]", (torch.int64,))
+    return Frequencies(frequencies)
+
+
+def given_tables(cos: torch.Tensor | None, sin: torch.Tensor | None) -> Tables:
+    """The tables that a caller gave.
+
+    Raises:
+        TypeError: an argument that is missing or is not a tensor.
+        ValueError: a tensor that is not dense.
+    """
+    if not isinstance(cos, torch.Tensor):
+        cos = tensor("cos", cos)
+    if not isinstance(sin, torch.Tensor):
+        sin = tensor("sin", sin)
+    return Tables(cos, sin)
+
+
+def angles_of(first: torch.Tensor, second: torch.Tensor | None) -> Angles:
+    """The angles whose `Angles.tensors` are ``first`` and ``second``."""
+    return Frequencies(first) if second is None else Tables(first, second)

@@ -1,0 +1,96 @@
+"""This file executes a rotation of plain tensors: it checks and prepares a call once, and launches it every time."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ropelab.call.angles import Angles
+from ropelab.call.checks import check_layouts_alike, check_memory, check_places, check_rope_arguments, check_writable
+from ropelab.call.launch_cache import LaunchCache, call_key
+from ropelab.call.memory import bytes_between
+from ropelab.call.options import Options
+from ropelab.kernels import Rotation, backend, uses_triton
+from ropelab.kernels.rotation import row_count
+from ropelab.layout.seq_format import to_bshd
+
+
+class Prepared(NamedTuple):
+    """The rotation in the kernels' terms, and a launch, or None where the backend prepares nothing."""
+
+    rotation: Rotation
+    launch: Callable[..., None] | None
+
+
+prepared_calls: LaunchCache[Prepared] = LaunchCache()
+
+
+def executed(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    angles: Angles,
+    positions: torch.Tensor | None,
+    first_position: int,
+    options: Options,
+    inplace: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Rotate q, or q and k, into new tensors or in place. Arguments and errors are those of `apply_rope`."""
+    key = call_key((q, k, positions), angles, options, inplace)
+    if inplace and k is not None and key is not None:
+        key = key, bytes_between(q, k)
+    prepared = prepared_calls.get(key)
+    if prepared is None:
+        check_rope_arguments(q, k, angles, positions, options)
+        if inplace:
+            check_layouts_alike(options)
+            check_memory(q, k)
+    check_places(q, angles, positions, first_position, options)
+    if inplace:
+        check_writable(q, k)
+    q_out = q if inplace else torch.empty_like(q)
+    k_out = k if inplace or k is None else torch.empty_like(k)
+    if prepared is None:
+        prepared = _prepare(q, k, q_out, k_out, angles, positions, options)
+        prepared_calls.put(key, prepared)
+    if inplace:  # autograd does not see a kernel write, and a function that saved q or k must fail in its backward
+        increment_version((q,) if k is None else (q, k))
+    cos, sin = angles.for_kernels
+    if prepared.launch is None:
+        xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
+        rotate = backend("rotate", q).rotate
+        rotate(xs, outs, cos, sin, prepared.rotation, positions=positions, first_position=first_position)
+    else:
+        # The kernel ignores the tensors that stand in for a missing k and for missing positions.
+        prepared.launch(
+            q, q if k is None else k, q_out, q_out if k is None else k_out, cos, sin,
+            cos if positions is None else positions, first_position, row_count(cos),
+        )  # fmt: skip
+    return q_out if k_out is None else (q_out, k_out)
+
+
+def _prepare(q, k, q_out, k_out, angles: Angles, positions, options: Options) -> Prepared:
+    rotation = options.rotation(angles)
+    cos, sin = angles.for_kernels
+    xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
+    launch = None
+    if uses_triton(q) and all(t.stride(-1) == 1 for t in (*xs, *outs, cos, sin)):
+        rotate_triton = backend("rotate", q)
+        if len(xs[0]) <= rotate_triton.MAX_BATCH:
+            launch = rotate_triton.plan(xs, outs, cos, sin, positions, rotation)
+    return Prepared(rotation, launch)
+
+
+def _views(q, k, q_out, k_out, positions, options: Options):
+    """The views that the backends take: heads as ``[B, S, H, D]``, positions as ``[B, S]``, offsets as ``[B]``.
+
+    In place a view of the input and the view of the result are one object.
+    """
+    xs = [to_bshd(x, options.seq_format) for x in (q, k) if x is not None]
+    outs = [
+        view if x is out else to_bshd(out, options.seq_format)
+        for view, x, out in zip(xs, (q, k), (q_out, k_out), strict=False)
+    ]
+    if positions is not None and not options.offsets:
+        positions = positions.expand(xs[0].shape[:2])
+    return xs, outs, positions

@@ -1,0 +1,1 @@
+"""This room answers: which position has this token?"""
