@@ -11,7 +11,7 @@ import typer
 
 from ropelab.bench.records import MEASUREMENTS, Selection, selection
 
-CORES_A_NOTEBOOK = 2
+CORES_A_NOTEBOOK = 1
 """So many notebooks run at a time as there are this many cores for each."""
 
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
