@@ -26,7 +26,7 @@ PIP = ("-m", "pip", "--disable-pip-version-check")
 BUILD = (*PIP, "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 INSTALL = (*PIP, "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IN_A_CHECKOUT_ALONE = r"ropelab[./](?:bench|study)\b|\bdata/|\bnotebooks?\b|\btests/|\bREADME\b|\bMakefile\b|\bpandas\b"
+IN_A_CHECKOUT_ALONE = r"ropelab[./](?:bench|study)\b|\bdata/measurements\b|\bnotebooks?\b|\bMakefile\b|\bpandas\b"
 USE = """
 import importlib, pathlib, sys
 from importlib.util import find_spec
