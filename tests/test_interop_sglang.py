@@ -219,7 +219,7 @@ def test_the_same_memory_twice():
 @pytest.mark.parametrize(
     "change, match",
     [
-        ({"positions": torch.arange(5)}, "positions: expected one for each token"),
+        ({"positions": torch.arange(5)}, r"positions: expected shape \(6,\), as the tokens"),
         ({"positions": 3}, "positions: expected a torch.Tensor, got int 3"),
         ({"positions": torch.arange(6.0)}, "positions: expected one of int32, int64"),
         ({"positions": torch.arange(6) + 40}, "positions: expected |positions| below the 40 rows"),
