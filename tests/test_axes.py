@@ -233,7 +233,7 @@ BAD = {
     "axis that is not there": (lambda: grid_positions(2, 3, centred=(2,)), r"centred: expected axes below 2, got \(2,\)"),
     "no sections": (lambda: axes.sections([]), r"widths: expected at least one number of planes, all >= 0, got \(\)"),
     "negative section": (lambda: axes.sections([4, -1]), r"widths: expected at least one number of planes, all >= 0, got \(4, -1\)"),
-    "no turn": (lambda: axes.interleaved_sections([2, 9, 2]), "widths: expected turns that give axis 0 2 planes, got 7"),
+    "no turn": (lambda: axes.interleaved_sections([2, 9, 2]), "widths: expected turns that give 2 planes to axis 0, got 7"),
 }  # fmt: skip
 
 

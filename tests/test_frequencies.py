@@ -425,7 +425,7 @@ BAD = {
     "fraction too large": ({"rope_scaling": {"rope_type": "proportional"}, "partial_rotary_factor": 1.5}, "partial_rotary_factor: expected a finite number > 0 and <= 1, got 1.5"),
     "sections too short": ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 8]}}, r"mrope_section: expected widths whose sum is the number of planes, 32, got \[8, 8\]"),
     "sections that have no turn": (
-        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 28, 2], "mrope_interleaved": True}}, "mrope_section: expected turns that give axis 0 2 planes",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 28, 2], "mrope_interleaved": True}}, "mrope_section: expected turns that give 2 planes to axis 0",
     ),
     "layers differ": ({"rope_local_base_freq": 1e4}, r"layer_type: expected one of \('full_attention', 'sliding_attention'\), because layers differ, got None"),
     "layers differ, nested": ({"rope_parameters": {"a": {}, "b": {}}}, r"layer_type: expected one of \('a', 'b'\)"),

@@ -185,7 +185,7 @@ def wrong(what, match, **change):
     "arguments, match",
     [
         wrong("no tensor", "query: expected a torch.Tensor, got list", query=[1.0]),
-        wrong("rank", r"query: expected tokens and .*got \(48,\)", query=torch.zeros(48)),
+        wrong("rank", r"query: expected shape \[tokens, .*got \(48,\)", query=torch.zeros(48)),
         wrong("flat without head_size", "head_size: expected a divisor .* 32, got 0", query=torch.zeros(6, 32),
               head_size=0),
         wrong("head_size", "head_size: expected query's last axis 8, got 16", head_size=16),

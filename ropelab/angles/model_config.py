@@ -74,7 +74,7 @@ def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int
     )
 
 
-# Reading a configuration
+# The reading of a configuration
 
 
 class _Reader:
@@ -396,7 +396,7 @@ def _proportional(parameters, head_dim, base, seq_len):
 _VARIANTS = {
     "default": _default,
     "linear": _linear,
-    "ntk": _ntk,  # vLLM's
+    "ntk": _ntk,  # vLLM
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

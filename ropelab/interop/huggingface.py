@@ -130,7 +130,7 @@ def patch(model: torch.nn.Module) -> Patch:
     return Patch({place: (functions[place], replacement) for place, replacement in new.items()})
 
 
-# ------------------------------------------------------------------------------------ what a function computes
+# ----------------------------------------------------------------------------------- the convention of a function
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ _KINDS = (
 _ROTATED = {
     ("q", "k", "cos", "sin", "unsqueeze_dim"): ("q", "k"),
     ("q", "k", "cos", "sin", "position_ids", "unsqueeze_dim"): ("q", "k"),  # position_ids is unused in recent versions
-    ("q", "k", "cos", "sin"): ("q", "k"),  # of the vision towers
+    ("q", "k", "cos", "sin"): ("q", "k"),  # vision towers
     ("x", "cos", "sin", "unsqueeze_dim"): ("x",),
     ("tensor", "sin", "cos"): ("tensor",),
 }

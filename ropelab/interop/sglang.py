@@ -149,7 +149,8 @@ def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
 def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], head_size: int) -> torch.Tensor:
     """A view with an axis of heads. ``x`` has no axis of heads if its rank is ``flat``, and has one for ``ranks``."""
     if tensor(name, x).ndim not in (flat, *ranks):
-        raise ValueError(f"{name}: expected tokens and [heads * head_size] or [heads, head_size], got {tuple(x.shape)}")
+        expected = "shape [tokens, heads * head_size] or [tokens, heads, head_size]"
+        raise ValueError(f"{name}: expected {expected}, got {tuple(x.shape)}")
     if x.ndim == flat:
         if head_size <= 0 or x.shape[-1] % head_size:
             raise ValueError(f"head_size: expected a divisor of {name}'s last axis {x.shape[-1]}, got {head_size}")

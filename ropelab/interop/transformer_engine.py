@@ -184,7 +184,7 @@ def _position_arguments(
         if seq_len > len(angles):
             raise ValueError(f"{freqs_name}: expected at least s * cp_size = {seq_len} rows, got {len(angles)}")
     try:
-        positions = context_parallel_positions(seq_len, **shard, device=t.device)  # also checks the ranks
+        positions = context_parallel_positions(seq_len, **shard, device=t.device)  # this checks the ranks, too
     except (TypeError, ValueError) as error:
         raise renamed(error, seq_len=name) from error
     if cp_size == 1:

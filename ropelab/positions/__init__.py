@@ -1,7 +1,7 @@
 """This room answers: which position has this token, and which row of the tables does a position read?
 
 Read `packed` for packed sequences and context parallelism, then `axes` for positions along several axes. The rule from
-token to row stands here. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the
+token to row stands below. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the
 rotation, `ropelab.axial_tables` for several axes, and `ropelab.reference` in the definition.
 
 From token to position

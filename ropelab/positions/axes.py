@@ -58,7 +58,7 @@ def interleaved_sections(widths: Sequence[int], name: str = "widths") -> tuple[i
     found = tuple(i % count if i < count * widths[i % count] else 0 for i in range(sum(widths)))
     for axis, width in enumerate(widths):
         if found.count(axis) != width:
-            raise ValueError(f"{name}: expected turns that give axis {axis} {width} planes, got {found.count(axis)}")
+            raise ValueError(f"{name}: expected turns that give {width} planes to axis {axis}, got {found.count(axis)}")
     return found
 
 
@@ -124,5 +124,5 @@ def _checked(widths: Sequence[int], name: str) -> tuple[int, ...]:
     if any(width < 0 for width in widths) or not widths:
         raise ValueError(f"{name}: expected at least one number of planes, all >= 0, got {widths}")
     if not 0 < sum(widths) < MOST_FEATURES:
-        raise ValueError(f"{name}: expected a sum of at least 1 and below 2**31 planes, got {widths}")
+        raise ValueError(f"{name}: expected a sum >= 1 and < 2**31, got {widths}")
     return widths
