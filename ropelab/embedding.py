@@ -82,9 +82,9 @@ class RotaryEmbedding(torch.nn.Module):
 
         Args:
             q, k, offsets, inverse, inplace: as for `apply_rope`.
-            positions: as for `apply_rope`. If ``rope.axes`` says which plane reads which axis, also positions along
-                several axes, ``[axes, B, S]`` (``thd``: ``[axes, T]``). A model with several layers saves time if it
-                calls `tables` and `axial_tables` once for all layers.
+            positions: as for `apply_rope` (see `ropelab.positions`). If ``rope.axes`` says which plane reads which
+                axis, also positions along several axes, ``[axes, B, S]`` (``thd``: ``[axes, T]``). A model with several
+                layers saves time if it calls `tables` and `axial_tables` once for all layers.
             seq_len: the length of the longest sequence, cache included, above all ``|positions|``. By default the
                 module takes it from an integer ``offsets``, from positions or offsets in CPU memory, or else from the
                 model's ``max_position_embeddings``.

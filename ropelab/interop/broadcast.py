@@ -116,7 +116,7 @@ def rotate_in_one_launch(
     if axes is None or not fits or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
         return None
     seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
-    cos, sin = (_rows_of_tokens(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
+    cos, sin = (_table_with_rows(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
     rotary_slice = None if per_pair else (0, rotary_dim)
     q, k = _to_bshd(xs[0], axes), None if len(xs) == 1 else _to_bshd(xs[1], axes)
     ys = apply_rope(q, k, cos=cos, sin=sin, layout=layout, out_layout=out_layout, rotary_slice=rotary_slice)
@@ -144,7 +144,7 @@ def _named_axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:
     return Axes(next((axis for axis in others if axis != seq), None), seq, heads)
 
 
-def _rows_of_tokens(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Tensor:
+def _table_with_rows(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Tensor:
     """The table as ``[S, W]``, or as ``[B, S, W]`` where it differs between batches."""
     rows = _to_bshd(table.reshape((1,) * (rank - table.ndim) + table.shape), axes)[:, :, 0]
     rows = rows[0] if len(rows) == 1 else rows

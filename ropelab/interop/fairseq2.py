@@ -361,8 +361,8 @@ class KernelRotaryEncoder(_Encoder):
     - The tables are right to a rounding at every position, and have no row for padding. The others round the angle
       before they take its cosine.
     - float64 stays float64.
-    - Padding becomes zero even where it was not finite, and also while decoding. The others, like fairseq2, rotate
-      padding while decoding.
+    - Padding has ``NO_POSITION`` (see `ropelab.positions`), so it becomes zero even where it was not finite, and also
+      while decoding. The others, like fairseq2, rotate padding while decoding.
 
     Args:
         encoding_dim, max_seq_len, theta, freqs_init_fn, device, impl: as for `RotaryEncoder`.
