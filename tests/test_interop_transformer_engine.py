@@ -7,6 +7,7 @@ from ropelab import PackedSequences, reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import pytest_laws
 from ropelab.interop.transformer_engine import apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb
+from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import LAYOUTS, join
 
 from .support import assert_rotated
@@ -261,3 +262,23 @@ def test_wrong_widths_are_named(widths):
         apply_fused_qkv_rotary_pos_emb(torch.zeros(4, 1, 2, 4 * D), freqs, freqs, widths)
     with pytest.raises(ValueError, match="tensor_format: expected one of .*'bshd'.*, got 'thd'"):
         apply_fused_qkv_rotary_pos_emb(torch.zeros(4, 2, 4 * D), freqs, freqs, [2 * D, D, D], "thd")
+
+
+@pytest.mark.parametrize("cp_size", [1, 2])
+def test_a_sequence_without_a_start_has_no_positions(device, cp_size):
+    """Neither has its later tokens a position by counting on, nor is a far start another sequence's none by overflow."""
+    freqs = torch.randn(16, 1, 1, 8, device=device)
+    t = torch.randn(2, 4, 3, 8, device=device)
+    starts = torch.tensor([NO_POSITION, 3], dtype=torch.int32, device=device)
+    options = {"tensor_format": "bshd", "start_positions": starts, "cp_size": cp_size}
+    rotated = apply_rotary_pos_emb(t, freqs, **options)
+    assert (rotated[0] == 0).all() and (rotated[1] != 0).any()
+    qkv = torch.randn(2, 4, 2, 24, device=device)
+    q, k, _ = apply_fused_qkv_rotary_pos_emb(qkv, freqs, freqs, [8, 8, 8], **options)
+    for x in (q, k):
+        assert (x[0] == 0).all() and (x[1] != 0).any() and x.isfinite().all()
+    if device == "cpu":
+        far = starts.fill_(2**31 - 2)
+        with pytest.raises(ValueError, match="positions"):
+            apply_rotary_pos_emb(t, freqs, **options)
+        assert far.dtype == torch.int32

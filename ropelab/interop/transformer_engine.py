@@ -17,6 +17,7 @@ import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, flag, integer, integers, shown, tensor
 from ropelab.interop.refusals import renamed
+from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
@@ -189,7 +190,19 @@ def _position_arguments(
         raise renamed(error, seq_len=name) from error
     if cp_size == 1:
         return {"offsets": starts}
-    return {"positions": positions if start_positions is None else start_positions[:, None] + positions}
+    return {"positions": positions if start_positions is None else _from_starts(start_positions, positions)}
+
+
+def _from_starts(starts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The positions of the tokens at ``places`` of sequences that begin at ``starts``, int64 ``[B, S]``.
+
+    A sequence that starts at ``NO_POSITION`` has no positions (see `ropelab.positions`). A sum that is ``NO_POSITION`` by
+    chance becomes the position before it, which has no row either.
+    """
+    starts = starts[:, None].long()
+    positions = starts + places
+    positions = positions.masked_fill(positions == NO_POSITION, NO_POSITION - 1)
+    return positions.masked_fill(starts == NO_POSITION, NO_POSITION)
 
 
 def _token_positions(qkv, tensor_format: str, positions=None, offsets=0) -> torch.Tensor:
@@ -200,7 +213,7 @@ def _token_positions(qkv, tensor_format: str, positions=None, offsets=0) -> torc
     if positions is None:
         positions = torch.arange(qkv.shape[SEQ_AXIS[tensor_format]], device=qkv.device)
         if isinstance(offsets, torch.Tensor):
-            positions = offsets[:, None] + positions
+            positions = _from_starts(offsets, positions)
     by_batch = positions.expand(1, -1) if positions.ndim == 1 else positions
     return (by_batch if tensor_format == "bshd" else by_batch.T)[..., None]
 
