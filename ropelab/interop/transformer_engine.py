@@ -196,8 +196,8 @@ def _position_arguments(
 def _from_starts(starts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The positions of the tokens at ``places`` of sequences that begin at ``starts``, int64 ``[B, S]``.
 
-    A sequence that starts at ``NO_POSITION`` has no positions (see `ropelab.positions`). A sum that is ``NO_POSITION`` by
-    chance becomes the position before it, which has no row either.
+    A sequence that starts at ``NO_POSITION`` has no positions (see `ropelab.positions`). A sum that is ``NO_POSITION``
+    by chance becomes the position before it, which has no row either.
     """
     starts = starts[:, None].long()
     positions = starts + places
