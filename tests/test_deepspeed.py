@@ -10,7 +10,8 @@ from ropelab import reference, rotary_table
 from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
 from ropelab.study.deepspeed import callers, dispatch, evidence, figures, measure, rules
-from ropelab.study.verdicts import Status, ledger
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.verdict import Status
 from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status

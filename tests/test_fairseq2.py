@@ -9,10 +9,11 @@ import torch
 from ropelab.bench import timing
 from ropelab.bench.packages import installations
 from ropelab.bench.records import load
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.verdict import Status
 from ropelab.study.fairseq2 import evidence, figures, findings, measure, rules
 from ropelab.study.measure import all_studies
 from ropelab.study.summary import GPU
-from ropelab.study.verdicts import Status, ledger
 from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status

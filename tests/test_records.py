@@ -11,7 +11,7 @@ import torch
 
 from ropelab.bench import record_checks, records
 from ropelab.study import family_findings, figures, verdicts
-from ropelab.study.verdicts import Status
+from ropelab.study.engine.verdict import Status
 
 COMMITTED = records.MEASUREMENTS / "nvidia-h200"
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the records of the GPU at hand come first")

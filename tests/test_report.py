@@ -14,8 +14,8 @@ pytest.importorskip("latex2mathml")
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
 
 from ropelab.study import doctor, report, runner, verdicts  # noqa: E402
+from ropelab.study.engine.verdict import load_claims  # noqa: E402
 from ropelab.study.mathml import Writer  # noqa: E402
-from ropelab.study.verdicts import load_claims  # noqa: E402
 
 PIXEL = (
     "import base64; from IPython.display import display, Image, SVG, Latex\n"

@@ -14,6 +14,7 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
 from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.study.engine.verdict import Status
 from ropelab.study.figures import draw
 from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, rules, steps
 from ropelab.study.sglang.contenders import (
@@ -29,7 +30,6 @@ from ropelab.study.sglang.contenders import (
     THIRD,
     VLLM,
 )
-from ropelab.study.verdicts import Status
 from tests.support import change
 
 CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status

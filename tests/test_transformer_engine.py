@@ -14,6 +14,9 @@ from ropelab.bench.packages import NotInstalled
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.study import drawing, figures
+from ropelab.study.engine.documents import load_claims
+from ropelab.study.engine.ledger import Unavailable, ledger
+from ropelab.study.engine.verdict import Status
 from ropelab.study.sources import facts
 from ropelab.study.transformer_engine import (
     dispatch,
@@ -26,7 +29,6 @@ from ropelab.study.transformer_engine import (
     studies,
 )
 from ropelab.study.transformer_engine import figures as te_figures
-from ropelab.study.verdicts import Status, Unavailable, ledger, load_claims
 
 from .test_deepspeed import change
 

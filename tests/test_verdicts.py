@@ -14,7 +14,9 @@ import pytest
 
 from ropelab.bench import records
 from ropelab.study import verdicts
-from ropelab.study.verdicts import Status, Unavailable, Verdict, ledger, load_claims
+from ropelab.study.engine.documents import load_claims
+from ropelab.study.engine.ledger import Unavailable, ledger
+from ropelab.study.engine.verdict import Status, Verdict
 
 DOCUMENT = """
 document = "made up"

@@ -21,7 +21,8 @@ from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.workers import MOST_PROCESSES
 from ropelab.study import precision_gpu, unfinished
-from ropelab.study.verdicts import Unavailable, documents
+from ropelab.study.engine.documents import documents
+from ropelab.study.engine.ledger import Unavailable
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 

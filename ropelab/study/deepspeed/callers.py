@@ -19,7 +19,7 @@ from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.deepspeed import peers
 from ropelab.study.deepspeed.dispatch import merged_function
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 
 TORCHEMBED, FORMULA, OURS = "DeepSpeed with torchembed", "DeepSpeed without torchembed", "ropelab"
 ROUNDS, SMOKE_ROUNDS = 10, 3

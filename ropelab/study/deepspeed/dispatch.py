@@ -19,7 +19,7 @@ import torch
 
 from ropelab.interop.broadcast import formula
 from ropelab.study.deepspeed import peers
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

@@ -19,8 +19,8 @@ from ropelab.interop import broadcast
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.deepspeed import measure, peers
 from ropelab.study.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
+from ropelab.study.engine.ledger import Unavailable, evidence
 from ropelab.study.sources import cases, facts, where
-from ropelab.study.verdicts import Unavailable, evidence
 from ropelab.study.wrong_backward import definition, overall_errors, with_wrong_backward
 
 PUBLISHED = ROOT / "data" / "documents" / "deepspeed_8052_table.csv"

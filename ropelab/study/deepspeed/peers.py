@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ropelab.bench import packages
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 
 KERNEL_FILE = "torchembed/_triton.py"
 DEEPSPEED_FILE = "deepspeed/sequence/layer.py"

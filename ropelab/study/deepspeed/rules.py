@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from ropelab.study.deepspeed import evidence  # noqa: F401  (registers what a CPU can compute)
-from ropelab.study.verdicts import Verdict, agrees, rule
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.verdict import Verdict, agrees
 
 EAGER, COMPILED, TORCHEMBED = "eager", "compile", "torchembed"
 """Contenders of the record deepspeed_table: the document's three columns."""

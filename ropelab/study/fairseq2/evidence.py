@@ -20,9 +20,9 @@ from ropelab.interop.fairseq2 import (
     RotaryEncoder,
 )
 from ropelab.layout.pairing import join, permutation
+from ropelab.study.engine.ledger import Unavailable, evidence
 from ropelab.study.fairseq2.peers import released
 from ropelab.study.sources import cases, facts
-from ropelab.study.verdicts import Unavailable, evidence
 
 LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"
 SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"

@@ -30,7 +30,6 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
-from ropelab.bench.study import Study
 from ropelab.interop.fairseq2 import (
     LAYOUTS,
     BatchLayout,
@@ -39,8 +38,8 @@ from ropelab.interop.fairseq2 import (
     RotaryEncoder,
 )
 from ropelab.layout.pairing import join, pairs
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.fairseq2 import evidence
-from ropelab.study.verdicts import Unavailable
 
 DIRECTIONS = ("forward", "forward and backward")
 CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
@@ -502,14 +501,3 @@ def _body(source: str) -> str:
 def defaults(*, smoke: bool = False) -> pd.DataFrame:
     """`evidence.defaults`, kept for where released fairseq2 is not at hand."""
     return evidence.defaults()
-
-
-STUDIES: dict[str, Study] = {
-    # The tables of six encoders, x and its cotangent, and what a compiled call keeps, in float32: with the clock
-    # stopped nothing eager is called, and of the grid only the cells that are compiled for.
-    "fairseq2_defaults": Study(defaults, gpu_gib=1, timed=False),
-    "fairseq2_grid": Study(grid, gpu_gib=4),
-    "fairseq2_inductor": Study(inductor, untimed=generated, gpu_gib=9),
-    "fairseq2_reorderings": Study(reorderings, gpu_gib=8),
-}
-"""The records of this document and what measures each."""

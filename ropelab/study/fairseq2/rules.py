@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from ropelab.study.drawing import value_range
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.verdict import Verdict, agrees
 from ropelab.study.fairseq2 import evidence  # noqa: F401  (registers what a CPU can compute)
 from ropelab.study.fairseq2.evidence import IMPLEMENTATIONS, ratios
 from ropelab.study.fairseq2.findings import apart, same_code, same_kernels
-from ropelab.study.verdicts import Verdict, agrees, rule
 
 CLOSE = 0.10
 """A ratio of times measured here confirms the published one within 10 %. All contenders wait for memory, so their

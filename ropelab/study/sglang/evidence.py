@@ -12,10 +12,10 @@ from ropelab.bench.records import ROOT
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch
 from ropelab.layout.pairing import LAYOUTS, join
+from ropelab.study.engine.ledger import Unavailable, evidence
 from ropelab.study.sglang import operators
 from ropelab.study.sglang.contenders import DOCUMENT, FLASH
 from ropelab.study.sglang.measure import FIRST_GRID, HEAD_SIZES
-from ropelab.study.verdicts import Unavailable, evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
 

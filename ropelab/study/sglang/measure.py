@@ -19,13 +19,13 @@ from ropelab.angles.rope_parameters import axial_rope
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
-from ropelab.bench.study import Study
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.sglang import contenders, models
 from ropelab.study.sglang.contenders import (
     COMPILED,
@@ -47,7 +47,6 @@ from ropelab.study.sglang.contenders import (
     THIRD_OFF,
     VLLM,
 )
-from ropelab.study.verdicts import Unavailable
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 ROUNDS, SMOKE_ROUNDS = 9, 3
@@ -345,18 +344,6 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
         exact = None if tables is None else rope.tables(512, positions, dtype=torch.float64, device=positions.device)
         frames.append(_compared(cell, variants, SMOKE_ROUNDS if smoke else ROUNDS, sets, exact, count_launches=True))
     return pd.concat(frames, ignore_index=True)
-
-
-STUDIES: dict[str, Study] = {
-    # 65,536 tokens of 32 heads of 64, and 32,768 of 32 of 128, checked in float64; q, k and cotangents of both.
-    "sglang_protocols": Study(protocols, gpu_gib=12),
-    "sglang_second_grid": Study(second_grid, gpu_gib=12),
-    "sglang_head_sizes": Study(head_sizes, gpu_gib=3),
-    "sglang_low_tokens": Study(low_tokens, gpu_gib=1),
-    "sglang_vector_widths": Study(vector_widths, gpu_gib=4),
-    "sglang_diffusion": Study(diffusion, gpu_gib=8),
-}
-"""By the name of the record."""
 
 
 # -------------------------------------------------------------------------------------------------------- helpers

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.verdict import Status, Verdict
 from ropelab.study.sglang import evidence
 from ropelab.study.sglang.contenders import (
     COMPILED,
@@ -30,7 +32,6 @@ from ropelab.study.sglang.contenders import (
 from ropelab.study.sglang.evidence import OUT_OF_BOUNDS, THEIR_OPERATOR
 from ropelab.study.sglang.models import FEW_TOKENS
 from ropelab.study.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, ratios, timed_alike, timer
-from ropelab.study.verdicts import Status, Verdict, rule
 
 NOTICEABLE = 0.05
 """A difference of less than 5 % counts as none: medians of the same kernel on the same GPU repeat to 1 or 2 %, and two

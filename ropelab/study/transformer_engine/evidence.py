@@ -7,10 +7,10 @@ from unittest import mock
 import pandas as pd
 
 from ropelab.bench.records import ROOT
+from ropelab.study.engine.ledger import evidence
 from ropelab.study.sources import cases, facts, where
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
-from ropelab.study.verdicts import evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
 THREADS, WARP = 256, 32

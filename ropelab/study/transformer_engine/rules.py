@@ -3,12 +3,13 @@
 import pandas as pd
 
 from ropelab.study.drawing import value_range
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.verdict import Verdict, agrees
 from ropelab.study.transformer_engine import findings
 from ropelab.study.transformer_engine.dispatch import LEGACY, LINEAR, OVERRIDE
 from ropelab.study.transformer_engine.evidence import THREADS
 from ropelab.study.transformer_engine.findings import NEW, OLD
 from ropelab.study.transformer_engine.measure import GIVEN, SUMMED
-from ropelab.study.verdicts import Verdict, agrees, rule
 
 CLOSE = 0.10
 """A ratio measured on another GPU confirms the published one to 10 %, either way, as for the other documents."""

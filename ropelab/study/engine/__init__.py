@@ -1,0 +1,7 @@
+"""The engine turns evidence into verdicts; it knows no document.
+
+- `verdict`: the two axes of a verdict, outcome and basis
+- `noise`: the interval of a measured number
+- `judging`: the rules that lead from intervals to an outcome, each written once
+- `ledger`: claims, their evidence and their verdicts in one table
+"""
