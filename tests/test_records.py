@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ropelab.bench import record_checks, records
-from ropelab.study import family_findings, figures, verdicts
-from ropelab.study.engine.verdict import Status
+from ropelab.study import family_findings, figures
+from ropelab.study.engine import ledger as engine
+from ropelab.study.engine.verdict import Outcome
 
 COMMITTED = records.MEASUREMENTS / "nvidia-h200"
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the records of the GPU at hand come first")
@@ -138,8 +139,8 @@ def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
 @without_a_gpu
 def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
     rewrite(copy, "te_layer", first_time(-1.0), signed=True)
-    chosen = {name: figures.FIGURES[name] for name in ("te_layer", "te_skew", "host_time")}
-    monkeypatch.setattr(figures, "FIGURES", chosen)
+    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "host_time")}
+    monkeypatch.setattr(figures, "all_figures", lambda: chosen)
     files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
     assert {file.stem for file in files} == {"te_skew", "host_time"}
     (line,) = missing
@@ -165,18 +166,18 @@ def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
 )
 def test_no_verdict_rests_on_a_bad_record(claim, study, change, signed, copy):
     document = {"TE": "transformer_engine", "FS": "fairseq2", "SG": "sglang"}[claim[:2]]
-    (good,) = verdicts.ledger(document=document, only=[claim], records=copy.parent).itertuples()
-    assert good.verdict != Status.NOT_TESTABLE
+    (good,) = engine.ledger(document=document, only=[claim], records=copy.parent).itertuples()
+    assert "missing" not in good.needs and good.measured
     rewrite(copy, study, change, signed=signed)
-    (bad,) = verdicts.ledger(document=document, only=[claim], records=copy.parent).itertuples()
-    assert bad.verdict == Status.NOT_TESTABLE and f"{study}.csv: " in bad.note and not bad.measured
+    (bad,) = engine.ledger(document=document, only=[claim], records=copy.parent).itertuples()
+    assert bad.outcome == Outcome.UNTOLD and f"{study}.csv: " in bad.needs and not bad.measured
 
 
 def test_a_trial_run_is_no_evidence(copy):
     about = copy / "te_kernels.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"parameters": {"smoke": True}}))
-    (row,) = verdicts.ledger(document="transformer_engine", only=["TE-01"], records=copy.parent).itertuples()
-    assert row.verdict == Status.NOT_TESTABLE and "got a trial run" in row.note
+    (row,) = engine.ledger(document="transformer_engine", only=["TE-01"], records=copy.parent).itertuples()
+    assert row.outcome == Outcome.UNTOLD and "got a trial run" in row.needs
 
 
 def test_every_committed_record_can_be_believed():
@@ -250,7 +251,7 @@ def test_records_of_one_figure_are_of_one_gpu(two_gpus, tmp_path):
         records.load_together(["dense", "formats"], records.Selection(tmp_path / "some", "nvidia-h200"))
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize("name", figures.all_figures())
 def test_every_figure_is_drawn_from_either(name, two_gpus):
     texts = [text.get_text() for text in figures.draw(name, records.selection(two_gpus, OTHER)).findobj(match=_is_text)]
     assert any(NAME in text for text in texts)
@@ -262,16 +263,16 @@ def _is_text(artist):
 
 
 def test_every_claim_is_judged_on_either_and_disagreements_are_told(two_gpus):
-    ledgers = verdicts.by_gpu(two_gpus)
+    ledgers = engine.by_gpu(two_gpus)
     assert set(ledgers) == {"nvidia-h200", OTHER}
     other = ledgers[OTHER].set_index("id")
     assert other.on_gpu.sum() >= 20
     assert other.evidence[other.on_gpu].str.contains(NAME).all() and not other.evidence.str.contains("H200").any()
-    found = verdicts.disagreements(ledgers)
+    found = engine.disagreements(ledgers)
     changed = {
-        claim for claim in other.index if other.verdict[claim] != ledgers["nvidia-h200"].set_index("id").verdict[claim]
+        claim for claim in other.index if other.outcome[claim] != ledgers["nvidia-h200"].set_index("id").outcome[claim]
     }
     assert set(found.id) == changed and "TE-05" in changed and all(claim.startswith("TE-") for claim in changed)
     row = found.set_index("id").loc["TE-05"]
-    assert row[OTHER].startswith(other.verdict["TE-05"]) and row["nvidia-h200"] != row[OTHER]
-    assert verdicts.disagreements({"nvidia-h200": ledgers["nvidia-h200"]}).empty
+    assert row[OTHER].startswith(other.words["TE-05"]) and row["nvidia-h200"] != row[OTHER]
+    assert engine.disagreements({"nvidia-h200": ledgers["nvidia-h200"]}).empty

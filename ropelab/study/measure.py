@@ -1,7 +1,6 @@
 """Measure every study on the GPU at hand and write its records."""
 
 import contextlib
-import importlib
 import os
 import sys
 import time
@@ -316,7 +315,7 @@ def all_studies() -> dict[str, Study]:
     """
     found = studies.STUDIES | precision_gpu.STUDIES
     for document in documents():
-        module = importlib.import_module(document.studies)
+        module = document.module("studies")
         if taken := found.keys() & module.STUDIES.keys():
             raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
         found |= module.STUDIES

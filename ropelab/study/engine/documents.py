@@ -71,14 +71,14 @@ class Document:
         ]
 
 
-def documents(folder: Path = CLAIMS) -> list[Document]:
-    """Every document of ``folder``, by name of the file.
+def documents(folder: Path | None = None) -> list[Document]:
+    """Every document of ``folder``, by default `CLAIMS`, by name of the file.
 
     Raises:
         ValueError: a file lacks a key, or a claim does.
     """
     found = []
-    for path in sorted(folder.glob("*.toml")):
+    for path in sorted((folder or CLAIMS).glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if missing := {"document", "package", "claim"} - content.keys():
             raise ValueError(f"{path.name}: expected document, package and claims; missing: {sorted(missing)}")
@@ -90,7 +90,7 @@ def documents(folder: Path = CLAIMS) -> list[Document]:
     return found
 
 
-def load_claims(document: str | None = None, folder: Path = CLAIMS) -> list[Claim]:
+def load_claims(document: str | None = None, folder: Path | None = None) -> list[Claim]:
     """Claims of one document (the name of its file), or of all, with the rules that judge them imported."""
     known = {found.key: found for found in documents(folder)}
     if document is not None and document not in known:

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
-from ropelab.study.engine.documents import CLAIMS, Claim, load_claims
+from ropelab.study.engine.documents import Claim, load_claims
 from ropelab.study.engine.verdict import Basis, Verdict, of_model, untold
 
 
@@ -160,7 +160,6 @@ def ledger(
     only: Iterable[str] | None = None,
     records: Where = MEASUREMENTS,
     compute: Callable[[str], Evidence | None] | None = None,
-    claims_folder: Path = CLAIMS,
 ) -> pd.DataFrame:
     """All claims with their verdicts, one row each.
 
@@ -170,13 +169,12 @@ def ledger(
         only: ids of the claims to judge; all when None.
         records: where the records are; where no GPU is chosen, those of the first of `records.gpus`.
         compute: as for ``find_evidence``.
-        claims_folder: the folder of the documents' files.
 
     Returns:
         Columns as in `COLUMNS`: outcome and basis are the two axes, words is the outcome with its numbers, needs is
         what would tell where the outcome is "cannot be told", and on_gpu says whether a record is among the evidence.
     """
-    claims = load_claims(document, claims_folder)
+    claims = load_claims(document)
     if only is not None:
         unknown = sorted(set(only) - {claim.id for claim in claims})
         if unknown:
