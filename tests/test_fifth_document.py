@@ -25,7 +25,8 @@ PACKAGE = {
         def always_faster(claim, times):
             rows = times.pivot(index="tokens", columns="contender", values="median_us")
             cells = [noise.relative(row.slow / row.fast, 0.02) for row in rows.itertuples()]
-            return judging.counted([judging.above(cell, 1) for cell in cells], claim.quantifier).said(", ".join(map(str, cells)))
+            verdict = judging.counted([judging.above(cell, 1) for cell in cells], claim.quantifier)
+            return verdict.said(", ".join(map(str, cells)))
 
         @rule("MU-02", "made_up_memory", basis=Basis.PACKAGE)
         def less_memory(claim, memory):
