@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from ropelab.bench import records
-from ropelab.study.engine import judging, ledger, noise
+from ropelab.study.engine import judging, ledger, noise, repeats
 from ropelab.study.engine.documents import documents, load_claims
 from ropelab.study.engine.ledger import Unavailable, disagreements
 from ropelab.study.engine.noise import Interval
@@ -186,10 +186,22 @@ def test_thresholds_within_the_noise_decide_nothing():
 def test_intervals_of_times():
     row = pd.Series({"median_us": 100.0, "q20_us": 97.0, "q80_us": 100.5})
     assert noise.time(row) == Interval(97.0, 100.0, 101.0)  # the floor of 1 % where the samples lie closer
-    assert noise.time(row, between_runs=0.05) == Interval(95.0, 100.0, 105.0)
-    assert noise.time(pd.Series({"median_us": 100.0})) == Interval(99.0, 100.0, 101.0)
+    assert noise.time(pd.Series({**row, "between_runs": 0.25})) == Interval(80.0, 100.0, 125.0)
+    assert noise.time(pd.Series({"median_us": 101.0})) == Interval(100.0, 101.0, 102.01)
     ratio = Interval(99.0, 100.0, 101.0) / Interval(49.5, 50.0, 50.5)
     assert (round(ratio.low, 2), ratio.value, round(ratio.high, 2)) == (1.96, 2.0, 2.04)
+
+
+def test_the_distance_of_two_runs():
+    first = pd.DataFrame({"cell": ["a", "b", "a"], "contender": ["flash_attn", "flash_attn", "ropelab"],
+                          "median_us": [100.0, 10.0, 5.0]})  # fmt: skip
+    second = first.assign(median_us=[102.0, 9.0, 50.0])
+    assert repeats.distances(first, second).distance.round(3).tolist() == [0.02, 0.111]  # ours changes from run to run
+    found = repeats.between_runs("te_kernels", first)
+    assert (found > 0.005).all() and (found < 0.05).all()
+    assert (repeats.between_runs("a study that was measured once", first) > 0.005).all()
+    timed = pd.DataFrame({"timer": ["graph", "do_bench"]})
+    assert repeats.between_runs("sglang_protocols", timed).pipe(lambda x: x[0] < 0.1 < 1 < x[1])
 
 
 @pytest.mark.parametrize(

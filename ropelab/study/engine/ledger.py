@@ -22,6 +22,7 @@ import pandas as pd
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
 from ropelab.study.engine.documents import Claim, load_claims
+from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.verdict import Basis, Verdict, of_model, untold
 
 
@@ -106,7 +107,10 @@ def find_evidence(
         return None
     if record.provenance.get("parameters", {}).get("smoke"):
         raise measurements.Damaged(f"{name}: expected a measurement, got a trial run (--smoke)")
-    return Evidence(name, record.frame, f"record, {record.footer}", measured=True)
+    frame = record.frame
+    if "median_us" in frame:
+        frame = frame.assign(between_runs=between_runs(name, frame))
+    return Evidence(name, frame, f"record, {record.footer}", measured=True)
 
 
 def _computed(name: str) -> Evidence | None:

@@ -50,22 +50,23 @@ def relative(value: float, noise: float) -> Interval:
     return Interval(value * (1 - noise), value, value * (1 + noise))
 
 
-def time(row: pd.Series, between_runs: float = 0.0) -> Interval:
+def time(row: pd.Series) -> Interval:
     """The interval of a timed row.
 
     Args:
-        row: with ``median_us`` and, where the record has them, ``q20_us`` and ``q80_us``.
-        between_runs: the relative distance of medians of separate runs; see `ropelab.study.engine.repeats`.
+        row: with ``median_us`` and, where the evidence has them, ``q20_us``, ``q80_us`` and ``between_runs``, the
+            relative distance of the medians of two runs, which the engine adds to every record
+            (`ropelab.study.engine.repeats`).
 
     Returns:
         Microseconds. The half-width is the largest of the distance from the median to the quantiles, the distance
         between runs, and `FLOOR`.
     """
     median = float(row.median_us)
-    noise = max(FLOOR, between_runs)
-    low, high = (float(row.get(name, median)) for name in ("q20_us", "q80_us"))
-    low, high = (median if pd.isna(x) else x for x in (low, high))
-    return Interval(min(low, median * (1 - noise)), median, max(high, median * (1 + noise)))
+    low, high, between_runs = (row.get(name, float("nan")) for name in ("q20_us", "q80_us", "between_runs"))
+    apart = 1 + max(FLOOR, 0.0 if pd.isna(between_runs) else float(between_runs))
+    low, high = (median if pd.isna(x) else float(x) for x in (low, high))
+    return Interval(min(low, median / apart), median, max(high, median * apart))
 
 
 def mean(intervals: list[Interval]) -> Interval:
