@@ -27,8 +27,8 @@ SHARE = 0.95
 # What describes a cell, wherever a record has it.
 _CELL = [
     "cell", "case", "part", "kind", "what", "caller", "encoder", "variant", "batch", "seq_len", "encoding_dim",
-    "n_seqs", "longest", "tokens", "freqs_len", "q_heads", "k_heads", "heads", "head_dim", "rotary_dim", "dtype", "layout",
-    "seq_format", "storage", "direction", "step", "mode", "timer", "clones", "contender",
+    "n_seqs", "longest", "tokens", "freqs_len", "q_heads", "k_heads", "heads", "head_dim", "rotary_dim", "dtype",
+    "layout", "seq_format", "storage", "direction", "step", "mode", "timer", "clones", "contender",
 ]  # fmt: skip
 
 
