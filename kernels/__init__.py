@@ -1,8 +1,9 @@
-"""The device code: tensors, strides and tiles, and nothing of models, autograd or the checking of arguments.
+"""This package holds the device code, which works on tensors, strides and tiles.
 
-`rotate_triton` for GPUs and `rotate_torch` for everything else offer the same ``rotate(xs, outs, cos, sin,
-rotation, *, positions, first_position)``, which writes the rotation of each ``xs[i]`` ``[B, S, H, D]`` to
-``outs[i]`` (the same tensor for in-place use), bit for bit alike. `backends` chooses between the two.
+The device code knows nothing of models and autograd, and it does not check arguments. `rotate_triton` for GPUs and
+`rotate_torch` for all other devices offer the same function ``rotate(xs, outs, cos, sin, rotation, *, positions,
+first_position)``. Both write the rotation of each ``xs[i]`` ``[B, S, H, D]`` to ``outs[i]``, and both give the same
+bits. A rotation in place has the same tensor as ``xs[i]`` and ``outs[i]``. `backends` chooses between the two.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton

@@ -1,4 +1,4 @@
-"""Where a kernel's program finds what it works on: the part that rotation and fused norm have in common.
+"""This file holds the code that finds the data of a program; the rotation and the fused norm share it.
 
 Tensors are views ``[B, S, H, D]``. A program takes a block of tokens of one batch and a block of heads.
 """
@@ -14,17 +14,17 @@ from ropelab.kernels.rotation import NO_POSITION, Rotation
 TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 65535
 MAX_BATCH = _MAX_GRID_YZ
-"""Batches are on a grid axis that ends here; more are split over launches."""
+"""The most batches of one launch: the grid axis of the batches ends here, and several launches share more batches."""
 _NO_POSITION = tl.constexpr(NO_POSITION)
 
 
 @triton.jit
 def offsets_of(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
-    """Where the rows of a tile begin, ``[tokens, heads, 1]``.
+    """The offsets, in elements, at which the rows of a tile begin, ``[tokens, heads, 1]``.
 
-    The tile as a whole begins at a 64-bit offset: B * S * H * D passes 2**31 in long-context training. Within
-    the tile 32 bits do unless it is WIDE, and every thread computes that part, so it pays to keep it short. The
-    hint says what all strides are multiples of, without which the compiler reads element by element.
+    The offset of the tile has 64 bits, because B * S * H * D exceeds 2**31 in long-context training. The offsets within
+    the tile have 32 bits unless the tile is WIDE: every thread computes them, so short arithmetic pays. All strides are
+    multiples of ALIGN. The compiler gets ALIGN as a hint, and without the hint it reads element by element.
     """
     if WIDE:
         token, head = token.to(tl.int64), head.to(tl.int64)
@@ -36,10 +36,10 @@ def offsets_of(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIG
 
 @triton.jit
 def blocks_of_program(HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr):
-    """The head block, token block and batch of this program, for a grid of `launch_grid`.
+    """The head block, the token block and the batch of this program in a grid of `launch_grid`.
 
-    No program number is divided but by a constant: that costs up to 5% of the speed of a copy, since nothing can be
-    loaded before the result.
+    A program number is divided by a constant only. Any other division costs up to 5% of the speed of a copy, because
+    no load can begin before the quotient is known.
     """
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if INNERMOST == "heads":
@@ -54,16 +54,21 @@ def blocks_of_program(HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr):
 def position_of(
     positions_ptr, stride_b, stride_s, first_position, batch, first_seq, token, is_token, POSITIONS: tl.constexpr
 ):
-    """Positions ``[tokens]``: ``first_position`` plus the place in the sequence, unless POSITIONS says that they are
-    read: ``"token"``, one for each token, or ``"sequence"``, that of each sequence's first.
+    """The positions of the tokens, ``[tokens]``; see `ropelab.positions`.
 
-    The rows of the tables wait for them, and layers share them: kept in the cache like the tables.
+    POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
+    reads the position of the first token of each sequence and adds the token's place in the sequence. ``"none"``: the
+    kernel adds the token's place in the sequence to ``first_position``.
+
+    The loads keep positions in the cache, as `load_table` keeps tables: the loads from the tables wait for the
+    positions, and all layers share them.
     """
     if POSITIONS == "token":
         at = batch.to(tl.int64) * stride_b + (first_seq + token).to(tl.int64) * stride_s
         return tl.load(positions_ptr + at, mask=is_token, other=0, eviction_policy="evict_last")
     elif POSITIONS == "sequence":
-        # In 64 bits, where no sum wraps around to a position that exists; nor is one of them NO_POSITION by chance.
+        # In 64 bits no sum wraps around to an existing position. A sum that equals NO_POSITION by chance becomes
+        # another position that has no row.
         first = tl.load(positions_ptr + batch.to(tl.int64) * stride_b, eviction_policy="evict_last").to(tl.int64)
         position = first + (first_seq + token)
         position = tl.where(position == _NO_POSITION, _NO_POSITION - 1, position)
@@ -77,10 +82,13 @@ def table_rows_of(
     positions, tables, batch, first_seq, token, is_token,
     POSITIONS: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
-    """Where the tokens' rows of cos and sin begin; whether they exist, and have a position, and a negative one.
+    """The rows of the tables for the tokens; see `ropelab.positions`.
 
-    All ``[tokens, 1, 1]``. Row ``|p|`` serves the positions ``p`` and ``-p``, which turn in opposite directions. The
-    host has checked the rows where positions count up from a start.
+    The host has checked that the rows exist where positions count up from a start.
+
+    Returns:
+        The offsets at which the rows of cos and sin begin, whether each row exists, whether each token has a position,
+        and whether the position is negative; each ``[tokens, 1, 1]``.
     """
     positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
     table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p = tables
@@ -100,9 +108,9 @@ def table_rows_of(
 @triton.jit
 def load_pairs(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
                 EVICTION: tl.constexpr):  # fmt: skip
-    """The two members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``."""
+    """Both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``."""
     if INTERLEAVED:
-        # Pairs are adjacent: one wide load for both members, parted in registers.
+        # The members of a pair are adjacent: one wide load reads both, and the threads separate them in registers.
         feature = tl.arange(0, 2 * BLOCK_PAIRS)[None, None, :]
         at = tl.broadcast_to(row + feature, [mask.shape[0], mask.shape[1], 2 * BLOCK_PAIRS])
         x = tl.load(at, mask=mask & (feature < 2 * PAIRS), other=other, eviction_policy=EVICTION)
@@ -122,11 +130,11 @@ def _load_columns(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constex
 @triton.jit
 def load_table(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
                 FULL_WIDTH: tl.constexpr):  # fmt: skip
-    """The columns of both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``, read anew for every head.
+    """The columns of both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``, read again for every head.
 
-    So each thread reads what belongs to the pairs it holds, and nothing has to change hands between threads; the
-    repeats come from the L1 cache. Layers, heads and batches share a table while q and k pass by once, hence
-    evict_last: keep it.
+    Each thread reads the columns of the pairs that it holds, so threads exchange nothing. The L1 cache serves the
+    repeated reads. Layers, heads and batches share a table, whereas q and k are read once, so evict_last keeps the
+    table in the cache.
     """
     if FULL_WIDTH:
         return load_pairs(row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, "evict_last")
@@ -137,7 +145,7 @@ def load_table(row, mask, other, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 
 @triton.jit
 def narrow(y, DTYPE: tl.constexpr):
-    """``y`` rounded to DTYPE as torch rounds it: from float64 to 16 bits by way of float32."""
+    """``y`` rounded to DTYPE as torch rounds it: float64 becomes float32 first and then 16 bits."""
     if DTYPE.primitive_bitwidth == 16:
         return y.to(tl.float32).to(DTYPE)
     else:
@@ -146,7 +154,7 @@ def narrow(y, DTYPE: tl.constexpr):
 
 @triton.jit
 def turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE: tl.constexpr):
-    """The matrix ``[[cos0, -sin0], [sin1, cos1]]`` of a pair, or its transpose, applied to the pair."""
+    """The product of the matrix ``[[cos0, -sin0], [sin1, cos1]]``, or of its transpose, and the pair ``(x0, x1)``."""
     if TRANSPOSE:
         return x0 * cos0 + x1 * sin1, x1 * cos1 - x0 * sin0
     else:
@@ -154,7 +162,15 @@ def turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE: tl.constexpr):
 
 
 def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> tuple[tuple[int, int, int], str]:
-    """The grid, and the order that it has: the one asked for, unless that has too many blocks of tokens."""
+    """The grid of a launch and its order: ``order``, or "heads" if the grid axis of "batches" has too few places.
+
+    Args:
+        batch, token_blocks, head_blocks: the number of batches, of blocks of tokens and of blocks of heads.
+        order: see ``innermost`` of `Tile`.
+
+    Raises:
+        ValueError: more blocks than a grid can hold.
+    """
     if order == "batches" and token_blocks > _MAX_GRID_YZ:
         order = "heads"
     grid = {
@@ -168,9 +184,10 @@ def launch_grid(batch: int, token_blocks: int, head_blocks: int, order: str) -> 
 
 
 def innermost(x: torch.Tensor) -> str:
-    """Of which axis of ``x [B, S, H, D]`` neighbours lie next to each other: heads, tokens or batches.
+    """The axis of ``x [B, S, H, D]`` whose neighbours are adjacent in memory: "heads", "tokens" or "batches".
 
-    Heads first where they are adjacent, as then the batches of a token follow (sbhd) or its sequence does (bshd).
+    "tokens" means that the tokens of a head are adjacent (bhsd). Otherwise the heads of a token are adjacent, and the
+    next axis decides: "batches" if the batches of a token follow (sbhd), "heads" if its sequence follows (bshd).
     """
     strides = zip(x.stride()[:3], x.shape[:3], strict=True)
     batch, seq, head = (stride if size > 1 else float("inf") for stride, size in strides)
@@ -180,9 +197,9 @@ def innermost(x: torch.Tensor) -> str:
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy if its features do not lie side by side: single elements cannot be read 16 bytes at a time.
+    """``x``, or a copy of ``x`` if its features are not adjacent: a kernel reads 16 bytes of adjacent features at once.
 
-    Of an expanded ``x`` only what differs is copied: the gradient of a sum is one number, and its copy one head.
+    The copy of an expanded ``x`` has no repeats: the gradient of a sum is one number, and its copy is one head.
     """
     if x.stride(-1) == 1:
         return x
@@ -191,26 +208,27 @@ def readable(x: torch.Tensor) -> torch.Tensor:
 
 
 def mode(positions: torch.Tensor | None, rotation: Rotation) -> str:
-    """The constant POSITIONS of the kernels."""
+    """The constant POSITIONS of the kernels: "none", "token" or "sequence", see `position_of`."""
     if positions is None:
         return "none"
     return "sequence" if rotation.offsets else "token"
 
 
 def table_strides(table: torch.Tensor) -> tuple[int, int]:
+    """The strides of the batches and of the rows of a table; the first is 0 if all batches share the table."""
     return table.stride()[:2] if table.ndim == 3 else (0, table.stride(0))
 
 
 def reach(x: torch.Tensor, block_tokens: int) -> int:
-    """An upper bound of the offsets within a tile: all heads, padded to a power of two, of its tokens."""
+    """An upper bound of the offsets in a tile of ``block_tokens`` tokens, with all heads padded to a power of two."""
     return block_tokens * x.stride(1) + 2 * x.shape[2] * x.stride(2) + x.shape[3]
 
 
 def common_alignment(strides: Sequence[int]) -> int:
-    """The largest power of two up to 16 that divides every stride.
+    """The largest power of two, up to 16, that divides every stride.
 
-    Triton itself only tells multiples of 16 from the rest. Heads of 72 elements (8 x 9) would then be read
-    element by element, although 16-byte reads are possible.
+    Triton itself distinguishes only multiples of 16 from other strides. It would read heads of 72 elements (8 x 9)
+    element by element, although reads of 16 bytes are possible.
     """
     bits = 16
     for stride in strides:

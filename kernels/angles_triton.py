@@ -1,4 +1,7 @@
-"""Cosine and sine of ``position x frequency`` within a kernel: the method of `angles_torch`, with the same bits."""
+"""This file computes cosine and sine of ``position x frequency`` in a kernel.
+
+The method is the method of `angles_torch`, and the results have the same bits.
+"""
 
 import triton
 import triton.language as tl
@@ -13,9 +16,10 @@ _C0, _C1, _C2, _C3 = (tl.constexpr(c) for c in angles_torch.COSINE)
 
 @triton.jit
 def cos_sin(position, frequencies_ptr, stride, pair, mask):
-    """Float32, of the shape of ``position`` and ``pair``; ``stride`` is that of the rows of the frequencies.
+    """Cosine and sine, float32, in the shape of ``position`` and ``pair``.
 
-    Every factor has 32 bits and says so, which makes one instruction of a product instead of four.
+    ``stride`` is the stride of the rows of the frequencies. Each factor of a product is extended from 32 bits, so that
+    the compiler makes one instruction of the product instead of four.
     """
     at = frequencies_ptr + pair * stride
     high = tl.load(at + _HIGH, mask=mask, other=0, eviction_policy="evict_last")
@@ -26,13 +30,13 @@ def cos_sin(position, frequencies_ptr, stride, pair, mask):
     turns = whole + count.to(tl.int64) * high.to(tl.uint32).to(tl.int64)
     turns += (count.to(tl.int64) * low.to(tl.uint32).to(tl.int64)) >> 32
     quarter = (turns + 2**61) >> 62
-    rest = turns - (quarter << 62)  # of a turn, 64 bits behind the point, at most an eighth
+    rest = turns - (quarter << 62)  # in turns, 64 bits behind the binary point, at most an eighth
     rest_head, rest_tail = (rest >> 31).to(tl.int32).to(tl.int64), (rest & (2**31 - 1)).to(tl.int32).to(tl.int64)
     x = rest_head * _TWO_PI_HEAD + ((rest_head * _TWO_PI_TAIL) >> 31) + ((rest_tail * _TWO_PI_HEAD) >> 31)
     head = (x + 2**48) >> 49
     tail = x - (head << 49)
     sin, cos = _sine_and_cosine(head.to(tl.int32).to(tl.float32) * 2.0**-12, tail.to(tl.float32) * 2.0**-61)
-    # A quarter turn makes cos of sin and -sin of cos.
+    # A quarter turn replaces sin by cos and cos by -sin.
     odd, back = (quarter & 1) != 0, (quarter & 2) != 0
     sin, cos = tl.where(odd, cos, sin), tl.where(odd, -sin, cos)
     sin = tl.where(back != (position < 0), -sin, sin)
@@ -42,7 +46,7 @@ def cos_sin(position, frequencies_ptr, stride, pair, mask):
 
 @triton.jit
 def _sine_and_cosine(head, tail):
-    """Of ``x = head + tail``, at most pi/4."""
+    """Sine and cosine of ``x = head + tail``, where ``x`` is at most pi/4 in magnitude."""
     x = head + tail
     exact, rest = head * head, (head + x) * tail
     square = exact + rest

@@ -39,7 +39,7 @@ def backend(operation: str, x: torch.Tensor) -> ModuleType:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Compute with one backend, whatever the device, in all threads of this process.
+    """Compute with one backend on every device, in all threads of this process.
 
     Args:
         name: ``"torch"``, or ``"triton"`` (tensors on a GPU, or ``TRITON_INTERPRET=1``).

@@ -1,4 +1,4 @@
-"""This file launches kernels without the price of Triton's JIT wrapper, which looks at every argument of every call."""
+"""This file launches kernels without the cost of Triton's JIT wrapper, which inspects every argument of every call."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,19 +16,22 @@ if triton.knobs.runtime.interpret != INTERPRETED:
 
 
 class Launch:
-    """A kernel on one device, with everything fixed but the tensors (and numbers that come with every call).
+    """A kernel on one device, whose last arguments are fixed: a call passes the tensors and a few numbers.
 
-    Triton's JIT compiles a kernel anew for tensors of other dtypes, and for a tensor whose address is a multiple of 16
-    or is none, each tensor by itself. A launch has tensors of one dtype in each place, and keeps a compiled kernel for
-    each combination of alignments that it meets. The numbers of a call fit into int32.
+    Triton's JIT compiles a kernel again for tensors of other dtypes. For each tensor it also distinguishes whether the
+    address is a multiple of 16. Every call of a launch passes tensors of the same dtypes, and a launch keeps one
+    compiled kernel for each combination of alignments. The numbers of a call must fit into int32.
 
     Args:
         kernel: a ``triton.jit`` function that specializes on no number.
-        grid: its programs.
-        numbers: the arguments between those of the call and the constants, in the kernel's order.
-        constants: the kernel's last parameters, by name and in its order.
-        options: of the compiler, see `compiler_options`.
-        device: where the tensors are.
+        grid: the number of programs along each axis.
+        numbers: the arguments between the arguments of a call and the constants, in the order of the kernel.
+        constants: the last parameters of the kernel, by name.
+        options: the options of the compiler, see `compiler_options`.
+        device: the device of the tensors.
+
+    Raises:
+        ValueError: ``constants`` are not the last parameters of the kernel.
     """
 
     def __init__(
@@ -46,11 +49,11 @@ class Launch:
         self.kernel, self.grid, self.options = kernel, grid, options
         self.device_index = device.index if device.type == "cuda" else None
         self.fixed = (*numbers, *(constants[name] for name in names))
-        """The kernel's last arguments, in its order."""
+        """The last arguments of the kernel, in its order."""
         self._compiled: dict[tuple[bool, ...], Callable[..., None]] = {}
 
     def __call__(self, *arguments: torch.Tensor | int) -> None:
-        """Launch on the tensors' device and its current stream; ``arguments`` are the kernel's first."""
+        """Launch on the current stream of the tensors' device; ``arguments`` are the first arguments of the kernel."""
         if self.device_index is None or self.device_index == torch.cuda.current_device():
             self._launch(arguments)
         else:  # Triton launches on the current device
@@ -66,7 +69,7 @@ class Launch:
             start(*arguments, *self.fixed)
 
     def _compile(self, arguments: tuple[torch.Tensor | int, ...]) -> Callable[..., None]:
-        """Launch through Triton's JIT, and return what launches for arguments of the same alignments."""
+        """Launch through Triton's JIT, and return a function that launches for arguments of the same alignments."""
         compiled = self.kernel[self.grid](*arguments, *self.fixed, **self.options)
         # The interpreter compiles nothing. On AMD GPUs the JIT also specializes on the sizes of storages.
         if compiled is None or torch.version.hip is not None:
@@ -75,16 +78,17 @@ class Launch:
 
 
 def alignments(arguments: Sequence[torch.Tensor | int]) -> tuple[bool, ...]:
-    """Whether the address of each tensor is a multiple of 16, which decides how many bytes a kernel reads at once."""
+    """Whether the address of each tensor is a multiple of 16; this decides how many bytes a kernel reads at once."""
     return tuple([x.data_ptr() % 16 == 0 for x in arguments if type(x) is not int])
 
 
 def compiler_options(num_warps: int, max_registers: int | None, *, fuse: bool) -> dict:
-    """The options of a launch, without those that only NVIDIA's GPUs know where there is another.
+    """The compiler's options for a launch; ``maxnreg`` is an option for NVIDIA's GPUs only.
 
     Args:
-        max_registers: of a thread; None leaves them to the assembler.
-        fuse: whether a product and a sum may round once.
+        num_warps: the warps of a program.
+        max_registers: the limit on the registers of a thread; None leaves it to the assembler.
+        fuse: whether the compiler may fuse a product and a sum, so that they round once.
     """
     options = {"num_warps": num_warps, "enable_fp_fusion": fuse}
     return options if torch.version.hip is not None else options | {"maxnreg": max_registers}

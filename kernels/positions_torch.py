@@ -1,4 +1,7 @@
-"""The position of every token of packed sequences in torch operations: any device, same results as the kernel."""
+"""This file computes the position of every token of packed sequences in torch operations, on any device.
+
+The results are the same as in `positions_triton`. See `ropelab.positions`.
+"""
 
 from typing import NamedTuple
 
@@ -8,10 +11,10 @@ from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 
 
 class Shard(NamedTuple):
-    """What one rank of ``cp_size`` holds of every sequence: chunk ``cp_rank`` of ``cp_size``.
+    """The part of every sequence that rank ``cp_rank`` of ``cp_size`` ranks holds: chunk ``cp_rank`` of ``cp_size``.
 
-    With ``dual``, chunks ``cp_rank`` and ``2 * cp_size - 1 - cp_rank`` of ``2 * cp_size``: an early and a late one,
-    so that all ranks have the same share of causal attention.
+    With ``dual``, the rank holds the chunks ``cp_rank`` and ``2 * cp_size - 1 - cp_rank`` of ``2 * cp_size``: an early
+    chunk and a late chunk, so that all ranks have the same share of causal attention.
     """
 
     cp_size: int = 1
@@ -20,15 +23,20 @@ class Shard(NamedTuple):
 
     @property
     def num_chunks(self) -> int:
-        """The number of chunks that a sequence is cut into, which must divide its length."""
+        """The number of chunks of a sequence. The length of the sequence must be a multiple of this number."""
         return self.cp_size * (2 if self.dual else 1)
 
     def place(self, local: torch.Tensor, length: torch.Tensor | int) -> torch.Tensor:
-        """The place in its sequence of a token at place ``local`` of the ``length`` tokens that the rank has of it."""
+        """The place of a token in its whole sequence.
+
+        Args:
+            local: the place of the token among the tokens of the sequence that the rank holds.
+            length: the number of tokens of the sequence that the rank holds.
+        """
         if not self.dual:
             return self.cp_rank * length + local
         half = length // 2
-        # The chunks of other ranks that come before the token's.
+        # The number of chunks of other ranks that precede the token's chunk.
         skipped = torch.where(local < half, self.cp_rank, 2 * self.cp_size - 2 - self.cp_rank)
         return skipped * half + local
 
@@ -36,11 +44,14 @@ class Shard(NamedTuple):
 def packed_positions(
     cu_seqlens: torch.Tensor, total_tokens: int, offsets: int | torch.Tensor, shard: Shard
 ) -> torch.Tensor:
-    """int32 ``[total_tokens]``; arguments and results as for ``positions_triton.packed_positions``."""
+    """The position of every token that one rank holds, int32 ``[total_tokens]``.
+
+    The arguments and the results are as in `positions_triton.packed_positions`.
+    """
     cu = cu_seqlens.long().contiguous()
     sequences = len(cu) - 1
     token = torch.arange(total_tokens, device=cu.device)
-    # The last sequence that starts at the token or before, so never an empty one; `sequences` past the end.
+    # The last sequence that starts at the token or before it, so never an empty sequence; `sequences` past the end.
     sequence = torch.searchsorted(cu, token * shard.cp_size, right=True) - 1
     start, end = cu[sequence], cu[(sequence + 1).clamp(max=sequences)]
     place = shard.place(token - start // shard.cp_size, (end - start) // shard.cp_size)

@@ -1,4 +1,7 @@
-"""The position of every token of packed sequences as one small Triton launch, without waiting for the GPU."""
+"""This file computes the position of every token of packed sequences in one small Triton launch.
+
+The host does not wait for the GPU. See `ropelab.positions`.
+"""
 
 import torch
 import triton
@@ -21,15 +24,18 @@ def _packed_positions_kernel(
     CP_SIZE: tl.constexpr, DUAL: tl.constexpr, OFFSETS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_SEQUENCES: tl.constexpr,
 ):  # fmt: skip
-    """Positions for a block of tokens. Lengths are global; a rank holds 1 / CP_SIZE of every sequence."""
+    """Write the positions of a block of tokens.
+
+    ``cu_seqlens`` holds the lengths of whole sequences; a rank holds 1 / CP_SIZE of every sequence.
+    """
     token = tl.program_id(0).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = token < total_tokens
 
-    # Every program checks all of cu_seqlens: it is small, and the search then finds it in the L1 cache.
+    # Every program checks all of cu_seqlens: cu_seqlens is small, and the search then finds it in the L1 cache.
     CHUNKS: tl.constexpr = 2 * CP_SIZE if DUAL else CP_SIZE
     is_valid = tl.full([BLOCK_SEQUENCES], True, tl.int1)
     first = 0
-    while first < sequences:  # no range: Triton 3.6 cannot interpret one whose end is an argument
+    while first < sequences:  # not a range: Triton 3.6 cannot interpret a range whose end is an argument
         index = first + tl.arange(0, BLOCK_SEQUENCES)
         start = _load(cu_seqlens_ptr, cu_seqlens_stride, index, index < sequences)
         end = _load(cu_seqlens_ptr, cu_seqlens_stride, index + 1, index < sequences)
@@ -39,8 +45,8 @@ def _packed_positions_kernel(
     all_valid &= tl.load(cu_seqlens_ptr) == 0
     all_valid &= _load(cu_seqlens_ptr, cu_seqlens_stride, sequences, True) <= total_tokens.to(tl.int64) * CP_SIZE
 
-    # The last sequence that starts at the token or before, so never an empty one; `sequences` past the end.
-    # 0 <= sequence < after <= sequences + 1, so whatever cu_seqlens holds, only its elements are read.
+    # The last sequence that starts at the token or before it, so never an empty sequence; `sequences` past the end.
+    # 0 <= sequence < after <= sequences + 1, so the search reads elements of cu_seqlens only, whatever they hold.
     sequence = tl.zeros([BLOCK_TOKENS], tl.int32)
     after = tl.zeros([BLOCK_TOKENS], tl.int32) + (sequences + 1)
     while search_steps > 0:
@@ -57,7 +63,7 @@ def _packed_positions_kernel(
     length = (end - start) // CP_SIZE
     if DUAL:
         half = length // 2
-        # The chunks of other ranks that come before the token's.
+        # The number of chunks of other ranks that precede the token's chunk.
         skipped = tl.where(local < half, cp_rank, 2 * CP_SIZE - 2 - cp_rank)
         place = skipped * half + local
     else:
@@ -83,19 +89,19 @@ def _load(ptr, stride, index, mask):
 def packed_positions(
     cu_seqlens: torch.Tensor, total_tokens: int, offsets: int | torch.Tensor, shard: Shard
 ) -> torch.Tensor:
-    """The position of every token that one rank has of packed sequences.
+    """The position of every token of packed sequences that one rank holds.
 
     Args:
-        cu_seqlens: ``[n + 1]``, int32 or int64, any stride: where the unsharded sequences begin and end.
-        total_tokens: rows to be filled, at least the rank's share of ``cu_seqlens[n]``.
-        offsets: position of the first token of every sequence, an int or ``[n]``, int32 or int64, any stride; of
-            a sequence at ``NO_POSITION`` no token has one.
-        shard: what the rank holds of every sequence.
+        cu_seqlens: ``[n + 1]``, int32 or int64, any stride: the places where the unsharded sequences begin and end.
+        total_tokens: the number of rows to fill, at least the rank's share of ``cu_seqlens[n]``.
+        offsets: the position of the first token of every sequence, an int or ``[n]``, int32 or int64, any stride. The
+            tokens of a sequence at ``NO_POSITION`` have no position.
+        shard: the part of every sequence that the rank holds.
 
     Returns:
         int32 ``[total_tokens]``: ``NO_POSITION`` past the last sequence, ``INVALID_POSITION`` where the position
-        exceeds int32. All are ``INVALID_POSITION`` if ``cu_seqlens`` does not start at 0, decreases, ends beyond
-        the tokens or has a length that cannot be sharded. Nothing is read that is not there.
+        exceeds int32. All positions are ``INVALID_POSITION`` if ``cu_seqlens`` does not start at 0, decreases, ends
+        beyond the tokens or has a length that cannot be sharded. The kernel reads no memory outside of the tensors.
     """
     positions = torch.empty(total_tokens, dtype=torch.int32, device=cu_seqlens.device)
     if total_tokens == 0:
@@ -107,7 +113,7 @@ def packed_positions(
             positions, cu_seqlens, offsets if per_sequence else cu_seqlens,
             cu_seqlens.stride(0), offsets.stride(0) if per_sequence else 0,
             sequences, total_tokens, 0 if per_sequence else offsets, shard.cp_rank,
-            sequences.bit_length(),  # halvings of sequences + 1 candidates
+            sequences.bit_length(),  # the number of halvings for sequences + 1 candidates
             CP_SIZE=shard.cp_size, DUAL=shard.dual, OFFSETS=per_sequence,
             BLOCK_TOKENS=_BLOCK_TOKENS, BLOCK_SEQUENCES=_BLOCK_SEQUENCES,
         )  # fmt: skip

@@ -1,6 +1,6 @@
-"""RMS norm of every head, then rotation, in torch operations: any device, any strides.
+"""This file computes the RMS norm of every head and then the rotation in torch operations, for any device and strides.
 
-The formulas and the places of rounding are those of `qk_norm_triton`; sums are in another order.
+The formulas and the places of rounding are the same as in `qk_norm_triton`; the sums run in another order.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def backward(
     rotate_torch.rotate(gs, turned, cos, sin, back, positions=positions, first_position=first_position)
     for i, (x, gn, dx, w) in enumerate(zip(xs, turned, dxs, weights, strict=True)):
         xhat, rstd = _normed(x.to(wide), eps)
-        if positions is not None:  # where there is none, x may be anything
+        if positions is not None:  # a token without a position may hold any values
             per_token = positions[:, None] if rotation.offsets else positions
             nowhere = (per_token == NO_POSITION)[:, :, None, None]
             xhat, rstd = xhat.masked_fill(nowhere, 0), rstd.masked_fill(nowhere, 0)
@@ -68,6 +68,6 @@ def compute_dtype(x: torch.Tensor, cos: torch.Tensor, weights: Sequence[torch.Te
 
 
 def _normed(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """xhat and rstd ``[..., 1]``."""
+    """The normalized ``x``, and the factor ``1 / sqrt(mean(x^2) + eps)`` ``[..., 1]``."""
     rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return x * rstd, rstd

@@ -1,22 +1,24 @@
-"""RMS norm of every head, then rotation, of q and k: one Triton kernel forward, one (and a sum of rows) backward.
+"""This file holds the Triton kernels for the RMS norm of every head of q and k, followed by the rotation.
 
-Done apart, norm and rotation read and write q and k twice. Together they need the bytes of the rotation alone: what
-the norm adds is a sum over the features of a head, which 16 or 32 neighbouring threads hold, so it takes a few
-exchanges within a warp. For an x of q or k, with weight w and rotation R::
+One kernel computes the forward. Two kernels compute the backward; the second sums rows of the gradients of the weights.
+
+A separate norm and rotation read and write q and k twice. The fused kernel moves only the bytes of the rotation. The
+norm adds a sum over the features of a head. The 16 or 32 threads that hold a head are neighbours, so the sum takes a
+few exchanges within a warp. For an x of q or k, with weight w and rotation R::
 
     rstd = 1 / sqrt(mean(x^2) + eps),   xhat = rstd x,   y = R (w xhat)
 
-and with g the gradient of y::
+and, with g the gradient of y::
 
     gn = R^T g,   dw = sum over tokens and heads of gn xhat,   dx = rstd (w gn - xhat mean(w gn xhat))
 
-The backward computes rstd anew: it has to read x anyway, and nothing has to be kept for it.
+The backward computes rstd again: it has to read x in any case, and the forward then keeps nothing for it.
 
-A program works on heads of q or on heads of k, never on both, so q and k share one launch and one code. Features
-that do not rotate are pairs too, which turn by no angle: all features of a head are then in one tile.
+A program works on heads of q or on heads of k, never on both, so q and k share one launch and one code. Features that
+do not rotate form pairs too, whose angle is zero, so that one tile holds all features of a head.
 
-Unlike `rotate_triton`, the compiler may fuse multiplications and additions: sums over a head are not in the order
-of the torch path anyway, so the two paths agree within rounding and not bit for bit.
+The compiler may fuse multiplications and additions here, unlike in `rotate_triton`. The sums over a head have another
+order than in `qk_norm_torch` in any case, so the results of both agree within rounding and not bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,10 +53,10 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_o
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """Tokens and heads that a program of the backward takes at a time, its warps, and how many programs there are.
+    """The tokens and heads that a program of the backward takes at a time, its warps, and the number of programs.
 
-    A program goes through many blocks of tokens and keeps its share of dw in registers, so a few programs for each
-    multiprocessor of the GPU, all of which run at once, leave few rows of dw to be summed.
+    A program goes through many blocks of tokens and keeps its share of dw in registers. Each multiprocessor of the GPU
+    gets a few programs, and all programs run at once, so that few rows of dw are left to be summed.
     """
 
     block_tokens: int
@@ -67,9 +69,10 @@ class BackwardTile:
 @triton.jit
 def _slot(MEMBER: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
           BLOCK_PAIRS: tl.constexpr):  # fmt: skip
-    """Where member 0 or 1 of every pair is among the features, those that rotate first; and whether it exists.
+    """The slot of member 0 or 1 of every pair, and whether the member exists.
 
-    The features that do not rotate make pairs in the same way as those that do; the last may lack its member 1.
+    Slots number the features of a head: the features that rotate come first. The features that do not rotate form pairs
+    in the same way as the features that rotate; the last of these pairs may lack its member 1.
     """
     pair = tl.arange(0, BLOCK_PAIRS)
     ROTARY: tl.constexpr = ROTARY_DIM // 2
@@ -89,7 +92,7 @@ def _slot(MEMBER: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr
 
 @triton.jit
 def _feature(slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr):
-    """The feature in a slot: the slots have the features ``FIRST`` to ``FIRST + ROTARY_DIM`` first."""
+    """The feature in a slot. The first slots hold ``[FIRST, FIRST + ROTARY_DIM)``, the others all other features."""
     if FIRST == 0:
         return slot
     else:
@@ -98,7 +101,10 @@ def _feature(slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr):
 
 @triton.jit
 def _at(row, slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, GROUP: tl.constexpr):
-    """Addresses ``[tokens, heads, slots]``; GROUP slots in a row are adjacent features, which the compiler may miss."""
+    """The addresses ``[tokens, heads, slots]``.
+
+    GROUP successive slots hold adjacent features. The compiler gets this as a hint, because it may not find it itself.
+    """
     feature = tl.multiple_of(tl.max_contiguous(_feature(slot, ROTARY_DIM, FIRST), GROUP), GROUP)[None, None, :]
     return row + tl.multiple_of(tl.max_contiguous(feature, [1, 1, GROUP]), [1, 1, GROUP])
 
@@ -107,7 +113,7 @@ def _at(row, slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, GROUP: tl.cons
 def _load_heads(row, mask, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
                 INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr, DTYPE: tl.constexpr,
                 EVICTION: tl.constexpr):  # fmt: skip
-    """Both members of every pair of whole heads, each ``[tokens, heads, BLOCK_PAIRS]``; zeros where there are none."""
+    """Both members of every pair of whole heads, each ``[tokens, heads, BLOCK_PAIRS]``; zeros for missing members."""
     if INTERLEAVED:
         slot = tl.arange(0, 2 * BLOCK_PAIRS)
         at = _at(row, slot, ROTARY_DIM, FIRST, 2 * GROUP)
@@ -149,9 +155,10 @@ def _load_rotation(
     POSITIONS: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """cos and sin of both members of every pair, each ``[tokens, heads, BLOCK_PAIRS]``, and who has a position.
+    """The cosines and sines of both members of every pair, and whether each token has a position.
 
-    Positions and tables as in `rotate_triton`. A pair that does not rotate has the angle zero.
+    The cosines and sines are ``[tokens, heads, BLOCK_PAIRS]``. Positions and tables are used as in `rotate_triton`. The
+    angle of a pair that does not rotate is zero.
     """
     SIGNED: tl.constexpr = POSITIONS != "none"
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
@@ -192,13 +199,13 @@ def _qk_norm_rope_kernel(
     ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr, SAME_STRIDES: tl.constexpr,
     WIDE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """y = R (w x / sqrt(mean(x^2) + eps)) for a block of tokens and of heads; grid as in `rotate_triton`."""
+    """Write y = R (w x / sqrt(mean(x^2) + eps)) for a block of tokens and heads; the grid is as in `rotate_triton`."""
     head_block, token_block, batch = blocks_of_program(HEAD_BLOCKS, INNERMOST)
     first_seq = token_block * BLOCK_TOKENS
     is_q = head_block < Q_BLOCKS
     head = tl.where(is_q, head_block, head_block - Q_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     token = tl.arange(0, BLOCK_TOKENS)
-    # The grid is exact for single tokens; blocks of several may reach past the end.
+    # The grid is exact for blocks of one token; a block of several tokens may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
     mask = is_token[:, None, None] & (head < tl.where(is_q, Q_HEADS, K_HEADS))[None, :, None]
 
@@ -206,7 +213,7 @@ def _qk_norm_rope_kernel(
         tl.where(is_q, q_stride_b, k_stride_b), tl.where(is_q, q_stride_s, k_stride_s),
         tl.where(is_q, q_stride_h, k_stride_h), batch, first_seq, token, head, ALIGN, WIDE,
     )  # fmt: skip
-    # All loads come before the first store: the compiler may not move a load across a store by itself.
+    # All loads come before the first store, because the compiler may not move a load across a store.
     x0, x1 = _load_heads(
         tl.where(is_q, q_ptr, k_ptr) + at, mask,
         HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "",
@@ -261,11 +268,11 @@ def _qk_norm_rope_backward_kernel(
     SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """dx for some of the blocks of tokens of a block of heads, and their share of dw as a row of ``dw_ptr``.
+    """Write dx for some blocks of tokens of one block of heads, and their share of dw as one row of ``dw_ptr``.
 
-    Grid: head blocks, those of q first, on axis 0; the programs that share the blocks of tokens, of all batches, on
-    axis 1. They take turns, so that at any time all of them work on tokens that lie close together. The rows of dw of
-    one block of heads follow those of the block before, and so those of k those of q.
+    Axis 0 of the grid has the blocks of heads, the blocks of q first. Axis 1 has the programs that share the blocks of
+    tokens of all batches. These programs take the blocks in turn, so that at any time all of them work on tokens that
+    are close together. The rows of dw have the order of the blocks of heads, so the rows of k follow the rows of q.
     """
     head_block = tl.program_id(0)
     is_q = head_block < Q_BLOCKS
@@ -319,12 +326,12 @@ def _qk_norm_rope_backward_kernel(
 
         gn0, gn1 = turn(g0, g1, cos0, cos1, sin0, sin1, True)
         counts = mask
-        if POSITIONS != "none":  # a token without a position may hold anything, and its row of the tables is NaN
+        if POSITIONS != "none":  # a token without a position may hold any values, and its row of the tables is NaN
             counts = mask & has_position
             x0, x1 = tl.where(counts, x0, 0.0), tl.where(counts, x1, 0.0)
             gn0, gn1 = tl.where(counts, gn0, 0.0), tl.where(counts, gn1, 0.0)
         rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
-        rstd = tl.where(counts, rstd, 0.0)  # of nothing it is infinite without eps
+        rstd = tl.where(counts, rstd, 0.0)  # the rstd of zeros is infinite if eps is 0
         xhat0, xhat1 = x0 * rstd, x1 * rstd
         wg0, wg1 = w0 * gn0, w1 * gn1
         mean = tl.sum(wg0 * xhat0 + wg1 * xhat1, axis=2, keep_dims=True) / HEAD_DIM
@@ -336,7 +343,7 @@ def _qk_norm_rope_backward_kernel(
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
 
-        # The next block without a division, for whose result the loads would wait.
+        # This finds the next block without a division, because the loads would wait for the quotient.
         token_block += token_step
         wraps = token_block >= token_blocks
         token_block = tl.where(wraps, token_block - token_blocks, token_block)
@@ -355,9 +362,9 @@ def _sum_rows_kernel(
     dw_ptr, q_dw_ptr, k_dw_ptr, q_rows, rows,
     HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the rows of dw that belong to q, or to k, for a block of features; in the same order every time.
+    """Write the sum of the rows of dw of q, or of k, for a block of features; the order of the sum is always the same.
 
-    Grid: q and k, blocks of features.
+    Axis 0 of the grid has q and k, axis 1 has the blocks of features.
     """
     is_q = tl.program_id(0) == 0
     feature = tl.program_id(1) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
@@ -386,12 +393,13 @@ def forward(
     """Write ``R (w x / sqrt(mean(x^2) + eps))`` for q and k to ``outs`` in one launch.
 
     Args:
-        xs: q and k ``[B, S, H_i, D]`` of one dtype on one GPU, any strides; last strides other than 1 cost a copy.
-        outs: as ``xs``, with last strides of 1. Every element of both is written.
-        weights: of q and k, ``[D]``, of one floating dtype.
-        cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`; the layout of the outputs is that
-            of the inputs, and ``rotation.transpose`` is not looked at.
-        tile: for sweeps; otherwise ``choose_forward_tile`` decides.
+        xs: q and k, ``[B, S, H_i, D]``, of one dtype on one GPU, any strides; a last stride other than 1 costs a copy.
+        outs: the results for q and k, as ``xs``, with last strides of 1. Every element of both is written.
+        weights: the weights of q and k, ``[D]``, of one floating dtype.
+        cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`. The outputs have the layout of the
+            inputs, and ``rotation.transpose`` is ignored.
+        eps: the number that is added to the mean of the squares.
+        tile: for sweeps; by default `choose_forward_tile` decides.
     """
     xs, weights, (cos, sin) = ([readable(x) for x in tensors] for tensors in (xs, weights, (cos, sin)))
     for start in range(0, xs[0].shape[0], MAX_BATCH):
@@ -420,13 +428,16 @@ def backward(
     first_position: int = 0,
     tile: BackwardTile | None = None,
 ) -> None:
-    """Write the gradients in q and k to ``dxs`` and, unless None, those in their weights to ``dws``.
+    """Write the gradients in q and k to ``dxs`` and, unless ``dws`` is None, the gradients in their weights to ``dws``.
 
     Args:
-        gs: gradients of the outputs, as ``xs``. ``dxs``: as ``outs`` of `forward`. ``dws``: as ``weights``, contiguous.
-        tile: for sweeps; otherwise ``choose_backward_tile`` decides. All else as for `forward`.
+        gs: the gradients of the outputs, as ``xs``.
+        dxs: the gradients in q and k, as ``outs`` of `forward`.
+        dws: the gradients in the weights, as ``weights`` and contiguous; or None.
+        tile: for sweeps; by default `choose_backward_tile` decides.
 
-    The weights' gradients are summed in an order that only shapes and the GPU decide: the same bits every time.
+    All other arguments are as for `forward`. The order in which the gradients in the weights are summed depends on the
+    shapes and the GPU only, so that a repeated call gives the same bits.
     """
     xs, gs, weights, (cos, sin) = ([readable(x) for x in tensors] for tensors in (xs, gs, weights, (cos, sin)))
     plan_backward(xs, gs, dxs, weights, dws, cos, sin, positions, rotation, eps, tile)(
@@ -435,10 +446,9 @@ def backward(
 
 
 def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps: float, tile: Tile | None = None):
-    """The launch that `forward` makes for tensors like these, to be kept and repeated: see `rotate_triton.plan`.
+    """The launch that `forward` makes for tensors like these; a caller can repeat the launch, see `rotate_triton.plan`.
 
-    Args:
-        as for `forward`, but with last strides of 1 and at most ``MAX_BATCH`` batches.
+    The arguments are as for `forward`, but have last strides of 1 and at most ``MAX_BATCH`` batches.
 
     Returns:
         ``launch(q, k, q_out, k_out, q_weight, k_weight, cos, sin, positions, first_position, table_rows)``
@@ -458,14 +468,13 @@ def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps
 def plan_backward(
     xs, gs, dxs, weights, dws, cos, sin, positions, rotation: Rotation, eps: float, tile: BackwardTile | None = None
 ) -> Callable[..., None]:
-    """The launches that `backward` makes for tensors like these.
+    """The launches that `backward` makes for tensors like these; a caller can repeat them.
 
-    Args:
-        as for `backward`, but with last strides of 1.
+    The arguments are as for `backward`, but have last strides of 1.
 
     Returns:
         ``launch(q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, dws, cos, sin, positions, first_position,
-        table_rows)`` with ``dws`` as for `backward`
+        table_rows)`` with ``dws`` as for `backward`.
     """
     batch, seq_len, q_heads, head_dim = xs[0].shape
     if xs[0].numel() + xs[1].numel() == 0:
@@ -494,7 +503,7 @@ def plan_backward(
 
 @dataclass(frozen=True)
 class Backward:
-    """The launch that makes dx and a row of dw for each of its programs, and the one that sums the rows."""
+    """The launch that writes dx and one row of dw for each of its programs, and the launch that sums the rows."""
 
     gradients: Launch
     sum_rows: Launch | None = None
@@ -502,7 +511,7 @@ class Backward:
     rows_dtype: torch.dtype = torch.float32
 
     def __call__(self, q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
-        rows = q_dx  # stands in for what the kernel then ignores
+        rows = q_dx  # stands in for the rows, because the kernel ignores this argument without dws
         if dws is not None:
             rows = torch.empty(self.rows_shape, dtype=self.rows_dtype, device=q.device)
         self.gradients(q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, rows, *rest)
@@ -510,20 +519,21 @@ class Backward:
             self.sum_rows(rows, *dws)
 
 
-# Few programs read all rows, so each must have many reads under way at once: 32 for each of 256 threads.
+# Few programs read all rows, so each program must have many reads under way at once: 32 for each of 256 threads.
 _SUM_ROWS, _SUM_FEATURES = 512, 16
 
 
 _REGISTERS = 65536
-"""Of a multiprocessor of every NVIDIA GPU from sm_70 on."""
+"""The registers of a multiprocessor; every NVIDIA GPU from sm_70 on has so many."""
 
 
 def choose_forward_tile(
     features: int, heads: int, seq_len: int, innermost: str = "heads", interleaved: bool = False, itemsize: int = 2
 ) -> Tile:
-    """512 pairs of ``heads`` heads of ``features`` features: 8 of 128, which is no more than q or k have.
+    """The tile of the forward: 512 pairs of tokens that have ``heads`` heads of ``features`` features.
 
-    A thread moves 16 bytes at once, as in `choose_tile`. Where tokens are innermost a program takes few heads.
+    512 pairs are 8 heads of 128 features; q and k usually have no fewer. A thread moves 16 bytes at once, as in
+    `choose_tile`. Where tokens are innermost, a program takes few heads.
     """
     if interleaved or itemsize > 2:
         most_heads = 2 if innermost == "tokens" else None
@@ -535,9 +545,10 @@ def choose_forward_tile(
 def choose_backward_tile(
     features: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2
 ) -> BackwardTile:
-    """512 pairs, four a thread, as x and its gradient are held at once; as many programs as there are registers for.
+    """The tile of the backward: 512 pairs, four for each thread, because a thread holds x and its gradient at once.
 
-    All programs then run at once, and none starts when the others are done.
+    There are as many programs as the registers of the GPU allow at once. All programs then run at the same time, and no
+    program waits until others are done.
     """
     most_heads = 2 if innermost == "tokens" else None
     tile = fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
@@ -546,7 +557,7 @@ def choose_backward_tile(
 
 
 def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: float, tile) -> tuple[dict, tuple]:
-    """What both kernels need to know at compile time, and the strides."""
+    """The constants of both kernels, and the strides."""
     tensors = [*xs, *(x for pair in others for x in pair)]
     head_dim = xs[0].shape[3]
     strides = [[s for x in pair for s in x.stride()[:3]] for pair in (xs, *others)]
@@ -563,7 +574,7 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
         "ALIGN": min(common_alignment(all_strides), tile.pairs_per_access * (2 if rotation.interleaved else 1)),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
-        # One offset then serves all that is read and written, and one serves cos and sin.
+        # Then one offset serves all tensors of q, or of k, and one offset serves cos and sin.
         "SAME_STRIDES": all(of_pair == strides[0] for of_pair in strides) and cos_strides == sin_strides,
         "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in tensors),
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,
@@ -579,17 +590,17 @@ def _launch(kernel, grid, numbers, constants: dict, tile, x: torch.Tensor) -> La
 
 
 def _registers(tile, block_pairs: int, itemsize: int) -> int:
-    """What a thread may use: 64 for four pairs in two bytes each.
+    """The limit on the registers of a thread: 64 for four pairs of features of two bytes.
 
-    Told nothing, the assembler saves a few registers (which do not make room for another program) by moving loads
-    behind the first arithmetic, and every program waits for memory twice.
+    Without a limit the assembler saves a few registers by moving loads behind the first arithmetic. These registers do
+    not make room for another program, and every program then waits for memory twice.
     """
     pairs_per_thread = tile.block_tokens * tile.block_heads * block_pairs / (32 * tile.num_warps)
     return min(255, max(64, int(16 * pairs_per_thread * max(itemsize, 2) / 2)))
 
 
 def _launch_nothing(*arguments) -> None:
-    """An empty grid cannot be launched."""
+    """Do nothing, because an empty grid cannot be launched."""
 
 
 def _launch_backward_of_nothing(q, k, qg, kg, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
@@ -606,5 +617,5 @@ def _head_blocks(xs: Sequence[torch.Tensor], tile) -> int:
 
 
 def _multiprocessors(device: torch.device) -> int:
-    """1 where there is no GPU: interpreted, or compiled to look at."""
+    """The multiprocessors of a GPU, or 1 without a GPU: the kernel is interpreted, or compiled for inspection."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

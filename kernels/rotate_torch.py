@@ -1,4 +1,4 @@
-"""The rotation in torch operations: any device, any strides, same results as the Triton kernel."""
+"""This file computes the rotation in torch operations, for any device and strides, with the bits of `rotate_triton`."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ def rotate(
 ) -> None:
     """Write the rotation of each ``xs[i]`` ``[B, S, H, D]`` to ``outs[i]`` (which may be ``xs[i]``).
 
-    The maths is in the widest of float32, the input's and the tables' dtype, in the order of the
-    formula and without fused multiply-add: the Triton kernel rounds at the same places, so both
-    paths give the same bits. Arguments as for ``rotate_triton.rotate``.
+    The arithmetic has the widest dtype out of float32, the dtype of the input and the dtype of the tables. It follows
+    the order of the formula, without fused multiply-add. The Triton kernel rounds at the same places, so both give the
+    same bits. The arguments are as for `rotate_triton.rotate`.
     """
     wide = compute_dtype(xs[0], cos)
     rows = table_rows(cos, sin, rotation, xs[0].shape[1], positions, first_position)
@@ -31,7 +31,7 @@ def rotate(
     nowhere = None if positions is None else (_per_token(positions, rotation, xs[0].shape[1]) == NO_POSITION)
     for x, out in zip(xs, outs, strict=True):
         x0, x1 = (half.to(wide) for half in _pairs(x[..., first:end], rotation.interleaved))
-        # Both results of a pair are there before either is stored: out may be x.
+        # Both members of a pair are computed before either is stored, because out may be x.
         if rotation.transpose:
             y0, y1 = x0 * c0 + x1 * s1, x1 * c1 - x0 * s0
         else:
@@ -53,7 +53,7 @@ def table_rows(
     positions: torch.Tensor | None,
     first_position: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tables' rows of every token, ``[B or 1, S, W]``: NaN for a position without a row."""
+    """The rows of the tables for every token, ``[B or 1, S, W]``; NaN without a row. See `ropelab.positions`."""
     if rotation.table_free:
         return _computed_rows(cos, rotation, seq_len, positions, first_position)
     if cos.ndim == 2:
@@ -71,6 +71,7 @@ def table_rows(
 
 
 def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, first_position: int):
+    """As `table_rows`, but computed from frequencies."""
     if positions is None:
         along = torch.arange(first_position, first_position + seq_len, device=frequencies.device)
         return cos_sin(along[None], frequencies)
@@ -81,16 +82,19 @@ def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, fir
 
 
 def _per_token(positions: torch.Tensor, rotation: Rotation, seq_len: int) -> torch.Tensor:
-    """The position of every token, ``[B, S]``."""
+    """The position of every token, ``[B, S]``; see `ropelab.positions`."""
     if not rotation.offsets:
         return positions
     along = positions[:, None].long() + torch.arange(seq_len, device=positions.device)
-    along = along.masked_fill(along == NO_POSITION, NO_POSITION - 1)  # a sum is not NO_POSITION by chance
+    along = along.masked_fill(along == NO_POSITION, NO_POSITION - 1)  # a sum that equals NO_POSITION by chance
     return along.masked_fill((positions == NO_POSITION)[:, None], NO_POSITION)
 
 
 def _without_row(row: torch.Tensor, rows: int) -> torch.Tensor:
-    """Whether ``row``, the magnitude of a position, is none of ``rows``; that of the smallest integer is negative."""
+    """Whether a table of ``rows`` rows lacks the row ``row``.
+
+    ``row`` is the magnitude of a position. The magnitude of the smallest int64 overflows and is negative.
+    """
     return (row < 0) | (row >= rows)
 
 

@@ -1,8 +1,8 @@
-"""The rotation as one Triton kernel: q and k in one launch, both layouts, any strides, in place or not.
+"""This file holds the rotation as one Triton kernel: q and k in one launch, both layouts, any strides, in place or not.
 
-RoPE moves every element once and computes almost nothing, so its limit is a memory copy. What the kernel
-does about that: queries and keys share a launch; a program takes several heads of a token, so that they share
-a row of cosines and sines; threads move 16 bytes at a time; and little is computed before the loads begin.
+RoPE moves every element once and computes almost nothing, so the speed of a memory copy is its limit. To come close to
+this limit, queries and keys share a launch. A program takes several heads of a token, which share a row of cosines and
+sines. Threads move 16 bytes at a time. A program computes little before its loads begin.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,9 @@ from ropelab.kernels.tiles import Tile, choose_table_free_tile, choose_tile
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
 _TABLES_STAY = 2**23
-"""Bytes of tables that are still in the cache when the next batch wants them: of an H200 these were, twice them not."""
+"""The bytes of tables up to which the tables are still in the cache when the next batch reads them.
+
+On an H200, tables of this size stayed in the cache, and tables of twice the size did not."""
 
 
 @triton.jit
@@ -57,7 +59,7 @@ def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constex
 
 @triton.jit
 def _copy_features(x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
-    """Features that do not rotate, ``[FIRST, END)``; zeros for tokens that are not kept."""
+    """Copy the features ``[FIRST, END)``, which do not rotate; write zeros for tokens that are not kept."""
     if END > FIRST:
         feature = FIRST + tl.arange(0, BLOCK)[None, None, :]
         inside = mask & (feature < END)
@@ -71,7 +73,11 @@ def _read_heads(
     BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr,
     SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """A program's share of q's or k's heads, and where it reads and writes them."""
+    """Read the share of a program of the heads of q or k.
+
+    Returns:
+        The offsets to read from and to write to, their mask, and both members of every pair.
+    """
     x_ptr, stride_b, stride_s, stride_h, y_stride_b, y_stride_s, y_stride_h = x
     batch, first_seq, token, is_token, head_block = tile
     head = head_block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -90,13 +96,13 @@ def _read_columns(
     PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
     SIGNED: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Cosine and sine of both members of the pairs of ``heads``, from tables."""
-    # What follows from a sign is left out where positions count up from a start that was checked.
+    """The cosines and sines of both members of every pair of ``heads``, read from tables."""
+    # Positions that count up from a checked start have rows and no sign, so these steps are left out for them.
     mask = heads[2] & has_row if SIGNED else heads[2]
     other: tl.constexpr = float("nan") if SIGNED else None
     cos0, cos1 = load_table(cos_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     sin0, sin1 = load_table(sin_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
-    # First wider, then negative: the interpreter has no arithmetic for bfloat16.
+    # The sines are widened before they are negated, because the interpreter has no arithmetic for bfloat16.
     sin0, sin1 = sin0.to(COMPUTE_DTYPE), sin1.to(COMPUTE_DTYPE)
     if SIGNED:
         sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
@@ -109,10 +115,11 @@ def _computed_columns(
     batch, first_seq, seq_len, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
     POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Cosine and sine of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, without a table.
+    """The cosines and sines of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
 
-    Computed once for all heads: along one axis, over which the compiler spreads all threads, and then handed round
-    through shared memory. That takes a hundredth of the operations that it would take every thread for its pairs.
+    The program computes them once for all heads, along one axis over which the compiler spreads all threads. The
+    threads then exchange them through shared memory. If every thread computed the values for its own pairs, the
+    operations would be a hundred times as many.
     """
     place = tl.arange(0, BLOCK_TOKENS * BLOCK_PAIRS)
     token, pair = place // BLOCK_PAIRS, place % BLOCK_PAIRS
@@ -170,17 +177,17 @@ def _rotate_kernel(
     BLOCK_TOKENS: tl.constexpr, BLOCK_Q_HEADS: tl.constexpr, BLOCK_K_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_HEAD: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
-    """y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin, for a block of tokens and its share of the q and k heads.
+    """Write y0 = x0 cos - x1 sin and y1 = x1 cos + x0 sin for a block of tokens and a share of the heads of q and k.
 
-    The grid follows memory: programs that start together take what lies together. A position whose row does not exist
-    yields NaN and is never looked up; a token with NO_POSITION yields zeros.
+    The grid follows memory: programs that start together take data that are close together. A position without a row
+    yields NaN, and the kernel reads no memory for it. A token at NO_POSITION yields zeros. See `ropelab.positions`.
     """
     PAIRS: tl.constexpr = ROTARY_DIM // 2
     SIGNED: tl.constexpr = POSITIONS != "none"
     head_block, token_block, batch = blocks_of_program(HEAD_BLOCKS, INNERMOST)
     first_seq = token_block * BLOCK_TOKENS
     token = tl.arange(0, BLOCK_TOKENS)
-    # The grid is exact for single tokens; blocks of several may reach past the end.
+    # The grid is exact for blocks of one token; a block of several tokens may reach past the end.
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
 
     tile = batch, first_seq, token, is_token, head_block
@@ -188,7 +195,7 @@ def _rotate_kernel(
     k_in = k_ptr, k_stride_b, k_stride_s, k_stride_h, ky_stride_b, ky_stride_s, ky_stride_h
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
     tables = table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
-    # All loads come before the first store: the compiler may not move a load across a store by itself.
+    # All loads come before the first store, because the compiler may not move a load across a store.
     if not HEADS_FIRST:
         rows = table_rows_of(
             positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
@@ -203,8 +210,9 @@ def _rotate_kernel(
                 k_in, tile, K_HEADS, BLOCK_K_HEADS,
                 FIRST, PAIRS, BLOCK_PAIRS, INTERLEAVED, COMPUTE_DTYPE, ALIGN, SAME_STRIDES, WIDE,
             )  # fmt: skip
-        # Nothing is exchanged. But the compiler, left alone, moves what waits for the positions up in front of the
-        # heads' loads, which then begin only when the positions have come; over a barrier it moves nothing.
+        # The threads exchange nothing here, but the compiler moves no instruction across a barrier. Without the barrier
+        # it would move the instructions that wait for the positions in front of the loads of the heads, and these loads
+        # would begin only after the positions have arrived.
         tl.debug_barrier()
         rows = table_rows_of(
             positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
@@ -227,7 +235,7 @@ def _rotate_kernel(
                 PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH, SIGNED, COMPUTE_DTYPE,
             )  # fmt: skip
     if TABLE_FREE:
-        # After the loads, so that it happens while they are on their way.
+        # The computation follows the loads, so that it runs while the loads are under way.
         q_columns = _computed_columns(
             cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position,
             batch, first_seq, seq_len, PAIRS, BLOCK_TOKENS, BLOCK_PAIRS, POSITIONS, COMPUTE_DTYPE,
@@ -258,13 +266,14 @@ def rotate(
     """Write the rotation of each ``xs[i]`` to ``outs[i]`` in one launch.
 
     Args:
-        xs: q, or q and k: ``[B, S, H_i, D]`` of one dtype on one GPU, any strides; see `readable`.
+        xs: q, or q and k, ``[B, S, H_i, D]``, of one dtype on one GPU, any strides; see `readable`.
         outs: as ``xs``; ``outs[i] is xs[i]`` rotates in place. Every element of every output is written.
-        cos, sin: ``[P, W]`` or ``[B, P, W]``, one column per pair, or per feature with ``rotation.full_width``; or,
-            with ``rotation.table_free``, twice the frequencies, int64 ``[R/2, 3]`` (see `angles_torch`).
-        positions: ``[B, S]``, or ``[B]`` with ``rotation.offsets``; int32 or int64; or None for
-            ``first_position`` (>= 0) on, which the tables must hold.
-        tile: for sweeps; otherwise ``choose_tile`` decides.
+        cos, sin: ``[P, W]`` or ``[B, P, W]``, with a column for each pair, or for each feature with
+            ``rotation.full_width``. With ``rotation.table_free``, both are the frequencies, int64 ``[R/2, 3]`` (see
+            `angles_torch`).
+        positions: ``[B, S]``, or ``[B]`` with ``rotation.offsets``; int32 or int64. None means that positions count up
+            from ``first_position`` (>= 0); the tables must then have their rows.
+        tile: for sweeps; by default `tile_for` decides.
 
     Raises:
         ValueError: more tokens than a grid can hold.
@@ -296,19 +305,20 @@ def plan(
     rotation: Rotation,
     tile: Tile | None = None,
 ) -> Launch:
-    """The launch that ``rotate`` makes for tensors like these, to be kept and repeated.
+    """The launch that `rotate` makes for tensors like these; a caller can keep the launch and repeat it.
 
     Args:
-        xs, outs, cos, sin: as for ``rotate``, but with last strides of 1 and at most ``MAX_BATCH`` batches.
+        xs, outs, cos, sin: as for `rotate`, but with last strides of 1 and at most ``MAX_BATCH`` batches.
 
     Returns:
-        ``launch(q, k, q_out, k_out, cos, sin, positions, first_position, table_rows)``, right for tensors that
-        agree with these in everything but contents, addresses (if each is divisible by 16 like its own here) and the
-        rows of the tables. Only addresses are taken from what is handed over, so the views of the axes do not matter;
-        nor does what stands in for a k or positions that are not there.
+        ``launch(q, k, q_out, k_out, cos, sin, positions, first_position, table_rows)``. It serves tensors that agree
+        with these in everything except contents, addresses and the number of rows of the tables. The launch takes only
+        the addresses of the tensors of a call, so the order of their axes does not matter. A call without k passes q
+        and q_out in place of k and k_out, and a call without positions passes cos in place of positions. The kernel
+        ignores these stand-ins.
     """
     q, qy = xs[0], outs[0]
-    k, ky = xs[-1], outs[-1]  # without k, the arguments of q stand in for it and are never touched
+    k, ky = xs[-1], outs[-1]  # without k, the arguments of q stand in for it, and the kernel ignores them
     batch, seq_len, q_heads, head_dim = q.shape
     k_heads = k.shape[2] if len(xs) > 1 else 0
     pairs = rotation.rotary_dim // 2
@@ -343,7 +353,7 @@ def plan(
         "BLOCK_TAIL": triton.next_power_of_2(max(1, head_dim - rotation.first - rotation.rotary_dim)),
     }  # fmt: skip
     numbers = (seq_len, *x_strides, *y_strides, *cos_strides, *sin_strides, *positions_strides)
-    # No fused multiply-add: the same bits as the torch path.
+    # Without fused multiply-add the results have the same bits as in `rotate_torch`.
     options = compiler_options(tile.num_warps, tile.max_registers, fuse=False)
     return Launch(_rotate_kernel, grid, numbers, constants, options, q.device)
 
@@ -356,8 +366,8 @@ def tile_for(
     positions: torch.Tensor | None,
     rotation: Rotation,
 ) -> Tile:
-    """The tile that `plan` takes for tensors like these."""
-    q = outs[0]  # the input may be expanded, which hides its order
+    """The tile that `plan` chooses for tensors like these."""
+    q = outs[0]  # the strides of an expanded input do not show the order of its axes
     batch, seq_len, q_heads, head_dim = q.shape
     k_heads = outs[1].shape[2] if len(outs) > 1 else 0
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
@@ -374,19 +384,20 @@ def tile_for(
 
 
 def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Those of q and k but for the last, which is 1."""
+    """The strides of q and k without the last strides, as these are 1."""
     return [*tensors[0].stride()[:3], *tensors[-1].stride()[:3]]
 
 
 def _one_offset(xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the same offset serves input and output, and the same one cos and sin."""
+    """Whether one offset serves input and output, and one offset serves cos and sin."""
     return _strides(xs) == _strides(outs) and table_strides(cos) == table_strides(sin)
 
 
 def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool:
-    """Whether tables that all batches share leave the cache from one to the next, and weigh something.
+    """Whether the batches share tables that are large, and that leave the cache before the next batch reads them.
 
-    Something: an eighth of the heads that a row turns, read and written.
+    Tables are large if their row for a token has at least an eighth of the bytes that the rotation of the token's heads
+    reads and writes.
     """
     batch, seq_len, q_heads, head_dim = q.shape
     row = 2 * cos.shape[-1] * cos.itemsize
@@ -395,4 +406,4 @@ def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool
 
 
 def _launch_nothing(*arguments) -> None:
-    """An empty grid cannot be launched."""
+    """Do nothing, because an empty grid cannot be launched."""

@@ -1,28 +1,31 @@
-"""What a rotation computes, apart from the tensors: shared by both backends and by whoever plans a launch."""
+"""This file describes a rotation without its tensors, for both backends and for the code that plans a launch."""
 
 from dataclasses import dataclass
 
 import torch
 
 NO_POSITION = -(2**31)
-"""Stands for the position of a token, or the offset of a sequence, that is none: zeros, and zero gradient."""
+"""The position of a token without a position, and the offset of a sequence without positions.
+
+Such a token becomes zeros and gets zero gradient."""
 
 
 INVALID_POSITION = NO_POSITION + 1
-"""Stands for a position that cannot be told: no table has its row, so the token rotates to NaN."""
+"""The position of a token whose position cannot be computed: no table has a row for it, so the token becomes NaN."""
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of ``rotary_dim`` features, the first of which is ``first``, of every head.
+    """The rotation of ``rotary_dim`` features of every head, from feature ``first`` on.
 
     Attributes:
-        interleaved, out_interleaved: pairs are ``(2i, 2i+1)`` instead of ``(i, i + rotary_dim/2)`` in what is read
-            and in what is written.
-        transpose: apply the transpose of the rotation matrices; for tables with one angle a pair, the inverse.
-        full_width: the tables have a column per feature, paired as the features of the input are, instead of
-            one per pair.
-        table_free: in place of tables there are frequencies, of which the kernels compute them (`angles_torch`).
+        interleaved, out_interleaved: the pairs of the input, and of the output, are ``(2i, 2i+1)`` instead of
+            ``(i, i + rotary_dim/2)``.
+        transpose: apply the transpose of the rotation matrices; for tables with one angle a pair, the transpose is the
+            inverse.
+        full_width: the tables have a column for each feature, paired as the features of the input are, instead of a
+            column for each pair.
+        table_free: frequencies take the place of tables, and the kernels compute cosines and sines (`angles_torch`).
         offsets: positions, where given, are the positions of the first tokens of the sequences.
     """
 
@@ -37,10 +40,16 @@ class Rotation:
 
 
 def row_count(cos: torch.Tensor) -> int:
-    """The rows of ``cos`` that a kernel may read, as many as int32 can number; of frequencies it asks for none."""
+    """The number of rows of ``cos`` that a kernel may read: at most as many rows as int32 can number.
+
+    Kernels ignore this number if ``cos`` holds frequencies.
+    """
     return min(cos.shape[-2], 2**31 - 1)
 
 
 def position_count(cos: torch.Tensor) -> int:
-    """How many positions ``cos`` serves from 0 on: a table one for each row, frequencies (integers) all of int32."""
+    """The number of positions, from 0 on, that ``cos`` serves.
+
+    A table serves one position for each row. Frequencies serve all positions of int32; their dtype is int64.
+    """
     return 2**31 if cos.dtype == torch.int64 else row_count(cos)

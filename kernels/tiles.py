@@ -1,21 +1,23 @@
-"""How much of the work one Triton program takes."""
+"""This file chooses how much of the work one Triton program takes."""
 
 from dataclasses import dataclass, replace
 
 PAIRS_PER_ACCESS = 4
-"""Pairs of which a thread reads the features, or the cosines, at once: 16 bytes of a table in float32."""
+"""The pairs whose features, or whose cosines, a thread reads at once: 16 bytes of a table in float32."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Tokens and query heads of one program (it takes its share of the key heads too), and its warps.
+    """The tokens and query heads of one program, and its warps. A program takes its share of the key heads too.
 
-    ``innermost``: what programs that start one after the other have of one another: further "heads" of the same
-    tokens, then further tokens; further heads of the same tokens, then further "batches"; or further "tokens".
-    ``pairs_per_access``: of which a thread reads the features, or the cosines, at once.
-    ``max_registers``: of a thread; None leaves it to the assembler.
-    ``heads_first``: where positions are read, they are read when the loads of all heads are under way. Without it the
-    compiler has the heads wait for the positions, whose rows of the tables then come with the heads.
+    Attributes:
+        innermost: the order in which programs start. "heads": the next program takes further heads of the same tokens,
+            and after the last heads further tokens. "batches": the next program takes further heads of the same tokens,
+            and after the last heads further batches. "tokens": the next program takes further tokens.
+        pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
+        max_registers: the limit on the registers of a thread; None leaves it to the assembler.
+        heads_first: where positions are read, read them after the loads of all heads have begun. Otherwise the compiler
+            makes the heads wait for the positions, and the rows of the tables arrive together with the heads.
     """
 
     block_tokens: int
@@ -27,18 +29,21 @@ class Tile:
     heads_first: bool = False
 
 
-# With more than four pairs a thread the assembler, left alone, saves a few registers (which make no room for another
-# program) by moving half of the loads behind the first arithmetic, and every program waits for memory twice. A thread
-# that is allowed as many as it wants keeps all loads in front. A lean one can do so with 40, which leaves room for
-# twelve programs of 128 threads on a multiprocessor instead of ten. One that reads positions too is better off with 32
-# and sixteen programs, which suffice for one token, heads first; for split-half heads the assembler, left alone, finds
-# as good a number.
+# These are limits on the registers of a thread that takes more than four pairs. Without a limit the assembler saves a
+# few registers by moving half of the loads behind the first arithmetic. The saved registers make no room for another
+# program, and every program then waits for memory twice. A thread that may use 96 registers, more than it needs, keeps
+# all loads in front. A lean thread (see `choose_tile`) keeps all loads in front with 40 registers. 40 registers leave
+# room for twelve programs of 128 threads on a multiprocessor instead of ten. A lean thread that also reads positions is
+# faster with 32 registers and sixteen programs; 32 registers suffice if a program takes one token and reads the heads
+# first. For split-half heads with positions the assembler finds an equally good number without a limit.
 _PLENTY, _ENOUGH_IF_LEAN, _LEAN_WITH_POSITIONS = 96, 40, 32
 
-# Up to so many tokens of at least so many heads, all heads are under way at once if each is a program of one warp.
+# Up to _FEW_TOKENS tokens of at least _MANY_HEADS heads, each head is a program of one warp. All heads are then under
+# way at once.
 _FEW_TOKENS, _MANY_HEADS = 8, 32
 
-# Up to so many pairs of q it counts how long a GPU takes to start all programs: half as many of twice the size.
+# Up to _FEW_PAIRS pairs of q, the time that a GPU takes to start all programs matters. Half as many programs of twice
+# the size are then better.
 _FEW_PAIRS = 2**20
 
 _TABLE_FREE_HEADS = 16
@@ -56,48 +61,52 @@ def choose_tile(
     lean: bool = False,
     itemsize: int = 2,
 ) -> Tile:
-    """The tile for ``q_heads`` heads of which ``rotary_dim`` features rotate, and ``batch`` times ``seq_len`` tokens.
+    """The tile for ``batch`` times ``seq_len`` tokens with ``q_heads`` heads, of which ``rotary_dim`` features rotate.
 
-    A thread moves 16 bytes at once: eight members of a split-half head, or four pairs of an interleaved one, in two
-    bytes each. It takes eight pairs of an interleaved head as well where programs had better be fewer or hold more, and
-    four of a single tensor whose tokens lie together, where no k shares the program and eight gain nothing.
-    128 threads make a program, as a GPU starts programs at a limited rate: small ones wait for their turn instead of
-    for memory.
+    A thread moves 16 bytes at once. In elements of two bytes, these are eight members of split-half pairs or four
+    interleaved pairs. A thread takes eight interleaved pairs where fewer or larger programs are better. It takes four
+    pairs of a single tensor whose tokens are adjacent: no k shares the program there, and eight pairs gain nothing.
+
+    128 threads make a program, because a GPU starts programs at a limited rate. Smaller programs would wait for their
+    start instead of for memory.
 
     Args:
-        innermost: of which axis neighbours lie next to each other in memory: "heads" (bshd, thd), "batches"
-            (sbhd: its heads, then its batches) or "tokens" (bhsd).
-        interleaved: the layout of the input.
-        positions: they are read. A program then waits for memory twice, for its tokens' positions and for their rows
-            of the tables, so more has to be under way at the same time: eight pairs of an interleaved head too, and,
-            where heads lie together, the heads while it waits, unless those of k, interleaved, take too many registers.
-        lean: a thread holds nothing but pairs of q, and one cosine and sine for each, in float32 or less: there is no
-            k, all features rotate, the tables have a column per pair, one offset serves input and output, and one
-            serves both tables.
-        itemsize: bytes of an element of the input.
+        innermost: the axis whose neighbours are adjacent in memory: "heads" (bshd, thd), "batches" (sbhd: the heads of
+            a token, then the batches) or "tokens" (bhsd); see `addressing.innermost`.
+        interleaved: whether the pairs of the input are interleaved.
+        positions: whether positions are read. A program then waits for memory twice: for the positions of its tokens,
+            and for their rows of the tables. More data must therefore be under way at the same time: a thread takes
+            eight interleaved pairs too. Where heads are adjacent, the program also loads its heads while it waits,
+            unless the heads of k are interleaved and take too many registers.
+        lean: whether a thread holds only pairs of q, and one cosine and one sine for each pair, in float32 or less.
+            This requires that there is no k, that all features rotate, that the tables have a column for each pair,
+            that one offset serves input and output, and that one offset serves both tables.
+        itemsize: the bytes of an element of the input.
 
-    The sweep behind this is the study ``tiles`` (data/measurements/), which times other tiles in the same run.
+    The choice rests on the repository's study `tiles`, which times other tiles in the same run.
     """
     few_tokens = batch * seq_len <= _FEW_TOKENS
     if few_tokens and q_heads >= _MANY_HEADS:
         return Tile(1, 1, 1, innermost)
     if innermost == "tokens":
-        # Few heads, as each is elsewhere in memory. They share the rows of the tables, for which a program that reads
-        # positions waits longer: more heads then, and half as many threads, so that more programs wait side by side.
+        # A program takes few heads, because each head is elsewhere in memory. The heads share the rows of the tables.
+        # A program that reads positions waits longer for these rows: it takes more heads, and half as many threads, so
+        # that more programs wait side by side.
         warps, heads = (2, 4) if positions else (4, 2)
         narrow = lean and not positions or itemsize > 2
         access, registers = (PAIRS_PER_ACCESS, None) if narrow else (2 * PAIRS_PER_ACCESS, _PLENTY)
         return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads, registers)
-    # Of a head whose pairs are no power of two, some threads have nothing to do; the others then take more.
+    # If the pairs of a head are no power of two, some threads have nothing to do, and the others take more pairs.
     padded = rotary_dim != 2 * next_power_of_2(rotary_dim // 2)
     few_pairs = batch * seq_len * q_heads * rotary_dim // 2 <= _FEW_PAIRS
     narrow = interleaved and not (positions or padded or few_pairs) or itemsize > 2
     access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
     if next_power_of_2(rotary_dim // 2) >= 128 and itemsize <= 4:
-        # So that the single key head of MQA is not alone in a program of its own size.
+        # A program of wide heads takes twice as many pairs, so that the single key head of MQA is a small part of it.
         access = 2 * PAIRS_PER_ACCESS
     tile = fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4)
-    # A few tokens are all under way at once anyhow, and the way from their positions to their rows is the longest.
+    # A few tokens are all under way at once in any case. Their longest wait is for the positions and then for the rows,
+    # so they read positions first.
     heads_first = positions and not few_tokens and (lean or not interleaved)
     registers = _PLENTY if access > PAIRS_PER_ACCESS else None
     if registers and lean and itemsize == 2:
@@ -112,17 +121,17 @@ def choose_tile(
 def choose_table_free_tile(
     rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads", *, itemsize: int = 2
 ) -> Tile:
-    """The tile where cosines and sines are computed; arguments as for `choose_tile`.
+    """The tile for a kernel that computes cosines and sines; the arguments are as for `choose_tile`.
 
-    As many tokens as give each thread one angle to compute: with fewer angles than threads the compiler would have
-    every thread compute those of its own pairs, eight times as many. Then many heads, which share the angles, so
-    that a thread has 16 pairs. Two warps make a program where heads lie together: its threads wait for each other, and
-    many small programs wait less than few large ones.
+    The tile has as many tokens as give each thread one angle to compute. With fewer angles than threads, the compiler
+    would make every thread compute the angles of its own pairs: eight times as many angles. Many heads share the
+    angles, so that a thread has 16 pairs. Where heads are adjacent, two warps make a program: the threads of a program
+    wait for each other, and many small programs wait less than few large programs.
     """
     width = next_power_of_2(rotary_dim // 2)
     threads = max(32 * (4 if innermost == "tokens" else 2), min(width, 256))
     heads = min(_TABLE_FREE_HEADS, next_power_of_2(max(q_heads, 1)))
-    # With few heads more tokens, so that a thread still moves 16 bytes at once.
+    # With few heads the tile has more tokens, so that a thread still moves 16 bytes at once.
     access = PAIRS_PER_ACCESS if itemsize > 2 else 2 * PAIRS_PER_ACCESS
     tokens = max(threads, threads * access // heads) // width
     tokens = min(max(1, tokens), next_power_of_2(max(seq_len, 1)))
@@ -139,10 +148,11 @@ def fit_tile(
     most_heads: int | None = None,
     max_registers: int | None = None,
 ) -> Tile:
-    """As many heads of a token as ``num_warps`` warps hold with one access a thread, or ``most_heads`` of several.
+    """The tile that fills ``num_warps`` warps with one access for each thread.
 
-    Where there are too few tokens or heads for one of the two, the other fills the program; where both are too few,
-    it has fewer warps.
+    The tile has as many heads of one token as fit, or at most ``most_heads`` heads of several tokens. If the call has
+    too few heads, the tile has more tokens. If the call has too few tokens, the tile has more heads. If the call has
+    too few heads and tokens, the tile has fewer warps.
     """
     width = next_power_of_2(rotary_dim // 2)
     program = 32 * num_warps * pairs_per_access

@@ -289,7 +289,7 @@ def test_what_another_state_has_measured_does_not_count(change, tmp_path, monkey
     as_on_a_gpu.clear()
     match change:
         case "code":
-            monkeypatch.setattr(unfinished, "code_hash", lambda: "other code")
+            monkeypatch.setattr(unfinished, "library_hash", lambda: "other code")
         case "kernels":
             monkeypatch.setattr(records, "kernels_hash", lambda: "other kernels")
         case "gpu":

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ropelab.bench import record_checks, records
+from ropelab.bench.code_hash import code_hash
 from ropelab.study import family_findings, figures
 from ropelab.study.engine import ledger as engine
 from ropelab.study.engine.verdict import Outcome
@@ -202,6 +203,79 @@ def test_commands_are_recorded_without_folders():
     assert records.without_folders("python3 -m ropelab.study --build build/smoke measure") == (
         "python3 -m ropelab.study --build build/smoke measure"
     )
+
+
+# ------------------------------------------------------------------------------------------- hash of the code
+
+SOURCE = '''"""A module."""
+from dataclasses import dataclass
+
+LIMIT = -(2**31)
+"""Documents the constant."""
+
+@dataclass(frozen=True)
+class Case:
+    """A class."""
+
+    name: str = "π"
+
+async def measure(*cases: Case, scale=1.5, width, **rest) -> dict:
+    """A function."""
+    options = {"scale": scale, **rest}  # a comment
+    for case in cases[1:]:
+        print(f"{{{case.name!r:>{width}}}} {scale:.2f} " "and", options, sep=None)
+    return lambda x, /: None if x is ... else (x, [], b"\\0", 2j)
+'''
+
+
+def hashed(folder, *sources, name="a.py"):
+    for path, source in zip((folder / name, folder / "b.py"), sources, strict=False):
+        path.write_text(source, encoding="utf-8")
+    digest = code_hash(folder.iterdir(), folder)
+    for path in folder.iterdir():
+        path.unlink()
+    return digest
+
+
+def test_the_hash_of_code_is_the_same_on_every_python(tmp_path):
+    assert hashed(tmp_path, SOURCE) == "7688cdc3bf3c9b7d26b9c08d5d7d459ee537f2f8cb453eb56175efdf74f58909"
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("# a comment", "# another comment\n    # of two lines"),
+        ('    """A function."""\n', ""),
+        ("A class.", "The class."),
+        ("Documents the constant.", "The limit."),
+        ("LIMIT = -(2**31)", "\n\nLIMIT = (\n    -(2**31)\n)"),
+        ('" "and"', 'and"'),
+    ],
+    ids=["comment", "without a docstring", "docstring", "of a constant", "layout", "quotes"],
+)
+def test_the_hash_of_code_leaves_out_comments_docstrings_and_layout(old, new, tmp_path):
+    assert old in SOURCE
+    assert hashed(tmp_path, SOURCE.replace(old, new)) == hashed(tmp_path, SOURCE)
+
+
+def test_the_hash_of_code_depends_on_code_and_names(tmp_path):
+    changes = [("1.5", "1.25"), ("width, ", "width=None, "), ("name: str", "name: object"), ('"and"', '"or"')]
+    assert all(old in SOURCE for old, _ in changes)
+    digests = [hashed(tmp_path, SOURCE.replace(old, new)) for old, new in [("", ""), *changes]]
+    digests += [hashed(tmp_path, SOURCE, name="other.py"), hashed(tmp_path, SOURCE, "")]
+    assert len(set(digests)) == len(digests)
+    assert hashed(tmp_path, "x = 1", "y = 2") != hashed(tmp_path, "y = 2", "x = 1")
+    assert hashed(tmp_path, "", name="c.py") != hashed(tmp_path, "", "")
+
+
+def test_a_comment_makes_no_record_stale(tmp_path):
+    shutil.copytree(records.KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    before = records.kernels_hash(tmp_path / "kernels")
+    tiles = tmp_path / "kernels" / "tiles.py"
+    tiles.write_text('"""Another docstring."""\n# A comment.\n' + tiles.read_text())
+    assert before == records.kernels_hash(tmp_path / "kernels") == records.kernels_hash()
+    tiles.write_text(tiles.read_text() + "_MORE = 1\n")
+    assert records.kernels_hash(tmp_path / "kernels") != before
 
 
 # ------------------------------------------------------------------------------------------- records of several GPUs

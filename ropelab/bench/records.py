@@ -7,7 +7,6 @@ The provenance has the checksum of its table and is replaced last: whatever inte
 an old provenance is noticed (`ropelab.bench.record_checks`).
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ import pandas as pd
 import torch
 
 from ropelab.bench import record_checks
+from ropelab.bench.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels"
@@ -73,7 +73,7 @@ class Record:
 
     @property
     def is_current(self) -> bool:
-        """Whether today's kernel sources are those that were measured."""
+        """Whether the code of today's kernels is the code that was measured."""
         return self.provenance["kernels_sha256"] == kernels_hash()
 
     @property
@@ -201,11 +201,8 @@ def environment() -> dict[str, Any]:
 
 
 def kernels_hash(folder: Path = KERNELS) -> str:
-    """SHA-256 over the names and contents of the kernel sources."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
-        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    """The hash of the kernels' code; a change of their comments and docstrings does not change it."""
+    return code_hash(folder.glob("*.py"), folder.parent)
 
 
 def slug(gpu: str) -> str:

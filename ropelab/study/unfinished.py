@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ropelab.bench import record_checks, records
+from ropelab.bench.code_hash import code_hash
 
 LIBRARY = records.ROOT / "ropelab"
 
@@ -47,7 +48,7 @@ def resume(build: Path, studies: Sequence[str], directory: Path, *, smoke: bool)
     """
     here = records.environment()
     identity = {
-        "code": hashlib.sha256(code_hash().encode() + here["kernels_sha256"].encode()).hexdigest(),
+        "code": hashlib.sha256(library_hash().encode() + here["kernels_sha256"].encode()).hexdigest(),
         "gpu": here["gpu"]["name"], "torch": here["torch"], "triton": here["triton"],
         "studies": list(studies), "smoke": smoke,
     }  # fmt: skip
@@ -63,12 +64,9 @@ def resume(build: Path, studies: Sequence[str], directory: Path, *, smoke: bool)
     return run
 
 
-def code_hash(folder: Path = LIBRARY) -> str:
-    """SHA-256 over the names and contents of the library's sources."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+def library_hash(folder: Path = LIBRARY) -> str:
+    """The hash of the library's code, without the kernels: `Path.rglob` does not follow the link to them."""
+    return code_hash(folder.rglob("*.py"), folder)
 
 
 def _is(csv: Path, digest: str) -> bool:
