@@ -65,7 +65,8 @@ def counted(
     """
     if not found:
         return untold(needs)
-    holding, failing = sum(x is True for x in found), sum(x is False for x in found)
+    told = [bool(x) for x in found if x is not None]
+    holding, failing = sum(told), len(told) - sum(told)
     if holding == len(found):
         return HOLDS
     if failing == len(found) or (failing and quantifier.strict):
