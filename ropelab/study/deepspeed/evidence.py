@@ -89,7 +89,8 @@ def dispatch() -> pd.DataFrame:
             found = _attempt(function, t, cos, sin)
             rows.append({
                 "version": version, "code": source, "caller": caller, "in_tree": in_tree, "t": t_shape,
-                "tables": table_shape, "tokens": max(table_shape[:-1]), "gate_open": bool(opened), **_compare(found, expected),
+                "tables": table_shape, "tokens": max(table_shape[:-1]), "gate_open": bool(opened),
+                **_compare(found, expected),
             })  # fmt: skip
     return _from_code(rows, ", ".join(source for _, source in versions.values()))
 
@@ -132,8 +133,8 @@ ABSENT, OLD = "torchembed is not installed", "torchembed 0.2.4 is installed"
 def fallback() -> pd.DataFrame:
     """The merged function where the fused path cannot run.
 
-    Columns case, code (whose code was run), available (the guarded import found the kernel), warnings (how many the
-    import and the call gave), expected, outcome, error.
+    Columns case, code (whose code was run), available (the guarded import found the kernel), warnings (their number,
+    of the import and of the call), expected, outcome, error.
     """
     t = torch.randn(S, B, H, D, dtype=torch.float64)
     cos, sin = _tables((S, 1, 1, D))

@@ -34,10 +34,10 @@ PRINTED = 5e-6
 
 @rule("DS-01", "deepspeed_correctness", basis=Basis.PACKAGE)
 def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
-    """A cell is a version, a pair of dtypes and a length of the tests; it holds if dtype and numbers are the formula's."""
+    """A cell is a version, a pair of dtypes and a length of the tests; dtype and numbers must be the formula's."""
     whole = correctness[correctness.table == "whole"]
-    test, *_ = facts("test", "deepspeed")
-    lengths, sizes_untried = test["parameters"]["tokens"], set(test["parameters"]["head_dim"]) - {measure.HEAD_DIM}
+    tested = facts("test", "deepspeed")[0]["parameters"]
+    lengths, untried = tested["tokens"], set(tested["head_dim"]) - {measure.HEAD_DIM}
     if missing := _missing_errors(whole, lengths, versions={REVIEWED, *whole.version.astype(str)}):
         return untold(f"{claim.needs}; missing: {missing}")
     right = whole.forward_error <= whole.result_dtype.map(rounding_bound, na_action="ignore") * (1 + PRINTED)
@@ -45,18 +45,17 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
     stated, ran = whole.seq_len.isin(lengths), whole.outcome == "ran"
     largest = whole[ran].groupby("result_dtype", sort=False).forward_error.max()
     worst = ", ".join(f"{error:.1e} in {dtype}" for dtype, error in largest.items())
-    spans = f"S = {whole.seq_len[ran].min()} to {whole.seq_len[ran].max()}"
     other = whole[ran & ~same_dtype][["dtype", "table_dtype", "result_dtype", "formula_dtype"]].drop_duplicates()
-    dtypes = "; ".join(
-        f"{x} with {table} tables gives {got}, the formula {want}" for x, table, got, want in other.values
-    )
+    dtypes = "; ".join("{} with {} tables gives {}, the formula {}".format(*row) for row in other.values)
     failed = whole[~ran]
     return counted(list((right & same_dtype)[stated]), claim.quantifier).said(
-        f"{ran.sum()} cases, {spans}: largest relative error {worst}",
+        f"numbers right in {right[stated].sum()}, dtype in {same_dtype[stated].sum()} of {stated.sum()} cells; "
+        f"{ran.sum()} cases, S = {whole.seq_len[ran].min()} to {whole.seq_len[ran].max()}: largest relative error "
+        f"{worst}",
         dtypes and f"the dtype of the result differs where the tables are wider: {dtypes}",
         _words("beyond rounding at S = ", whole.seq_len[ran & ~right].unique()),
         "" if failed.empty else f"no launch at S = {failed.seq_len.min()} and above ({failed.outcome.iloc[0]})",
-        _words("not measured: head sizes ", sorted(sizes_untried)),
+        _words("not measured: head sizes ", sorted(untried)),
     )
 
 
@@ -105,7 +104,7 @@ def tests_broadcast(claim: Claim, tests: pd.DataFrame) -> Verdict:
 
 @rule("DS-05", "deepspeed_dispatch", basis=Basis.MODEL)
 def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
-    """A cell is the shape of a caller in DeepSpeed's tree, of more than one token: wrong at first, right when merged."""
+    """A cell is the shape of a caller in DeepSpeed's tree, beyond one token: wrong at first, right when merged."""
     if missing := _missing_callers(dispatch, "first", "merged"):
         return untold(missing)
     in_tree = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].set_index("caller")
@@ -115,14 +114,14 @@ def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
         f"first version wrong for {wrong.sum()} of {len(first)} shapes of in-tree callers "
         f"({', '.join(_outcome(row) for row in first[wrong].itertuples())}); merged ({merged.code.iloc[0]}): "
         f"{still.sum()} wrong",
-        "the review says that the first version takes axis -2 for the sequence, and the model takes it over; which "
-        "callers that hits is what was found",
+        "the review says that the first version takes axis -2 for the sequence, and the model takes it over; the "
+        "finding is which callers that hits",
     )
 
 
 @rule("DS-06", "deepspeed_dispatch", basis=Basis.PACKAGE)
 def mismatches_fall_back(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
-    """A cell is a shape: whatever the gate decides, the result must be the formula's."""
+    """A cell is a shape: with the gate open or shut, the result must be the formula's."""
     if missing := _missing_callers(dispatch, "merged"):
         return untold(missing)
     merged = dispatch[dispatch.version == "merged"]
@@ -133,8 +132,8 @@ def mismatches_fall_back(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
         f"gate opens for {len(opened)} of {len(merged)} shapes, {(opened.outcome != 'equal').sum()} of them wrongly"
         + (f" ({wrong})" if wrong else ""),
         "the gate ran on the CPU, with the contract of torchembed's kernel in the kernel's place",
-        "" if in_tree.gate_open.any() else "the gate never opens for the in-tree callers beyond one token, whose tables "
-        "lead with an axis of size 1: they fall back always",
+        "" if in_tree.gate_open.any() else "the gate never opens for the in-tree callers beyond one token, whose "
+        "tables lead with an axis of size 1: they fall back always",
     )  # fmt: skip
 
 
@@ -159,7 +158,8 @@ def compile_keeps_intermediates(claim: Claim, inductor: pd.DataFrame) -> Verdict
     return counted(list(extra > 0), claim.quantifier).said(
         f"Inductor generates {_range(inductor.kernels)} kernel(s) with {_range(extra)} buffer(s) besides the result; "
         f"forward at {_range(forward.fraction_of_copy, '.2f')} of the copy",
-        "what is left to the copy has another cause than intermediates" if not extra.any() else "",
+        f"torch {', '.join(inductor.torch.unique())} compiled the formula in our words",
+        "" if extra.any() else "the rest of the gap to the copy has another cause",
     )
 
 
@@ -176,14 +176,12 @@ def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFram
         f"extra memory, {row.fraction_of_copy:.2f} of the copy"
         for row in pd.concat((raw, api)).itertuples()
     )
-    source = (
-        f"source of {', '.join(kernel.version)}: {_range(kernel.loads)} loads of x and {_range(kernel.stores)} stores"
-    )
     return counted(runs + once, claim.quantifier).said(
-        f"{shown}; {source}, {_range(kernel.repeated)} repeated, {_range(kernel.loops)} loops",
-        "" if api.empty else "DeepSpeed's function hands the kernel q as q and as k, throws one result away and copies, "
-        f"so it takes {_range(api.launches)} launches and {_range(api.extra_bytes / api.tensor_bytes, '.1f')} tensors "
-        "of extra memory",
+        f"{shown}; source of {', '.join(kernel.version)}: {_range(kernel.loads)} loads of x and "
+        f"{_range(kernel.stores)} stores, {_range(kernel.repeated)} repeated, {_range(kernel.loops)} loops",
+        "" if api.empty else "DeepSpeed's function hands the kernel q as q and as k, throws one result away and "
+        f"copies, so it takes {_range(api.launches)} launches and "
+        f"{_range(api.extra_bytes / api.tensor_bytes, '.1f')} tensors of extra memory",
     )  # fmt: skip
 
 
@@ -222,7 +220,7 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     sliced = sliced[sliced.gradient_error > sliced.dtype.map(rounding_bound)]
     return counted(_repeats_forward(ran), claim.quantifier).said(
         f"{REVIEWED}: {shown} in float32, with the norm right to {digits((ran.norm_ratio - 1).abs().max())} in "
-        f"{len(ran)} cases of four pairs of dtypes",
+        f"{len(ran)} cases of {', '.join(ran.dtype.unique())}",
         _words("no longer so in ", right.index[right]), _words("wrong still in ", right.index[~right]),
         "" if sliced.empty else "where the tables are columns of wider ones the gradient of "
         f"{', '.join(map(str, sliced.version))} is off by {_range(sliced.gradient_error, '.2f')}: the negated sine has "
@@ -254,8 +252,8 @@ def silent_with_the_old_package(claim: Claim, fallback: pd.DataFrame) -> Verdict
         return untold(claim.needs)
     row = old.iloc[0]
     return fact(not row.available and row.warnings == 0 and row.outcome == "equal").on(_own_source(old)).said(
-        f"{row.case}: the guarded import {'finds' if row.available else 'does not find'} the kernel, the result is "
-        f"{'the formula’s' if row.outcome == 'equal' else _outcome(row)}, {row.warnings} warning(s)"
+        f"{row.case}: the guarded import {'finds' if row.available else 'does not find'} the kernel, "
+        f"{row.warnings} warning(s), result and formula: {_outcome(row)}"
     )  # fmt: skip
 
 
@@ -273,7 +271,7 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
     compiled = inductor[inductor.dtype == "bfloat16"].set_index("direction").kernels
     if not set(DIRECTIONS) <= set(eager.index) & set(compiled.index):
         return untold(claim.needs)
-    return counted([compiled[direction] < eager[direction] for direction in DIRECTIONS], claim.quantifier).said(
+    return counted([bool(compiled[name] < eager[name]) for name in DIRECTIONS], claim.quantifier).said(
         "; ".join(f"{name}: {eager[name]:.0f} launches, {compiled[name]:.0f} compiled" for name in DIRECTIONS),
         "launches were counted, not the host's time",
     )
@@ -281,7 +279,7 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
 
 @rule("DS-17", "deepspeed_patterns", basis=Basis.SOURCE)
 def others_do_the_same(claim: Claim, patterns: pd.DataFrame) -> Verdict:
-    """No such evidence is at hand: columns project, guarded_import (bool)."""
+    """The evidence would have columns project and guarded_import (bool); nobody has collected it."""
     if missing := {"transformers", "vLLM"} - set(patterns.project):
         return untold(f"{claim.needs}; missing: {', '.join(sorted(missing))}")
     shown = ", ".join(f"{row.project} {'does' if row.guarded_import else 'does not'}" for row in patterns.itertuples())
@@ -308,12 +306,12 @@ def _judge_speedup(
     ]
     of_copy = table[table.status == "ok"].groupby("contender").fraction_of_copy
     roofs = " and ".join(f"{name} at {_range(of_copy.get_group(name), '.2f')}" for name in (fast, slow))
-    module = _ratios(table, slow, MODULE).values() if fast == TORCHEMBED else ()
+    module = [x.value for cell, x in _ratios(table, slow, MODULE).items() if DIRECTIONS[0] in cell]
     return found.said(
         f"{'; '.join(shown)}; of the copy's speed {roofs}",
         "the document measured on a GB10, not on this GPU",
-        f"through torchembed's module, which takes q as q and as k, {_range([x.value for x in module], '.2f')} times as "
-        "fast" if module else "",
+        f"forward through torchembed's module, with q as q and as k: {_range(module, '.2f')}x"
+        if module and fast == TORCHEMBED else "",
     )  # fmt: skip
 
 
@@ -333,21 +331,21 @@ def _repeats_forward(frame: pd.DataFrame) -> list[bool]:
 
 
 def _missing_errors(frame: pd.DataFrame, lengths: Iterable[int], versions: set[str]) -> str:
-    """Which cells the record deepspeed_correctness lacks."""
+    """The cells that the record deepspeed_correctness lacks; "" if it has all."""
     pairs = [" with ".join(str(x).removeprefix("torch.") for x in pair) for pair in measure.DTYPES[_device(frame)]]
     frame = frame.assign(version=frame.version.astype(str), pair=frame.dtype + " with " + frame.table_dtype)
     return _missing(frame, version=sorted(versions), pair=pairs, seq_len=lengths)
 
 
 def _missing_callers(dispatch: pd.DataFrame, *versions: str) -> str:
-    """What would tell, if the evidence lacks shapes."""
+    """The shapes that the evidence lacks, in words that say what would tell; "" if it has all."""
     names = [caller for caller, *_ in evidence.CALLERS]
     missing = _missing(dispatch, version=versions, caller=names)
     return missing and f"the shapes of all callers; missing: {missing}"
 
 
 def _missing(frame: pd.DataFrame, **expected: Iterable) -> str:
-    """The combinations of expected values that no row has, in words."""
+    """The combinations of expected values that no row has; "" if there are none."""
     present = set(frame[list(expected)].itertuples(index=False, name=None))
     return "; ".join(" ".join(map(str, x)) for x in itertools.product(*expected.values()) if x not in present)
 
@@ -357,7 +355,7 @@ def _device(correctness: pd.DataFrame) -> str:
 
 
 def _own_source(frame: pd.DataFrame) -> Basis:
-    """What a frame rests on that says whose code was run: a package, or our model of it."""
+    """The basis of a frame whose column ``code`` says whose code was run: a package, or our model of it."""
     return Basis.PACKAGE if frame.code.str.contains("own source").all() else Basis.MODEL
 
 
