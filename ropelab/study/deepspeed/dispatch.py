@@ -35,6 +35,21 @@ def kernel_contract(
     return tuple(formula(x, cos[:rows], sin[:rows]).to(x.dtype) for x in (q, k))
 
 
+def rounding_bound(dtype: torch.dtype | str) -> float:
+    """The largest relative error (L2) that rounding gives a rotation, or its gradient, computed in a dtype.
+
+    Where every operation rounds to a unit u, an element of a pair is off by at most 2 u (|x0| + |x1|), and over a
+    tensor the error is at most 4 u of its norm (|x0| + |x1| is at most the root of 2 times the pair's norm, and two
+    elements of a pair err). 5 % cover the products of two roundings.
+
+    Args:
+        dtype: the narrowest on the way; a string is its name without "torch.".
+    """
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    return 1.05 * 4 * torch.finfo(dtype).eps / 2
+
+
 def first_dispatch(
     t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotate: Rotate = kernel_contract
 ) -> torch.Tensor:

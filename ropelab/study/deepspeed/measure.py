@@ -1,4 +1,4 @@
-"""The measurements behind claims DS-01 to DS-12. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""The measurements behind claims DS-01 to DS-17. Each returns a data frame; ``ropelab.bench.records`` keeps it.
 
 ``packages`` needs the wheels of torchembed under ``build/peers``; ``correctness`` also a GPU, or Triton's
 interpreter (TRITON_INTERPRET=1); the others a GPU.
