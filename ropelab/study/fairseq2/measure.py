@@ -1,4 +1,4 @@
-"""The measurements behind claims FS-01 to FS-13. A study returns a data frame, which ``ropelab.bench.records`` keeps.
+"""The measurements behind claims FS-01 to FS-17. A study returns a data frame, which ``ropelab.bench.records`` keeps.
 
 The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
 one with it; the grid is in float32, one large cell also in bfloat16. The encoders are those of
@@ -40,8 +40,8 @@ from ropelab.interop.fairseq2 import (
 from ropelab.layout.pairing import join, pairs
 from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.fairseq2 import evidence
+from ropelab.study.fairseq2.evidence import DIRECTIONS
 
-DIRECTIONS = ("forward", "forward and backward")
 CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
 NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
 """Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
