@@ -75,3 +75,8 @@ def mean(intervals: list[Interval]) -> Interval:
         sum(x.low for x in intervals) / count, sum(x.value for x in intervals) / count,
         sum(x.high for x in intervals) / count,
     )  # fmt: skip
+
+
+def difference(first: Interval, second: Interval) -> Interval:
+    """The first number less the second."""
+    return Interval(first.low - second.high, first.value - second.value, first.high - second.low)
