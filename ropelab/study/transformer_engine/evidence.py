@@ -14,7 +14,7 @@ from ropelab.study.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
 
 DOCUMENTS = ROOT / "data" / "documents"
 THREADS, WARP = 256, 32
-"""Of a block, and those of a warp, whose reads of one address are one request."""
+"""Threads of a block, and of a warp; the reads of one address by a warp are one request."""
 
 
 @evidence("te_published_a", "the document's table of layers")
@@ -64,7 +64,7 @@ def search() -> pd.DataFrame:
 
 
 def _steps(n: int, sequence: int) -> int:
-    """Of the search for a token of this sequence, as in ``ropelab.bench.varlen_models``."""
+    """The steps of the search for a token of this sequence, as in ``ropelab.bench.varlen_models``."""
     low, high, steps = 0, n, 0
     while high - low > 1:
         middle = (low + high) // 2
@@ -79,9 +79,9 @@ def source() -> pd.DataFrame:
 
     Columns: version; read (the commit, and the place where the fact was read); variable, empty where a version has
         none; zero and one (the kernels that those values force); model (whether our model launches the same);
-        least_sequences, blocks_per_token, more_than and times_cp_size (the condition of the new kernel); no_tokens (the
-        kernel for no tokens, where that was read); guard (whether rows behind the last sequence are left out); and
-        threads (of a block that search).
+        least_sequences, blocks_per_token, more_than, times_cp_size and least_dead_blocks (the condition of the new
+        kernel); no_tokens (the kernel for no tokens, where that was read); guard (whether rows behind the last sequence
+        are left out); and threads (of a block that search).
     """
     rows = []
     for fact in facts("dispatch", "transformer_engine"):
@@ -95,7 +95,8 @@ def source() -> pd.DataFrame:
         rows.append({
             "version": fact["version"], "read": where(fact), "variable": variable, "zero": forced.get("0", ""),
             "one": forced.get("1", ""), "model": all(same), **{name: fact[name] for name in condition},
-            "no_tokens": fact.get("no_tokens", ""), "guard": fact["guard"], "threads": fact["threads_that_search"],
+            "least_dead_blocks": fact.get("least_dead_blocks", 0), "no_tokens": fact.get("no_tokens", ""),
+            "guard": fact["guard"], "threads": fact["threads_that_search"],
         })  # fmt: skip
     return pd.DataFrame(rows)
 

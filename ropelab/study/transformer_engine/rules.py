@@ -27,7 +27,7 @@ from ropelab.study.transformer_engine.measure import GIVEN, SUMMED
 ROUTINE = (128, 512)
 """Sequences of TE-02, of 512 and of 128 tokens."""
 UNGUARDED, PAST = "token-linear, as first proposed", "reads past freqs"
-"""Of the record te_past_the_end: a contender, and an outcome."""
+"""A contender and an outcome of the record te_past_the_end."""
 
 
 # ------------------------------------------------------------------------------------------------- times of the model
@@ -206,7 +206,7 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
 
 @rule("TE-14", "te_kernels", basis=Basis.MODEL)
 def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
-    """The cells have no more rows of freqs than the longest sequence has tokens, which is no shape's fault."""
+    """The cells have as many rows of freqs as the longest sequence has tokens: no table is longer than needed."""
     table = _timed(kernels, "freqs_len == longest")
     ratio = table[OLD] / table[NEW]
     told = "; ".join(
@@ -224,9 +224,8 @@ def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verd
     found, told = [], []
     for name, column in ((OLD, "old_ms"), (NEW, "new_ms")):
         times = [_ms(time) for time in table[LAYER, name]]
-        found += [
-            size(*pair, digits=4, no_effect=0.0) for pair in zip(times, published[column][: len(times)], strict=True)
-        ]
+        stated = published[column][: len(times)]
+        found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
         told.append(f"{_listed(times, table.index)} sequences")
     return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
         f"milliseconds of a torch layer with the old grid {told[0]}; with the new one {told[1]}",
@@ -361,10 +360,9 @@ def condition_of_the_new_kernel(claim: Claim, source: pd.DataFrame) -> Verdict:
 
 
 def _condition(row) -> str:
-    bound = f"{'more than' if row.more_than else 'at least'} {row.blocks_per_token}"
-    return (
-        f"from {row.least_sequences} sequences on, {bound}{' cp_size' * bool(row.times_cp_size)} times as many blocks"
-    )
+    blocks = f"{'more than' if row.more_than else 'at least'} {row.blocks_per_token}{' cp_size' * row.times_cp_size}"
+    dead = f", and {row.least_dead_blocks:,} dead blocks" * bool(row.least_dead_blocks)
+    return f"at least {row.least_sequences} sequences, {blocks} times as many blocks as tokens{dead}"
 
 
 @rule("TE-09", "te_source", basis=Basis.SOURCE)
@@ -428,9 +426,7 @@ def covered_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
     verdict = counted([bool(first["empty"]), bool(first.context_parallel)], claim.quantifier)
     gone = sorted(set(tests.version) - set(both.version))
     return _of_file(first, verdict, claim).said(
-        _versions(
-            both, lambda row: f"empty sequences {_tested(row.empty)}, cp_size > 1 {_tested(row.context_parallel)}"
-        ),
+        _versions(both, lambda row: f"empty {_tested(row.empty)}, cp_size > 1 {_tested(row.context_parallel)}"),
         f"no test compares both kernels in: {', '.join(gone)}" if gone else "",
         "TE-08 has these cases, of our models",
     )
@@ -472,9 +468,7 @@ def no_tokens(claim: Claim, source: pd.DataFrame) -> Verdict:
 def ratios_follow(claim: Claim, layers: pd.DataFrame, kernels: pd.DataFrame) -> Verdict:
     """Every printed number may be off by half of its last digit."""
     rows = pd.concat((layers, kernels))
-    found = [
-        _rounded(row.old_ms, 4) / _rounded(row.new_ms, 4) for row in rows.itertuples()
-    ]  # fmt: skip
+    found = [_rounded(row.old_ms, 4) / _rounded(row.new_ms, 4) for row in rows.itertuples()]
     printed = [_rounded(value, 3) for value in rows.stated_speedup]
     agree = [a.low <= b.high and b.low <= a.high for a, b in zip(found, printed, strict=True)]
     return counted(agree, claim.quantifier).said(
