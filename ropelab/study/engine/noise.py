@@ -79,5 +79,5 @@ def mean(intervals: list[Interval]) -> Interval:
 
 
 def difference(first: Interval, second: Interval) -> Interval:
-    """``first - second``."""
+    """The first number less the second."""
     return Interval(first.low - second.high, first.value - second.value, first.high - second.low)

@@ -1,4 +1,4 @@
-"""The measurements behind claims TE-01 to TE-13. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""The measurements behind claims TE-01 to TE-21. Each returns a data frame; ``ropelab.bench.records`` keeps it.
 
 They need a GPU; ``parity`` and ``past_the_end`` also run in Triton's interpreter, where they are small.
 
