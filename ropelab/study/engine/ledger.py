@@ -142,9 +142,9 @@ def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) 
         else:
             found.append(piece)
     if damaged:
-        return untold(f"records that can be believed ({'; '.join(damaged)})").on(rule.basis), []
+        return untold(f"records that can be believed ({'; '.join(damaged)})").on(Basis.NONE), []
     if missing:
-        return untold(f"{claim.needs} (missing: {', '.join(missing)})").on(rule.basis), []
+        return untold(f"{claim.needs} (missing: {', '.join(missing)})").on(Basis.NONE), []
     verdict = rule.judge(claim, *(piece.frame for piece in found))
     if (verdict.basis or rule.basis) is Basis.MODEL:
         return of_model(verdict, claim.needs), found

@@ -24,6 +24,7 @@ class Basis(StrEnum):
     DOCUMENT = "the document's own numbers"
     SOURCE = "the source was read"
     MODEL = "our model was run"
+    NONE = "no evidence yet"
 
 
 class Quantifier(StrEnum):
