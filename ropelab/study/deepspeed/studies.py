@@ -1,7 +1,8 @@
 """This file lists the studies that measure the records of DeepSpeed#8052."""
 
 from ropelab.bench.study import Study
-from ropelab.study.deepspeed.measure import callers, correctness, inductor_evidence, launch_evidence, packages
+from ropelab.study.deepspeed.callers import callers
+from ropelab.study.deepspeed.measure import correctness, inductor_evidence, launch_evidence, packages
 
 STUDIES: dict[str, Study] = {
     "deepspeed_packages": Study(packages, gpu_gib=0, timed=False),
