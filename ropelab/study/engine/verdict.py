@@ -56,6 +56,7 @@ class Verdict:
         cells: with SOME_CELLS, how many cells hold, and of how many.
         needs: with UNTOLD, the evidence that would tell.
         remarks: what else the reader should know: a cause, a fix since, a limit of the evidence.
+        model: with the basis MODEL, the outcome of our model in words.
     """
 
     outcome: Outcome
@@ -65,6 +66,7 @@ class Verdict:
     cells: tuple[int, int] | None = None
     needs: str = ""
     remarks: tuple[str, ...] = ()
+    model: str = ""
 
     def __post_init__(self):
         if (self.outcome is Outcome.OTHER_SIZE) != (self.size is not None):
@@ -81,7 +83,7 @@ class Verdict:
             return f"{self.outcome} (times {self.size:.2f})"
         if self.cells is not None:
             return f"holds in {self.cells[0]} of {self.cells[1]} cells"
-        return str(self.outcome)
+        return f"{self.outcome} (our model: {self.model})" if self.model else str(self.outcome)
 
     def said(self, measured: str, *remarks: str) -> Verdict:
         """The same verdict with the measured figures in words, and with remarks (empty ones are left out)."""
@@ -107,7 +109,5 @@ def untold(needs: str) -> Verdict:
 
 def of_model(verdict: Verdict, needs: str) -> Verdict:
     """The verdict on a package by evidence of our model alone: a model neither confirms nor refutes a package."""
-    return Verdict(
-        Outcome.UNTOLD, Basis.MODEL, f"our model: {verdict.words}; {verdict.measured}", needs=needs,
-        remarks=verdict.remarks,
-    )  # fmt: skip
+    measured = f"our model: {verdict.words}; {verdict.measured}"
+    return Verdict(Outcome.UNTOLD, Basis.MODEL, measured, needs=needs, remarks=verdict.remarks, model=verdict.words)
