@@ -89,9 +89,9 @@ def fifth(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(documents, "CLAIMS", claims)
     monkeypatch.setattr(ledger, "_RULES", dict(ledger._RULES))
-    gpu = records.gpus(measurements)[0]
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "NVIDIA H200"})
     frame = documents.documents()[2].module("studies").STUDIES["made_up_times"]()
-    records.write("made_up_times", frame, measurements / gpu)
+    records.write("made_up_times", frame, measurements)
     yield claims, measurements
     for name in [name for name in sys.modules if name.startswith("made_up_document")]:
         del sys.modules[name]
