@@ -53,38 +53,38 @@ help: ## this list
 	@echo "  PYTHON=/path/to/python       use this environment as it is and install nothing"
 	@echo "  BASE_PYTHON=python3.12       build the environment in $(VENV) from this Python (>= 3.11)"
 
-test: EXTRAS := study test
+test: NEEDS := study test
 test: $(READY) ## the whole test suite (GPU tests only where there is a GPU)
 	'$(RUN)' -m pytest --numprocesses auto --dist loadfile
 
-check: EXTRAS := cli study check
+check: NEEDS := cli study check
 check: $(READY) ## ruff's rules and format, and the types of the library, in a minute
 	'$(RUN)' -m ruff check .
 	'$(RUN)' -m ruff format --check .
 	'$(RUN)' -m mypy
 
-memcheck: EXTRAS := study test
+memcheck: NEEDS := study test
 memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
 
-reproduce: EXTRAS := study
+reproduce: NEEDS := study
 reproduce: $(READY) peers ## the whole study: measure (on a GPU), run every notebook, write the report
 	$(STUDY) reproduce $(OF_GPU)
 
-smoke: EXTRAS := study
+smoke: NEEDS := study
 smoke: SMOKE := /smoke
 smoke: $(READY) ## the same with tiny parameters, in a minute or two
 	$(STUDY) reproduce --smoke
 
-measure: EXTRAS := study
+measure: NEEDS := study
 measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/ (ONLY="te_layer tiles" for some)
 	$(STUDY) measure $(ONLY)
 
-figures: EXTRAS := study
+figures: NEEDS := study
 figures: $(READY) ## redraw the figures from the committed records
 	$(STUDY) figures $(OF_GPU)
 
-lab: EXTRAS := study lab
+lab: NEEDS := study lab
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(STUDY) lab
 
@@ -114,14 +114,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "make: $(BASE_PYTHON) lacks the venv module (on Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@echo "setting up $(VENV): torch is a large download, the first time takes minutes"
 	@'$(BASE_PYTHON)' -m venv '$(VENV)'
-	@'$(RUN)' -m pip install --quiet --constraint constraints.txt --editable '.[cli,study,lab,test,check,peers]' || \
+	@'$(RUN)' -m pip install --quiet --constraint constraints.txt --upgrade pip && \
+	'$(RUN)' -m pip install --quiet --constraint constraints.txt --editable '.[cli]' \
+	  --group study --group lab --group test --group check --group peers || \
 	  { echo "make: pip could not install the packages (see above). Without a network, use an environment"; \
 	    echo "      that has them: make TARGET PYTHON=/path/to/python"; exit 1; }
 	@touch '$@'
 
 existing-environment:
 	@command -v '$(PYTHON)' >/dev/null || { echo "make: PYTHON=$(PYTHON) is not there or cannot be run"; exit 1; }
-	@'$(PYTHON)' ropelab/study/doctor.py $(EXTRAS)
+	@'$(PYTHON)' ropelab/study/doctor.py $(NEEDS)
 
 # Comparison packages are welcome, never required: what is missing is listed by the study as not run.
 peers: $(READY) ## fetch the packages that the study compares with, as far as they can be had

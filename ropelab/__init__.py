@@ -1,4 +1,4 @@
-"""Rotary position embedding at the speed of a memory copy, and the proof."""
+"""Rotary position embedding for PyTorch at the speed of a memory copy."""
 
 from importlib.util import find_spec as _find_spec
 
@@ -37,4 +37,4 @@ __all__ = [
     "rotary_table",
     "text_positions",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -17,6 +17,7 @@ from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, ten
 from ropelab.arguments import device as usable
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
+from ropelab.not_compiled import not_compiled
 from ropelab.rope import apply_rope
 
 FEWEST_ROWS = 512
@@ -146,7 +147,7 @@ class RotaryEmbedding(torch.nn.Module):
             tables = self._grow(seq_len, device)
         return tables
 
-    @torch.compiler.disable
+    @not_compiled
     def _grow(self, seq_len: int, device: torch.device) -> "_Tables":
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ropelab.bench import packages
+from ropelab.bench.kill_matrix import hold_to_laws, kill_matrix, kills, only_by_agreement
 from ropelab.conformance.faults import AGREEMENT, CONTROLS, FAULTS, NOT_EXPRESSED, THEMES, Fault, correct, runs_on
-from ropelab.conformance.kill_matrix import hold_to_laws, kill_matrix, kills, only_by_agreement
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.verify import verify
 from ropelab.kernels import INTERPRETED

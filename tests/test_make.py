@@ -1,8 +1,10 @@
 """The Makefile removes what was generated and nothing else, and takes paths as they are or not at all."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,14 @@ def test_paths_reach_the_commands_as_they_are(checkout):
         assert f"--build 'a;b$c{'/smoke' * (target == 'smoke')}'" in done.stdout, done
     assert "--gpu 'nvidia-h200'" in make(checkout, "-n", "figures", "PYTHON=true", "GPU=nvidia-h200").stdout
     assert "--gpu" not in make(checkout, "-n", "figures", "PYTHON=true").stdout
+
+
+def test_what_a_target_needs_is_declared():
+    """The names after ``NEEDS :=`` are extras or dependency groups of pyproject.toml, and make installs all of them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, groups = settings["project"]["optional-dependencies"].keys(), settings["dependency-groups"].keys()
+    text = (ROOT / "Makefile").read_text()
+    needed = {name for line in re.findall(r"NEEDS := (.*)", text) for name in line.split()}
+    assert "study" in needed and needed <= extras | groups
+    assert set(re.findall(r"--group (\w+)", text)) == groups
+    assert re.findall(r"--editable '\.\[([\w,]+)\]'", text) == [",".join(extras)]

@@ -1,37 +1,40 @@
-"""The wheel, installed in an environment that knows no checkout, is the whole library; without kernels there is none.
+"""The wheel holds the library alone, and the library works where nothing but its requirements is installed.
 
-The environment has the packages of this one (`tests.environments`): a network is not needed, and that the
-requirements of the wheel can be had is not tested.
+The environments have packages of this one (`tests.environments`): a network is not needed, and that the requirements
+of the wheel can be had is not tested.
 """
 
 import os
+import re
 import shutil
 import tarfile
+import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import ropelab
 from tests.environments import ROOT, environment, run
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("pip", "setuptools")), reason="needs pip and setuptools"
 )
 
-BUILD = (
-    "-m",
-    "pip",
-    "--disable-pip-version-check",
-    "wheel",
-    "--quiet",
-    "--no-deps",
-    "--no-index",
-    "--no-build-isolation",
-)
+PIP = ("-m", "pip", "--disable-pip-version-check")
+BUILD = (*PIP, "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+INSTALL = (*PIP, "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IN_A_CHECKOUT_ALONE = r"ropelab[./](?:bench|study)\b|\bdata/measurements\b|\bnotebooks?\b|\bMakefile\b|\bpandas\b"
 USE = """
-import importlib.util, pathlib, pkgutil
-import torch, ropelab
+import importlib, pathlib, sys
+from importlib.util import find_spec
+import torch
+before = set(sys.modules)
+import ropelab
+brought = set(sys.modules) - before
+assert not brought & {{"torch._dynamo", "torch._inductor", "triton", "sympy", "numpy.testing"}}, brought
 home = pathlib.Path(ropelab.__file__).parent
 assert home.is_relative_to({environment!r}), home
 assert (home / "py.typed").is_file() and not (home / "kernels").is_symlink()
@@ -42,21 +45,31 @@ cos, sin = ropelab.rotary_table(5, 16)
 turned = ropelab.apply_rope(x, cos=cos, sin=sin)
 assert not torch.equal(turned, x)
 assert torch.allclose(ropelab.apply_rope(turned, cos=cos, sin=sin, inverse=True), x, atol=1e-5)
+
+for missing in ("pandas", "matplotlib", "seaborn", "papermill", "typer", "rich", "pytest", "ropelab.bench",
+                "ropelab.study"):
+    assert find_spec(missing) is None, missing
+for module in {modules!r}:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        assert error.name == "triton" and find_spec("triton") is None, (module, error)
+from ropelab.conformance import verify
+report = verify(ropelab.apply_rope, "ropelab", laws=["definition"])
+assert report.passed, report.failed
+"""
+MINE = """
+from ropelab.conformance.faults.correct import huggingface
+def wrong(q, k, cos, sin, unsqueeze_dim=1):
+    return huggingface(q, k, cos, -sin, unsqueeze_dim)
 """
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory) -> Path:
-    """That of an environment without ropelab."""
-    return environment(tmp_path_factory.mktemp("environment"), without=("ropelab*", "__editable__*"))
-
-
-@pytest.fixture
-def source(tmp_path) -> Path:
-    """A copy of what the build reads: setuptools leaves files behind."""
-    folder = tmp_path / "source"
+def copy(folder: Path) -> Path:
+    """A copy of the checkout in ``folder``, because setuptools leaves files behind where it builds."""
     folder.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "kernels", "ropelab"):
+    files = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE")
+    for name in (*files, "kernels", "ropelab", "tests", "notebooks"):
         origin = ROOT / name
         if origin.is_dir():
             shutil.copytree(origin, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -65,10 +78,34 @@ def source(tmp_path) -> Path:
     return folder
 
 
-def contents(wheel: Path) -> dict[str, bytes]:
-    """Path -> bytes; but for the list of both, in which order may differ."""
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return copy(tmp_path / "source")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """The Python of an environment with all packages of this one, without ropelab."""
+    return environment(tmp_path_factory.mktemp("environment"), without=("ropelab*", "__editable__*"))
+
+
+@pytest.fixture(scope="module")
+def wheel(python, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    return built(python, copy(folder / "source"), folder / "wheels")
+
+
+@pytest.fixture
+def installed(wheel, tmp_path):
+    """Extras -> the Python of an environment with the wheel and the packages that it requires, and none else."""
+
+    def install(*extras: str) -> Path:
+        optional = [package for extra in extras for package in PROJECT["optional-dependencies"][extra]]
+        python = environment(tmp_path / "environment", only=("pip", *PROJECT["dependencies"], *optional))
+        run(python, *INSTALL, wheel, cwd=tmp_path)
+        return python
+
+    return install
 
 
 def built(python: Path, source: Path, folder: Path) -> Path:
@@ -77,32 +114,85 @@ def built(python: Path, source: Path, folder: Path) -> Path:
     return wheel
 
 
-def test_the_wheel_is_the_whole_library(python, source, tmp_path):
-    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ropelab").rglob("*") if path.is_file()}
-    files |= {f"ropelab/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "kernels").glob("*.py")}
-    files = {name for name in files if "__pycache__" not in name}
-    wheel = built(python, source, tmp_path / "wheels")
-    held = contents(wheel)
-    assert {name for name in held if ".dist-info/" not in name} == files
-    assert {"ropelab/py.typed", "ropelab/kernels/rotate_triton.py"} <= files
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Path -> bytes; but for the list of both, in which order may differ."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall", wheel, cwd=tmp_path)
+
+def library() -> set[str]:
+    """The paths of the wheel's files but those about the wheel."""
+    files = {path.relative_to(ROOT) for path in (ROOT / "ropelab").rglob("*.py")}
+    files = {path for path in files if path.parts[1] not in ("bench", "study", "kernels")}
+    files |= {Path("ropelab", path.relative_to(ROOT)) for path in (ROOT / "kernels").glob("*.py")}
+    return {path.as_posix() for path in files} | {"ropelab/py.typed"}
+
+
+def test_the_wheel_holds_the_library_alone(wheel):
+    held = {name for name in contents(wheel) if ".dist-info/" not in name}
+    assert held == library()
+    parts = {Path(name).parts[1] for name in held}
+    assert {"angles", "autograd", "call", "conformance", "interop", "kernels", "layout", "positions"} <= parts
+    assert not [name for name in held if re.search(r"bench|study|notebook|data|tests", name)]
+    assert wheel.name.startswith(f"ropelab-{ropelab.__version__}-")
+
+
+def test_the_library_names_nothing_that_only_a_checkout_has(wheel):
+    lines = [
+        f"{name}:{number}: {line.strip()}"
+        for name, held in contents(wheel).items() if name.endswith(".py")
+        for number, line in enumerate(held.decode().splitlines(), start=1) if re.search(IN_A_CHECKOUT_ALONE, line)
+    ]  # fmt: skip
+    assert not lines, "\n".join(lines)
+
+
+def test_the_library_works_with_its_requirements_alone(installed, tmp_path):
+    python = installed()
+    files = library() - {"ropelab/py.typed", "ropelab/conformance/cli.py"}
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "my_project").mkdir(parents=True)
-    run(python, "-c", USE.format(environment=str(python.parents[1])), cwd=elsewhere)
-    assert "--convention" in run(python.with_name("ropelab"), "verify", "--help", cwd=elsewhere, COLUMNS="200")
+    code = USE.format(environment=str(python.parents[1]), modules=sorted(modules))
+    run(python, "-c", code, cwd=elsewhere)
+    said = run(python.with_name("ropelab"), "verify", "--help", cwd=elsewhere, expect=2)
+    assert said.endswith("pip install 'ropelab[cli]'\n") and "Traceback" not in said
 
 
-def test_the_source_distribution_makes_the_same_wheel(python, source, tmp_path):
+def test_the_command_works_with_its_extra_alone(installed, tmp_path):
+    python = installed("cli")
+    (tmp_path / "mine.py").write_text(MINE)
+    command = python.with_name("ropelab"), "verify", "--convention", "huggingface", "--law", "definition"
+    run(*command, "mine:huggingface", cwd=tmp_path)
+    assert "Diagnosis" in run(*command, "mine:wrong", cwd=tmp_path, expect=1)
+    assert "definition" in run(python.with_name("ropelab"), "laws", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("how", ["an editable install", "a checkout on the path"])
+def test_a_checkout_has_the_benchmarks_and_the_study_too(how, source, tmp_path):
+    python, path = environment(tmp_path / "environment", without=("ropelab*", "__editable__*")), str(source)
+    if how == "an editable install":
+        run(python, *INSTALL, "--editable", source, cwd=tmp_path)
+        path = ""
+    names = "ropelab", "ropelab.kernels", "ropelab.bench.records", "ropelab.study.report"
+    code = f"from importlib.util import find_spec\nfor name in {names}: print(find_spec(name).origin)"
+    found = run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path)
+    inside = "__init__.py", "kernels/__init__.py", "bench/records.py", "study/report.py"
+    assert found.splitlines() == [str(source / "ropelab" / name) for name in inside]
+
+
+def test_the_source_distribution_makes_the_same_wheel(python, wheel, source, tmp_path):
     hook = "import setuptools.build_meta as backend; print(backend.build_sdist({!r}))"
     run(python, "-c", hook.format(str(tmp_path)), cwd=source)
     (archive,) = tmp_path.glob("ropelab-*.tar.gz")
     with tarfile.open(archive) as held:
         held.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
+    files = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    about = {name for name in files if name.startswith("ropelab.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    build = {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"}
+    assert files - about == library() | build
     assert not (unpacked / "ropelab" / "kernels").is_symlink()
-    from_tree = contents(built(python, source, tmp_path / "from_tree"))
-    from_archive = contents(built(python, unpacked, tmp_path / "from_archive"))
+    from_tree, from_archive = contents(wheel), contents(built(python, unpacked, tmp_path / "from_archive"))
     assert from_tree.keys() == from_archive.keys()
     assert [name for name, held in from_tree.items() if from_archive[name] != held] == []
 

@@ -10,12 +10,13 @@ import torch
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.arguments import check_tensor, number, tensor
 from ropelab.arguments import device as usable
+from ropelab.not_compiled import not_compiled
 
 _PER_TURN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E410
 """2^192 / (2 pi), the nearest integer."""
 
 
-@torch.compiler.disable  # of arithmetic with Python's integers it makes four graphs, and C++ of them for a minute
+@not_compiled  # of arithmetic with Python's integers it makes four graphs, and C++ of them for a minute
 def rotary_frequencies(
     rotary_dim: int, base: float = 10000.0, *, device: torch.device | str | None = None
 ) -> torch.Tensor:
@@ -32,7 +33,7 @@ def rotary_frequencies(
     return fixed_point(inverse_frequencies(rotary_dim, base), device=device)
 
 
-@torch.compiler.disable
+@not_compiled
 def fixed_point(
     frequencies: torch.Tensor, attention_factor: float = 1.0, *, device: torch.device | str | None = None
 ) -> torch.Tensor:

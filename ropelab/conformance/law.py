@@ -62,7 +62,7 @@ class Law:
     Attributes:
         name: stable, snake_case.
         statement: in one sentence.
-        latex: for the notebooks, without dollar signs.
+        latex: the law as a formula, without dollar signs.
         check: yields comparisons, and remarks on what it had to leave out; raises ``NotApplicable`` or ``Broken``.
         by_default: checked unless laws are named.
     """

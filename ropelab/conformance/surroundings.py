@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # replaces functions of torch, so it comes before they are recorded
 
 _ABSENT = object()
 _AS_IT_IS = object()

@@ -12,11 +12,11 @@ import torch
 
 from ropelab.bench import records
 from ropelab.bench.conformance import NOT_RUN, held, left_out
+from ropelab.bench.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
 from ropelab.bench.subjects import CONTENDERS
 from ropelab.bench.workers import Job, spread
 from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
-from ropelab.conformance.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")

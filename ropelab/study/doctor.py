@@ -1,7 +1,7 @@
 """Say which of the project's requirements an environment lacks.
 
 Run as a file, before anything is imported: ``python ropelab/study/doctor.py study test`` checks the
-package's own requirements and those of the named extras, all read from pyproject.toml.
+package's own requirements and those of the named extras and dependency groups, all read from pyproject.toml.
 """
 
 import platform
@@ -39,15 +39,16 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part)
 
 
-def main(extras: list[str]) -> str | None:
+def main(needs: list[str]) -> str | None:
     try:
         import tomllib  # new in Python 3.11
     except ImportError:
         return f"{sys.executable} is Python {sys.version.split()[0]}; Python >= 3.11 is needed"
 
-    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
-    optional = project["optional-dependencies"]
-    lacking = missing(project["dependencies"] + [name for extra in extras for name in optional[extra]])
+    settings = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+    project = settings["project"]
+    groups = project["optional-dependencies"] | settings["dependency-groups"]
+    lacking = missing(project["dependencies"] + [name for need in needs for name in groups[need]])
     if lacking:
         return (
             f"{sys.executable} lacks {', '.join(lacking)}\n"
