@@ -77,6 +77,7 @@ needs = "a machine that counts bytes"
 @pytest.fixture
 def fifth(tmp_path, monkeypatch):
     """The folder of the claims of five documents, and the folder of their records."""
+    documents.load_claims()  # the four register their rules when they are first imported, and these are to stay
     package = tmp_path / "packages" / "made_up_document"
     package.mkdir(parents=True)
     for name, code in PACKAGE.items():
