@@ -470,7 +470,7 @@ def test_record_round_trip(tmp_path, frame):
         "python",
     }
     assert expected | {"study", "parameters", "peers", "not_run"} <= read.provenance.keys()
-    assert read.is_current and read.footer.endswith(f"triton {records._short(read.provenance['triton'])}")
+    assert not read.stale and read.footer.endswith(f"triton {records._short(read.provenance['triton'])}")
 
 
 def test_a_record_of_other_kernels_is_stale_and_says_so(tmp_path, frame, monkeypatch):
@@ -479,10 +479,10 @@ def test_a_record_of_other_kernels_is_stale_and_says_so(tmp_path, frame, monkeyp
     hash_of_then = partial(records.kernels_hash, tmp_path / "kernels")
     monkeypatch.setattr(records, "kernels_hash", hash_of_then)
     records.write("dense", frame, tmp_path)
-    assert records.load("dense", tmp_path).is_current
+    assert not records.load("dense", tmp_path).stale
     (tmp_path / "kernels" / "rotate.py").write_text("b")
     stale = records.load("dense", tmp_path)
-    assert not stale.is_current
+    assert stale.stale == ("ropelab.kernels",) and not stale.hashes_modules
     assert stale.footer.endswith("recorded with other kernels than today's")
 
 

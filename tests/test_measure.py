@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import gpu_memory, records, side_by_side, timing
+from ropelab.bench import checksums, gpu_memory, records, side_by_side, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
@@ -195,6 +195,19 @@ def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_
     assert recorded(tmp_path, "parts").facts.tolist() == [7]
     parameters = records.load("parts", tmp_path).provenance["parameters"]
     assert parameters["gpu_bytes"] == {"beside": 3 * GIB, "alone": 3 * GIB}
+
+
+def test_a_record_has_the_hashes_of_its_modules_and_its_checksums(tmp_path, monkeypatch, as_on_a_gpu):
+    monkeypatch.setattr(checksums, "DATA", tmp_path)
+    measure.measure(tmp_path / "measurements", only=["parts"], build=tmp_path)
+    record = records.load("parts", tmp_path / "measurements")
+    assert {"tests.test_measure", "ropelab.bench.timing", "ropelab.kernels.tiles"} <= record.provenance[
+        "modules"
+    ].keys()
+    assert record.hashes_modules and record.stale == () and "recorded with" not in record.footer
+    assert checksums.differences(tmp_path) == []
+    (tmp_path / "measurements" / "a-gpu" / "parts.csv").write_text("cell,facts\nparts,8\n")
+    assert checksums.differences(tmp_path) == ["measurements/a-gpu/parts.csv: changed, SHA256SUMS has another checksum"]
 
 
 def test_more_memory_than_declared_is_said(tmp_path, as_on_a_gpu, capsys):

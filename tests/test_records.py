@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import record_checks, records
+from ropelab.bench import imports, record_checks, records, staleness
 from ropelab.bench.code_hash import code_hash
 from ropelab.study import family_findings, figures
 from ropelab.study.engine import ledger as engine
@@ -205,6 +205,36 @@ def test_commands_are_recorded_without_folders():
     )
 
 
+# ------------------------------------------------------------------------------------------- written by hand
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"hand_written": True}, "its provenance says so"),
+        ({"commit": None, "command": ""}, "its provenance lacks command, commit"),
+        ({"gpu": {"sm_count": 132}}, "its provenance lacks gpu name"),
+        ({"utc": "2026-11-21 to 2026-11-22"}, "utc: expected the time of a run, got '2026-11-21 to 2026-11-22'"),
+    ],
+    ids=["says so", "no command", "no GPU", "several days"],
+)
+def test_a_record_that_no_run_wrote_is_no_evidence(change, said, copy):
+    about = copy / "te_kernels.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | change))
+    expected = f"nvidia-h200/te_kernels.json: written by hand, so it supports no verdict: {said}"
+    with pytest.raises(records.Damaged, match=re.escape(expected)):
+        records.load("te_kernels", copy.parent)
+    with pytest.raises(records.Damaged, match=re.escape(expected)):
+        engine.find_evidence("te_kernels", records=copy.parent)
+    assert "nvidia-h200/te_kernels" in records.hand_written(copy.parent)
+
+
+def test_the_committed_records_that_were_written_by_hand_say_so():
+    assert records.hand_written() == ["nvidia-h200/kernel_variants"]
+    assert json.loads((COMMITTED / "kernel_variants.json").read_text())["hand_written"] is True
+    assert records.hand_written(records.selection(records.MEASUREMENTS, "nvidia-h100-80gb-hbm3")) == []
+
+
 # ------------------------------------------------------------------------------------------- hash of the code
 
 SOURCE = '''"""A module."""
@@ -276,6 +306,83 @@ def test_a_comment_makes_no_record_stale(tmp_path):
     assert before == records.kernels_hash(tmp_path / "kernels") == records.kernels_hash()
     tiles.write_text(tiles.read_text() + "_MORE = 1\n")
     assert records.kernels_hash(tmp_path / "kernels") != before
+
+
+# ------------------------------------------------------------------------------------------- modules of a study
+
+TREE = {
+    "lib/__init__.py": "from lib.core import rotate\n",
+    "lib/core.py": "import math\nfrom lib import backends\nrotate = 1\n",
+    "lib/backends.py": "import importlib\ndef load(name):\n    importlib.import_module(f'lib.kernels.fast_{name}')\n",
+    "lib/kernels/__init__.py": "",
+    "lib/kernels/fast_cpu.py": "",
+    "lib/kernels/fast_gpu.py": "from . import tiles\n",
+    "lib/kernels/tiles.py": "",
+    "lib/kernels/unused.py": "",
+    "lib/study/__init__.py": "",
+    "lib/study/timer.py": "from .. import core\n",
+    "lib/study/measure.py": "def run():\n    from lib.study.timer import time\n    from .models import *\n",
+    "lib/study/models/__init__.py": "from importlib import import_module\nimport_module('lib.study.named')\n",
+    "lib/study/models/other.py": "",
+    "lib/study/named.py": "import lib.study.measure as again\n",
+    "lib/study/report.py": "import lib.study.measure\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder of modules that import each other."""
+    for name, source in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    return tmp_path
+
+
+def test_the_modules_of_a_study_are_all_that_it_imports(tree):
+    found = imports.imported(["lib.study.measure"], tree)
+    unused = {"lib.kernels.unused", "lib.study.models.other", "lib.study.report"}
+    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree / name for name in TREE}
+    assert found == {name: path for name, path in files.items() if name not in unused} and list(found) == sorted(found)
+    assert imports.imported(["nowhere.to.be.found"], tree) == {}
+
+
+def test_every_kernel_belongs_to_every_study():
+    found = imports.imported(["ropelab.bench.studies"], records.ROOT)
+    kernels = {f"ropelab.kernels.{path.stem}" for path in records.KERNELS.glob("*.py") if path.stem != "__init__"}
+    assert kernels <= found.keys() and {"ropelab.kernels", "ropelab.rope", "ropelab.bench.timing"} <= found.keys()
+    assert not any(name.startswith(("ropelab.study", "tests")) for name in found)
+
+
+def test_a_record_names_the_modules_that_have_changed(tree, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tree)
+    hashes = staleness.module_hashes(["lib.study.measure"], tree)
+    assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in hashes.values())
+    records.write("dense", pd.DataFrame({"median_us": [1.0]}), tree / "records", modules=hashes)
+    assert records.load("dense", tree / "records").stale == ()
+
+    (tree / "lib/kernels/unused.py").write_text("1 + 1\n")
+    (tree / "lib/core.py").write_text("# A comment.\n" + TREE["lib/core.py"])
+    record = records.load("dense", tree / "records")
+    assert record.stale == () and "recorded with" not in record.footer
+
+    (tree / "lib/study/timer.py").write_text(TREE["lib/study/timer.py"] + "WARM_UP = 1\n")
+    record = records.load("dense", tree / "records")
+    assert record.stale == ("lib.study.timer",)
+    assert record.footer.endswith(" · recorded with other code: lib.study.timer")
+    (tree / "lib/study/named.py").unlink()
+    for name in ("core", "backends"):
+        (tree / f"lib/{name}.py").write_text("rotate = 2\n")
+    record = records.load("dense", tree / "records")
+    assert record.stale == ("lib.backends", "lib.core", "lib.study.named", "lib.study.timer")
+    assert record.footer.endswith(" · recorded with other code: lib.backends, lib.core, lib.study.named and 1 more")
+
+
+def test_other_kernels_are_said_first():
+    assert (
+        staleness.words(("ropelab.bench.timing", "ropelab.kernels.tiles")) == "recorded with other kernels than today's"
+    )
+    assert staleness.words(("ropelab.kernels",)) == "recorded with other kernels than today's"
+    assert staleness.words(()) == ""
 
 
 # ------------------------------------------------------------------------------------------- records of several GPUs

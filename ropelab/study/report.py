@@ -18,7 +18,7 @@ from nbconvert.filters import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
 from pygments.formatters import HtmlFormatter
 
-from ropelab.bench import records
+from ropelab.bench import checksums, records, staleness
 from ropelab.study import figures
 from ropelab.study.engine import documents
 from ropelab.study.engine import ledger as judged
@@ -77,7 +77,7 @@ def write(
 
     Returns:
         What a reader of the report will miss, a line each: formulas left as text, a ledger that failed, a record that
-        cannot be believed.
+        cannot be believed, a file of evidence that its checksum does not fit.
     """
     where = records.selection(where)
     chapters = [chapter(run) for run in runs]
@@ -85,6 +85,7 @@ def write(
     ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
     sources, damaged = provenance(where, measured)
+    damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]
     problems += damaged
     differing = pd.concat([one.differing for one in ledgers], ignore_index=True)
 
@@ -97,6 +98,7 @@ def write(
         compared=records.gpus(where.directory),
         sources=sources,
         damaged=damaged,
+        by_hand=records.hand_written(where),
         axes={"outcome": list(Outcome), "basis": list(Basis)},
         smoke=smoke,
         origin=origin(),
@@ -205,7 +207,12 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
 
 
 def provenance(where: records.Selection, measured: Collection[str] = ()) -> tuple[list[dict], list[str]]:
-    """Of every figure of the records which one draws it, and whether that is of this run; then what cannot be drawn."""
+    """The records of every figure, and the figures that cannot be drawn.
+
+    Returns:
+        A row for each figure and record: figure, study, source (when and where it was measured), now (whether this run
+        measured it) and stale (the code that has changed since); then a line for each figure that cannot be drawn.
+    """
     rows, damaged = [], []
     for figure, (studies, _) in figures.all_figures().items():
         try:
@@ -219,8 +226,17 @@ def provenance(where: records.Selection, measured: Collection[str] = ()) -> tupl
             now = record.study in measured and records.slug(about["gpu"]["name"]) == here
             source = f"committed record of {about['utc'][:10]} on {about['gpu']['name']}"
             source = f"measured in this run on {about['gpu']['name']}" if now else source
-            rows.append({"figure": figure, "study": record.study, "source": source, "now": now})
+            row = {"figure": figure, "study": record.study, "source": source, "now": now, "stale": changed_code(record)}
+            rows.append(row)
     return rows, damaged
+
+
+def changed_code(record: records.Record) -> str:
+    """The modules whose code has changed since the record was measured, by name."""
+    if record.hashes_modules:
+        return ", ".join(record.stale) or "none"
+    kernels = ", ".join(record.stale) or f"none of {staleness.KERNELS}"
+    return f"{kernels}; recorded before the other modules were hashed"
 
 
 def origin() -> list[str]:
