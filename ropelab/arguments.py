@@ -1,8 +1,8 @@
-"""Arguments of the simple kinds: what counts as an integer, a number, a flag, and how each is refused.
+"""This file checks single arguments: integers, numbers, flags, strings, sequences, tensors and devices.
 
-Python takes a bool for an int, any string for true and NaN for a number. Arguments that pass through these functions
-are what they seem. NumPy's scalars count as Python's. Tensors never count as scalars: to read one may mean to wait for
-a GPU. Every message reads ``name: expected ..., got ...``.
+Python takes a bool for an int, any string for true and NaN for a number. These functions refuse all three. NumPy's
+scalars count as Python's. Tensors never count as scalars, because the host may have to wait for a GPU to read a tensor.
+Every message reads ``name: expected ..., got ...``.
 """
 
 import math
@@ -22,13 +22,13 @@ def integer(name: str, value: Any, at_least: int | None = None, below: int | Non
     """``value`` as an int; a `torch.SymInt` passes as it is.
 
     Args:
-        name: of the argument, for the message.
-        value: an int, or what Python takes as an index (``operator.index``); no bool, no float, no tensor.
+        name: the name of the argument, for the message.
+        value: an int, or an object with ``__index__``; no bool, no float, no tensor.
         at_least, below: the range, ``at_least <= value < below``; None for no bound.
 
     Raises:
-        TypeError: not an integer.
-        ValueError: out of range.
+        TypeError: ``value`` is not an integer.
+        ValueError: ``value`` is out of range.
     """
     if type(value) is not int and type(value) is not torch.SymInt:
         value = _index(name, value)
@@ -45,17 +45,17 @@ def number(
     """``value`` as a float, never NaN or infinite.
 
     Args:
-        name: of the argument, for the message.
+        name: the name of the argument, for the message.
         value: a real number of Python or NumPy; no bool, no string, no tensor.
         at_least, above, at_most: the range, ``above < value`` and ``at_least <= value <= at_most``; None for no bound.
 
     Raises:
-        TypeError: not a real number.
-        ValueError: not finite, or out of range.
+        TypeError: ``value`` is not a real number.
+        ValueError: ``value`` is not finite, or is out of range.
     """
     found = value if type(value) is float else _real(name, value)
     if (
-        not -math.inf < found < math.inf  # which compilers can follow, unlike isfinite
+        not -math.inf < found < math.inf  # compilers can follow this, but not isfinite
         or (at_least is not None and found < at_least)
         or (above is not None and found <= above)
         or (at_most is not None and found > at_most)
@@ -67,10 +67,10 @@ def number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """``value`` as a bool: Python's or NumPy's, nothing that is only true or false when asked (``"no"``, 0, None).
+    """``value`` as a bool. It must be a bool of Python or NumPy: ``"no"``, 0 and None are refused.
 
     Raises:
-        TypeError: not a bool.
+        TypeError: ``value`` is not a bool.
     """
     if type(value) is bool:
         return value
@@ -80,11 +80,11 @@ def flag(name: str, value: Any) -> bool:
 
 
 def choice(name: str, value: Any, allowed: Collection[str]) -> str:
-    """``value``, one of the strings ``allowed``.
+    """Return ``value``, which must be one of the strings ``allowed``.
 
     Raises:
-        TypeError: not a string.
-        ValueError: another string.
+        TypeError: ``value`` is not a string.
+        ValueError: ``value`` is another string.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {tuple(allowed)}, got {shown(value)}")
@@ -94,10 +94,10 @@ def choice(name: str, value: Any, allowed: Collection[str]) -> str:
 
 
 def sequence(name: str, values: Any) -> tuple:
-    """``values`` as a tuple: of a list, a tuple, a range or a NumPy array; no string, set, mapping or tensor.
+    """``values`` as a tuple, from a list, a tuple, a range or a one-dimensional NumPy array.
 
     Raises:
-        TypeError: something else.
+        TypeError: ``values`` is a string, set, mapping, tensor or another object that is not a sequence.
     """
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return tuple(values.tolist())
@@ -107,33 +107,33 @@ def sequence(name: str, values: Any) -> tuple:
 
 
 def integers(name: str, values: Any, at_least: int | None = None, below: int | None = None) -> tuple[int, ...]:
-    """``values`` as a tuple of ints, each as `integer` takes it; the message names the element, ``name[2]``.
+    """``values`` as a tuple of ints. `integer` takes each element, and a message names the element, as ``name[2]``.
 
     Raises:
-        TypeError: no sequence, or an element that is no integer.
-        ValueError: an element out of range.
+        TypeError: ``values`` is not a sequence, or an element is not an integer.
+        ValueError: an element is out of range.
     """
     values = sequence(name, values)
     return tuple(integer(f"{name}[{i}]", value, at_least, below) for i, value in enumerate(values))
 
 
 def numbers(name: str, values: Any, above: float | None = None) -> tuple[float, ...]:
-    """``values`` as a tuple of floats, each as `number` takes it; the message names the element, ``name[2]``.
+    """``values`` as a tuple of floats. `number` takes each element, and a message names the element, as ``name[2]``.
 
     Raises:
-        TypeError: no sequence, or an element that is no number.
-        ValueError: an element that is not finite or out of range.
+        TypeError: ``values`` is not a sequence, or an element is not a number.
+        ValueError: an element is not finite or is out of range.
     """
     values = sequence(name, values)
     return tuple(number(f"{name}[{i}]", value, above=above) for i, value in enumerate(values))
 
 
 def tensor(name: str, value: Any) -> torch.Tensor:
-    """``value``, a tensor with strides.
+    """Return ``value``, which must be a tensor with strides.
 
     Raises:
-        TypeError: not a tensor.
-        ValueError: a tensor of another kind: sparse, nested, of MKL-DNN.
+        TypeError: ``value`` is not a tensor.
+        ValueError: ``value`` is a sparse tensor, a nested tensor or a tensor of MKL-DNN.
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {shown(value)}")
@@ -143,8 +143,19 @@ def tensor(name: str, value: Any) -> torch.Tensor:
 
 
 def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str, dtypes=DTYPES) -> None:
-    """Raise unless ``x`` is a tensor of one of these ranks (``shape`` in words) and dtypes."""
-    if not torch.compiler.is_compiling():  # compilers, which cannot follow this, trace strided tensors
+    """Check the rank and the dtype of ``x``.
+
+    Args:
+        name: the name of the argument, for the message.
+        ranks: the ranks that ``x`` may have.
+        shape: the shapes of these ranks, in words, for the message.
+        dtypes: the dtypes that ``x`` may have.
+
+    Raises:
+        TypeError: ``x`` is not a tensor, or has another dtype.
+        ValueError: ``x`` has another rank, or no strides.
+    """
+    if not torch.compiler.is_compiling():  # compilers cannot follow this check, and trace only tensors with strides
         tensor(name, x)
     if x.ndim not in ranks:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
@@ -153,7 +164,7 @@ def check_tensor(name: str, x: torch.Tensor, ranks: tuple[int, ...], shape: str,
 
 
 def check_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
-    """Raise unless ``x`` is where ``q`` is."""
+    """Raise ValueError unless ``x`` is on the device of ``q``."""
     if x.device != q.device:
         raise ValueError(f"{name}: expected q's device {q.device}, got {x.device}")
 
@@ -164,22 +175,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def device(name: str, value: Any) -> torch.device:
-    """``value`` as a device with its index; the default device of torch for None.
+    """``value`` as a device with its index. None stands for torch's default device.
 
     Raises:
-        TypeError: not a device, its name, or None.
-        ValueError: no such device, or one that cannot be used here.
+        TypeError: ``value`` is not a device, the name of a device, or None.
+        ValueError: the device does not exist, or this process cannot use it.
     """
     if value is not None and not isinstance(value, (str, torch.device)):
         raise TypeError(f"{name}: expected a torch.device or its name, got {shown(value)}")
     try:
         return torch.empty(0, device=value).device
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError) as error:  # a torch without CUDA raises the second
         raise ValueError(f"{name}: expected a device that can be used, got {str(value)!r}") from error
 
 
 def shown(value: Any) -> str:
-    """What a message says of a value of a wrong type: the type, and the value where it is short."""
+    """The words of a message for a value of a wrong type: the type and, for simple types, the value."""
     if value is None:
         return "None"
     kind = type(value).__name__

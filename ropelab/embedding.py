@@ -1,8 +1,8 @@
-"""RotaryEmbedding: the rotation as a module that a model keeps for all of its layers.
+"""This file holds `RotaryEmbedding`, the rotation as a module that a model keeps for all of its layers.
 
-Tables are a function of the frequencies, the device and a number of rows, and no part of a model's state. So the
-module has no parameters and no buffers: there is nothing that ``.half()`` could round, that a checkpoint could
-lack, that ``to_empty`` could leave uninitialised or that DistributedDataParallel would broadcast in every step.
+Tables depend on the frequencies, the device and the number of rows alone, so they are no part of a model's state. The
+module has no parameters and no buffers: ``.half()`` cannot round the tables, a checkpoint cannot lack the tables,
+``to_empty`` cannot leave them uninitialised, and DistributedDataParallel does not broadcast them in every step.
 """
 
 from typing import Any
@@ -31,25 +31,26 @@ class RotaryEmbedding(torch.nn.Module):
         q, k = rotary(q, k, offsets=cache_length)               # the next ones
         q, k = rotary(q, k, positions=positions, seq_len=8192)  # the host knows that no position exceeds 8191
 
-    Tables are in float32 (``dtype``) whatever becomes of the model, built in float64, on the device of ``q``. They grow
-    by powers of two with the need, and modules that rotate alike share them.
+    The module computes tables in float64 and keeps them in ``dtype`` on the device of ``q``. A change of the model's
+    dtype does not change the tables. The number of rows grows by powers of two when a call needs more rows. Modules
+    that rotate alike share their tables.
 
-    Dynamic NTK and LongRoPE have other frequencies for other lengths: every call uses those of its ``seq_len``, no
-    matter which came before. (Dynamic NTK in transformers keeps the base of the longest sequence that it has seen until
-    one comes that is shorter than the trained length.)
+    In dynamic NTK and LongRoPE the frequencies depend on the length. Every call uses the frequencies of its own
+    ``seq_len``, and earlier calls have no influence. (Dynamic NTK in transformers keeps the base of the longest
+    sequence so far, until a sequence is shorter than the trained length.)
 
-    **torch.compile and CUDA graphs.** A call never makes the host wait for the GPU. Growing cannot be compiled or
-    captured: call `prepare` with the longest length before. Otherwise a compiled call breaks the graph whenever it
-    must grow (with ``fullgraph=True`` it raises), and a graph that was captured before keeps its tables alive and
-    goes on reading them.
+    **torch.compile and CUDA graphs.** A call never makes the host wait for the GPU. Tables cannot grow in compiled code
+    or during a capture, so call `prepare` with the longest length before. Without `prepare` a compiled call breaks the
+    graph whenever the tables must grow, and with ``fullgraph=True`` it raises. A graph that was captured before the
+    tables grew keeps its own tables alive and goes on reading them.
 
     Args:
-        rope: the rotation, of `rope_from_config` or `axial_rope`, or ``Rope(inverse_frequencies(...))``.
-        seq_format: of the tensors, as for `apply_rope`.
-        dtype: of the tables.
+        rope: the rotation, from `rope_from_config` or `axial_rope`, or ``Rope(inverse_frequencies(...))``.
+        seq_format: the order of the axes of ``q`` and ``k``, as for `apply_rope`.
+        dtype: the dtype of the tables.
 
     Raises:
-        TypeError, ValueError: not a `Rope`, an unknown format, or a dtype that tables cannot have.
+        TypeError, ValueError: ``rope`` is not a `Rope`, the format is unknown, or tables cannot have the dtype.
     """
 
     def __init__(self, rope: Rope, *, seq_format: str = "bshd", dtype: torch.dtype = torch.float32):
@@ -59,12 +60,12 @@ class RotaryEmbedding(torch.nn.Module):
         check_seq_format(seq_format)
         check_dtype(dtype)
         self.rope, self.seq_format, self.dtype = rope, seq_format, dtype
-        # Of every device two: for lengths that `rope` serves, and for others, so that short and long prompts may mix.
+        # A device has two entries, for lengths that `rope` serves and for others, so short and long prompts may mix.
         self._tables: dict[tuple[torch.device, bool], _Tables] = {}
 
     @classmethod
     def from_config(cls, config: Any, *, layer_type: str | None = None, **options) -> "RotaryEmbedding":
-        """For the model that a configuration of transformers describes: see `rope_from_config`."""
+        """The module for a model, from a configuration of transformers: see `rope_from_config`."""
         return cls(rope_from_config(config, layer_type=layer_type), **options)
 
     def forward(
@@ -82,15 +83,17 @@ class RotaryEmbedding(torch.nn.Module):
 
         Args:
             q, k, offsets, inverse, inplace: as for `apply_rope`.
-            positions: as for `apply_rope`, or along several axes ``[axes, B, S]`` (``thd``: ``[axes, T]``) if
-                ``rope.axes`` says which plane reads which. For several layers it is cheaper to call `tables` once.
-            seq_len: length of the longest sequence, cache included: all ``|positions|`` are below it. By default that
-                follows from an ``offsets`` that is an int, and from positions in CPU memory.
+            positions: as for `apply_rope` (see `ropelab.positions`). If ``rope.axes`` says which plane reads which
+                axis, also positions along several axes, ``[axes, B, S]`` (``thd``: ``[axes, T]``). A model with several
+                layers saves time if it calls `tables` and `axial_tables` once for all layers.
+            seq_len: the length of the longest sequence, cache included, above all ``|positions|``. By default the
+                module takes it from an integer ``offsets``, from positions or offsets in CPU memory, or else from the
+                model's ``max_position_embeddings``.
 
         Raises:
-            TypeError: not tensors, or numbers of another type.
-            ValueError: positions or offsets on a GPU without ``seq_len``, where the model has no
-                ``max_position_embeddings`` either or its frequencies depend on the length; and as `apply_rope`.
+            TypeError: an argument is not a tensor, or a number has another type.
+            ValueError: as `apply_rope`; or ``seq_len`` is missing for positions or offsets on a GPU, and the model has
+                no ``max_position_embeddings`` or has frequencies that depend on the length.
         """
         expected = rank(self.seq_format)
         check_tensor("q", tensor("q", q), (expected,), f"{self.seq_format} of rank {expected}")
@@ -121,23 +124,26 @@ class RotaryEmbedding(torch.nn.Module):
         )  # fmt: skip
 
     def tables(self, seq_len: int, device: torch.device | str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(cos, sin)``, ``[rows, R/2]`` with at least ``seq_len`` rows, for `apply_rope` and `axial_tables`.
+        """``(cos, sin)``, each ``[rows, R/2]`` with at least ``seq_len`` rows, for `apply_rope` and `axial_tables`.
 
         Args:
-            seq_len: at most 2**31.
-            device: by default torch's default device.
+            seq_len: the number of positions, at most 2**31.
+            device: the device of the tables, by default torch's default device.
 
         Raises:
-            TypeError, ValueError: not a number of tokens, or no such device.
+            TypeError, ValueError: ``seq_len`` is not a number of tokens, or the device does not exist.
         """
         tables = self._prepared(_rows("seq_len", seq_len), usable("device", device))
         return tables.cos, tables.sin
 
     def prepare(self, seq_len: int, device: torch.device | str | None = None) -> None:
-        """Make ready for sequences of up to ``seq_len`` tokens (dynamic variants: of that many) on ``device``.
+        """Make the tables for sequences of up to ``seq_len`` tokens on ``device``.
+
+        Dynamic NTK has other frequencies for every length beyond the trained length. The tables for such a length serve
+        sequences of exactly ``seq_len`` tokens.
 
         Raises:
-            RuntimeError: tables would have to be made while a CUDA graph is captured.
+            RuntimeError: the tables are missing during the capture of a CUDA graph.
         """
         self.tables(seq_len, device)
 
@@ -151,10 +157,10 @@ class RotaryEmbedding(torch.nn.Module):
     def _grow(self, seq_len: int, device: torch.device) -> "_Tables":
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"seq_len: expected prepare({seq_len}) before a CUDA graph is captured, got a call within"
+                f"seq_len: expected prepare({seq_len}) before the capture of a CUDA graph, got a call during it"
             )
         tables = _shared_tables(self.rope.at_length(seq_len), seq_len, self.dtype, device)
-        if type(tables.cos) is torch.Tensor:  # not one that stands for a tensor while somebody traces
+        if type(tables.cos) is torch.Tensor:  # a compiler that traces makes tensors of other types
             self._tables[device, _within(seq_len, self.rope.lengths)] = tables
         return tables
 
@@ -165,7 +171,7 @@ class RotaryEmbedding(torch.nn.Module):
             name, given, last = "positions", positions, 0
         elif isinstance(offsets, torch.Tensor):
             name, given, last = "offsets", offsets, tokens - 1
-        elif isinstance(offsets, int) and offsets == NO_POSITION:  # of all tokens
+        elif isinstance(offsets, int) and offsets == NO_POSITION:  # no token has a position
             return 0
         else:
             return _rows("offsets", max(offsets + tokens, 1 - offsets), "positions within int32")
@@ -176,22 +182,22 @@ class RotaryEmbedding(torch.nn.Module):
             return _rows(name, max(int(real.max()) + last, -int(real.min())) + 1, "positions within int32")
         if self.rope.max_seq_len is None or self.rope.remake is not None:
             raise ValueError(
-                f"seq_len: expected the length of the longest sequence beside {name} on {given.device}, which "
-                "the host would have to wait for, got None"
+                f"seq_len: expected the length of the longest sequence, because the host does not wait for {name} on "
+                f"{given.device}, got None"
             )
         return self.rope.max_seq_len
 
     def __getstate__(self) -> dict:
-        """Copies and pickles make their tables when they need them."""
+        """The state without tables: a copy makes its tables when it needs them."""
         return self.__dict__ | {"_tables": {}}
 
     def extra_repr(self) -> str:
-        """What ``print(model)`` shows."""
+        """The text that ``print(model)`` shows."""
         return f"rotary_dim={self.rope.rotary_dim}, layout={self.rope.layout!r}, seq_format={self.seq_format!r}"
 
 
 class _Tables:
-    """cos and sin of one rotation on one device, and the axis of each column."""
+    """The tables of one rotation on one device, and the axis of each column."""
 
     def __init__(self, rope: Rope, rows: int, dtype: torch.dtype, device: torch.device):
         self.rows, self.lengths = rows, rope.lengths
@@ -206,12 +212,12 @@ _shared: WeakValueDictionary[tuple, _Tables] = WeakValueDictionary()
 
 
 def _shared_tables(rope: Rope, seq_len: int, dtype: torch.dtype, device: torch.device) -> _Tables:
-    """Tables of at least ``seq_len`` rows, as long as somebody has them the same ones."""
+    """Tables of at least ``seq_len`` rows, the same object for all modules that rotate alike."""
     key = tuple(rope.inverse_frequencies.tolist()), rope.attention_factor, rope.axes, rope.lengths, dtype, device
     tables = _shared.get(key)
     if tables is None or tables.rows < seq_len:
         rows = max(FEWEST_ROWS, 1 << (seq_len - 1).bit_length())
-        # Who is first may be in inference mode or under a transform of torch.func; the others need plain tensors.
+        # The first caller may be in inference mode or under a transform of torch.func. Later ones need plain tensors.
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
             tables = _Tables(rope, rows, dtype, device)
         if type(tables.cos) is torch.Tensor:
@@ -224,7 +230,7 @@ def _within(seq_len: int, lengths: range) -> bool:
 
 
 def _rows(name: str, seq_len: int, expected: str = "a number of tokens up to 2**31") -> int:
-    """``seq_len`` as an int for which there can be a table."""
+    """``seq_len`` as an int, at most the largest number of rows of a table."""
     seq_len = integer(name, seq_len)
     if not 0 <= seq_len <= MOST_ROWS:
         raise ValueError(f"{name}: expected {expected}, got {seq_len}")

@@ -1,8 +1,8 @@
 """PyTorch's first call of a function on several CPU threads may be imprecise; importing this module prevents that.
 
-Intel's MKL chooses the code of a vector function at the function's first call. If several threads make that call
-together, a thread may run code of low accuracy once, in silence: https://github.com/pytorch/pytorch/issues/188792. A
-call with a single element runs on one thread and leaves the choice made.
+Intel's MKL chooses the code of a vector function at the function's first call. If several threads make the first call
+together, a thread may silently run code of low accuracy once: https://github.com/pytorch/pytorch/issues/188792. A call
+with a single element runs on one thread and makes the choice for all later calls.
 """
 
 import torch

@@ -31,27 +31,28 @@ def apply_qk_norm_rope(
         y = rotation of n, as by `apply_rope`
 
     (Zhang and Sennrich, arXiv 1910.07467, equation 4, over ``head_dim``; then Su et al., arXiv 2104.09864, equation
-    34.) The maths is in float32, or wider if an input is, and only y is rounded to the dtype of q. Hugging Face's
-    Qwen3 rounds twice in between: ``x / sqrt(...)`` before the weight and n before the rotation.
+    34.) The arithmetic is in float32, or wider if an input is wider, and only ``y`` is rounded to the dtype of q.
+    Hugging Face's Qwen3 also rounds ``x / sqrt(...)`` before the weight, and ``n`` before the rotation.
 
     Args:
         q: ``[B, S, Hq, D]`` (``bshd``), ``[S, B, Hq, D]`` (``sbhd``), ``[B, Hq, S, D]`` (``bhsd``) or ``[T, Hq, D]``
             (``thd``); bfloat16, float16, float32 or float64; any strides.
         k: as ``q``, with any number of heads (GQA, MQA).
-        q_weight, k_weight: ``[D]``, both of one floating dtype, which need not be that of q. Where a model
+        q_weight, k_weight: ``[D]``, both of one floating dtype, which may differ from the dtype of q. For a model that
             multiplies by ``1 + w`` (Gemma), pass ``1 + w``.
         cos, sin, layout, seq_format, positions, offsets, rotary_slice: as for `apply_rope`. Features outside of the
-            rotary slice are normalized like the others and not rotated.
-        eps: added to the mean of the squares, at least 0.
+            rotary slice are normalized and not rotated.
+        eps: a number of at least 0, added to the mean of the squares.
 
     Returns:
-        The new ``(q, k)``; shapes and dtypes of the inputs. Differentiable once, in q, k and their weights; nothing
-        but the inputs is kept for that. A token at ``NO_POSITION`` becomes zeros, gets zero gradient and adds nothing
-        to the gradients of the weights. The latter are the same bits every time on the same GPU.
+        The new ``(q, k)``, with the shapes and dtypes of the inputs. The results are differentiable once, in q, k and
+        the weights, and autograd keeps nothing but the inputs. A token at ``NO_POSITION`` becomes zeros, gets zero
+        gradient and adds nothing to the gradients of the weights. The gradients of the weights have the same bits every
+        time on the same GPU.
 
     Raises:
-        TypeError, ValueError: as `apply_rope`; for weights of the wrong shape, dtype or device, a negative eps, and
-            tables that require grad.
+        TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
+            table requires grad.
     """
     tables = given_tables(cos, sin)
     positions, first_position, is_offset = locate(q, positions, offsets, seq_format)

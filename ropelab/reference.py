@@ -1,4 +1,7 @@
-"""The definition: RoPE in float64, in plain torch. The oracle of every test; imports nothing from kernels."""
+"""This file holds the definition of RoPE, in float64 and in plain torch, to compare other implementations with.
+
+It imports nothing from the kernels, so it shares no mistake with them.
+"""
 
 import torch
 
@@ -21,25 +24,25 @@ def rotate(
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotate every pair of features of every head by the angle of its token's position.
+    """Rotate every pair of features of every head by the angle of the token's position.
 
-    With ``c`` and ``s`` the columns of row ``|position|`` that belong to the members of a pair, and ``s`` negated
-    for a negative position::
+    `ropelab.positions` says which row of the tables the token reads. ``c0`` and ``s0`` are the columns of the row for
+    the first member of a pair, ``c1`` and ``s1`` for the second member::
 
         y0 = x0 c0 - x1 s0
         y1 = x1 c1 + x0 s1
 
-    (Su et al., RoFormer, equation 34, where ``c0 = c1`` and ``s0 = s1``.) Arguments as for `ropelab.apply_rope`;
-    here all positions must have a row.
+    (Su et al., RoFormer, equation 34, where ``c0 = c1`` and ``s0 = s1``.) The arguments are the arguments of
+    `ropelab.apply_rope`. All positions but ``NO_POSITION`` must have a row.
 
     Returns:
-        A new float64 tensor of ``x``'s shape. Differentiable by plain autograd.
+        A new float64 tensor of the shape of ``x``, differentiable by plain autograd.
     """
     x = to_bshd(x.double(), seq_format)
     batch, seq_len = x.shape[:2]
     if positions is None:
         starts = torch.as_tensor(offsets, device=x.device).long().expand(batch)[:, None]
-        # Of a sequence whose first token has no position none has one.
+        # An offset without a position gives no token of the sequence a position.
         positions = torch.where(starts == _NO_POSITION, starts, starts + torch.arange(seq_len, device=x.device))
     positions = positions.long().expand(batch, seq_len)
     is_token = (positions != _NO_POSITION)[..., None, None]

@@ -79,52 +79,54 @@ def apply_rope(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rotary position embedding of queries and keys, in one pass over their memory.
 
-    Each pair ``(x0, x1)`` of features of a token turns by the angle of the row of the tables that belongs to the
-    token's position::
+    Each pair ``(x0, x1)`` of features of a token turns by the angle of the token's position. The position reads ``cos``
+    and ``sin`` of the pair from a row of the tables (see `ropelab.positions`)::
 
         y0 = x0 cos - x1 sin
         y1 = x1 cos + x0 sin
 
-    (Su et al., RoFormer, arXiv 2104.09864, equation 34.) The maths is in float32, or wider if the inputs are.
-    CUDA tensors go through one Triton kernel, all others through torch operations with the same results.
+    (Su et al., RoFormer, arXiv 2104.09864, equation 34.) The arithmetic is in float32, or wider if an input is wider. A
+    Triton kernel rotates CUDA tensors, and torch operations rotate all other tensors with the same results.
 
     Args:
         q: ``[B, S, Hq, D]`` (``bshd``), ``[S, B, Hq, D]`` (``sbhd``), ``[B, Hq, S, D]`` (``bhsd``) or
             ``[T, Hq, D]`` (``thd``); bfloat16, float16, float32 or float64; any strides.
         k: as ``q``, with any number of heads (GQA, MQA); or None.
-        cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch; ``R <= D``. Row ``p`` serves the
-            positions ``p`` and, with the sine negated, ``-p``. See ``rotary_table``.
-        frequencies: in place of cos and sin, those of `rotary_frequencies`, of which the kernel computes them, for
-            contexts whose tables would be large: right within an ulp of float32 at every int32 position.
+        cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch, with ``R <= D``; see `rotary_table`. Row
+            ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
+        frequencies: int64 ``[R/2, 3]`` in place of cos and sin, from `rotary_frequencies`. The kernel computes cosines
+            and sines from the frequencies, within an ulp of float32 at every position of int32. A context of millions
+            of tokens then needs no large tables.
         layout: ``"split_half"`` pairs features ``(i, i + R/2)`` (GPT-NeoX, Hugging Face Llama);
             ``"interleaved"`` pairs ``(2i, 2i + 1)`` (GPT-J, Meta Llama).
-        out_layout: that of the result, if it is to be another one (DeepSeek-V3 reads adjacent pairs and writes
-            halves).
-        seq_format: order of the axes of ``q`` and ``k``.
-        positions: of the tokens, ``[S]``, ``[1, S]`` or ``[B, S]`` (``thd``: ``[T]`` or ``[1, T]``), int32 or int64,
-            also negative. For packed sequences and context parallelism see ``PackedSequences`` and
-            ``context_parallel_positions``; a token at ``NO_POSITION`` becomes zeros and gets zero gradient. By default
-            tokens count from 0 on.
-        offsets: position of the first token, or one for each sequence: an int, or ``[B]`` int32 or int64.
-        rotary_slice: ``(first, end)``, the features that rotate; all others pass unchanged. By default the first
-            ``R``. With a slice the tables may also have a column per feature, ``[..., end - first]``, in the order
-            of the features; if the two of a pair differ (apex, TransformerEngine, Hunyuan-VL), this is
+        out_layout: the layout of the result, by default ``layout``. DeepSeek-V3 reads adjacent pairs and writes halves.
+        seq_format: the order of the axes of ``q`` and ``k``.
+        positions: the positions of the tokens, ``[S]``, ``[1, S]`` or ``[B, S]`` (``thd``: ``[T]`` or ``[1, T]``), of
+            int32 or int64, also negative. By default tokens count from ``offsets``. `PackedSequences` has the positions
+            of packed sequences, and `context_parallel_positions` the positions under context parallelism. A token at
+            ``NO_POSITION`` becomes zeros and gets zero gradient.
+        offsets: the position of the first token of every sequence: an int, or ``[B]`` of int32 or int64.
+        rotary_slice: ``(first, end)``, the features that rotate; by default the first ``R``. All other features pass
+            unchanged. With a slice the tables may have a column for each feature, ``[..., end - first]``, in the order
+            of the features. If the columns of a pair differ (apex, TransformerEngine, Hunyuan-VL), the result is
             ``y0 = x0 cos0 - x1 sin0``, ``y1 = x1 cos1 + x0 sin1``.
         inverse: apply the transposed matrices, which rotate by minus the angle.
-        inplace: overwrite ``q`` and ``k``; autograd is told.
+        inplace: overwrite ``q`` and ``k``. Autograd records the rotation and the change of the tensors.
 
     Returns:
-        The rotated ``q``, or ``(q, k)`` when ``k`` is given; shape and dtype of the inputs. Differentiable any
-        number of times in ``q``, ``k``, ``cos`` and ``sin``, in reverse and in forward mode; the gradient in ``q``
-        and ``k`` is the transposed rotation, made by the same kernel.
+        The rotated ``q``, or ``(q, k)`` when ``k`` is given, with the shapes and dtypes of the inputs. The results are
+        differentiable any number of times in ``q``, ``k``, ``cos`` and ``sin``, in reverse and in forward mode. The
+        gradient in ``q`` and ``k`` is the transposed rotation, by the same kernel.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not supported or does not match.
-        ValueError: wrong rank or shape, tables too short or too wide, devices that differ, unknown layout or
-            format; for ``inplace``: overlapping memory, or a tensor that autograd needs unchanged.
+        TypeError: an argument is not a tensor, or a dtype is not supported or does not match.
+        ValueError: a rank or a shape is wrong, tables are too short or too wide, devices differ, or a layout or format
+            is unknown. For ``inplace``: memory overlaps, or autograd needs a tensor unchanged.
+        NotImplementedError: ``inplace`` under a transform of torch.func or in forward mode.
 
-    Positions given by tensors are compared with the tables before the call if they are on the CPU (ValueError).
-    On a GPU that would have to wait for it: there a position without a row yields NaN, and reads nothing.
+    The call compares positions in CPU memory with the tables and raises ValueError before it writes anything. On a GPU
+    the host would have to wait for the positions: there a position without a row yields NaN, and nothing is read out of
+    bounds.
     """
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)

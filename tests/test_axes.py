@@ -207,7 +207,7 @@ def test_tables_of_several_axes_agree_with_each_other():
         with pytest.raises(error, match="sin: expected cos's"):
             ropelab.axial_tables(cos, other, positions, [0, 0, 1, 1])
     for wrong in (torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 1, -1])):
-        with pytest.raises(ValueError, match="axes: expected axes below the 2 of positions, got"):
+        with pytest.raises(ValueError, match="axes: expected axes below 2, the number of axes of positions, got"):
             ropelab.axial_tables(cos, sin, positions, wrong)
     with pytest.raises(TypeError, match="axes: expected one of int32, int64, got bool"):
         ropelab.axial_tables(cos, sin, positions, torch.ones(4, dtype=torch.bool))
@@ -229,11 +229,11 @@ BAD = {
     "odd axis": (lambda: axial_rope((16, 55, 57)), r"axes_dims\[1\]: expected a positive even number, got 55"),
     "unknown layout": (lambda: axial_rope((8, 8), layout="neox"), "layout: expected one of .* got 'neox'"),
     "no axes": (lambda: axial_rope(()), r"axes_dims: expected at least one axis, got \(\)"),
-    "negative size": (lambda: grid_positions(2, -1), r"sizes: expected numbers of tokens >= 0, got \(2, -1\)"),
+    "negative size": (lambda: grid_positions(2, -1), r"sizes: expected at least one number of tokens, all >= 0, got \(2, -1\)"),
     "axis that is not there": (lambda: grid_positions(2, 3, centred=(2,)), r"centred: expected axes below 2, got \(2,\)"),
-    "no sections": (lambda: axes.sections([]), r"widths: expected numbers of planes >= 0, got \(\)"),
-    "negative section": (lambda: axes.sections([4, -1]), r"widths: expected numbers of planes >= 0, got \(4, -1\)"),
-    "no turn": (lambda: axes.interleaved_sections([2, 9, 2]), "widths: expected 2 planes of axis 0 in turn, got 7"),
+    "no sections": (lambda: axes.sections([]), r"widths: expected at least one number of planes, all >= 0, got \(\)"),
+    "negative section": (lambda: axes.sections([4, -1]), r"widths: expected at least one number of planes, all >= 0, got \(4, -1\)"),
+    "no turn": (lambda: axes.interleaved_sections([2, 9, 2]), "widths: expected turns that give 2 planes to axis 0, got 7"),
 }  # fmt: skip
 
 

@@ -271,7 +271,7 @@ def test_positions_on_a_gpu_are_not_waited_for():
     assert RotaryEmbedding.from_config(HEADS)._needed_length(q, positions, 0) == HEADS["max_position_embeddings"]
     for config in (DYNAMIC, HEADS | {"max_position_embeddings": None}):
         for where in ({"positions": positions}, {"offsets": positions[:1]}):
-            with pytest.raises(ValueError, match="seq_len: expected the length of the longest sequence beside"):
+            with pytest.raises(ValueError, match="seq_len: expected the length of the longest sequence, because"):
                 RotaryEmbedding.from_config(config)(q, **where)
 
 
@@ -320,6 +320,6 @@ def test_captured_in_a_cuda_graph():
     positions += 1000
     graph.replay()
     assert torch.equal(y, expected(rotary.rope, q, seq_len=2048, positions=positions))
-    with pytest.raises(RuntimeError, match=r"seq_len: expected prepare\(5000\) before a CUDA graph is captured"):
+    with pytest.raises(RuntimeError, match=r"seq_len: expected prepare\(5000\) before the capture of a CUDA graph"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             rotary(q, positions=positions, seq_len=5000)

@@ -379,21 +379,21 @@ def test_old_and_new_keys_may_agree():
 
 
 BAD = {
-    "two bases": ({"rope_parameters": {"rope_theta": 1e6}}, "rope_theta: expected rope_theta = 1000000.0 of rope_parameters, or none, got 10000.0"),
-    "two bases beside": ({"rotary_emb_base": 1e6}, "rotary_emb_base: expected rope_theta = 10000.0 of rope_parameters, or none, got 1000000.0"),
+    "two bases": ({"rope_parameters": {"rope_theta": 1e6}}, "rope_theta: expected None or 1000000.0, which another key states for rope_theta, got 10000.0"),
+    "two bases beside": ({"rotary_emb_base": 1e6}, "rotary_emb_base: expected None or 10000.0, which another key states for rope_theta, got 1000000.0"),
     "two scalings": (
         {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope_scaling: expected none beside rope_parameters, or what it says, got {'type': 'linear', 'factor': 2.0}",
+        "rope_scaling: expected None or the values of rope_parameters, got {'type': 'linear', 'factor': 2.0}",
     ),
     "two factors": (
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope_scaling: expected none beside rope_parameters",
+        "rope_scaling: expected None or the values of rope_parameters",
     ),
-    "two types": ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type: expected that of type, 'linear', got 'yarn'"),
+    "two types": ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type: expected 'linear', the value of the key 'type', got 'yarn'"),
     "swapped betas": ({"rope_scaling": YARN | {"beta_fast": 1, "beta_slow": 32}}, "beta_fast: expected at least beta_slow = 32.0, got 1.0"),
     "more than the head": ({"rotary_dim": 66}, "rotary_dim: expected at most the 64 features of a head, got 66"),
     "half a feature": ({"head_dim": 64.5}, "head_dim: expected an integer, got float 64.5"),
-    "heads that do not fit": ({"hidden_size": 258}, "hidden_size: expected a multiple of num_attention_heads = 4, or head_dim, got 258"),
+    "heads that do not fit": ({"hidden_size": 258}, "hidden_size: expected a multiple of num_attention_heads = 4 where head_dim is missing, got 258"),
     "a base that is true": ({"rope_theta": True}, "rope_theta: expected a number, got bool True"),
     "an infinite base": ({"rope_theta": math.inf}, "rope_theta: expected a finite number"),
     "a negative length": ({"max_position_embeddings": -1}, "max_position_embeddings: expected an integer >= 1"),
@@ -402,32 +402,32 @@ BAD = {
     "no number among the factors": (
         {"rope_scaling": PHI3 | {"type": "longrope", "long_factor": [1.0] * 31 + [math.nan]}}, r"long_factor\[31\]: expected a finite number > 0, got nan",
     ),
-    "no base": ({"rope_theta": None}, "config: expected rope_theta, the base of the frequencies"),
-    "no heads": ({"num_attention_heads": None}, "config: expected num_attention_heads, or head_dim, got none"),
+    "no base": ({"rope_theta": None}, "config: expected a value for rope_theta, the base of the frequencies"),
+    "no heads": ({"num_attention_heads": None}, "config: expected a value for num_attention_heads or for head_dim, got none"),
     "unknown type": ({"rope_scaling": {"type": "xpos"}}, "rope_type: expected one of .*'yarn'.*got 'xpos'"),
-    "unknown key": ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "rope_parameters: expected for rope_type 'linear' only .*, got beta"),
-    "key of another type": ({"rope_scaling": LLAMA31 | {"truncate": True}}, "for rope_type 'llama3' only .*, got truncate"),
-    "no factor": ({"rope_scaling": {"type": "linear"}}, r"rope_parameters: expected factor for rope_type 'linear', got only"),
-    "factor without a value": ({"rope_scaling": {"type": "linear", "factor": None}}, "config: expected factor, a value, got none"),
+    "unknown key": ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "rope_parameters: expected keys among .* for rope_type 'linear', got beta"),
+    "key of another type": ({"rope_scaling": LLAMA31 | {"truncate": True}}, "keys among .* for rope_type 'llama3', got truncate"),
+    "no factor": ({"rope_scaling": {"type": "linear"}}, r"rope_parameters: expected the key factor for rope_type 'linear', got the keys"),
+    "factor without a value": ({"rope_scaling": {"type": "linear", "factor": None}}, "config: expected a value for factor, got none"),
     "no length": (
         {"rope_scaling": {"type": "yarn", "factor": 2.0}, "max_position_embeddings": None},
         "config: expected original_max_position_embeddings or max_position_embeddings, got neither",
     ),
-    "no long factors": ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 32}}, "expected long_factor for rope_type 'longrope'"),
-    "factors too few": ({"rope_scaling": PHI3 | {"type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64}}, "short_factor: expected one for each of 32 planes, got 1"),
-    "no low frequency": ({"rope_scaling": {k: v for k, v in LLAMA31.items() if k != "low_freq_factor"}}, "expected low_freq_factor for rope_type 'llama3'"),
-    "ramp upside down": ({"rope_scaling": LLAMA31 | {"high_freq_factor": 0.5}}, "high_freq_factor: expected at least low_freq_factor 1.0, got 0.5"),
-    "length unknown": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None}, "config: expected max_position_embeddings"),
+    "no long factors": ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 32}}, "expected the key long_factor for rope_type 'longrope'"),
+    "factors too few": ({"rope_scaling": PHI3 | {"type": "longrope", "short_factor": [1.0], "original_max_position_embeddings": 64}}, "short_factor: expected a factor for each of 32 planes, got 1"),
+    "no low frequency": ({"rope_scaling": {k: v for k, v in LLAMA31.items() if k != "low_freq_factor"}}, "expected the key low_freq_factor for rope_type 'llama3'"),
+    "ramp upside down": ({"rope_scaling": LLAMA31 | {"high_freq_factor": 0.5}}, "high_freq_factor: expected at least low_freq_factor = 1.0, got 0.5"),
+    "length unknown": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None}, "config: expected a value for max_position_embeddings"),
     "no dict": ({"rope_scaling": [1]}, "rope_scaling: expected a dict, got list"),
     "negative base": ({"rope_theta": -1.0}, "rope_theta: expected a finite number >= .*, got -1.0"),
     "negative factor": ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor: expected a positive number, got -2.0"),
-    "odd part": ({"partial_rotary_factor": 0.02}, "partial_rotary_factor: expected a positive even number of the 64 features of a head to rotate, got 0.02, 1 of them"),
+    "odd part": ({"partial_rotary_factor": 0.02}, "partial_rotary_factor: expected a value by which a positive even number of the 64 features of a head rotate, got 0.02, by which 1 rotate"),
     "fraction too large": ({"rope_scaling": {"rope_type": "proportional"}, "partial_rotary_factor": 1.5}, "partial_rotary_factor: expected a finite number > 0 and <= 1, got 1.5"),
-    "sections too short": ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 8]}}, r"mrope_section: expected a sum of 32, one for each plane, got \[8, 8\]"),
+    "sections too short": ({"rope_scaling": {"type": "mrope", "mrope_section": [8, 8]}}, r"mrope_section: expected widths whose sum is the number of planes, 32, got \[8, 8\]"),
     "sections that have no turn": (
-        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 28, 2], "mrope_interleaved": True}}, "mrope_section: expected 2 planes of axis 0 in turn",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 28, 2], "mrope_interleaved": True}}, "mrope_section: expected turns that give 2 planes to axis 0",
     ),
-    "layers differ": ({"rope_local_base_freq": 1e4}, r"layer_type: expected one of \('full_attention', 'sliding_attention'\), for layers differ, got None"),
+    "layers differ": ({"rope_local_base_freq": 1e4}, r"layer_type: expected one of \('full_attention', 'sliding_attention'\), because layers differ, got None"),
     "layers differ, nested": ({"rope_parameters": {"a": {}, "b": {}}}, r"layer_type: expected one of \('a', 'b'\)"),
 }  # fmt: skip
 
@@ -452,12 +452,12 @@ def test_lengths_are_numbers_of_tokens():
             rope.at_length(length)
         with pytest.raises(TypeError, match="seq_len: expected an integer, got"):
             ropelab.RotaryEmbedding(rope).prepare(length)
-    with pytest.raises(ValueError, match=r"seq_len: expected a length in range\(0, 8\), that of this rotation, got 9"):
+    with pytest.raises(ValueError, match=r"seq_len: expected a length of this rotation, in range\(0, 8\), got 9"):
         ropelab.Rope(frequencies.inverse_frequencies(8), lengths=range(8)).at_length(9)
 
 
 def test_the_whole_of_a_model_with_parts_is_refused():
-    with pytest.raises(ValueError, match="config: expected that of one part of the model, such as config.text_config"):
+    with pytest.raises(ValueError, match="config: expected the configuration of one part of the model, such as config"):
         rope_from_config({"text_config": CONFIG, "vision_config": {}})
 
 
@@ -474,7 +474,7 @@ def test_tables_of_a_length_that_has_other_frequencies_are_refused():
     assert len(rope.tables(32)[0]) == 32
     with pytest.raises(ValueError, match=r"seq_len: expected at most 32 \(see at_length\), got 33"):
         rope.tables(33)
-    with pytest.raises(ValueError, match="positions: expected none for a rotation with one axis"):
+    with pytest.raises(ValueError, match="positions: expected None for a rotation with one axis"):
         rope.tables(32, torch.zeros(3, 5).long())
 
 

@@ -176,7 +176,7 @@ def test_as_our_own_function_for_what_deepspeed_promises():
         ({"t": torch.zeros(())}, ValueError, "t: expected at least one axis, got a scalar"),
         ({"freqs_cos": torch.zeros(S, 3)}, ValueError, "freqs_cos: expected an even number of columns up to the 8"),
         ({"freqs_cos": torch.zeros(S, 10)}, ValueError, r"freqs_cos: .* features of t, got shape \(5, 10\)"),
-        ({"freqs_sin": torch.zeros(S, 1, 4)}, ValueError, "freqs_sin: expected the 8 columns of freqs_cos"),
+        ({"freqs_sin": torch.zeros(S, 1, 4)}, ValueError, "freqs_sin: expected 8 columns, as freqs_cos has"),
         ({"freqs_cos": torch.zeros(S + 1, 1, D)}, ValueError, r"freqs_cos: .* against t \(5, 3, 8\), got shape \(6, 1"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

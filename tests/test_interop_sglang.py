@@ -185,7 +185,7 @@ def wrong(what, match, **change):
     "arguments, match",
     [
         wrong("no tensor", "query: expected a torch.Tensor, got list", query=[1.0]),
-        wrong("rank", r"query: expected tokens and .*got \(48,\)", query=torch.zeros(48)),
+        wrong("rank", r"query: expected shape \[tokens, .*got \(48,\)", query=torch.zeros(48)),
         wrong("flat without head_size", "head_size: expected a divisor .* 32, got 0", query=torch.zeros(6, 32),
               head_size=0),
         wrong("head_size", "head_size: expected query's last axis 8, got 16", head_size=16),
@@ -219,7 +219,7 @@ def test_the_same_memory_twice():
 @pytest.mark.parametrize(
     "change, match",
     [
-        ({"positions": torch.arange(5)}, "positions: expected one for each token"),
+        ({"positions": torch.arange(5)}, r"positions: expected shape \(6,\), as the tokens"),
         ({"positions": 3}, "positions: expected a torch.Tensor, got int 3"),
         ({"positions": torch.arange(6.0)}, "positions: expected one of int32, int64"),
         ({"positions": torch.arange(6) + 40}, "positions: expected |positions| below the 40 rows"),

@@ -229,8 +229,8 @@ PACKED = {"t": torch.zeros(28, H, D), "freqs": angles(16, "split_half"), "tensor
         (GOOD | {"cp_size": 4}, ValueError, r"freqs: expected at least s \* cp_size = 16 rows, got 8"),
         (GOOD | {"cp_size": 2, "cp_rank": 2}, ValueError, "cp_rank: expected a rank below cp_size = 2, got 2"),
         (GOOD | {"tensor_format": "bhsd"}, ValueError, "tensor_format: expected one of .*, got 'bhsd'"),
-        (GOOD | {"tensor_format": "thd"}, ValueError, "t: expected shape 3 axes"),
-        (PACKED | {"cu_seqlens": None}, ValueError, "cu_seqlens: expected a tensor with 'thd', got None"),
+        (GOOD | {"tensor_format": "thd"}, ValueError, "t: expected shape thd of rank 3"),
+        (PACKED | {"cu_seqlens": None}, ValueError, "cu_seqlens: expected a tensor for tensor_format 'thd', got None"),
         (
             PACKED | {"cp_size": 4, "t": torch.zeros(7, H, D)},
             ValueError,

@@ -151,18 +151,18 @@ CU = cumulative([4, 0, 8])
 
 # Contents that no rank can serve: cu_seqlens, total_tokens, cp_size, chunks, what "cu_seqlens: expected" goes on with
 BAD_CONTENTS = {
-    "not from 0": ([1, 4], 8, 1, "dual", "0 first, got 1"),
-    "from below 0": ([-4, 4], 8, 1, "dual", "0 first, got -4"),
-    "not from 0, without sequences": ([3], 8, 1, "dual", "0 first, got 3"),
-    "decreasing": ([0, 4, 2, 8], 8, 1, "dual", r"no decrease, got 2 after 4 \(element 2\)"),
-    "decreasing to the end": ([0, 8, 4], 8, 1, "dual", r"no decrease, got 4 after 8 \(element 2\)"),
-    "back by 2**64 - 8": ([0, 2**63 - 4, 4 - 2**63], 8, 1, "dual", r"no decrease, got -9223372036854775804 after .*"),
-    "one of negative length": ([0, -4], 8, 1, "dual", r"no decrease, got -4 after 0 \(element 1\)"),
+    "not from 0": ([1, 4], 8, 1, "dual", "0 as the first element, got 1"),
+    "from below 0": ([-4, 4], 8, 1, "dual", "0 as the first element, got -4"),
+    "not from 0, without sequences": ([3], 8, 1, "dual", "0 as the first element, got 3"),
+    "decreasing": ([0, 4, 2, 8], 8, 1, "dual", r"non-decreasing elements, got 2 after 4 \(element 2\)"),
+    "decreasing to the end": ([0, 8, 4], 8, 1, "dual", r"non-decreasing elements, got 4 after 8 \(element 2\)"),
+    "back by 2**64 - 8": ([0, 2**63 - 4, 4 - 2**63], 8, 1, "dual", r"non-decreasing elements, got -92233.* after .*"),
+    "one of negative length": ([0, -4], 8, 1, "dual", r"non-decreasing elements, got -4 after 0 \(element 1\)"),
     "one odd": ([0, 3], 8, 2, "contiguous", r"lengths divisible by cp_size = 2, got 3 \(sequence 0\)"),
-    "beyond the tokens": ([0, 4, 9], 8, 1, "dual", "at most total_tokens = 8 last, got 9"),
-    "beyond the only token": ([0, 2], 1, 1, "dual", "at most total_tokens = 1 last, got 2"),
-    "beyond all ranks' tokens": ([0, 4, 12], 5, 2, "dual", r"at most total_tokens \* cp_size = 5 \* 2 last, got 12"),
-    "beyond int32": ([0, 2**40], 8, 1, "dual", "at most total_tokens = 8 last, got 1099511627776"),
+    "beyond the tokens": ([0, 4, 9], 8, 1, "dual", "a last element <= total_tokens = 8, got 9"),
+    "beyond the only token": ([0, 2], 1, 1, "dual", "a last element <= total_tokens = 1, got 2"),
+    "beyond all ranks' tokens": ([0, 4, 12], 5, 2, "dual", r"a last element <= .* cp_size = 5 \* 2, got 12"),
+    "beyond int32": ([0, 2**40], 8, 1, "dual", "a last element <= total_tokens = 8, got 1099511627776"),
     "odd": ([0, 4, 7, 12], 8, 2, "contiguous", r"lengths divisible by cp_size = 2, got 3 \(sequence 1\)"),
     "odd halves": ([0, 4, 6, 12], 8, 2, "dual", r"lengths divisible by 2 \* cp_size = 4, got 2 \(sequence 1\)"),
 }
@@ -465,7 +465,7 @@ def test_a_captured_construction_follows_its_buffers():
 @pytest.mark.gpu
 def test_check_names_what_a_gpu_holds():
     packed = PackedSequences(torch.tensor([0, 9, 5], device="cuda"), 9)
-    with pytest.raises(ValueError, match=r"cu_seqlens: expected no decrease, got 5 after 9 \(element 2\)"):
+    with pytest.raises(ValueError, match=r"cu_seqlens: expected non-decreasing elements, got 5 after 9 \(element 2\)"):
         packed.check()
     packed = PackedSequences(torch.tensor([0, 9], device="cuda"), 9, offsets=torch.tensor([2**31 - 2], device="cuda"))
     with pytest.raises(ValueError, match="offsets: expected positions within int32"):

@@ -1,9 +1,9 @@
-"""The rotation that a model's configuration describes.
+"""This file reads the rotation of a model from its configuration, in the form of Hugging Face transformers.
 
-Reads the configurations of Hugging Face transformers, ``config.json`` as a dict or the object, in the form of its
-version 5 (``rope_parameters``, nested where layer types differ) and before (``rope_scaling`` and ``rope_theta``). It
-does not import transformers. What a configuration does not say is asked for, and a key that is not known is refused:
-a guessed base rotates everything wrong, and nobody sees it at small positions.
+A configuration is ``config.json`` as a dict, or the object of transformers, of version 5 (``rope_parameters``, nested
+where layer types differ) or of an earlier version (``rope_scaling`` and ``rope_theta``). This file does not import
+transformers. A missing key raises an error, and so does an unknown key: a guessed base would rotate every token wrong,
+and nobody would see the error at small positions.
 """
 
 import copy
@@ -20,44 +20,45 @@ from ropelab.positions import axes
 
 
 def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int | None = None) -> Rope:
-    """The rotation of the model, or of its layers of one type, that a configuration of transformers describes.
+    """The rotation of a model, or of its layers of one type, from a configuration of transformers.
 
-    ``cos, sin = rope_from_config(config).tables(4096)``
+    Example: ``cos, sin = rope_from_config(config).tables(4096)``.
 
     Args:
-        config: a mapping (``config.json``), an object with ``to_dict()``, or one with the keys as attributes, of
-            which no others are looked at. Of a model with parts the part that is meant: ``config.text_config``. What is
-            read is copied: later changes of ``config`` change nothing.
+        config: a mapping (``config.json``), an object with ``to_dict()``, or an object with the keys as attributes. The
+            function reads no other attributes. For a model with several parts, pass the configuration of one part, such
+            as ``config.text_config``. The function copies the values, so later changes of ``config`` have no effect.
         layer_type: ``"full_attention"`` or ``"sliding_attention"``, where layers differ (Gemma 3 and 4, ModernBERT).
-            Which layers rotate at all (``no_rope_layers`` of Llama 4 and SmolLM3) is left to the model.
-        seq_len: length of the sequences, cache included, for dynamic NTK and LongRoPE; by default a short one.
+            The model itself decides which layers rotate at all (``no_rope_layers`` of Llama 4 and SmolLM3).
+        seq_len: the length of the sequences, cache included, for dynamic NTK and LongRoPE; by default 0, a short one.
 
-    YaRN, LongRoPE and Llama 3's scaling without ``original_max_position_embeddings`` take ``max_position_embeddings``
-    for it, as transformers does; the result's ``inferred`` says so.
+    Without ``original_max_position_embeddings``, YaRN, LongRoPE and Llama 3's scaling take ``max_position_embeddings``
+    in its place, as transformers does, and the attribute ``inferred`` of the result records the substitution.
 
     Raises:
-        TypeError: a key whose value is of another type; the message names the key.
-        ValueError: a key that is missing, not known for its ``rope_type``, has an impossible value, or one that another
-            key contradicts; the message names it.
+        TypeError: the value of a key has another type. The message names the key.
+        ValueError: a key is missing, is unknown for the ``rope_type``, has an impossible value or contradicts another
+            key. The message names the key.
     """
     settings = _settings(config)
     seq_len = 0 if seq_len is None else integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
     if "text_config" in settings and "hidden_size" not in settings:
-        raise ValueError("config: expected that of one part of the model, such as config.text_config, got all parts")
+        expected = "the configuration of one part of the model, such as config.text_config"
+        raise ValueError(f"config: expected {expected}, got the configuration of all parts")
     parameters = _parameters(settings, layer_type)
-    kind = _kind(parameters)
-    _check_keys(kind, parameters)
+    rope_type = _rope_type(parameters)
+    _check_keys(rope_type, parameters)
     parameters = {key: value for key, value in parameters.items() if value is not None}
     model = settings
     if layer_type is not None:
         settings = settings | _overrides(settings, layer_type)
 
     head_dim = _head_dim(settings)
-    rotary_dim = _rotary_dim(kind, head_dim, parameters, settings)
-    base = _require(parameters, "rope_theta", "the base of the frequencies; transformers' defaults differ by model")
+    rotary_dim = _rotary_dim(rope_type, head_dim, parameters, settings)
+    base = _require(parameters, "rope_theta", ", the base of the frequencies, whose default differs between models")
     base = number("rope_theta", base, at_least=sys.float_info.min)
     reader = _Reader(parameters, settings)
-    theta, attention_factor, lengths = _VARIANTS[kind](reader, rotary_dim, base, seq_len)
+    theta, attention_factor, lengths = _VARIANTS[rope_type](reader, rotary_dim, base, seq_len)
     layout, out_layout = _layouts(settings)
     return Rope(
         inverse_frequencies=theta,
@@ -65,7 +66,7 @@ def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int
         head_dim=head_dim,
         layout=layout,
         out_layout=out_layout,
-        axes=_axes(parameters, rotary_dim),
+        axes=_axis_of_each_plane(parameters, rotary_dim),
         max_seq_len=_max_seq_len(settings),
         lengths=lengths,
         remake=None if lengths == ANY_LENGTH else partial(rope_from_config, model, layer_type=layer_type),
@@ -73,14 +74,16 @@ def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int
     )
 
 
-# Reading a configuration
+# The reading of a configuration
 
 
 class _Reader:
-    """The parameters of the rotation, then the model's settings; what neither has is asked for by name.
+    """The values that a variant needs, from the parameters of the rotation or from the settings of the model.
+
+    A value that neither has raises ValueError with the name of its key.
 
     Attributes:
-        inferred: key -> the keys that its value was taken from, of what the configuration leaves open.
+        inferred: maps each key that the configuration leaves open to the keys that its value was taken from.
     """
 
     def __init__(self, parameters: dict, settings: dict):
@@ -95,14 +98,17 @@ class _Reader:
 
     @property
     def max_seq_len(self) -> int:
-        return _length(self._settings, "max_position_embeddings")
+        return _length_setting(self._settings, "max_position_embeddings")
 
     @property
     def trained_len(self) -> int:
-        """Beside the parameters it takes precedence (Phi-3); else it is the model's length: as in transformers."""
+        """The trained length: the model's setting (Phi-3), else the parameter, else the model's length.
+
+        transformers looks in the same order.
+        """
         for stated in (self._settings, self._parameters):
             if stated.get(_TRAINED) is not None:
-                return _length(stated, _TRAINED)
+                return _length_setting(stated, _TRAINED)
         if self._settings.get("max_position_embeddings") is None:
             raise ValueError(f"config: expected {_TRAINED} or max_position_embeddings, got neither")
         self.inferred[_TRAINED] = "max_position_embeddings"
@@ -110,21 +116,21 @@ class _Reader:
 
     @property
     def factor(self) -> float:
-        """Where it is left open (DeepSeek, Phi-3): by how much the model's length exceeds the trained one."""
+        """The parameter or, where it is left open (DeepSeek, Phi-3), the model's length over the trained length."""
         if self._parameters.get("factor") is not None:
             return self._parameters["factor"]
         self.inferred["factor"] = f"max_position_embeddings / {_TRAINED}"
         return self.max_seq_len / self.trained_len
 
 
-def _require(settings: dict, key: str, meaning: str = "a value") -> Any:
+def _require(settings: dict, key: str, explanation: str = "") -> Any:
     if settings.get(key) is None:
-        raise ValueError(f"config: expected {key}, {meaning}, got none")
+        raise ValueError(f"config: expected a value for {key}{explanation}, got none")
     return settings[key]
 
 
 def _settings(config: Any) -> dict:
-    """A copy of what is read of the configuration: of an object, other attributes may be properties that raise."""
+    """A copy of the keys that this file reads. Other attributes of an object may be properties that raise."""
     if not isinstance(config, (Mapping, type)) and callable(getattr(config, "to_dict", None)):
         config = config.to_dict()
     if isinstance(config, Mapping):
@@ -133,13 +139,13 @@ def _settings(config: Any) -> dict:
         found = {key: getattr(config, key) for key in _SETTINGS if hasattr(config, key)}
         if not found or isinstance(config, type):
             raise TypeError(
-                f"config: expected a configuration of transformers, its dict or an object, got {shown(config)}"
+                f"config: expected a configuration of transformers, as a dict or an object, got {shown(config)}"
             )
     return copy.deepcopy(found)
 
 
 def _parameters(settings: dict, layer_type: str | None) -> dict:
-    """``rope_parameters`` as of version 5, flat, for one type of layers."""
+    """The parameters of one type of layers, in the flat form of version 5's ``rope_parameters``."""
     parameters = _stated(settings)
     values = parameters.values()
     nested = bool(parameters) and all(value is None or isinstance(value, Mapping) for value in values)
@@ -149,15 +155,15 @@ def _parameters(settings: dict, layer_type: str | None) -> dict:
     if layer_type is not None and not isinstance(layer_type, str):
         raise TypeError(f"layer_type: expected a string or None, got {shown(layer_type)}")
     if types and layer_type not in types:
-        raise ValueError(f"layer_type: expected one of {types}, for layers differ, got {layer_type!r}")
+        raise ValueError(f"layer_type: expected one of {types}, because layers differ, got {layer_type!r}")
     if not types and layer_type is not None:
         choice("layer_type", layer_type, dict.fromkeys(_layer_types(settings)) or _LAYER_TYPES)
     if nested:
         if parameters[layer_type] is None:
             raise ValueError(f"layer_type: expected layers that rotate, got {layer_type!r}, whose parameters are None")
         parameters = parameters[layer_type]
-    elif local_base is not None and layer_type == "sliding_attention":  # Gemma 3 before version 5: no scaling there
-        parameters = {"rope_theta": local_base}
+    elif local_base is not None and layer_type == "sliding_attention":
+        parameters = {"rope_theta": local_base}  # Gemma 3 before version 5 scales the frequencies of other layers only
     parameters = dict(parameters)
     for key, elsewhere in _BESIDE.items():
         for name in elsewhere:
@@ -166,13 +172,13 @@ def _parameters(settings: dict, layer_type: str | None) -> dict:
                 parameters[key] = value
             elif not types and value is not None and value != parameters[key]:
                 raise ValueError(
-                    f"{name}: expected {key} = {parameters[key]!r} of rope_parameters, or none, got {value!r}"
+                    f"{name}: expected None or {parameters[key]!r}, which another key states for {key}, got {value!r}"
                 )
     return parameters
 
 
 def _stated(settings: dict) -> Mapping:
-    """``rope_parameters``, or ``rope_scaling`` as it was before version 5, or both if they agree."""
+    """``rope_parameters`` or, before version 5, ``rope_scaling``; ValueError where both are there and disagree."""
     found = {}
     for name in ("rope_parameters", "rope_scaling"):
         parameters = settings.get(name)
@@ -181,13 +187,15 @@ def _stated(settings: dict) -> Mapping:
         if parameters:
             found[name] = parameters
     if len(found) == 2:
-        new, old = ({k: v for k, v in p.items() if k not in _BESIDE} | {"rope_type": _kind(p)} for p in found.values())
+        new, old = (
+            {k: v for k, v in p.items() if k not in _BESIDE} | {"rope_type": _rope_type(p)} for p in found.values()
+        )
         for parameters in (new, old):
             parameters.pop("type", None)
         old_base = {key: found["rope_scaling"][key] for key in _BESIDE if key in found["rope_scaling"]}
         if new != old or any(found["rope_parameters"].get(key) != value for key, value in old_base.items()):
             raise ValueError(
-                f"rope_scaling: expected none beside rope_parameters, or what it says, got {found['rope_scaling']!r}"
+                f"rope_scaling: expected None or the values of rope_parameters, got {found['rope_scaling']!r}"
             )
     return next(iter(found.values()), {})
 
@@ -196,44 +204,47 @@ def _layer_types(settings: dict) -> tuple:
     return () if settings.get("layer_types") is None else sequence("layer_types", settings["layer_types"])
 
 
-# Names of what version 5 has in rope_parameters and others beside them: ModernBERT, GPT-NeoX, StableLM.
+# Keys of version 5's rope_parameters -> the names that the model's settings have for them: ModernBERT, GPT-NeoX,
+# StableLM.
 _BESIDE = {
     "rope_theta": ("rope_theta", "global_rope_theta", "rotary_emb_base"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct", "rope_pct"),
 }
 _LOCAL_BASE = ("rope_local_base_freq", "local_rope_theta")  # Gemma 3, ModernBERT
 _LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
-"""Of layers that rotate, where the configuration does not say which it has."""
+"""The types of layers that rotate, for a configuration that does not list its types."""
 
 _FORMER_NAMES = {"mrope": "default", "su": "longrope"}
 
 
-def _kind(parameters: Mapping) -> str:
+def _rope_type(parameters: Mapping) -> str:
     found = {}
     for key in ("rope_type", "type"):
         if parameters.get(key) is not None:
-            kind = choice("rope_type", parameters[key], (*_VARIANTS, *_FORMER_NAMES))
-            found[key] = _FORMER_NAMES.get(kind, kind)
+            stated = choice("rope_type", parameters[key], (*_VARIANTS, *_FORMER_NAMES))
+            found[key] = _FORMER_NAMES.get(stated, stated)
     if len(set(found.values())) > 1:
-        raise ValueError(f"rope_type: expected that of type, {parameters['type']!r}, got {parameters['rope_type']!r}")
+        expected = f"{parameters['type']!r}, the value of the key 'type'"
+        raise ValueError(f"rope_type: expected {expected}, got {parameters['rope_type']!r}")
     return next(iter(found.values()), "default")
 
 
-def _check_keys(kind: str, parameters: dict) -> None:
-    required, optional = _KEYS[kind]
+def _check_keys(rope_type: str, parameters: dict) -> None:
+    required, optional = _KEYS[rope_type]
     if not all(isinstance(key, str) for key in parameters):
-        raise TypeError(f"rope_parameters: expected strings for keys, got {list(parameters)}")
+        raise TypeError(f"rope_parameters: expected keys that are strings, got {list(parameters)}")
     for key in required:
         if key not in parameters:
-            raise ValueError(f"rope_parameters: expected {key} for rope_type {kind!r}, got only {sorted(parameters)}")
+            expected = f"the key {key} for rope_type {rope_type!r}"
+            raise ValueError(f"rope_parameters: expected {expected}, got the keys {sorted(parameters)}")
     for key in parameters:
         if key not in (*required, *optional, *_COMMON_KEYS):
             known = sorted({*required, *optional, *_COMMON_KEYS})
-            raise ValueError(f"rope_parameters: expected for rope_type {kind!r} only {known}, got {key}")
+            raise ValueError(f"rope_parameters: expected keys among {known} for rope_type {rope_type!r}, got {key}")
 
 
 def _overrides(settings: dict, layer_type: str) -> dict:
-    """What layers of this type have differently: Gemma 4's full attention has wider heads."""
+    """The settings in which layers of this type differ from the model: Gemma 4's full attention has wider heads."""
     if layer_type == "full_attention" and settings.get("global_head_dim") is not None:
         return {"head_dim": integer("global_head_dim", settings["global_head_dim"], 2, MOST_FEATURES)}
     per_layer = settings.get("per_layer_config") or {}
@@ -248,19 +259,22 @@ def _head_dim(settings: dict) -> int:
     for key in ("head_dim", "qk_rope_head_dim"):
         if settings.get(key) is not None:
             return integer(key, settings[key], at_least=2, below=MOST_FEATURES)
-    heads = integer("num_attention_heads", _require(settings, "num_attention_heads", "or head_dim"), at_least=1)
-    hidden = integer("hidden_size", _require(settings, "hidden_size", "or head_dim"), 2, MOST_FEATURES)
+    heads = integer("num_attention_heads", _require(settings, "num_attention_heads", " or for head_dim"), at_least=1)
+    hidden = integer("hidden_size", _require(settings, "hidden_size", " or for head_dim"), 2, MOST_FEATURES)
     if hidden % heads:
         raise ValueError(
-            f"hidden_size: expected a multiple of num_attention_heads = {heads}, or head_dim, got {hidden}"
+            f"hidden_size: expected a multiple of num_attention_heads = {heads} where head_dim is missing, got {hidden}"
         )
     return hidden // heads
 
 
-def _rotary_dim(kind: str, head_dim: int, parameters: dict, settings: dict) -> int:
-    """The features that rotate; of ``proportional`` all, for there the fraction chooses among their planes."""
+def _rotary_dim(rope_type: str, head_dim: int, parameters: dict, settings: dict) -> int:
+    """The number of features that rotate.
+
+    In ``proportional`` all features count: the fraction chooses the planes whose frequency is not 0.
+    """
     fraction = number("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0), above=0, at_most=1)
-    if kind == "proportional":
+    if rope_type == "proportional":
         return check_rotary_dim(head_dim, "head_dim")
     if settings.get("rotary_dim") is not None:
         rotary_dim = check_rotary_dim(settings["rotary_dim"])
@@ -271,22 +285,22 @@ def _rotary_dim(kind: str, head_dim: int, parameters: dict, settings: dict) -> i
     if rotary_dim < 2 or rotary_dim % 2:
         name, given = ("head_dim", head_dim) if fraction == 1 else ("partial_rotary_factor", fraction)
         raise ValueError(
-            f"{name}: expected a positive even number of the {head_dim} features of a head to rotate, "
-            f"got {given}, {rotary_dim} of them"
+            f"{name}: expected a value by which a positive even number of the {head_dim} features of a head rotate, "
+            f"got {given}, by which {rotary_dim} rotate"
         )
     return rotary_dim
 
 
 def _max_seq_len(settings: dict) -> int | None:
     key = "max_position_embeddings"
-    return None if settings.get(key) is None else _length(settings, key)
+    return None if settings.get(key) is None else _length_setting(settings, key)
 
 
-def _length(settings: dict, key: str) -> int:
+def _length_setting(settings: dict, key: str) -> int:
     return integer(key, _require(settings, key), at_least=1, below=sys.maxsize)
 
 
-def _axes(parameters: dict, rotary_dim: int) -> tuple[int, ...] | None:
+def _axis_of_each_plane(parameters: dict, rotary_dim: int) -> tuple[int, ...] | None:
     sections = parameters.get("mrope_section")
     if sections is None:
         return None
@@ -295,7 +309,7 @@ def _axes(parameters: dict, rotary_dim: int) -> tuple[int, ...] | None:
     found = (axes.interleaved_sections if interleaved else axes.sections)(sections, "mrope_section")
     if len(found) != rotary_dim // 2:
         raise ValueError(
-            f"mrope_section: expected a sum of {rotary_dim // 2}, one for each plane, got {list(sections)}"
+            f"mrope_section: expected widths whose sum is the number of planes, {rotary_dim // 2}, got {list(sections)}"
         )
     return found
 
@@ -315,16 +329,16 @@ INTERLEAVED_MODELS = frozenset(
     "blt codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v4 ernie4_5 ernie4_5_moe ernie4_5_vl_moe glm glm4 "
     "glm4v glm_ocr gptj helium llama4 moonshine moonshine_streaming openai_privacy_filter".split()
 )
-"""``model_type`` (less ``_text``) of transformers' models that pair adjacent features."""
+"""The ``model_type``, without ``_text``, of the models in transformers that pair adjacent features."""
 
 DEINTERLEAVING_MODELS = frozenset(
     "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots3_note glm4_moe_lite glm_moe_dsa longcat_flash mistral4 "
     "mistral_large4 youtu".split()
 )
-"""Those that read adjacent pairs and write halves, unless ``rope_interleave`` says no."""
+"""The ``model_type`` of the models that read adjacent pairs and write halves, unless ``rope_interleave`` is false."""
 
 
-# Variants: (parameters, rotary_dim, base, seq_len) -> frequencies, attention factor, lengths
+# Each variant maps (parameters, rotary_dim, base, seq_len) to (frequencies, attention factor, lengths).
 
 
 def _default(parameters, rotary_dim, base, seq_len):
@@ -357,7 +371,7 @@ def _longrope(parameters, rotary_dim, base, seq_len):
     trained, planes = parameters.trained_len, rotary_dim // 2
     for key in ("short_factor", "long_factor"):
         if len(numbers(key, parameters[key], above=0)) != planes:
-            raise ValueError(f"{key}: expected one for each of {planes} planes, got {len(parameters[key])}")
+            raise ValueError(f"{key}: expected a factor for each of {planes} planes, got {len(parameters[key])}")
     which, lengths = ("long", range(trained + 1, sys.maxsize)) if seq_len > trained else ("short", range(trained + 1))
     theta = frequencies.longrope(rotary_dim, base, parameters[f"{which}_factor"])
     attention_factor = parameters.get(f"{which}_mscale")  # Phi-3.5-MoE
@@ -382,7 +396,7 @@ def _proportional(parameters, head_dim, base, seq_len):
 _VARIANTS = {
     "default": _default,
     "linear": _linear,
-    "ntk": _ntk,  # vLLM's
+    "ntk": _ntk,  # vLLM
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,
@@ -390,7 +404,7 @@ _VARIANTS = {
     "proportional": _proportional,
 }
 
-# rope_type -> keys that it requires, and those that it knows beside them.
+# rope_type -> the keys that it requires, and the optional keys that it knows.
 _TRAINED = "original_max_position_embeddings"
 _KEYS = {
     "default": ((), ()),
@@ -410,7 +424,7 @@ _KEYS = {
 }
 _COMMON_KEYS = (
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved",
-    # Of other parts of the attention, and a copy: Ministral 3.
+    # Ministral 3 has the scaling of another part of the attention here, and a copy of the model's length.
     "llama_4_scaling_beta", "max_position_embeddings",
 )  # fmt: skip
 _ALL_KEYS = {key for required, optional in _KEYS.values() for key in (*required, *optional)} | {*_COMMON_KEYS}
@@ -421,4 +435,4 @@ _SETTINGS = (
     "num_attention_heads", "rotary_dim", "per_layer_config", "layer_types", "model_type", "rope_interleave",
     "text_config",
 )  # fmt: skip
-"""The keys of a configuration that are read."""
+"""The keys of a configuration that this file reads."""

@@ -1,4 +1,4 @@
-"""How a layer rotates: its frequencies, and what else `apply_rope` is to be told."""
+"""This file holds `Rope`, the rotation of a layer: the frequencies and the other choices of a model."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +18,28 @@ ANY_LENGTH = range(sys.maxsize)
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """How a layer rotates.
+    """The rotation of a layer.
 
     Attributes:
-        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of what is given.
-        attention_factor: of cos and sin; positive.
-        head_dim: features of a head as the rotation is given it; the first ``R`` rotate. (In DeepSeek's attention
-            that is the rotated part alone, so ``R`` is all of it.)
-        layout, out_layout: as for `apply_rope`, as far as ``model_type`` tells: unknown models are taken to be
-            ``"split_half"``, which nearly all of transformers is.
-        axes: axis of each column where positions have several (M-RoPE, images), else None.
-        max_seq_len: ``max_position_embeddings``, if the configuration has it.
-        lengths: of the sequences that these frequencies serve; for others ask `at_length`, which asks
-            ``remake(seq_len=...)``.
-        inferred: of a configuration, each key that it leaves open -> the keys that its value was taken from, such as
+        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument.
+        attention_factor: the positive factor of cos and sin.
+        head_dim: the number of features of a head as `apply_rope` gets the head; the first ``R`` rotate. DeepSeek's
+            attention passes only the rotated part of a head, so ``R`` is all of ``head_dim`` there.
+        layout, out_layout: as for `apply_rope`. `rope_from_config` takes them from ``model_type`` and
+            ``rope_interleave``; an unknown model gets ``"split_half"``, the layout of nearly all models of
+            transformers.
+        axes: the axis of positions that each plane reads, where positions have several axes (M-RoPE, images); else
+            None.
+        max_seq_len: ``max_position_embeddings``, if the configuration has it; else None.
+        lengths: the lengths of sequences that these frequencies serve. `at_length` returns the rotation for another
+            length.
+        remake: makes the rotation for another length, as ``remake(seq_len=...)``; or None.
+        inferred: maps each key that a configuration leaves open to the keys that its value was taken from, for example
             ``{"original_max_position_embeddings": "max_position_embeddings"}``.
 
     Raises:
-        TypeError, ValueError: an attribute of another type or shape, frequencies that are not finite or that require
-            grad (tables of them have none).
+        TypeError, ValueError: an attribute has another type or shape; or the frequencies are not finite, or they
+            require grad although tables pass no gradient on to frequencies.
     """
 
     inverse_frequencies: torch.Tensor
@@ -54,7 +57,7 @@ class Rope:
         theta = tensor("inverse_frequencies", self.inverse_frequencies)
         check_tensor("inverse_frequencies", theta, (1,), "[rotary_dim/2]")
         if theta.requires_grad or theta.device.type == "meta" or not len(theta) or not theta.isfinite().all():
-            expected = "at least one finite frequency, without grad"
+            expected = "at least one frequency, all finite, and no requires_grad"
             raise ValueError(f"inverse_frequencies: expected {expected}, got {theta}")
         head_dim, planes = self.head_dim, len(theta)
         if head_dim is not None:
@@ -64,7 +67,7 @@ class Rope:
             check_layout(self.out_layout, "out_layout")
         columns = self.axes if self.axes is None else integers("axes", self.axes, at_least=0)
         if columns is not None and len(columns) != planes:
-            raise ValueError(f"axes: expected one for each of {planes} planes, got {len(columns)}")
+            raise ValueError(f"axes: expected an axis for each of {planes} planes, got {len(columns)}")
         max_seq_len = self.max_seq_len
         if max_seq_len is not None:
             max_seq_len = integer("max_seq_len", max_seq_len, at_least=1, below=sys.maxsize)
@@ -92,17 +95,17 @@ class Rope:
         return 0, self.rotary_dim
 
     def at_length(self, seq_len: int) -> "Rope":
-        """The rotation of sequences of ``seq_len`` tokens: another one for dynamic NTK and LongRoPE only.
+        """The rotation of sequences of ``seq_len`` tokens. It depends on ``seq_len`` in dynamic NTK and LongRoPE only.
 
         Raises:
-            TypeError: not an integer.
-            ValueError: a negative length, or one that nobody knows the rotation of.
+            TypeError: ``seq_len`` is not an integer.
+            ValueError: ``seq_len`` is negative, or is not in `lengths` and there is no ``remake``.
         """
         seq_len = integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
         if seq_len in self.lengths:
             return self
         if self.remake is None:
-            raise ValueError(f"seq_len: expected a length in {self.lengths}, that of this rotation, got {seq_len}")
+            raise ValueError(f"seq_len: expected a length of this rotation, in {self.lengths}, got {seq_len}")
         return self.remake(seq_len=seq_len)
 
     def tables(
@@ -113,20 +116,20 @@ class Rope:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(cos, sin)``, the attention factor folded in before the one rounding.
+        """The tables ``(cos, sin)``, multiplied by the attention factor before the only rounding.
 
         Args:
-            seq_len: number of rows: every ``|position|`` is below it.
-            positions: ``[axes, S]``, ``[axes, B, S]`` or ``[axes, T]`` along several axes.
-            dtype, device: of the result, as for `rotary_table`.
+            seq_len: the number of rows, above every ``|position|``.
+            positions: the positions of the tokens along several axes, ``[axes, S]``, ``[axes, B, S]`` or ``[axes, T]``.
+            dtype, device: as for `rotary_table`.
 
         Returns:
-            ``[seq_len, R/2]``; with ``positions`` those of each token, ``[S, R/2]`` or ``[B, S, R/2]``, as of
-            `axial_tables`.
+            ``[seq_len, R/2]``, with a row for each position. With ``positions``, ``[S, R/2]`` or ``[B, S, R/2]``, with
+            a row for each token, as `axial_tables` returns.
 
         Raises:
-            TypeError, ValueError: as `rotary_table` and `axial_tables`; a length that these frequencies are not for,
-                or positions of a rotation without axes.
+            TypeError, ValueError: as `rotary_table` and `axial_tables`; or these frequencies do not serve ``seq_len``;
+                or ``positions`` is given for a rotation without ``axes``.
         """
         seq_len = integer("seq_len", seq_len, at_least=0)
         if seq_len >= self.lengths.stop:
@@ -137,37 +140,38 @@ class Rope:
         if positions is None:
             return cos, sin
         if self.axes is None:
-            raise ValueError("positions: expected none for a rotation with one axis (see apply_rope), got a tensor")
+            raise ValueError("positions: expected None for a rotation with one axis (see apply_rope), got a tensor")
         if tensor("positions", positions).ndim and positions.shape[0] <= max(self.axes):
             raise ValueError(f"positions: expected {max(self.axes) + 1} axes, got shape {tuple(positions.shape)}")
         return axial_tables(cos, sin, positions.to(cos.device), self.axes)
 
     def frequencies(self, device: torch.device | str | None = None) -> torch.Tensor:
-        """What `apply_rope` takes in place of `tables`, the attention factor included.
+        """The ``frequencies`` that `apply_rope` takes in place of `tables`, with the attention factor.
 
-        To be made once, outside of what is compiled: see `rotary_frequencies`.
+        Call this method once, outside of compiled code: see `rotary_frequencies`.
 
         Raises:
-            ValueError: positions have several axes, for which the tables of the tokens are made.
+            ValueError: positions have several axes. Only tables serve several axes.
         """
         if self.axes is not None:
             raise ValueError(
-                f"axes: expected None, one axis of positions, for a rotation without tables, got {self.axes}"
+                f"axes: expected None, for positions along one axis, in a rotation without tables, got {self.axes}"
             )
         return fixed_point(self.inverse_frequencies, self.attention_factor, device=device)
 
 
 def axial_rope(axes_dims: Sequence[int], base: float = 10000.0, *, layout: str = "interleaved") -> Rope:
-    """The rotation of images and video: ``axes_dims[a]`` features turn by the position along axis ``a``.
+    """The rotation of images and video, where ``axes_dims[a]`` features turn by the position along axis ``a``.
 
     Args:
-        axes_dims: e.g. ``(16, 56, 56)`` of Flux; even, their sum is ``head_dim``.
-        base: of the frequencies of every axis.
+        axes_dims: even numbers of features whose sum is ``head_dim``, for example ``(16, 56, 56)`` in Flux.
+        base: the base of the frequencies of every axis.
         layout: ``"interleaved"`` in Flux, Wan, HunyuanVideo and Qwen-Image.
 
     Raises:
-        TypeError: ``axes_dims`` not a sequence of integers, ``base`` not a number.
-        ValueError: an axis without a positive even number of features, ``base`` not positive, unknown layout.
+        TypeError: ``axes_dims`` is not a sequence of integers, or ``base`` is not a number.
+        ValueError: an axis does not have a positive even number of features, ``base`` is not positive, or the layout is
+            unknown.
     """
     check_layout(layout)
     theta = frequencies.axial(axes_dims, base)

@@ -1,4 +1,4 @@
-"""cos/sin tables: one row per position, one column per rotated plane."""
+"""This file computes tables of cosines and sines, with a row for each position and a column for each rotated plane."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from ropelab.arguments import device as usable
 from ropelab.kernels import NO_POSITION
 
 MOST_ROWS = 2**31
-"""Every position is an int32, or an int64 that would be one."""
+"""The largest number of rows: one for each position, from 0 on, that int32 can hold."""
 
 _ROWS_AT_ONCE = 2**16
-"""In float64: 40 bytes an entry are needed while it is made, ten times the float32 that is kept."""
+"""The number of rows that are computed at once. In float64 an entry needs 40 bytes meanwhile, ten times its float32."""
 
 
 def rotary_table(
@@ -26,23 +26,26 @@ def rotary_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables of ``cos(p * theta_i)`` and ``sin(p * theta_i)`` for positions ``p`` in ``[0, seq_len)``.
 
-    Angles and their cosines are computed in float64 on the CPU and rounded once, so the tables are the same bits on
-    every device, and off by half an ulp of ``dtype`` and 1e-16 of the angle: 5e-10 at four million.
+    The function computes angles, cosines and sines in float64 on the CPU and rounds once, so tables have the same bits
+    on every device. An entry is off by half an ulp of ``dtype`` and by 1e-16 of the angle, 5e-10 at position four
+    million.
 
     Args:
-        seq_len: number of positions P.
-        rotary_dim: number of rotated features R, even; R < head_dim rotates only the first R.
-        base: of the geometric frequencies (``rope_theta``).
-        dtype: of the result: bfloat16, float16, float32 or float64. The rotation computes in float32 or wider
-            whatever is given here.
-        device: of the result, by default torch's default device.
+        seq_len: the number of positions.
+        rotary_dim: the number of features that rotate, even. With ``rotary_dim < head_dim`` the first features rotate.
+        base: the base of the frequencies, ``rope_theta`` in configurations.
+        dtype: the dtype of the tables: bfloat16, float16, float32 or float64. The rotation computes in float32 or wider
+            for every dtype of the tables.
+        device: the device of the tables, by default torch's default device.
 
     Returns:
-        ``(cos, sin)``, each ``[seq_len, rotary_dim/2]``. Rows ``[m:m+S]`` serve tokens at positions m, m+1, ...
+        ``(cos, sin)``, each ``[seq_len, rotary_dim/2]``. Rows ``[m:m+S]`` belong to the positions m, m+1, ..., m+S-1:
+        see `ropelab.positions`.
 
     Raises:
-        TypeError: a number of another type, or another ``dtype``.
-        ValueError: ``seq_len`` not in ``[0, 2**31]``, ``rotary_dim`` not a positive even number, ``base`` not positive.
+        TypeError: a number has another type, or ``dtype`` is another dtype.
+        ValueError: ``seq_len`` is not in ``[0, 2**31]``, ``rotary_dim`` is not a positive even number, or ``base`` is
+            not positive.
     """
     return frequency_tables(inverse_frequencies(rotary_dim, base), seq_len, dtype=dtype, device=device)
 
@@ -55,19 +58,23 @@ def frequency_tables(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `rotary_table` for any inverse frequencies, times ``attention_factor`` before the one rounding.
+    """The tables of any inverse frequencies, multiplied by ``attention_factor`` before the only rounding.
 
     Args:
         frequencies: float64 ``[R/2]``, rad per position: see `ropelab.angles.frequencies`.
-        attention_factor: of cos and sin, by whose square the scores grow (YaRN, LongRoPE); positive.
+        seq_len, dtype, device: as for `rotary_table`.
+        attention_factor: a positive factor of cos and sin (YaRN, LongRoPE). Scores grow by its square.
+
+    Returns:
+        ``(cos, sin)``, each ``[seq_len, R/2]``.
 
     Raises:
-        TypeError, ValueError: as `rotary_table`, and for frequencies of another shape or of integers.
+        TypeError, ValueError: as `rotary_table`; or ``frequencies`` has another shape or holds integers.
     """
     check_tensor("frequencies", tensor("frequencies", frequencies), (1,), "[rotary_dim/2]")
     if not len(frequencies) or frequencies.device.type == "meta":
-        got = f"{tuple(frequencies.shape)} on {frequencies.device}"
-        raise ValueError(f"frequencies: expected those of at least one plane, with values, got {got}")
+        got = f"shape {tuple(frequencies.shape)} on {frequencies.device}"
+        raise ValueError(f"frequencies: expected values for at least one plane, got {got}")
     seq_len = integer("seq_len", seq_len, at_least=0, below=MOST_ROWS + 1)
     check_dtype(dtype)
     attention_factor = number("attention_factor", attention_factor, above=0, at_most=torch.finfo(dtype).max)
@@ -91,27 +98,27 @@ def check_dtype(dtype: torch.dtype) -> None:
 def axial_tables(
     cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, axes: torch.Tensor | Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables of each token for positions along several axes: every plane reads the axis that it belongs to.
+    """Tables with a row for each token, for positions along several axes: see `ropelab.positions`.
 
-    Built once for a batch and shared by all layers and the backward, as in ``apply_rope(q, k, cos=c, sin=s)``.
-    ``axes`` is ``[0] * 16 + [1] * 24 + [2] * 24`` for the sections ``[16, 24, 24]`` of Qwen2-VL, 0 1 2 0 1 2 ... 0 0
-    for the interleaved ones of Qwen3-VL, and ``[0] * 8 + [1] * 28 + [2] * 28`` for the three axes of Flux, whose
-    tables are those of the axes side by side.
+    Call this function once for a batch: all layers and the backward share the tables, as in ``apply_rope(q, k, cos=c,
+    sin=s)``. ``axes`` is ``[0] * 16 + [1] * 24 + [2] * 24`` for the sections ``[16, 24, 24]`` of Qwen2-VL, 0 1 2 0 1 2
+    ... 0 0 for the interleaved sections of Qwen3-VL, and ``[0] * 8 + [1] * 28 + [2] * 28`` for the three axes of Flux.
 
     Args:
-        cos, sin: ``[P, R/2]``; row ``p`` serves the positions ``p`` and, with the sine negated, ``-p``.
+        cos, sin: ``[P, R/2]``, with a row for each position.
         positions: ``[axes, S]``, ``[axes, B, S]`` or, for packed tokens, ``[axes, T]``; int32 or int64.
-        axes: ``[R/2]``: the axis of each column of the tables. A list is checked and copied to the device, for which
-            the host waits; a tensor that is there already is taken as it is, int32 or int64.
+        axes: ``[R/2]``, the axis of each column of the tables. The function checks a list and copies it to the device,
+            for which the host waits. It takes a tensor, int32 or int64 on the device of ``cos``, as it is.
 
     Returns:
-        ``(cos, sin)``: ``[S, R/2]`` or ``[B, S, R/2]``, differentiable in the tables. Zeros for ``NO_POSITION``, NaN
-        for a position without a row, and on a GPU for an axis that ``positions`` does not have: nothing is read that is
-        not there.
+        ``(cos, sin)``, each ``[S, R/2]`` or ``[B, S, R/2]``, differentiable in the tables. The host does not read
+        ``axes`` on a GPU: a column whose axis ``positions`` lacks becomes NaN there.
 
     Raises:
-        TypeError: not tensors, tables that are not of one floating dtype, positions that are not int32 or int64.
-        ValueError: tables of two shapes, axes that are not one for each column, or that ``positions`` does not have.
+        TypeError: an argument is not a tensor, the tables are not of one floating dtype, or the positions are neither
+            int32 nor int64.
+        ValueError: the tables differ in shape, ``axes`` does not have an axis for each column, or ``positions`` lacks
+            an axis that ``axes`` names.
     """
     check_tensor("cos", tensor("cos", cos), (2,), "[positions, columns]")
     check_tensor("sin", tensor("sin", sin), (2,), "[positions, columns]")
@@ -131,12 +138,12 @@ def axial_tables(
         check_tensor("axes", tensor("axes", axes), (1,), "[columns]", POSITION_DTYPES)
         known = (axes >= 0) & (axes < count)
         if axes.device.type == "cpu" and not torch.compiler.is_compiling() and not known.all():
-            raise ValueError(f"axes: expected axes below the {count} of positions, got {axes.tolist()}")
+            raise ValueError(f"axes: expected axes below {count}, the number of axes of positions, got {axes.tolist()}")
         axes = axes.where(known, 0)
     else:
         axes = torch.tensor(integers("axes", axes, at_least=0, below=count), dtype=torch.int64, device=positions.device)
     if axes.shape[0] != columns:
-        raise ValueError(f"axes: expected one for each of the {columns} columns of cos, got {axes.shape[0]}")
+        raise ValueError(f"axes: expected an axis for each of the {columns} columns of cos, got {axes.shape[0]}")
     place = positions.long()[axes].movedim(0, -1)
     nowhere, missing = place == NO_POSITION, (place >= len(cos)) | (place <= -len(cos))
     if known is not None:

@@ -7,8 +7,9 @@ from torch._subclasses import FakeTensor
 def overlaps_itself(x: torch.Tensor) -> bool:
     """True unless the strides of ``x`` nest, which proves that its elements lie at distinct addresses.
 
-    Nested: taken from the smallest stride up, each axis steps past all that the smaller ones span.
-    Expanded tensors (stride 0) and sliding windows do not nest. A tensor without elements never overlaps.
+    Strides nest if, from the smallest stride up, every axis steps past the span of all axes with smaller strides.
+    The strides of expanded tensors (stride 0) and of sliding windows do not nest. A tensor without elements never
+    overlaps.
     """
     if not _has_elements(x):
         return False
@@ -23,9 +24,9 @@ def overlaps_itself(x: torch.Tensor) -> bool:
 def may_share_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
     """False if ``x`` and ``y`` provably have no element at a common address.
 
-    Views of one buffer, such as q and k cut out of a packed qkv tensor, interleave in memory without
-    sharing anything. To see that, look for a period: a stride ``w`` of which all larger strides of both
-    tensors are multiples, such that what both occupy within one period lies apart.
+    Views of one buffer, for example q and k of a packed qkv tensor, interleave in memory without a common element. The
+    function proves this by a period: a stride ``w`` that divides all larger strides of both tensors. If the two tensors
+    occupy separate parts of one period, they have no element in common.
     """
     if not (_has_elements(x) and _has_elements(y)):
         return False
@@ -41,20 +42,20 @@ def may_share_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def addresses_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
-    """Bytes from the first element of ``x`` to that of ``y``; None where their storages have no byte in common.
+    """Bytes from the first element of ``x`` to the first element of ``y``; None for storages without a common byte.
 
-    Two storages may have the same memory: ``torch.from_numpy`` makes a new one for the same array. A tensor that only
-    stands for another, as while a compiler traces, has no address; its storage then decides.
+    Two storages may have the same memory: ``torch.from_numpy`` makes a new storage of the same array at every call. A
+    tensor that a compiler traces has no address, so the identity of its storage decides.
     """
     if isinstance(x, FakeTensor) or isinstance(y, FakeTensor) or x.is_meta or y.is_meta:
-        if not torch._C._is_alias_of(x, y):  # type: ignore[attr-defined]  # which torch's stubs lack
+        if not torch._C._is_alias_of(x, y):  # type: ignore[attr-defined]  # torch's stubs lack it
             return None
         return _known(y.storage_offset()) * y.itemsize - _known(x.storage_offset()) * x.itemsize
     return bytes_between(x, y)
 
 
 def bytes_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
-    """`addresses_between` of tensors that have addresses."""
+    """`addresses_between` for tensors that have addresses."""
     if x.layout is not torch.strided or y.layout is not torch.strided:
         return None
     x_storage, y_storage = x.untyped_storage(), y.untyped_storage()
@@ -78,20 +79,20 @@ def _has_elements(x: torch.Tensor) -> bool:
 
 
 def _axes(x: torch.Tensor) -> list[tuple[int, int]]:
-    """(stride, size) of the axes along which ``x`` moves at all."""
+    """(stride, size) of the axes with more than one element."""
     axes = zip(map(_known, x.stride()), map(_known, x.shape), strict=True)
     return [(stride, size) for stride, size in axes if size > 1]
 
 
 def _span(axes: list[tuple[int, int]]) -> int:
-    """Elements from the first to the last address, both included."""
+    """The number of elements from the first address to the last address, both included."""
     return 1 + sum(stride * (size - 1) for stride, size in axes)
 
 
 def _known(size: int | torch.SymInt) -> int:
-    """A size as a number: while a compiler traces symbols, that of the call which it traces, and 2 where none is known.
+    """A size as a number. For a symbol of a compiler, the size in the traced call, or 2 where the size is unknown.
 
-    This sets no guard: the memory of later calls with other sizes is laid out by the same code.
+    The function sets no guard: the same code lays out the memory of later calls with other sizes.
     """
     if isinstance(size, int):
         return size

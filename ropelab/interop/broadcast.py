@@ -1,6 +1,6 @@
-"""Tables that broadcast against the tensors they rotate, as Hugging Face and DeepSpeed hand them over.
+"""This file rotates by tables that broadcast against the tensors, as callers of Hugging Face and DeepSpeed pass them.
 
-Which axis is the sequence is not said: it is the one along which the tables change.
+The callers do not name the axis of the sequence. The sequence is the axis along which the tables change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from ropelab.rope import apply_rope
 
 
 class Axes(NamedTuple):
-    """Where batch, sequence and heads are among a tensor's axes; None for one that it has not."""
+    """The places of batch, sequence and heads among the axes of a tensor; None for an axis that the tensor lacks."""
 
     batch: int | None
     seq: int | None
@@ -24,12 +24,13 @@ class Axes(NamedTuple):
 def formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str = "split_half") -> torch.Tensor:
     """``x cos + turned(x) sin`` in torch operations, where ``turned`` takes every pair ``(x0, x1)`` to ``(-x1, x0)``.
 
-    Every operation rounds to the dtype that torch promotes to, which is that of the result.
+    Every operation rounds to the dtype to which torch promotes ``x`` and the tables. The result has this dtype.
 
     Args:
         x: ``[..., D]``.
-        cos, sin: broadcast against ``x[..., :R]``; their last axis R, at most D, has a column for each feature.
+        cos, sin: ``[..., R]`` with ``R <= D``, a column for each feature. They broadcast against ``x[..., :R]``.
             Features from R on pass unchanged.
+        layout: as for `ropelab.apply_rope`.
     """
     rotary_dim = cos.shape[-1]
     rotary, tail = x[..., :rotary_dim], x[..., rotary_dim:]
@@ -39,7 +40,16 @@ def formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str =
 
 
 def check_tables(xs: Mapping[str, torch.Tensor], tables: Mapping[str, torch.Tensor]) -> None:
-    """Raise TypeError or ValueError, by the names that are the keys, unless the tables can rotate every tensor."""
+    """Check that the tables can rotate every tensor.
+
+    Args:
+        xs, tables: map the name of each argument, for the message, to the tensor.
+
+    Raises:
+        TypeError: an argument is not a tensor, a tensor holds bools, or a table is not floating.
+        ValueError: a table has a wrong number of columns, does not broadcast against a tensor or is on another device;
+            or an argument is a scalar.
+    """
     for name, x in (*xs.items(), *tables.items()):
         if not tensor(name, x).ndim:
             raise ValueError(f"{name}: expected at least one axis, got a scalar")
@@ -59,10 +69,11 @@ def check_tables(xs: Mapping[str, torch.Tensor], tables: Mapping[str, torch.Tens
             if table.device != x.device:
                 raise ValueError(f"{name}: expected {rotated}'s device {x.device}, got {table.device}")
         if columns != cos.shape[-1]:
-            raise ValueError(f"{name}: expected the {cos.shape[-1]} columns of {first}, got shape {shape}")
+            raise ValueError(f"{name}: expected {cos.shape[-1]} columns, as {first} has, got shape {shape}")
         for rotated, x in xs.items():
             if not broadcasts(table, x):
-                raise ValueError(f"{name}: expected to broadcast against {rotated} {tuple(x.shape)}, got shape {shape}")
+                expected = f"a shape that broadcasts against {rotated} {tuple(x.shape)}"
+                raise ValueError(f"{name}: expected {expected}, got shape {shape}")
 
 
 def broadcasts(table: torch.Tensor, x: torch.Tensor) -> bool:
@@ -71,7 +82,7 @@ def broadcasts(table: torch.Tensor, x: torch.Tensor) -> bool:
     return all(rows == tokens or 1 in (rows, tokens) for rows, tokens in sizes)
 
 
-def rotate(
+def rotate_in_one_launch(
     xs: Sequence[torch.Tensor],
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -80,37 +91,40 @@ def rotate(
     out_layout: str | None = None,
     per_pair: bool = False,
 ) -> list[torch.Tensor] | None:
-    """The rotation of one or two tensors by the kernel, in one launch; or None where it cannot be one.
+    """The rotation of one or two tensors in one launch of the kernel, or None where one launch cannot rotate them.
 
-    That is where a tensor has more than four axes, tables differ from head to head, would enlarge the tensor or
-    differ from each other in shape or dtype, where the tensors are of several dtypes or devices, and for dtypes that
-    the kernel does not have.
+    The result is None if:
+
+    - a tensor has more than four axes
+    - the tables differ from head to head, would enlarge a tensor, or differ from each other in shape or dtype
+    - the tensors and tables have several devices, the tensors have several dtypes, or the kernel lacks a dtype
 
     Args:
-        xs: one or two of ``[..., D]``, with as many axes, in the same order, and sizes that differ at most in one.
-        cos, sin: broadcast against ``xs``; see `formula`.
+        xs: one or two tensors ``[..., D]`` with the same axes in the same order. Their sizes differ along one axis at
+            most.
+        cos, sin: tables that broadcast against ``xs``, as for `formula`.
         layout, out_layout: as for `ropelab.apply_rope`.
-        per_pair: the last axis has a column for each pair instead, R/2 of them.
+        per_pair: the tables have a column for each pair, ``R/2`` columns, instead of a column for each feature.
 
     Returns:
-        Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider; differentiable.
+        Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider, and differentiable.
     """
-    axes = _axes([x.shape for x in xs], cos.shape)
+    axes = _named_axes([x.shape for x in xs], cos.shape)
     fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
     fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
     rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
     if axes is None or not fits or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
         return None
     seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
-    cos, sin = (_table(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
+    cos, sin = (_table_with_rows(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
     rotary_slice = None if per_pair else (0, rotary_dim)
     q, k = _to_bshd(xs[0], axes), None if len(xs) == 1 else _to_bshd(xs[1], axes)
     ys = apply_rope(q, k, cos=cos, sin=sin, layout=layout, out_layout=out_layout, rotary_slice=rotary_slice)
     return [_from_bshd(y, axes) for y in ((ys,) if isinstance(ys, torch.Tensor) else ys)]
 
 
-def _axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:
-    """Batch, sequence and heads of tensors of these shapes, or None if the table does not allow to name them."""
+def _named_axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:
+    """Batch, sequence and heads of tensors of these shapes, or None if the table leaves the axes open."""
     first, rank = shapes[0], len(shapes[0])
     if rank > 4 or len(table) > rank or any(len(shape) != rank for shape in shapes):
         return None
@@ -122,14 +136,15 @@ def _axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:
     differing = [axis for axis in shared if any(shape[axis] != first[axis] for shape in shapes)]
     if len(differing) > 1:
         return None
-    # Heads share a row of the tables: the axis that q and k may differ in, or the last that has anything to share.
+    # Heads share a row of the tables. They are the axis along which q and k differ, or else the last shared axis that
+    # has several elements.
     heads = next(iter(differing or [axis for axis in reversed(shared) if first[axis] != 1] or shared[-1:]), None)
     others = [axis for axis in range(rank - 1) if axis != heads]
     seq = (along or others)[-1] if others else None
     return Axes(next((axis for axis in others if axis != seq), None), seq, heads)
 
 
-def _table(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Tensor:
+def _table_with_rows(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Tensor:
     """The table as ``[S, W]``, or as ``[B, S, W]`` where it differs between batches."""
     rows = _to_bshd(table.reshape((1,) * (rank - table.ndim) + table.shape), axes)[:, :, 0]
     rows = rows[0] if len(rows) == 1 else rows
@@ -137,7 +152,7 @@ def _table(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Te
 
 
 def _to_bshd(x: torch.Tensor, axes: Axes) -> torch.Tensor:
-    """View as ``[B, S, H, D]``, axes that it has not of size 1."""
+    """View ``x`` as ``[B, S, H, D]``. An axis that ``x`` lacks has size 1."""
     x = x.permute(*(axis for axis in axes if axis is not None), x.ndim - 1)
     for place, axis in enumerate(axes):
         x = x.unsqueeze(place) if axis is None else x

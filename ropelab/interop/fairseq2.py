@@ -1,16 +1,17 @@
-"""fairseq2's rotary encoders with a choice of the layout (fairseq2#1213), and the same over our kernel.
+"""This file holds fairseq2's rotary encoders with a choice of the layout (fairseq2#1213), and one over the kernel.
 
-All are called as ``encoder(seqs, seqs_layout, *, state_bag=None)`` and compute in float32, whatever ``seqs`` is; the
-result is cast back. ``impl`` names the layout of the features: ``"llama"`` rotates adjacent pairs, ``"reference"`` the
-two halves.
+The call of every encoder is ``encoder(seqs, seqs_layout, *, state_bag=None)``. The encoders compute in float32 and cast
+the result to the dtype of ``seqs``; only `KernelRotaryEncoder` computes float64 in float64. ``impl`` names the layout
+of the features: ``"llama"`` rotates adjacent pairs, ``"reference"`` rotates the two halves.
 
-- `RotaryEncoder` multiplies complex numbers, which are adjacent pairs: for halves it reorders before and after.
-- `ReferenceRotaryEncoder` computes ``x cos + turned(x) sin``, where only ``turned`` knows the layout.
+- `RotaryEncoder` multiplies complex numbers, which are adjacent pairs. For halves it reorders the features before and
+  after.
+- `ReferenceRotaryEncoder` computes ``x cos + turned(x) sin``, where only ``turned`` depends on the layout.
 - `KernelRotaryEncoder` calls `ropelab.apply_rope`.
 
-The contract is that of fairseq2 0.8.1 (``fairseq2.nn.position_encoder``); ``impl`` and the ways of reordering are those
-of the pull request. fairseq2's own ``BatchLayout`` and ``IncrementalStateBag`` fit, and so does what has the attributes
-of `SeqsLayout` and `StateBag`.
+The contract comes from fairseq2 0.8.1 (``fairseq2.nn.position_encoder``). ``impl`` and the ways of reordering come from
+the pull request. The encoders take fairseq2's own ``BatchLayout`` and ``IncrementalStateBag``, and all objects with the
+attributes of `SeqsLayout` and `StateBag`.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,17 +40,18 @@ from ropelab.layout.pairing import check_rotary_dim, join, pairs
 
 Impl = Literal["llama", "reference"]
 LAYOUTS = {"llama": "interleaved", "reference": "split_half"}
-"""``impl`` -> the layout in our words."""
+"""``impl`` -> ropelab's name of the layout."""
 
 
 class SeqsLayout(Protocol):
-    """Which elements of a batch are tokens, and where. `BatchLayout` is one.
+    """A description of the elements of a batch that are tokens, and of their positions, such as `BatchLayout`.
 
     Attributes:
         packed: ``seqs`` is ``[S, *, E]`` with sequences one after another, not ``[N, S, *, E]``.
-        padded: there are elements that are no tokens.
-        max_seq_len: length of the longest sequence.
-        position_indices: ``[S]`` if packed, else ``[N, S]``; -1 for padding. Read only if packed or padded.
+        padded: some elements of the batch are padding.
+        max_seq_len: the length of the longest sequence.
+        position_indices: ``[S]`` if packed, else ``[N, S]``; -1 for padding. The encoders read it only if ``packed`` or
+            ``padded`` is true.
     """
 
     packed: bool
@@ -59,22 +61,27 @@ class SeqsLayout(Protocol):
 
 
 class StateBag(Protocol):
-    """``step_nr``: how many tokens of every sequence have been decoded before. Ignored while training."""
+    """The state of a decoder.
+
+    Attributes:
+        step_nr: the number of tokens that every sequence has decoded before. The encoders ignore it while training.
+    """
 
     step_nr: int
 
 
 class BatchLayout:
-    """`SeqsLayout` of sequences of given lengths.
+    """The `SeqsLayout` of sequences with given lengths.
 
     Args:
         shape: ``(N, S)``, or ``(S,)`` if packed.
-        seq_lens: lengths of the sequences, at least 1 each; by default the full width.
-        packed: they lie one after another; what is left over at the end is padding.
+        seq_lens: the lengths of the sequences, at least 1 each; by default the full width.
+        packed: the sequences lie one after another, and the elements after the last sequence are padding.
+        device: the device of ``position_indices``, by default torch's default device.
 
     Raises:
-        TypeError: not integers, or ``packed`` that is no bool.
-        ValueError: a shape of another rank, or lengths that do not fit.
+        TypeError: ``shape`` or ``seq_lens`` are not integers, or ``packed`` is not a bool.
+        ValueError: ``shape`` has another rank, or the lengths do not fit.
     """
 
     def __init__(
@@ -106,9 +113,9 @@ class BatchLayout:
 
 
 class _Encoder(torch.nn.Module):
-    """What the encoders share: arguments, state, and which row of the tables each token reads.
+    """The base of the encoders, with their arguments, their state, and the row of the tables that each token reads.
 
-    The tables are buffers, moved with the module and kept out of checkpoints.
+    The tables are buffers that move with the module, and checkpoints leave them out.
     """
 
     def __init__(
@@ -129,13 +136,13 @@ class _Encoder(torch.nn.Module):
             raise TypeError(f"freqs_init_fn: expected a function of the encoder or None, got {shown(freqs_init_fn)}")
         device = usable("device", device)
         self.encoding_dim, self.max_seq_len, self.theta, self.impl = encoding_dim, max_seq_len, theta, impl
-        self.freqs_init_fn: Callable[[Any], torch.Tensor] | None = freqs_init_fn  # of this encoder
-        for name, shape in self._tables().items():
+        self.freqs_init_fn: Callable[[Any], torch.Tensor] | None = freqs_init_fn
+        for name, shape in self._table_shapes().items():
             self.register_buffer(name, torch.empty(shape, device=device, dtype=torch.float32), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """There are none; what a checkpoint does not hold is made again."""
+        """Fill the tables, which checkpoints leave out. The encoder has no parameters."""
         self.reset_non_persistent_buffers()
 
     def reset_non_persistent_buffers(self) -> None:
@@ -143,17 +150,17 @@ class _Encoder(torch.nn.Module):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """What ``print(model)`` shows."""
+        """The text that ``print(model)`` shows."""
         return (
             f"encoding_dim={self.encoding_dim}, max_seq_len={self.max_seq_len}, theta={self.theta}, impl={self.impl!r}"
         )
 
-    def _tables(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of each table."""
+    def _table_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each table, by name."""
         raise NotImplementedError
 
     def _frequencies(self) -> torch.Tensor | None:
-        """Those of ``freqs_init_fn``, ``[E/2]``, if there is one."""
+        """The frequencies of ``freqs_init_fn``, ``[E/2]``, or None without such a function."""
         if self.freqs_init_fn is None:
             return None
         found = tensor("freqs_init_fn", self.freqs_init_fn(self))
@@ -163,16 +170,22 @@ class _Encoder(torch.nn.Module):
         return found
 
     def _angles(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """``[max_seq_len, E/2]``: the products, rounded to float32, whose cosines and sines make the tables."""
+        """The angles of the tables, ``[max_seq_len, E/2]``: products of positions and frequencies, in float32."""
         return torch.outer(torch.arange(self.max_seq_len, device=frequencies.device, dtype=torch.float32), frequencies)
 
-    def _places(
+    def _first_and_relative_positions(
         self, seqs: torch.Tensor, layout: SeqsLayout, state_bag: StateBag | None
     ) -> tuple[int, int | torch.Tensor]:
-        """The position of the first token, and what to add to it: an end or, in a tensor, each token's (or -1)."""
+        """The position of the first token, and the positions relative to the first token.
+
+        An int ``n`` stands for the relative positions 0 to ``n - 1``. A tensor has the relative position of each token,
+        and -1 for padding.
+        """
         for name in ("packed", "padded", "max_seq_len"):
             if not hasattr(layout, name):
-                raise TypeError(f"seqs_layout: expected a BatchLayout or its like, got {shown(layout)} without {name}")
+                raise TypeError(
+                    f"seqs_layout: expected the attributes of BatchLayout, got {shown(layout)} without {name}"
+                )
         tokens = 1 if layout.packed else 2
         if tensor("seqs", seqs).ndim < 1 + tokens or seqs.shape[-1] != self.encoding_dim:
             expected = f"[{'' if layout.packed else 'N, '}S, *, {self.encoding_dim}]"
@@ -181,7 +194,7 @@ class _Encoder(torch.nn.Module):
         first = 0
         if not self.training and state_bag is not None:
             if not hasattr(state_bag, "step_nr"):
-                raise TypeError(f"state_bag: expected one with a step_nr, or None, got {shown(state_bag)}")
+                raise TypeError(f"state_bag: expected an object with step_nr, or None, got {shown(state_bag)}")
             first = integer("state_bag", state_bag.step_nr, at_least=0)
         everywhere = not (layout.packed or layout.padded)
         end = first + (seqs.shape[tokens - 1] if everywhere else layout.max_seq_len)
@@ -198,31 +211,32 @@ class _Encoder(torch.nn.Module):
         return first, indices
 
     def _rows(self, seqs: torch.Tensor, layout: SeqsLayout, state_bag: StateBag | None) -> slice | torch.Tensor:
-        """The rows of a table with a row for padding, 0, before that of position 0.
+        """The rows that the tokens read, in tables whose row 0 serves padding and whose row 1 serves position 0.
 
-        As in fairseq2, whose padding reads row 0 only as long as no token has been decoded before.
+        As in fairseq2, padding reads row 0 only while no token has been decoded before.
         """
-        first, added = self._places(seqs, layout, state_bag)
-        return 1 + first + added if isinstance(added, torch.Tensor) else slice(1 + first, 1 + first + added)
+        first, relative = self._first_and_relative_positions(seqs, layout, state_bag)
+        return 1 + first + relative if isinstance(relative, torch.Tensor) else slice(1 + first, 1 + first + relative)
 
 
 class RotaryEncoder(_Encoder):
-    """Rotation as a product of complex numbers.
+    """The rotation as a product of complex numbers.
 
     Args:
         encoding_dim: E, the last dimension of ``seqs``; even.
-        max_seq_len: positions that the table serves.
-        theta: base of the geometric frequencies.
-        freqs_init_fn: is handed the encoder and returns other frequencies, ``[E/2]``, rad per position.
+        max_seq_len: the number of positions that the table serves.
+        theta: the base of the frequencies.
+        freqs_init_fn: a function of the encoder that returns other frequencies, ``[E/2]``, rad per position.
+        device: the device of the table, by default torch's default device.
         impl: ``"llama"`` for adjacent pairs; ``"reference"`` for halves.
 
     Attributes:
         freqs: ``[max_seq_len + 1, E/2, 2]``, real and imaginary parts. Row 0 is zero and serves padding, so padding
-            becomes zero (or NaN where it was not finite).
+            becomes zero, or NaN where it was not finite.
 
     Raises:
-        TypeError: numbers, ``impl`` or ``freqs_init_fn`` of another type.
-        ValueError: an odd ``encoding_dim``, numbers out of range, or an unknown ``impl``.
+        TypeError: a number, ``impl`` or ``freqs_init_fn`` has another type.
+        ValueError: ``encoding_dim`` is odd, a number is out of range, or ``impl`` is unknown.
     """
 
     freqs: torch.Tensor
@@ -255,11 +269,12 @@ class RotaryEncoder(_Encoder):
         """Rotate ``seqs``, ``[N, S, *, E]`` or packed ``[S, *, E]``.
 
         Returns:
-            A tensor of that shape and dtype, differentiable in ``seqs``.
+            A tensor of the shape and dtype of ``seqs``, differentiable in ``seqs``.
 
         Raises:
-            TypeError: not a tensor of floating numbers, or a layout or state without their attributes.
-            ValueError: another last dimension, positions beyond the table, or a layout of another shape.
+            TypeError: ``seqs`` is not a floating tensor, or the layout or the state lacks an attribute.
+            ValueError: ``seqs`` has another last dimension, a position is beyond the table, or the layout has another
+                shape.
         """
         turns = torch.view_as_complex(self.freqs)
         turns = _row_of_each_token(turns, self._rows(seqs, seqs_layout, state_bag), seqs)
@@ -272,24 +287,24 @@ class RotaryEncoder(_Encoder):
             y = _reordered(y, "interleaved", "split_half")
         return y.type_as(seqs)
 
-    def _tables(self):
+    def _table_shapes(self):
         return {"freqs": (self.max_seq_len + 1, self.encoding_dim // 2, 2)}
 
 
 class ReferenceRotaryEncoder(_Encoder):
-    """Rotation as ``x cos + turned(x) sin``, with ``turned`` a quarter turn of every pair.
+    """The rotation as ``x cos + turned(x) sin``, where ``turned`` is a quarter turn of every pair.
 
     Args:
-        encoding_dim, max_seq_len, theta: as for `RotaryEncoder`.
+        encoding_dim, max_seq_len, theta, device: as for `RotaryEncoder`.
         impl: ``"reference"`` for halves; ``"llama"`` for adjacent pairs.
 
     Attributes:
-        cos_freqs, sin_freqs: ``[max_seq_len + 1, E]``, a column per feature in the order of the layout; twice the
-            memory of `RotaryEncoder`'s. Row 0 is zero and serves padding.
+        cos_freqs, sin_freqs: ``[max_seq_len + 1, E]``, a column for each feature in the order of the layout. They take
+            twice the memory of the table of `RotaryEncoder`. Row 0 is zero and serves padding.
 
     Raises:
-        TypeError: numbers, ``impl`` or ``freqs_init_fn`` of another type.
-        ValueError: an odd ``encoding_dim``, numbers out of range, or an unknown ``impl``.
+        TypeError: a number or ``impl`` has another type.
+        ValueError: ``encoding_dim`` is odd, a number is out of range, or ``impl`` is unknown.
     """
 
     cos_freqs: torch.Tensor
@@ -309,7 +324,7 @@ class ReferenceRotaryEncoder(_Encoder):
     def reset_non_persistent_buffers(self) -> None:
         """Fill the tables, for instance after ``to_empty``."""
         pair = torch.arange(self.encoding_dim // 2, device=self.cos_freqs.device, dtype=torch.float32)
-        # Not the bits of RotaryEncoder's frequencies, which are reciprocals of powers.
+        # The bits differ from RotaryEncoder's frequencies, which are reciprocals of powers.
         angles = self._angles(self.theta ** (-2.0 * pair / self.encoding_dim))
         for table, values in ((self.cos_freqs, angles.cos()), (self.sin_freqs, angles.sin())):
             table[0] = 0.0
@@ -318,42 +333,46 @@ class ReferenceRotaryEncoder(_Encoder):
     def forward(
         self, seqs: torch.Tensor, seqs_layout: SeqsLayout, *, state_bag: StateBag | None = None
     ) -> torch.Tensor:
-        """As `RotaryEncoder.forward`."""
+        """Rotate ``seqs``; see `RotaryEncoder.forward`."""
         rows = self._rows(seqs, seqs_layout, state_bag)
-        # Twice, not in a comprehension: torch 2.11 would compile it for this length alone.
+        # Two statements, because torch 2.11 compiles a comprehension for this length alone.
         cos = _row_of_each_token(self.cos_freqs, rows, seqs)
         sin = _row_of_each_token(self.sin_freqs, rows, seqs)
         x = seqs.float()
         x0, x1 = pairs(x, LAYOUTS[self.impl])
         if self.impl == "reference":
             turned = torch.cat((-x1, x0), dim=-1)
-        else:  # filled in, as in the pull request; stacking would launch two kernels fewer
+        else:  # the pull request fills a tensor of zeros; torch.stack would launch two kernels fewer
             turned = torch.zeros_like(x)
             turned[..., 0::2] = -x1
             turned[..., 1::2] = x0
         return (x * cos + turned * sin).type_as(seqs)
 
-    def _tables(self):
+    def _table_shapes(self):
         shape = (self.max_seq_len + 1, self.encoding_dim)
         return {"cos_freqs": shape, "sin_freqs": shape}
 
 
 class KernelRotaryEncoder(_Encoder):
-    """The same contract over `ropelab.apply_rope`: one pass over memory in either layout, cast included.
+    """The same contract over `ropelab.apply_rope`: one pass over memory in both layouts, with the cast.
 
-    What differs: the tables are right to a rounding at every position (the others round the angle before its cosine
-    is taken), have no row for padding, and float64 stays float64. Padding becomes zero whatever it was, and while
-    decoding too (the others, as fairseq2, then rotate it).
+    The encoder differs from the other two:
+
+    - The tables are right to a rounding at every position, and have no row for padding. The others round the angle
+      before they take its cosine.
+    - float64 stays float64.
+    - Padding has ``NO_POSITION`` (see `ropelab.positions`), so it becomes zero even where it was not finite, and also
+      while decoding. The others, like fairseq2, rotate padding while decoding.
 
     Args:
-        encoding_dim, max_seq_len, theta, freqs_init_fn, impl: as for `RotaryEncoder`.
+        encoding_dim, max_seq_len, theta, freqs_init_fn, device, impl: as for `RotaryEncoder`.
 
     Attributes:
         cos, sin: float32 ``[max_seq_len, E/2]``.
 
     Raises:
-        TypeError: numbers, ``impl`` or ``freqs_init_fn`` of another type.
-        ValueError: an odd ``encoding_dim``, numbers out of range, or an unknown ``impl``.
+        TypeError: a number, ``impl`` or ``freqs_init_fn`` has another type.
+        ValueError: ``encoding_dim`` is odd, a number is out of range, or ``impl`` is unknown.
     """
 
     cos: torch.Tensor
@@ -386,14 +405,14 @@ class KernelRotaryEncoder(_Encoder):
     def forward(
         self, seqs: torch.Tensor, seqs_layout: SeqsLayout, *, state_bag: StateBag | None = None
     ) -> torch.Tensor:
-        """As `RotaryEncoder.forward`."""
-        first, added = self._places(seqs, seqs_layout, state_bag)
+        """Rotate ``seqs``; see `RotaryEncoder.forward`."""
+        first, relative = self._first_and_relative_positions(seqs, seqs_layout, state_bag)
         tokens = 1 if seqs_layout.packed else 2
-        # [N, S, E] has one head; several axes between S and E are as many heads as their product.
+        # [N, S, E] has one head. All axes between S and E together are the heads.
         heads = seqs.unsqueeze(-2) if seqs.ndim == tokens + 1 else seqs.flatten(tokens, -2)
         positions, seq_format = None, "bshd"
-        if isinstance(added, torch.Tensor):
-            positions, first = torch.where(added >= 0, first + added, NO_POSITION), 0
+        if isinstance(relative, torch.Tensor):
+            positions, first = torch.where(relative >= 0, first + relative, NO_POSITION), 0
             seq_format = "thd" if seqs_layout.packed else "bshd"
         try:
             return apply_rope(
@@ -403,13 +422,13 @@ class KernelRotaryEncoder(_Encoder):
         except (TypeError, ValueError) as error:
             raise renamed(error, q="seqs", cos="seqs", sin="seqs", positions="seqs_layout") from error
 
-    def _tables(self):
+    def _table_shapes(self):
         shape = (self.max_seq_len, self.encoding_dim // 2)
         return {"cos": shape, "sin": shape}
 
 
 def _row_of_each_token(table: torch.Tensor, rows: slice | torch.Tensor, seqs: torch.Tensor) -> torch.Tensor:
-    """``[.., S, W]`` out of ``[rows, W]``, to be broadcast with ``seqs``."""
+    """The rows of a table ``[P, W]`` for all tokens, ``[.., S, W]``, in a shape that broadcasts against ``seqs``."""
     found = table[rows]
     if isinstance(rows, slice):  # the same rows for all sequences
         found = found.unsqueeze(0)
@@ -419,5 +438,5 @@ def _row_of_each_token(table: torch.Tensor, rows: slice | torch.Tensor, seqs: to
 
 
 def _reordered(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
-    """The features of ``x`` in the other layout's order: `ropelab.layout.pairing.permutation`, without an index."""
+    """The features of ``x`` in the order of another layout, as by `ropelab.layout.pairing.permutation`."""
     return join(*pairs(x, source), target)

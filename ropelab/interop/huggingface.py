@@ -1,4 +1,4 @@
-"""``apply_rotary_pos_emb`` of Transformers over the kernel, and a patch that makes a model use it."""
+"""This file holds ``apply_rotary_pos_emb`` of Transformers over the kernel, and a patch that makes a model use it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from types import ModuleType
 import torch
 
 from ropelab.arguments import integer, shown, tensor
-from ropelab.interop.broadcast import check_tables, formula, rotate
+from ropelab.interop.broadcast import check_tables, formula, rotate_in_one_launch
 from ropelab.layout.pairing import check_layout
 
-Rotate = Callable[..., "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
+RotationFunction = Callable[..., "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
 
 
 def apply_rotary_pos_emb(
@@ -30,53 +30,58 @@ def apply_rotary_pos_emb(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate q and k in one launch, in the convention of most models of Hugging Face's Transformers.
 
-    The result is ``x * cos + rotate_half(x) * sin`` with the unsqueezed tables, for any shapes that broadcast. What a
-    launch cannot do (see `ropelab.interop.broadcast.rotate`) takes that formula.
+    The result is ``x * cos + rotate_half(x) * sin`` with the unsqueezed tables, for all shapes that broadcast. Where
+    one launch cannot compute the result (see `ropelab.interop.broadcast.rotate_in_one_launch`), torch operations
+    compute the formula.
 
     Args:
-        q, k: ``[B, H, S, D]`` for ``unsqueeze_dim=1``, ``[B, S, H, D]`` for 2; any strides, heads of their own (GQA).
-        cos, sin: ``[B, S, R]`` or ``[1, S, R]``, a column for each feature, ``R <= D`` even; features from R on pass.
-        unsqueeze_dim: where the tables get the axis of the heads.
-        layout: ``"split_half"`` (Llama and most) or ``"interleaved"`` with each column twice in a row (Cohere).
+        q, k: ``[B, H, S, D]`` for ``unsqueeze_dim=1``, ``[B, S, H, D]`` for 2; any strides. The number of heads of q
+            and k may differ (GQA).
+        cos, sin: ``[B, S, R]`` or ``[1, S, R]`` with ``R <= D`` even, a column for each feature. Features from R on
+            pass unchanged.
+        unsqueeze_dim: the place at which the tables get the axis of the heads.
+        layout: ``"split_half"`` (Llama and most models) or ``"interleaved"`` with each column twice in a row (Cohere).
 
     Returns:
-        ``(q, k)`` in the dtype that they and the tables promote to; models cast their tables to q's dtype. The maths
-        is in float32 or wider and rounds once. Differentiable any number of times, also in the tables.
+        ``(q, k)``, each in the dtype to which the tensor and the tables promote; models cast the tables to q's dtype.
+        The kernel computes in float32 or wider and rounds once. The results are differentiable any number of times,
+        also in the tables.
 
     Raises:
-        TypeError: not a tensor, bools, tables that are not floating, a number of another type.
-        ValueError: tables of an odd number of columns, or of more than q or k has features; shapes that do not
-            broadcast; devices that differ; an unknown layout.
+        TypeError: an argument is not a tensor, q or k holds bools, the tables are not floating, or a number has another
+            type.
+        ValueError: the number of columns is odd or larger than the number of features, shapes do not broadcast, devices
+            differ, or the layout is unknown.
     """
     check_layout(layout)
     unsqueeze_dim = integer("unsqueeze_dim", unsqueeze_dim)
     for name, table in (("cos", cos), ("sin", sin)):
         rank = tensor(name, table).ndim
         if not -1 - rank <= unsqueeze_dim <= rank or unsqueeze_dim in (-1, rank):
-            raise ValueError(f"unsqueeze_dim: expected an axis before the last of {name}'s, got {unsqueeze_dim}")
+            raise ValueError(f"unsqueeze_dim: expected a place before the last axis of {name}, got {unsqueeze_dim}")
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     check_tables({"q": q, "k": k}, {"cos": cos, "sin": sin})
-    rotated = rotate([_promoted(x, cos) for x in (q, k)], cos, sin, layout=layout)
+    rotated = rotate_in_one_launch([_promoted(x, cos) for x in (q, k)], cos, sin, layout=layout)
     q_out, k_out = (formula(x, cos, sin, layout) for x in (q, k)) if rotated is None else rotated
     return q_out, k_out
 
 
 class Patch:
-    """What `patch` replaced. ``undo()`` puts it back; as a context manager, at the end of the block.
+    """The functions that `patch` replaced. ``undo()`` puts the originals back, as does the end of a ``with`` block.
 
-    A function that somebody else has replaced since stays theirs.
+    A function that other code has replaced after the patch stays as it is.
     """
 
-    def __init__(self, replaced: dict[tuple[ModuleType, str], tuple[Rotate, Rotate]]):
+    def __init__(self, replaced: dict[tuple[ModuleType, str], tuple[RotationFunction, RotationFunction]]):
         self._replaced = replaced
 
     @property
     def functions(self) -> list[str]:
-        """The functions replaced, ``"module.name"``."""
+        """The names of the replaced functions, ``"module.name"``."""
         return sorted(f"{module.__name__}.{name}" for module, name in self._replaced)
 
     def undo(self) -> None:
-        """Put the originals back where the replacements still are; a second time does nothing."""
+        """Put the originals back where the replacements still are. A second call does nothing."""
         while self._replaced:
             (module, name), (original, replacement) = self._replaced.popitem()
             if getattr(module, name, None) is replacement:
@@ -92,22 +97,25 @@ class Patch:
 def patch(model: torch.nn.Module) -> Patch:
     """Make a Transformers model rotate with the kernel: ``patch(model)``, or ``with patch(model): ...``.
 
-    The functions ``apply_rotary_pos_emb...`` in the files of the model's layers are replaced, so the patch holds for
-    every model of that architecture in the process. What each of them computes is found out by calling it with small
-    random tensors, not by the model's name: halves (Llama), adjacent pairs (GPT-J, Cohere, GLM), adjacent pairs
-    written as halves (DeepSeek), one tensor or two, tables of a column for each feature or for each pair. A call that
-    one launch cannot do goes to the original, and so does a call that the original refuses. With bfloat16 the result is
-    closer to the definition than the original's, which rounds after every operation; the dtype is the original's.
+    The patch replaces the functions ``apply_rotary_pos_emb...`` in the files of the model's layers, so it affects every
+    model of the architecture in the process. The patch calls each function with small random tensors to learn its
+    convention, and does not look at the model's name. It knows halves (Llama), adjacent pairs (GPT-J, Cohere, GLM),
+    adjacent pairs that become halves (DeepSeek), functions of one tensor or of two, and tables with a column for each
+    feature or for each pair.
 
-    Functions that are patched already stay so, until the patch that replaced them is undone.
+    A call that one launch cannot compute goes to the original function, and so does a call with wrong arguments. With
+    bfloat16 the result is closer to the definition than the result of the original, which rounds after every operation.
+    The dtype of the result stays.
+
+    A function that is patched already stays patched until the first patch is undone.
 
     Raises:
-        TypeError: not a module.
-        ValueError: the model has no such function, or one that does something else; nothing is replaced then.
+        TypeError: ``model`` is not a module.
+        ValueError: the model has no rotation, or a rotation of another convention. The patch replaces nothing then.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
-    functions = dict(_rotations(model))
+    functions = dict(_rotation_functions(model))
     if not functions:
         raise ValueError(
             f"model: expected a Transformers model whose files define apply_rotary_pos_emb, got {type(model).__name__}"
@@ -122,17 +130,19 @@ def patch(model: torch.nn.Module) -> Patch:
     return Patch({place: (functions[place], replacement) for place, replacement in new.items()})
 
 
-# ------------------------------------------------------------------------------------ what a function computes
+# ----------------------------------------------------------------------------------- the convention of a function
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way to lay out features and tables.
+    """A convention for the order of features and for the columns of tables.
 
     Attributes:
-        columns: of the tables: one for each ``"feature"``, one for each ``"pair"``, or ``"twice"``: one for each pair
-            and then all of them again, of which the first half is read.
-        equal_halves: the original reads the second half too, and is known for tables that repeat only.
+        layout, out_layout: as for `ropelab.apply_rope`.
+        columns: ``"feature"`` for tables with a column for each feature, ``"pair"`` for a column for each pair, and
+            ``"twice"`` for a column for each pair and then all columns again, where the kernel reads the first half.
+        equal_halves: the original function reads the second half as well, and `patch` compares with it only for tables
+            whose halves are equal.
     """
 
     layout: str
@@ -140,12 +150,14 @@ class _Kind:
     out_layout: str | None = None
     equal_halves: bool = False
 
-    def rotate(self, xs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor] | None:
-        """As `ropelab.interop.broadcast.rotate`, with the tables of this kind."""
+    def rotate_in_one_launch(
+        self, xs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor
+    ) -> list[torch.Tensor] | None:
+        """`ropelab.interop.broadcast.rotate_in_one_launch` with the tables of this kind."""
         if self.columns == "twice":
             cos, sin = (table[..., : table.shape[-1] // 2] for table in (cos, sin))
         per_pair = self.columns != "feature"
-        return rotate(xs, cos, sin, layout=self.layout, out_layout=self.out_layout, per_pair=per_pair)
+        return rotate_in_one_launch(xs, cos, sin, layout=self.layout, out_layout=self.out_layout, per_pair=per_pair)
 
 
 _KINDS = (
@@ -160,18 +172,18 @@ _KINDS = (
 
 _ROTATED = {
     ("q", "k", "cos", "sin", "unsqueeze_dim"): ("q", "k"),
-    ("q", "k", "cos", "sin", "position_ids", "unsqueeze_dim"): ("q", "k"),  # position_ids is not used any more
-    ("q", "k", "cos", "sin"): ("q", "k"),  # of the vision towers
+    ("q", "k", "cos", "sin", "position_ids", "unsqueeze_dim"): ("q", "k"),  # position_ids is unused in recent versions
+    ("q", "k", "cos", "sin"): ("q", "k"),  # vision towers
     ("x", "cos", "sin", "unsqueeze_dim"): ("x",),
     ("tensor", "sin", "cos"): ("tensor",),
 }
-"""The parameters of functions -> those that are rotated."""
+"""The names of a function's parameters -> the names of the parameters that the function rotates."""
 _LAST_BUT_ONE = -2
-"""Where the tables get the axis of the heads if a function is not told: ``[..., S, H, D]``."""
+"""The place at which tables get the axis of the heads if a function has no such parameter: ``[..., S, H, D]``."""
 
 
-def _rotations(model: torch.nn.Module) -> Iterator[tuple[tuple[ModuleType, str], Rotate]]:
-    """(module, name) and function of all rotations in the files that define the model's layers."""
+def _rotation_functions(model: torch.nn.Module) -> Iterator[tuple[tuple[ModuleType, str], RotationFunction]]:
+    """((module, name), function) of all rotations in the files that define the model's layers."""
     for name in dict.fromkeys(type(layer).__module__ for layer in model.modules()):
         module = sys.modules.get(name)
         if module is None:
@@ -181,15 +193,15 @@ def _rotations(model: torch.nn.Module) -> Iterator[tuple[tuple[ModuleType, str],
                 yield (module, attribute), value
 
 
-def _is_ours(function: Rotate) -> bool:
+def _is_ours(function: RotationFunction) -> bool:
     return getattr(function, "_rotates_with_ropelab", False)
 
 
-def _over_kernel(name: str, original: Rotate) -> Rotate:
-    """A function to take the place of ``original``.
+def _over_kernel(name: str, original: RotationFunction) -> RotationFunction:
+    """The function over the kernel that replaces ``original``.
 
     Raises:
-        ValueError: nobody knows what it does.
+        ValueError: ``original`` has other parameters, or follows none of the known conventions.
     """
     signature = inspect.signature(original.forward if isinstance(original, torch.nn.Module) else original)
     parameters = tuple(signature.parameters)
@@ -203,13 +215,13 @@ def _over_kernel(name: str, original: Rotate) -> Rotate:
     def attempt(kind: _Kind, arguments: dict) -> list[torch.Tensor] | None:
         axis = arguments.get("unsqueeze_dim", heads_axis)
         cos, sin = (arguments[table].unsqueeze(axis) for table in ("cos", "sin"))
-        return kind.rotate([arguments[x] for x in rotated_names], cos, sin)
+        return kind.rotate_in_one_launch([arguments[x] for x in rotated_names], cos, sin)
 
     def computes(kind: _Kind) -> bool:
         probe = _probe(rotated_names, heads_axis, kind)
         try:
             returned = original(**probe)
-        except (RuntimeError, TypeError, ValueError, IndexError):  # tables of another width, for one
+        except (RuntimeError, TypeError, ValueError, IndexError):  # for example for tables of another width
             return False
         found = (returned,) if len(rotated_names) == 1 else returned
         ours = attempt(kind, probe)
@@ -219,7 +231,7 @@ def _over_kernel(name: str, original: Rotate) -> Rotate:
 
     kind = next(filter(computes, _KINDS), None)
     if kind is None:
-        raise ValueError(f"{name}: expected a rotation of halves or of adjacent pairs; it computes something else")
+        raise ValueError(f"{name}: expected a rotation of halves or of adjacent pairs, got another function")
     required = {name for name, p in signature.parameters.items() if p.default is inspect.Parameter.empty}
     promotes = _promotes(original, _probe(rotated_names, heads_axis, kind), rotated_names)
 
@@ -229,7 +241,7 @@ def _over_kernel(name: str, original: Rotate) -> Rotate:
         arguments |= kwargs
         fits = fits and required <= arguments.keys()
         if not fits or not all(isinstance(arguments[x], torch.Tensor) for x in (*rotated_names, "cos", "sin")):
-            return original(*args, **kwargs)  # which says what is wrong
+            return original(*args, **kwargs)  # the original says what is wrong
         if promotes:
             arguments |= {x: _promoted(arguments[x], arguments["cos"]) for x in rotated_names}
         rotated = None if arguments.get("position_ids") is not None else attempt(kind, arguments)
@@ -242,7 +254,7 @@ def _over_kernel(name: str, original: Rotate) -> Rotate:
 
 
 def _probe(names: tuple[str, ...], heads_axis: int, kind: _Kind) -> dict[str, torch.Tensor]:
-    """Arguments with sizes that all differ, and tables whose columns differ as far as the kind allows."""
+    """Random arguments for a function. All sizes differ, and columns differ as far as the kind allows."""
     generator = torch.Generator("cpu").manual_seed(0)
     batch, tokens, head_dim = 2, 5, 8
 
@@ -259,14 +271,14 @@ def _probe(names: tuple[str, ...], heads_axis: int, kind: _Kind) -> dict[str, to
 
 
 def _agree(found: object, expected: torch.Tensor) -> bool:
-    """Equal but for float32's rounding; another convention is off by numbers of the size of these."""
+    """Whether the results are equal up to the rounding of float32. Another convention is off by far more."""
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
         return False
     return torch.allclose(found, expected, atol=1e-5)
 
 
-def _promotes(original: Rotate, probe: dict[str, torch.Tensor], names: tuple[str, ...]) -> bool:
-    """Whether float16 with float32 tables becomes float32, as in Llama, or stays, as in Cohere."""
+def _promotes(original: RotationFunction, probe: dict[str, torch.Tensor], names: tuple[str, ...]) -> bool:
+    """Whether float16 with float32 tables becomes float32, as in Llama, or stays float16, as in Cohere."""
     found = original(**{name: x.half() if name in names else x for name, x in probe.items()})
     return (found if isinstance(found, torch.Tensor) else found[0]).dtype == torch.float32
 

@@ -1,4 +1,4 @@
-"""Refusals of ropelab's functions in the words of the adapter that called them."""
+"""This file puts the error messages of ropelab's functions into the words of the adapter that called them."""
 
 import re
 
@@ -6,13 +6,12 @@ import re
 def renamed(error: TypeError | ValueError, **names: str) -> TypeError | ValueError:
     """The same error with the adapter's names of the arguments.
 
-    ``renamed(error, q="t", cos="freqs")`` makes ``t: expected freqs's device cpu, got meta`` of ``q: expected cos's
-    device cpu, got meta``. A word is an argument where the message begins with the word, and before ``'s`` and after
-    ``of``.
+    ``renamed(error, q="t", cos="freqs")`` turns ``q: expected cos's device cpu, got meta`` into ``t: expected freqs's
+    device cpu, got meta``. A word counts as an argument at the begin of the message, before ``'s`` and after ``of``.
 
     Args:
-        error: of `ropelab.apply_rope` or its like: ``name: expected ..., got ...``.
-        names: ropelab's name of each argument -> the adapter's.
+        error: an error of `ropelab.apply_rope` or a similar function: ``name: expected ..., got ...``.
+        names: maps ropelab's name of each argument to the adapter's name.
     """
     words = "|".join(names)
     argument = re.compile(rf"^(?:{words})(?=: )|\b(?:{words})(?='s )|(?<=\bof )(?:{words})\b")

@@ -1,12 +1,15 @@
-"""The in-place operators of SGLang, vLLM and FlashInfer, over `ropelab.apply_rope`.
+"""This file holds the in-place operators of SGLang, vLLM and FlashInfer, over `ropelab.apply_rope`.
 
-Two forms: per-token cos and sin, as in SGLang#14302 for diffusion models, and positions with a cache of both, as in
-vLLM, SGLang and FlashInfer. Tensors come flat, ``[T, heads * head_size]``, or with the heads on an axis of their own.
+`rotary_embedding_cos_sin` takes cosines and sines of each token, as in SGLang#14302 for diffusion models.
+`apply_rope_with_cos_sin_cache_inplace` takes positions and a cache of cosines and sines, as in vLLM, SGLang and
+FlashInfer. Tensors are flat, ``[T, heads * head_size]``, or have an axis of heads.
 
-Two corners differ from the operator under review there, on purpose. ``interleaved`` means adjacent pairs ``(2i, 2i+1)``
-and ``is_neox`` means halves ``(i, i + R/2)``, as everywhere else; there, both words stood for adjacent pairs. And the
-width of the tables does not decide which features rotate: there ``W`` columns meant ``2 W`` of them in one layout
-and ``W`` in the other.
+The operators differ from the operator in SGLang#14302 on purpose:
+
+- ``interleaved`` means adjacent pairs ``(2i, 2i+1)`` and ``is_neox`` means halves ``(i, i + R/2)``, as everywhere else.
+  In the pull request both words stood for adjacent pairs.
+- The width of the tables does not decide which features rotate. In the pull request ``W`` columns meant ``2 W``
+  features in one layout and ``W`` features in the other.
 """
 
 import torch
@@ -37,24 +40,24 @@ def rotary_embedding_cos_sin(
     """Rotate query and key in place by the cos and sin of each token.
 
     Args:
-        cos, sin: ``[T, R/2]``, one column per pair, or ``[T, R]``, one per feature in the order of the features;
-            bfloat16, float16, float32 or float64, not necessarily the dtype of ``query``; the maths is in float32
-            or wider. For 4-D tensors also ``[S, ...]``, shared by the sequences.
+        cos, sin: ``[T, R/2]``, a column for each pair, or ``[T, R]``, a column for each feature in the order of the
+            features; bfloat16, float16, float32 or float64. The dtype may differ from the dtype of ``query``, and the
+            arithmetic is in float32 or wider. For 4-D tensors also ``[S, ...]``, which all sequences share.
         query: ``[T, Hq * D]``, ``[T, Hq, D]`` or ``[B, S, Hq, D]`` with ``T = B S``; any strides that keep the
             features of a head together.
         key: as ``query`` with any number of heads (GQA, MQA), or None.
-        head_size: D; needed if ``query`` or ``key`` is 2-D, otherwise it may stay 0.
+        head_size: D. A 2-D ``query`` or ``key`` needs it; otherwise it may stay 0.
         interleaved: pairs are ``(2i, 2i+1)`` (GPT-J); otherwise ``(i, i + R/2)`` (NeoX).
-        rotary_dim: R, the leading features that rotate; by default all D.
-        low_token_launch: the heads of a token are divided over programs, so that few tokens still keep several
-            multiprocessors busy. False starts one program a token, for measurements of what that costs; results
-            are the same. Only Triton's launches know the difference.
+        rotary_dim: R, the number of leading features that rotate; by default all D.
+        low_token_launch: several programs share the heads of a token, so that few tokens keep several multiprocessors
+            busy. False starts one program for each token, to measure the cost of such a launch. The results are the
+            same. The argument matters to launches of Triton only.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not supported or does not match.
-        ValueError: shapes that do not fit one another, an odd ``rotary_dim``, memory that overlaps.
+        TypeError: an argument is not a tensor, or a dtype is not supported or does not match.
+        ValueError: shapes do not fit one another, ``rotary_dim`` is odd, or memory overlaps.
 
-    Source: SGLang#14302, with the flag as its name says.
+    Source: SGLang#14302. The meaning of ``interleaved`` follows the word.
     """
     head_size = integer("head_size", head_size, at_least=0)
     q = _with_heads("query", query, 2, (3, 4), head_size)
@@ -62,7 +65,7 @@ def rotary_embedding_cos_sin(
     rotary_dim = q.shape[-1] if rotary_dim is None else integer("rotary_dim", rotary_dim)
     if not 0 < rotary_dim <= q.shape[-1] or rotary_dim % 2:
         raise ValueError(f"rotary_dim: expected an even number up to head_size = {q.shape[-1]}, got {rotary_dim}")
-    cos, sin = (_of_tokens(name, table, q, rotary_dim) for name, table in (("cos", cos), ("sin", sin)))
+    cos, sin = (_rows_of_tokens(name, table, q, rotary_dim) for name, table in (("cos", cos), ("sin", sin)))
     layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
     seq_format, slice_ = "thd" if q.ndim == 3 else "bshd", (0, rotary_dim)
     try:
@@ -82,21 +85,21 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> None:
-    """Rotate query and key in place, each token by the cache's row of its position.
+    """Rotate query and key in place, each token by the row of the cache that its position reads.
 
     Args:
-        positions: ``[T]`` or ``[B, S]``, int32 or int64. On a GPU a position without a row makes NaN of its token;
-            on the CPU it raises. A negative one turns the other way.
-        query: ``[T, Hq * D]`` or ``[T, Hq, D]``, with ``[B, S]`` in the place of T where positions have it; any
+        positions: ``[T]`` or ``[B, S]``, int32 or int64. `ropelab.positions` says which row a position reads.
+        query: ``[T, Hq * D]`` or ``[T, Hq, D]``, with ``[B, S]`` in the place of T for positions ``[B, S]``; any
             strides that keep the features of a head together.
         key: as ``query`` with any number of heads, or None.
         head_size: D.
-        cos_sin_cache: ``[P, R]``, R <= D: the cosines of the R/2 pairs, then their sines; float32 as FlashInfer
-            asks, or the dtype of ``query`` as vLLM keeps it.
+        cos_sin_cache: ``[P, R]`` with ``R <= D``: the cosines of the R/2 pairs, then the sines. The dtype is float32 as
+            in FlashInfer, the dtype of ``query`` as in vLLM, or another floating dtype.
         is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``.
 
     Raises:
-        TypeError, ValueError: as `rotary_embedding_cos_sin`.
+        TypeError, ValueError: as `rotary_embedding_cos_sin`; or a position in CPU memory has no row. On a GPU a
+            position without a row yields NaN.
 
     Source: `vllm._custom_ops.rotary_embedding`, `sgl_kernel` and `flashinfer.rope`, which share these arguments.
     """
@@ -112,7 +115,7 @@ def apply_rope_with_cos_sin_cache_inplace(
         raise ValueError(f"cos_sin_cache: expected {expected}, got {tuple(cos_sin_cache.shape)}")
     if q.shape[: positions.ndim] != positions.shape:
         raise ValueError(
-            f"positions: expected one for each token of query {tuple(q.shape[:-2])}, got {tuple(positions.shape)}"
+            f"positions: expected shape {tuple(q.shape[:-2])}, as the tokens of query, got {tuple(positions.shape)}"
         )
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     seq_format = "thd" if positions.ndim == 1 else "bshd"
@@ -124,13 +127,13 @@ def apply_rope_with_cos_sin_cache_inplace(
 
 
 def token_tile(q_heads: int, rotary_dim: int) -> Tile:
-    """One program for all heads of a token: of 512 threads at most, as vLLM starts them."""
+    """The tile of a program that rotates all heads of a token with at most 512 threads, as in vLLM."""
     heads, width = next_power_of_2(q_heads), next_power_of_2(rotary_dim // 2)
     return Tile(1, heads, min(16, max(1, heads * width // PAIRS_PER_ACCESS // 32)))
 
 
 def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
-    """As `apply_rope` in place, but for the tile, which that chooses itself, and for autograd, which sees nothing."""
+    """Rotate in place with a program for each token, without a record for autograd."""
     tables = Tables(cos, sin)
     check_rope_arguments(q, k, tables, None, options)
     check_memory(q, k)
@@ -140,13 +143,14 @@ def _one_program_per_token(q, k, cos, sin, options: Options) -> None:
     rotation = options.rotation(tables)
     tile = token_tile(q.shape[-2], rotation.rotary_dim)
     backend("rotate", q).rotate(views, views, cos, sin, rotation, tile=tile)
-    increment_version(xs)  # a kernel writes unseen
+    increment_version(xs)  # autograd does not see a kernel write
 
 
 def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], head_size: int) -> torch.Tensor:
-    """A view with an axis for the heads: ``flat`` is the rank that has none, ``ranks`` those that have one."""
+    """A view with an axis of heads. ``x`` has no axis of heads if its rank is ``flat``, and has one for ``ranks``."""
     if tensor(name, x).ndim not in (flat, *ranks):
-        raise ValueError(f"{name}: expected tokens and [heads * head_size] or [heads, head_size], got {tuple(x.shape)}")
+        expected = "shape [tokens, heads * head_size] or [tokens, heads, head_size]"
+        raise ValueError(f"{name}: expected {expected}, got {tuple(x.shape)}")
     if x.ndim == flat:
         if head_size <= 0 or x.shape[-1] % head_size:
             raise ValueError(f"head_size: expected a divisor of {name}'s last axis {x.shape[-1]}, got {head_size}")
@@ -156,8 +160,8 @@ def _with_heads(name: str, x: torch.Tensor, flat: int, ranks: tuple[int, ...], h
     return x
 
 
-def _of_tokens(name: str, table: torch.Tensor, q: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    """The table as `apply_rope` takes it: a row for each token, per sequence if they differ between sequences."""
+def _rows_of_tokens(name: str, table: torch.Tensor, q: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """The table in the shape for `apply_rope`: a row for each token, with a batch axis if the sequences differ."""
     if tensor(name, table).ndim != 2 or table.shape[-1] not in (rotary_dim, rotary_dim // 2):
         raise ValueError(
             f"{name}: expected a column for each of {rotary_dim // 2} pairs or {rotary_dim} features that rotate, "

@@ -1,13 +1,14 @@
-"""TransformerEngine's calls: angles instead of tables, packed sequences, context parallelism, a packed qkv.
+"""This file holds TransformerEngine's functions: angles instead of tables, packed sequences, context parallelism, qkv.
 
-Contract: ``transformer_engine/pytorch/attention/rope.py`` of TransformerEngine 2, with its fused path. What differs:
+The contract comes from ``transformer_engine/pytorch/attention/rope.py`` of TransformerEngine 2, with the fused path.
+These functions differ from TransformerEngine's functions:
 
-- rows past ``cu_seqlens[-1]`` come out as zeros, and so does their gradient; there they are left as they were allocated
-- the gradient honours ``start_positions``, and they may be used together with context parallelism
-- offsets are 64 bits wide, and everything is differentiable again, also in ``freqs``
+- Rows past ``cu_seqlens[-1]`` and their gradients are zeros. TransformerEngine leaves such rows as they were allocated.
+- The gradient honours ``start_positions``, and ``start_positions`` work together with context parallelism.
+- Offsets into tensors are 64 bits wide, and the results are differentiable any number of times, also in ``freqs``.
 
-Every call takes the cosine and sine of all of ``freqs`` and finds the positions anew, because the convention has no
-place to keep them. Who can change the caller builds them once: `ropelab.apply_rope` with `ropelab.PackedSequences`.
+Every call computes the cosines and sines of ``freqs`` and finds the positions anew, because the convention has no place
+to keep them. A caller that can change builds both once, for `ropelab.apply_rope` with `ropelab.PackedSequences`.
 """
 
 from collections.abc import Sequence
@@ -39,30 +40,31 @@ def apply_rotary_pos_emb(
     Args:
         t: ``[s, b, h, d]``, ``[b, s, h, d]`` or ``[t, h, d]``; bfloat16, float16, float32 or float64; any strides.
         freqs: float32 ``[s2, 1, 1, d2]``, ``d2 <= d`` even: angles in rad, one for each feature.
-        tensor_format: order of the axes of ``t``: ``"sbhd"``, ``"bshd"`` or ``"thd"``.
-        start_positions: int32 ``[b]`` (``thd``: ``[n]``): position of the first token of each sequence.
+        tensor_format: the order of the axes of ``t``: ``"sbhd"``, ``"bshd"`` or ``"thd"``.
+        start_positions: int32 ``[b]`` (``thd``: ``[n]``): the position of the first token of each sequence.
         interleaved: features ``(2i, 2i + 1)`` form a pair; by default ``(i, i + d2/2)``.
-        fused: accepted for its callers' sake; there is one path.
-        cu_seqlens: int32 ``[n + 1]``, of ``thd``: where the sequences begin and end in the *unsharded* tokens. With
-            ``cp_size > 1`` those of sequences padded to multiples of ``2 * cp_size``. The dense formats take no notice
-            of it, as there, for callers who pass it with every format.
-        cp_size, cp_rank: ranks that share every sequence, and which one this is: ``t`` holds chunks ``cp_rank`` and
-            ``2 * cp_size - 1 - cp_rank`` of each sequence.
+        fused: has no effect, because there is one path. Callers pass it.
+        cu_seqlens: int32 ``[n + 1]``, for ``thd``: where the sequences begin and end in the *unsharded* tokens. With
+            ``cp_size > 1`` the sequences are padded to multiples of ``2 * cp_size``. The dense formats ignore
+            ``cu_seqlens``, as in TransformerEngine, because some callers pass it with every format.
+        cp_size, cp_rank: the number of ranks that share every sequence, and the number of this rank. ``t`` holds the
+            chunks ``cp_rank`` and ``2 * cp_size - 1 - cp_rank`` of each sequence.
 
     Returns:
-        A new, contiguous tensor of the shape and dtype of ``t``; the maths is in float32 or wider. (Of a ``t`` whose
-        axes lie in memory in another order the result is copied once more.)
+        A new, contiguous tensor of the shape and dtype of ``t``; the arithmetic is in float32 or wider. A ``t`` whose
+        axes lie in memory in another order costs one more copy of the result.
 
     Raises:
-        TypeError, ValueError: as the message says. What lies in tensors on a GPU cannot be checked without waiting
-            for it: there a position without a row in ``freqs`` yields NaN.
+        TypeError, ValueError: an argument has another type or shape, or a position has no row in ``freqs``. The message
+            names the argument. The host does not read tensors on a GPU: there a position without a row yields NaN (see
+            `ropelab.positions`).
     """
     flag("fused", fused)
-    _check("t", t, choice("tensor_format", tensor_format, FORMATS))
-    cos, sin = _tables("freqs", freqs, t.shape[-1])
+    _check_heads("t", t, choice("tensor_format", tensor_format, FORMATS))
+    cos, sin = _cos_and_sin("freqs", freqs, t.shape[-1])
     if tensor_format == "thd" and cu_seqlens is None:
-        raise ValueError("cu_seqlens: expected a tensor with 'thd', got None")
-    where = _where("t", t, {"freqs": freqs}, tensor_format, start_positions, cu_seqlens, cp_size, cp_rank)
+        raise ValueError("cu_seqlens: expected a tensor for tensor_format 'thd', got None")
+    where = _position_arguments("t", t, {"freqs": freqs}, tensor_format, start_positions, cu_seqlens, cp_size, cp_rank)
     layout, slice_ = _layout(interleaved), (0, freqs.shape[-1])
     try:
         return apply_rope(
@@ -84,40 +86,40 @@ def apply_fused_qkv_rotary_pos_emb(
     cp_size: int = 1,
     cp_rank: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rotate q and k where they lie in a packed qkv; one launch if they share their angles.
+    """Rotate q and k of a packed qkv, in one launch if q and k share their angles.
 
     Args:
-        qkv: ``[s, b, g, w]`` or ``[b, s, g, w]``: in each of ``g`` groups the query heads, a key and a value head.
+        qkv: ``[s, b, g, w]`` or ``[b, s, g, w]``. Each of ``g`` groups has query heads, a key head and a value head.
         q_freqs, k_freqs: float32 ``[s2, 1, 1, d2]``, as for `apply_rotary_pos_emb`.
-        qkv_split_arg_list: widths of the queries, key and value of a group; the first a multiple of the second,
-            which is the head size ``d``; their sum ``w``.
+        qkv_split_arg_list: the widths of the queries, the key and the value of a group. The second width is the head
+            size ``d``, the first is a multiple of ``d``, and the sum is ``w``.
         tensor_format: ``"sbhd"`` or ``"bshd"``.
         start_positions, interleaved, cp_size, cp_rank: as for `apply_rotary_pos_emb`.
-        cu_seqlens: no notice is taken of it, as there; it is an argument for the sake of the others' places.
+        cu_seqlens: ignored, as in TransformerEngine. It keeps the places of the other arguments.
 
     Returns:
         q ``[.., g * widths[0] / d, d]`` and k ``[.., g, d]``, new and contiguous, and v ``[.., g, widths[2]]``, a view.
-        The gradient of qkv is made by one rotation and one concatenation.
+        The gradient of qkv takes one rotation and one concatenation.
 
     Raises:
-        TypeError, ValueError: as the message says.
+        TypeError, ValueError: as `apply_rotary_pos_emb`; or the widths do not fit.
     """
-    _check("qkv", qkv, choice("tensor_format", tensor_format, FORMATS[:2]))
+    _check_heads("qkv", qkv, choice("tensor_format", tensor_format, FORMATS[:2]))
     q_width, head_dim, v_width = _widths(qkv, qkv_split_arg_list)
-    tables = {"q_freqs": _tables("q_freqs", q_freqs, head_dim)}
+    tables = {"q_freqs": _cos_and_sin("q_freqs", q_freqs, head_dim)}
     if k_freqs is not q_freqs:
-        tables["k_freqs"] = _tables("k_freqs", k_freqs, head_dim)
+        tables["k_freqs"] = _cos_and_sin("k_freqs", k_freqs, head_dim)
     layout = _layout(interleaved)
-    where = _where(
+    where = _position_arguments(
         "qkv", qkv, {"q_freqs": q_freqs, "k_freqs": k_freqs}, tensor_format, start_positions, None, cp_size, cp_rank
     )
     q, k, v = qkv.split((q_width, head_dim, v_width), dim=-1)
     leading = qkv.shape[:3]
-    # Heads of a group lie side by side, groups do not: each group of a token counts as a token of its own.
+    # The heads of a group lie side by side, but groups do not, so each group of a token counts as a token.
     q, k = q.reshape(-1, q_width // head_dim, head_dim), k.reshape(-1, 1, head_dim)
     positions = _token_positions(qkv, tensor_format, **where).expand(leading).reshape(-1)
 
-    def rotate(freqs, *xs):
+    def rotate_by(freqs, *xs):
         cos, sin = tables[freqs]
         slice_ = 0, cos.shape[-1]
         try:
@@ -127,31 +129,32 @@ def apply_fused_qkv_rotary_pos_emb(
         except (TypeError, ValueError) as error:
             raise renamed(error, q="qkv", k="qkv", cos=freqs, positions=freqs) from error
 
-    q, k = rotate("q_freqs", q, k) if q_freqs is k_freqs else (rotate("q_freqs", q), rotate("k_freqs", k))
+    q, k = rotate_by("q_freqs", q, k) if q_freqs is k_freqs else (rotate_by("q_freqs", q), rotate_by("k_freqs", k))
     q, k = q.contiguous(), k.contiguous()
     return q.reshape(*leading[:2], -1, head_dim), k.reshape(*leading, head_dim), v
 
 
-def _tables(name: str, freqs: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin ``[s2, d2]``."""
+def _cos_and_sin(name: str, freqs: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cosines and sines of ``freqs``, each ``[s2, d2]``."""
     if not isinstance(freqs, torch.Tensor) or freqs.dtype != torch.float32:
         raise TypeError(f"{name}: expected float32 angles, got {getattr(freqs, 'dtype', shown(freqs))}")
     if tensor(name, freqs).ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] % 2 or not freqs.shape[-1]:
         raise ValueError(f"{name}: expected shape [s2, 1, 1, d2] with d2 even, got {tuple(freqs.shape)}")
     if freqs.shape[-1] > head_dim:
-        raise ValueError(f"{name}: expected d2 of at most the head size, got {freqs.shape[-1]} for {head_dim}")
+        raise ValueError(f"{name}: expected d2 of at most the head size {head_dim}, got {freqs.shape[-1]}")
     angles = freqs[:, 0, 0]
     return angles.cos(), angles.sin()
 
 
-def _check(name: str, t: torch.Tensor, tensor_format: str) -> None:
-    check_tensor(name, tensor(name, t), (len(tensor_format),), f"{len(tensor_format)} axes ({tensor_format})", DTYPES)
+def _check_heads(name: str, t: torch.Tensor, tensor_format: str) -> None:
+    rank = len(tensor_format)
+    check_tensor(name, tensor(name, t), (rank,), f"{tensor_format} of rank {rank}", DTYPES)
 
 
-def _where(
+def _position_arguments(
     name: str, t, freqs: dict[str, torch.Tensor], tensor_format: str, start_positions, cu_seqlens, cp_size, cp_rank
 ) -> dict:
-    """The positions of the tokens, as `apply_rope` takes them; ``freqs`` are compared by name with what they serve."""
+    """The arguments ``positions`` or ``offsets`` of `apply_rope`, after a check of ``t`` and ``freqs`` by name."""
     shard = {"cp_size": cp_size, "cp_rank": cp_rank}
     for freqs_name, angles in freqs.items():
         if angles.device != t.device:
@@ -181,7 +184,7 @@ def _where(
         if seq_len > len(angles):
             raise ValueError(f"{freqs_name}: expected at least s * cp_size = {seq_len} rows, got {len(angles)}")
     try:
-        positions = context_parallel_positions(seq_len, **shard, device=t.device)  # also checks the ranks
+        positions = context_parallel_positions(seq_len, **shard, device=t.device)  # this checks the ranks, too
     except (TypeError, ValueError) as error:
         raise renamed(error, seq_len=name) from error
     if cp_size == 1:
@@ -190,7 +193,10 @@ def _where(
 
 
 def _token_positions(qkv, tensor_format: str, positions=None, offsets=0) -> torch.Tensor:
-    """``positions`` or ``offsets`` of `apply_rope`, to broadcast against the first three axes of ``qkv``."""
+    """The position of every token, in a shape that broadcasts against the first three axes of ``qkv``.
+
+    ``positions`` and ``offsets`` are arguments of `apply_rope`: see `ropelab.positions`.
+    """
     if positions is None:
         positions = torch.arange(qkv.shape[SEQ_AXIS[tensor_format]], device=qkv.device)
         if isinstance(offsets, torch.Tensor):

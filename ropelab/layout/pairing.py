@@ -1,11 +1,12 @@
-"""Which two features form a pair, and the permutation between the two answers.
+"""This file says which two features form a pair, and holds the permutation between the two layouts.
 
-RoPE rotates `rotary_dim / 2` planes. Two conventions name the axes of plane ``i``:
+RoPE rotates ``rotary_dim / 2`` planes, each spanned by a pair of features. A layout names the two features of plane
+``i``:
 
 - ``split_half`` (GPT-NeoX, Llama in Hugging Face): features ``(i, i + rotary_dim/2)``
 - ``interleaved`` (GPT-J, Llama as published by Meta): features ``(2i, 2i + 1)``
 
-Both describe the same rotation after a fixed reordering of the features (``permutation``).
+Both layouts describe the same rotation after a fixed reordering of the features (`permutation`).
 """
 
 from typing import TypeVar
@@ -17,7 +18,7 @@ from ropelab.arguments import choice, integer
 
 LAYOUTS = ("split_half", "interleaved")
 MOST_FEATURES = 2**31
-"""More than any head has, and few enough to count in 32 bits."""
+"""The bound of the number of features: no head has as many, and 32 bits can count them."""
 
 Array = TypeVar("Array", torch.Tensor, np.ndarray)
 
@@ -28,7 +29,12 @@ def check_layout(layout: str, name: str = "layout") -> None:
 
 
 def check_rotary_dim(rotary_dim: int, name: str = "rotary_dim") -> int:
-    """``rotary_dim`` as an int; TypeError or ValueError unless it is positive and even: features rotate in pairs."""
+    """``rotary_dim`` as an int. Features rotate in pairs, so it must be positive and even.
+
+    Raises:
+        TypeError: ``rotary_dim`` is not an integer.
+        ValueError: ``rotary_dim`` is not a positive even number, or is 2**31 or more.
+    """
     found = integer(name, rotary_dim, below=MOST_FEATURES)
     if found < 2 or found % 2:
         raise ValueError(f"{name}: expected a positive even number, got {rotary_dim}")
@@ -46,7 +52,7 @@ def pairs(x: Array, layout: str) -> tuple[Array, Array]:
         Two views ``[..., rotary_dim/2]``; writing to them writes to ``x``.
 
     Raises:
-        ValueError: unknown layout, or an odd last dimension.
+        ValueError: the layout is unknown, or the last dimension is odd.
     """
     check_layout(layout)
     check_rotary_dim(x.shape[-1])
@@ -57,7 +63,7 @@ def pairs(x: Array, layout: str) -> tuple[Array, Array]:
 
 
 def join(x0: torch.Tensor, x1: torch.Tensor, layout: str) -> torch.Tensor:
-    """The inverse of ``pairs``: ``[..., rotary_dim/2]`` twice -> a new ``[..., rotary_dim]``."""
+    """The inverse of `pairs`: a new tensor ``[..., rotary_dim]`` from two tensors ``[..., rotary_dim/2]``."""
     check_layout(layout)
     if layout == "interleaved":
         return torch.stack((x0, x1), dim=-1).flatten(-2)
@@ -65,13 +71,13 @@ def join(x0: torch.Tensor, x1: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def permutation(rotary_dim: int, source: str, target: str) -> torch.Tensor:
-    """Index ``p`` (int64 ``[rotary_dim]``, always on the CPU) with ``x_target = x_source[..., p]``.
+    """The index ``p`` with ``x_target = x_source[..., p]``, int64 ``[rotary_dim]``, always on the CPU.
 
-    As a matrix ``P[i, p[i]] = 1`` it conjugates one rotation into the other:
-    ``R_target = P R_source P^T``. Reordering q and k alike leaves every score ``q . k`` unchanged.
+    The matrix ``P`` with ``P[i, p[i]] = 1`` conjugates one rotation into the other: ``R_target = P R_source P^T``. The
+    same reordering of q and k leaves every score ``q . k`` unchanged.
 
     Raises:
-        TypeError, ValueError: unknown layout, or ``rotary_dim`` not a positive even integer.
+        TypeError, ValueError: a layout is unknown, or ``rotary_dim`` is not a positive even integer.
     """
     check_layout(source, "source")
     check_layout(target, "target")

@@ -1,9 +1,11 @@
-"""Weights of one layout for kernels of the other: what makes queries and keys, reordered within every head.
+"""This file converts the weights of a model from one layout to the other, by a reordering within every head.
 
-With ``P`` the permutation of `pairing.permutation`, ``R_target = P R_source P^T``. Then ``P q`` and ``P k``
-rotated in the target layout are ``P`` times those rotated in the source's, and ``P^T P = I`` leaves every score as it
-was; values and outputs are not touched. Both q and k must be converted, and caches of rotated keys along their last
-axis too (``keys[..., permutation(...)]``). A wrong conversion is exact at distance 0 and mild at small distances.
+With the matrix ``P`` of `pairing.permutation`, ``R_target = P R_source P^T``. So ``R_target (P q) = P (R_source q)``,
+and the same holds for k. Because of ``P^T P = I`` every score stays as it was, and values and outputs do not change.
+
+A model needs the conversion of q and of k. A cache of rotated keys needs it along its last axis
+(``keys[..., permutation(...)]``). Mistakes are hard to see: a wrong conversion gives exact scores at distance 0, and
+nearly right scores at small distances.
 """
 
 import torch
@@ -20,24 +22,29 @@ def convert_layout(
     *,
     rotary_slice: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Reorder the features of each head of q or k along the first axis of what makes them.
+    """Reorder the features of each head of q or k along the first axis of a weight.
 
-    One function for the weight of a projection ``[heads * head_dim, in]``, its bias ``[heads * head_dim]``, scales of
-    its rows, and the weight of a norm of the heads ``[head_dim]``. Heads are counted by ``head_dim``, so that keys with
-    fewer of them (GQA, MQA) need nothing else. Of a fused qkv projection pass the rows of q and of k, not of v.
+    The function takes the weight of a projection ``[heads * head_dim, in]``, the bias ``[heads * head_dim]``, the
+    scales of the rows, and the weight of a norm of the heads ``[head_dim]``. It counts heads by ``head_dim``, so keys
+    with fewer heads (GQA, MQA) need no other argument. From a fused qkv projection pass the rows of q and of k, not the
+    rows of v.
 
     Args:
-        x: first axis ``heads * head_dim`` features, in the order of heads; any dtype.
-        source, target: the layout that ``x`` was trained for, and that of the rotation to come: Meta's Llama is
-            ``"interleaved"``, Hugging Face's ``"split_half"``.
-        rotary_slice: ``(first, end)`` of the features of a head that rotate; by default all. The others stay.
+        x: a tensor whose first axis has ``heads * head_dim`` features, in the order of heads; any dtype.
+        head_dim: the number of features of a head.
+        source: the layout that ``x`` was trained for: ``"interleaved"`` for Meta's Llama.
+        target: the layout of the rotation: ``"split_half"`` for Llama in Hugging Face.
+        rotary_slice: ``(first, end)`` of the features of a head that rotate; by default all features. The other
+            features stay in place.
 
     Returns:
-        A new tensor; converting back gives the bits of ``x``.
+        A new tensor of the shape and dtype of ``x``. The conversion back gives the bits of ``x``.
 
     Raises:
-        TypeError: not a tensor, not integers, layouts that are not strings.
-        ValueError: unknown layout, rows that are not entire heads, or a slice that is not an even number of features.
+        TypeError: ``x`` is not a tensor, ``head_dim`` or ``rotary_slice`` are not integers, or a layout is not a
+            string.
+        ValueError: a layout is unknown, the rows are not entire heads, or the slice does not have an even number of
+            features.
     """
     check_layout(source, "source")
     check_layout(target, "target")

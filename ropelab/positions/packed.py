@@ -1,12 +1,13 @@
-"""Which position each token has: packed sequences, context parallelism, and both.
+"""This file finds the position of every token of packed sequences, of the shards of context parallelism, and of both.
 
-Under context parallelism every rank holds the same share of every sequence:
+Under context parallelism every rank ``r`` holds the same share of every sequence:
 
-- ``dual``: chunks ``r`` and ``2 * cp_size - 1 - r`` of ``2 * cp_size`` (TransformerEngine, Megatron), an early and a
-  late one, so that all ranks have the same share of causal attention
-- ``contiguous``: chunk ``r`` of ``cp_size``
+- ``dual``: rank ``r`` holds the chunks ``r`` and ``2 * cp_size - 1 - r`` of ``2 * cp_size`` chunks (TransformerEngine,
+  Megatron). One chunk is early and the other chunk is late, so all ranks have the same share of causal attention.
+- ``contiguous``: rank ``r`` holds the chunk ``r`` of ``cp_size`` chunks.
 
-RoPE needs no communication for that: a token's rotation depends on its position alone.
+RoPE needs no communication between the ranks, because the rotation of a token depends on its position alone.
+`ropelab.positions` describes the way from a token to its position, and to a row of the tables.
 """
 
 import torch
@@ -18,40 +19,41 @@ from ropelab.kernels.positions_torch import Shard
 from ropelab.kernels.rotation import INVALID_POSITION
 
 CHUNKS = ("dual", "contiguous")
-_POSITIONS = 2**31  # of int32, from 0 on
+_POSITIONS = 2**31  # the number of positions, from 0 on, that int32 can hold
 
 
 class PackedSequences:
-    """Sequences one after another along one axis of tokens (``thd``), or one rank's shards of them.
+    """Sequences that lie one after another along one axis of tokens (``thd``), or one rank's shards of the sequences.
 
-    One small launch finds the position of every token; all layers and the backward share it::
+    One small launch finds the positions of all tokens. All layers and the backward share the positions::
 
         packed = PackedSequences(cu_seqlens, total_tokens=len(q))
         q, k = apply_rope(q, k, cos=cos, sin=sin, seq_format="thd", positions=packed.positions)
 
     Args:
-        cu_seqlens: ``[n + 1]``, int32 or int64: where the sequences begin and end in the unsharded tokens; 0 first,
-            never decreasing. Sequences may be empty, and ``n`` may be 0.
-        total_tokens: rows of this rank's ``q``, at least ``cu_seqlens[n] / cp_size``; the rest is padding.
-        offsets: position of the first token of the sequences, as with a KV cache: an int, or ``[n]`` int32 or int64
-            on the device of ``cu_seqlens``. Also negative; at ``NO_POSITION`` no token of the sequence has one.
-        cp_size, cp_rank: ranks that share every sequence, and which one this is. On the rank a sequence takes
-            ``1 / cp_size`` of its rows, in the same order of sequences.
-        chunks: ``"dual"`` or ``"contiguous"``: how they share it. The length of every sequence must be divisible by
-            ``2 * cp_size`` or ``cp_size`` (with one rank by 1).
+        cu_seqlens: ``[n + 1]``, int32 or int64: where the sequences begin and end in the unsharded tokens. The first
+            element is 0, and no element is below the element before. Sequences may be empty, and ``n`` may be 0.
+        total_tokens: the number of rows of this rank's ``q``, at least ``cu_seqlens[n] / cp_size``. The rows after the
+            last sequence are padding.
+        offsets: the position of the first token of every sequence, as with a KV cache: an int, or a tensor ``[n]`` of
+            int32 or int64 on the device of ``cu_seqlens``. An offset may be negative or ``NO_POSITION``.
+        cp_size, cp_rank: the number of ranks that share every sequence, and the number of this rank. A sequence takes
+            ``1 / cp_size`` of its rows on the rank, and the order of the sequences stays.
+        chunks: ``"dual"`` or ``"contiguous"``: how the ranks share a sequence. The length of every sequence must be
+            divisible by ``2 * cp_size`` for ``"dual"`` and by ``cp_size`` for ``"contiguous"``. A single rank takes
+            any length.
 
     Attributes:
-        positions: int32 ``[total_tokens]`` on the device of ``cu_seqlens``, as it was at construction. Padding has
-            ``NO_POSITION``, for which ``apply_rope`` writes zeros.
+        positions: int32 ``[total_tokens]`` on the device of ``cu_seqlens``, found at construction. Padding has
+            ``NO_POSITION``, for which ``apply_rope`` writes zeros. `ropelab.positions` states the whole rule.
 
     Raises:
-        TypeError, ValueError: as the message says. What needs the contents of CPU tensors is checked as well; on a
-            GPU that would have to wait for it, so only ``check`` does. Without it contents that ``check`` refuses
-            give positions that no table has, for which ``apply_rope`` writes NaN: all of them for a wrong
-            ``cu_seqlens``, those beyond int32 for wrong ``offsets``. Nothing out of bounds is read.
+        TypeError, ValueError: the message names the argument. The contents of ``cu_seqlens`` and ``offsets`` are
+            checked on the CPU only. For tensors on a GPU, `check` waits and checks the contents; without `check` wrong
+            contents give positions without a row, for which ``apply_rope`` writes NaN.
 
-    On a GPU the construction does not synchronize and can be captured in a CUDA graph: replays read the tensors
-    again and renew ``positions``.
+    On a GPU the construction does not synchronize, and a CUDA graph can capture it. Every replay reads the tensors
+    again and renews ``positions``.
     """
 
     def __init__(
@@ -76,18 +78,19 @@ class PackedSequences:
         self.positions = self._positions(offsets)
 
     def check(self) -> None:
-        """Check the contents of ``cu_seqlens`` and ``offsets``, which waits for the GPU that they are on.
+        """Check the contents of ``cu_seqlens`` and ``offsets``. The host waits for a GPU that holds them.
 
         Raises:
-            ValueError: ``cu_seqlens`` does not start at 0, decreases, ends beyond the tokens or has a length that
-                cannot be sharded; or ``offsets`` lead to positions beyond int32.
+            ValueError: ``cu_seqlens`` does not start at 0, decreases, ends beyond the tokens or has a length that the
+                ranks cannot share; or ``offsets`` lead to positions beyond int32.
         """
         cu = self.cu_seqlens.cpu().long()
         before, after = cu[:-1], cu[1:]
         if cu[0] != 0:
-            raise ValueError(f"cu_seqlens: expected 0 first, got {cu[0]}")
+            raise ValueError(f"cu_seqlens: expected 0 as the first element, got {cu[0]}")
         if (i := _first(after < before)) is not None:
-            raise ValueError(f"cu_seqlens: expected no decrease, got {after[i]} after {before[i]} (element {i + 1})")
+            got = f"{after[i]} after {before[i]} (element {i + 1})"
+            raise ValueError(f"cu_seqlens: expected non-decreasing elements, got {got}")
         lengths = after - before
         if (i := _first(lengths % self._shard.num_chunks != 0)) is not None:
             expected = f"lengths divisible by {_divisor(self._shard)}"
@@ -96,7 +99,7 @@ class PackedSequences:
             tokens = f"total_tokens = {self.total_tokens}"
             if self._shard.cp_size > 1:
                 tokens = f"total_tokens * cp_size = {self.total_tokens} * {self._shard.cp_size}"
-            raise ValueError(f"cu_seqlens: expected at most {tokens} last, got {cu[-1]}")
+            raise ValueError(f"cu_seqlens: expected a last element <= {tokens}, got {cu[-1]}")
         first = torch.as_tensor(self.offsets, device="cpu").long().expand_as(lengths)
         last = first + lengths - 1
         has_position = (lengths > 0) & (first != NO_POSITION)
@@ -106,10 +109,11 @@ class PackedSequences:
             raise ValueError(f"offsets: expected positions within int32, got {got}")
 
     def token_indices(self) -> torch.Tensor:
-        """Where this rank's tokens are in the unsharded ones: ``x.index_select(0, indices)`` is the shard of ``x``.
+        """The indices of this rank's tokens among the unsharded tokens.
 
         Returns:
-            int32 ``[total_tokens]``; padding has ``NO_POSITION``, which no tensor can be indexed with.
+            int32 ``[total_tokens]``: ``x.index_select(0, indices)`` is the rank's shard of ``x``. Padding has
+            ``NO_POSITION``, which is no valid index.
         """
         return self._positions(self.cu_seqlens[:-1])
 
@@ -127,20 +131,21 @@ def context_parallel_positions(
 ) -> torch.Tensor:
     """The positions of one rank's tokens of dense sequences, for ``apply_rope(..., positions=...)``.
 
-    They also index the tokens: ``x.index_select(seq_axis, positions)`` is the rank's shard of ``x``.
+    The positions are also indices: ``x.index_select(seq_axis, positions)`` is the rank's shard of ``x``.
 
     Args:
-        seq_len: of the unsharded sequences, divisible by ``2 * cp_size`` for ``"dual"`` chunks and by ``cp_size`` for
-            ``"contiguous"`` ones (with one rank by 1).
-        cp_size, cp_rank: ranks that share every sequence, and which one this is.
-        chunks: ``"dual"`` or ``"contiguous"``: how they share it.
-        device: of the result, by default torch's default device.
+        seq_len: the length of the unsharded sequences. It must be divisible by ``2 * cp_size`` for ``"dual"`` chunks
+            and by ``cp_size`` for ``"contiguous"`` chunks. A single rank takes any length.
+        cp_size, cp_rank: the number of ranks that share every sequence, and the number of this rank.
+        chunks: ``"dual"`` or ``"contiguous"``: how the ranks share a sequence.
+        device: the device of the result, by default torch's default device.
 
     Returns:
         int32 ``[seq_len / cp_size]``.
 
     Raises:
-        TypeError, ValueError: as the message says.
+        TypeError, ValueError: an argument has another type, is out of range or does not fit the others. The message
+            names the argument.
     """
     shard = _checked_shard(cp_size, cp_rank, chunks)
     seq_len = integer("seq_len", seq_len, at_least=0)
@@ -156,7 +161,7 @@ def _checked_shard(cp_size: int, cp_rank: int, chunks: str) -> Shard:
     if cp_rank >= cp_size:
         raise ValueError(f"cp_rank: expected a rank below cp_size = {cp_size}, got {cp_rank}")
     choice("chunks", chunks, CHUNKS)
-    return Shard(cp_size, cp_rank, dual=chunks == "dual" and cp_size > 1)  # one rank has both halves
+    return Shard(cp_size, cp_rank, dual=chunks == "dual" and cp_size > 1)  # a single rank has both halves
 
 
 def _divisor(shard: Shard) -> str:

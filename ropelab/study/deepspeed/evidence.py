@@ -63,13 +63,13 @@ def dispatch() -> pd.DataFrame:
         return kernel_contract(*args)
 
     def watched(*args):
-        rotated = broadcast.rotate(*args)
+        rotated = broadcast.rotate_in_one_launch(*args)
         if rotated is not None:
             opened.append(True)
         return rotated
 
     def ours(t, cos, sin):
-        with mock.patch("ropelab.interop.deepspeed.rotate", watched):
+        with mock.patch("ropelab.interop.deepspeed.rotate_in_one_launch", watched):
             return apply_rotary_pos_emb(t, cos, sin)
 
     merged, code = merged_function(rotate)
