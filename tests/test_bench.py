@@ -23,6 +23,7 @@ from ropelab.interop.broadcast import formula
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study import figures
+from ropelab.study.deepspeed import table_figures
 
 SMALL = Workload("small", 2, 5, 4, 2, 16, 16, torch.float32, first_position=3)
 PEERS = {peer.name: peer for peer in peers.PEERS}
@@ -469,7 +470,7 @@ def test_record_round_trip(tmp_path, frame):
         "python",
     }
     assert expected | {"study", "parameters", "peers", "not_run"} <= read.provenance.keys()
-    assert read.is_current and read.footer.endswith(f"triton {records._short(read.provenance['triton'])}")
+    assert not read.stale and read.footer.endswith(f"triton {records._short(read.provenance['triton'])}")
 
 
 def test_a_record_of_other_kernels_is_stale_and_says_so(tmp_path, frame, monkeypatch):
@@ -478,10 +479,10 @@ def test_a_record_of_other_kernels_is_stale_and_says_so(tmp_path, frame, monkeyp
     hash_of_then = partial(records.kernels_hash, tmp_path / "kernels")
     monkeypatch.setattr(records, "kernels_hash", hash_of_then)
     records.write("dense", frame, tmp_path)
-    assert records.load("dense", tmp_path).is_current
+    assert not records.load("dense", tmp_path).stale
     (tmp_path / "kernels" / "rotate.py").write_text("b")
     stale = records.load("dense", tmp_path)
-    assert not stale.is_current
+    assert stale.stale == ("ropelab.kernels",) and not stale.hashes_modules
     assert stale.footer.endswith("recorded with other kernels than today's")
 
 
@@ -592,8 +593,8 @@ PUBLISHED = pd.DataFrame(
     }
 )
 DRAWINGS = {
-    "document_table": lambda: figures.document_table(deepspeed_frame(), "footer"),
-    "published_speedups": lambda: figures.published_speedups(deepspeed_frame(), PUBLISHED, "footer"),
+    "document_table": lambda: table_figures.document_table(deepspeed_frame(), "footer"),
+    "published_speedups": lambda: table_figures.published_speedups(deepspeed_frame(), PUBLISHED, "footer"),
     "fraction_of_copy": lambda: figures.fraction_of_copy(dense_frame(), "footer"),
     "host_time": lambda: figures.host_time(host_frame(), "footer"),
     "tile_sweep": lambda: figures.tile_sweep(tile_frame(), "footer"),
@@ -611,8 +612,8 @@ def test_figures_draw_from_the_records_of_a_smoke_run_without_packages():
     table = deepspeed_frame()
     table = table[(table.cell == table.cell[0]) & (table.dtype == "bfloat16")]
     table = table[~table.contender.str.startswith("torchembed")]
-    assert "not measured over the eager formula" in figures.published_speedups(table, PUBLISHED).get_suptitle()
-    figures.document_table(table)
+    assert "not measured over the eager formula" in table_figures.published_speedups(table, PUBLISHED).get_suptitle()
+    table_figures.document_table(table)
     dense = dense_frame()
     figures.fraction_of_copy(dense[(dense.cell == dense.cell[0]) & (dense.layout == "split_half")])
     host = host_frame()
@@ -645,10 +646,12 @@ def test_draw_all_reads_records(tmp_path):
     for study, table in frames.items():
         records.write(study, table, tmp_path / "records")
     files, missing = figures.draw_all(tmp_path / "figures", tmp_path / "records")
-    drawn = [name for name, (needed, _) in figures.FIGURES.items() if set(needed) <= frames.keys()]
+    drawn = [name for name, (needed, _) in figures.all_figures().items() if set(needed) <= frames.keys()]
     assert {file.stem for file in files} == set(drawn) and len(files) == 2 * len(drawn)
     assert all(file.stat().st_size > 0 for file in files)
-    assert len(missing) == len(figures.FIGURES) - len(drawn) and all("`make measure ONLY=" in line for line in missing)
+    assert len(missing) == len(figures.all_figures()) - len(drawn) and all(
+        "`make measure ONLY=" in line for line in missing
+    )
 
 
 def test_with_the_clock_stopped_each_contender_is_called_once():

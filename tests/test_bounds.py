@@ -8,25 +8,25 @@ import torch
 
 from ropelab.conformance import bounds
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study import laws
+from ropelab.study import bound_evidence
 
-CASE = laws.Case(seq_len=4)
+CASE = bound_evidence.Case(seq_len=4)
 
 
 @pytest.fixture(scope="module")
 def rotary():
-    return laws.rotary_evidence(CASE)
+    return bound_evidence.rotary_evidence(CASE)
 
 
 @pytest.fixture(scope="module")
 def gradients():
-    return laws.gradient_evidence(CASE)
+    return bound_evidence.gradient_evidence(CASE)
 
 
 def test_every_law_holds_in_every_dtype_and_layout(rotary, gradients):
     for evidence in (rotary, gradients):
         assert (evidence.fraction <= 1).all(), evidence[evidence.fraction > 1]
-        assert set(evidence.layout) == set(LAYOUTS) and evidence.dtype.nunique() == len(laws.DTYPES)
+        assert set(evidence.layout) == set(LAYOUTS) and evidence.dtype.nunique() == len(bound_evidence.DTYPES)
 
 
 def test_the_bounds_are_tight(rotary, gradients):
@@ -40,11 +40,11 @@ def test_layouts_agree_bit_for_bit(rotary):
 
 
 def test_the_bounds_reject_faults():
-    faults = laws.fault_evidence(replace(CASE, seq_len=256))
+    faults = bound_evidence.fault_evidence(replace(CASE, seq_len=256))
     assert (faults.fraction > 1).all(), faults
 
 
-@pytest.mark.parametrize("dtype", laws.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", bound_evidence.DTYPES, ids=str)
 def test_rounding_is_the_dtypes(dtype):
     """Half a unit in the last place at 1, and half the smallest subnormal below."""
     nearest = bounds.Rounding.nearest(dtype)
@@ -93,6 +93,6 @@ def test_fraction_lets_nothing_pass():
 
 
 def test_changed_tails_are_not_the_definition():
-    rotation = laws.Rotation.of(CASE, torch.float32, "split_half")
+    rotation = bound_evidence.Rotation.of(CASE, torch.float32, "split_half")
     rotation.outputs[1][..., -1] += 1
-    assert laws.definition(rotation) == float("inf")
+    assert bound_evidence.definition(rotation) == float("inf")

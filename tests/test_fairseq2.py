@@ -1,33 +1,45 @@
-"""Claims FS-01 to FS-13: the log, what is measured, and that every verdict moves with its evidence."""
+"""Claims FS-01 to FS-17: the log, what is measured, and that every outcome moves with its evidence."""
 
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from ropelab.bench import timing
 from ropelab.bench.packages import installations
-from ropelab.bench.records import load
-from ropelab.study.fairseq2 import evidence, figures, findings, measure, rules
+from ropelab.bench.records import ROOT, gpus, load
+from ropelab.study.engine.documents import load_claims
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.verdict import Outcome
+from ropelab.study.fairseq2 import evidence, figures, findings, measure
+from ropelab.study.fairseq2.studies import STUDIES
 from ropelab.study.measure import all_studies
-from ropelab.study.summary import GPU
-from ropelab.study.verdicts import Status, ledger
 from tests.support import change
 
-CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
 NAMES = evidence.IMPLEMENTATIONS
+DTYPE, BACKWARD = "dtype == 'bfloat16'", "direction == 'forward and backward'"
+PARAGRAPHS = ROOT / "data" / "documents" / "fairseq2_1213_paragraphs.csv"
+
+# Times in any unit, of NAMES, with every ratio as the document states it.
+COMPILED = (10.0, 10 / 0.86, 11.2 / 0.66, 11.2)
+EAGER = (10 / 1.87, 10 / 1.87 * 5.43, 20.0, 20 * 1.16)
+FOUR_MS = 4000 / (COMPILED[2] - COMPILED[0])
+"""The unit, in microseconds, in which RE takes 4 ms longer in halves than in pairs."""
 
 
-def grid(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):
+def grid(eager=EAGER, compiled=COMPILED, shapes=tuple(cell.shape for cell in measure.GRID)):
     """A record as measure.grid() makes it, with these times of ``NAMES`` in every cell."""
     return pd.DataFrame(
         [
             {
-                "batch": batch, "seq_len": 2048, "encoding_dim": 1024, "dtype": "float32", "direction": direction,
-                "mode": mode, "contender": name, "status": "ok", "median_us": us, "fraction_of_copy": 5 / us,
+                "batch": batch, "seq_len": seq_len, "encoding_dim": encoding_dim, "dtype": "float32",
+                "direction": direction, "mode": mode, "contender": name, "status": "ok", "median_us": us,
+                "fraction_of_copy": 5 / us,
             }
-            for batch in (1, 4)
+            for batch, seq_len, encoding_dim in shapes
             for direction in measure.DIRECTIONS
             for mode, times in (("eager", eager), ("compiled", compiled))
             for name, us in zip(NAMES, times, strict=True)
@@ -35,41 +47,84 @@ def grid(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):
     )  # fmt: skip
 
 
-def log(*times):
-    """The document's log, or one with these times at the size of FS-06."""
-    if not times:
-        return evidence.log()
-    cell = {"mode": "compiled", "batch": 4, "seq_len": 16384, "encoding_dim": 4096}
-    eager = {"mode": "eager", "batch": 4, "seq_len": 16384, "encoding_dim": 4096}
-    return pd.DataFrame(
-        [{**c, "contender": name, "ms": ms} for c in (cell, eager) for name, ms in zip(NAMES, times, strict=True)]
-    )
+def of_two_shapes(eager=(10, 50, 40, 42), compiled=(10, 11.2, 17, 11.2)):
+    """A small grid for figures."""
+    return grid(eager, compiled, [(1, 2048, 1024), (4, 2048, 1024)])
 
 
 def inductor(where=None, **changes):
     """A record as measure.inductor() makes it: as the document has it, with equal tables."""
     rows = [
         {
-            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32", "direction": direction,
-            "mode": "compiled", "contender": name, "status": "ok", "median_us": 1000.0,
-            "fraction_of_copy": 0.3,
-            "kernels": 3 if name == "RE reference" else 1,
-            "generated": "" if name == "RE llama" else "triton_a, triton_b",
-            "fallbacks": "mul" if name.startswith("RE ") else "", "complex_warning": name.startswith("RE "),
+            "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": dtype, "direction": direction,
+            "mode": mode, "contender": name, "status": "ok", "median_us": us * FOUR_MS * passes,
+            "fraction_of_copy": 0.3, "kernels": passes * (3 if name == "RE reference" else 1),
+            "generated": None if name == "RE llama" else "triton_a, triton_b",
+            "fallbacks": "mul" if name.startswith("RE ") else None, "complex_warning": name.startswith("RE "),
             "launched": {"RE llama": "mul", "RE reference": "triton_a; mul; triton_b"}.get(name, "triton_c"),
             "peak_bytes": 2**31, "result_bytes": 2**30, "state_bytes": 2**28, "code": f"code of {name}",
         }
-        for direction in measure.DIRECTIONS
-        for name in NAMES
+        for dtype in evidence.DTYPES
+        for direction, passes in zip(measure.DIRECTIONS, (1, 2), strict=True)
+        for mode, times in (("eager", EAGER), ("compiled", COMPILED))
+        for name, us in zip(NAMES, times, strict=True)
     ]  # fmt: skip
-    frame = pd.DataFrame(rows)
-    eager = frame[frame.contender == "RE llama"].assign(
-        mode="eager", generated=None, fallbacks=None, complex_warning=None, code=None
-    )
-    return change(pd.concat([frame, eager], ignore_index=True), where, **changes)
+    eager = dict.fromkeys(("generated", "fallbacks", "complex_warning", "code"))
+    return change(change(pd.DataFrame(rows), "mode == 'eager'", **eager), where, **changes)
 
 
-def reorderings(**changes):
+GPUS = "nvidia-h200", "nvidia-h100-80gb-hbm3"
+
+
+def at_a_millisecond(compiled_us=1000.0):
+    """In float32, every implementation takes 1000 us but compiled RE llama, one and the same kernel as eager."""
+    frame = change(inductor(median_us=1000.0), "mode == 'compiled' and contender == 'RE llama'", median_us=compiled_us)
+    return frame.query("dtype == 'float32'")
+
+
+def recorded(name, gpu=GPUS[0]):
+    return load(f"fairseq2_{name}", gpu=gpu).frame
+
+
+def slower(frame, where, factor):
+    """The same record with longer times in the rows that the query selects."""
+    rows, columns = frame.query(where).index, frame.columns.intersection(["median_us", "q20_us", "q80_us"])
+    frame = frame.copy()
+    frame.loc[rows, columns] *= factor
+    return frame
+
+
+def swapped(frame, first, second):
+    return frame.assign(contender=frame.contender.replace({first: second, second: first}))
+
+
+def both(tamper=None, *arguments, of=(grid, inductor)):
+    """Evidence by name: the two records of times, both tampered with alike."""
+    records = dict(zip(("fairseq2_grid", "fairseq2_inductor"), of, strict=True))
+    if tamper is None:
+        return records
+    return {name: lambda make=make: tamper(make(), *arguments) for name, make in records.items()}
+
+
+def one(name, make, **changes):
+    return {name: partial(make, **changes)}
+
+
+H200, H100 = ((partial(recorded, "grid", gpu), partial(recorded, "inductor", gpu)) for gpu in GPUS)
+on_h200, on_h100 = partial(both, of=H200), partial(both, of=H100)
+without = partial(both, pd.DataFrame.query)
+halves, pairs = "contender == 'RE reference'", "contender == 'RE llama'"
+compiled, eager = "mode == 'compiled'", "mode == 'eager'"
+RRE_EAGER = f"contender.str.startswith('RRE ') and {eager}"
+large = partial(one, "fairseq2_inductor", inductor)
+
+
+def tampered(tamper, *arguments):
+    """The record of the large shape."""
+    return {"fairseq2_inductor": lambda: tamper(inductor(), *arguments)}
+
+
+def reorderings(where=None, **changes):
     rows = [
         {
             "batch": 4, "seq_len": 8192, "encoding_dim": 8192, "dtype": "float32",
@@ -78,112 +133,196 @@ def reorderings(**changes):
         }
         for name in measure.REORDERINGS
     ]  # fmt: skip
-    return change(pd.DataFrame(rows), **changes)
-
-
-def equality(where=None, **changes):
-    rows = [
-        {"what": "formula", "first": "RE", "second": "RRE", "equal": True, "difference": 0.0},
-        {"what": "tables", "first": "RE", "second": "RRE", "positions": 2048, "equal": False, "difference": 1e-4},
-        {"what": "tables", "first": "RE", "second": "exact", "positions": 2048, "equal": False, "difference": 1e-4},
-        {"what": "tables", "first": "RRE", "second": "exact", "positions": 2048, "equal": False, "difference": 1e-4},
-    ]
     return change(pd.DataFrame(rows), where, **changes)
 
 
 def defaults(where=None, **changes):
-    rows = [{"encoder": "RotaryEncoder", "case": case, "equal": True} for case in ("padded", "signature")]
+    rows = [{"encoder": encoder, "case": case, "equal": True} for encoder, case in evidence.default_cases()]
     return change(pd.DataFrame(rows), where, **changes)
 
 
-def summary(**changes):
-    return change(evidence.summary(), **changes)
+def computed(name, where=None, **changes):
+    return {f"fairseq2_{name}": lambda: change(getattr(evidence, name)(), where, **changes)}
 
 
-def at_a_gigabyte(us):
-    """A record in which RE llama, eager and compiled one and the same kernel, takes ``us`` compiled and 1000 eager."""
-    return inductor("contender == 'RE llama' and mode == 'compiled'", median_us=us)
+def model(words):
+    """What a ledger says of a model: the package's outcome, and how the measured figures begin."""
+    return UNTOLD, f"our model: {words}"
 
 
-COMPILED_LLAMA = "mode == 'compiled' and ratio == 'llama'"
-ONE_REORDERING = "variant == 'empty, filled'"
-ALWAYS = {"fairseq2_inductor": inductor, "fairseq2_grid": grid}
+def resized(times):
+    return model(f"holds with another size (times {times:.2f})")
+
+
+YES, NO, UNSEEN = (model(words) for words in (HOLDS, FAILS, UNTOLD))
 CASES = [
-    # claim, evidence, verdict
-    ("FS-01", {"fairseq2_inductor": inductor}, CONFIRMED),
-    ("FS-01", {"fairseq2_inductor": partial(inductor, complex_warning=False)}, CORRECTED),
-    ("FS-01", {"fairseq2_inductor": partial(inductor, fallbacks="")}, REFUTED),
-    ("FS-01", {"fairseq2_inductor": partial(inductor, status="failed: no")}, NOT_TESTABLE),
-    ("FS-02", {"fairseq2_grid": grid, "fairseq2_log": log}, CONFIRMED),
-    ("FS-02", {"fairseq2_grid": partial(grid, compiled=(10, 11, 17, 9)), "fairseq2_log": log}, REFUTED),
-    ("FS-02", {"fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)), "fairseq2_log": log}, CORRECTED),
-    (
-        "FS-02",
-        {
-            "fairseq2_grid": partial(grid, eager=(10, 50, 40, 9)),
-            "fairseq2_log": log,
-            "fairseq2_inductor": partial(at_a_gigabyte, 1120),
-        },
-        CONFIRMED,
-    ),
-    ("FS-02", {"fairseq2_grid": lambda: grid().query("mode == 'eager'"), "fairseq2_log": log}, NOT_TESTABLE),
-    ("FS-03", {"fairseq2_equality": equality}, CORRECTED),
-    ("FS-03", {"fairseq2_equality": partial(equality, difference=3e-8)}, CONFIRMED),
-    ("FS-03", {"fairseq2_equality": partial(equality, "what == 'formula'", equal=False)}, REFUTED),
-    ("FS-04", {"fairseq2_inductor": inductor}, CONFIRMED),
-    ("FS-04", {"fairseq2_inductor": partial(inductor, "contender == 'RRE llama'", state_bytes=2**29)}, CORRECTED),
-    ("FS-04", {"fairseq2_inductor": partial(inductor, "contender == 'RE reference'", peak_bytes=2**32)}, REFUTED),
-    ("FS-04", {"fairseq2_inductor": lambda: inductor().query("contender != 'RE llama'")}, NOT_TESTABLE),
-    ("FS-05", {"fairseq2_grid": grid, "fairseq2_log": partial(log, 100, 112, 150, 112)}, CONFIRMED),
-    ("FS-05", {"fairseq2_grid": grid, "fairseq2_log": log}, CORRECTED),
-    ("FS-05", {"fairseq2_grid": partial(grid, compiled=(10, 11, 17, 9)), "fairseq2_log": log}, REFUTED),
-    ("FS-05", {"fairseq2_grid": lambda: grid().query("mode == 'eager'"), "fairseq2_log": log}, NOT_TESTABLE),
-    ("FS-06", {"fairseq2_inductor": inductor, "fairseq2_log": partial(log, 10, 11, 14, 11)}, CONFIRMED),
-    ("FS-06", {"fairseq2_inductor": inductor, "fairseq2_log": log}, CORRECTED),
-    ("FS-06", {"fairseq2_inductor": partial(inductor, kernels=1), "fairseq2_log": log}, REFUTED),
-    ("FS-06", {"fairseq2_inductor": lambda: inductor().iloc[:1], "fairseq2_log": log}, NOT_TESTABLE),
-    ("FS-07", {"fairseq2_grid": grid, "fairseq2_summary": summary}, CONFIRMED),
-    ("FS-07", {"fairseq2_grid": partial(grid, compiled=(10, 11, 30, 11)), "fairseq2_summary": summary}, CORRECTED),
-    ("FS-07", {"fairseq2_grid": partial(grid, compiled=(10, 11, 11, 11)), "fairseq2_summary": summary}, REFUTED),
-    (
-        "FS-08",
-        {"fairseq2_grid": grid, "fairseq2_summary": partial(summary, where=COMPILED_LLAMA, of_ratios=1 / 0.86)},
-        CONFIRMED,
-    ),
-    ("FS-08", {"fairseq2_grid": grid, "fairseq2_summary": summary}, CORRECTED),
-    ("FS-08", {"fairseq2_grid": partial(grid, compiled=(12, 11, 17, 11)), "fairseq2_summary": summary}, REFUTED),
-    ("FS-09", {"fairseq2_reorderings": reorderings}, CONFIRMED),
-    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b")}, CORRECTED),
-    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=150)}, REFUTED),
-    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=110)}, REFUTED),
-    (
-        "FS-09",
-        {
-            "fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", median_us=110),
-            "fairseq2_inductor": partial(at_a_gigabyte, 1120),
-        },
-        CORRECTED,
-    ),
-    ("FS-09", {"fairseq2_reorderings": partial(reorderings, where=ONE_REORDERING, code="b", kernels=4)}, REFUTED),
-    ("FS-09", {"fairseq2_reorderings": partial(reorderings, status="failed: no")}, NOT_TESTABLE),
-    ("FS-09", {"fairseq2_reorderings": lambda: reorderings().drop(columns="kernels")}, NOT_TESTABLE),
-    ("FS-10", {"fairseq2_summary": summary}, CONFIRMED),
-    ("FS-10", {"fairseq2_summary": partial(summary, where=COMPILED_LLAMA, of_ratios=1.2)}, REFUTED),
-    ("FS-11", {"fairseq2_grid": partial(grid, eager=(10, 11, 25, 10))}, CONFIRMED),
-    ("FS-11", {"fairseq2_grid": grid}, CORRECTED),
-    ("FS-11", {"fairseq2_grid": partial(grid, eager=(10, 30, 25, 10))}, CORRECTED),
-    ("FS-11", {"fairseq2_grid": partial(grid, compiled=(10, 20, 15, 11))}, REFUTED),
-    ("FS-11", {"fairseq2_grid": lambda: grid().query("contender != 'RE llama'")}, NOT_TESTABLE),
-    ("FS-12", {"fairseq2_defaults": defaults}, CORRECTED),
-    ("FS-12", {"fairseq2_defaults": partial(defaults, "case == 'padded'", equal=False)}, CORRECTED),
-    ("FS-12", {"fairseq2_defaults": partial(defaults, equal=False)}, REFUTED),
-    ("FS-13", {"fairseq2_session": evidence.session}, CORRECTED),
-    (
-        "FS-13",
-        {"fairseq2_session": lambda: change(evidence.session(), "kind == 'anything else'", items=2)},
-        REFUTED,
-    ),
+    # claim, evidence, outcome
+    ("FS-01", large(), HOLDS),
+    ("FS-01", one("fairseq2_inductor", lambda: recorded("inductor")), HOLDS),
+    ("FS-01", large(where=halves, complex_warning=False), FAILS),
+    ("FS-01", large(fallbacks=None), FAILS),
+    ("FS-01", one("fairseq2_inductor", lambda: swapped(swapped(inductor(), *NAMES[:2]), *NAMES[2:])), FAILS),
+    ("FS-01", large(where=halves, status="failed: no"), UNTOLD),
+    ("FS-01", tampered(pd.DataFrame.query, "dtype == 'float32'"), UNTOLD),
+    ("FS-02", both(), YES),
+    ("FS-02", both(slower, "contender == 'RRE reference'", 0.1), NO),
+    ("FS-02", both(slower, f"contender == 'RRE reference' and {compiled}", 0.5), model("holds in 58 of 116 cells")),
+    ("FS-02", both(slower, f"contender == 'RRE reference' and {compiled}", 1 / 1.12), model("holds in 58 of 116")),
+    ("FS-02", on_h200(), model("holds in 108 of 116 cells")),
+    ("FS-02", on_h200(slower, eager, 10), model("holds in 108 of 116 cells")),
+    ("FS-02", on_h200(swapped, "RE llama", "RRE reference"), model("holds in 7 of 116 cells")),
+    ("FS-03", computed("equality"), YES),
+    ("FS-03", computed("equality", "what == 'tables'", equal=True), YES),
+    ("FS-03", computed("equality", "what == 'formula' and second == 'RRE'", equal=False), NO),
+    ("FS-03", computed("equality", "what == 'permutation' and second == 'RE llama'", equal=False), NO),
+    ("FS-03", computed("equality", "second == 'kernel'", equal=False), YES),
+    ("FS-03", {"fairseq2_equality": lambda: evidence.equality().query("layout != 'split_half'")}, UNSEEN),
+    ("FS-04", large(), YES),
+    ("FS-04", large(where=f"{halves} and {BACKWARD} and {DTYPE}", peak_bytes=2**32), model("holds in 3 of 4 cells")),
+    ("FS-04", large(where=halves, peak_bytes=2**31 + 2**20), NO),
+    ("FS-04", one("fairseq2_inductor", lambda: recorded("inductor")), NO),
+    ("FS-04", tampered(pd.DataFrame.query, "contender != 'RE llama'"), UNSEEN),
+    ("FS-05", both(), YES),
+    ("FS-05", both(slower, f"{pairs} and {compiled}", 0.9), resized(1.11)),
+    ("FS-05", both(slower, f"{pairs} and {compiled}", 0.5), NO),
+    ("FS-05", both(slower, f"{pairs} and {compiled} and {DTYPE}", 2), model("holds in 4 of 6 cells")),
+    ("FS-05", both(swapped, "RE llama", "RRE reference"), NO),
+    ("FS-05", on_h200(), NO),
+    ("FS-06", large(), YES),
+    ("FS-06", large(where=f"{halves} and {DTYPE}", kernels=1), model("holds in 2 of 4 cells")),
+    ("FS-06", large(where=halves, kernels=1), NO),
+    ("FS-06", tampered(slower, halves, 0.5), NO),
+    ("FS-06", tampered(slower, halves, 1 / 1.697), UNSEEN),
+    ("FS-06", tampered(swapped, "RE llama", "RE reference"), NO),
+    ("FS-06", tampered(pd.DataFrame.query, "dtype == 'float32'"), UNSEEN),
+    ("FS-07", both(), YES),
+    ("FS-07", both(slower, halves, 1.2), resized(0.83)),
+    ("FS-07", both(slower, halves, 2), NO),
+    ("FS-07", both(slower, halves, 0.5), NO),
+    ("FS-07", both(swapped, "RE reference", "RRE reference"), NO),
+    ("FS-07", on_h100(), resized(0.79)),
+    ("FS-07", on_h100(slower, halves, 1.5), NO),
+    ("FS-08", both(), YES),
+    ("FS-08", both(slower, pairs, 0.9), resized(0.90)),
+    ("FS-08", both(slower, pairs, 0.5), NO),
+    ("FS-08", both(slower, f"{pairs} and {DTYPE}", 2), model("holds in 4 of 6 cells")),
+    ("FS-08", both(swapped, "RE llama", "RRE llama"), NO),
+    ("FS-08", on_h200(), NO),
+    ("FS-09", one("fairseq2_reorderings", reorderings), YES),
+    ("FS-09", one("fairseq2_reorderings", lambda: recorded("reorderings")), YES),
+    ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'empty, filled'", code="b"), YES),
+    ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", code="b"), NO),
+    ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", status="failed"), UNSEEN),
+    ("FS-10", computed("summary"), HOLDS),
+    ("FS-10", computed("summary", "mode == 'compiled' and ratio == 'llama'", printed=1.14), OTHER_SIZE),
+    ("FS-10", computed("summary", "mode == 'compiled' and ratio == 'llama'", printed=0.9), FAILS),
+    ("FS-10", {"fairseq2_summary": lambda: evidence.summary().query("mode == 'eager'")}, UNTOLD),
+    ("FS-11", both(), YES),
+    ("FS-11", both(slower, "contender == 'RRE llama'", 1.5), NO),
+    ("FS-11", both(slower, f"contender == 'RRE llama' and {BACKWARD}", 1.5), model("holds in 29 of 58 cells")),
+    ("FS-11", both(swapped, "RE llama", "RRE llama"), YES),
+    ("FS-11", both(swapped, "RE reference", "RRE llama"), NO),
+    ("FS-11", on_h200(), YES),
+    ("FS-12", {"fairseq2_defaults": defaults}, YES),
+    ("FS-12", one("fairseq2_defaults", defaults, where="case == 'padded'", equal=False), NO),
+    ("FS-12", {"fairseq2_defaults": lambda: defaults().query("case == 'padded'")}, UNSEEN),
+    ("FS-12", {"fairseq2_defaults": lambda: defaults().query("encoder == 'RotaryEncoder'")}, UNSEEN),
+    ("FS-13", computed("changes"), HOLDS),
+    ("FS-13", computed("changes", "commit.str.startswith('eb69')", file="tests/test_encoder.py"), FAILS),
+    ("FS-13", {"fairseq2_changes": lambda: evidence.changes().iloc[:0]}, UNTOLD),
+    ("FS-14", large(), YES),
+    ("FS-14", large(where=f"{pairs} and {DTYPE}", generated="triton_a"), NO),
+    ("FS-14", one("fairseq2_inductor", lambda: recorded("inductor")), NO),
+    ("FS-14", tampered(swapped, "RE llama", "RE reference"), NO),
+    ("FS-14", tampered(pd.DataFrame.query, "contender != 'RRE llama'"), UNSEEN),
+    ("FS-15", large(), YES),
+    ("FS-15", tampered(slower, compiled, 1.2), resized(1.20)),
+    ("FS-15", tampered(slower, halves, 8), NO),
+    ("FS-15", tampered(slower, f"{halves} and {DTYPE}", 8), model("holds in 2 of 4")),
+    ("FS-15", tampered(swapped, "RE llama", "RE reference"), NO),
+    ("FS-15", one("fairseq2_inductor", lambda: recorded("inductor")), NO),
+    ("FS-16", both(), YES),
+    ("FS-16", both(slower, RRE_EAGER, 1.2), resized(1.20)),
+    ("FS-16", both(slower, f"contender == 'RRE llama' and {eager}", 2), model("holds in 6 of 12 cells")),
+    ("FS-16", both(slower, RRE_EAGER, 2), NO),
+    ("FS-16", both(swapped, "RE llama", "RE reference"), NO),
+    ("FS-16", on_h200(), model("holds in 1 of 12 cells")),
+    ("FS-17", both(), YES),
+    ("FS-17", both(slower, eager, 0.8), resized(1.25)),
+    ("FS-17", both(slower, eager, 10), NO),
+    ("FS-17", on_h200(), NO),
+]  # fmt: skip
+OF_TIMES = {"FS-02", "FS-05", "FS-07", "FS-08", "FS-11", "FS-15", "FS-16", "FS-17"}
+LACKING = [
+    # rows that remain, claims that cannot be told then
+    ("contender != 'RE llama'", OF_TIMES - {"FS-07"}),
+    ("contender != 'RRE reference'", {"FS-02", "FS-05", "FS-07", "FS-11", "FS-16"}),
+    ("contender != 'RE reference'", {"FS-07", "FS-11", "FS-15", "FS-16"}),
+    ("contender != 'RRE llama'", {"FS-08", "FS-11", "FS-16"}),
+    ("dtype == 'float32'", OF_TIMES),
+    ("direction == 'forward'", OF_TIMES),
+    ("mode == 'eager'", OF_TIMES - {"FS-16"}),
+    ("mode == 'compiled'", {"FS-02", "FS-16", "FS-17"}),
+    ("batch == 4 and seq_len == 2048 and encoding_dim == 1024", OF_TIMES),
+    ("seq_len != 4096", OF_TIMES - {"FS-15"}),
 ]
+CASES += [(claim, without(rows), UNTOLD) for rows, claims in LACKING for claim in sorted(claims)]
+
+
+# ------------------------------------------------------------------------------------------------------ outcomes
+
+
+def judged(frames, only):
+    """Id -> outcome and measured figures, by these frames and by what a CPU computes; no record is read."""
+    found = ledger(frames, document="fairseq2", only=only, records=ROOT / "no records")
+    return {row.id: (Outcome(row.outcome), row.measured) for row in found.itertuples()}
+
+
+@pytest.mark.parametrize("claim, frames, expected", CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
+def test_the_outcome_follows_the_evidence(claim, frames, expected):
+    outcome, measured = judged({name: make() for name, make in frames.items()}, [claim])[claim]
+    assert (outcome, measured[: len(expected[1])]) == expected if isinstance(expected, tuple) else outcome == expected
+    if expected == UNTOLD:
+        assert not measured or measured.startswith(f"our model: {UNTOLD}")
+
+
+def test_every_claim_has_cases_of_several_outcomes():
+    expected = {claim.id: set() for claim in load_claims("fairseq2")}
+    for claim, _, outcome in CASES:
+        expected[claim].add(outcome)
+    assert {claim: len(outcomes) for claim, outcomes in expected.items() if len(outcomes) < 3} == {}
+
+
+def inner(found):
+    """Outcome of each claim, of a model the model's own."""
+    words = {id: m.removeprefix("our model: ").split(";")[0] if o == UNTOLD else o for id, (o, m) in found.items()}
+    return {id: next((o for o in (HOLDS, FAILS) if w == o), None) for id, w in words.items()}
+
+
+@pytest.mark.parametrize("gpu", gpus())
+def test_noise_of_one_percent_turns_no_claim_over(gpu):
+    """Every time of every record is off by up to 1 %, each by its own."""
+    records = {f"fairseq2_{name}": recorded(name, gpu) for name in ("grid", "inductor", "reorderings")}
+    claims = sorted(OF_TIMES | {"FS-06", "FS-09"})
+    before = inner(judged(records, claims))
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        noisy = {}
+        for name, frame in records.items():
+            factors = pd.Series(generator.uniform(0.99, 1.01, len(frame)), frame.index)
+            times = [column for column in ("median_us", "q20_us", "q80_us") if column in frame]
+            noisy[name] = frame.assign(**{column: frame[column] * factors for column in times})
+        after = inner(judged(noisy, claims))
+        assert all({before[id], after[id]} != {HOLDS, FAILS} for id in claims), (before, after)
+
+
+def test_every_paragraph_is_in_the_map():
+    rows = pd.read_csv(PARAGRAPHS, keep_default_na=False)
+    assert list(rows.paragraph) == list(range(1, len(rows) + 1))
+    assert ((rows.claims == "") != (rows.none == "")).all()
+    assert (rows.begins.str.split().str.len() <= 8).all()
+    named = {id for ids in rows.claims for id in ids.split()}
+    assert named == {claim.id for claim in load_claims("fairseq2")}
 
 
 # ------------------------------------------------------------------------------------------------------- the log
@@ -218,15 +357,19 @@ def test_what_the_log_does_not_say():
 
 
 def test_ratios_of_a_log_and_of_a_record():
-    found = evidence.ratios(grid()[[*rules._CELL, "contender", "median_us"]], "median_us")
-    one = found[(found["mode"] == "compiled") & (found.ratio == "native")]
-    assert len(one) == 4 and one.times.round(3).eq(1.12).all()
+    columns = [*findings.SHAPE, "mode", "direction", "contender", "median_us"]
+    found = evidence.ratios(of_two_shapes()[columns], "median_us")
+    native = found[(found["mode"] == "compiled") & (found.ratio == "native")]
+    assert len(native) == 4 and native.times.round(3).eq(1.12).all()
 
 
 @pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
 def test_what_a_cpu_computes():
-    found = ledger(document="fairseq2", only=["FS-03", "FS-10", "FS-12", "FS-13"]).set_index("id").verdict
-    assert found.to_dict() == {"FS-03": CORRECTED, "FS-10": CONFIRMED, "FS-12": CORRECTED, "FS-13": CORRECTED}
+    found = judged({}, ["FS-03", "FS-10", "FS-12", "FS-13"])
+    assert {id: outcome for id, (outcome, _) in found.items()} == dict.fromkeys(("FS-03", "FS-12"), UNTOLD) | {
+        "FS-10": HOLDS, "FS-13": HOLDS,
+    }  # fmt: skip
+    assert all(found[id][1].startswith(YES[1]) for id in ("FS-03", "FS-12"))
 
 
 # -------------------------------------------------------------------------------------------------- what is measured
@@ -258,7 +401,7 @@ def without_a_gpu(monkeypatch):
 
 
 def test_the_studies_are_known():
-    assert measure.STUDIES.keys() <= all_studies().keys()
+    assert STUDIES.keys() <= all_studies().keys()
 
 
 def test_the_grid(without_a_gpu, monkeypatch):
@@ -285,7 +428,7 @@ def test_with_the_clock_stopped_the_grid_visits_what_is_compiled_for(without_a_g
 
 def test_what_inductor_makes(without_a_gpu, monkeypatch):
     monkeypatch.setattr(measure, "_large_cells", lambda smoke: (measure.Cell(2, 5, 16),))
-    study = measure.STUDIES["fairseq2_inductor"]
+    study = STUDIES["fairseq2_inductor"]
     with timing.refused():
         found = study.untimed(smoke=True)
     with timing.stopped():
@@ -346,8 +489,8 @@ def with_kernel(frame):
 
 
 def test_figures_say_what_the_record_says():
-    record = with_kernel(grid())
-    slowdowns = figures.slowdowns(record, at_a_gigabyte(900))._suptitle.get_text().replace("\n", " ")
+    record = with_kernel(of_two_shapes())
+    slowdowns = figures.slowdowns(record, at_a_millisecond(900))._suptitle.get_text().replace("\n", " ")
     assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in slowdowns and "differ by up to 11.1%" in slowdowns
     copy = figures.of_a_copy(record)._suptitle.get_text().replace("\n", " ")
     assert "at 0.45 to 0.50 of a copy" in copy and "leave 0.67 to 0.89, read anew by each 0.67" in copy
@@ -355,17 +498,17 @@ def test_figures_say_what_the_record_says():
     assert "llama 5.00 (5.43)" in ratios and "compiled llama 1.12 (1.12)" in ratios
     compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
     assert "1.87 (published) and 1.00 (here, forward)" in compiling
-    memory = figures.memory_and_kernels(with_kernel(inductor()))._suptitle.get_text().replace("\n", " ")
+    memory = figures.memory_and_kernels(with_kernel(at_a_millisecond()))._suptitle.get_text().replace("\n", " ")
     assert memory.startswith("Forward in float32 at B4")
     assert "compiled calls peak at 2.0 times the result" in memory and memory.endswith("our kernel at 2.0")
 
 
 def test_figures_of_a_record_with_failures():
     lost = "mode == 'compiled' and contender == 'RE reference'"
-    record = change(with_kernel(grid()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
+    record = change(with_kernel(of_two_shapes()), lost, status="failed: RuntimeError: no", median_us=float("nan"))
     for draw in (figures.of_a_copy, figures.published_ratios, figures.by_compiling):
         draw(record).draw_without_rendering()
-    fig = figures.slowdowns(record, inductor())
+    fig = figures.slowdowns(record, at_a_millisecond())
     fig.draw_without_rendering()
     foot = [text.get_text() for text in fig.texts]
     assert any("compiled RE reference (failed: RuntimeError: no)" in text for text in foot)
@@ -421,28 +564,22 @@ def test_generated_code_is_read():
 )
 def test_who_reads_the_tables(reached, cache, expected):
     """Four batches leave 8/9 of a copy if they share tables as large as one of them, and 2/3 if each reads them."""
-    record = with_kernel(grid()).assign(fraction_of_copy=reached)
+    record = with_kernel(of_two_shapes()).assign(fraction_of_copy=reached)
     found = findings.of_a_copy(record)
     four = found[found.batch == 4]
     assert four.tables_bytes.eq(2048 * 1024 * 4).all()
     assert four.once.round(6).eq(round(8 / 9, 6)).all() and four.each_batch.round(6).eq(round(2 / 3, 6)).all()
     halves = findings.of_a_copy(record.assign(dtype="bfloat16"))
     assert halves.each_batch.eq(0.5).all()
-    text = findings.wide_heads(record, inductor(), cache)
+    text = findings.wide_heads(record, at_a_millisecond(), cache)
     assert text.startswith(f"{reached:.2f} of a copy in 4 cells") and text.endswith(expected)
-    halves = with_kernel(inductor(dtype="bfloat16", fraction_of_copy=0.6))
+    halves = with_kernel(at_a_millisecond().assign(dtype="bfloat16", fraction_of_copy=0.6))
     assert "0.60 (B4 S8192 E8192; 0.50 if every" in findings.wide_heads(record, halves, cache)
 
 
-@pytest.fixture
-def recorded():
-    """The two committed records of what Inductor makes."""
-    return [load(f"fairseq2_{name}", gpu=GPU).frame for name in ("inductor", "reorderings")]
-
-
-def test_what_is_generated_is_what_runs(recorded):
+def test_what_is_generated_is_what_runs():
     """Inductor's code against the profiler: the same kernels, each as often."""
-    for frame in recorded:
+    for frame in map(recorded, ("inductor", "reorderings")):
         frame = frame[(frame.status == "ok") & frame.generated_bytes.notna()]
         assert len(frame)
         for row in frame.fillna({"generated": ""}).itertuples():
@@ -452,7 +589,7 @@ def test_what_is_generated_is_what_runs(recorded):
 
 def test_two_timings_of_the_same_kernels():
     """All of them count: of the grid and of the large cell, eager and compiled; unless other kernels run."""
-    times = grid(compiled=(10.5, 11.2, 17, 11.2)), at_a_gigabyte(900)
+    times = of_two_shapes(compiled=(10.5, 11.2, 17, 11.2)), at_a_millisecond(900)
     same = findings.same_kernels(*times)
     assert len(same) == 2 * (2 + 1)
     assert findings.apart(same) == pytest.approx(1000 / 900 - 1)
@@ -464,8 +601,8 @@ def test_two_timings_of_the_same_kernels():
 
 def test_the_same_code_in_two_records():
     again = partial(reorderings, where="variant == 'stack, flatten'", median_us=1087.0)
-    assert findings.same_code(again(), inductor()) is None
-    found = findings.same_code(again(code="code of RE reference"), inductor())
+    assert findings.same_code(again(), at_a_millisecond()) is None
+    found = findings.same_code(again(code="code of RE reference"), at_a_millisecond())
     assert found == pytest.approx(1.087)
 
 
@@ -482,9 +619,8 @@ def test_the_warning_is_given_again():
 @pytest.mark.gpu
 def test_the_gpu_evidence_runs():
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
-    timed = {name: study for name, study in measure.STUDIES.items() if name != "fairseq2_defaults"}
+    timed = {name: study for name, study in STUDIES.items() if name != "fairseq2_defaults"}
     frames = {name: study(smoke=True) for name, study in timed.items()}
     for name, frame in frames.items():
         assert (frame.status == "ok").all(), (name, frame[frame.status != "ok"])
-    found = ledger(frames, document="fairseq2")
-    assert set(found.id[found.verdict == NOT_TESTABLE]) <= {"FS-12"}, found  # FS-12 needs released fairseq2
+    assert all(frame.median_us.notna().all() for name, frame in frames.items())

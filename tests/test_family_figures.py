@@ -167,7 +167,7 @@ def test_figures_draw(name, directory, tmp_path):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_without_its_record_says_which(name, tmp_path):
-    with pytest.raises(FileNotFoundError, match=figures.FIGURES[name][0][0]):
+    with pytest.raises(FileNotFoundError, match=figures.all_figures()[name][0][0]):
         figures.draw(name, tmp_path)
 
 

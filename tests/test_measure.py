@@ -14,11 +14,12 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import gpu_memory, records, side_by_side, timing
+from ropelab.bench import checksums, gpu_memory, records, side_by_side, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
-from ropelab.study import measure, shortfalls, unfinished, verdicts
+from ropelab.study import measure, shortfalls, unfinished
+from ropelab.study.engine import documents, ledger
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -27,16 +28,16 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
     studies = measure.all_studies()
     for name, study in studies.items():
         assert "smoke" in inspect.signature(study).parameters, name
-    for document in verdicts.documents():
-        assert document.studies.startswith("ropelab.study.")
+    for document in documents.documents():
+        assert document.module("studies").STUDIES.keys() <= studies.keys()
     assert {"dense", "deepspeed_callers"} <= studies.keys()
 
 
 def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
     """But for the sizes of one to eight tokens (``few_tokens``) and README's column for each format (``formats``)."""
-    verdicts.load_claims()
+    documents.load_claims()
     studies = measure.all_studies()
-    evidence = {name for rule in verdicts._RULES.values() for name in rule.evidence}
+    evidence = {name for rule in ledger._RULES.values() for name in rule.evidence}
     needed = evidence & studies.keys() | set(shortfalls.STUDIES) | {"host", "qk_norm", "table_free_error"}
     assert not any(studies[name].wide for name in evidence & studies.keys())
     assert {name for name in needed if studies[name].wide} == {"few_tokens"}
@@ -196,6 +197,19 @@ def test_what_looks_at_no_clock_runs_beside_others_and_the_rest_is_compiled(tmp_
     assert parameters["gpu_bytes"] == {"beside": 3 * GIB, "alone": 3 * GIB}
 
 
+def test_a_record_has_the_hashes_of_its_modules_and_its_checksums(tmp_path, monkeypatch, as_on_a_gpu):
+    monkeypatch.setattr(checksums, "DATA", tmp_path)
+    measure.measure(tmp_path / "measurements", only=["parts"], build=tmp_path)
+    record = records.load("parts", tmp_path / "measurements")
+    assert {"tests.test_measure", "ropelab.bench.timing", "ropelab.kernels.tiles"} <= record.provenance[
+        "modules"
+    ].keys()
+    assert record.hashes_modules and record.stale == () and "recorded with" not in record.footer
+    assert checksums.differences(tmp_path) == []
+    (tmp_path / "measurements" / "a-gpu" / "parts.csv").write_text("cell,facts\nparts,8\n")
+    assert checksums.differences(tmp_path) == ["measurements/a-gpu/parts.csv: changed, SHA256SUMS has another checksum"]
+
+
 def test_more_memory_than_declared_is_said(tmp_path, as_on_a_gpu, capsys):
     measure.measure(tmp_path, build=tmp_path)
     assert "parts: 1 rows, 0.0 s (took 3.0 GiB beside others, 2.0 are declared)" in capsys.readouterr().out
@@ -319,7 +333,7 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
         raise ZeroDivisionError("of a ratio")
 
     def absent(*, smoke):
-        raise verdicts.Unavailable("no GPU")
+        raise ledger.Unavailable("no GPU")
 
     def senseless(*, smoke):
         return pd.DataFrame({"median_us": [-1.0]})

@@ -19,9 +19,9 @@ from ropelab.bench import exact_waves
 from ropelab.layout.pairing import pairs
 from ropelab.study import measure, precision, precision_gpu
 from ropelab.study import precision_findings as findings
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.precision import METHODS, REFERENCE, Bound, Method, ufp
 from ropelab.study.precision_models import MODELS
-from ropelab.study.verdicts import Unavailable
 
 pytest.importorskip("seaborn")
 mpmath = pytest.importorskip("mpmath")

@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import record_checks, records
+from ropelab.bench import imports, record_checks, records, staleness
 from ropelab.bench.code_hash import code_hash
-from ropelab.study import family_findings, figures, verdicts
-from ropelab.study.verdicts import Status
+from ropelab.study import family_findings, figures
+from ropelab.study.engine import ledger as engine
+from ropelab.study.engine.verdict import Outcome
 
 COMMITTED = records.MEASUREMENTS / "nvidia-h200"
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the records of the GPU at hand come first")
@@ -139,8 +140,8 @@ def test_senseless_times_are_not_recorded(tmp_path, monkeypatch):
 @without_a_gpu
 def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
     rewrite(copy, "te_layer", first_time(-1.0), signed=True)
-    chosen = {name: figures.FIGURES[name] for name in ("te_layer", "te_skew", "host_time")}
-    monkeypatch.setattr(figures, "FIGURES", chosen)
+    chosen = {name: figures.all_figures()[name] for name in ("te_layer", "te_skew", "host_time")}
+    monkeypatch.setattr(figures, "all_figures", lambda: chosen)
     files, missing = figures.draw_all(tmp_path / "figures", copy.parent)
     assert {file.stem for file in files} == {"te_skew", "host_time"}
     (line,) = missing
@@ -166,18 +167,18 @@ def test_a_bad_record_stops_no_other_figure(copy, tmp_path, monkeypatch):
 )
 def test_no_verdict_rests_on_a_bad_record(claim, study, change, signed, copy):
     document = {"TE": "transformer_engine", "FS": "fairseq2", "SG": "sglang"}[claim[:2]]
-    (good,) = verdicts.ledger(document=document, only=[claim], records=copy.parent).itertuples()
-    assert good.verdict != Status.NOT_TESTABLE
+    (good,) = engine.ledger(document=document, only=[claim], records=copy.parent).itertuples()
+    assert "missing" not in good.needs and good.measured
     rewrite(copy, study, change, signed=signed)
-    (bad,) = verdicts.ledger(document=document, only=[claim], records=copy.parent).itertuples()
-    assert bad.verdict == Status.NOT_TESTABLE and f"{study}.csv: " in bad.note and not bad.measured
+    (bad,) = engine.ledger(document=document, only=[claim], records=copy.parent).itertuples()
+    assert bad.outcome == Outcome.UNTOLD and f"{study}.csv: " in bad.needs and not bad.measured
 
 
 def test_a_trial_run_is_no_evidence(copy):
     about = copy / "te_kernels.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"parameters": {"smoke": True}}))
-    (row,) = verdicts.ledger(document="transformer_engine", only=["TE-01"], records=copy.parent).itertuples()
-    assert row.verdict == Status.NOT_TESTABLE and "got a trial run" in row.note
+    (row,) = engine.ledger(document="transformer_engine", only=["TE-01"], records=copy.parent).itertuples()
+    assert row.outcome == Outcome.UNTOLD and "got a trial run" in row.needs
 
 
 def test_every_committed_record_can_be_believed():
@@ -202,6 +203,36 @@ def test_commands_are_recorded_without_folders():
     assert records.without_folders("python3 -m ropelab.study --build build/smoke measure") == (
         "python3 -m ropelab.study --build build/smoke measure"
     )
+
+
+# ------------------------------------------------------------------------------------------- written by hand
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"hand_written": True}, "its provenance says so"),
+        ({"commit": None, "command": ""}, "its provenance lacks command, commit"),
+        ({"gpu": {"sm_count": 132}}, "its provenance lacks gpu name"),
+        ({"utc": "2026-11-21 to 2026-11-22"}, "utc: expected the time of a run, got '2026-11-21 to 2026-11-22'"),
+    ],
+    ids=["says so", "no command", "no GPU", "several days"],
+)
+def test_a_record_that_no_run_wrote_is_no_evidence(change, said, copy):
+    about = copy / "te_kernels.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | change))
+    expected = f"nvidia-h200/te_kernels.json: written by hand, so it supports no verdict: {said}"
+    with pytest.raises(records.Damaged, match=re.escape(expected)):
+        records.load("te_kernels", copy.parent)
+    with pytest.raises(records.Damaged, match=re.escape(expected)):
+        engine.find_evidence("te_kernels", records=copy.parent)
+    assert "nvidia-h200/te_kernels" in records.hand_written(copy.parent)
+
+
+def test_the_committed_records_that_were_written_by_hand_say_so():
+    assert records.hand_written() == ["nvidia-h200/kernel_variants"]
+    assert json.loads((COMMITTED / "kernel_variants.json").read_text())["hand_written"] is True
+    assert records.hand_written(records.selection(records.MEASUREMENTS, "nvidia-h100-80gb-hbm3")) == []
 
 
 # ------------------------------------------------------------------------------------------- hash of the code
@@ -277,6 +308,83 @@ def test_a_comment_makes_no_record_stale(tmp_path):
     assert records.kernels_hash(tmp_path / "kernels") != before
 
 
+# ------------------------------------------------------------------------------------------- modules of a study
+
+TREE = {
+    "lib/__init__.py": "from lib.core import rotate\n",
+    "lib/core.py": "import math\nfrom lib import backends\nrotate = 1\n",
+    "lib/backends.py": "import importlib\ndef load(name):\n    importlib.import_module(f'lib.kernels.fast_{name}')\n",
+    "lib/kernels/__init__.py": "",
+    "lib/kernels/fast_cpu.py": "",
+    "lib/kernels/fast_gpu.py": "from . import tiles\n",
+    "lib/kernels/tiles.py": "",
+    "lib/kernels/unused.py": "",
+    "lib/study/__init__.py": "",
+    "lib/study/timer.py": "from .. import core\n",
+    "lib/study/measure.py": "def run():\n    from lib.study.timer import time\n    from .models import *\n",
+    "lib/study/models/__init__.py": "from importlib import import_module\nimport_module('lib.study.named')\n",
+    "lib/study/models/other.py": "",
+    "lib/study/named.py": "import lib.study.measure as again\n",
+    "lib/study/report.py": "import lib.study.measure\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder of modules that import each other."""
+    for name, source in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    return tmp_path
+
+
+def test_the_modules_of_a_study_are_all_that_it_imports(tree):
+    found = imports.imported(["lib.study.measure"], tree)
+    unused = {"lib.kernels.unused", "lib.study.models.other", "lib.study.report"}
+    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree / name for name in TREE}
+    assert found == {name: path for name, path in files.items() if name not in unused} and list(found) == sorted(found)
+    assert imports.imported(["nowhere.to.be.found"], tree) == {}
+
+
+def test_every_kernel_belongs_to_every_study():
+    found = imports.imported(["ropelab.bench.studies"], records.ROOT)
+    kernels = {f"ropelab.kernels.{path.stem}" for path in records.KERNELS.glob("*.py") if path.stem != "__init__"}
+    assert kernels <= found.keys() and {"ropelab.kernels", "ropelab.rope", "ropelab.bench.timing"} <= found.keys()
+    assert not any(name.startswith(("ropelab.study", "tests")) for name in found)
+
+
+def test_a_record_names_the_modules_that_have_changed(tree, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tree)
+    hashes = staleness.module_hashes(["lib.study.measure"], tree)
+    assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in hashes.values())
+    records.write("dense", pd.DataFrame({"median_us": [1.0]}), tree / "records", modules=hashes)
+    assert records.load("dense", tree / "records").stale == ()
+
+    (tree / "lib/kernels/unused.py").write_text("1 + 1\n")
+    (tree / "lib/core.py").write_text("# A comment.\n" + TREE["lib/core.py"])
+    record = records.load("dense", tree / "records")
+    assert record.stale == () and "recorded with" not in record.footer
+
+    (tree / "lib/study/timer.py").write_text(TREE["lib/study/timer.py"] + "WARM_UP = 1\n")
+    record = records.load("dense", tree / "records")
+    assert record.stale == ("lib.study.timer",)
+    assert record.footer.endswith(" · recorded with other code: lib.study.timer")
+    (tree / "lib/study/named.py").unlink()
+    for name in ("core", "backends"):
+        (tree / f"lib/{name}.py").write_text("rotate = 2\n")
+    record = records.load("dense", tree / "records")
+    assert record.stale == ("lib.backends", "lib.core", "lib.study.named", "lib.study.timer")
+    assert record.footer.endswith(" · recorded with other code: lib.backends, lib.core, lib.study.named and 1 more")
+
+
+def test_other_kernels_are_said_first():
+    assert (
+        staleness.words(("ropelab.bench.timing", "ropelab.kernels.tiles")) == "recorded with other kernels than today's"
+    )
+    assert staleness.words(("ropelab.kernels",)) == "recorded with other kernels than today's"
+    assert staleness.words(()) == ""
+
+
 # ------------------------------------------------------------------------------------------- records of several GPUs
 
 OTHER, NAME = "nvidia-made-up", "NVIDIA Made Up"
@@ -284,7 +392,7 @@ OTHER, NAME = "nvidia-made-up", "NVIDIA Made Up"
 
 @pytest.fixture(scope="module")
 def two_gpus(tmp_path_factory):
-    """The committed records, and those of a GPU that takes a third longer, but whose token-linear kernel is slow."""
+    """The committed records, and those of a GPU that takes a third longer, but whose torchembed is fast."""
     root = tmp_path_factory.mktemp("two")
     shutil.copytree(COMMITTED, root / "nvidia-h200")
     shutil.copytree(COMMITTED, root / OTHER)
@@ -292,8 +400,8 @@ def two_gpus(tmp_path_factory):
     def slower(frame):
         times = [name for name in frame if name.endswith("_us")]
         frame[times] *= 4 / 3
-        if "contender" in frame and "part" in frame:
-            frame.loc[frame.contender == "token-linear, reads twice", times] *= 50
+        if "contender" in frame:
+            frame.loc[frame.contender == "torchembed", times] /= 1.35
 
     for path in (root / OTHER).glob("*.json"):
         rewrite(path.parent, path.stem, slower, signed=True)
@@ -324,7 +432,7 @@ def test_records_of_one_figure_are_of_one_gpu(two_gpus, tmp_path):
         records.load_together(["dense", "formats"], records.Selection(tmp_path / "some", "nvidia-h200"))
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.mark.parametrize("name", figures.all_figures())
 def test_every_figure_is_drawn_from_either(name, two_gpus):
     texts = [text.get_text() for text in figures.draw(name, records.selection(two_gpus, OTHER)).findobj(match=_is_text)]
     assert any(NAME in text for text in texts)
@@ -336,16 +444,16 @@ def _is_text(artist):
 
 
 def test_every_claim_is_judged_on_either_and_disagreements_are_told(two_gpus):
-    ledgers = verdicts.by_gpu(two_gpus)
+    ledgers = engine.by_gpu(two_gpus)
     assert set(ledgers) == {"nvidia-h200", OTHER}
     other = ledgers[OTHER].set_index("id")
     assert other.on_gpu.sum() >= 20
     assert other.evidence[other.on_gpu].str.contains(NAME).all() and not other.evidence.str.contains("H200").any()
-    found = verdicts.disagreements(ledgers)
+    found = engine.disagreements(ledgers)
     changed = {
-        claim for claim in other.index if other.verdict[claim] != ledgers["nvidia-h200"].set_index("id").verdict[claim]
+        claim for claim in other.index if other.outcome[claim] != ledgers["nvidia-h200"].set_index("id").outcome[claim]
     }
-    assert set(found.id) == changed and "TE-05" in changed and all(claim.startswith("TE-") for claim in changed)
-    row = found.set_index("id").loc["TE-05"]
-    assert row[OTHER].startswith(other.verdict["TE-05"]) and row["nvidia-h200"] != row[OTHER]
-    assert verdicts.disagreements({"nvidia-h200": ledgers["nvidia-h200"]}).empty
+    assert set(found.id) == changed and "DS-07" in changed and all(claim.startswith("DS-") for claim in changed)
+    row = found.set_index("id").loc["DS-07"]
+    assert row[OTHER].startswith(other.words["DS-07"]) and row["nvidia-h200"] != row[OTHER]
+    assert engine.disagreements({"nvidia-h200": ledgers["nvidia-h200"]}).empty

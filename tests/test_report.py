@@ -13,9 +13,10 @@ pytest.importorskip("latex2mathml")
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
 
-from ropelab.study import doctor, report, runner, verdicts  # noqa: E402
+from ropelab.study import doctor, report, runner  # noqa: E402
+from ropelab.study.engine import ledger as engine  # noqa: E402
+from ropelab.study.engine.documents import Document, documents, load_claims  # noqa: E402
 from ropelab.study.mathml import Writer  # noqa: E402
-from ropelab.study.verdicts import load_claims  # noqa: E402
 
 PIXEL = (
     "import base64; from IPython.display import display, Image, SVG, Latex\n"
@@ -102,7 +103,7 @@ def test_findings_are_on_the_first_page(study):
 def test_the_report_opens_with_the_ledger_of_every_document(study):
     page = study[3]
     assert page.index('id="claims"') < page.index('id="in-a-minute"') < page.index('id="contents"')
-    for document in verdicts.documents():
+    for document in documents():
         assert f'id="claims-{document.key}"' in page
     claims = load_claims()
     assert all(f'<span class="id">{claim.id}</span>' in page for claim in claims)
@@ -113,14 +114,16 @@ def test_a_ledger_that_fails_hides_no_other(monkeypatch):
     def judged(*, document, records, compute=None):
         if document == "bad":
             raise KeyError("no such column")
-        row = {"id": "AA-01", "statement": "It is $x$.", "verdict": "refuted", "note": None, "published": 2.0,
-               "on_gpu": False, "measured": "", "document": document}  # fmt: skip
+        row = dict.fromkeys(engine.COLUMNS, "") | {
+            "id": "AA-01", "statement": "It is $x$.", "outcome": "does not hold", "words": "does not hold",
+            "remarks": None, "quote": 2.0, "on_gpu": False, "document": document,
+        }  # fmt: skip
         return pd.DataFrame([row])
 
-    monkeypatch.setattr(verdicts, "ledger", judged)
-    good, bad = (report.ledger(verdicts.Document(key, key, "", "", ())) for key in ("good", "bad"))
-    assert good.count("refuted") == 1 and good.count("confirmed") == 0 and not good.trouble
-    assert "<math" in good.rows[0]["statement"] and good.rows[0]["note"] == ""
+    monkeypatch.setattr(engine, "ledger", judged)
+    good, bad = (report.ledger(Document(key, key, "", ())) for key in ("good", "bad"))
+    assert good.count("outcome", "does not hold") == 1 and good.count("outcome", "holds") == 0 and not good.trouble
+    assert "<math" in good.rows[0]["statement"] and good.rows[0]["remarks"] == ""
     assert bad.rows == [] and "the ledger of bad could not be computed: KeyError" in bad.trouble
 
 
@@ -143,7 +146,7 @@ def test_the_page_is_self_contained(study):
 
     Links().feed(study[3])
     assert outside == []
-    assert not re.findall(r"@import|url\(\"?(?!data:)|<script|<iframe", study[3].replace('url("data:', ""))
+    assert not re.findall(r"@import|url\(\"?(?!data:)|<script[^>]*src|<iframe", study[3].replace('url("data:', ""))
 
 
 @pytest.mark.parametrize(

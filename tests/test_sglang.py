@@ -1,12 +1,13 @@
-"""Claims SG-01 to SG-15: that every verdict moves with its evidence, and that the measurements run."""
+"""The claims of SGLang#14302: that every verdict moves with its evidence, and that the measurements run."""
 
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,8 +15,11 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
 from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.study.engine.documents import load_claims
+from ropelab.study.engine.ledger import Unavailable, _computed, ledger
+from ropelab.study.engine.verdict import Outcome
 from ropelab.study.figures import draw
-from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, rules, steps
+from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, steps, studies
 from ropelab.study.sglang.contenders import (
     DOCUMENT,
     DOCUMENT_CAST,
@@ -23,212 +27,303 @@ from ropelab.study.sglang.contenders import (
     FLASH,
     FLASH_FULL,
     FLASH_PACKED,
-    OURS,
+    FLASHINFER,
     REAL_VLLM,
     SECOND,
     THIRD,
-    VLLM,
 )
-from ropelab.study.verdicts import Status
 from tests.support import change
 
-CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
-ONE, OTHER = (peer.name for peer in contenders.PERSISTENT_PEERS[:2])
-FLASHINFER = contenders.FLASHINFER
+VARIANTS = tuple(peer.name for peer in contenders.PERSISTENT_PEERS)
+ROW = ["cell", "layout"]
+GPUS = records.gpus(records.MEASUREMENTS)
 
 without_a_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason="needs a machine without a GPU: on one test_the_studies_run_on_a_gpu has it"
 )
 
 
-def protocols(**us):
-    """A record of the first grid in which everything takes 100 us but what is said: "contender|timer|clones" -> us."""
-    rows = []
-    for cell, batch, q_heads in (("1x2048 32/8 128", 1, 32), ("32x2048 8/8 128", 32, 8)):
-        what = [(DOCUMENT, "interleaved", "do_bench", True), (VLLM, "split_half", "do_bench", True)]
-        what += [(FLASH_FULL, "split_half", "do_bench", True)]
-        what += [(DOCUMENT, "interleaved", "graph", clones) for clones in (True, False)]
-        what += [(name, "split_half", "graph", clones) for name in (VLLM, FLASH_FULL) for clones in (True, False)]
-        what += [
-            (name, "split_half", "graph", False)
-            for name in (
-                DOCUMENT,
-                DOCUMENT_GATHER,
-                SECOND,
-                THIRD,
-                FLASH,
-                FLASH_PACKED,
-                ONE,
-                OTHER,
-                OURS,
-                *({REAL_VLLM, FLASHINFER} & set(us)),
-            )
-        ]
-        for contender, layout, timer, clones in what:
-            time = us.get(f"{contender}|{timer}|{clones}", us.get(contender, 100.0))
-            rows.append({"cell": cell, "batch": batch, "seq_len": 2048, "q_heads": q_heads, "k_heads": 8,
-                         "head_dim": 128, "contender": contender, "layout": layout,
-                         "timer": timer, "clones": clones, "status": "ok", "median_us": time,
-                         "fraction_of_copy": 50 / time})  # fmt: skip
-    return pd.DataFrame(rows)
+@cache
+def record(study, gpu="nvidia-h200"):
+    """A committed record. Frames of the cases are what the same measurement could have given instead."""
+    return records.load(study, records.MEASUREMENTS, gpu=gpu).frame
 
 
-def times(cells, **us):
-    """A record of those cells: contender -> us, or a status."""
-    return pd.DataFrame([
-        {"cell": cell, "layout": "interleaved", "batch": 1, "seq_len": 4096, "head_dim": head_dim, "contender": name,
-         "launches": 1, "status": value if isinstance(value, str) else "ok",
-         "median_us": float("nan") if isinstance(value, str) else value, "fraction_of_copy": 0.5}
-        for cell, head_dim in cells for name, value in us.items()
-    ])  # fmt: skip
-
-
-def diffusion(**us):
-    found = {DOCUMENT: 100.0, SECOND: 80.0, THIRD: 80.0, ONE: 90.0, OTHER: 80.0, DOCUMENT_CAST: 110.0, VLLM: 101.0} | us
-    return times((("1x27030 24/24 128", 128), ("Qwen-Image", 128)), **found)
-
-
-def sizes(**us):
-    return times(tuple((f"1x2048 32/8 {size}", size) for size in (64, 80, 96)), **({DOCUMENT: 100.0} | us))
-
-
-def low(divided=2.0, off=3.0, processors=132):
-    rows = [
-        {"seq_len": tokens, "layout": "interleaved", "family": family, "blocks": blocks * tokens,
-         "multiprocessors": processors, "policy": policy, "contender": f"{family} {blocks} {policy}",
-         "status": "ok", "median_us": us}
-        for tokens in (1, 2, 4, 8)
-        for family, blocks, policy, us in (
-            ("model", 1, None, 3.0), ("model", 4, None, divided), ("second", 1, "off", off), ("second", 16, "on", 2.0),
-        )
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def widths(**us):
-    rows = [
-        {"layout": layout, "offset_bytes": offset, "pairs_per_thread": pairs_, "access_bytes": 2 * pairs_ if not offset
-         else 2, "contender": f"{pairs_}", "status": "ok", "fraction_of_copy": 0.9,
-         "median_us": us.get(f"{layout}{pairs_}", us.get(f"x{pairs_}", 100.0))}
-        for layout in LAYOUTS for offset in (0, 2) for pairs_ in (1, 8)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def sources(*defines, layouts="adjacent pairs"):
-    return pd.DataFrame([
-        {"file": f"{i}.py", "commit": "0" * 40, "helper": "f", "defines": value, "layouts": layouts, "tolerance": 0.01}
-        for i, value in enumerate(defines)
-    ])  # fmt: skip
-
-
-def e2e(new=14716.08):
-    return change(evidence.published_e2e(), "row == 'E2E Latency'", change_percent=100 * (new / 14600.17 - 1))
-
-
-def kernel(**changes):
-    return change(evidence.published_kernel(), **changes)
-
-
-def others(at_80):
-    """A record of head sizes with flash-attn, which runs them all, and FlashInfer."""
-    frame = sizes(**{FLASH: 100.0, FLASHINFER: 100.0})
-    if isinstance(at_80, str):
-        frame = change(frame, f"contender == '{FLASHINFER}' and head_dim == 80", status=at_80)
-        if at_80.startswith("not run"):
-            frame = change(frame, f"contender in ('{FLASH}', '{FLASHINFER}')", status=at_80)
+def scaled(frame, where, by):
+    """The same with other times in the rows that the query selects."""
+    frame, rows = frame.copy(), frame.query(where).index
+    for column in ("median_us", "q20_us", "q80_us"):
+        frame.loc[rows, column] *= by
     return frame
 
 
-def without(contender):
-    return protocols().query("contender != @contender")
+def like(frame, name, other, factor):
+    """Where the other contender was timed by graphs and not cloned, ``name`` takes ``factor`` times as long."""
+    plain = frame
+    if "timer" in frame:
+        plain = frame[(frame.timer == "graph") & ~frame.clones & (frame.layout == "split_half")]
+    rows = scaled(plain[plain.contender == other].assign(contender=name), "index >= 0", factor)
+    return pd.concat([frame.drop(plain.index[plain.contender == name]), rows], ignore_index=True)
 
 
-SIMPLE = {"sglang_protocols": protocols, "sglang_vector_widths": widths}
+def protocols(factors=None, **options):
+    """The first grid: name -> (contender, factor), for `like`; ``where``: the rows that are left."""
+    frame = record("sglang_protocols")
+    for name, (other, factor) in (factors or {}).items():
+        frame = like(frame, name, other, factor)
+    return frame.query(options.get("where", "index >= 0"))
+
+
+def second(factor, where="index >= 0"):
+    """The later grid, with FlashInfer's times by those of the third version."""
+    return like(record("sglang_second_grid"), FLASHINFER, THIRD, factor).query(where)
+
+
+def diffusion(name, other, factor, where="index >= 0"):
+    return like(record("sglang_diffusion"), name, other, factor).query(where)
+
+
+def flash(factor, where="index >= 0"):
+    """Both forms of flash-attn by the first version's kernel."""
+    return protocols({FLASH: (DOCUMENT, factor), FLASH_PACKED: (DOCUMENT, factor)}, where=where)
+
+
+def vllm(factor, gathers=1.0):
+    return protocols({DOCUMENT_GATHER: (DOCUMENT, gathers), REAL_VLLM: (DOCUMENT, factor)})
+
+
+def persistent(factor, where="index >= 0"):
+    """All variants of the persistent kernel by the third version."""
+    frame = record("sglang_diffusion")
+    for name in VARIANTS:
+        frame = like(frame, name, THIRD, factor)
+    first = protocols({name: (THIRD, factor) for name in VARIANTS}, where=where)
+    return {"sglang_diffusion": lambda: frame, "sglang_protocols": lambda: first}
+
+
+def head_sizes(where, **changes):
+    return change(record("sglang_head_sizes"), where, **changes)
+
+
+def widths(where, by):
+    return scaled(record("sglang_vector_widths"), where, by)
+
+
+def low(where, by=1.0, **changes):
+    return change(scaled(record("sglang_low_tokens"), where, by), where, **changes)
+
+
+def accuracy(where, **changes):
+    return change(evidence.accuracy(), where, **changes)
+
+
+def sources(*defines):
+    return change(evidence.sources(), defines=False).assign(defines=defines)
+
+
+def e2e(new=14716.08):
+    change_percent = 100 * (new / 14600.17 - 1)
+    return change(evidence.published_e2e(), "row == 'E2E Latency'", new=new, change_percent=change_percent)
+
+
+def instructions(**bytes_):
+    rows = [(form, dtype, width, width) for form, width in bytes_.items() for dtype in ("bfloat16", "float16")]
+    return pd.DataFrame(rows, columns=["form", "dtype", "load_bytes", "store_bytes"])
+
+
+def pairs_of(column, **found):
+    """Name -> what is so before and after."""
+    frame = pd.DataFrame.from_dict(found, orient="index", columns=["before", "after"])
+    return frame.reset_index(names=column)
+
+
+def synchronized(*exceptions):
+    return pd.DataFrame({"failure": [f"failure {i}" for i in range(len(exceptions))], "exception": exceptions})
+
+
+def model(words):
+    """What the ledger says where only our model says so."""
+    return Outcome.UNTOLD, f"our model: {words}"
+
+
+HOLDS, FAILS, UNTOLD, SOME = Outcome.HOLDS, Outcome.FAILS, Outcome.UNTOLD, Outcome.SOME_CELLS
+M_HOLDS, M_FAILS, M_UNTOLD = model("holds;"), model("does not hold;"), model("cannot be told")
+M_SIZE = model("holds with another size")
+ONE_CELL = "cell == '1x2048 32/8 128'"
+PROTOCOLS, SECOND_GRID, DIFFUSION = "sglang_protocols", "sglang_second_grid", "sglang_diffusion"
+HEADS, LOW, WIDTHS = "sglang_head_sizes", "sglang_low_tokens", "sglang_vector_widths"
+BLOCKS = "family == 'model' and blocks > seq_len"
+POLICY = "family == 'second' and policy == '{}'"
 
 CASES = [
-    # claim, evidence that is given in place of computations and records, verdict
-    ("SG-01", {}, CORRECTED),
-    ("SG-01", {"sglang_shapes": lambda: evidence.shapes().query("claimed"),
-               "sglang_flags": lambda: change(evidence.flags(), formula="halves", says="halves")}, CONFIRMED),
-    ("SG-01", {"sglang_shapes": lambda: change(evidence.shapes(), "rank == 3", outcome="wrong")}, REFUTED),
-    ("SG-02", {"sglang_head_sizes": lambda: others("failed: Unsupported head_dim: 80")}, CORRECTED),
-    ("SG-02", {"sglang_head_sizes": lambda: others("wrong: far off")}, CORRECTED),
-    ("SG-02", {"sglang_head_sizes": lambda: others(90.0)}, CORRECTED),
-    ("SG-02", {"sglang_head_sizes": lambda: change(
-        others("failed: x"), f"head_dim == 96 and contender == '{DOCUMENT}'", status="failed: x")}, CORRECTED),
-    ("SG-02", {"sglang_head_sizes": lambda: sizes(**{DOCUMENT: "wrong: far off"})}, REFUTED),
-    ("SG-02", {"sglang_head_sizes": lambda: others("failed: x").query("head_dim != 80")}, NOT_TESTABLE),
-    ("SG-02", {"sglang_head_sizes": lambda: others("not run: not installed")}, NOT_TESTABLE),
-    ("SG-03", {}, CORRECTED),
-    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0)}, CORRECTED),
-    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), exact=0.0, float32_angles=0.0),
-               "sglang_sources": lambda: pd.concat([sources(True), sources(True, layouts="halves")])}, CONFIRMED),
-    ("SG-03", {"sglang_accuracy": lambda: change(evidence.accuracy(), same=0.1)}, REFUTED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0})}, CONFIRMED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0, DOCUMENT_GATHER: 130.0})}, CORRECTED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 100.0, f"{VLLM}|do_bench|True": 120.0})}, REFUTED),
-    ("SG-04", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, NOT_TESTABLE),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 210.0, FLASH: 210.0})}, CONFIRMED),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH: 210.0})}, CORRECTED),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_PACKED: 150.0})}, CORRECTED),
-    ("SG-05", {"sglang_protocols": lambda: protocols(**{FLASH_FULL: 210.0})}, REFUTED),
-    ("SG-05", {"sglang_protocols": protocols}, REFUTED),
-    *(("SG-05", {"sglang_protocols": partial(without, name)}, NOT_TESTABLE) for name in (FLASH, FLASH_PACKED)),
-    ("SG-06", {}, CONFIRMED),
-    ("SG-06", {"sglang_sources": lambda: sources(True, False)}, REFUTED),
-    ("SG-06", {"sglang_sources": lambda: sources(True)}, NOT_TESTABLE),
-    ("SG-07", {"sglang_vector_widths": lambda: widths(x8=80.0)}, CONFIRMED),
-    ("SG-07", {"sglang_vector_widths": lambda: widths(interleaved8=80.0)}, CORRECTED),
-    ("SG-07", {"sglang_vector_widths": widths}, REFUTED),
-    ("SG-07", {"sglang_vector_widths": lambda: widths().query("pairs_per_thread == 1")}, NOT_TESTABLE),
-    ("SG-08", {"sglang_low_tokens": low}, CONFIRMED),
-    ("SG-08", {"sglang_low_tokens": lambda: change(low(), "seq_len == 8", median_us=3.0)}, CORRECTED),
-    ("SG-08", {"sglang_low_tokens": lambda: low(divided=3.0)}, REFUTED),
-    ("SG-08", {"sglang_low_tokens": lambda: low(processors=1)}, REFUTED),
-    ("SG-08", {"sglang_low_tokens": lambda: low().query("family == 'second'")}, NOT_TESTABLE),
-    ("SG-09", {"sglang_diffusion": lambda: change(diffusion(), seq_len=4), "sglang_low_tokens": low}, CONFIRMED),
-    ("SG-09", {"sglang_diffusion": diffusion, "sglang_low_tokens": low}, CORRECTED),
-    ("SG-09", {"sglang_diffusion": lambda: diffusion(**{SECOND: 100.0}),
-               "sglang_low_tokens": lambda: low(off=2.0)}, REFUTED),
-    ("SG-09", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT: "failed: x"}), "sglang_low_tokens": low},
-     NOT_TESTABLE),
-    ("SG-10", {"sglang_protocols": protocols}, NOT_TESTABLE),
-    *(("SG-10", {"sglang_protocols": partial(protocols, **{FLASHINFER: us})}, verdict)
-      for us, verdict in ((124.0, CONFIRMED), (110.0, CORRECTED), (104.0, REFUTED))),
-    ("SG-10", {"sglang_protocols": partial(protocols, **{FLASHINFER: 90.0, THIRD: 80.0})}, REFUTED),
-    ("SG-11", {"sglang_head_sizes": sizes, "sglang_second_grid": diffusion}, NOT_TESTABLE),
-    *(("SG-11", {"sglang_head_sizes": partial(sizes, FlashInfer=at_96),
-                 "sglang_second_grid": partial(diffusion, FlashInfer=us)}, verdict)
-      for at_96, us, verdict in (("failed: x", 90.0, CONFIRMED), ("wrong: x", 90.0, CONFIRMED),
-                                 ("failed: x", 82.0, CORRECTED), (100.0, 90.0, CORRECTED), (100.0, 80.0, REFUTED),
-                                 ("not run: x", 90.0, NOT_TESTABLE))),
-    ("SG-12", {}, CORRECTED),
-    ("SG-12", {"sglang_published_kernel": lambda: kernel(expected_ms=200.0)}, CONFIRMED),
-    ("SG-12", {"sglang_published_e2e": lambda: e2e(15000.0)}, REFUTED),
-    ("SG-13", {"sglang_diffusion": diffusion}, CONFIRMED),
-    ("SG-13", {"sglang_diffusion": lambda: change(diffusion(), "cell == 'Qwen-Image'", median_us=100.0)}, CORRECTED),
-    ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: 100.0})}, REFUTED),
-    ("SG-13", {"sglang_diffusion": lambda: diffusion(**{DOCUMENT_CAST: "failed: x"})}, NOT_TESTABLE),
-    ("SG-14", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0})}, CONFIRMED),
-    ("SG-14", {"sglang_protocols": lambda: protocols(**{REAL_VLLM: 120.0, FLASHINFER: 100.0})}, REFUTED),
-    ("SG-14", {"sglang_protocols": lambda: change(
-        change(protocols(**{FLASHINFER: 100.0}), q_heads=32),
-        f"contender == '{FLASHINFER}' and cell.str.startswith('1x')", median_us=120.0)}, CORRECTED),
-    ("SG-14", {"sglang_protocols": lambda: protocols(**{VLLM: 120.0})}, NOT_TESTABLE),
-    ("SG-14", {"sglang_protocols": partial(without, DOCUMENT_GATHER)}, NOT_TESTABLE),
-    ("SG-15", {**SIMPLE, "sglang_diffusion": diffusion}, CONFIRMED),
-    ("SG-15", {**SIMPLE, "sglang_diffusion": lambda: diffusion(**{OTHER: 90.0})}, CORRECTED),
-    ("SG-15", {**SIMPLE, "sglang_diffusion": diffusion, "sglang_protocols": lambda: protocols(**{THIRD: 90.0})},
-     CORRECTED),
-    ("SG-15", {**SIMPLE, "sglang_diffusion": diffusion,
-               "sglang_alignment": lambda: change(evidence.alignment(), aligned=False)}, CORRECTED),
-    ("SG-15", {**SIMPLE, "sglang_diffusion": lambda: diffusion(**{OTHER: 90.0}),
-               "sglang_protocols": lambda: protocols(**{THIRD: 90.0}),
-               "sglang_alignment": lambda: change(evidence.alignment(), aligned=False)}, REFUTED),
-    ("SG-15", {**SIMPLE, "sglang_diffusion": lambda: diffusion(**{THIRD: "failed: x"}),
-               "sglang_protocols": partial(without, THIRD)}, NOT_TESTABLE),
+    # claim, evidence that is given in place of computations and records, what must come out
+    ("SG-01", {}, M_HOLDS),
+    ("SG-01", {"sglang_shapes": lambda: change(evidence.shapes(), "rank == 3", outcome="wrong")}, M_FAILS),
+    ("SG-01", {"sglang_shapes": lambda: evidence.shapes().query("layout == 'interleaved'")}, M_UNTOLD),
+    ("SG-02", {HEADS: lambda: record(HEADS)}, SOME),
+    ("SG-02", {HEADS: lambda: head_sizes(f"contender == '{FLASH}'", status="failed: x")}, HOLDS),
+    ("SG-02", {HEADS: lambda: head_sizes(f"contender == '{FLASHINFER}'", status="ok")}, FAILS),
+    ("SG-02", {HEADS: lambda: record(HEADS).query("head_dim != 80")}, UNTOLD),
+    *(("SG-02", {HEADS: partial(head_sizes, f"contender == '{name}'", status="not run: x")}, UNTOLD)
+      for name in (FLASH, FLASHINFER)),
+    ("SG-16", {HEADS: lambda: record(HEADS)}, M_HOLDS),
+    ("SG-16", {HEADS: lambda: head_sizes("head_dim == 80", status="wrong: x")}, model("holds in 5 of 6 cells")),
+    ("SG-16", {HEADS: lambda: head_sizes(f"contender == '{DOCUMENT}'", status="wrong: x")}, M_FAILS),
+    ("SG-16", {HEADS: lambda: record(HEADS).query("layout != 'interleaved'")}, M_UNTOLD),
+    ("SG-03", {}, M_HOLDS),
+    *(("SG-03", {"sglang_accuracy": partial(accuracy, "dtype == 'bfloat16'", **{name: 0.02})}, M_FAILS)
+      for name in ("difference", "fused")),
+    ("SG-03", {"sglang_sources": lambda: change(evidence.sources(), tolerance=1e-9),
+               "sglang_accuracy": lambda: accuracy("index >= 0", fused=1e-8)}, M_FAILS),
+    ("SG-03", {"sglang_accuracy": lambda: evidence.accuracy().query("dtype != 'float16'")}, M_UNTOLD),
+    ("SG-11", {HEADS: lambda: record(HEADS)}, HOLDS),
+    ("SG-11", {HEADS: lambda: head_sizes("layout == 'interleaved'", status="ok")}, SOME),
+    ("SG-11", {HEADS: lambda: head_sizes("head_dim == 96", status="wrong: far off")}, FAILS),
+    ("SG-11", {HEADS: lambda: record(HEADS).query("layout != 'interleaved'")}, UNTOLD),
+    ("SG-11", {HEADS: lambda: head_sizes(f"contender == '{FLASHINFER}'", status="not run: x")}, UNTOLD),
+    ("SG-04", {PROTOCOLS: protocols}, M_UNTOLD),
+    ("SG-04", {PROTOCOLS: lambda: vllm(1.2)}, M_HOLDS),
+    ("SG-04", {PROTOCOLS: lambda: vllm(1.2, gathers=2.0)}, model("holds in 27 of 54 cells")),
+    ("SG-04", {PROTOCOLS: lambda: vllm(1.4)}, M_SIZE),
+    *(("SG-04", {PROTOCOLS: partial(vllm, factor)}, M_FAILS) for factor in (3.0, 1.0, 1 / 1.2)),
+    ("SG-04", {PROTOCOLS: lambda: vllm(1.2).query(ONE_CELL)}, M_UNTOLD),
+    ("SG-05", {PROTOCOLS: protocols}, M_FAILS),
+    *(("SG-05", {PROTOCOLS: partial(flash, factor)}, found)
+      for factor, found in ((2.0, M_HOLDS), (5.0, M_HOLDS), (1.6, M_SIZE), (1.2, M_FAILS), (0.5, M_FAILS))),
+    ("SG-05", {PROTOCOLS: lambda: scaled(protocols(), "timer == 'do_bench'", 10.0)}, M_FAILS),
+    ("SG-05", {PROTOCOLS: lambda: protocols({FLASH: (DOCUMENT, 2.2)})}, model("holds in 1 of 2 cells")),
+    *(("SG-05", {PROTOCOLS: partial(flash, 2.2, where)}, M_UNTOLD)
+      for where in (f"contender != '{FLASH}'", f"contender != '{FLASH_PACKED}'", ONE_CELL)),
+    ("SG-06", {}, HOLDS),
+    ("SG-06", {"sglang_sources": lambda: sources(True, False)}, FAILS),
+    ("SG-06", {"sglang_sources": lambda: sources(True, True).head(1)}, UNTOLD),
+    ("SG-07", {WIDTHS: lambda: record(WIDTHS)}, M_HOLDS),
+    ("SG-07", {WIDTHS: lambda: widths("access_bytes == 16", 3.0)}, M_FAILS),
+    ("SG-07", {WIDTHS: lambda: widths("access_bytes == 16 and layout == 'split_half'", 3.0)},
+     model("holds in 1 of 2 cells")),
+    *(("SG-07", {WIDTHS: partial(record(WIDTHS).query, where)}, M_UNTOLD)
+      for where in ("access_bytes != 16", "access_bytes != 2", "layout == 'split_half'", "offset_bytes > 0")),
+    ("SG-08", {LOW: lambda: record(LOW)}, M_HOLDS),
+    ("SG-08", {LOW: lambda: low(BLOCKS, 2.0)}, M_FAILS),
+    ("SG-08", {LOW: lambda: low(f"{BLOCKS} and seq_len == 8", 2.0)}, model("holds in 12 of 16 cells")),
+    ("SG-08", {LOW: lambda: low("index >= 0", multiprocessors=1)}, M_FAILS),
+    *(("SG-08", {LOW: partial(record(LOW).query, where)}, M_UNTOLD)
+      for where in ("family != 'model'", "blocks != 4", "seq_len == 1", "layout == 'split_half'")),
+    ("SG-09", {DIFFUSION: lambda: record(DIFFUSION)}, M_SIZE),
+    *(("SG-09", {DIFFUSION: partial(diffusion, DOCUMENT, SECOND, factor)}, found)
+      for factor, found in ((29.551 / 24.557, M_HOLDS), (1.1, M_SIZE), (2.4, M_FAILS), (1.0, M_FAILS), (0.8, M_FAILS))),
+    *(("SG-09", {DIFFUSION: partial(diffusion, DOCUMENT, SECOND, 1.2, where)}, M_UNTOLD)
+      for where in ("cell != 'Qwen-Image'", f"contender != '{SECOND}'")),
+    ("SG-10", {PROTOCOLS: protocols}, M_FAILS),
+    *(("SG-10", {PROTOCOLS: partial(protocols, {FLASHINFER: (SECOND, factor)})}, found)
+      for factor, found in ((1.24, M_HOLDS), (1.1, M_SIZE), (3.0, M_FAILS), (1 / 1.24, M_FAILS))),
+    *(("SG-10", {PROTOCOLS: partial(protocols, {FLASHINFER: (SECOND, 1.24)}, where=where)}, M_UNTOLD)
+      for where in (f"contender != '{FLASHINFER}'", ONE_CELL)),
+    ("SG-12", {}, UNTOLD),
+    ("SG-12", {"sglang_published_e2e": lambda: e2e(14620.0)}, HOLDS),
+    ("SG-12", {"sglang_published_e2e": lambda: e2e(15300.0)}, FAILS),
+    ("SG-12", {"sglang_published_e2e": lambda: e2e(13900.0)}, FAILS),
+    ("SG-12", {"sglang_published_e2e": lambda: e2e().query("row in ('E2E Latency', 'DenoisingStage')")}, UNTOLD),
+    ("SG-13", {DIFFUSION: lambda: record(DIFFUSION)}, M_HOLDS),
+    *(("SG-13", {DIFFUSION: partial(diffusion, DOCUMENT_CAST, DOCUMENT, factor)}, found)
+      for factor, found in ((1.2, M_HOLDS), (1.0, M_UNTOLD), (0.8, M_FAILS))),
+    ("SG-13", {DIFFUSION: lambda: diffusion(DOCUMENT_CAST, DOCUMENT, 1.2, "cell == 'Qwen-Image'")}, M_UNTOLD),
+    ("SG-14", {PROTOCOLS: protocols}, model("holds in 9 of 21 cells")),
+    *(("SG-14", {PROTOCOLS: partial(protocols, {FLASHINFER: (THIRD, factor)})}, found)
+      for factor, found in ((1.5, M_HOLDS), (0.8, M_FAILS))),
+    *(("SG-14", {PROTOCOLS: partial(protocols, where=where)}, M_UNTOLD)
+      for where in (f"contender != '{FLASHINFER}'", f"contender != '{DOCUMENT_GATHER}'", ONE_CELL)),
+    *(("SG-15", persistent(factor), found)
+      for factor, found in ((1.0, M_HOLDS), (0.7, M_HOLDS), (1.5, M_FAILS))),
+    ("SG-15", {PROTOCOLS: protocols, DIFFUSION: lambda: record(DIFFUSION)}, model("holds in 45 of 87 cells")),
+    *(("SG-15", persistent(1.0, where), M_UNTOLD)
+      for where in (f"contender != '{THIRD}'", f"contender != '{VARIANTS[0]}'", ONE_CELL)),
+    ("SG-17", {SECOND_GRID: lambda: record(SECOND_GRID)}, M_UNTOLD),
+    *((claim, {SECOND_GRID: partial(second, factor)}, found)
+      for claim in ("SG-17", "SG-18") for factor, found in ((1.1, M_HOLDS), (1.0, M_UNTOLD), (0.9, M_FAILS))),
+    ("SG-18", {SECOND_GRID: lambda: record(SECOND_GRID)}, M_FAILS),
+    ("SG-18", {SECOND_GRID: lambda: scaled(second(1.1), f"{ONE_CELL.replace('/8', '/32')} and contender == '{THIRD}'",
+                                           1.5)}, M_FAILS),
+    *((claim, {SECOND_GRID: partial(second, 1.1, where)}, M_UNTOLD)
+      for claim in ("SG-17", "SG-18") for where in (f"contender != '{FLASHINFER}'", "cell == '1x1 32/32 128'")),
+    ("SG-19", {LOW: lambda: record(LOW)}, M_HOLDS),
+    ("SG-19", {LOW: lambda: low(POLICY.format("on"), 10.0)}, M_FAILS),
+    ("SG-19", {LOW: lambda: low(POLICY.format("off"), blocks=1000)}, M_FAILS),
+    ("SG-19", {LOW: lambda: low(POLICY.format("on") + " and seq_len == 2", 10.0)}, M_FAILS),
+    *(("SG-19", {LOW: partial(record(LOW).query, where)}, M_UNTOLD)
+      for where in ("policy != 'off'", "seq_len == 1", "layout == 'split_half'")),
+    ("SG-20", {}, HOLDS),
+    ("SG-20", {"sglang_alignment": lambda: change(evidence.alignment(), multiple=32)}, FAILS),
+    ("SG-20", {"sglang_alignment": lambda: change(evidence.alignment(), "head_dim > 100", multiple=32)}, FAILS),
+    ("SG-20", {"sglang_alignment": lambda: change(evidence.alignment(), listed=False)}, UNTOLD),
+    ("SG-21", {}, HOLDS),
+    ("SG-21", {"sglang_published_e2e": lambda: e2e(16000.0)}, FAILS),
+    ("SG-21", {"sglang_published_e2e": lambda: e2e().query("row != 'E2E Latency'")}, UNTOLD),
+    ("SG-22", {"sglang_vector_instructions": lambda: instructions(float4=16, AlignedVector=16)}, HOLDS),
+    ("SG-22", {"sglang_vector_instructions": lambda: instructions(float4=16, AlignedVector=4)}, FAILS),
+    ("SG-22", {"sglang_vector_instructions": lambda: instructions(AlignedVector=16)}, UNTOLD),
+    ("SG-23", {"sglang_rocm_tests": lambda: pairs_of("test", a=(False, True), b=(True, True))}, HOLDS),
+    ("SG-23", {"sglang_rocm_tests": lambda: pairs_of("test", a=(False, True), b=(False, False))}, FAILS),
+    ("SG-23", {"sglang_rocm_tests": lambda: pairs_of("test", a=(True, True))}, UNTOLD),
+    ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, False))}, HOLDS),
+    ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, False), flag=(True, True))}, SOME),
+    ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, True))}, FAILS),
+    ("SG-25", {"sglang_synchronize": lambda: synchronized("AcceleratorError", "RuntimeError", "RuntimeError")}, HOLDS),
+    ("SG-25", {"sglang_synchronize": lambda: synchronized("AcceleratorError")}, FAILS),
+    *((claim, {}, UNTOLD) for claim in ("SG-22", "SG-23", "SG-24", "SG-25")),
 ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- the verdicts
+
+
+@pytest.mark.parametrize("claim, given, expected", CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)])
+def test_verdicts_move_with_their_evidence(claim, given, expected, tmp_path):
+    frames = {name: make() for name, make in given.items()}
+    (row,) = ledger(frames, document="sglang", only=[claim], records=tmp_path).itertuples()
+    outcome, said = expected if isinstance(expected, tuple) else (expected, "")
+    assert row.outcome == outcome and row.measured.startswith(said), (row.words, row.measured)
+    assert row.measured or row.needs
+    assert "nan" not in row.measured + row.remarks
+
+
+def test_every_claim_has_cases_with_several_outcomes():
+    found = {claim: {str(expected) for name, _, expected in CASES if name == claim} for claim, *_ in CASES}
+    assert set(found) == {claim.id for claim in load_claims("sglang")}
+    assert min(len(outcomes) for outcomes in found.values()) >= 3
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_one_percent_of_noise_turns_no_verdict(gpu):
+    """No claim moves between "holds" and "does not hold", nor does what the model says of it."""
+    times = ("median_us", "q20_us", "q80_us")
+    frames = {study: record(study, gpu) for study in studies.STUDIES}
+    compute = cache(_computed)
+
+    def outcomes(given):
+        rows = ledger(given, document="sglang", compute=compute)
+        inner = rows.measured.str.extract("our model: ([^;]*);")[0]
+        return dict(zip(rows.id, inner.fillna(rows.words), strict=True))
+
+    before = outcomes(frames)
+    for seed in range(5):
+        noise = np.random.default_rng(seed)
+        after = outcomes({
+            study: frame.assign(**frame[list(times)].mul(noise.uniform(0.99, 1.01, len(frame)), axis=0))
+            for study, frame in frames.items()
+        })  # fmt: skip
+        assert set(before) == set(after)
+        for claim, said in before.items():
+            assert {said, after[claim]} != {str(HOLDS), str(FAILS)}, (claim, seed)
+
+
+def test_every_paragraph_of_the_document_is_accounted_for():
+    paragraphs = pd.read_csv(evidence.DOCUMENTS / "sglang_14302_paragraphs.csv", keep_default_na=False)
+    assert list(paragraphs.columns) == ["paragraph", "begins", "claims", "none"]
+    assert list(paragraphs.paragraph) == list(range(1, len(paragraphs) + 1))
+    assert ((paragraphs.claims == "") != (paragraphs.none == "")).all()
+    assert (paragraphs.begins.str.split().str.len() <= 8).all()
+    assert set(" ".join(paragraphs.claims).split()) == {claim.id for claim in load_claims("sglang")}
 
 
 # ----------------------------------------------------------------------------------------------- the evidence
@@ -388,9 +483,9 @@ def _locate(package):
 
 
 @without_a_gpu
-@pytest.mark.parametrize("study", measure.STUDIES)
+@pytest.mark.parametrize("study", studies.STUDIES)
 def test_every_contender_is_called_right(stubbed, study):
-    frame = measure.STUDIES[study](smoke=True)
+    frame = studies.STUDIES[study](smoke=True)
     untimed = frame[frame.status != "ok"]
     assert untimed.status.str.startswith("not run").all(), untimed[["contender", "status"]].to_string()
     assert set(untimed.contender) <= {peer.name for peer in contenders.PACKAGES}
@@ -406,16 +501,16 @@ def test_the_record_holds_what_the_steps_compare(stubbed):
 
 def test_the_same_call_tells_how_a_timer_repeats():
     """flash-attn is given as many heads of k as of q: cells that differ in those alone are one call."""
-    one = protocols(**{f"{FLASH_FULL}|do_bench|True": 150.0}).query("cell == '1x2048 32/8 128'")
-    other = one.assign(cell="1x2048 32/1 128", k_heads=1)
-    other.loc[(other.contender == FLASH_FULL) & (other.timer == "do_bench"), "median_us"] *= 3
-    both = pd.concat([one, other])
-    said = steps.timer(both)
+    frame = protocols(where="cell in ('1x2048 32/8 128', '1x2048 32/1 128')")
+    frame = change(frame, f"contender == '{FLASH_FULL}'", median_us=100.0)
+    frame = scaled(frame, f"contender == '{FLASH_FULL}' and timer == 'do_bench' and k_heads == 1", 3.0)
+    said = steps.timer(frame)
     assert "up to 3.00 times as long" in said and "1.00 times by CUDA graphs" in said
-    assert said in findings.protocol(both)
-    assert said in rules.faster_than_flash_attention(both, evidence.protocol_bytes()).measured
-    assert said in rules.faster_than_vllm(both).measured
-    assert not steps.timer(protocols())  # no two cells are the same call
+    assert said in findings.protocol(frame)
+    assert not steps.timer(frame.query("k_heads == 1"))  # no two cells are the same call
+    said = steps.timer(protocols())
+    for claim, column in (("SG-04", "measured"), ("SG-05", "remarks")):
+        assert said in ledger({PROTOCOLS: protocols()}, document="sglang", only=[claim])[column].item()
 
 
 @without_a_gpu
@@ -425,7 +520,7 @@ def test_figures_and_sentences_from_records(stubbed, tmp_path):
             draw(name, tmp_path)
     for name, (needed, _) in findings.SENTENCES.items():
         assert bool(findings.sentence(name, tmp_path)) != bool(needed)
-    for study, measure_ in measure.STUDIES.items():
+    for study, measure_ in studies.STUDIES.items():
         records.write(study, measure_(smoke=True), tmp_path)
     for name in figures.FIGURES:
         figure = draw(name, tmp_path)
@@ -507,15 +602,15 @@ def test_packed_calls_are_checked_before_they_are_timed(stubbed, monkeypatch):
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for study in measure.STUDIES.values():
-        with pytest.raises(rules.evidence.Unavailable):
+    for study in studies.STUDIES.values():
+        with pytest.raises(Unavailable):
             study(smoke=True)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("study", measure.STUDIES)
+@pytest.mark.parametrize("study", studies.STUDIES)
 def test_the_studies_run_on_a_gpu(study):
-    frame = measure.STUDIES[study](smoke=True)
+    frame = studies.STUDIES[study](smoke=True)
     ours = frame[frame.contender.str.startswith("ropelab")]
     assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]].to_string()
 

@@ -1,4 +1,4 @@
-"""Claims TE-01 to TE-13: strategies, measurements, and that every verdict moves with its evidence."""
+"""Claims TE-01 to TE-21: strategies, measurements, and that every verdict moves with its evidence."""
 
 import itertools
 from functools import partial
@@ -14,6 +14,10 @@ from ropelab.bench.packages import NotInstalled
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.study import drawing, figures
+from ropelab.study.engine.documents import load_claims
+from ropelab.study.engine.ledger import Unavailable, ledger
+from ropelab.study.engine.repeats import between_runs
+from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.sources import facts
 from ropelab.study.transformer_engine import (
     dispatch,
@@ -26,12 +30,12 @@ from ropelab.study.transformer_engine import (
     studies,
 )
 from ropelab.study.transformer_engine import figures as te_figures
-from ropelab.study.verdicts import Status, Unavailable, ledger, load_claims
 
-from .test_deepspeed import change
+from .support import change
 
-CONFIRMED, REFUTED, CORRECTED, NOT_TESTABLE = Status
+HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
 OLD, NEW = rules.OLD, rules.NEW
+TIMES = ["median_us", "q20_us", "q80_us"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine without a GPU: test_the_studies_run has it")
 
@@ -108,9 +112,15 @@ def past(**changes):
 
 
 def slower(frame, name, factor, where="index == index"):
+    """The contender's times multiplied in the rows that the query selects."""
     frame = frame.copy()
-    frame.loc[frame.query(where).query("contender == @name").index, "median_us"] *= factor
+    frame.loc[frame.query(where).query("contender == @name").index, TIMES] *= factor
     return frame
+
+
+def swapped(frame):
+    """The times of each grid under the name of the other."""
+    return frame.assign(contender=frame.contender.replace({OLD: NEW, NEW: OLD}))
 
 
 def layer_as_published():
@@ -119,129 +129,255 @@ def layer_as_published():
         for i in frame.index[frame.contender == name]:
             row = stated.loc[frame.n_seqs[i]]
             share = row[f"{which}_share_percent"] / 100 if frame.what[i] == layer.ALONE else 1
-            frame.loc[i, "median_us"] = 1000 * row[f"{which}_ms"] * share
+            frame.loc[i, TIMES] = 1000 * row[f"{which}_ms"] * share
     return frame
 
 
 def as_published():
-    """Table B's own ratios, whatever else they depend on."""
-    frame, ratio = kernels(search_us=0), evidence.published_b().set_index("n_seqs").speedup
-    new = frame[frame.contender == NEW].set_index(["part", "n_seqs", "step"]).median_us
-    old = frame.index[(frame.contender == OLD) & (frame.part == "table B")]
-    for i in old:
-        frame.loc[i, "median_us"] = new["table B", frame.n_seqs[i], frame.step[i]] * ratio[frame.n_seqs[i]]
+    """Table B's own milliseconds, in both steps."""
+    frame, stated = kernels(search_us=0), evidence.published_b().set_index("n_seqs")
+    for name, column in ((OLD, "old_ms"), (NEW, "new_ms")):
+        for i in frame.index[(frame.contender == name) & (frame.part == "table B")]:
+            frame.loc[i, TIMES] = 1000 * stated.at[frame.n_seqs[i], column]
     return frame
 
 
-ALWAYS = {"te_parity": parity}
+def of_power(power):
+    """The old grid's time beyond its live blocks grows with this power of the dead ones."""
+    frame = kernels(dead_ns=0)
+    dead = (frame.freqs_len * frame.n_seqs - frame.tokens).clip(lower=0)
+    frame[TIMES] = frame[TIMES].add((frame.contender == OLD) * 188e3 * (dead / dead.max()) ** power, axis=0)
+    return frame
+
+
+def source(where="version == 'first'", **changes):
+    """The facts as if every file had been read."""
+    read = change(evidence.source(), read="1234567, the file", no_tokens="legacy")
+    return change(read, where, **changes)
+
+
+def parity_test(**changes):
+    """The facts of the tests, as if every file had been read."""
+    return change(change(evidence.parity_tests(), read="1234567, the file"), "version == 'first'", **changes)
+
+
+def search(**changes):
+    return change(evidence.search(), "n_seqs == 2401", **changes)
+
+
+def recorded(name, gpu="nvidia-h200"):
+    return records.load(name, records.Selection(records.MEASUREMENTS, gpu)).frame
+
+
+def model(outcome):
+    """The verdict where our model has this outcome."""
+    return UNTOLD, f"our model: {outcome}"
+
+
+BY_WORD = {"read": "the document"}
+"""A fact that is known from the document alone."""
+ALONE, SKEW = "what == @layer.ALONE", "n_seqs == 2401 and part == 'skew'"
+FEW, MANY = "n_seqs == 128", "n_seqs == 2401"
+RECORD, LAYERS = partial(recorded, "te_kernels"), partial(recorded, "te_layer")
 CASES = [
-    # claim, evidence, what it says, verdict
-    ("TE-01", "te_kernels", kernels, CONFIRMED),
-    ("TE-01", "te_kernels", lambda: slower(kernels(), OLD, 1.5, "n_seqs == 2401 and part == 'skew'"), CORRECTED),
-    ("TE-01", "te_kernels", lambda: kernels(dead_ns=0), REFUTED),
-    ("TE-01", "te_kernels", lambda: kernels().query("contender != @OLD"), NOT_TESTABLE),
-    ("TE-02", "te_kernels", kernels, CORRECTED),
-    ("TE-02", "te_kernels", lambda: slower(kernels(), OLD, 1.4, "freqs_len == longest"), CONFIRMED),
-    ("TE-02", "te_kernels", lambda: kernels().query("n_seqs != 512"), NOT_TESTABLE),
-    ("TE-02", "te_kernels", lambda: kernels(dead_ns=0), REFUTED),
-    ("TE-02", "te_kernels", lambda: kernels().query("n_seqs != 128"), NOT_TESTABLE),
-    ("TE-03", "te_layer", layers, CONFIRMED),
-    ("TE-03", "te_layer", lambda: layers(dead_ns=0.8), CORRECTED),
-    ("TE-03", "te_layer", lambda: layers(dead_ns=0.4), CORRECTED),
-    ("TE-03", "te_layer", lambda: layers(dead_ns=0), REFUTED),
-    ("TE-03", "te_layer", lambda: layers().query("n_seqs > 128"), NOT_TESTABLE),
-    ("TE-04", "te_layer", layer_as_published, CONFIRMED),
-    ("TE-04", "te_layer", lambda: slower(layer_as_published(), NEW, 1.25, "what == @layer.ALONE"), CORRECTED),
-    ("TE-04", "te_layer", layers, CORRECTED),
-    ("TE-04", "te_layer", lambda: layers(dead_ns=0), REFUTED),
-    ("TE-04", "te_layer", lambda: layers().query("contender != @NEW"), NOT_TESTABLE),
-    ("TE-05", "te_kernels", as_published, CONFIRMED),
-    ("TE-05", "te_kernels", lambda: slower(as_published(), OLD, 1.3, "n_seqs == 2401"), CORRECTED),
-    ("TE-05", "te_kernels", lambda: kernels(dead_ns=0.4), CORRECTED),
-    ("TE-05", "te_kernels", lambda: kernels(dead_ns=0), REFUTED),
-    ("TE-05", "te_kernels", lambda: kernels().query("n_seqs != 1"), NOT_TESTABLE),
-    ("TE-06", "te_kernels", lambda: kernels(search_us=0), CORRECTED),
-    ("TE-06", "te_kernels", lambda: kernels(search_us=0.02e-3), REFUTED),
-    ("TE-06", "te_kernels", lambda: kernels().query("n_seqs > 8"), NOT_TESTABLE),
-    ("TE-07", "te_kernels", kernels, REFUTED),
-    ("TE-07", "te_kernels", lambda: kernels().query("part != 'table B'"), CORRECTED),
-    ("TE-07", "te_kernels", lambda: kernels(dead_ns=0), CONFIRMED),
-    ("TE-07", "te_kernels", lambda: kernels().query("contender != @OLD"), NOT_TESTABLE),
-    ("TE-08", "te_parity", parity, CORRECTED),
-    ("TE-08", "te_parity", lambda: parity("cp_rank == 7", same_gradient=False), CORRECTED),
-    ("TE-08", "te_parity", lambda: parity("cp_rank == 7", same_result=False), REFUTED),
-    ("TE-08", "te_parity", lambda: parity("cp_rank == 7", worst=2.0), REFUTED),
-    ("TE-09", "te_source", evidence.source, CORRECTED),
-    ("TE-09", "te_source", lambda: evidence.source().query("version == 'first'"), CORRECTED),
-    ("TE-09", "te_source", lambda: evidence.source().query("variable == @dispatch.OVERRIDE"), CONFIRMED),
-    ("TE-09", "te_source", lambda: change(evidence.source(), one="legacy"), REFUTED),
-    ("TE-10", "te_past_the_end", past, CORRECTED),
-    ("TE-10", {"te_past_the_end": past, "te_source": lambda: change(evidence.source(), guard=True)}, REFUTED),
-    ("TE-10", "te_past_the_end", lambda: past(outcome="left as allocated"), REFUTED),
-    ("TE-10", "te_past_the_end", lambda: past(outcome="reads past freqs"), CORRECTED),
-    ("TE-11", "te_search", evidence.search, CORRECTED),
-    ("TE-11", "te_source", lambda: change(evidence.source(), threads=1), REFUTED),
-    ("TE-11", "te_search", lambda: change(evidence.search(), warp_requests=3072), CONFIRMED),
-    ("TE-11", "te_search", lambda: change(evidence.search(), thread_reads=12), REFUTED),
-    ("TE-12", "te_parity", parity, CONFIRMED),
-    ("TE-12", "te_parity", lambda: parity("dtype == 'float16'", same_result=False), CORRECTED),
-    ("TE-12", "te_parity", lambda: parity().query("dtype == 'float32' and cp_rank == 0"), NOT_TESTABLE),
-    ("TE-12", "te_parity_tests", lambda: change(evidence.parity_tests(), float16=True, rank_above_0=True), REFUTED),
-    ("TE-12", "te_parity_tests", lambda: change(evidence.parity_tests(), float16=True), CORRECTED),
-    ("TE-13", "te_parity", parity, CONFIRMED),
-    ("TE-13", "te_parity", lambda: parity("empty > 0", same_result=False), REFUTED),
-    ("TE-13", "te_parity", lambda: parity().query("empty == 0"), NOT_TESTABLE),
-    (
-        "TE-13",
-        "te_parity_tests",
-        lambda: change(evidence.parity_tests(), "version == 'reviewed'", empty=False),
-        CORRECTED,
-    ),
-    ("TE-13", "te_parity_tests", lambda: change(evidence.parity_tests(), empty=False), REFUTED),
-]
+    # claim, evidence by name, the outcome, and with a model what it says
+    ("TE-01", {"te_kernels": kernels}, model(HOLDS)),
+    ("TE-01", {"te_kernels": partial(of_power, 1.1)}, model(OTHER_SIZE)),
+    ("TE-01", {"te_kernels": lambda: slower(kernels(), OLD, 1.5, SKEW)}, model(OTHER_SIZE)),
+    ("TE-01", {"te_kernels": partial(of_power, 0.5)}, model(FAILS)),
+    ("TE-01", {"te_kernels": partial(kernels, dead_ns=0)}, model(FAILS)),
+    ("TE-01", {"te_kernels": lambda: swapped(kernels())}, model(FAILS)),
+    ("TE-01", {"te_kernels": lambda: RECORD().query("n_seqs != 2401")}, model(UNTOLD)),
+    ("TE-02", {"te_kernels": lambda: slower(kernels(), OLD, 1.4, "freqs_len == longest")}, model(HOLDS)),
+    ("TE-02", {"te_kernels": kernels}, model("holds in 7 of 9 cells")),
+    ("TE-02", {"te_kernels": partial(kernels, dead_ns=0)}, model(UNTOLD)),
+    ("TE-02", {"te_kernels": lambda: swapped(RECORD())}, model("holds in 3 of 9 cells")),
+    ("TE-02", {"te_kernels": lambda: slower(RECORD(), OLD, 0.02)}, model(FAILS)),
+    ("TE-02", {"te_kernels": lambda: kernels().query("n_seqs != 512")}, model(UNTOLD)),
+    ("TE-03", {"te_layer": layer_as_published}, model(HOLDS)),
+    ("TE-03", {"te_layer": lambda: slower(layer_as_published(), OLD, 1.1)}, model(OTHER_SIZE)),
+    ("TE-03", {"te_layer": lambda: slower(layer_as_published(), OLD, 3, FEW)}, model("holds in 3 of 4 cells")),
+    ("TE-03", {"te_layer": lambda: slower(LAYERS(), OLD, 3)}, model(FAILS)),
+    ("TE-03", {"te_layer": lambda: swapped(LAYERS())}, model(FAILS)),
+    ("TE-03", {"te_layer": lambda: layer_as_published().query("n_seqs > 128")}, model(UNTOLD)),
+    ("TE-04", {"te_layer": layer_as_published}, model(HOLDS)),
+    ("TE-04", {"te_layer": lambda: slower(layer_as_published(), NEW, 1.25, ALONE)}, model(OTHER_SIZE)),
+    ("TE-04", {"te_layer": lambda: slower(layer_as_published(), NEW, 3, ALONE)}, model("holds in 4 of 8 cells")),
+    ("TE-04", {"te_layer": lambda: swapped(LAYERS())}, model(FAILS)),
+    ("TE-04", {"te_layer": partial(layers, dead_ns=0)}, model(FAILS)),
+    ("TE-04", {"te_layer": lambda: LAYERS().query("what == @layer.LAYER")}, model(UNTOLD)),
+    ("TE-05", {"te_kernels": as_published}, model(HOLDS)),
+    ("TE-05", {"te_kernels": lambda: slower(as_published(), OLD, 1.3, MANY)}, model(OTHER_SIZE)),
+    ("TE-05", {"te_kernels": lambda: slower(as_published(), OLD, 3, MANY)}, model("holds in 12 of 14 cells")),
+    ("TE-05", {"te_kernels": lambda: slower(RECORD(), OLD, 3)}, model(FAILS)),
+    ("TE-05", {"te_kernels": lambda: swapped(RECORD())}, model("holds in 2 of 14 cells")),
+    ("TE-05", {"te_kernels": lambda: as_published().query("step == @measure.GIVEN")}, model(UNTOLD)),
+    ("TE-06", {"te_kernels": partial(kernels, search_us=0)}, model(HOLDS)),
+    ("TE-06", {"te_kernels": partial(kernels, search_us=0.02e-3)}, model("holds in 1 of 5 cells")),
+    ("TE-06", {"te_kernels": partial(kernels, search_us=0.05e-3)}, model(FAILS)),
+    ("TE-06", {"te_kernels": lambda: slower(RECORD(), NEW, 0.7)}, model(HOLDS)),
+    ("TE-06", {"te_kernels": lambda: swapped(kernels(search_us=0.05e-3))}, model(HOLDS)),
+    ("TE-06", {"te_kernels": lambda: kernels().query("n_seqs > 8")}, model(UNTOLD)),
+    ("TE-07", {"te_source": source}, HOLDS),
+    ("TE-07", {"te_source": partial(source, least_sequences=32)}, FAILS),
+    ("TE-07", {"te_source": partial(source, more_than=True)}, FAILS),
+    ("TE-07", {"te_source": partial(source, **BY_WORD)}, UNTOLD),
+    ("TE-08", {"te_parity": parity}, model(HOLDS)),
+    ("TE-08", {"te_parity": partial(parity, "cp_rank == 7", same_gradient=False)}, model(FAILS)),
+    ("TE-08", {"te_parity": partial(parity, "cp_rank == 7", same_result=False)}, model(FAILS)),
+    ("TE-08", {"te_parity": partial(parity, "cp_rank == 7", worst=2.0)}, model(FAILS)),
+    ("TE-08", {"te_parity": lambda: recorded("te_parity").query("dtype != 'float16'")}, model(UNTOLD)),
+    ("TE-09", {"te_source": source}, HOLDS),
+    ("TE-09", {"te_source": partial(source, one="legacy")}, FAILS),
+    ("TE-09", {"te_source": lambda: source().query("version == 'renamed'")}, FAILS),
+    ("TE-09", {"te_source": lambda: change(evidence.source(), **BY_WORD)}, UNTOLD),
+    ("TE-10", {"te_source": source}, HOLDS),
+    ("TE-10", {"te_source": partial(source, guard=True)}, FAILS),
+    ("TE-10", {"te_source": partial(source, **BY_WORD)}, UNTOLD),
+    ("TE-11", {"te_source": source}, HOLDS),
+    ("TE-11", {"te_source": source, "te_search": partial(search, steps=11)}, OTHER_SIZE),
+    ("TE-11", {"te_source": partial(source, threads=1)}, FAILS),
+    ("TE-11", {"te_source": partial(source, threads=128)}, FAILS),
+    ("TE-11", {"te_source": partial(source, threads=512), "te_search": partial(search, steps=6)}, FAILS),
+    ("TE-11", {"te_source": partial(source, **BY_WORD)}, UNTOLD),
+    ("TE-12", {"te_parity_tests": parity_test}, HOLDS),
+    ("TE-12", {"te_parity_tests": partial(parity_test, float16=True)}, SOME_CELLS),
+    ("TE-12", {"te_parity_tests": partial(parity_test, float16=True, rank_above_0=True)}, FAILS),
+    ("TE-12", {"te_parity_tests": partial(parity_test, **BY_WORD)}, UNTOLD),
+    ("TE-13", {"te_parity_tests": parity_test}, HOLDS),
+    ("TE-13", {"te_parity_tests": partial(parity_test, empty=False)}, SOME_CELLS),
+    ("TE-13", {"te_parity_tests": partial(parity_test, empty=False, context_parallel=False)}, FAILS),
+    ("TE-13", {"te_parity_tests": partial(parity_test, **BY_WORD)}, UNTOLD),
+    ("TE-14", {"te_kernels": partial(kernels, dead_ns=0)}, model(HOLDS)),
+    ("TE-14", {"te_kernels": kernels}, model(SOME_CELLS)),
+    ("TE-14", {"te_kernels": lambda: slower(RECORD(), OLD, 2)}, model(FAILS)),
+    ("TE-14", {"te_kernels": lambda: RECORD().query("kind != 'balanced'")}, model(UNTOLD)),
+    ("TE-15", {"te_layer": layer_as_published}, model(HOLDS)),
+    ("TE-15", {"te_layer": lambda: slower(layer_as_published(), NEW, 1.1)}, model(OTHER_SIZE)),
+    ("TE-15", {"te_layer": lambda: slower(layer_as_published(), NEW, 3, FEW)}, model("holds in 7 of 8 cells")),
+    ("TE-15", {"te_layer": lambda: swapped(layer_as_published())}, model(FAILS)),
+    ("TE-15", {"te_layer": lambda: slower(slower(LAYERS(), OLD, 3), NEW, 3)}, model(FAILS)),
+    ("TE-15", {"te_layer": lambda: LAYERS().query("contender != @OLD")}, model(UNTOLD)),
+    ("TE-16", {"te_kernels": as_published}, model(HOLDS)),
+    ("TE-16", {"te_kernels": lambda: slower(as_published(), NEW, 1.2)}, model(OTHER_SIZE)),
+    ("TE-16", {"te_kernels": lambda: slower(as_published(), NEW, 3, MANY)}, model("holds in 26 of 28 cells")),
+    ("TE-16", {"te_kernels": lambda: slower(slower(as_published(), OLD, 3), NEW, 3)}, model(FAILS)),
+    ("TE-16", {"te_kernels": lambda: as_published().query("n_seqs != 8")}, model(UNTOLD)),
+    ("TE-17", {"te_source": source}, HOLDS),
+    ("TE-17", {"te_source": partial(source, "version == 'reviewed'", threads=32)}, SOME_CELLS),
+    ("TE-17", {"te_source": partial(source, "version != 'first'", threads=256)}, FAILS),
+    ("TE-17", {"te_source": lambda: source().query("version == 'first'")}, UNTOLD),
+    ("TE-18", {"te_source": source}, HOLDS),
+    ("TE-18", {"te_source": partial(source, no_tokens="linear")}, FAILS),
+    ("TE-18", {"te_source": partial(source, no_tokens="")}, UNTOLD),
+    ("TE-19", {"te_kernels": lambda: slower(kernels(dead_ns=0), NEW, 1.2)}, model(HOLDS)),
+    ("TE-19", {"te_kernels": lambda: slower(kernels(dead_ns=0), NEW, 0.8)}, model(FAILS)),
+    ("TE-19", {"te_kernels": RECORD}, model("holds in 8 of 31 cells")),
+    ("TE-19", {"te_kernels": lambda: RECORD().query("kind != 'skewed' and n_seqs not in (8, 32)")}, model(UNTOLD)),
+    ("TE-20", {"te_past_the_end": past}, model(HOLDS)),
+    ("TE-20", {"te_past_the_end": partial(past, outcome="left as allocated")}, model(FAILS)),
+    ("TE-20", {"te_past_the_end": partial(past, outcome="reads past freqs")}, model(FAILS)),
+    ("TE-20", {"te_past_the_end": lambda: past().query("contender != @OLD")}, model(UNTOLD)),
+    ("TE-21", {}, HOLDS),
+    ("TE-21", {"te_published_b": lambda: change(evidence.published_b(), "n_seqs == 8", stated_speedup=1.366)}, FAILS),
+    ("TE-21", {"te_published_a": lambda: evidence.published_a().iloc[:0]}, UNTOLD),
+]  # fmt: skip
+OF_KERNELS = ("TE-01", "TE-02", "TE-05", "TE-06", "TE-14", "TE-16", "TE-19")
+PARTS = ("n_seqs == 128 and part == 'table B'", "contender != @NEW", "contender != @OLD", "n_seqs not in (1, 128)")
 
 
-def test_the_published_growth_alone_corrects_the_claim_on_the_search():
-    """TE-06 is confirmed where neither this GPU nor the document's own table shows it."""
-    given = {"te_kernels": kernels(search_us=0), "te_published_b": evidence.published_b().assign(new_ms=1.3)}
-    assert ledger(given, only=["TE-06"]).verdict.item() == CONFIRMED
+def judged(claim_id, given, tmp_path):
+    frames = {name: make() for name, make in given.items()}
+    return ledger(frames, document="transformer_engine", only=[claim_id], records=tmp_path).iloc[0]
 
 
-def test_the_package_beside_its_models():
-    """Where TransformerEngine is installed, what is measured of it stands beside the models."""
-    times = {"te_kernels": kernels(package=1.25)}  # and the sum, which takes as long for all
-    assert "TransformerEngine itself takes 1.19 of the faster model's" in ledger(times, only=["TE-05"]).measured.item()
-    assert "itself" not in ledger({"te_kernels": kernels()}, only=["TE-05"]).measured.item()
+@pytest.mark.parametrize(
+    "claim_id, given, expected", [pytest.param(*case, id=f"{case[0]}-{i}") for i, case in enumerate(CASES)]
+)
+def test_the_verdict_follows_its_evidence(claim_id, given, expected, tmp_path):
+    row = judged(claim_id, given, tmp_path)
+    outcome, said = expected if isinstance(expected, tuple) else (expected, "")
+    said = said.replace("in some cells", "in ")
+    assert row.outcome == outcome and row.measured.startswith(said), (row.words, row.measured)
+    assert (row.basis == Basis.MODEL) == bool(said)
+    if said and not said.endswith(" in "):
+        assert row.measured[len(said) :].startswith((";", " (times")), row.measured
+
+
+def test_every_claim_has_cases_of_different_outcomes():
+    seen = {}
+    for claim_id, _, expected in CASES:
+        seen.setdefault(claim_id, set()).add(expected[1] if isinstance(expected, tuple) else expected)
+    assert seen.keys() == {claim.id for claim in load_claims("transformer_engine")}
+    assert all(len(outcomes) >= 3 for outcomes in seen.values())
+
+
+@pytest.mark.parametrize("claim_id", OF_KERNELS)
+@pytest.mark.parametrize("left", PARTS)
+def test_a_part_of_a_record_tells_nothing(claim_id, left, tmp_path):
+    given = {"te_kernels": lambda: RECORD().query(left)}
+    assert judged(claim_id, given, tmp_path).measured.startswith(model(UNTOLD)[1])
+
+
+@pytest.mark.parametrize("gpu", records.gpus())
+def test_noise_of_one_percent_does_not_turn_a_verdict(gpu, tmp_path):
+    """No claim moves between "holds" and "does not hold" when every time is off by up to 1 %."""
+    ids = (*OF_KERNELS, "TE-03", "TE-04", "TE-15")
+    frames = {name: recorded(name, gpu) for name in ("te_kernels", "te_layer")}
+
+    def outcomes(given):
+        rows = ledger(given, document="transformer_engine", only=ids, records=tmp_path).set_index("id")
+        return rows.measured.str.extract("our model: ([a-z ]*[a-z])", expand=False)
+
+    found = {"recorded": outcomes(frames)}
+    for seed in range(4):
+        generator = np.random.default_rng(seed)
+        noisy = {name: frame.copy() for name, frame in frames.items()}
+        for frame in noisy.values():
+            frame[TIMES] = frame[TIMES].mul(generator.uniform(0.99, 1.01, len(frame)), axis=0)
+        found[seed] = outcomes(noisy)
+    table = pd.DataFrame(found)
+    turned = table[table.apply(lambda row: {str(HOLDS), str(FAILS)} <= set(row), axis=1)]
+    assert turned.empty, turned
+
+
+def test_the_map_of_the_document():
+    """Every paragraph has claims, or a reason why it has none; every claim is in a paragraph."""
+    rows = pd.read_csv(evidence.DOCUMENTS / "transformer_engine_3057_paragraphs.csv", keep_default_na=False)
+    assert rows.paragraph.tolist() == list(range(1, len(rows) + 1))
+    assert ((rows.claims == "") != (rows.none == "")).all()
+    assert set(" ".join(rows.claims).split()) == {claim.id for claim in load_claims("transformer_engine")}
+    assert rows.begins.str.split().str.len().between(1, 8).all()
+
+
+def test_the_package_beside_its_models(tmp_path):
+    """Where TransformerEngine is installed, its time stands beside that of the models."""
+    times = {"te_kernels": partial(kernels, package=1.25)}  # and the sum, which takes as long for all
+    assert "TransformerEngine itself takes 1.19 of the faster model's" in judged("TE-05", times, tmp_path).remarks
+    assert "itself" not in judged("TE-05", {"te_kernels": kernels}, tmp_path).remarks
     assert "itself" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
 
 
-def test_models_are_named_as_such():
-    frame = ledger({"te_kernels": kernels(), "te_layer": layers(), "te_parity": parity(), "te_past_the_end": past()},
-                   document="transformer_engine").set_index("id")  # fmt: skip
-    of_source = {"TE-09", "TE-11"}
-    assert all("model" in row.measured for id, row in frame.iterrows() if id not in of_source)
+def test_models_are_named_as_such(tmp_path):
+    given = {"te_kernels": kernels(), "te_layer": layers(), "te_parity": parity(), "te_past_the_end": past()}
+    frame = ledger(given, document="transformer_engine", records=tmp_path).set_index("id")
+    of_model = frame[frame.basis == Basis.MODEL]
+    assert set(of_model.index) == {claim_id for claim_id, _, expected in CASES if isinstance(expected, tuple)}
+    assert of_model.measured.str.startswith("our model: ").all() and (of_model.outcome == UNTOLD).all()
     assert {drawing.label(name) for name in (OLD, NEW)} == {"legacy grid (model)", "token-linear (model)"}
 
 
 def test_the_dispatch_is_that_of_the_source():
     """The heuristics of data/sources.toml, at either side of their thresholds."""
     for fact in facts("dispatch", "transformer_engine"):
-        n, cp_size, tokens = max(2, fact["least_sequences"]), 2, 4096
+        n, cp_size, tokens = max(2, fact["least_sequences"]), 2, 65536
         blocks = fact["blocks_per_token"] * (cp_size if fact["times_cp_size"] else 1) * tokens
         rows = blocks // n + fact["more_than"]
         chosen = [dispatch.choose(n, rows - less, tokens, cp_size, version=fact["version"]) for less in (0, 1)]
         assert chosen == ["linear", "legacy"], fact
         if fact["least_sequences"] > 1:
             assert dispatch.choose(n - 1, 9 * tokens, tokens, version=fact["version"]) == "legacy"
-        assert dispatch.VARIABLES[fact["version"]] == fact["variable"]
-
-
-def test_every_claim_is_covered():
-    verdicts = {}
-    for claim_id, *_, verdict in CASES:
-        verdicts.setdefault(claim_id, set()).add(verdict)
-    assert verdicts.keys() == {claim.id for claim in load_claims("transformer_engine")}
-    assert all(len(seen - {NOT_TESTABLE}) > 1 for seen in verdicts.values())
+        assert dispatch.VARIABLES[fact["version"]] == fact.get("variable")
 
 
 def test_a_record_survives_its_file(tmp_path):
@@ -250,9 +386,13 @@ def test_a_record_survives_its_file(tmp_path):
                         ("te_past_the_end", past())):  # fmt: skip
         records.write(name, frame, tmp_path)
     given = {"te_kernels": kernels(), "te_parity": parity(), "te_layer": layers(), "te_past_the_end": past()}
+    for name in ("te_kernels", "te_layer"):  # which the engine adds to a record
+        given[name]["between_runs"] = between_runs(name, given[name])
     written = ledger(document="transformer_engine", records=tmp_path)
-    assert not (written.verdict == NOT_TESTABLE).any()
-    assert written.verdict.tolist() == ledger(given, document="transformer_engine").verdict.tolist()
+    same = ledger(given, document="transformer_engine", records=tmp_path / "none")
+    assert (written.on_gpu == (written.basis == Basis.MODEL)).all() and not same.on_gpu.any()
+    assert written.outcome.tolist() == same.outcome.tolist()
+    assert written.measured.tolist() == same.measured.tolist()
 
 
 def test_the_published_ratios_follow_from_the_published_times():
@@ -541,7 +681,7 @@ def test_titles_and_sentences_follow_the_record(directory, tmp_path):
     table = findings.choices(kernels()).query("kind == 'skewed'")
     for name in ("first", "merged"):
         assert findings.missed_words(table, name) in " ".join(skew.split())
-    cheap = te_figures.skew(kernels(dead_ns=0)).get_suptitle()
+    cheap = te_figures.skew(kernels(dead_ns=0, search_us=0)).get_suptitle()
     assert "takes the slower grid in 0 of" in " ".join(cheap.split())
     said = {name: findings.sentence(name, directory) for name in te_figures.FIGURES}
     assert set(findings.SENTENCES) == {name for name, text in said.items() if text}
@@ -575,7 +715,7 @@ def test_what_the_heuristics_miss():
     """The first keeps 63 sequences on the old grid; the merged one allows more empty blocks with more ranks."""
     table = findings.choices(kernels())
     first, merged = (findings.missed(table, name) for name in ("first", "merged"))
-    assert (first.n_seqs < 64).all() and (first.kind == "skewed").sum() > 5
+    assert (first.n_seqs < 64)[first.first_costs > 1.1].all() and (first.kind == "skewed").sum() > 5
     worst = merged.iloc[0]
     assert worst.cp_size == 8 and worst.kind == "skewed" and worst.merged == "legacy"
     assert merged.merged_costs.max() < first.first_costs.max()

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pandas as pd
 
 TIMES = ("median_us", "q20_us", "q80_us")
 NUMBER, TRUTH, WORD = "number", "truth", "word"
+WRITTEN = ("utc", "command", "commit", "kernels_sha256", "gpu name")
+"""What provenance has if a run wrote it."""
 
 
 def described(csv: Path, frame: pd.DataFrame) -> dict[str, Any]:
@@ -31,6 +34,20 @@ def kind(values: pd.Series) -> str:
     if pd.api.types.is_bool_dtype(present) or (len(present) and present.map(type).eq(bool).all()):
         return TRUTH
     return NUMBER if pd.api.types.is_numeric_dtype(values) else WORD
+
+
+def hand_written(provenance: Mapping[str, Any]) -> str:
+    """Why a record counts as written by hand; "" if its provenance has all that only `records.write` knows."""
+    if provenance.get("hand_written"):
+        return "its provenance says so"
+    about = {**provenance, "gpu name": provenance.get("gpu", {}).get("name")}
+    if missing := [name for name in WRITTEN if not about.get(name)]:
+        return f"its provenance lacks {', '.join(missing)}"
+    try:
+        datetime.fromisoformat(provenance["utc"])
+    except ValueError:
+        return f"utc: expected the time of a run, got {provenance['utc']!r}"
+    return ""
 
 
 def flaws(csv: Path, frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[str]:

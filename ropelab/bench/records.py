@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import record_checks
+from ropelab.bench import record_checks, staleness
 from ropelab.bench.code_hash import code_hash
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,13 +72,18 @@ class Record:
     provenance: dict[str, Any]
 
     @property
-    def is_current(self) -> bool:
-        """Whether the code of today's kernels is the code that was measured."""
-        return self.provenance["kernels_sha256"] == kernels_hash()
+    def stale(self) -> tuple[str, ...]:
+        """The modules whose code is not the code that was measured, by name: see `ropelab.bench.staleness`."""
+        return staleness.stale(self.provenance, kernels_hash(), ROOT)
+
+    @property
+    def hashes_modules(self) -> bool:
+        """Whether the record has a hash of every module of its study; an older record has one hash of all kernels."""
+        return bool(self.provenance.get("modules"))
 
     @property
     def footer(self) -> str:
-        """One line for the foot of a figure: machine, date, versions, and whether the kernels differ."""
+        """One line for the foot of a figure: machine, date, versions, and the code that has changed since."""
         p = self.provenance
         parts = [
             p["gpu"]["name"],
@@ -86,7 +91,7 @@ class Record:
             f"torch {_short(p['torch'])}",
             f"triton {_short(p['triton'])}",
         ]
-        return " · ".join(parts if self.is_current else [*parts, "recorded with other kernels than today's"])
+        return " · ".join(filter(None, [*parts, staleness.words(self.stale)]))
 
 
 def write(
@@ -97,6 +102,7 @@ def write(
     parameters: Mapping[str, Any] | None = None,
     peers: Mapping[str, str] | None = None,
     not_run: Mapping[str, str] | None = None,
+    modules: Mapping[str, str] | None = None,
 ) -> Record:
     """Write a record of this machine, replacing an earlier one of the same study.
 
@@ -104,6 +110,7 @@ def write(
         parameters: of the study.
         peers: version of each package that was compared with.
         not_run: name -> reason of what could not be compared with.
+        modules: the hash of each module that the study imports (`ropelab.bench.staleness.module_hashes`).
     """
     provenance = {
         "study": study,
@@ -111,10 +118,10 @@ def write(
         "parameters": dict(parameters or {}),
         "peers": dict(peers or {}),
         "not_run": dict(not_run or {}),
+        "modules": dict(modules or {}),
     }
-    folder = directory / slug(provenance["gpu"]["name"])
-    folder.mkdir(parents=True, exist_ok=True)
-    csv, about = (folder / f"{study}.{kind}" for kind in ("csv", "json"))
+    csv, about = files(study, directory, provenance["gpu"]["name"])
+    csv.parent.mkdir(parents=True, exist_ok=True)
     new_csv, new_about = (path.with_name(f".{path.name}.new") for path in (csv, about))
     frame.to_csv(new_csv, index=False, float_format="%.6g")
     read = pd.read_csv(new_csv)
@@ -126,6 +133,16 @@ def write(
     new_csv.replace(csv)
     new_about.replace(about)
     return Record(study, frame, provenance)
+
+
+def files(study: str, directory: Path, gpu: str) -> tuple[Path, Path]:
+    """The table and the provenance of a record.
+
+    Args:
+        gpu: the name of the GPU, as ``"NVIDIA H200"``.
+    """
+    csv, about = (directory / slug(gpu) / f"{study}.{kind}" for kind in ("csv", "json"))
+    return csv, about
 
 
 def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> Record:
@@ -179,6 +196,13 @@ def gpus(directory: Path = MEASUREMENTS) -> list[str]:
     return sorted(found, key=lambda name: (name != here(), (*PREFERRED, name).index(name)))
 
 
+def hand_written(where: Where = MEASUREMENTS) -> list[str]:
+    """The records that were written by hand, as ``"nvidia-h200/kernel_variants"``; `load` refuses each of them."""
+    where = selection(where)
+    paths = sorted(where.directory.glob(f"{where.gpu or '*'}/*.json"))
+    return [f"{path.parent.name}/{path.stem}" for path in paths if _by_hand(path)]
+
+
 def here() -> str | None:
     """The GPU at hand, by the name of its folder."""
     return slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
@@ -228,11 +252,20 @@ def _read(path: Path) -> Record:
         pd.errors.ParserError,
     ) as error:
         raise Damaged(f"{_shown(path)}: {type(error).__name__}: {without_folders(str(error))}") from error
-    if missing := {"study", "utc", "gpu", "torch", "triton", "kernels_sha256"} - provenance.keys():
+    if why := record_checks.hand_written(provenance):
+        raise Damaged(f"{_shown(path)}: written by hand, so it supports no verdict: {why}")
+    if missing := {"study", "torch", "triton"} - provenance.keys():
         raise Damaged(f"{_shown(path)}: it lacks {', '.join(sorted(missing))}")
     if flaws := list(record_checks.flaws(csv, frame, provenance)):
         raise Damaged(f"{_shown(csv)}: {'; '.join(flaws)}")
     return Record(path.stem, frame, provenance)
+
+
+def _by_hand(path: Path) -> bool:
+    try:
+        return bool(record_checks.hand_written(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return False  # nobody can tell: `load` names the file
 
 
 def _shown(path: Path) -> str:

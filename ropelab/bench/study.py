@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -34,5 +35,16 @@ class Study:
     def gpu_bytes(self) -> int:
         return round(self.gpu_gib * GIB)
 
+    @property
+    def modules(self) -> set[str]:
+        """The names of the modules whose functions measure."""
+        return {_module(function) for function in (self.table, self.untimed) if function}
+
     def __call__(self, *, smoke: bool = False) -> pd.DataFrame:
         return self.table(smoke=smoke) if self.untimed is None else self.table(self.untimed(smoke=smoke), smoke=smoke)
+
+
+def _module(function: Callable[..., Any]) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return function.__module__

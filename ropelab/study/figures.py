@@ -5,117 +5,19 @@ versions.
 """
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
 from ropelab.study import conformance_figures, drawing, family_figures, family_findings, precision_figures
 from ropelab.study.comparison import OURS, named_cells
-from ropelab.study.deepspeed import figures as deepspeed_figures
-from ropelab.study.fairseq2 import figures as fairseq2_figures
-from ropelab.study.sglang import figures as sglang_figures
-from ropelab.study.transformer_engine import figures as transformer_engine_figures
-
-PUBLISHED = records.ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
+from ropelab.study.engine.documents import documents
 
 _CELL = ["cell", "layout", "dtype", "direction"]
-_BASELINES = {"eager": "the eager formula", "compile": "torch.compile"}
-_PUBLISHED_LABEL = "published (GB10)"
-
-
-def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Latency against sequence length at the document's shapes, with the copy, per dtype and direction."""
-    dtypes = drawing.ordered(frame.dtype, ("bfloat16", "float32"))
-    directions = drawing.ordered(frame.direction, drawing.DIRECTIONS)
-    times = drawing.timed(frame)
-    ratios = {
-        name: (times[times.contender == name].set_index(_CELL).median_us / _ours(times)).dropna() for name in _BASELINES
-    }
-    title = "At the document's shapes ropelab is " + " and ".join(
-        f"{drawing.value_range(ratio, '.2f')} times as fast as {_BASELINES[name]}"
-        for name, ratio in ratios.items()
-        if len(ratio)
-    )
-    fig, axes = drawing.grid(len(directions), len(dtypes), (4.6, 3.3), title, footer, sharex=True, sharey="row")
-    for row, direction in zip(axes, directions, strict=True):
-        for ax, dtype in zip(row, dtypes, strict=True):
-            panel = times[(times.direction == direction) & (times.dtype == dtype)]
-            copy = drawing.copies(panel).groupby("seq_len").median_us.min()
-            ax.plot(copy.index, copy, color="black", linestyle="--", linewidth=1.2, label="best copy", zorder=1)
-            for name, line in drawing.contenders(panel):
-                line = line.sort_values("seq_len")
-                ax.plot(line.seq_len, line.median_us, **drawing.look(name), markersize=6, linewidth=1.4)
-                ax.fill_between(
-                    line.seq_len, line.q20_us, line.q80_us, color=drawing.look(name)["color"], alpha=0.2, linewidth=0
-                )
-            ax.set(xscale="log", yscale="log", title=f"{dtype}, {direction}")
-            ax.xaxis.set_major_locator(FixedLocator(sorted(panel.seq_len.unique())))
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            drawing.plain_log(ax.yaxis)
-    for ax in axes[-1]:
-        ax.set_xlabel("sequence length (tokens)")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("GPU time (µs)")
-    drawing.legend(fig, axes, columns=3)
-    drawing.say_untimed(fig, frame)
-    return fig
-
-
-def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:
-    """The document's speed-ups of torchembed's kernel beside those measured here, forward."""
-    times = drawing.timed(frame)
-    times = times[times.direction == "forward"]
-    wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()
-    baselines = [name for name in _BASELINES if name in wide]
-    measured = [name for name in ("torchembed", OURS) if name in wide]
-    series, phrases = {}, []
-    for baseline in baselines:
-        stated = published.set_index("seq_len")
-        stated = stated[f"{baseline}_ms"] / stated.triton_ms
-        rows = {_PUBLISHED_LABEL: stated}
-        for (dtype, cells), name in product(wide.set_index("seq_len").groupby("dtype"), measured):
-            rows[f"{name} here, {dtype}"] = cells[baseline] / cells[name]
-        series[baseline] = pd.DataFrame(rows)
-        here = series[baseline].filter(like="torchembed here").stack()
-        ratio = f"{drawing.value_range(here, '.1f')}x" if len(here) else "not measured"
-        phrases.append(f"{ratio} over {_BASELINES[baseline]} (published {drawing.value_range(stated, '.1f')}x)")
-    title = "torchembed's kernel, forward, measured here:\n" + ", ".join(phrases)
-    fig, axes = drawing.grid(1, max(1, len(baselines)), (5.2, 3.8), title, footer, sharey=True)
-    for ax, baseline in zip(axes[0], baselines, strict=True):
-        table = series[baseline].sort_index()
-        place = np.arange(len(table))
-        ax.plot(
-            place,
-            table.pop(_PUBLISHED_LABEL),
-            "_k",
-            markersize=60,
-            markeredgewidth=2.5,
-            label=_PUBLISHED_LABEL,
-        )
-        for name in sorted(table):
-            bf16 = "bfloat16" in name
-            ax.plot(
-                place + (-0.1 if bf16 else 0.1), table[name], "o" if bf16 else "s", label=name, markersize=8,
-                markeredgecolor="white", markeredgewidth=0.5, color=drawing.look(name.split()[0])["color"],
-            )  # fmt: skip
-        ax.axhline(1, color="grey", linewidth=0.8)
-        ax.set_xticks(place, [f"{s:,}" for s in table.index])
-        ax.set(
-            title=f"over {_BASELINES[baseline]}",
-            xlabel="sequence length (tokens)",
-            xlim=(-0.5, len(place) - 0.5),
-        )
-        ax.set_ylim(bottom=0)
-    axes[0, 0].set_ylabel("speed-up (times)")
-    drawing.legend(fig, axes, columns=3, size=7)
-    return fig
 
 
 def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -262,35 +164,42 @@ def _threads(tiles: pd.DataFrame) -> pd.Series:
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "document_table": (("deepspeed_table",), document_table),
-    "published_speedups": (
-        ("deepspeed_table",),
-        lambda frame, footer: published_speedups(frame, pd.read_csv(PUBLISHED), footer),
-    ),
     "fraction_of_copy": (("dense",), fraction_of_copy),
     "host_time": (("host",), host_time),
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
-    **deepspeed_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
-    **transformer_engine_figures.FIGURES,
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
-    **fairseq2_figures.FIGURES,
-    **sglang_figures.FIGURES,
 }
-"""Figure -> the studies it draws, and how: a function of their tables and the footer."""
+"""Figure -> the studies it draws, and how: a function of their tables and the footer. Documents add their own."""
+
+
+def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
+    """`FIGURES`, and the ``FIGURES`` of every document's package.
+
+    Raises:
+        ValueError: two figures of one name.
+    """
+    found = dict(FIGURES)
+    for document in documents():
+        own = document.module("figures").FIGURES
+        if taken := found.keys() & own.keys():
+            raise ValueError(f"{document.package}.figures: expected names of its own, got {sorted(taken)}")
+        found |= own
+    return found
 
 
 def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
-    """Draw one figure of ``FIGURES`` from the records that ``records.load_together`` finds.
+    """Draw one figure of `all_figures` from the records that ``records.load_together`` finds.
 
     Raises:
         Missing: a record is missing; says how to make it.
         Damaged: a record cannot be believed; names the file and what is wrong with it.
     """
-    if name not in FIGURES:
-        raise ValueError(f"name: expected one of {tuple(FIGURES)}, got {name!r}")
-    studies, function = FIGURES[name]
+    known = all_figures()
+    if name not in known:
+        raise ValueError(f"name: expected one of {tuple(known)}, got {name!r}")
+    studies, function = known[name]
     found = records.load_together(studies, where)
     footer = " / ".join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
@@ -304,7 +213,7 @@ def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tu
     """
     directory.mkdir(parents=True, exist_ok=True)
     files, missing = [], []
-    for name in FIGURES:
+    for name in all_figures():
         try:
             fig = draw(name, where)
         except records.Unusable as error:
@@ -315,10 +224,3 @@ def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tu
             fig.savefig(path, dpi=150)
             files.append(path)
     return files, missing
-
-
-# ---------------------------------------------------------------------------------------------------- helpers
-
-
-def _ours(times: pd.DataFrame) -> pd.Series:
-    return times[times.contender == OURS].set_index(_CELL).median_us

@@ -1,7 +1,6 @@
 """Measure every study on the GPU at hand and write its records."""
 
 import contextlib
-import importlib
 import os
 import sys
 import time
@@ -15,13 +14,14 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory, packages, peers, records, studies, timing
+from ropelab.bench import checksums, gpu_memory, packages, peers, records, staleness, studies, timing
 from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.workers import MOST_PROCESSES
 from ropelab.study import precision_gpu, unfinished
-from ropelab.study.verdicts import Unavailable, documents
+from ropelab.study.engine.documents import documents
+from ropelab.study.engine.ledger import Unavailable
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
@@ -104,13 +104,13 @@ def measure(
         elif outcome.reason:
             said = f"not measured: {outcome.reason}"
         else:
-            about = {"parameters": {"smoke": smoke, **outcome.parameters}, "peers": _versions(), "not_run": missing}
             try:
-                run.note(outcome.study, records.write(outcome.study, outcome.found, directory, **about))
+                record = _recorded(known[outcome.study], outcome, directory, smoke=smoke, not_run=missing)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
                 continue
+            run.note(outcome.study, record)
             seconds = outcome.seconds or outcome.seconds_beside
             said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"
         print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
@@ -118,6 +118,23 @@ def measure(
         raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}; the next run goes on with them")
     run.finish()
     return list(run.done)
+
+
+def _recorded(
+    study: Study, outcome: Outcome, directory: Path, *, smoke: bool, not_run: Mapping[str, str]
+) -> records.Record:
+    """Write the record of a study, and its checksums if it lies under ``data``."""
+    record = records.write(
+        outcome.study,
+        outcome.found,
+        directory,
+        parameters={"smoke": smoke, **outcome.parameters},
+        peers=_versions(),
+        not_run=not_run,
+        modules=staleness.module_hashes(study.modules, records.ROOT),
+    )
+    checksums.update(records.files(outcome.study, directory, record.provenance["gpu"]["name"]), checksums.DATA)
+    return record
 
 
 def _beyond(study: Study, outcome: Outcome) -> str:
@@ -315,7 +332,7 @@ def all_studies() -> dict[str, Study]:
     """
     found = studies.STUDIES | precision_gpu.STUDIES
     for document in documents():
-        module = importlib.import_module(document.studies)
+        module = document.module("studies")
         if taken := found.keys() & module.STUDIES.keys():
             raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
         found |= module.STUDIES

@@ -15,9 +15,9 @@ from ropelab.bench.compare import progress
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.study import Study
 from ropelab.study import precision
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.precision import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
 from ropelab.study.precision_findings import SAMPLES, SMOKE_TOPS, TOPS, compare, octave
-from ropelab.study.verdicts import Unavailable
 
 ROTARY_DIM, BASE = 128, 5e5
 """Of Llama 3."""

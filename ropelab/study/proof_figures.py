@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study import copy_task, laws, wrong_backward
+from ropelab.study import bound_evidence, copy_task, wrong_backward
 
 PALETTE = sns.color_palette("colorblind")
 _STYLE = {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
@@ -53,7 +53,7 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
     ax.legend(title=None, fontsize=8, loc="upper left", ncols=2, frameon=False, columnspacing=0.8, handletextpad=0.1)
     if faults is not None:
         _fault_panel(axes[0, 1], faults)
-    return _finish(fig, laws.backend())
+    return _finish(fig, bound_evidence.backend())
 
 
 def _fault_panel(ax, faults: pd.DataFrame) -> None:
@@ -72,9 +72,9 @@ def _fault_panel(ax, faults: pd.DataFrame) -> None:
 
 
 @mpl.rc_context(_STYLE)
-def relative_position_figure(case: laws.Case, dtype: torch.dtype = torch.bfloat16) -> Figure:
+def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = torch.bfloat16) -> Figure:
     """Scores of one query and one key at all positions (m, n), against n - m, on the curve that is meant."""
-    measured, truth, bound = laws.relative_scores(case, dtype, LAYOUTS[0])
+    measured, truth, bound = bound_evidence.relative_scores(case, dtype, LAYOUTS[0])
     one = (0, slice(None), slice(None), 0)
     distance = np.arange(case.seq_len)[None, :] - np.arange(case.seq_len)[:, None]
     score, curve = (a[one].sum(-1).astype(float) for a in (measured, truth))
@@ -87,7 +87,7 @@ def relative_position_figure(case: laws.Case, dtype: torch.dtype = torch.bfloat1
         color=PALETTE[0],
         lw=0,
         zorder=3,
-        label=f"measured in {laws.short_name(dtype)}, all {score.size} pairs (m, n)",
+        label=f"measured in {bound_evidence.short_name(dtype)}, all {score.size} pairs (m, n)",
     )
     ax.plot(
         np.arange(1 - case.seq_len, case.seq_len),
@@ -105,7 +105,7 @@ def relative_position_figure(case: laws.Case, dtype: torch.dtype = torch.bfloat1
         f"spread {spread:.1%} of the range, {fraction(measured - truth, bound):.2f} of the rounding bound",
     )
     ax.legend(fontsize=9)
-    return _finish(fig, laws.backend())
+    return _finish(fig, bound_evidence.backend())
 
 
 @mpl.rc_context(_STYLE)
@@ -145,7 +145,7 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
         ylabel="plane (0 = highest frequency)",
         title=f"Right at position 0, wrong by more than\n100% in {half_wrong:.0%} of the map",
     )
-    return _finish(fig, laws.backend() if name == wrong_backward.MUTANT else _where())
+    return _finish(fig, bound_evidence.backend() if name == wrong_backward.MUTANT else _where())
 
 
 @mpl.rc_context(_STYLE)

@@ -18,8 +18,11 @@ from nbconvert.filters import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
 from pygments.formatters import HtmlFormatter
 
-from ropelab.bench import records
-from ropelab.study import figures, verdicts
+from ropelab.bench import checksums, records, staleness
+from ropelab.study import figures
+from ropelab.study.engine import documents
+from ropelab.study.engine import ledger as judged
+from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.findings import FINDING
 from ropelab.study.mathml import Writer
 from ropelab.study.runner import Run
@@ -46,9 +49,9 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A document's claims and their verdicts, a row each; ``trouble`` says why there are none.
+    """A document's claims and their verdicts, a row each; ``trouble`` says why there are no rows.
 
-    ``differing`` are the claims whose verdicts differ between GPUs: see `verdicts.disagreements`.
+    ``differing`` are the claims whose outcomes differ between GPUs: see `engine.ledger.disagreements`.
     """
 
     key: str
@@ -57,9 +60,9 @@ class Ledger:
     trouble: str = ""
     differing: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    def count(self, verdict: str) -> int:
-        """How many claims have that verdict."""
-        return sum(row["verdict"] == verdict for row in self.rows)
+    def count(self, axis: str, name: str) -> int:
+        """The number of claims of that outcome or basis; ``axis`` is ``"outcome"`` or ``"basis"``."""
+        return sum(row[axis] == name for row in self.rows)
 
 
 def write(
@@ -74,14 +77,15 @@ def write(
 
     Returns:
         What a reader of the report will miss, a line each: formulas left as text, a ledger that failed, a record that
-        cannot be believed.
+        cannot be believed, a file of evidence that its checksum does not fit.
     """
     where = records.selection(where)
     chapters = [chapter(run) for run in runs]
     problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
-    ledgers = [ledger(document, where) for document in verdicts.documents()]
+    ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
     sources, damaged = provenance(where, measured)
+    damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]
     problems += damaged
     differing = pd.concat([one.differing for one in ledgers], ignore_index=True)
 
@@ -94,7 +98,8 @@ def write(
         compared=records.gpus(where.directory),
         sources=sources,
         damaged=damaged,
-        statuses=list(verdicts.Status),
+        by_hand=records.hand_written(where),
+        axes={"outcome": list(Outcome), "basis": list(Basis)},
         smoke=smoke,
         origin=origin(),
         style=style(),
@@ -181,30 +186,35 @@ def _output(output: nbformat.NotebookNode, writer: Writer) -> str:
     return f'<div class="output">{shown}</div>'
 
 
-def ledger(document: verdicts.Document, where: records.Where = records.MEASUREMENTS) -> Ledger:
+def ledger(document: documents.Document, where: records.Where = records.MEASUREMENTS) -> Ledger:
     """The rows of a document's ledger, ready for the page; or why there are none."""
     where = records.selection(where)
     try:
-        each = verdicts.by_gpu(where.directory, document=document.key)
+        each = judged.by_gpu(where.directory, document=document.key)
         gpu = where.gpu or next(iter(each), None)
-        table = each[gpu] if gpu else verdicts.ledger(document=document.key, records=where)
+        table = each[gpu] if gpu else judged.ledger(document=document.key, records=where)
         rows = table.fillna("").to_dict("records")
-        differing = verdicts.disagreements(each)
+        differing = judged.disagreements(each)
     except Exception as error:  # the report must appear all the same, and say so
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
     writer = Writer()
     for row in rows:
-        row["badge"] = row["verdict"].replace(" ", "-")
-        for column in ("statement", "published", "measured", "note"):
+        row["badge"] = row["outcome"].replace(" ", "-")
+        for column in ("statement", "quote", "measured", "needs", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
     return Ledger(document.key, document.name, rows, differing=differing)
 
 
 def provenance(where: records.Selection, measured: Collection[str] = ()) -> tuple[list[dict], list[str]]:
-    """Of every figure of the records which one draws it, and whether that is of this run; then what cannot be drawn."""
+    """The records of every figure, and the figures that cannot be drawn.
+
+    Returns:
+        A row for each figure and record: figure, study, source (when and where it was measured), now (whether this run
+        measured it) and stale (the code that has changed since); then a line for each figure that cannot be drawn.
+    """
     rows, damaged = [], []
-    for figure, (studies, _) in figures.FIGURES.items():
+    for figure, (studies, _) in figures.all_figures().items():
         try:
             found = records.load_together(studies, where)
         except records.Unusable as error:
@@ -216,8 +226,17 @@ def provenance(where: records.Selection, measured: Collection[str] = ()) -> tupl
             now = record.study in measured and records.slug(about["gpu"]["name"]) == here
             source = f"committed record of {about['utc'][:10]} on {about['gpu']['name']}"
             source = f"measured in this run on {about['gpu']['name']}" if now else source
-            rows.append({"figure": figure, "study": record.study, "source": source, "now": now})
+            row = {"figure": figure, "study": record.study, "source": source, "now": now, "stale": changed_code(record)}
+            rows.append(row)
     return rows, damaged
+
+
+def changed_code(record: records.Record) -> str:
+    """The modules whose code has changed since the record was measured, by name."""
+    if record.hashes_modules:
+        return ", ".join(record.stale) or "none"
+    kernels = ", ".join(record.stale) or f"none of {staleness.KERNELS}"
+    return f"{kernels}; recorded before the other modules were hashed"
 
 
 def origin() -> list[str]:

@@ -8,7 +8,9 @@ import pandas as pd
 
 from ropelab.bench import records
 from ropelab.bench.table_free import TABLE_FREE
-from ropelab.study import comparison, family_findings, shortfalls, verdicts
+from ropelab.study import comparison, family_findings, shortfalls
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.fairseq2 import findings as fairseq2_findings
 
 COLUMNS = {
@@ -118,13 +120,17 @@ def _wide_heads(where: records.Where) -> str:
 
 
 def _claims(where: records.Where) -> str:
-    """How many claims of each document have which verdict, then every claim."""
-    ledger = verdicts.ledger(records=where)
-    counts = pd.crosstab(ledger.document, ledger.verdict).reindex(columns=list(verdicts.Status), fill_value=0)
-    counts = counts.reindex(dict.fromkeys(ledger.document))
-    rows = [[name, *(str(count or "") for count in row)] for name, row in zip(counts.index, counts.values, strict=True)]
-    text = _table(["document", *counts.columns], rows) + "\n"
-    return text + _table(["claim", "in our words", "verdict"], ledger[["id", "statement", "verdict"]].values.tolist())
+    """How many claims of each document have which outcome and which basis, then every claim."""
+    claims = ledger(records=where)
+    text = f"{len(claims)} claims of {claims.document.nunique()} documents.\n\n"
+    for axis, names in (("outcome", list(Outcome)), ("basis", list(Basis))):
+        counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
+        counts = counts.reindex(dict.fromkeys(claims.document))
+        each = zip(counts.index, counts.values, strict=True)
+        rows = [[name, *(str(count or "") for count in row)] for name, row in each]
+        text += _table(["document", *counts.columns], rows) + "\n"
+    columns = ["id", "statement", "words", "basis"]
+    return text + _table(["claim", "in our words", "outcome", "basis"], claims[columns].values.tolist())
 
 
 def _paragraph(text: str, bullet: str = "") -> str:

@@ -22,7 +22,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import packages
 from ropelab.conformance.bounds import exact, rotation_bound
 from ropelab.kernels import INTERPRETED
-from ropelab.study import laws
+from ropelab.study import bound_evidence
 
 # rotate(x [B, H, S, R], cos [S, R/2], sin [S, R/2]) -> [B, H, S, R], split-half: torchembed's convention.
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -113,7 +113,9 @@ def gradient_errors(rotate: Rotate, seq_len: int, *, rotary_dim: int = 64, seed:
     x, g, _, (cos, sin) = _problem(seq_len, rotary_dim, torch.float32, seed)
     right = reference.rotate(g, cos, sin, seq_format="bhsd", inverse=True)
     wrong = _gradient(rotate, x, g, cos.float(), sin.float()) - right
-    b0, b1 = rotation_bound(*map(exact, g.chunk(2, -1)), exact(cos), exact(sin), laws.arithmetic(torch.float32))
+    b0, b1 = rotation_bound(
+        *map(exact, g.chunk(2, -1)), exact(cos), exact(sin), bound_evidence.arithmetic(torch.float32)
+    )
     rounding = np.sqrt((b0**2 + b1**2).sum((0, 1))).astype(float)
 
     position, plane = np.indices(rounding.shape)
@@ -234,7 +236,10 @@ def _problem(seq_len: int, rotary_dim: int, dtype: torch.dtype, seed: int):
     """Input, random cotangent, the cotangent that sum() sends (strides 0), and float64 tables."""
     generator = torch.Generator().manual_seed(seed)
     shape = (1, 1, seq_len, rotary_dim)
-    x, g = (torch.randn(shape, generator=generator, dtype=torch.float64).to(laws.device(), dtype) for _ in range(2))
+    x, g = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(bound_evidence.device(), dtype)
+        for _ in range(2)
+    )
     ones = torch.ones((), dtype=dtype, device=x.device).expand(shape)
     return x, g, ones, ropelab.rotary_table(seq_len, rotary_dim, dtype=torch.float64, device=x.device)
 

@@ -18,8 +18,8 @@ from ropelab.bench.workloads import DIRECTIONS
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.deepspeed import peers
-from ropelab.study.deepspeed.dispatch import merged_function
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.deepspeed.dispatch import merged_function, rounding_bound
+from ropelab.study.engine.ledger import Unavailable
 
 TORCHEMBED, FORMULA, OURS = "DeepSpeed with torchembed", "DeepSpeed without torchembed", "ropelab"
 ROUNDS, SMOKE_ROUNDS = 10, 3
@@ -131,9 +131,7 @@ def checked(
 ) -> dict:
     """status and relative_error (L2) of the result, or of the gradient, against the formula in float64.
 
-    Where every operation rounds to a unit u, an element of a pair is off by at most 2 u (|x0| + |x1|), and over a
-    tensor the error is at most 4 u of its norm (|x0| + |x1| is at most the root of 2 times the pair's norm, and two
-    elements of a pair err). The narrowest dtype on the way counts.
+    The error may be `rounding_bound`; the narrowest dtype on the way counts.
     """
     exact, wide = t.double().requires_grad_(), [table.double() for table in tables]
     expected = formula(exact, *wide)
@@ -150,8 +148,7 @@ def checked(
     except Exception as error:  # recorded: what cannot run is a result too
         return {"status": timing.failure(error)}
     error = ((found.double() - expected).norm() / expected.norm()).item()
-    # 5 % cover the products of two roundings.
-    allowed = 1.05 * 4 * torch.finfo(dtype).eps / 2
+    allowed = rounding_bound(dtype)
     status = "ok" if error <= allowed else f"wrong: relative error {error:.3g}, at most {allowed:.3g} allowed"
     return {"status": status, "relative_error": error}
 

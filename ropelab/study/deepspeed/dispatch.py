@@ -19,7 +19,7 @@ import torch
 
 from ropelab.interop.broadcast import formula
 from ropelab.study.deepspeed import peers
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -33,6 +33,21 @@ def kernel_contract(
     if rows > cos.shape[0]:
         raise IndexError(f"the kernel reads row {rows - 1} of tables with {cos.shape[0]} rows")
     return tuple(formula(x, cos[:rows], sin[:rows]).to(x.dtype) for x in (q, k))
+
+
+def rounding_bound(dtype: torch.dtype | str) -> float:
+    """The largest relative error (L2) that rounding gives a rotation, or its gradient, computed in a dtype.
+
+    Where every operation rounds to a unit u, an element of a pair is off by at most 2 u (|x0| + |x1|), and over a
+    tensor the error is at most 4 u of its norm (|x0| + |x1| is at most the root of 2 times the pair's norm, and two
+    elements of a pair err). 5 % cover the products of two roundings.
+
+    Args:
+        dtype: the narrowest on the way; a string is its name without "torch.".
+    """
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    return 1.05 * 4 * torch.finfo(dtype).eps / 2
 
 
 def first_dispatch(

@@ -1,11 +1,14 @@
-"""The evidence for claims DS-01 to DS-12 that a CPU computes in seconds."""
+"""The evidence for claims DS-01 to DS-17 that a CPU computes in seconds."""
 
 from __future__ import annotations
 
-import importlib.util
+import ast
+import importlib
 import itertools
 import runpy
 import sys
+import warnings
+from collections.abc import Callable
 from functools import partial
 from unittest import mock
 
@@ -13,14 +16,15 @@ import pandas as pd
 import torch
 
 from ropelab import rotary_table
+from ropelab.bench import packages
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.records import ROOT
 from ropelab.interop import broadcast
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.deepspeed import measure, peers
 from ropelab.study.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
+from ropelab.study.engine.ledger import Unavailable, evidence
 from ropelab.study.sources import cases, facts, where
-from ropelab.study.verdicts import Unavailable, evidence
 from ropelab.study.wrong_backward import definition, overall_errors, with_wrong_backward
 
 PUBLISHED = ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
@@ -49,8 +53,8 @@ CALLERS = (
 def dispatch() -> pd.DataFrame:
     """First and merged version, and our own function, against the formula, per caller.
 
-    Columns version, caller, in_tree, t, tables, tokens, gate_open (the kernel was used), expected, outcome, error
-    (relative L2).
+    Columns version, code (whose code was run), caller, in_tree, t, tables, tokens, gate_open (the kernel was used),
+    expected, outcome, error (relative L2).
     """
     opened = []
 
@@ -69,21 +73,26 @@ def dispatch() -> pd.DataFrame:
             return apply_rotary_pos_emb(t, cos, sin)
 
     merged, code = merged_function(rotate)
-    versions = {"first": partial(first_dispatch, rotate=rotate), "merged": merged, "ropelab": ours}
+    versions = {
+        "first": (partial(first_dispatch, rotate=rotate), "our model of the first version"),
+        "merged": (merged, code),
+        "ropelab": (ours, "ropelab.interop.deepspeed"),
+    }
     generator = torch.Generator().manual_seed(0)
     rows = []
     for caller, in_tree, t_shape, table_shape in CALLERS:
         t = torch.randn(t_shape, generator=generator, dtype=torch.float64)
         cos, sin = _tables(table_shape)
         expected = _attempt(formula, t, cos, sin)
-        for version, function in versions.items():
+        for version, (function, source) in versions.items():
             opened.clear()
             found = _attempt(function, t, cos, sin)
             rows.append({
-                "version": version, "caller": caller, "in_tree": in_tree, "t": t_shape, "tables": table_shape,
-                "tokens": max(table_shape[:-1]), "gate_open": bool(opened), **_compare(found, expected),
+                "version": version, "code": source, "caller": caller, "in_tree": in_tree, "t": t_shape,
+                "tables": table_shape, "tokens": max(table_shape[:-1]), "gate_open": bool(opened),
+                **_compare(found, expected),
             })  # fmt: skip
-    return _from_code(rows, f"our model of the first version, {code}, and ropelab.interop.deepspeed")
+    return _from_code(rows, ", ".join(source for _, source in versions.values()))
 
 
 @evidence("deepspeed_tests", "the parametrisation of the tests (data/sources.toml), run on the CPU")
@@ -92,54 +101,72 @@ def tests() -> pd.DataFrame:
     later commit.
 
     Columns: version, test, read (the commit, and what was read of it), device, tokens, head_dim, rotary_dim,
-        broadcasts, reaches_kernel.
+        broadcasts, passes (on the CPU the function does what the test asks of it), reaches_kernel.
     """
     rows = []
     for test in facts("test", "deepspeed"):
         on_device = {"cpu": False, "cuda": True}[test["device"]]
         merged, _ = merged_function(_reached, on_device=lambda t, on_device=on_device: on_device)
+        on_cpu, _ = merged_function(_reached, on_device=lambda t: False)
         for version in ("first", "fixed") if test["version"] == "fixed" else (test["version"],):
             for case in cases(test):
                 tokens, dim, rotary = case["tokens"], case["head_dim"], case["rotary_dim"] or case["head_dim"]
                 if rotary > dim:
                     continue
-                t = torch.zeros(tokens, test["heads"], dim)
-                table = torch.zeros((tokens, rotary) if version == "first" else (tokens, 1, rotary))
+                dtype = getattr(torch, case.get("dtype", "float32"))
+                t = torch.linspace(-1, 1, tokens * test["heads"] * dim, dtype=dtype).view(tokens, test["heads"], dim)
+                table = torch.ones((tokens, rotary) if version == "first" else (tokens, 1, rotary), dtype=dtype)
                 rows.append({
                     "version": version, "test": test["name"], "read": where(test), "device": test["device"],
                     "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
                     "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
+                    "passes": _passes(on_cpu, t, table, test["tolerance"]),
                     "reaches_kernel": isinstance(_attempt(merged, t, table, table), _Reached),
                 })  # fmt: skip
     return pd.DataFrame(rows)
 
 
+ABSENT, OLD = "torchembed is not installed", "torchembed 0.2.4 is installed"
+
+
 @evidence("deepspeed_fallback", "computed on the CPU")
 def fallback() -> pd.DataFrame:
-    """The merged function where the fused path cannot run: columns case, expected, outcome, error."""
+    """The merged function where the fused path cannot run.
+
+    Columns case, code (whose code was run), available (the guarded import found the kernel), warnings (their number,
+    of the import and of the call), expected, outcome, error.
+    """
     t = torch.randn(S, B, H, D, dtype=torch.float64)
     cos, sin = _tables((S, 1, 1, D))
     expected = formula(t, cos, sin)
 
-    def row(case: str, **how) -> dict:
-        function, _ = merged_function(**how)
-        return {"case": case, **_compare(_attempt(function, t, cos, sin), expected)}
+    def row(case: str, found: Callable[[], bool] = lambda: True, **how) -> dict:
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            available = found()
+            function, code = merged_function(available=available, **how)
+            result = _attempt(function, t, cos, sin)
+        about = {"case": case, "code": code, "available": available, "warnings": len(given)}
+        return about | _compare(result, expected)
 
     def fails(*args):
         raise RuntimeError("the launch fails")
 
     with mock.patch.dict(sys.modules, {"torchembed": None, "torchembed._triton": None}):
-        available = _import_guard()
-    rows = [
-        row("torchembed is not installed", available=available),
+        rows = [row(ABSENT, _import_guard)]
+    rows += [
         row("the tensor is not on the GPU", rotate=_reached, on_device=lambda t: t.is_cuda),
         row("the kernel fails at run time", rotate=fails),
     ]
-    if any(peers.torchembed_kernels().values()):
+    kernels = peers.torchembed_kernels()
+    if any(kernels.values()):
         source = peers.torchembed().__file__  # loaded for good, so with Triton
         with mock.patch.dict(sys.modules, {"triton": None, "triton.language": None}):
             rotate = runpy.run_path(source)["fused_rope_forward"]
         rows.append(row("torchembed is installed, Triton is not", rotate=rotate))
+    if "0.2.4" in kernels:
+        with packages.imported("torchembed", "0.2.4", "torchembed"):
+            rows.append(row(OLD, _import_guard, rotate=_reached))
     return _from_code(rows, merged_function()[1])
 
 
@@ -147,6 +174,39 @@ def fallback() -> pd.DataFrame:
 def wheels() -> pd.DataFrame:
     """Which versions of torchembed ship the kernel, where their wheels are at hand."""
     return measure.packages()
+
+
+@evidence("deepspeed_kernel", "the source of torchembed's kernel under build/peers")
+def kernel_source() -> pd.DataFrame:
+    """How often the source of the fused kernel reads and writes: a row for each version at hand.
+
+    Columns version, loads (of the tensor), stores, repeated (loads and stores of an address that an earlier one has),
+    loops.
+    """
+    rows = []
+    for version in (version for version, has in peers.torchembed_kernels().items() if has):
+        tree = ast.parse(peers.torchembed_file(version).read_text(encoding="utf-8"))
+        kernel, *_ = (node for node in ast.walk(tree) if getattr(node, "name", "") == "_fused_rope_kernel")
+        nodes = list(ast.walk(kernel))
+        calls = [(ast.unparse(node.func), ast.unparse(node.args[0])) for node in nodes if isinstance(node, ast.Call)]
+        loads = [address for name, address in calls if name == "tl.load" and "x_ptr" in address]
+        stores = [address for name, address in calls if name == "tl.store"]
+        rows.append({
+            "version": version, "loads": len(loads), "stores": len(stores),
+            "repeated": len(loads) + len(stores) - len(set(loads)) - len(set(stores)),
+            "loops": sum(isinstance(node, ast.For | ast.While) for node in nodes),
+        })  # fmt: skip
+    if not rows:
+        raise Unavailable("no torchembed with a fused kernel under build/peers (make peers)")
+    return pd.DataFrame(rows)
+
+
+@evidence("deepspeed_extra", "the metadata of DeepSpeed under build/peers")
+def extra() -> pd.DataFrame:
+    """What the extra ``torchembed`` of DeepSpeed requires: columns release, requirement, least (its lower bound)."""
+    release, requirement = peers.deepspeed_extra("torchembed")
+    least = requirement.partition(">=")[2] or "0"
+    return pd.DataFrame([{"release": release, "requirement": requirement, "least": least}])
 
 
 @evidence("wrong_backward", "computed on the CPU: our own backward that repeats the forward")
@@ -250,10 +310,27 @@ def _compare(found: torch.Tensor | Exception, expected: torch.Tensor | Exception
     return nothing | {"outcome": "equal" if error < 1e-12 else "different", "error": error}
 
 
+def _passes(function: Callable, t: torch.Tensor, table: torch.Tensor, tolerance: float | str) -> bool:
+    """Whether the result is the formula's to the tolerance; if the tolerance is words, whether a gradient exists."""
+    leaf = t.clone().requires_grad_()
+    found, expected = (_attempt(f, leaf, table, table) for f in (function, formula))
+    if isinstance(found, Exception) or isinstance(expected, Exception):
+        return False
+    if isinstance(tolerance, str):
+        found.sum().backward()
+        return leaf.grad.shape == t.shape and not leaf.grad.isnan().any().item()
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
 def _import_guard() -> bool:
-    """Whether the guarded import finds torchembed: DeepSpeed's own, or the same in our words."""
+    """Whether the guarded import finds torchembed's kernel: DeepSpeed's own guard, or the same in our words."""
     try:
         _, source = peers.deepspeed_source()
         return peers.deepspeed_import_guard(source)
     except Unavailable:
-        return importlib.util.find_spec("torchembed") is not None
+        pass
+    try:
+        importlib.import_module("torchembed._triton")
+    except ImportError:
+        return False
+    return True

@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.study import drawing
 from ropelab.study.deepspeed import callers as who
+from ropelab.study.deepspeed import table_figures
 from ropelab.study.deepspeed.evidence import GB10_GB_S, bandwidths
 from ropelab.study.deepspeed.rules import digits
 
@@ -223,6 +224,7 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
+    **table_figures.FIGURES,
     "deepspeed_gradients": (("deepspeed_correctness",), gradients),
     "deepspeed_callers": (("deepspeed_callers",), callers),
     "deepspeed_paths": (("deepspeed_launches",), paths),

@@ -1,4 +1,4 @@
-"""The measurements behind claims DS-01 to DS-12. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""The measurements behind claims DS-01 to DS-17. Each returns a data frame; ``ropelab.bench.records`` keeps it.
 
 ``packages`` needs the wheels of torchembed under ``build/peers``; ``correctness`` also a GPU, or Triton's
 interpreter (TRITON_INTERPRET=1); the others a GPU.
@@ -19,11 +19,9 @@ from ropelab import apply_rope, reference, rotary_table
 from ropelab.bench import timing
 from ropelab.bench.copies import copies as copy_contenders
 from ropelab.bench.launches import kernel_names, peak_bytes
-from ropelab.bench.study import Study
 from ropelab.study.deepspeed import peers
-from ropelab.study.deepspeed.callers import callers
 from ropelab.study.deepspeed.dispatch import formula, merged_function
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.wrong_backward import expected_error
 
 HEADS, HEAD_DIM = 4, 64
@@ -278,13 +276,3 @@ def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-STUDIES: dict[str, Study] = {
-    "deepspeed_packages": Study(packages, gpu_gib=0, timed=False),
-    "deepspeed_correctness": Study(correctness, gpu_gib=2, timed=False),
-    "deepspeed_launches": Study(launch_evidence, gpu_gib=2),
-    "deepspeed_callers": Study(callers, gpu_gib=4),
-    "deepspeed_inductor": Study(inductor_evidence, gpu_gib=2),
-}
-"""By the name of the record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from ropelab.bench import packages
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 
 KERNEL_FILE = "torchembed/_triton.py"
 DEEPSPEED_FILE = "deepspeed/sequence/layer.py"
@@ -40,6 +41,23 @@ def torchembed(version: str | None = None) -> ModuleType:
         return packages.load_file("torchembed", version, KERNEL_FILE)
     except packages.NotInstalled as error:
         raise Unavailable(str(error)) from error
+
+
+def torchembed_file(version: str) -> Path:
+    """The source of the fused kernel of that version, which must be at hand."""
+    return packages.installations("torchembed")[version] / KERNEL_FILE
+
+
+def deepspeed_extra(name: str) -> tuple[str, str]:
+    """(version of DeepSpeed, what its extra requires, as ``"torchembed>=0.3.1"``; "" if there is no such extra).
+
+    Raises:
+        Unavailable: no DeepSpeed is at hand.
+    """
+    version, source = deepspeed_source()
+    (distribution,) = metadata.distributions(name="deepspeed", path=[str(source.parents[2])])
+    needed = (requirement.partition(";") for requirement in distribution.requires or ())
+    return version, next((what.strip() for what, _, when in needed if f'extra == "{name}"' in when), "")
 
 
 def deepspeed_source() -> tuple[str, Path]:

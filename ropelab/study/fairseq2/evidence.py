@@ -1,10 +1,13 @@
-"""The evidence for claims FS-01 to FS-13 that a CPU computes in seconds: the document's log, and what follows."""
+"""The evidence for claims FS-01 to FS-17 that a CPU computes in seconds: the document's log, and what follows."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -20,12 +23,16 @@ from ropelab.interop.fairseq2 import (
     RotaryEncoder,
 )
 from ropelab.layout.pairing import join, permutation
+from ropelab.study.engine.documents import CLAIMS
+from ropelab.study.engine.ledger import Unavailable, evidence
 from ropelab.study.fairseq2.peers import released
 from ropelab.study.sources import cases, facts
-from ropelab.study.verdicts import Unavailable, evidence
 
 LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"
 SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"
+DTYPES = ("float32", "bfloat16")
+DIRECTIONS = ("forward", "forward and backward")
+"""The document states neither dtype nor direction, so claims are judged in all of these."""
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
 """RE: `RotaryEncoder`; RRE: `ReferenceRotaryEncoder`; with the value of ``impl``. The document's four columns."""
@@ -35,6 +42,24 @@ RATIOS = {
     "native": ("RRE reference", "RE llama"),
 }
 """Ratio of times -> numerator and denominator. The document prints the first two; native is each class as it was."""
+
+
+@cache
+def _claims_file() -> Mapping[str, Any]:
+    return tomllib.loads((CLAIMS / "fairseq2.toml").read_text(encoding="utf-8"))
+
+
+def published() -> Mapping[str, Any]:
+    """The figures that the document's text states, by name."""
+    return _claims_file()["published"]
+
+
+@evidence("fairseq2_changes", "the pull request's commits, read in the public repository")
+def changes() -> pd.DataFrame:
+    """A row per commit of the pull request and file that it changes: commit, file."""
+    return pd.DataFrame(
+        [{"commit": change["commit"], "file": file} for change in _claims_file()["change"] for file in change["files"]]
+    )
 
 
 @evidence("fairseq2_log", "the document's log")
@@ -200,12 +225,10 @@ def defaults() -> pd.DataFrame:
     except NotInstalled as error:
         raise Unavailable(str(error)) from error
     rows = []
-    for name in ("RotaryEncoder", "ReferenceRotaryEncoder"):
-        pair = (
-            {"RotaryEncoder": RotaryEncoder, "ReferenceRotaryEncoder": ReferenceRotaryEncoder}[name],
-            getattr(theirs, name),
-        )
-        ours_made, theirs_made = (encoder_class(16, 32) for encoder_class in pair)
+    for encoder_class in (RotaryEncoder, ReferenceRotaryEncoder):
+        name = encoder_class.__name__
+        pair = encoder_class, getattr(theirs, name)
+        ours_made, theirs_made = (made(16, 32) for made in pair)
         for case, seqs, layout, training, step in _calls(batch_layout):
             bag = None if step is None else SimpleNamespace(step_nr=step)
             outputs = [e.train(training)(seqs, layout, state_bag=bag) for e in (ours_made, theirs_made)]
@@ -215,13 +238,22 @@ def defaults() -> pd.DataFrame:
         same = buffers[0].keys() == buffers[1].keys() and all(
             torch.equal(buffers[0][n], t) for n, t in buffers[1].items()
         )
-        rows.append({"encoder": name, "case": "names and contents of the buffers", "equal": same})
-        same = ours_made.state_dict().keys() == theirs_made.state_dict().keys()
-        rows.append({"encoder": name, "case": "keys of a checkpoint", "equal": same})
-        rows.append({"encoder": name, "case": "signature", "equal": _callable_as_before(*pair)})
+        same_keys = ours_made.state_dict().keys() == theirs_made.state_dict().keys()
+        for case, equal in zip(_WHOLE, (same, same_keys, _callable_as_before(*pair)), strict=True):
+            rows.append({"encoder": name, "case": case, "equal": equal})
     frame = pd.DataFrame(rows)
     frame.attrs["source"] = f"computed on the CPU with fairseq2 {version}"
     return frame
+
+
+_WHOLE = ("names and contents of the buffers", "keys of a checkpoint", "signature")
+"""The cases of ``defaults`` that call nothing."""
+
+
+def default_cases() -> list[tuple[str, str]]:
+    """Encoder and case of each row of ``defaults``."""
+    cases = [case for case, *_ in _calls(BatchLayout)] + list(_WHOLE)
+    return [(c.__name__, case) for c in (RotaryEncoder, ReferenceRotaryEncoder) for case in cases]
 
 
 def _calls(batch_layout: type) -> Iterator[tuple[str, torch.Tensor, object, bool, int | None]]:

@@ -1,4 +1,4 @@
-"""The measurements behind claims FS-01 to FS-13. A study returns a data frame, which ``ropelab.bench.records`` keeps.
+"""The measurements behind claims FS-01 to FS-17. A study returns a data frame, which ``ropelab.bench.records`` keeps.
 
 The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
 one with it; the grid is in float32, one large cell also in bfloat16. The encoders are those of
@@ -30,7 +30,6 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
-from ropelab.bench.study import Study
 from ropelab.interop.fairseq2 import (
     LAYOUTS,
     BatchLayout,
@@ -39,10 +38,10 @@ from ropelab.interop.fairseq2 import (
     RotaryEncoder,
 )
 from ropelab.layout.pairing import join, pairs
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.fairseq2 import evidence
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.fairseq2.evidence import DIRECTIONS
 
-DIRECTIONS = ("forward", "forward and backward")
 CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
 NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
 """Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
@@ -502,14 +501,3 @@ def _body(source: str) -> str:
 def defaults(*, smoke: bool = False) -> pd.DataFrame:
     """`evidence.defaults`, kept for where released fairseq2 is not at hand."""
     return evidence.defaults()
-
-
-STUDIES: dict[str, Study] = {
-    # The tables of six encoders, x and its cotangent, and what a compiled call keeps, in float32: with the clock
-    # stopped nothing eager is called, and of the grid only the cells that are compiled for.
-    "fairseq2_defaults": Study(defaults, gpu_gib=1, timed=False),
-    "fairseq2_grid": Study(grid, gpu_gib=4),
-    "fairseq2_inductor": Study(inductor, untimed=generated, gpu_gib=9),
-    "fairseq2_reorderings": Study(reorderings, gpu_gib=8),
-}
-"""The records of this document and what measures each."""

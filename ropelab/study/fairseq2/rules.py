@@ -1,342 +1,481 @@
-"""The rules that judge claims FS-01 to FS-13."""
+"""The rules that judge claims FS-01 to FS-17.
+
+The records time and compile the encoders of `ropelab.interop.fairseq2`, which were written after the pull request.
+They are a model of its code, so the verdicts on them have `Basis.MODEL`. Inductor is a package and is run itself.
+
+A number that the document states of its grid is compared with the mean of the recorded ratios, once for each set of
+shapes, dtype and direction. A cell that is not recorded leaves a claim untold.
+"""
 
 from __future__ import annotations
+
+from itertools import product
 
 import pandas as pd
 
 from ropelab.study.drawing import value_range
-from ropelab.study.fairseq2 import evidence  # noqa: F401  (registers what a CPU can compute)
-from ropelab.study.fairseq2.evidence import IMPLEMENTATIONS, ratios
-from ropelab.study.fairseq2.findings import apart, same_code, same_kernels
-from ropelab.study.verdicts import Verdict, agrees, rule
+from ropelab.study.engine import noise
+from ropelab.study.engine.documents import Claim
+from ropelab.study.engine.judging import above, counted, size, sizes
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.noise import Interval
+from ropelab.study.engine.verdict import Basis, Verdict, fact, untold
+from ropelab.study.fairseq2.evidence import (
+    CELL,
+    DIRECTIONS,
+    DTYPES,
+    IMPLEMENTATIONS,
+    LAYOUTS,
+    RATIOS,
+    default_cases,
+    log,
+    published,
+    ratios,
+)
+from ropelab.study.fairseq2.findings import SHAPE, apart, same_kernels
 
-CLOSE = 0.10
-"""A ratio of times measured here confirms the published one within 10 %. All contenders wait for memory, so their
-ratios carry over from GPU to GPU as far as their caches compare; the log rounds to 0.1 ms, 10 % of its small cells."""
+NOISE = 2 * noise.FLOOR
+"""The least relative half-width of the interval of a ratio of two times."""
 
-NOISE = 0.03
-"""Medians of three to five rounds repeat to within 3 %: closer times are taken as equal. Where timings of the very same
-kernels lie further apart in the record (`findings.same_kernels`), as of tensors of a gigabyte, they say what is equal:
-the largest such distance for single cells, their mean for means of cells."""
+_PART = ["shapes", "dtype", "direction"]
+_PASSES = {"forward": 1, "forward and backward": 2}
+_ROUNDED = 0.005
+"""The log prints ratios with two decimals."""
 
-ROUNDED_UP = 2**21
-"""Bytes to which torch's allocator rounds large blocks: peaks that differ by less are the same."""
-
-ONE_ROUNDING = 2.0**-24
-"""Of a number near 1 in float32: two tables that are right differ by at most twice that."""
-
-_CELL = ["batch", "seq_len", "encoding_dim", "mode", "direction"]
-_NATIVE = 1.12  # FS-05
-_ELEMENTS = 4 * 8192 * 8192  # of the shape of FS-06, which is not on the grid
+# -------------------------------------------------------------------------------------------- what Inductor makes
 
 
-@rule("FS-01", "fairseq2_inductor")
-def no_code_for_complex_numbers(inductor: pd.DataFrame) -> Verdict:
+@rule("FS-01", "fairseq2_inductor", basis=Basis.PACKAGE)
+def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """Of each compilation of RE: Inductor warns of complex numbers, and leaves operators to eager."""
     compiled = _compiled(inductor)
     products, formulas = (compiled[compiled.contender.str.startswith(name)] for name in ("RE ", "RRE "))
-    if products.empty:
-        return Verdict.not_testable("a compilation of RotaryEncoder on a GPU")
+    if verdict := _lacking(products[["status", "complex_warning"]], "compilations of RE"):
+        return verdict
     warned, left = products.complex_warning.eq(True), products.fallbacks.fillna("").ne("")
-    operators = ", ".join(sorted({name for names in products.fallbacks.dropna() for name in names.split(", ") if name}))
-    measured = (
+    operators = sorted({name for names in products.fallbacks.dropna() for name in names.split(", ") if name})
+    return counted(list(warned & left), claim.quantifier).said(
         f"RE: a warning of complex operators in {warned.sum()} of {len(products)} compilations, operators left to "
-        f"eager in {left.sum()} ({operators or 'none'}); RRE: {formulas.complex_warning.eq(True).sum()} and "
+        f"eager in {left.sum()} ({', '.join(operators) or 'none'}); RRE: {formulas.complex_warning.eq(True).sum()} and "
         f"{formulas.fallbacks.fillna('').ne('').sum()} of {len(formulas)}"
     )
-    if not left.any():
-        return Verdict.refuted(measured, "no operator is left to eager: Inductor generates code for the product")
-    if warned.all() and left.all():
-        return Verdict.confirmed(measured)
-    return Verdict.corrected(measured, "operators are left to eager, or warned of, only in some compilations")
 
 
-@rule("FS-02", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log")
-def complex_numbers_are_not_slower(grid: pd.DataFrame, inductor: pd.DataFrame, log: pd.DataFrame) -> Verdict:
-    """Each class as it was before: RE in pairs against RRE in halves, in every cell, mode and direction."""
-    times = _ratio(grid, "native")
-    if set(times["mode"]) != {"eager", "compiled"}:
-        return Verdict.not_testable("times of RE llama and RRE reference, eager and compiled")
-    parts = {key: rows.times for key, rows in times.groupby(["mode", "direction"], sort=False)}
-    measured = "RRE takes " + "; ".join(
-        f"{value_range(values, '.2f')} times as long ({mode}, {direction})"
-        for (mode, direction), values in parts.items()
-    )
-    same = same_kernels(grid, inductor)
-    repeat = {direction: max(NOISE, apart(same, direction)) for direction in times.direction.unique()}
-    slower = times[times.times < 1 / (1 + times.direction.map(repeat))]
-    by_compiling = times_by_compiling(grid, "RE llama"), times_by_compiling(log, "RE llama", "ms")
-    aside = f"compiled RE takes {by_compiling[0]:.2f} times as long as eager RE (in the log {by_compiling[1]:.2f})"
-    if slower.empty:
-        return Verdict.confirmed(f"{measured}; {aside}")
-    where = ", ".join(
-        f"{n} of {len(parts[key])} {' '.join(key)} cells (the same kernels differ by up to "
-        f"{apart(same, key[1]):.1%} there)"
-        for key, n in _counts(slower).items()
-    )
-    note = f"RE is slower in {where}, by up to {1 / slower.times.min() - 1:.0%}; {aside}"
-    if parts["compiled", "forward"].median() < 1 / (1 + repeat["forward"]):
-        return Verdict.refuted(measured, note)
-    return Verdict.corrected(measured, note)
-
-
-@rule("FS-03", "fairseq2_equality")
-def same_mathematics(equality: pd.DataFrame) -> Verdict:
-    """Same formula if integers give the same bits; the same numbers only if the tables agree to a rounding."""
-    exact = equality[equality.what != "tables"]
-    different = exact[~exact.equal.astype(bool)]
-    measured = (
-        f"{len(exact) - len(different)} of {len(exact)} comparisons agree in every bit: formulas on integers, layouts "
-        "through the permutation, forward and backward"
-    )
-    if len(different):
-        names = sorted(set(different["first"] + " and " + different["second"]))
-        return Verdict.refuted(measured, f"different: {', '.join(names)}")
-    tables = equality[equality.what == "tables"]
-    own = tables[tables.second != "exact"].sort_values("positions")
-    if (own.difference <= 2 * ONE_ROUNDING).all():
-        return Verdict.confirmed(measured)
-    errors = tables[(tables.second == "exact") & (tables.positions == tables.positions.max())].set_index("first")
-    worst = own.iloc[-1]
-    return Verdict.corrected(
-        measured,
-        f"their tables are not: up to position {worst.positions:,.0f} those of {worst['first']} and {worst['second']} "
-        f"differ by up to {worst.difference:.1e} (from the exact ones by {errors.difference[worst['first']]:.1e} and "
-        f"{errors.difference[worst['second']]:.1e}), as both round the angle to float32, and not alike",
-    )
-
-
-@rule("FS-04", "fairseq2_inductor")
-def same_memory(inductor: pd.DataFrame) -> Verdict:
+@rule("FS-04", "fairseq2_inductor", basis=Basis.MODEL)
+def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """The peaks of a call are equal to the byte in all four implementations."""
     compiled = _compiled(inductor)
-    compiled = compiled[compiled.contender.isin(IMPLEMENTATIONS) & compiled.peak_bytes.notna()]
+    if verdict := _lacking(compiled[["peak_bytes"]], "peaks of compiled calls"):
+        return verdict
     groups = compiled.groupby(["dtype", "direction"], sort=False)
-    if compiled.empty or (groups.contender.nunique() < len(IMPLEMENTATIONS)).any():
-        return Verdict.not_testable("the peak memory of all four, compiled")
-    spread = groups.peak_bytes.max() - groups.peak_bytes.min()
-    same = spread <= ROUNDED_UP
-    tensors = compiled.peak_bytes / compiled.result_bytes
+    results = compiled.peak_bytes / compiled.result_bytes
+    spread = (groups.peak_bytes.max() - groups.peak_bytes.min()) / 2**20
     measured = "peak in results' sizes: " + "; ".join(
-        f"{dtype} {direction} " + ", ".join(f"{row.contender} {tensors[row.Index]:.2f}" for row in rows.itertuples())
+        f"{dtype} {direction} " + ", ".join(f"{row.contender} {results[row.Index]:.2f}" for row in rows.itertuples())
         for (dtype, direction), rows in groups
     )
-    if not same.any():
-        return Verdict.refuted(measured, f"the peaks differ by {spread.min() / 2**20:,.0f} MiB and more")
-    state = compiled.groupby(compiled.contender.str.split().str[0]).state_bytes.max()
-    corrections = []
-    if not same.all():
-        corrections.append("not the same in " + ", ".join(" ".join(key) for key in same.index[~same]))
-    if state.nunique() > 1:
-        corrections.append(
-            "beside the call, RRE keeps tables of "
-            f"{state['RRE'] / 2**20:,.0f} MiB where RE keeps {state['RE'] / 2**20:,.0f}"
-        )
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
-
-
-@rule("FS-05", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", "fairseq2_summary")
-def native_speedup(grid: pd.DataFrame, inductor: pd.DataFrame, log: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
-    here = _mean(grid, "native")
-    if here is None:
-        return Verdict.not_testable("times of RE llama and RRE reference, compiled")
-    native, column = (_mean(log, ratio) for ratio in ("native", "llama"))
-    measured = (
-        f"compiled, forward: native RRE takes {here:.2f} times as long as RE, mean of the cells "
-        f"({_off(here, _NATIVE)}); log: {native:.3f}"
+    state = compiled.groupby(compiled.contender.str.split().str[0]).state_bytes.max() / 2**20
+    return counted(list(groups.peak_bytes.nunique() == 1), claim.quantifier).said(
+        f"{measured}; the peaks differ by {value_range(spread, ',.0f')} MiB",
+        f"beside the call, RRE keeps tables of {state['RRE']:,.0f} MiB and RE of {state['RE']:,.0f} MiB",
     )
-    if here < 1 / (1 + _repeat_of_means(grid, inductor)):
-        return Verdict.refuted(measured, "RE is the slower one here")
-    corrections = []
-    if not agrees(here, _NATIVE, CLOSE):
-        corrections.append(f"{here:.2f} times on this GPU")
-    if round(native, 2) != _NATIVE:
-        corrections.append(
-            f"the log's times give {native:.3f}; its printed {_NATIVE} is the mean of RRE llama over RE llama "
-            f"({_logged(summary, 'llama'):.3f} from its ratios, {column:.3f} from its times, which are rounded too "
-            "much to tell the two apart)"
-        )
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
 
 
-@rule("FS-06", "fairseq2_inductor", "fairseq2_log")
-def two_more_kernels(inductor: pd.DataFrame, log: pd.DataFrame) -> Verdict:
+@rule("FS-06", "fairseq2_inductor", basis=Basis.MODEL)
+def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """Of each dtype and direction: RE in halves launches the stated number of kernels more in every pass, and is
+    slower."""
+    plain, reordered, verdict = _reordering(inductor, "kernels")
+    if verdict:
+        return verdict
+    more = reordered.kernels - plain.kernels
+    expected = published()["kernels"] * more.index.get_level_values("direction").map(_PASSES)
+    found = [
+        bool(n == stated) and above(x, 1) for n, stated, x in zip(more, expected, _over(reordered, plain), strict=True)
+    ]
+    names = reordered.launched.str.split("; ").map(lambda names: ", ".join(n for n in names if n.startswith("triton_")))
+    times = (reordered.median_us / plain.median_us).map("{:.2f} times as long".format)
+    return counted(found, claim.quantifier).said(
+        "; ".join(
+            f"{' '.join(part)}: {more[part]:.0f} more kernels, {times[part]} ({names[part] or 'none generated'})"
+            for part in more.index
+        ),
+        "the names in the document have no cast (_to_copy), as ours in float32 and unlike ours in bfloat16",
+    )
+
+
+@rule("FS-14", "fairseq2_inductor", basis=Basis.MODEL)
+def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """Of each other implementation: Inductor generates no kernel around a product of complex numbers."""
     compiled = _compiled(inductor)
-    forward = compiled[(compiled.dtype == "float32") & (compiled.direction == "forward")].set_index("contender")
-    if not {"RE llama", "RE reference"} <= set(forward.index):
-        return Verdict.not_testable("RE in both layouts, compiled")
-    plain, reordered = forward.loc["RE llama"], forward.loc["RE reference"]
-    more = int(reordered.kernels - plain.kernels)
-    names = ", ".join(name for name in reordered.launched.split("; ") if name.startswith("triton_")) or "none generated"
-    measured = (
-        f"{more} more kernels ({names}), {reordered.median_us / plain.median_us:.2f} times as long: "
-        f"{(reordered.median_us - plain.median_us) / 1000:.2f} ms more at {_shape(reordered)} here"
+    others = compiled[compiled.contender != "RE reference"]
+    if verdict := _lacking(others[["status", "kernels"]], "compilations of the other three"):
+        return verdict
+    around = others.fallbacks.fillna("").ne("") & others.generated.fillna("").ne("")
+    which = ", ".join(f"{row.contender} {row.dtype} {row.direction}" for row in others[around].itertuples())
+    return counted(list(~around), claim.quantifier).said(
+        f"in {(~around).sum()} of {len(others)} compilations of the others no kernel is generated beside a complex "
+        f"product (with such kernels: {which or 'none'})",
+        "in bfloat16 the casts of native RE are kernels of their own" if around.any() else "",
     )
-    if more <= 0:
-        return Verdict.refuted(measured, "reordering launches no further kernel")
-    cells = log[(log["mode"] == "compiled") & (log.batch * log.seq_len * log.encoding_dim == _ELEMENTS)]
-    ms = cells.pivot_table(index=["batch", "seq_len", "encoding_dim"], columns="contender", values="ms")
-    logged = ms["RE reference"] - ms["RE llama"]
-    corrections = []
-    if more != 2:
-        corrections.append(f"{more} kernels, not two")
-    if ((logged / 4 - 1).abs() > 0.25).any():
-        corrections.append(
-            f"in the document's own log cells of that size differ by {value_range(logged, '.1f')} ms, not by about 4"
-        )
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
 
 
-@rule("FS-07", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary")
-def halves_by_complex_numbers(grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
-    """RRE's time over that of RE in halves is RE's speed."""
-    speeds = _mean(grid, "reference"), _logged(summary, "reference")
-    return _judge_degradation(0.66, "RE + reference", *speeds, _repeat_of_means(grid, inductor))
+@rule("FS-15", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
+def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
+    """Of each dtype and direction: the time that RE in halves takes beyond RE in pairs, for each pass."""
+    plain, reordered, verdict = _reordering(inductor, "median_us")
+    if verdict:
+        return verdict
+    added = {}
+    for part in plain.index:
+        more = noise.difference(noise.time(reordered.loc[part]), noise.time(plain.loc[part]))
+        scale = 1000 * _PASSES[part[1]]
+        added[part] = Interval(more.low / scale, more.value / scale, more.high / scale)
+    shape = published()["shape"]
+    same_size = document[
+        (document["mode"] == "compiled")
+        & (document.batch == shape[0])
+        & (document.seq_len * document.encoding_dim == shape[1] * shape[2])
+    ].pivot_table(index=SHAPE, columns="contender", values="ms")
+    logged = same_size["RE reference"] - same_size["RE llama"]
+    verdicts = [size(x, published()["kernels_ms"], digits=0, no_effect=0) for x in added.values()]
+    return sizes(verdicts, claim.quantifier).said(
+        f"added at {_named(*shape)} in each pass: " + "; ".join(f"{x} ms ({' '.join(p)})" for p, x in added.items()),
+        f"in the log, the cell of as many bytes differs by {value_range(logged, '.1f')} ms: 4 ms are rather the time "
+        "of one kernel than of two",
+    )
 
 
-@rule("FS-08", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary")
-def pairs_by_cosines(grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
-    """RRE's time in pairs over that of RE is what its speed is the reciprocal of: of the mean, here and in the log."""
-    times = _mean(grid, "llama"), _logged(summary, "llama")
-    speeds = (None if time is None else 1 / time for time in times)
-    return _judge_degradation(0.86, "RRE + llama", *speeds, _repeat_of_means(grid, inductor))
-
-
-@rule("FS-09", "fairseq2_reorderings", "fairseq2_inductor", "fairseq2_grid")
-def reorderings_compile_alike(reorderings: pd.DataFrame, inductor: pd.DataFrame, grid: pd.DataFrame) -> Verdict:
-    """The same code; or other code that launches as many kernels, moves as many bytes and takes as long: no two times
-    further apart than those of the same kernels are."""
-    ran = reorderings[reorderings.status == "ok"].sort_values("median_us")
-    if len(ran) < 2 or "kernels" not in ran:
-        return Verdict.not_testable("at least two ways to reorder that compile, and how many kernels each launches")
+@rule("FS-09", "fairseq2_reorderings", basis=Basis.MODEL)
+def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdict:
+    """Of the ways that use the named operators alone: Inductor generates the same code, names aside."""
+    ran = reorderings[reorderings.status == "ok"]
+    operators = {*published()["reorderings"], published()["reordering_used"]}
+    named = ran.variant.map(lambda variant: set(variant.split(", ")) <= operators)
+    if named.sum() < 2 or ran.code.isna().any():
+        return untold("at least two ways to reorder with the named operators, compiled")
     measured = f"{len(ran)} ways: " + "; ".join(
-        f"{row.variant} {row.kernels:.0f} kernels, the generated ones {row.generated_bytes / 1e9:.1f} GB, "
-        f"{row.median_us / 1000:.2f} ms"
+        f"{row.variant}: code {row.code}, {row.kernels:.0f} kernels, the generated ones "
+        f"{row.generated_bytes / 1e9:.1f} GB, {row.median_us / 1000:.2f} ms"
         for row in ran.itertuples()
     )
-    if ran.code.nunique() == 1:
-        return Verdict.confirmed(f"{measured}; the same code")
-    repeat = max(apart(same_kernels(grid, inductor)), (same_code(reorderings, inductor) or 1) - 1)
-    times = ran.median_us.max() / ran.median_us.min()
-    spread = f"times differ by {times - 1:.0%}, those of the same kernels by up to {repeat:.0%}"
-    if ran.kernels.nunique() > 1 or ran.generated_bytes.nunique() > 1:
-        return Verdict.refuted(measured, f"not as many kernels or bytes; {spread}")
-    if times > 1 + max(NOISE, repeat):
-        return Verdict.refuted(
-            measured, f"{ran.variant.iloc[-1]} takes {times:.2f} times as long as {ran.variant.iloc[0]}; {spread}"
+    others = ran[~named & (ran.code != ran[named].code.iloc[0])]
+    longest = ran.median_us.max() / ran.median_us.min() - 1
+    return fact(ran[named].code.nunique() == 1).said(
+        measured,
+        f"other code, by operators that the document does not name: {'; '.join(others.variant)}" if len(others) else "",
+        f"times differ by {longest:.0%}",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- times
+
+
+@rule("FS-02", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
+def complex_numbers_are_not_slower(
+    claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame
+) -> Verdict:
+    """Each class as it was before: RE in pairs against RRE in halves, in every cell, mode and direction."""
+    times = pd.concat({mode: _times(grid, inductor, mode) for mode in ("compiled", "eager")}, names=["mode"])
+    over, under = RATIOS["native"]
+    if verdict := _lacking(times[[over, under]], "times of native RE and RRE"):
+        return verdict
+    ratio = _ratio(times, over, under)
+    found = pd.Series([above(x, 1) for x in ratio], ratio.index, dtype=object)
+    groups = ["mode", *_PART]
+    measured = "RRE takes " + "; ".join(
+        f"{value_range(rows.map(lambda x: x.value), '.2f')} times as long ({' '.join(part)}: not slower in "
+        f"{found[rows.index].eq(True).sum()} of {len(rows)})"
+        for part, rows in ratio.groupby(groups, sort=False)
+    )
+    slower = ratio[found.eq(False)]
+    same = same_kernels(grid, inductor)
+    by_compiling = [times_by_compiling(*frame) for frame in ((grid, _NATIVE), (document, _NATIVE, "ms"))]
+    return counted(list(found), claim.quantifier).said(
+        measured,
+        f"RE is slower in {len(slower)} cells, by up to {1 / min(x.value for x in slower) - 1:.0%}"
+        if len(slower)
+        else "",
+        f"two timings of the same kernels differ by up to {max(apart(same, d) for d in DIRECTIONS):.1%}",
+        f"compiled RE takes {by_compiling[0]:.2f} times as long as eager RE (in the log {by_compiling[1]:.2f})",
+    )
+
+
+@rule("FS-05", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", "fairseq2_summary", basis=Basis.MODEL)
+def native_speedup(
+    claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame, summary: pd.DataFrame
+) -> Verdict:
+    """Each class as it was before, compiled."""
+    native, llama = (_logged_times(document, ratio) for ratio in ("native", "llama"))
+    stated = published()["native_ratio"]
+    verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["native"]: stated})
+    return verdict.said(
+        verdict.measured,
+        f"the log's times give {native.mean():.3f}; its printed {stated} is the mean of RRE llama over RE llama "
+        f"({_logged_ratios(summary, 'llama'):.3f} from its ratios, {llama.mean():.3f} from its times, which are "
+        "rounded too much to tell the two apart)",
+    )
+
+
+@rule("FS-07", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary", basis=Basis.MODEL)
+def halves_by_complex_numbers(
+    claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame
+) -> Verdict:
+    """RRE's time over that of RE in halves is RE's speed."""
+    stated = published()["re_reference_speed"]
+    verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["reference"]: stated})
+    return verdict.said(verdict.measured, f"the mean of the log is {_logged_ratios(summary, 'reference'):.2f}")
+
+
+@rule("FS-08", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary", basis=Basis.MODEL)
+def pairs_by_cosines(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
+    """RE's time over that of RRE in pairs is RRE's speed."""
+    stated = published()["rre_llama_speed"]
+    verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["llama"][::-1]: stated})
+    return verdict.said(
+        verdict.measured, f"the log's mean ratio of times gives {1 / _logged_ratios(summary, 'llama'):.2f}"
+    )
+
+
+@rule("FS-11", "fairseq2_grid", "fairseq2_inductor", basis=Basis.MODEL)
+def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame) -> Verdict:
+    """In each cell: the speed of RRE in pairs, as a fraction of native RE's, over that of RE in halves, as a fraction
+    of native RRE's. The document compares 0.86 and 0.66 so."""
+    compiled, eager = (_times(grid, inductor, mode) for mode in ("compiled", "eager"))
+    if verdict := _lacking(compiled, "times of all four implementations"):
+        return verdict
+    speeds = [_ratio(compiled, *pair) for pair in _FOREIGN]
+    found = [above(rre / re, 1) for rre, re in zip(*speeds, strict=True)]
+    rre, re = ({part: x.value for part, x in _means(rows).items()} for rows in speeds)
+    return counted(found, claim.quantifier).said(
+        "speed in the foreign layout, of the class at home there, RRE and RE: "
+        + "; ".join(f"{rre[part]:.2f} and {re[part]:.2f} ({' '.join(part)})" for part in rre),
+        _elsewhere(compiled, "compiled"),
+        _elsewhere(eager, "eager"),
+    )
+
+
+@rule("FS-16", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary", basis=Basis.MODEL)
+def eager_means(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
+    """The summary's two eager means."""
+    printed = summary[summary["mode"] == "eager"].set_index("ratio").printed
+    return _sized(claim, _times(grid, inductor, "eager"), {RATIOS[ratio]: stated for ratio, stated in printed.items()})
+
+
+@rule("FS-17", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
+def compiling_costs(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
+    """Compiled over eager; the log's mean is of times with one decimal."""
+    stated = times_by_compiling(document, _NATIVE, "ms")
+    modes = {mode: _times(grid, inductor, mode)[_NATIVE] for mode in ("compiled", "eager")}
+    verdict = _sized(claim, pd.DataFrame(modes), {("compiled", "eager"): stated}, digits=1)
+    return verdict.said(verdict.measured, f"the log: {stated:.2f}")
+
+
+# ---------------------------------------------------------------------------------------- what a CPU or a file says
+
+
+@rule("FS-03", "fairseq2_equality", basis=Basis.MODEL)
+def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
+    """Formulas that agree in every bit on integers are the same; rounded tables are no mathematics."""
+    key = ["what", "first", "second", "layout", "direction"]
+    ways = "forward", "backward"
+    wanted = [("formula", "RE", "RRE", layout, way) for layout, way in product(LAYOUTS.values(), ways)]
+    wanted += [("permutation", f"{name} reference", f"{name} llama", "", way) for name in ("RE", "RRE") for way in ways]
+    exact = equality[equality.what != "tables"]
+    equal = exact.fillna({"layout": ""}).set_index(key).equal.astype(bool).to_dict()
+    if missing := set(wanted) - set(equal):
+        return untold(f"{len(missing)} of {len(wanted)} further comparisons")
+    found = [equal[k] for k in wanted]
+    tables = equality[equality.what == "tables"].sort_values("positions")
+    worst, remark = tables[(tables["first"] == "RE") & (tables.second == "RRE")].tail(1), ""
+    if len(worst) and not worst.equal.item():
+        errors = tables[tables.second == "exact"].groupby("first").difference.last()
+        remark = (
+            f"their tables differ: up to position {worst.positions.item():,.0f} by up to {worst.difference.item():.1e} "
+            f"(RE and RRE from the exact ones by {errors['RE']:.1e} and {errors['RRE']:.1e}), as both round the angle "
+            "to float32, and not alike"
         )
-    return Verdict.corrected(measured, f"not the same code, but as many kernels and bytes; {spread}")
-
-
-@rule("FS-10", "fairseq2_summary")
-def summary_follows(summary: pd.DataFrame) -> Verdict:
-    """The log's ratios have two decimals, so their means are right to half of the last."""
-    off = (summary.of_ratios - summary.printed).abs()
-    measured = "; ".join(
-        f"{row.mode} {row.ratio} {row.of_ratios:.3f} (printed {row.printed}, from the rounded times {row.of_times:.2f})"
-        for row in summary.itertuples()
+    return counted(found, claim.quantifier).said(
+        f"{sum(found)} of {len(found)} comparisons agree in every bit: formulas on integers, layouts through the "
+        f"permutation, forward and backward (with our kernel's, {exact.equal.sum()} of {len(exact)})",
+        remark,
     )
-    wrong = summary[off > 0.01]
-    if len(wrong):
-        return Verdict.refuted(measured, f"{len(wrong)} of {len(summary)} do not follow")
-    return Verdict.confirmed(measured)
 
 
-@rule("FS-11", "fairseq2_grid", "fairseq2_inductor")
-def cosines_as_baseline(grid: pd.DataFrame, inductor: pd.DataFrame) -> Verdict:
-    """What each class loses by the foreign layout: its time there over that at home, mean of the cells. Beside it what
-    a choice for both layouts depends on besides: the time for one of each."""
-    times = _ok(grid).pivot_table(index=_CELL, columns="contender", values="median_us")
-    if not set(IMPLEMENTATIONS) <= set(times):
-        return Verdict.not_testable("times of all four implementations")
-    times = times.dropna(subset=list(IMPLEMENTATIONS))
-    parts = ["mode", "direction"]
-    re = (times["RE reference"] / times["RE llama"]).groupby(parts).mean()
-    rre = (times["RRE llama"] / times["RRE reference"]).groupby(parts).mean()
-    for_both = (times["RE llama"] + times["RE reference"]) / (times["RRE llama"] + times["RRE reference"])
-    for_both = for_both.groupby(parts).mean()
-    measured = "in the foreign layout RE and RRE take " + "; ".join(
-        f"{re[part]:.2f} and {rre[part]:.2f} times as long as at home ({', '.join(part)})" for part in re.index
-    )
-    equal = 1 + _repeat_of_means(grid, inductor)
-    less = rre * equal < re
-    if not less.get(("compiled", "forward"), False):
-        return Verdict.refuted(measured, "compiled, where it is recommended, RRE loses no less than RE")
-    corrections = []
-    if not less.all():
-        corrections.append(f"not in {_parts(less.index[~less])}")
-    if len(faster := for_both[for_both * equal < 1]):
-        corrections.append(
-            f"yet for one of each layout RE takes {value_range(faster, '.2f')} of RRE's time ({_parts(faster.index)})"
+@rule("FS-10", "fairseq2_summary", basis=Basis.DOCUMENT)
+def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
+    """The mean of ratios with two decimals is right to half of the last."""
+    if len(summary) < 4:
+        return untold("all four means of the log")
+    means = [Interval(x - _ROUNDED, x, x + _ROUNDED) for x in summary.of_ratios]
+    return sizes([size(*pair) for pair in zip(means, summary.printed, strict=True)], claim.quantifier).said(
+        "; ".join(
+            f"{row.mode} {row.ratio} {row.of_ratios:.3f} (printed {row.printed}, from the rounded times "
+            f"{row.of_times:.2f})"
+            for row in summary.itertuples()
         )
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
-
-
-@rule("FS-12", "fairseq2_defaults")
-def defaults_are_kept(defaults: pd.DataFrame) -> Verdict:
-    broken = defaults[~defaults.equal.astype(bool)]
-    measured = (
-        f"our encoders, written after the proposal, impl left out: {len(defaults) - len(broken)} of {len(defaults)} "
-        "comparisons with the released ones agree (results in bits, buffers, checkpoint, signature)"
     )
-    if broken.empty:
-        return Verdict.confirmed(measured).of_model("of encoders written anew; the pull request's own were not run")
-    cases = "; ".join(f"{row.encoder}: {row.case}" for row in broken.itertuples())
-    if len(broken) == len(defaults):
-        return Verdict.refuted(measured, "nothing is as it was")
-    return Verdict.corrected(measured, f"broken: {cases}")
 
 
-@rule("FS-13", "fairseq2_session")
-def tests_are_missing(session: pd.DataFrame) -> Verdict:
+@rule("FS-12", "fairseq2_defaults", basis=Basis.MODEL)
+def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
+    """Our encoders with impl left out against those of the released package."""
+    equal = defaults.set_index(["encoder", "case"]).equal.astype(bool)
+    if missing := set(default_cases()) - set(equal.index):
+        return untold(f"{len(missing)} of {len(default_cases())} further comparisons")
+    broken = "; ".join(": ".join(case) for case in equal.index[~equal])
+    return counted(list(equal), claim.quantifier).said(
+        f"our encoders, written after the proposal, impl left out: {equal.sum()} of {len(equal)} comparisons with the "
+        "released ones agree (results in bits, buffers, checkpoint, signature)",
+        f"different: {broken}" if broken else "",
+    )
+
+
+@rule("FS-13", "fairseq2_changes", "fairseq2_session", basis=Basis.SOURCE)
+def tests_are_missing(claim: Claim, changes: pd.DataFrame, session: pd.DataFrame) -> Verdict:
+    """No file that the commits change is a test."""
+    files = sorted(set(changes.file))
+    tests = [file for file in files if "test" in file]
     items = session.set_index("kind")["items"]
-    measured = f"of {items.sum()} items of the session {items['timings']} time, {items['summary']} sums up"
-    if items["anything else"] == 0:
-        return Verdict.corrected(
-            f"{measured}, none compares results",
-            "shown for the session whose log the document gives; the pull request's list of files was not read",
-        )
-    return Verdict.refuted(measured, f"{items['anything else']} may compare results")
+    commits = ", ".join(commit[:7] for commit in changes.commit.unique())
+    return fact(not tests).said(
+        f"commits {commits} change {', '.join(files)}: {len(tests)} tests",
+        f"of {items.sum()} items of the logged session {items['timings']} time, {items['summary']} sums up, "
+        f"{items['anything else']} may compare results",
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------------- helpers
+
+_NATIVE = "RE llama"
+_FOREIGN = RATIOS["llama"][::-1], RATIOS["reference"]
+"""The times whose ratio is the speed in the foreign layout, as a fraction of the class at home there: RRE's, RE's."""
 
 
 def _ok(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame.status == "ok") & frame.median_us.notna()] if "status" in frame else frame
 
 
-def _compiled(frame: pd.DataFrame) -> pd.DataFrame:
-    return _ok(frame)[_ok(frame)["mode"] == "compiled"]
+def _named(batch: int, seq_len: int, encoding_dim: int) -> str:
+    return f"B{batch} S{seq_len} E{encoding_dim}"
 
 
-def _ratio(frame: pd.DataFrame, ratio: str) -> pd.DataFrame:
-    """One of ``evidence.RATIOS`` in each cell of the grid or of the log."""
-    value = "ms" if "ms" in frame else "median_us"
-    columns = [name for name in _CELL if name in frame]
-    found = ratios(_ok(frame)[[*columns, "contender", value]], value)
-    return found[found.ratio == ratio]
+def _dtypes(frame: pd.DataFrame, wanted: tuple[str, ...]) -> list[str]:
+    """The dtypes that a record should have and those that it has."""
+    return list(dict.fromkeys([*wanted, *frame.dtype]))
 
 
-def _mean(frame: pd.DataFrame, ratio: str) -> float | None:
-    """Mean over the compiled forward cells, as the document takes it; None without any."""
-    found = _ratio(frame, ratio)
-    found = found[found["mode"] == "compiled"]
-    if "direction" in found:
-        found = found[found.direction == "forward"]
-    return None if found.empty else float(found.times.mean())
+def _lacking(frame: pd.DataFrame, what: str) -> Verdict | None:
+    """ "Cannot be told" where a cell of the frame is missing."""
+    missing = frame.isna().any(axis=1).sum() if len(frame) else 1
+    return untold(f"{what}: {missing} of {len(frame)} cells are missing") if missing else None
 
 
-def _repeat_of_means(grid: pd.DataFrame, inductor: pd.DataFrame) -> float:
-    """How far apart two means of cells can be without meaning anything: see ``NOISE``."""
-    return max(NOISE, apart(same_kernels(grid, inductor), how="mean"))
+def _compiled(inductor: pd.DataFrame) -> pd.DataFrame:
+    """A row for each compilation that the record should have; where it has none, the row is empty."""
+    keys = ["dtype", "direction", "contender"]
+    rows = _ok(inductor)
+    rows = rows[(rows["mode"] == "compiled") & rows.contender.isin(IMPLEMENTATIONS)].set_index(keys)
+    wanted = pd.MultiIndex.from_tuples(product(_dtypes(inductor, DTYPES), DIRECTIONS, IMPLEMENTATIONS), names=keys)
+    return rows.reindex(wanted).reset_index()
 
 
-def _off(here: float, stated: float) -> str:
-    """``"9.1% below the stated 0.86, 10% are allowed"``."""
-    side = "below" if here < stated else "above"
-    return f"{abs(here / stated - 1):.1%} {side} the stated {stated}, {CLOSE:.0%} are allowed"
+def _reordering(inductor: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.DataFrame, Verdict | None]:
+    """RE compiled in pairs and in halves, by dtype and direction; and a verdict where the column has gaps."""
+    compiled = _compiled(inductor).set_index(["dtype", "direction"])
+    plain, reordered = (compiled[compiled.contender == name] for name in ("RE llama", "RE reference"))
+    gaps = pd.DataFrame({"plain": plain[column], "reordered": reordered[column]})
+    return plain, reordered, _lacking(gaps, "RE compiled in both layouts")
 
 
-def _logged(summary: pd.DataFrame, ratio: str) -> float:
+def _over(first: pd.DataFrame, second: pd.DataFrame) -> list[Interval]:
+    """The ratios of the times of two frames, row by row."""
+    pairs = zip(first.iterrows(), second.iterrows(), strict=True)
+    return [noise.time(a) / noise.time(b) for (_, a), (_, b) in pairs]
+
+
+def _times(grid: pd.DataFrame, inductor: pd.DataFrame, mode: str) -> pd.DataFrame:
+    """The intervals of the times in a mode: a row for every cell that the records should have, a column for each
+    implementation. The document's 27 shapes and its large shape, in every recorded dtype and in both directions."""
+    shapes = log()[SHAPE].drop_duplicates().itertuples(index=False, name=None)
+    large = tuple(published()["shape"])
+    sets = {"27 shapes": (grid, list(shapes), DTYPES[:1]), _named(*large): (inductor, [large], DTYPES)}
+    wanted = [
+        (name, dtype, direction, *shape)
+        for name, (frame, cells, dtypes) in sets.items()
+        for dtype, direction, shape in product(_dtypes(frame, dtypes), DIRECTIONS, cells)
+    ]
+    rows = pd.concat([_ok(frame).assign(shapes=name) for name, (frame, *_) in sets.items()])
+    rows = rows[(rows["mode"] == mode) & rows.contender.isin(IMPLEMENTATIONS)]
+    keys = [*_PART, *SHAPE]
+    found = pd.Series(
+        [noise.time(row) for _, row in rows.iterrows()],
+        pd.MultiIndex.from_frame(rows[[*keys, "contender"]]), dtype=object,
+    )  # fmt: skip
+    index = pd.MultiIndex.from_tuples(wanted, names=keys)
+    return found.unstack("contender").reindex(index=index, columns=list(IMPLEMENTATIONS))
+
+
+def _ratio(times: pd.DataFrame, over: str, under: str) -> pd.Series:
+    """Of each cell, an `Interval`."""
+    return pd.Series([a / b for a, b in zip(times[over], times[under], strict=True)], times.index, dtype=object)
+
+
+def _means(ratio: pd.Series) -> dict[tuple[str, str, str], Interval]:
+    """The mean of the cells of each set of shapes, dtype and direction."""
+    return {part: noise.mean(list(rows)) for part, rows in ratio.groupby(_PART, sort=False)}
+
+
+def _sized(claim: Claim, times: pd.DataFrame, stated: dict[tuple[str, str], float], digits: int = 2) -> Verdict:
+    """The verdict on ratios of times, from their means.
+
+    Args:
+        times: as of ``_times``.
+        stated: numerator and denominator -> the stated mean.
+    """
+    if verdict := _lacking(times[list({name for pair in stated for name in pair})], "times"):
+        return verdict
+    verdicts, words = [], []
+    for (over, under), number in stated.items():
+        means = _means(_ratio(times, over, under))
+        verdicts += [size(x, number, digits=digits) for x in means.values()]
+        words.append(f"{over} / {under}: " + "; ".join(f"{x} ({' '.join(part)})" for part, x in means.items()))
+    return sizes(verdicts, claim.quantifier).said("; ".join(words))
+
+
+def _elsewhere(times: pd.DataFrame, mode: str) -> str:
+    """What else a choice of one class for both layouts depends on: a remark of FS-11."""
+    if times.isna().any(axis=None):
+        return ""
+    values = times.map(lambda x: x.value)
+    means = pd.DataFrame(
+        {
+            "RE": values["RE reference"] / values["RE llama"],
+            "RRE": values["RRE llama"] / values["RRE reference"],
+            "both": (values["RE llama"] + values["RE reference"]) / (values["RRE llama"] + values["RRE reference"]),
+            "RRE speed": values["RE llama"] / values["RRE llama"],
+            "RE speed": values["RRE reference"] / values["RE reference"],
+        }
+    )
+    ranges = means.groupby(_PART, sort=False).mean().apply(value_range, spec=".2f")
+    return (
+        f"{mode}, the foreign layout takes RE {ranges['RE']} and RRE {ranges['RRE']} times as long as its own; for one "
+        f"of each layout RE takes {ranges['both']} of RRE's time"
+        + (
+            f"; by the measure above RRE runs at {ranges['RRE speed']}, RE at {ranges['RE speed']}"
+            if mode == "eager"
+            else ""
+        )
+    )
+
+
+def _logged_times(document: pd.DataFrame, ratio: str) -> pd.Series:
+    """The compiled ratios of the log's times."""
+    found = ratios(document[[*CELL, "contender", "ms"]], "ms")
+    return found[(found.ratio == ratio) & (found["mode"] == "compiled")].times
+
+
+def _logged_ratios(summary: pd.DataFrame, ratio: str) -> float:
     """The mean of the log's own ratios, compiled."""
     return float(summary[(summary["mode"] == "compiled") & (summary.ratio == ratio)].of_ratios.iloc[0])
 
@@ -346,35 +485,5 @@ def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median
     rows = _ok(frame)[_ok(frame).contender == contender]
     if "direction" in rows:
         rows = rows[rows.direction == "forward"]
-    wide = rows.pivot_table(index=["batch", "seq_len", "encoding_dim"], columns="mode", values=value)
+    wide = rows.pivot_table(index=SHAPE, columns="mode", values=value)
     return float((wide.compiled / wide.eager).mean())
-
-
-def _judge_degradation(stated: float, what: str, here: float | None, logged: float, repeat: float) -> Verdict:
-    """Speed of one class in the other's layout over that of the class at home; below 1 it is the slower one."""
-    if here is None:
-        return Verdict.not_testable(f"times of {what} and of the class whose layout that is, compiled")
-    measured = (
-        f"{what}: {here:.2f} of the speed, from the mean of the compiled forward cells ({_off(here, stated)}); "
-        f"log: {logged:.2f}"
-    )
-    if here * (1 + repeat) >= 1:
-        return Verdict.refuted(measured, "not slower on this GPU and torch")
-    corrections = []
-    if not agrees(here, stated, CLOSE):
-        corrections.append(f"{here:.2f} on this GPU")
-    if round(abs(logged - stated), 2) > 0.01:  # a unit of the last digit printed
-        corrections.append(f"the mean of the document's own log is {logged:.2f}")
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
-
-
-def _parts(index: pd.Index) -> str:
-    return ", ".join(" ".join(part) for part in index)
-
-
-def _counts(rows: pd.DataFrame) -> dict[tuple[str, str], int]:
-    return rows.groupby(["mode", "direction"], sort=False).size().to_dict()
-
-
-def _shape(row: pd.Series) -> str:
-    return f"B{row.batch} S{row.seq_len} E{row.encoding_dim}"

@@ -2,5 +2,5 @@
 
 ``models`` re-creates the kernels of which the document and its review speak, ``contenders`` puts them and the
 packages at hand behind one signature, ``measure`` makes the records, ``evidence`` is what a CPU computes, ``rules``
-judges SG-01 to SG-15, ``figures`` draws.
+judges the claims, ``figures`` draws.
 """

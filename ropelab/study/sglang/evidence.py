@@ -1,4 +1,4 @@
-"""The evidence for claims SG-01 to SG-15 that a CPU computes in seconds."""
+"""The evidence for the claims of SGLang#14302 that a CPU computes in seconds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +11,11 @@ from ropelab import reference, rotary_table
 from ropelab.bench.records import ROOT
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch
-from ropelab.layout.pairing import LAYOUTS, join
+from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.study.engine.ledger import Unavailable, evidence
 from ropelab.study.sglang import operators
 from ropelab.study.sglang.contenders import DOCUMENT, FLASH
 from ropelab.study.sglang.measure import FIRST_GRID, HEAD_SIZES
-from ropelab.study.verdicts import Unavailable, evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
 
@@ -137,7 +137,9 @@ def shapes() -> pd.DataFrame:
 def accuracy() -> pd.DataFrame:
     """Relative L2 errors of the operator, and what its tables add to them.
 
-    Columns dtype, position (of the last of 256 tokens), rounding (the largest relative error of one rounding), same
+    Columns dtype, position (of the last of 256 tokens), rounding (the largest relative error of one rounding),
+    difference (the largest absolute difference from a reference in the dtype of q, as the document's test takes it),
+    fused (the same where the compiler fuses each second product with the sum, as nvcc does by default), same
     (error against float64 with the very same rounded tables, as a test sees it), exact (against exact tables, in the
     dtype of q as it takes them), float32_angles (the same with tables made of float32 angles, as its benchmark
     makes them), ours (our kernel's maths with float32 tables).
@@ -151,12 +153,15 @@ def accuracy() -> pd.DataFrame:
         rounded = [t.to(dtype) for t in truth_tables]
         y = _rotated(x, rounded)
         same = reference.rotate(x, *rounded, layout="interleaved", seq_format="thd")
+        tested = same.float().to(dtype).double()
         angles = torch.outer(positions.float(), 1.0 / 10000.0 ** (torch.arange(0, 128, 2).float() / 128))
         ours = torch.empty_like(x)[None]
         tables = (t.float() for t in truth_tables)
         rotate_torch.rotate([x[None]], [ours], *tables, Rotation(128, interleaved=True, out_interleaved=True))
         rows.append({
             "dtype": str(dtype).removeprefix("torch."), "position": last, "rounding": torch.finfo(dtype).eps / 2,
+            "difference": (y.double() - tested).abs().max().item(),
+            "fused": (_rotated_with_fma(x, rounded).double() - tested).abs().max().item(),
             "same": _relative(y, same), "exact": _relative(y, truth),
             "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
             "ours": _relative(ours[0], truth),
@@ -168,6 +173,15 @@ def _rotated(x: torch.Tensor, tables) -> torch.Tensor:
     y = x.clone()
     operators.document(*tables, y, None, x.shape[-1], True)
     return y
+
+
+def _rotated_with_fma(x: torch.Tensor, tables) -> torch.Tensor:
+    """The same in float32 with one fused multiply-add a feature: the product of two 24-bit numbers is exact in
+    float64."""
+    x0, x1 = pairs(x.double(), "interleaved")
+    cos, sin = (table.double()[:, None] for table in tables)
+    y0, y1 = x0 * cos - (x1 * sin).float(), x1 * cos + (x0 * sin).float()
+    return join(y0, y1, "interleaved").float().to(x.dtype)
 
 
 @evidence("sglang_bytes", "derived from the protocol of the document's benchmark")
@@ -189,12 +203,17 @@ def protocol_bytes() -> pd.DataFrame:
 def alignment() -> pd.DataFrame:
     """How 16-bit tensors lie that begin where torch allocates them, whatever the number of heads and tokens.
 
-    Columns head_dim, part, stride_bytes, aligned (the part begins at a multiple of 16 bytes).
+    Columns head_dim, listed (among the head sizes of the document's benchmarks), part, stride_bytes, multiple (the
+    largest power of two whose multiples all such parts begin at), aligned (that is 16 bytes at least).
     """
-    rows = []
+    rows, listed = [], set(pd.read_csv(DOCUMENTS / "sglang_14302_grids.csv").head_dim)
     for size in HEAD_SIZES:
         for part, elements in (("head", size), ("second half of a head", size // 2), ("row of a table", size // 2)):
-            rows.append({"head_dim": size, "part": part, "stride_bytes": 2 * elements, "aligned": elements % 8 == 0})
+            stride = 2 * elements
+            rows.append({
+                "head_dim": size, "listed": size in listed, "part": part, "stride_bytes": stride,
+                "multiple": stride & -stride, "aligned": stride % 16 == 0,
+            })  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -1,4 +1,4 @@
-"""The measurements behind claims SG-01 to SG-15, each a data frame; all need a GPU. About a minute in all.
+"""The measurements behind claims of SGLang#14302, each a data frame; all need a GPU. About a minute in all.
 
 Unless a column says otherwise: in place, forward, bf16, GPU time of CUDA-graph replay over several sets of buffers
 (`ropelab.bench.timing`), every contender first checked against the float64 definition. Columns: those that identify
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import prod
 
 import pandas as pd
 import torch
@@ -19,13 +20,13 @@ from ropelab.angles.rope_parameters import axial_rope
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
-from ropelab.bench.study import Study
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.sglang import contenders, models
 from ropelab.study.sglang.contenders import (
     COMPILED,
@@ -47,7 +48,6 @@ from ropelab.study.sglang.contenders import (
     THIRD_OFF,
     VLLM,
 )
-from ropelab.study.verdicts import Unavailable
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 ROUNDS, SMOKE_ROUNDS = 9, 3
@@ -67,7 +67,9 @@ SECOND_GRID_CELLS = 8 * 2 * 2
 
 HEAD_SIZES = (64, 80, 96, 128, 160, 192, 256, 320)
 LOW_TOKENS = (1, 2, 4, 8)
+BLOCKS_A_TOKEN = (1, 2, 4)
 PRODUCTION = (1, 27030, 24, 24, 128)
+QWEN_IMAGE = "Qwen-Image"
 QWEN_IMAGE_GRID = (1, 64, 64)
 """Frames, rows and columns of latent patches of an image of 1024 x 1024 pixels."""
 QWEN_IMAGE_AXES = (16, 56, 56)
@@ -99,6 +101,19 @@ def second_cells() -> list[Workload]:
     """
     shapes = [(batch, s) for batch, s in product((1, 16, 128), (1, 2048)) if batch * s <= 2**15]
     return [_cell(batch, s, 32, 32, 128, layout) for (batch, s), layout in product(shapes, LAYOUTS)]
+
+
+def head_size_cells() -> list[Workload]:
+    """Every head size in the split-half layout, and 96 in both layouts."""
+    sizes = [(size, "split_half") for size in HEAD_SIZES] + [(96, "interleaved")]
+    return [_cell(1, 2048, 32, 8, size, layout) for size, layout in sizes]
+
+
+def diffusion_cells(production_tokens: int = PRODUCTION[1]) -> list[Workload]:
+    """The production shape, with another number of tokens where asked, and Qwen-Image's; both interleaved."""
+    batch, _, *rest = PRODUCTION
+    image = _cell(1, prod(QWEN_IMAGE_GRID), *rest, "interleaved")
+    return [_cell(batch, production_tokens, *rest, "interleaved"), replace(image, name=QWEN_IMAGE)]
 
 
 # ------------------------------------------------------------------------------------------------- the protocols
@@ -225,9 +240,8 @@ def second_grid(*, smoke: bool = False) -> pd.DataFrame:
 def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
     """2048 tokens, 32/8 heads, of 64 to 320 features; 96 in both layouts. What cannot run says so in its status."""
     _require_gpu()
-    sizes = [(size, "split_half") for size in HEAD_SIZES] + [(96, "interleaved")]
-    cells = [_cell(1, 2048, 32, 8, size, layout) for size, layout in (sizes[:2] if smoke else sizes)]
-    return _compare(cells, (*_named((OURS, DOCUMENT, VLLM, FLASH)), *PACKAGES), smoke)
+    cells = head_size_cells()
+    return _compare(cells[:2] if smoke else cells, (*_named((OURS, DOCUMENT, VLLM, FLASH)), *PACKAGES), smoke)
 
 
 def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
@@ -255,7 +269,7 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
     tokens, pairs = cell.seq_len, cell.rotary_dim // 2
     shape = tokens, cell.q_heads, pairs, cell.layout == "interleaved"
     found = {}
-    for tiles in (1, 2, 4):
+    for tiles in BLOCKS_A_TOKEN:
         peer = contenders.tile_variant(tiles)
         found[peer.name] = peer, {"family": "model", **_launched(tokens, models.first_launch(*shape, tiles=tiles))}
     for family, on, off in (("second", CONTENDERS[SECOND], SECOND_OFF), ("third", CONTENDERS[THIRD], THIRD_OFF)):
@@ -330,11 +344,7 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
     rope = axial_rope(QWEN_IMAGE_AXES)
     positions = grid_positions(*QWEN_IMAGE_GRID, centred=(1, 2), device=DEVICE)
     axial = rope.tables(512, positions, device=DEVICE)
-    batch, seq_len, *rest = PRODUCTION
-    cases = [
-        (_cell(batch, 64 if smoke else seq_len, *rest, "interleaved"), None),
-        (replace(_cell(1, positions.shape[1], *rest, "interleaved"), name="Qwen-Image"), axial),
-    ]
+    cases = list(zip(diffusion_cells(64) if smoke else diffusion_cells(), (None, axial), strict=True))
     names = (OURS, DOCUMENT, SECOND, THIRD, VLLM, FLASH, EAGER, COMPILED)
     variants = (*_named(names), *PERSISTENT_PEERS, *contenders.CAST, *PACKAGES)
     frames = []
@@ -345,18 +355,6 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
         exact = None if tables is None else rope.tables(512, positions, dtype=torch.float64, device=positions.device)
         frames.append(_compared(cell, variants, SMOKE_ROUNDS if smoke else ROUNDS, sets, exact, count_launches=True))
     return pd.concat(frames, ignore_index=True)
-
-
-STUDIES: dict[str, Study] = {
-    # 65,536 tokens of 32 heads of 64, and 32,768 of 32 of 128, checked in float64; q, k and cotangents of both.
-    "sglang_protocols": Study(protocols, gpu_gib=12),
-    "sglang_second_grid": Study(second_grid, gpu_gib=12),
-    "sglang_head_sizes": Study(head_sizes, gpu_gib=3),
-    "sglang_low_tokens": Study(low_tokens, gpu_gib=1),
-    "sglang_vector_widths": Study(vector_widths, gpu_gib=4),
-    "sglang_diffusion": Study(diffusion, gpu_gib=8),
-}
-"""By the name of the record."""
 
 
 # -------------------------------------------------------------------------------------------------------- helpers

@@ -12,7 +12,7 @@ import torch
 
 from ropelab.bench import packages
 from ropelab.layout.pairing import join, pairs
-from ropelab.study.verdicts import Unavailable
+from ropelab.study.engine.ledger import Unavailable
 
 
 def document(

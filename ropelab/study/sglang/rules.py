@@ -1,26 +1,39 @@
-"""The rules that judge claims SG-01 to SG-15.
+"""The rules that judge the claims of SGLang#14302.
 
-The kernels of the pull request and of vLLM are re-creations (`ropelab.study.sglang.models`): the same division of the
-work and the same accesses, compiled by Triton. Figures that rest on one say "(model)". How the pull request's kernel
-compares with another package's is judged only where that package was run: two models differ by what we wrote.
+The kernels of the pull request are re-creations (`ropelab.study.sglang.models`, `operators`): a verdict on one of them
+has the basis `Basis.MODEL`, with which a claim neither holds nor fails. flash-attn and FlashInfer are the packages:
+the rules for their supported shapes need no model.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from itertools import product
+from statistics import median
+
 import pandas as pd
 
-from ropelab.study.sglang import evidence
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.engine import noise
+from ropelab.study.engine.documents import Claim
+from ropelab.study.engine.judging import above, below, counted, size, sizes
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.noise import Interval
+from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Verdict, fact, untold
+from ropelab.study.sglang import evidence, measure
+from ropelab.study.sglang.cell_times import by_configuration, ok, ran, ratio, ratios_of, rows_of, times_of
 from ropelab.study.sglang.contenders import (
-    COMPILED,
     DOCUMENT,
     DOCUMENT_CAST,
     DOCUMENT_GATHER,
     EAGER,
     FLASH,
     FLASH_FULL,
+    FLASH_PACKED,
     FLASHINFER,
     FLASHINFER_NEWEST,
-    PERSISTENT,
+    PERSISTENT_PEERS,
     REAL_VLLM,
     SECOND,
     SGL_KERNEL,
@@ -29,501 +42,517 @@ from ropelab.study.sglang.contenders import (
 )
 from ropelab.study.sglang.evidence import OUT_OF_BOUNDS, THEIR_OPERATOR
 from ropelab.study.sglang.models import FEW_TOKENS
-from ropelab.study.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, ratios, timed_alike, timer
-from ropelab.study.verdicts import Status, Verdict, rule
-
-NOTICEABLE = 0.05
-"""A difference of less than 5 % counts as none: medians of the same kernel on the same GPU repeat to 1 or 2 %, and two
-of them are divided."""
-
-CLOSE = 0.10
-"""A published ratio is reached down to 10 % below it: another GPU, and kernels that Triton compiled."""
-
-TABLES_COST = 0.10
-"""Tables in the dtype of q are said to cost accuracy if they raise the error by a tenth: far beyond what 2**17 random
-elements let a relative norm vary (below 1 %)."""
-
-E2E_UNCHANGED = 1.0
-"""Percent. The document states no spread; of its longer stages, two that no kernel of the change touches (text
-encoding, decoding) differ by 1.7 and 3 % between the two runs."""
+from ropelab.study.sglang.steps import STEP_NAMES, STEPS, ratios, timed_alike, timer
 
 LAYERS = 32
-"""Of a language model: so many layers share one gather of the tables of a step."""
+"""So many layers of a language model share one gather of the tables of a step: those of Llama 3 8B, whose heads are the
+document's 32/8 of 128."""
 
 FAST_POSITIONS = (FLASHINFER, SGL_KERNEL)
 """Contenders that are the positions API on FlashInfer's kernel."""
 
 OF_LANGUAGE_MODELS = (REAL_VLLM, FLASHINFER, SGL_KERNEL)
-"""What language models are served with."""
+"""Packages that serve language models."""
 
-OTHERS = (FLASH, FLASHINFER, SGL_KERNEL, REAL_VLLM)
-"""The packages that the document compares itself with, in the versions of its time."""
+EARLIER = (FLASH, FLASHINFER)
+"""Packages older than the pull request, in the versions of its time, that a record of head sizes must have."""
 
-BARELY = 0.02
-"""A ratio that is nearer than 2 % to the bound that decides is said to be: it may lie beyond it the next time."""
+AHEAD_OF_TIME = "the model is that of a kernel compiled ahead of time; the document times one compiled just in time"
 
 
-@rule("SG-01", "sglang_shapes", "sglang_flags")
-def takes_every_shape(shapes: pd.DataFrame, flags: pd.DataFrame) -> Verdict:
+# ----------------------------------------------------------------------------------------------------- supported shapes
+
+
+@rule("SG-01", "sglang_shapes", "sglang_flags", basis=Basis.MODEL)
+def takes_every_shape(claim: Claim, shapes: pd.DataFrame, flags: pd.DataFrame) -> Verdict:
     theirs = shapes[shapes.operator == THEIR_OPERATOR]
     claimed = theirs[theirs.claimed]
-    wrong = claimed[claimed.outcome != "right"]
-    measured = f"{len(claimed) - len(wrong)} of {len(claimed)} listed combinations are right in the model"
-    if not wrong.empty:
-        return Verdict.refuted(measured, "; ".join(f"{r.rank}-D, {r.layout}: {r.outcome}" for r in wrong.itertuples()))
-    corrections = []
+    listed = set(product((2, 3), LAYOUTS, ("4/4", "4/2", "4/1")))
+    if set(claimed[["rank", "layout", "heads"]].itertuples(index=False, name=None)) != listed:
+        return untold(claim.needs)
+    right = claimed.outcome == "right"
+    remarks = [f"{row.rank}-D, {row.layout}, {row.heads}: {row.outcome}" for row in claimed[~right].itertuples()]
     flagged = flags[(flags.implementation == THEIR_OPERATOR) & (flags.formula != flags.says)]
-    if not flagged.empty:
-        row = flagged.iloc[0]
+    for row in flagged.head(1).itertuples():
         same_flag = flags[(flags.flag == row.flag) & (flags.value == row.value) & (flags.formula == row.says)]
-        corrections.append(
+        remarks.append(
             f"{row.flag} = {row.value} rotates {row.formula}, where {_list(same_flag.implementation)} rotate {row.says}"
         )
-    for outcome, effect in (("wrong", "turn other features"), (OUT_OF_BOUNDS, "turn what lies past the head")):
-        silent = theirs[(theirs.outcome == outcome) & ~theirs.claimed]
-        if not silent.empty:
-            names = f"tables with a column {silent.tables.iloc[0]} are taken for {silent.layout.iloc[0]}"
-            corrections.append(f"{names} without an error and {effect}: their width has two meanings")
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
+    for outcome, effect in (("wrong", "rotate the wrong features"), (OUT_OF_BOUNDS, "rotate features past the head")):
+        for row in theirs[(theirs.outcome == outcome) & ~theirs.claimed].head(1).itertuples():
+            remarks.append(
+                f"tables with a column {row.tables} are taken for {row.layout} without an error and {effect}: their "
+                "width has two meanings"
+            )
+    measured = f"{right.sum()} of {len(claimed)} listed combinations are right"
+    return counted(list(right), claim.quantifier).said(measured, *remarks)
 
 
-@rule("SG-02", "sglang_head_sizes")
-def uncommon_head_sizes(sizes: pd.DataFrame) -> Verdict:
-    rows = sizes[sizes.contender == DOCUMENT]
-    uncommon = rows[rows.head_dim.map(lambda size: size & (size - 1) != 0)]
-    if 80 not in set(uncommon.head_dim):
-        return Verdict.not_testable("a time of head size 80")
-    failed = uncommon[uncommon.status != "ok"]
-    right = uncommon[uncommon.status == "ok"]
-    measured = f"{_list(sorted(set(right.head_dim)))} run and are right (model)"
-    if not right.empty:
-        measured += f", at {_range(right.fraction_of_copy, '.2f')} of a copy"
-    if 80 in set(failed.head_dim):
-        return Verdict.refuted(measured, f"80: {failed[failed.head_dim == 80].status.iloc[0]}")
-    others = sizes[sizes.contender.isin(OTHERS) & ~sizes.status.str.startswith("not run")]
-    if others.empty:
-        return Verdict.not_testable("one of the packages that are said to leave sizes out")
-    left_out = others[(others.status != "ok") & others.head_dim.isin(uncommon.head_dim)]
-    for name, rows in others.groupby("contender", sort=False):
-        sizes_ = sorted(set(left_out[left_out.contender == name].head_dim))
-        measured += f"; {name} leaves out {_list(sizes_)} of {rows.head_dim.nunique()}"
-    corrections = []
-    if not failed.empty:
-        corrections.append("not " + _list(sorted(set(failed.head_dim))))
-    if 80 not in set(left_out.head_dim):
-        corrections.append(f"80 runs in {_list(dict.fromkeys(others.contender))} as well")
-    verdict = Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
-    return verdict.of_model("that they run is shown for a model, which takes any size as the kernel's source does")
-
-
-@rule("SG-03", "sglang_accuracy", "sglang_sources")
-def matches_a_reference(accuracy: pd.DataFrame, sources: pd.DataFrame) -> Verdict:
-    """Right if the error, against a reference with the very same tables, is below one rounding."""
-    beyond = accuracy[accuracy.same > accuracy.rounding]
-    measured = "error against the same tables (model): " + ", ".join(
-        f"{dtype} {_range(rows.same, '.1e')}" for dtype, rows in accuracy.groupby("dtype", sort=False)
+@rule("SG-02", "sglang_head_sizes", basis=Basis.PACKAGE)
+def others_leave_sizes_out(claim: Claim, by_size: pd.DataFrame) -> Verdict:
+    """A cell is a package that was run at the head size that the claim names."""
+    (named,) = _numbers(claim)
+    rows = ran(by_size)
+    at_named = rows[(rows.head_dim == named) & rows.contender.isin((*EARLIER, SGL_KERNEL, REAL_VLLM))]
+    if not set(EARLIER) <= set(at_named.contender):
+        return untold(claim.needs)
+    left_out = rows[(rows.status != "ok") & rows.contender.isin(at_named.contender)].groupby("contender").head_dim
+    said = {name: _list(sorted(set(dims))) for name, dims in left_out}
+    return counted(list(at_named.status != "ok"), claim.quantifier).said(
+        "; ".join(
+            f"{name} leaves out {said.get(name, 'none')} of {rows[rows.contender == name].head_dim.nunique()}"
+            for name in at_named.contender
+        ),
+        f"{named:g} runs in {_list(at_named[at_named.status == 'ok'].contender)}",
+        f"not run: {_list(by_size.contender[by_size.status.str.startswith('not run')])}",
     )
-    if not beyond.empty:
-        row = beyond.loc[(beyond.same / beyond.rounding).idxmax()]
-        return Verdict.refuted(measured, f"{row['dtype']}: {row.same:.1e}, one rounding is {row.rounding:.1e}")
-    half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]  # what its tests and benchmarks run in
-    costly = half[half.exact > (1 + TABLES_COST) * half.same]
-    notes = []
-    if not costly.empty:
-        more = 100 * (costly.exact / costly.same - 1)
-        notes.append(
-            "such a reference cannot see what rounding the tables to the dtype of q costs: against exact tables the "
-            f"error is {_range(more, '.0f')} % larger in {_list(dict.fromkeys(costly.dtype))}"
-        )
-    drifting = half[half.float32_angles > (1 + TABLES_COST) * half.exact]
-    if not drifting.empty:
-        worst = drifting.loc[(drifting.float32_angles / drifting.exact).idxmax()]
-        notes.append(
-            f"tables from float32 angles, as its benchmark makes them, add to it far out ({worst['dtype']} at position "
-            f"{worst.position:,}: {worst.float32_angles / worst.exact:.3g} times the error)"
-        )
+
+
+@rule("SG-16", "sglang_head_sizes", basis=Basis.MODEL)
+def runs_uncommon_sizes(claim: Claim, by_size: pd.DataFrame) -> Verdict:
+    """A cell is a head size that is no power of two, in a layout."""
+    uncommon = [cell for cell in measure.head_size_cells() if cell.head_dim & (cell.head_dim - 1)]
+    rows = rows_of(by_size, uncommon, DOCUMENT)
+    if rows.empty:
+        return untold(claim.needs)
+    runs = rows.status == "ok"
+    measured = f"{_list(sorted(set(rows[runs].head_dim)))} run and are right"
+    if runs.any():
+        measured += f", at {_range(rows[runs].fraction_of_copy)} of a copy"
+    return counted(list(runs), claim.quantifier).said(measured, "the kernel's source takes any size")
+
+
+@rule("SG-03", "sglang_accuracy", "sglang_sources", basis=Basis.MODEL)
+def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFrame) -> Verdict:
+    """In the dtypes of the test, by its own tolerance, and with and without fused multiply-adds."""
+    half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]
     tested = sources[sources.tolerance.notna()]
-    if tested.layouts.nunique() == 1:
-        notes.append(f"its test rotates only {tested.layouts.iloc[0]}: the other layout was never compared")
-    return Verdict.corrected(measured, "; ".join(notes)) if notes else Verdict.confirmed(measured)
-
-
-@rule("SG-04", "sglang_protocols")
-def faster_than_vllm(protocols: pd.DataFrame) -> Verdict:
-    """Against vLLM's own kernel, with the gather of the tables that it does itself; corrected if only without.
-
-    Where that is not to be had, the two models show what the protocol makes of equal kernels.
-    """
-    claimed = evidence.published_speedups().low["SG-04"]
-    graphs = timed_alike(protocols)
-    gathered, without = (ratio(graphs, REAL_VLLM, name) for name in (DOCUMENT_GATHER, DOCUMENT))
-    if gathered.empty:
-        found = ratios(protocols, VLLM).median()
-        steps = [(step.name, found[step.name]) for step in STEPS[VLLM] if not pd.isna(found[step.name])]
-        said = ", ".join(f"{STEP_NAMES[VLLM].get(name, name)} {value:.2f}x" for name, value in steps)
-        alone = f"the protocol alone, on two models that differ by one load, median: {said}"
-        measured = "; ".join(filter(None, (alone, timer(protocols)))) if steps else ""
-        return Verdict(
-            Status.NOT_TESTABLE, measured, "vLLM on a GPU; models of two kernels cannot tell which is faster"
-        )
-    measured = f"median over {len(gathered)} cells (model): {without.median():.2f}x, "
-    measured += f"with the same gather {gathered.median():.2f}x"
-    reached = max(1 + NOTICEABLE, (1 - CLOSE) * claimed)
-    if gathered.median() >= reached:
-        return Verdict.confirmed(measured)
-    if without.median() >= reached:
-        return Verdict.corrected(measured, f"{without.median():.2f}x if the gather is not counted")
-    return Verdict.refuted(measured, "not noticeably faster when fairly compared")
-
-
-@rule("SG-05", "sglang_protocols", "sglang_bytes")
-def faster_than_flash_attention(protocols: pd.DataFrame, moved: pd.DataFrame) -> Verdict:
-    """At most over the cells, with q and k packed (flash-attn rotates them in one launch) and apart (in two).
-
-    Confirmed if both reach the claim; corrected if either is noticeable; else refuted, whatever the protocol gives.
-    """
-    claimed = evidence.published_speedups().low["SG-05"]
-    table = ratios(protocols, FLASH_FULL)
-    most = table.max()
-    if most[[PUBLISHED, FAIR, APART]].isna().any():
-        return Verdict.not_testable("times of the first version's kernel and of flash-attn under both protocols")
-    steps = [(STEP_NAMES[FLASH_FULL].get(step.name, step.name), most[step.name]) for step in STEPS[FLASH_FULL]]
-    over = moved[moved.contender == FLASH].over
+    if half.dtype.nunique() < 2 or tested.empty:
+        return untold(claim.needs)
+    tolerance = float(tested.tolerance.iloc[0])
+    found = [difference < tolerance for name in ("difference", "fused") for difference in half[name]]
+    more, drift = 100 * (half.exact / half.same - 1), half.float32_angles / half.exact
+    worst = half.loc[drift.idxmax()]
     measured = (
-        f"at most over {len(table)} cells (model): " + ", ".join(f"{name} {value:.2f}x" for name, value in steps)
-    ) + f"; its benchmark let flash-attn move {_range(over, '.2f')} times the bytes"
-    if said := timer(protocols):
-        measured += f"; {said}"
-    apart, packed = most[APART], most[FAIR]
-    reached = (1 - CLOSE) * claimed
-    if min(apart, packed) >= reached:
-        return Verdict.confirmed(measured)
-    if max(apart, packed) >= 1 + NOTICEABLE:
-        largest = table[APART].idxmax()
-        return Verdict.corrected(
-            measured,
-            f"{apart:.2f}x where q and k lie apart (two launches of flash-attn; at {largest}), "
-            f"{packed:.2f}x where they are packed",
-        )
-    by_protocol = "; it is the protocol that reaches the claim" if most[PUBLISHED] >= reached else ""
-    return Verdict.refuted(measured, f"not noticeably faster when fairly compared{by_protocol}")
-
-
-@rule("SG-06", "sglang_sources")
-def helper_is_there_twice(sources: pd.DataFrame) -> Verdict:
-    if len(sources) < 2:
-        return Verdict.not_testable("both files, the benchmark and the test")
-    defining = sources[sources.defines]
-    where = [f"{row.file} at {row.commit[:8]}" for row in defining.itertuples()]
-    measured = f"{sources.helper.iloc[0]} is defined in {_list(where)}"
-    return Verdict.confirmed(measured) if len(defining) > 1 else Verdict.refuted(measured, "it is not there twice")
-
-
-@rule("SG-07", "sglang_vector_widths")
-def wide_loads_help(widths: pd.DataFrame) -> Verdict:
-    """Confirmed if 16-byte accesses are noticeably faster than 2-byte ones in both layouts, aligned."""
-    times = _ok(widths[(widths.offset_bytes == 0) & widths.access_bytes.notna()])
-    table = times.pivot_table(index="layout", columns="access_bytes", values="median_us")
-    if not {2, 16} <= set(table) or table[[2, 16]].isna().any(axis=None):
-        return Verdict.not_testable("times of 2-byte and 16-byte accesses in both layouts")
-    gain = table[2] / table[16]
-    fractions = times[times.access_bytes == 16].fraction_of_copy
-    measured = "16-byte over 2-byte accesses: " + ", ".join(f"{layout} {value:.2f}x" for layout, value in gain.items())
-    measured += f" (model, then at {_range(fractions, '.2f')} of a copy)"
-    helped = gain >= 1 + NOTICEABLE
-    if helped.all():
-        return Verdict.confirmed(measured)
-    if helped.any():
-        return Verdict.corrected(measured, f"only {_list(gain.index[helped])}")
-    return Verdict.refuted(measured, "the threads of a warp read neighbouring elements, so narrow loads are combined")
-
-
-@rule("SG-08", "sglang_low_tokens")
-def few_tokens_leave_processors_idle(low: pd.DataFrame) -> Verdict:
-    times = _ok(low[low.family == "model"])
-    cell = ["layout", "seq_len"]
-    one = times[times.blocks == times.seq_len].set_index(cell)
-    more = times[times.blocks > times.seq_len].groupby(cell).median_us.min()
-    if one.empty or more.empty:
-        return Verdict.not_testable("times of one and of several blocks a token")
-    gain = (one.median_us / more).dropna()
-    busy = one.blocks / one.multiprocessors
-    measured = (
-        f"one block a token keeps {_range(one.blocks, '.0f')} of {one.multiprocessors.iloc[0]:.0f} multiprocessors "
-        f"busy; divided, {_list(dict.fromkeys(times.seq_len))} tokens are {_range(gain, '.2f')} times as fast (model)"
+        f"at most {half[['difference', 'fused']].max(axis=None):.2g} from the reference, with and without fused "
+        f"multiply-adds; its test allows {tolerance:g}; relative error: "
     )
-    if (busy >= 1).all():
-        return Verdict.refuted(measured, "no multiprocessor is idle")
-    if (gain >= 1 + NOTICEABLE).all():
-        return Verdict.confirmed(measured)
-    if (gain >= 1 + NOTICEABLE).any():
-        helped = gain.index[gain >= 1 + NOTICEABLE]
-        return Verdict.corrected(
-            measured, f"they are idle, but it costs noticeable time only at {_list(helped)} tokens"
-        )
-    return Verdict.refuted(measured, "they are idle, but the time is that of a launch either way")
-
-
-@rule("SG-09", "sglang_diffusion", "sglang_low_tokens", "sglang_published_kernel")
-def launch_and_loads_help(diffusion: pd.DataFrame, low: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """Of the second version; what 16-byte accesses then add is said beside it."""
-    times = _ok(diffusion[diffusion.cell == "Qwen-Image"]).set_index("contender")
-    policy = _ok(low[(low.family == "second") & low.policy.isin(("on", "off"))])
-    policy = policy[policy.seq_len <= FEW_TOKENS].pivot_table(
-        index=["layout", "seq_len"], columns="policy", values="median_us"
+    measured += ", ".join(f"{name} {_range(rows.same, '.1e')}" for name, rows in accuracy.groupby("dtype", sort=False))
+    return counted(found, claim.quantifier).said(
+        measured,
+        "products of two 16-bit numbers are exact in float32, so kernels that add them there round to the same bits",
+        "a reference with the same tables does not show the cost of rounding them: against exact tables the error "
+        f"is {_range(more, '.0f')} % larger",
+        "tables from float32 angles, as its benchmark makes them, add to it far out "
+        f"({worst['dtype']} at position {worst.position:,}: {drift.max():.3g} times the error)",
+        f"its test rotates only {tested.layouts.iloc[0]}: the other layout was never compared"
+        if tested.layouts.nunique() == 1
+        else "",
     )
-    if not {DOCUMENT, SECOND} <= set(times.index) or not {"on", "off"} <= set(policy):
-        return Verdict.not_testable("times of both versions at Qwen-Image's shape and with few tokens")
-    stated, gain = published.ratio.iloc[0], times.median_us[DOCUMENT] / times.median_us[SECOND]
-    tokens = int(times.seq_len[DOCUMENT])
-    few = (policy.off / policy.on).dropna()
-    measured = f"{gain:.2f}x at Qwen-Image's {tokens} tokens; launch policy alone {_range(few, '.2f')}x up to 4 tokens"
-    if THIRD in times.index:
-        measured += f"; the third version's 16-byte accesses {times.median_us[DOCUMENT] / times.median_us[THIRD]:.2f}x"
-    measured += " (models)"
-    if gain < 1 + NOTICEABLE and (few < 1 + NOTICEABLE).all():
-        return Verdict.refuted(measured, "neither is noticeable here")
-    corrections = []
-    if gain < (1 - CLOSE) * stated:
-        small = ", which is not noticeable" if gain < 1 + NOTICEABLE else ""
-        corrections.append(f"{gain:.2f}x instead of {stated:.3f}x at that shape{small}")
-    if tokens > FEW_TOKENS:
-        corrections.append(
-            f"neither is in use there: the launch is for up to {FEW_TOKENS} tokens, the float2 path for float32 "
-            "tensors; what changes in bf16 is the size of the blocks, 128 threads instead of 512"
-        )
-    return Verdict.corrected(measured, "; ".join(corrections)) if corrections else Verdict.confirmed(measured)
 
 
-@rule("SG-10", "sglang_protocols")
-def faster_than_positions(protocols: pd.DataFrame) -> Verdict:
-    """The second version's kernel, of which it was said, over the first grid, whose benchmark has the positions API.
+@rule("SG-11", "sglang_head_sizes", basis=Basis.PACKAGE)
+def flashinfer_is_limited(claim: Claim, by_size: pd.DataFrame) -> Verdict:
+    """A cell is a layout, at the head size that the claim names."""
+    (named,) = _numbers(claim)
+    rows = rows_of(by_size, [cell for cell in measure.head_size_cells() if cell.head_dim == named], FLASHINFER)
+    if rows.empty:
+        return untold(claim.needs)
+    own, newest = (ran(by_size[by_size.contender == name]) for name in (FLASHINFER, FLASHINFER_NEWEST))
+    return counted(list(rows.status.str.startswith("failed")), claim.quantifier).said(
+        _where_it_fails(own), f"in place, the newest version {_where_it_fails(newest)}" if len(newest) else ""
+    )
+
+
+# ------------------------------------------------------------------------------------------ speed beside other packages
+
+
+@rule("SG-04", "sglang_protocols", basis=Basis.MODEL)
+def faster_than_vllm(claim: Claim, protocols: pd.DataFrame) -> Verdict:
+    """Against vLLM's own kernel: as it is, with tables that lie by token, and with the gather that vLLM does itself.
+
+    Where vLLM was not run, the model of its kernel shows what the protocol makes of two kernels that differ by a load.
+    """
+    stated = evidence.published_speedups().loc["SG-04"]
+    found = ratios(protocols, VLLM).median().dropna()
+    steps = ", ".join(f"{STEP_NAMES[VLLM].get(name, name)} {value:.2f}x" for name, value in found.items())
+    alone = f"the protocol alone, on two models that differ by one load, median: {steps}" if steps else ""
+    times = times_of(timed_alike(protocols), measure.first_cells(), DOCUMENT, DOCUMENT_GATHER, REAL_VLLM)
+    if times.empty:
+        return untold(claim.needs).said("; ".join(filter(None, (alone, timer(protocols)))))
+    effects = {name: list(times[REAL_VLLM] / times[name]) for name in (DOCUMENT, DOCUMENT_GATHER)}
+    verdicts = [size(x, min(max(x.value, stated.low), stated.high)) for found in effects.values() for x in found]
+    return sizes(verdicts, claim.quantifier, claim.needs).said(
+        f"{_range(effects[DOCUMENT])}x in {len(times)} cells, with the same gather {_range(effects[DOCUMENT_GATHER])}x",
+        alone,
+    )
+
+
+@rule("SG-05", "sglang_protocols", "sglang_bytes", basis=Basis.MODEL)
+def faster_than_flash_attention(claim: Claim, protocols: pd.DataFrame, moved: pd.DataFrame) -> Verdict:
+    """A cell is a way to be fair: flash-attn rotates q and k in one launch where they are packed, in two where apart.
+
+    "Up to" is the largest of the first grid.
+    """
+    stated = evidence.published_speedups().low["SG-05"]
+    times = times_of(timed_alike(protocols), measure.first_cells(), DOCUMENT, FLASH, FLASH_PACKED)
+    if times.empty:
+        return untold(claim.needs)
+    effects = {name: list(times[name] / times[DOCUMENT]) for name in (FLASH_PACKED, FLASH)}
+    most = {name: max(found, key=lambda x: x.value) for name, found in effects.items()}
+    steps = ratios(protocols, FLASH_FULL)
+    measured = "; ".join(
+        f"{name} takes at most {largest} times as long, median {median(x.value for x in effects[name]):.2f}, longer in "
+        f"{_how_many(above(x, 1) for x in effects[name])}"
+        for name, largest in most.items()
+    )
+    published = ", ".join(
+        f"{STEP_NAMES[FLASH_FULL].get(step.name, step.name)} {steps[step.name].max():.2f}x"
+        for step in STEPS[FLASH_FULL]
+    )
+    return sizes([size(x, max(stated, x.value)) for x in most.values()], claim.quantifier, claim.needs).said(
+        measured,
+        f"at most, by protocol: {published}",
+        f"its benchmark lets flash-attn move {_range(moved[moved.contender == FLASH].over)} times the bytes",
+        timer(protocols),
+    )
+
+
+@rule("SG-09", "sglang_diffusion", "sglang_published_kernel", basis=Basis.MODEL)
+def second_version_is_faster(claim: Claim, diffusion: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    cells = [cell for cell in measure.diffusion_cells() if cell.name == measure.QWEN_IMAGE]
+    times = times_of(diffusion, cells, DOCUMENT, SECOND, THIRD)
+    if times.empty:
+        return untold(claim.needs)
+    (first, second, third), (row,) = times.iloc[0], published.itertuples()
+    tokens = int(rows_of(diffusion, cells, SECOND).seq_len.iloc[0])
+    return size(first / second, row.ratio, digits=3).said(
+        f"{first / second} times as fast at Qwen-Image's {tokens:,} tokens; the third version {first / third}",
+        f"the printed times are {row.ratio:.3f}x apart",
+        f"neither change is in use there: the launch is for up to {FEW_TOKENS} tokens, the float2 path for float32 "
+        "tensors; in bf16 only the size of the blocks changes, from 512 threads to 128"
+        if tokens > FEW_TOKENS
+        else "",
+    )
+
+
+@rule("SG-10", "sglang_protocols", basis=Basis.MODEL)
+def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
+    """The second version's kernel, which the comment is about, over the first grid; a cell is a positions API.
 
     "On average (weighted across configs)": the times of a configuration are averaged over its lengths, as the benchmark
     prints them, and the ratios of these averages over the configurations.
     """
-    stated = evidence.published_speedups().low["SG-10"]
-    graphs = timed_alike(protocols)
-    names = [name for name in FAST_POSITIONS if not ratio(graphs, name, SECOND).empty]
-    if not names:
-        return Verdict.not_testable("FlashInfer or sgl_kernel, and the model of the second version, on a GPU")
-    said = []
-    for name in names:
-        means, cells = _by_configuration(graphs, name, SECOND), ratio(graphs, name, SECOND)
-        third = None if ratio(graphs, name, THIRD).empty else _by_configuration(graphs, name, THIRD).mean()
+    stated, graphs = evidence.published_speedups().low["SG-10"], timed_alike(protocols)
+    said, found = [], []
+    for name in FAST_POSITIONS:
+        times = times_of(graphs, measure.first_cells(), name, SECOND, THIRD, DOCUMENT, DOCUMENT_GATHER)
+        if times.empty:
+            continue
+        means = {version: by_configuration(times, name, version) for version in (SECOND, THIRD)}
+        cells = list(times[name] / times[SECOND])
+        found.append(noise.mean(means[SECOND]))
         said.append(
-            f"{name} takes {means.mean():.2f} times as long as the second version (model; mean of {means.size} "
-            f"configurations, {_range(cells, '.2f')} in {len(cells)} cells)"
-            + (f" and {third:.2f} times as long as the third" if third is not None else "")
+            f"{name} takes {found[-1]} times as long as the second version (mean of {len(means[SECOND])} "
+            f"configurations; {_range(cells)} by cell, above 1 in {_how_many(above(x, 1) for x in cells)}) and "
+            f"{noise.mean(means[THIRD])} times as long as the third; {name} finds its rows by itself: gathering them "
+            f"makes the first version take {_range(times[DOCUMENT_GATHER] / times[DOCUMENT])} times as long"
         )
-    measured, name = "; ".join(said), names[0]
-    gathered = ratio(graphs, DOCUMENT_GATHER, DOCUMENT)
-    if not gathered.empty:
-        measured += (
-            f"; {name} finds its rows by itself: gathering them makes the first version take "
-            f"{_range(gathered, '.2f')} times as long"
+    return sizes([size(effect, stated) for effect in found], claim.quantifier, claim.needs).said(
+        "; ".join(said), "the second version reads bf16 two bytes at a time, FlashInfer and the third 16"
+    )
+
+
+@rule("SG-17", "sglang_second_grid", basis=Basis.MODEL)
+def flashinfer_is_mostly_slower(claim: Claim, second: pd.DataFrame) -> Verdict:
+    effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
+    return _most([above(x, 1) for x in effects], claim.needs).said(_against_third(effects), AHEAD_OF_TIME)
+
+
+@rule("SG-18", "sglang_second_grid", basis=Basis.MODEL)
+def flashinfer_is_never_faster(claim: Claim, second: pd.DataFrame) -> Verdict:
+    effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
+    faster = [below(x, 1) for x in effects]
+    found = [None if x is None else not x for x in faster]
+    measured = f"{_against_third(effects)}, shorter in {_how_many(faster)}"
+    return counted(found, claim.quantifier, claim.needs).said(measured, AHEAD_OF_TIME)
+
+
+@rule("SG-14", "sglang_protocols", basis=Basis.MODEL)
+def helps_language_models(claim: Claim, protocols: pd.DataFrame) -> Verdict:
+    """The third version's kernel in GQA and MQA cells, whose tables are gathered once a step, against each package."""
+    cells = [cell for cell in measure.first_cells() if cell.q_heads > cell.k_heads]
+    found: dict[str, list[Interval]] = {}
+    for name in (*OF_LANGUAGE_MODELS, EAGER):
+        times = times_of(timed_alike(protocols), cells, name, THIRD, DOCUMENT, DOCUMENT_GATHER)
+        for _, row in times.iterrows():
+            plain, gathered, kernel = row[DOCUMENT], row[DOCUMENT_GATHER], row[THIRD]
+            shared = Interval(
+                kernel.low + (gathered.low - plain.high) / LAYERS,
+                kernel.value + (gathered.value - plain.value) / LAYERS,
+                kernel.high + (gathered.high - plain.low) / LAYERS,
+            )
+            found.setdefault(name, []).append(row[name] / shared)
+    eager = found.pop(EAGER, [])
+    helped = [above(x, 1) for effects in found.values() for x in effects]
+    said = [
+        f"{name} takes {_range(effects)} times as long as the third version with GQA and MQA, longer in "
+        f"{_how_many(above(x, 1) for x in effects)}; a gather is shared by {LAYERS} layers"
+        for name, effects in found.items()
+    ]
+    return counted(helped, claim.quantifier, claim.needs).said(
+        "; ".join(said), f"plain torch takes {_range(eager)} times as long" if eager else ""
+    )
+
+
+# --------------------------------------------------------------------------------------------- the division of the work
+
+
+@rule("SG-07", "sglang_vector_widths", basis=Basis.MODEL)
+def wide_loads_help(claim: Claim, widths: pd.DataFrame) -> Verdict:
+    """A cell is a layout, at addresses that are multiples of 16 bytes."""
+    aligned = ok(widths[widths.offset_bytes == 0]).set_index(["layout", "access_bytes"])
+    if not set(product(LAYOUTS, (2, 16))) <= set(aligned.index):
+        return untold(claim.needs)
+    gain = {layout: ratio(aligned, (layout, 2), (layout, 16)) for layout in LAYOUTS}
+    fractions = aligned[aligned.index.get_level_values("access_bytes") == 16].fraction_of_copy
+    widest = ok(widths[widths.pairs_per_thread == widths.pairs_per_thread.max()])
+    offset = widest.pivot_table(index="layout", columns=widest.offset_bytes > 0, values="median_us")
+    return counted([above(x, 1) for x in gain.values()], claim.quantifier, claim.needs).said(
+        "16-byte over 2-byte accesses: "
+        + ", ".join(f"{layout} {x}x" for layout, x in gain.items())
+        + f", then at {_range(fractions)} of a copy",
+        f"2 bytes off a multiple of 16 they take {_range(offset[True] / offset[False])} times as long"
+        if len(offset.T) == 2
+        else "",
+    )
+
+
+@rule("SG-08", "sglang_low_tokens", basis=Basis.MODEL)
+def few_tokens_leave_processors_idle(claim: Claim, low: pd.DataFrame) -> Verdict:
+    """A cell is a layout, a number of tokens and a number of blocks a token: one leaves some idle, more are faster."""
+    rows = ok(low[low.family == "model"])
+    rows = rows.assign(per_token=rows.blocks // rows.seq_len).set_index(["layout", "seq_len", "per_token"])
+    cells = list(product(LAYOUTS, measure.LOW_TOKENS, measure.BLOCKS_A_TOKEN))
+    if not set(cells) <= set(rows.index):
+        return untold(claim.needs)
+    divided = [(*cell, tiles) for *cell, tiles in cells if tiles > 1]
+    gain = [ratio(rows, (layout, tokens, 1), (layout, tokens, tiles)) for layout, tokens, tiles in divided]
+    one = rows.xs(1, level="per_token")
+    idle = {key: row.blocks < row.multiprocessors for key, row in one.iterrows()}
+    found = [above(x, 1) if idle[cell[:2]] else False for x, cell in zip(gain, divided, strict=True)]
+    return counted(found, claim.quantifier, claim.needs).said(
+        f"one block a token keeps {_range(one.blocks, '.0f')} of {one.multiprocessors.iloc[0]:.0f} multiprocessors "
+        f"busy; divided, {_list(measure.LOW_TOKENS)} tokens are {_range(gain)} times as fast"
+    )
+
+
+@rule("SG-19", "sglang_low_tokens", basis=Basis.MODEL)
+def launch_policy_helps(claim: Claim, low: pd.DataFrame) -> Verdict:
+    """A cell is a layout and a number of tokens: with its policy the second version has more blocks, and is faster."""
+    rows = ok(low[low.policy.isin(("on", "off"))]).set_index(["family", "layout", "seq_len", "policy"])
+    few = [tokens for tokens in measure.LOW_TOKENS if tokens <= FEW_TOKENS]
+    cells = list(product(LAYOUTS, few))
+    if not set(product(("second", "third"), LAYOUTS, few, ("on", "off"))) <= set(rows.index):
+        return untold(claim.needs)
+    gain = {
+        family: [ratio(rows, (family, *cell, "off"), (family, *cell, "on")) for cell in cells]
+        for family in ("second", "third")
+    }
+    blocks = rows.blocks.xs("second").unstack("policy").loc[cells]
+    found = [above(x, 1) if more else False for x, more in zip(gain["second"], blocks.on > blocks.off, strict=True)]
+    return counted(found, claim.quantifier, claim.needs).said(
+        f"{_range(blocks.on, '.0f')} blocks instead of {_range(blocks.off, '.0f')}, {_range(gain['second'])} times as "
+        f"fast up to {FEW_TOKENS} tokens; the third version's policy {_range(gain['third'])}"
+    )
+
+
+@rule("SG-15", "sglang_protocols", "sglang_diffusion", basis=Basis.MODEL)
+def simpler_is_enough(claim: Claim, protocols: pd.DataFrame, diffusion: pd.DataFrame) -> Verdict:
+    """A cell is a shape of the first grid or of diffusion and a number of blocks, which the comment leaves open: the
+    persistent kernel is not slower, beyond the noise, than the third version, the one under review."""
+    cells = [*measure.first_cells(), *measure.diffusion_cells()]
+    variants = [peer.name for peer in PERSISTENT_PEERS]
+    times = times_of(pd.concat([timed_alike(protocols), diffusion]), cells, THIRD, *variants)
+    slower = {name: [above(x, 1) is True for x in times[name] / times[THIRD]] for name in variants if len(times)}
+    tokens = {cell.name: cell.batch * cell.seq_len for cell in cells}
+    said = []
+    for name, found in slower.items():
+        first = min((tokens[cell] for (cell, _), x in zip(times.index, found, strict=True) if x), default=None)
+        said.append(
+            f"{name} a multiprocessor: {_range(times[THIRD] / times[name])} times as fast as the third version, slower "
+            f"in {_how_many(found)}" + (f", the smallest of {first:,} tokens" if first else "")
         )
-    gain, cells = _by_configuration(graphs, name, SECOND).mean(), ratio(graphs, name, SECOND)
-    if gain >= (1 - CLOSE) * stated:
-        return Verdict.confirmed(measured)
-    if gain >= 1 + NOTICEABLE:
-        return Verdict.corrected(measured, f"{gain:.2f}x instead of {stated:.2f}x")
-    why = "that version reads bf16 two bytes at a time, FlashInfer 16"
-    wide = ratio(graphs, name, THIRD)
-    noticeable = cells >= 1 + NOTICEABLE
-    where = f", though in {noticeable.sum()} of {len(noticeable)} cells" if noticeable.any() else ""
-    note = f"not noticeably faster on average{where}: {why}"
-    if not wide.empty and (later := _by_configuration(graphs, name, THIRD).mean()) >= 1 + NOTICEABLE:
-        note += f"; the third version (model) is {later:.2f} times as fast"
-    return Verdict.refuted(measured, note)
+    enough = [not x for found in slower.values() for x in found]
+    return counted(enough, claim.quantifier, claim.needs).said(
+        "; ".join(said), "the document does not say how much loss is too much; here every loss beyond the noise counts"
+    )
 
 
-@rule("SG-11", "sglang_head_sizes", "sglang_second_grid")
-def flashinfer_is_limited(sizes: pd.DataFrame, second: pd.DataFrame) -> Verdict:
-    """Of the version of that time, against the third version's kernel; the newest at hand is said beside it.
+@rule("SG-13", "sglang_diffusion", basis=Basis.MODEL)
+def keeping_tables_saves(claim: Claim, diffusion: pd.DataFrame) -> Verdict:
+    cells = measure.diffusion_cells()
+    times = times_of(diffusion, cells, DOCUMENT, DOCUMENT_CAST)
+    if times.empty:
+        return untold(claim.needs)
+    effects = list(times[DOCUMENT_CAST] / times[DOCUMENT])
+    cast, kept = (rows_of(diffusion, cells, name).launches.to_numpy() for name in (DOCUMENT_CAST, DOCUMENT))
+    return counted([above(x, 1) for x in effects], claim.quantifier, claim.needs).said(
+        f"converting adds {_range(cast - kept, '.0f')} launches and makes a call take longer: "
+        + ", ".join(f"{x} times at {cell}" for (cell, _), x in zip(times.index, effects, strict=True)),
+        "the call with the conversion contains the call without it, so only the size of the difference is open",
+    )
 
-    "Slower" is what takes noticeably longer; "mostly", more than half of the cells of the later grid, which is the one
-    that the statement was made with.
-    """
-    rows = sizes[(sizes.contender == FLASHINFER) & ~sizes.status.str.startswith("not run")]
-    slower = ratio(second, FLASHINFER, THIRD)
-    if rows.empty or slower.empty:
-        return Verdict.not_testable("FlashInfer, and the model of the third version, on a GPU")
-    failed = rows[rows.status != "ok"]
-    takes = "takes {} times as long as the third version (model)"
-    longer = slower >= 1 + NOTICEABLE
-    measured = f"{_where_it_fails(rows)}; {takes.format(_range(slower, '.2f'))}, "
-    measured += f"noticeably longer in {longer.sum()} of {len(slower)} cells"
-    newest = sizes[(sizes.contender == FLASHINFER_NEWEST) & ~sizes.status.str.startswith("not run")]
-    if len(newest):
-        measured += f"; in place, the newest version {_where_it_fails(newest)}"
-    unsupported, mostly = 96 in set(failed.head_dim), longer.mean() > 0.5
-    if unsupported and mostly:
-        return Verdict.confirmed(measured)
-    if unsupported or mostly:
-        how_many = f"in {longer.sum()} of {len(slower)} cells"
-        held = f"that it is mostly slower holds ({how_many}), that 96 fails does not"
-        if unsupported:
-            held = f"that 96 fails holds, that it is mostly slower does not ({how_many})"
-        return Verdict.corrected(measured, held)
-    return Verdict.refuted(measured, "neither holds")
+
+# -------------------------------------------------------------------------------------- the document's files and tables
+
+
+@rule("SG-06", "sglang_sources", basis=Basis.SOURCE)
+def helper_is_there_twice(claim: Claim, sources: pd.DataFrame) -> Verdict:
+    if len(sources) < 2:
+        return untold(claim.needs)
+    defining = sources[sources.defines]
+    where = _list(f"{row.file} at {row.commit[:8]}" for row in defining.itertuples())
+    return fact(len(defining) > 1).said(f"{sources.helper.iloc[0]} is defined in {where}")
+
+
+@rule("SG-12", "sglang_published_e2e", "sglang_published_kernel", basis=Basis.DOCUMENT)
+def end_to_end_is_unchanged(claim: Claim, e2e: pd.DataFrame, kernel: pd.DataFrame) -> Verdict:
+    """The document prints no variance. The stages that the change does not touch give it two bounds: how far the two
+    runs differ in their sum, and at most in one of them, whose printed times may be off by 0.005 ms each."""
+    total, stages = e2e[e2e.row == "E2E Latency"], e2e[e2e.row != "E2E Latency"]
+    untouched = stages[stages.row != "DenoisingStage"]
+    if total.empty or untouched.empty:
+        return untold(claim.needs)
+    (total,), (row,) = total.itertuples(), kernel.itertuples()
+    together = 100 * abs(untouched.change_ms.sum()) / untouched.baseline.sum()
+    alone = (100 * (untouched.change_ms.abs() - 0.01).clip(lower=0) / untouched.baseline).max()
+    change, (least, most) = abs(total.change_percent), sorted((together, alone))
+    expected, everything = (100 * value / total.baseline for value in (row.expected_ms, row.all_ms))
+    verdict = untold(claim.needs) if least < change <= most else fact(change <= least)
+    return verdict.said(
+        f"{total.change_percent:+.2f} % as a whole, {stages.change_ms.sum():+.0f} ms in the stages; stages that the "
+        f"change does not touch differ by {together:.1f} % in sum and up to {alone:.1f} % each",
+        f"assuming {row.calls:,} calls an image, a kernel as much faster as claimed saves {row.expected_ms:.0f} ms, "
+        f"{expected:.2f} %, and all of the rotation is {everything:.1f} %"
+        + (
+            ": the two runs differ by more than that gain, so they say nothing about the kernel"
+            if expected < change
+            else ""
+        ),
+        "the document has one run of each; repeated runs would show the variance",
+    )
+
+
+@rule("SG-21", "sglang_published_e2e", basis=Basis.DOCUMENT)
+def throughput_is_unchanged(claim: Claim, e2e: pd.DataFrame) -> Verdict:
+    """One image at a time: the printed throughput is the reciprocal of the printed latency, rounded."""
+    total = e2e[e2e.row == "E2E Latency"]
+    if total.empty:
+        return untold(claim.needs)
+    (row,), printed = total.itertuples(), _numbers(claim)
+    found = [1000 / row.baseline, 1000 / row.new]
+    return fact(printed[0] == printed[1] and [round(x, 2) for x in found] == printed).said(
+        f"the latencies are {found[0]:.4f} and {found[1]:.4f} images a second",
+        f"two decimals show no change below {100 * 0.005 / found[0]:.0f} %",
+    )
+
+
+@rule("SG-20", "sglang_alignment", basis=Basis.DOCUMENT)
+def heads_are_aligned(claim: Claim, alignment: pd.DataFrame) -> Verdict:
+    """A cell is a head size of the document's benchmarks, in 16-bit numbers."""
+    (least,) = _numbers(claim)
+    heads = alignment[(alignment.part == "head") & alignment.listed]
+    aligned = heads.multiple >= least
+    return _most(list(aligned), claim.needs).said(
+        f"at multiples of {least:g} bytes: heads of {_list(heads[aligned].head_dim)} features in 16 bits, not of "
+        f"{_list(heads[~aligned].head_dim)}",
+        f"{alignment.aligned.sum()} of {len(alignment)} parts of heads and tables, of these and further sizes, lie at "
+        "multiples of 16 bytes",
+    )
+
+
+# ------------------------------------------------------------------------------------- claims that nothing measures yet
+
+
+@rule("SG-22", "sglang_vector_instructions", basis=Basis.CODE)
+def aligned_vector_is_wide(claim: Claim, instructions: pd.DataFrame) -> Verdict:
+    """Columns form, dtype, load_bytes and store_bytes of the widest accesses in the machine code."""
+    bytes_ = instructions.set_index(["form", "dtype"])[["load_bytes", "store_bytes"]].min(axis=1).unstack("form")
+    if not {"float4", "AlignedVector"} <= set(bytes_) or bytes_.isna().any(axis=None):
+        return untold(claim.needs)
+    found = list(bytes_["AlignedVector"] >= bytes_["float4"])
+    return counted(found, claim.quantifier).said(f"{_range(bytes_['AlignedVector'], '.0f')} bytes an access")
+
+
+@rule("SG-23", "sglang_rocm_tests", basis=Basis.CODE)
+def rocm_is_repaired(claim: Claim, tests: pd.DataFrame) -> Verdict:
+    """Columns test, before and after (whether it passes at the commits before and after #16287)."""
+    broken = tests[~tests.before]
+    return counted(list(broken.after), claim.quantifier, claim.needs).said(
+        f"{len(broken)} of {len(tests)} tests fail before, {(~tests.after).sum()} after"
+    )
+
+
+@rule("SG-24", "sglang_benchmark_flaws", basis=Basis.SOURCE)
+def benchmark_is_fairer(claim: Claim, flaws: pd.DataFrame) -> Verdict:
+    """Columns flaw, before and after (whether the files have it); a cell is a flaw that they had."""
+    had = flaws[flaws.before]
+    return counted(list(~had.after), claim.quantifier, claim.needs).said(f"still there: {_list(had[had.after].flaw)}")
+
+
+@rule("SG-25", "sglang_synchronize", basis=Basis.PACKAGE)
+def synchronize_raises_another(claim: Claim, failures: pd.DataFrame) -> Verdict:
+    """Columns failure and exception: what torch.cuda.synchronize raises after that failure of a kernel."""
+    found = [exception != "AcceleratorError" for exception in failures.exception]
+    said = ", ".join(f"{row.failure}: {row.exception}" for row in failures.itertuples())
+    return _most(found, claim.needs).said(said)
+
+
+# -------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _most(found: Sequence[bool | None], needs: str) -> Verdict:
+    """The verdict on a claim about most cells: more than half hold, also if all cells in doubt did not."""
+    holding, failing = (sum(x is told for x in found) for told in (True, False))
+    if 2 * holding > len(found):
+        return HOLDS
+    return FAILS if found and 2 * failing >= len(found) else untold(needs)
+
+
+def _how_many(found: Iterable[bool | None]) -> str:
+    """``"4 of 10 cells (2 cannot be told)"``."""
+    found = list(found)
+    open_ = sum(x is None for x in found)
+    return f"{sum(x is True for x in found)} of {len(found)} cells" + (f" ({open_} cannot be told)" if open_ else "")
+
+
+def _against_third(effects: list[Interval]) -> str:
+    if not effects:
+        return ""
+    longer = _how_many(above(x, 1) for x in effects)
+    return f"FlashInfer takes {_range(effects)} times as long as the third version, longer in {longer}"
 
 
 def _where_it_fails(rows: pd.DataFrame) -> str:
     said = []
-    for word, some in (
-        ("gives wrong results", rows.status.str.startswith("wrong")),
-        ("fails", rows.status.str.startswith("failed")),
-    ):
-        if some.any():
-            said.append(f"{word} at head sizes {_list(sorted(set(rows[some].head_dim)))}")
+    for word, start in (("gives wrong results", "wrong"), ("fails", "failed")):
+        some = rows[rows.status.str.startswith(start)]
+        if len(some):
+            said.append(f"{word} at head sizes {_list(sorted(set(some.head_dim)))}")
     return " and ".join(said) or "runs at every head size measured"
 
 
-@rule("SG-12", "sglang_published_e2e", "sglang_published_kernel")
-def end_to_end_is_unchanged(e2e: pd.DataFrame, kernel: pd.DataFrame) -> Verdict:
-    """The document's own numbers: the change of the whole, the sum of its stages, and what the kernel can do to it."""
-    total, stages = e2e[e2e.row == "E2E Latency"].iloc[0], e2e[e2e.row != "E2E Latency"]
-    (row,) = kernel.itertuples()
-    expected, everything = (100 * value / total.baseline for value in (row.expected_ms, row.all_ms))
-    measured = (
-        f"{total.change_percent:+.2f} % as a whole, {stages.change_ms.sum():+.0f} ms in the stages; assuming "
-        f"{row.calls:,} calls an image, a kernel as much faster as claimed saves {row.expected_ms:.0f} ms, "
-        f"{expected:.2f} %, and all of the rotation is {everything:.1f} %"
-    )
-    if abs(total.change_percent) > E2E_UNCHANGED:
-        return Verdict.refuted(measured, f"more than {E2E_UNCHANGED:g} %")
-    if expected < abs(total.change_percent):
-        return Verdict.corrected(
-            measured,
-            "a gain of that size would not show: it is less than the two runs differ, so they say nothing about the "
-            "kernel (a new measurement needs SGLang and Qwen-Image)",
-        )
-    return Verdict.confirmed(measured)
+def _numbers(claim: Claim) -> list[float]:
+    """The numbers that the claim's quotation prints."""
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", claim.quote)]
 
 
-@rule("SG-13", "sglang_diffusion")
-def keeping_tables_saves(diffusion: pd.DataFrame) -> Verdict:
-    times = _ok(diffusion).set_index(["cell", "contender"])
-    both = times.median_us.unstack()
-    if not {DOCUMENT, DOCUMENT_CAST} <= set(both):
-        return Verdict.not_testable("times with and without the conversion")
-    both = both[[DOCUMENT, DOCUMENT_CAST]].dropna()
-    factor = both[DOCUMENT_CAST] / both[DOCUMENT]
-    extra = (times.launches.unstack()[DOCUMENT_CAST] - times.launches.unstack()[DOCUMENT]).reindex(both.index)
-    longer = _range(factor, ".2f")
-    measured = f"converting adds {_range(extra, '.0f')} launches and makes a call {longer} times as long (model)"
-    if abs(factor.min() / (1 + NOTICEABLE) - 1) < BARELY:
-        measured += f"; at {factor.idxmin()} barely on this side of the {NOTICEABLE:.0%} that count"
-    if (factor >= 1 + NOTICEABLE).all():
-        return Verdict.confirmed(measured)
-    if (factor >= 1 + NOTICEABLE).any():
-        return Verdict.corrected(measured, f"noticeable only for {_list(factor.index[factor >= 1 + NOTICEABLE])}")
-    return Verdict.refuted(measured, "no noticeable difference on the GPU")
-
-
-@rule("SG-14", "sglang_protocols")
-def helps_language_models(protocols: pd.DataFrame) -> Verdict:
-    """GQA and MQA cells, whose tables are gathered once a step and shared by the layers, against what serves them."""
-    graphs = timed_alike(protocols)
-    graphs = graphs[graphs.q_heads > graphs.k_heads]
-    times = _ok(graphs).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    if not {DOCUMENT, DOCUMENT_GATHER} <= set(times):
-        return Verdict.not_testable("times of the kernel and of its gather")
-    gather = (times[DOCUMENT_GATHER] - times[DOCUMENT]) / LAYERS
-    shared = times[[name for name in (DOCUMENT, SECOND, THIRD) if name in times]].min(axis=1) + gather
-    theirs = [name for name in OF_LANGUAGE_MODELS if name in times]
-    if not theirs:
-        plain = {name: (times[name] / shared).dropna() for name in (EAGER, COMPILED) if name in times}
-        said = ", ".join(f"{name} {_range(gain, '.1f')}x" for name, gain in plain.items())
-        measured = f"over plain torch, a gather shared by {LAYERS} layers (model): {said}" if said else ""
-        return Verdict(Status.NOT_TESTABLE, measured, f"one of {_list(OF_LANGUAGE_MODELS)} on a GPU")
-    gain = (times[theirs].min(axis=1) / shared).dropna()
-    measured = (
-        f"its fastest version (model) {_range(gain, '.2f')}x over {_list(theirs)} in {len(gain)} GQA and MQA cells, "
-        f"a gather shared by {LAYERS} layers"
-    )
-    helped = gain >= 1 + NOTICEABLE
-    if helped.all():
-        return Verdict.confirmed(measured)
-    if helped.any():
-        return Verdict.corrected(
-            measured, f"noticeable in {helped.sum()} of {len(gain)} cells: {_list(gain.index[helped])}"
-        )
-    return Verdict.refuted(measured, "as fast as what language models have, at most")
-
-
-@rule("SG-15", "sglang_protocols", "sglang_diffusion", "sglang_vector_widths", "sglang_alignment")
-def simpler_is_enough(
-    protocols: pd.DataFrame, diffusion: pd.DataFrame, widths: pd.DataFrame, alignment: pd.DataFrame
-) -> Verdict:
-    """Two parts: the persistent kernel is not noticeably slower; by shape alone nothing is unaligned.
-
-    Over the first grid and the diffusion shapes, with the number of blocks that is best in each cell; against the third
-    version, which reads 16 bytes at a time as the one under review did.
-    """
-    frames = [_ok(frame) for frame in (timed_alike(protocols), diffusion)]
-    cells = pd.concat(frames).assign(tokens=lambda rows: rows.batch * rows.seq_len)
-    times = cells.pivot_table(index=["tokens", "cell", "layout"], columns="contender", values="median_us", sort=False)
-    variants = [name for name in times if name.startswith(PERSISTENT)]
-    if THIRD not in times or not variants:
-        return Verdict.not_testable("times of the third version and of the persistent kernel")
-    speed = (times[THIRD] / times[variants].min(axis=1)).dropna()
-    aligned = bool(alignment.aligned.all())
-    model = _ok(widths[widths.pairs_per_thread == widths.pairs_per_thread.max()])
-    offset = model.pivot_table(index="layout", columns=model.offset_bytes > 0, values="median_us")
-    cost = (
-        f"; 2 bytes off they take {_range(offset[True] / offset[False], '.2f')} times as long"
-        if len(offset.T) == 2
-        else ""
-    )
-    enough = speed >= 1 - NOTICEABLE
-    measured = (
-        f"a warp per head is {_range(speed, '.2f')} times as fast as the third version (models, best of "
-        f"{len(variants)} numbers of blocks), in {enough.sum()} of {len(speed)} cells as fast; "
-        f"{int(alignment.aligned.sum())} of {len(alignment)} parts of heads and tables lie at 16 bytes{cost}"
-    )
-    if enough.all() and aligned:
-        return Verdict.confirmed(measured)
-    tokens = speed.index.get_level_values("tokens")
-    first_slow = tokens[~enough].min() if not enough.all() else None
-    if first_slow is None:
-        return Verdict.corrected(measured, "only the kernel: head sizes leave parts unaligned")
-    below = tokens < first_slow
-    where = f"as fast only below {first_slow:,} tokens ({_range(speed[below], '.2f')})" if below.any() else "slower"
-    beyond = f"{where}, from there {_range(speed[~below], '.2f')}" if below.any() else where
-    if aligned or below.any():
-        return Verdict.corrected(measured, f"the kernel is {beyond}" + ("" if aligned else "; parts lie unaligned"))
-    return Verdict.refuted(measured, "it is slower, and head sizes leave parts unaligned")
-
-
-# -------------------------------------------------------------------------------------------------------- helpers
-
-
-def ratio(frame: pd.DataFrame, slower: str, faster: str) -> pd.Series:
-    """Time of one contender over that of another, by cell and layout, where both ran."""
-    times = _ok(frame).pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
-    if not {slower, faster} <= set(times):
-        return pd.Series(dtype=float)
-    return (times[slower] / times[faster]).dropna()
-
-
-def _by_configuration(graphs: pd.DataFrame, slower: str, faster: str) -> pd.Series:
-    """Mean time of one contender over that of another, by configuration, over the lengths at which both ran."""
-    configuration = ["batch", "q_heads", "k_heads", "head_dim"]
-    times = _ok(graphs).pivot_table(index=[*configuration, "seq_len"], columns="contender", values="median_us")
-    both = times[[slower, faster]].dropna().groupby(configuration).mean()
-    return both[slower] / both[faster]
-
-
-def _ok(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[(frame.status == "ok") & frame.median_us.notna()]
-
-
-def _range(values: pd.Series, spec: str = "") -> str:
-    low, high = format(values.min(), spec), format(values.max(), spec)
+def _range(values: Iterable[Interval | float], spec: str = ".2f") -> str:
+    numbers = [value.value if isinstance(value, Interval) else value for value in values]
+    low, high = format(min(numbers), spec), format(max(numbers), spec)
     return low if low == high else f"{low} to {high}"
 
 
-def _list(values) -> str:
-    return ", ".join(str(value) for value in values) or "none"
+def _list(values: Iterable) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values)) or "none"

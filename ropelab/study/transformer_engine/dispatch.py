@@ -13,8 +13,8 @@ that were computed once, a program of the models computes its own.
 
 Versions of TransformerEngine#3057 (``data/sources.toml`` says what was read of each): *first* is the pull request as
 the document shows it; *reviewed* has another heuristic, one thread that searches and a guard for what lies behind the
-last sequence; *renamed* is the same with another name for its variable; *merged* has one more condition and no
-variable. No file of the latter was found: it is modelled from a description.
+last sequence; *renamed* is the same with another name for its variable; *merged* (commit 0d1594aa0, first released in
+2.19) has one more condition and no variable.
 """
 
 import os

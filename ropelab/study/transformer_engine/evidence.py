@@ -1,4 +1,4 @@
-"""The evidence for claims TE-01 to TE-13 that a CPU computes in seconds."""
+"""The evidence for claims TE-01 to TE-21 that a CPU computes in seconds."""
 
 import itertools
 import os
@@ -7,14 +7,14 @@ from unittest import mock
 import pandas as pd
 
 from ropelab.bench.records import ROOT
+from ropelab.study.engine.ledger import evidence
 from ropelab.study.sources import cases, facts, where
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
-from ropelab.study.verdicts import evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
 THREADS, WARP = 256, 32
-"""Of a block, and those of a warp, whose reads of one address are one request."""
+"""Threads of a block, and of a warp; the reads of one address by a warp are one request."""
 
 
 @evidence("te_published_a", "the document's table of layers")
@@ -64,7 +64,7 @@ def search() -> pd.DataFrame:
 
 
 def _steps(n: int, sequence: int) -> int:
-    """Of the search for a token of this sequence, as in ``ropelab.bench.varlen_models``."""
+    """The steps of the search for a token of this sequence, as in ``ropelab.bench.varlen_models``."""
     low, high, steps = 0, n, 0
     while high - low > 1:
         middle = (low + high) // 2
@@ -75,20 +75,29 @@ def _steps(n: int, sequence: int) -> int:
 
 @evidence("te_source", "facts of the source (data/sources.toml), and our model of the dispatch")
 def source() -> pd.DataFrame:
-    """Each version whose source is known: version, read (the commit, and what was read of it), variable, zero and one
-    (what those values force), model (whether ours launches the same), guard (whether rows behind the last sequence are
-    left out) and threads (of a block that search)."""
+    """The facts of each version of the dispatch.
+
+    Columns: version; read (the commit, and the place where the fact was read); variable, empty where a version has
+        none; zero and one (the kernels that those values force); model (whether our model launches the same);
+        least_sequences, blocks_per_token, more_than, times_cp_size and least_dead_blocks (the condition of the new
+        kernel); no_tokens (the kernel for no tokens, where that was read); guard (whether rows behind the last sequence
+        are left out); and threads (of a block that search).
+    """
     rows = []
     for fact in facts("dispatch", "transformer_engine"):
-        forced = {value: fact["forces"][value] for value in ("0", "1")}
+        variable, forced = fact.get("variable", ""), fact.get("forces", {})
         same = []
         for value, strategy in forced.items():
-            with mock.patch.dict(os.environ, {fact["variable"]: value}):
+            with mock.patch.dict(os.environ, {variable: value}):
                 chosen = [choose(n, packings.TOKENS, packings.TOKENS, version=fact["version"]) for n in packings.N_SEQS]
             same.append(set(chosen) == {strategy})
-        rows.append({"version": fact["version"], "read": where(fact), "variable": fact["variable"],
-                     "zero": forced["0"], "one": forced["1"], "model": all(same), "guard": fact["guard"],
-                     "threads": fact["threads_that_search"]})  # fmt: skip
+        condition = ("least_sequences", "blocks_per_token", "more_than", "times_cp_size")
+        rows.append({
+            "version": fact["version"], "read": where(fact), "variable": variable, "zero": forced.get("0", ""),
+            "one": forced.get("1", ""), "model": all(same), **{name: fact[name] for name in condition},
+            "least_dead_blocks": fact.get("least_dead_blocks", 0), "no_tokens": fact.get("no_tokens", ""),
+            "guard": fact["guard"], "threads": fact["threads_that_search"],
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -96,8 +105,8 @@ def source() -> pd.DataFrame:
 def parity_tests() -> pd.DataFrame:
     """The tests that compare the kernels, of each version whose file is known.
 
-    Columns: version, test, read (the commit, and what was read of it), kernels (both, or the new one beside the unfused
-        function), float16, rank_above_0, empty: whether some case of it has that.
+    Columns: version, test, read (the commit, and the place where the fact was read), kernels (both, or the new one
+        beside the unfused function), float16, rank_above_0, context_parallel, empty: whether some case of it has that.
     """
     rows = []
     for test in facts("test", "transformer_engine"):
@@ -105,6 +114,7 @@ def parity_tests() -> pd.DataFrame:
         rows.append({
             "version": test["version"], "test": test["name"], "read": where(test), "kernels": test["kernels"],
             "float16": any(case["dtype"] == "float16" for case in found),
-            "rank_above_0": any(case["cp_rank"] > 0 for case in found), "empty": any(test["zero_length"]),
+            "rank_above_0": any(case["cp_rank"] > 0 for case in found),
+            "context_parallel": any(case["cp_size"] > 1 for case in found), "empty": any(test["zero_length"]),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -18,6 +18,7 @@ from ropelab.study.transformer_engine.layer import WITHOUT
 from ropelab.study.transformer_engine.measure import GIVEN, INTEROP, NAMES, PACKAGE, SUMMED
 
 _PUBLISHED = "published (H100, TransformerEngine)"
+_PUBLISHED_LAYER = "published (TransformerEngine, GPU not stated)"
 _LOOKS = {INTEROP: {"label": "ropelab, called as TransformerEngine", "color": COLORBLIND[9], "marker": "P"}}
 _STEPS = {GIVEN: "from a given cotangent", SUMMED: "with sum()"}
 _RINGS = {"first": ("o", "the first heuristic's choice"), "merged": ("s", "the merged heuristic's choice")}
@@ -196,7 +197,8 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
         if name not in names:
             continue
         at = place + (names.index(name) - (len(names) - 1) / 2) * width
-        shares.plot(at, stated[column].reindex(times.index), "_k", markersize=24, markeredgewidth=2, label=_PUBLISHED)
+        shares.plot(at, stated[column].reindex(times.index), "_k", markersize=24, markeredgewidth=2,
+                    label=_PUBLISHED_LAYER)  # fmt: skip
     bars.set(title="layer, forward and backward", ylabel="GPU time (ms)")
     shares.set(title="q and k alone, over the layer", ylabel="share (%)", ylim=(-3, 103))
     for ax in (bars, shares):

@@ -1,5 +1,6 @@
 """What the records say: tables that the rules judge by and the figures draw."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -8,20 +9,31 @@ import pandas as pd
 from ropelab.bench import records
 from ropelab.study import comparison
 from ropelab.study.drawing import label, value_range
+from ropelab.study.engine import noise
+from ropelab.study.engine.judging import above
+from ropelab.study.engine.noise import Interval
 from ropelab.study.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
 from ropelab.study.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.transformer_engine.measure import GIVEN, NAMES, PACKAGE, SUMMED
 
 OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
 CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
-SLOWER = 1.10
-"""A grid counts as the wrong choice if it takes 10 % longer than the other: replays of one graph differ by 1 or 2 %."""
 
 
 def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
     """Microseconds by cell (rows) and contender, where it was right, else nothing; and its dead blocks."""
+    return _by_cell(kernels, step, "median_us")
+
+
+def intervals(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
+    """The table of ``times`` with the interval of each time in place of the median."""
+    timed = kernels.status == "ok"
+    return _by_cell(kernels.assign(interval=kernels[timed].apply(noise.time, axis=1)), step, "interval")
+
+
+def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
     rows = kernels[(kernels.status == "ok") & (kernels.step == step)]
-    table = rows.pivot_table(index=CELL, columns="contender", values="median_us", sort=False)
+    table = rows.pivot_table(index=CELL, columns="contender", values=values, aggfunc="first", sort=False)
     names = dict.fromkeys([OLD, NEW, "ropelab", *table])
     table = table.reindex(columns=list(names)).rename_axis(columns=None).reset_index()
     return table.assign(dead_blocks=table.freqs_len * table.n_seqs - table.tokens)
@@ -51,24 +63,69 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def choices(kernels: pd.DataFrame) -> pd.DataFrame:
-    """What each heuristic would take in every cell, and how much longer that is than the other grid.
+def growth_with_blocks(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The power of the dead blocks with which the legacy grid's time beyond that of its live blocks grows.
 
-    Columns of ``times``, and for each heuristic its choice and ``<name>_costs``: the time of the choice over the best.
+    A row for each length of freqs under which the number of sequences varies, and for each number of sequences under
+    which the length of freqs varies; cells of one rank. The live blocks take the time of the cells without a dead
+    block; these times span an interval, as the rows of freqs that they read differ. The power follows from the cell
+    with the most dead blocks, and from the one with the fewest whose time is beyond that interval.
+
+    Returns:
+        Columns held (the side of the grid that is constant) and value, least and most (dead blocks), and power: an
+        interval, 1 where the time grows as the dead blocks do, exactly 0 where the most dead blocks take no time, and
+        None where one cell alone shows their time. No rows where no cell is without dead blocks.
     """
-    table = times(kernels).dropna(subset=[OLD, NEW]).reset_index(drop=True)
+    table = intervals(kernels).query("cp_size == 1").dropna(subset=[OLD])
+    live = table[OLD][table.dead_blocks == 0]
+    rows = []
+    if len(live):
+        alive = Interval(min(x.low for x in live), min(x.value for x in live), max(x.high for x in live))
+        table = table[table.dead_blocks > 0].sort_values("dead_blocks")
+        for held, varied in (("freqs_len", "n_seqs"), ("n_seqs", "freqs_len")):
+            for value, cells in table.groupby(held):
+                if cells[varied].nunique() > 1:
+                    beyond = [noise.difference(time, alive) for time in cells[OLD]]
+                    rows.append({"held": held, "value": value, **_power(cells.dead_blocks.tolist(), beyond)})
+    return pd.DataFrame(rows, columns=["held", "value", "least", "most", "power"])
+
+
+def _power(dead: list[int], beyond: list[Interval]) -> dict[str, object]:
+    """The power between the first cell that takes time beyond its live blocks, and the last cell."""
+    first = next((i for i, time in enumerate(beyond) if time.low > 0), len(dead) - 1)
+    found: dict[str, object] = {"least": dead[first], "most": dead[-1], "power": None}
+    if beyond[-1].low <= 0:
+        return found | {"power": noise.exact(0.0)}
+    if dead[first] < dead[-1]:
+        times, blocks = beyond[-1] / beyond[first], math.log(dead[-1] / dead[first])
+        found["power"] = Interval(*(math.log(x) / blocks for x in (times.low, times.value, times.high)))
+    return found
+
+
+def choices(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The grid that each heuristic would take in every cell, and how much longer it takes than the faster grid.
+
+    Columns of ``times``, and for each heuristic its choice; ``<name>_costs``, the time of the choice over that of the
+    faster grid; and ``<name>_slower``, whether the choice is slower by more than the noise of both times.
+    """
+    both = times(kernels)[[OLD, NEW]].notna().all(axis=1)
+    table = times(kernels)[both].reset_index(drop=True)
+    limits = intervals(kernels)[both].reset_index(drop=True)
     best = table[[OLD, NEW]].min(axis=1)
     for name, heuristic in HEURISTICS.items():
         arguments = zip(table.n_seqs, table.freqs_len, table.tokens, table.cp_size, strict=True)
         chosen = [heuristic(*map(int, each)) for each in arguments]
         taken = [table.at[i, NAMES[strategy]] for i, strategy in enumerate(chosen)]
+        ratios = (limits[OLD] / limits[NEW], limits[NEW] / limits[OLD])
+        over = [ratios[strategy == LINEAR][i] for i, strategy in enumerate(chosen)]
         table[name], table[f"{name}_costs"] = chosen, taken / best
+        table[f"{name}_slower"] = [above(ratio, 1.0) is True for ratio in over]
     return table
 
 
 def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """The cells of ``choices`` in which a heuristic takes the slower grid, worst first."""
-    return table[table[f"{name}_costs"] > SLOWER].sort_values(f"{name}_costs", ascending=False)
+    return table[table[f"{name}_slower"]].sort_values(f"{name}_costs", ascending=False)
 
 
 def missed_words(table: pd.DataFrame, name: str) -> str:

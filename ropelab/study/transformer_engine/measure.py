@@ -1,4 +1,4 @@
-"""The measurements behind claims TE-01 to TE-13. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""The measurements behind claims TE-01 to TE-21. Each returns a data frame; ``ropelab.bench.records`` keeps it.
 
 They need a GPU; ``parity`` and ``past_the_end`` also run in Triton's interpreter, where they are small.
 
@@ -26,10 +26,10 @@ from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.transformer_engine import packings
 from ropelab.study.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
 from ropelab.study.transformer_engine.packings import Packing
-from ropelab.study.verdicts import Unavailable
 
 NAMES = {LEGACY: "legacy grid", LINEAR: "token-linear, reads twice"}
 """Strategy -> contender, as in the record ``packed``."""

@@ -1,0 +1,101 @@
+"""This file measures how far the times of two runs lie apart, from the records in the history of this repository.
+
+The code of the packages compared with did not change between those records, so their times should be the same.
+``python -m ropelab.study.engine.repeats`` compares each record with the one before it and writes ``data/repeats.csv``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ropelab.bench.records import ROOT
+from ropelab.study.comparison import OURS
+
+REPEATS = ROOT / "data" / "repeats.csv"
+
+SHARE = 0.95
+"""The share of the cells whose times in two runs lie within the distance that counts as noise."""
+
+# What describes a cell, wherever a record has it.
+_CELL = [
+    "cell", "case", "part", "kind", "what", "caller", "encoder", "variant", "batch", "seq_len", "encoding_dim",
+    "n_seqs", "longest", "tokens", "freqs_len", "q_heads", "k_heads", "heads", "head_dim", "rotary_dim", "dtype",
+    "layout", "seq_format", "storage", "direction", "step", "mode", "timer", "clones", "contender",
+]  # fmt: skip
+
+
+@cache
+def _table(path: Path = REPEATS) -> pd.DataFrame:
+    return pd.read_csv(path, keep_default_na=False).set_index(["study", "timer"])["distance"]
+
+
+def between_runs(study: str, frame: pd.DataFrame) -> pd.Series:
+    """The relative distance between the medians of two runs, for each row of the record of ``study``.
+
+    A study that was measured once has no distance of its own; it gets the median of all studies.
+    """
+    table = _table()
+    timers = frame["timer"] if "timer" in frame else pd.Series("", frame.index)
+    usual = float(table.median())
+    return timers.map(lambda timer: float(table.get((study, timer), usual)))
+
+
+def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
+    """The relative distance of the medians of two records of one study, for every cell of another package's code.
+
+    Returns:
+        Columns timer (``""`` where the record has none) and distance.
+    """
+    both = [frame.assign(timer=frame["timer"] if "timer" in frame else "") for frame in (earlier, later)]
+    keys = [name for name in _CELL if all(name in frame for frame in both)]
+    times = [
+        frame[frame.median_us.notna() & ~frame.contender.str.startswith(OURS)].drop_duplicates(keys, keep=False)
+        for frame in both
+    ]
+    cells = times[0].merge(times[1], on=keys)
+    return cells.assign(distance=np.expm1(np.log(cells.median_us_x / cells.median_us_y).abs()))[["timer", "distance"]]
+
+
+def measured(folder: str) -> pd.DataFrame:
+    """The distances of all studies with records under ``folder`` in the history: a row for each study and timer.
+
+    Returns:
+        Columns study, timer, distance (`SHARE` of the cells lie within it), cells, and records (the times of day).
+    """
+    rows = []
+    for path in sorted(_git("ls-files", f"{folder}/*.csv").split()):
+        history = list(_history(path))
+        found = [distances(earlier, later) for (_, earlier), (_, later) in pairwise(history)]
+        found = pd.concat(found) if found else pd.DataFrame(columns=["timer", "distance"])
+        records = " ".join(utc[:16] for utc, _ in history)
+        for timer, cells in found.groupby("timer"):
+            distance = round(float(cells.distance.quantile(SHARE)), 4)
+            rows.append((Path(path).stem, timer, distance, len(cells), records))
+    return pd.DataFrame(rows, columns=["study", "timer", "distance", "cells", "records"])
+
+
+def _history(path: str):
+    """Time and table of each record of ``path``, the earliest first."""
+    seen = set()
+    for commit in reversed(_git("log", "--format=%h", "--", path).split()):
+        about = json.loads(_git("show", f"{commit}:{path.removesuffix('.csv')}.json"))
+        frame = pd.read_csv(io.StringIO(_git("show", f"{commit}:{path}")))
+        if about["utc"] not in seen and {"median_us", "contender"} <= set(frame):
+            seen.add(about["utc"])
+            yield about["utc"], frame
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    measured("data/measurements/nvidia-h200").to_csv(REPEATS, index=False)

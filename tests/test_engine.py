@@ -1,0 +1,237 @@
+"""The engine of claims and verdicts, on a document made up here; and that the claims of the documents are complete."""
+
+from functools import partial
+
+import pandas as pd
+import pytest
+
+from ropelab.bench import records
+from ropelab.study.engine import judging, ledger, noise, repeats
+from ropelab.study.engine.documents import documents, load_claims
+from ropelab.study.engine.ledger import Unavailable, disagreements
+from ropelab.study.engine.noise import Interval
+from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Outcome, Quantifier, Verdict, fact, untold
+
+DOCUMENT = """
+document = "made up"
+package = "tests.made_up"
+[[claim]]
+id = "MU-01"
+statement = "It is twice as fast."
+quote = "2x"
+quantifier = "one"
+needs = "a stopwatch"
+[[claim]]
+id = "MU-02"
+statement = "It is always right."
+quote = "always"
+quantifier = "all"
+needs = "a definition"
+"""
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Claims MU-01 (with a rule on evidence ``made_up_times``) and MU-02 (without a rule)."""
+    load_claims()  # the documents register their rules when they are first imported, and these are to stay
+    for name in ("_RULES", "_COMPUTATIONS"):
+        monkeypatch.setattr(ledger, name, dict(getattr(ledger, name)))
+
+    @ledger.rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
+    def twice(claim, times):
+        speedup = noise.time(times.iloc[0]) / noise.time(times.iloc[1])
+        return judging.size(speedup, 2.0, digits=0).said(f"{speedup.value:.1f}x", "", "on a bench")
+
+    (tmp_path / "made_up.toml").write_text(DOCUMENT)
+    return tmp_path
+
+
+def times(old, new):
+    return pd.DataFrame({"contender": ["old", "new"], "median_us": [float(old), float(new)]})
+
+
+def claims(folder):
+    (found,) = documents(folder)
+    return found.claims
+
+
+@pytest.mark.parametrize(
+    "old, new, outcome",
+    [(4, 2, Outcome.HOLDS), (4, 2.8, Outcome.OTHER_SIZE), (4, 1, Outcome.FAILS), (2, 4, Outcome.FAILS),
+     (4, 3.99, Outcome.FAILS)],
+)  # fmt: skip
+def test_the_verdict_follows_the_evidence(made_up, old, new, outcome):
+    find = partial(ledger.find_evidence, given={"made_up_times": times(old, new)})
+    verdict, pieces = ledger.judge(claims(made_up)[0], find)
+    assert (verdict.outcome, verdict.basis, verdict.remarks) == (outcome, Basis.PACKAGE, ("on a bench",))
+    assert [piece.source for piece in pieces] == ["given by the caller"]
+
+
+def test_a_model_neither_confirms_nor_refutes(made_up):
+    find = partial(ledger.find_evidence, given={"made_up_times": times(4, 1)})
+
+    @ledger.rule("MU-01", "made_up_times", basis=Basis.MODEL)
+    def twice(claim, times):
+        return FAILS.said("4x", "a model")
+
+    verdict, _ = ledger.judge(claims(made_up)[0], find)
+    assert (verdict.outcome, verdict.basis, verdict.needs) == (Outcome.UNTOLD, Basis.MODEL, "a stopwatch")
+    assert verdict.measured == "our model: does not hold; 4x" and verdict.remarks == ("a model",)
+
+
+@pytest.mark.parametrize("given", [None, {"made_up_times": pd.DataFrame()}])
+def test_without_evidence_nothing_is_told(made_up, given):
+    verdict, pieces = ledger.judge(claims(made_up)[0], partial(ledger.find_evidence, given=given))
+    assert verdict.outcome == Outcome.UNTOLD and pieces == []
+    assert "a stopwatch" in verdict.needs and "made_up_times" in verdict.needs
+
+
+def test_evidence_is_computed_where_it_can_be(made_up):
+    @ledger.evidence("made_up_times", "a thought experiment")
+    def compute():
+        return times(4, 2)
+
+    verdict, pieces = ledger.judge(claims(made_up)[0])
+    assert (verdict.outcome, verdict.measured, pieces[0].source) == (Outcome.HOLDS, "2.0x", "a thought experiment")
+
+
+def test_evidence_that_cannot_be_computed_is_read_from_the_record(made_up):
+    @ledger.evidence("made_up_times", "a thought experiment")
+    def compute():
+        raise Unavailable("no stopwatch")
+
+    assert ledger.judge(claims(made_up)[0])[0].outcome == Outcome.UNTOLD
+    written = records.write("made_up_times", times(4, 2), made_up)
+    verdict, pieces = ledger.judge(claims(made_up)[0], partial(ledger.find_evidence, records=made_up))
+    assert verdict.outcome == Outcome.HOLDS and pieces[0].source == f"record, {written.footer}"
+
+
+def test_a_claim_without_a_rule_is_an_error(made_up):
+    with pytest.raises(ValueError, match="MU-02: no rule"):
+        ledger.judge(claims(made_up)[1])
+
+
+def test_names_that_do_not_exist(made_up):
+    with pytest.raises(ValueError, match="document: expected one of .*'made_up'.*'three'"):
+        load_claims("three", made_up)
+    with pytest.raises(ValueError, match="only: expected ids of claims, got .'XX-01'"):
+        ledger.ledger({}, only=["XX-01"])
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [('package = "tests.made_up"', "missing: ..package"), ('quantifier = "all"\n', "MU-02: expected .*quantifier")],
+)
+def test_a_file_of_claims_is_complete(tmp_path, wrong, message):
+    (tmp_path / "one.toml").write_text(DOCUMENT.replace(wrong, ""))
+    with pytest.raises(ValueError, match=f"one.toml: {message}|one.toml: expected .* {message}"):
+        documents(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(
+    "low, value, high, stated, expected",
+    [
+        (1.9, 2.0, 2.1, 2.0, "holds"),
+        (1.9, 1.95, 1.996, 2.0, "holds"),  # the printed 2.00 may be 1.995
+        (1.7, 1.8, 1.9, 2.0, "holds with another size (times 0.90)"),
+        (1.2, 1.25, 1.3, 2.0, "does not hold"),  # less than two thirds
+        (3.0, 3.1, 3.2, 2.0, "does not hold"),  # more than three halves
+        (0.9, 1.0, 2.1, 2.0, "cannot be told"),  # neither size nor "no effect" is excluded
+        (0.98, 1.0, 1.02, 2.0, "does not hold"),
+        (0.98, 1.0, 1.02, 1.04, "cannot be told"),  # twice the interval has the size, and "no effect" is not excluded
+        (0.5, 0.6, 0.7, 2.0, "does not hold"),  # the other way round
+        (0.8, 0.85, 0.9, 0.7, "holds with another size (times 1.21)"),
+    ],
+)
+def test_the_size_of_an_effect(low, value, high, stated, expected):
+    assert judging.size(Interval(low, value, high), stated).words == expected
+
+
+@pytest.mark.parametrize(
+    "found, strict, counted",
+    [
+        ([True, True], "holds", "holds"),
+        ([True, False], "does not hold", "holds in 1 of 2 cells"),
+        ([False, False], "does not hold", "does not hold"),
+        ([True, None], "cannot be told", "holds in 1 of 2 cells"),
+        ([None, None], "cannot be told", "cannot be told"),
+        ([True, False, None], "does not hold", "holds in 1 of 3 cells"),
+        ([False, None], "does not hold", "cannot be told"),
+        ([], "cannot be told", "cannot be told"),
+    ],
+)
+def test_cells_and_the_quantifier(found, strict, counted):
+    for quantifier in (Quantifier.ALL, Quantifier.ONLY, Quantifier.NEVER):
+        assert judging.counted(found, quantifier).words == strict
+    assert judging.counted(found, Quantifier.CELLS).words == counted
+
+
+def test_sizes_of_cells():
+    other = Verdict(Outcome.OTHER_SIZE, size=0.81)
+    assert judging.sizes([HOLDS, HOLDS], Quantifier.ALL) == HOLDS
+    assert judging.sizes([HOLDS, other], Quantifier.ALL).words == "holds with another size (times 0.90)"
+    assert judging.sizes([HOLDS, FAILS], Quantifier.ALL) == FAILS
+    assert judging.sizes([HOLDS, FAILS], Quantifier.CELLS).words == "holds in 1 of 2 cells"
+    assert judging.sizes([], Quantifier.CELLS).outcome == Outcome.UNTOLD
+
+
+def test_thresholds_within_the_noise_decide_nothing():
+    assert judging.above(Interval(1.1, 1.2, 1.3), 1.0) is True and judging.below(Interval(1.1, 1.2, 1.3), 1.0) is False
+    assert judging.above(Interval(0.9, 1.2, 1.3), 1.0) is None and judging.below(Interval(0.9, 0.95, 1.3), 1.0) is None
+
+
+def test_intervals_of_times():
+    row = pd.Series({"median_us": 100.0, "q20_us": 97.0, "q80_us": 100.5})
+    assert noise.time(row) == Interval(97.0, 100.0, 101.0)  # the floor of 1 % where the samples lie closer
+    assert noise.time(pd.Series({**row, "between_runs": 0.25})) == Interval(80.0, 100.0, 125.0)
+    assert noise.time(pd.Series({"median_us": 101.0})) == Interval(100.0, 101.0, 102.01)
+    ratio = Interval(99.0, 100.0, 101.0) / Interval(49.5, 50.0, 50.5)
+    assert (round(ratio.low, 2), ratio.value, round(ratio.high, 2)) == (1.96, 2.0, 2.04)
+
+
+def test_the_distance_of_two_runs():
+    first = pd.DataFrame({"cell": ["a", "b", "a"], "contender": ["flash_attn", "flash_attn", "ropelab"],
+                          "median_us": [100.0, 10.0, 5.0]})  # fmt: skip
+    second = first.assign(median_us=[102.0, 9.0, 50.0])
+    assert repeats.distances(first, second).distance.round(3).tolist() == [0.02, 0.111]  # ours changes from run to run
+    found = repeats.between_runs("te_kernels", first)
+    assert (found > 0.005).all() and (found < 0.05).all()
+    assert (repeats.between_runs("a study that was measured once", first) > 0.005).all()
+    timed = pd.DataFrame({"timer": ["graph", "do_bench"]})
+    assert repeats.between_runs("sglang_protocols", timed).pipe(lambda x: x[0] < 0.1 < 1 < x[1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Verdict(Outcome.OTHER_SIZE), lambda: Verdict(Outcome.HOLDS, size=2.0), lambda: Verdict(Outcome.SOME_CELLS),
+     lambda: Verdict(Outcome.UNTOLD)],
+)  # fmt: skip
+def test_a_verdict_is_complete(make):
+    with pytest.raises(ValueError, match="expected"):
+        make()
+
+
+def test_facts():
+    assert fact(True) is HOLDS and fact(False) is FAILS and untold("a GPU").needs == "a GPU"
+
+
+# ----------------------------------------------------------------------------------------------------- the documents
+
+
+def test_claims_are_complete_and_unique():
+    found = load_claims()
+    ids = [claim.id for claim in found]
+    assert len(set(ids)) == len(ids)
+    assert all(claim.statement and claim.quote and claim.needs for claim in found)
+    assert {claim.id for claim in found} <= ledger._RULES.keys()
+
+
+def test_disagreements_are_told():
+    row = dict.fromkeys(ledger.COLUMNS, "") | {"id": "MU-01", "on_gpu": True, "measured": "2x"}
+    one, other = (pd.DataFrame([row | {"outcome": name, "words": name}]) for name in (Outcome.HOLDS, Outcome.FAILS))
+    found = disagreements({"a": one, "b": other})
+    assert found.id.tolist() == ["MU-01"] and found.a[0] == "holds: 2x" and found.b[0] == "does not hold: 2x"
+    assert disagreements({"a": one, "b": one}).empty and disagreements({}).empty

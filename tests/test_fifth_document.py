@@ -1,0 +1,123 @@
+"""A fifth document is one package and its data: no other file of the study changes for it."""
+
+import shutil
+import sys
+from textwrap import dedent
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("seaborn")
+from ropelab.bench import records  # noqa: E402
+from ropelab.study import figures, measure, report, summary  # noqa: E402
+from ropelab.study.engine import documents, ledger  # noqa: E402
+from ropelab.study.engine.verdict import Outcome  # noqa: E402
+
+PACKAGE = {
+    "__init__": '"""A document made up for a test."""',
+    "rules": '''
+        """The rules of MU-01 and MU-02."""
+        from ropelab.study.engine import judging, noise
+        from ropelab.study.engine.ledger import rule
+        from ropelab.study.engine.verdict import Basis
+
+        @rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
+        def always_faster(claim, times):
+            rows = times.pivot(index="tokens", columns="contender", values="median_us")
+            cells = [noise.relative(row.slow / row.fast, 0.02) for row in rows.itertuples()]
+            verdict = judging.counted([judging.above(cell, 1) for cell in cells], claim.quantifier)
+            return verdict.said(", ".join(map(str, cells)))
+
+        @rule("MU-02", "made_up_memory", basis=Basis.PACKAGE)
+        def less_memory(claim, memory):
+            raise AssertionError("there is no such record")
+    ''',
+    "studies": '''
+        """The record of the document."""
+        import pandas as pd
+        from ropelab.bench.study import Study
+
+        def times(smoke=False):
+            return pd.DataFrame({"tokens": [8, 8, 64, 64], "contender": ["slow", "fast"] * 2,
+                                 "median_us": [2.0, 1.0, 2.0, 4.0]})
+
+        STUDIES = {"made_up_times": Study(times, gpu_gib=0)}
+    ''',
+    "figures": '''
+        """The figure of the document."""
+        from ropelab.study import drawing
+
+        def draw(frame, footer=""):
+            fig, axes = drawing.grid(1, 1, (4, 3), "slow against fast", footer)
+            for name, rows in frame.groupby("contender"):
+                axes[0, 0].plot(rows.tokens, rows.median_us, label=name)
+            return fig
+
+        FIGURES = {"made_up": (("made_up_times",), draw)}
+    ''',
+}  # fmt: skip
+CLAIMS = """
+document = "Made up#1"
+package = "made_up_document"
+[[claim]]
+id = "MU-01"
+statement = "The fast one is always faster."
+quote = "always"
+quantifier = "all"
+needs = "times"
+[[claim]]
+id = "MU-02"
+statement = "It takes less memory."
+quote = "less"
+quantifier = "one"
+needs = "a machine that counts bytes"
+"""
+
+
+@pytest.fixture
+def fifth(tmp_path, monkeypatch):
+    """The folder of the claims of five documents, and the folder of their records."""
+    documents.load_claims()  # the four register their rules when they are first imported, and these are to stay
+    package = tmp_path / "packages" / "made_up_document"
+    package.mkdir(parents=True)
+    for name, code in PACKAGE.items():
+        (package / f"{name}.py").write_text(dedent(code))
+    claims = tmp_path / "claims"
+    shutil.copytree(documents.CLAIMS, claims)
+    (claims / "made_up.toml").write_text(CLAIMS)
+    measurements = tmp_path / "measurements"
+    shutil.copytree(records.MEASUREMENTS, measurements)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setattr(documents, "CLAIMS", claims)
+    monkeypatch.setattr(ledger, "_RULES", dict(ledger._RULES))
+    monkeypatch.setattr(records, "_gpu", lambda: {"name": "NVIDIA H200"})
+    frame = documents.documents()[2].module("studies").STUDIES["made_up_times"]()
+    records.write("made_up_times", frame, measurements)
+    yield claims, measurements
+    for name in [name for name in sys.modules if name.startswith("made_up_document")]:
+        del sys.modules[name]
+
+
+def test_it_is_everywhere(fifth, tmp_path):
+    _, measurements = fifth
+    assert "made_up_times" in measure.all_studies() and "made_up" in figures.all_figures()
+    rows = ledger.ledger(document="made_up", records=measurements).set_index("id")
+    assert rows.outcome.to_dict() == {"MU-01": Outcome.FAILS, "MU-02": Outcome.UNTOLD}
+    assert "a machine that counts bytes" in rows.needs["MU-02"]
+    assert figures.draw("made_up", measurements).get_suptitle() == "slow against fast"
+    block = summary._claims(measurements)
+    assert "| Made up#1 |" in block and "| MU-01 | The fast one is always faster. | does not hold |" in block
+    page = tmp_path / "report" / "index.html"
+    report.write(page, [], where=measurements)
+    text = page.read_text()
+    assert 'id="claims-made_up"' in text and '<span class="id">MU-02</span>' in text and "<td>made_up</td>" in text
+
+
+def test_a_document_less_changes_no_other(fifth):
+    claims, measurements = fifth
+    before = ledger.ledger(records=measurements)
+    (claims / "deepspeed.toml").unlink()
+    after = ledger.ledger(records=measurements)
+    kept = before[before.document != "DeepSpeed#8052"].reset_index(drop=True)
+    assert len(kept) < len(before)
+    pd.testing.assert_frame_equal(after, kept)
