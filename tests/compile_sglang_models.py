@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from compile_kernel import compiled
 
-from ropelab.study.sglang import models
+from ropelab.study.documents.sglang import models
 
 TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 64, 32, 8, 128
 WIDTH = {"b16": 2, "b32": 4, "b64": 8, "v2.b32": 8, "v4.b32": 16}

@@ -22,8 +22,8 @@ from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Wo
 from ropelab.interop.broadcast import formula
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study import figures
-from ropelab.study.deepspeed import table_figures
+from ropelab.study.documents.deepspeed import table_figures
+from ropelab.study.plots import registry as figures
 
 SMALL = Workload("small", 2, 5, 4, 2, 16, 16, torch.float32, first_position=3)
 PEERS = {peer.name: peer for peer in peers.PEERS}

@@ -8,7 +8,7 @@ import torch
 
 from ropelab.conformance import bounds
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study import bound_evidence
+from ropelab.study.topics.gradients import bound_evidence
 
 CASE = bound_evidence.Case(seq_len=4)
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from ropelab.bench.records import Record
-from ropelab.study import comparison
+from ropelab.study.topics.performance import comparison
 
 
 def frame(**times):

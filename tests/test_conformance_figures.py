@@ -18,8 +18,9 @@ from ropelab.bench import (  # noqa: E402
 )
 from ropelab.conformance import LAWS  # noqa: E402
 from ropelab.conformance.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
-from ropelab.study import conformance_figures, figures  # noqa: E402
-from ropelab.study import conformance_findings as findings  # noqa: E402
+from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.topics.conformance import figures as conformance_figures  # noqa: E402
+from ropelab.study.topics.conformance import findings  # noqa: E402
 
 # Fault -> the laws that kill it, and what its diagnosis names; every other law holds.
 KILLERS = {
@@ -207,7 +208,7 @@ def test_torchembed_refuses_tables_of_each_sequence():
 
 
 def test_laws_fit_a_table_and_become_formulas(table):
-    mathml = pytest.importorskip("ropelab.study.mathml")
+    mathml = pytest.importorskip("ropelab.study.engine.mathml")
     markdown = findings.law_markdown(findings.law_table(table, "ropelab, split-half"))
     assert len({line.count("|") for line in markdown.splitlines()}) == 1
     assert all(f"`{name}`" in markdown for name in LAWS) and "2.0e-07" in markdown

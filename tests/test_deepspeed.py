@@ -11,8 +11,8 @@ from ropelab import reference, rotary_table
 from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
 from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, gpus, load
-from ropelab.study.deepspeed import callers, dispatch, evidence, figures, measure, peers, rules
-from ropelab.study.engine.documents import load_claims
+from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, measure, peers, rules
+from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Basis, Outcome
 from tests.support import change

@@ -7,7 +7,7 @@ import pytest
 
 from ropelab.bench import records
 from ropelab.study.engine import judging, ledger, noise, repeats
-from ropelab.study.engine.documents import documents, load_claims
+from ropelab.study.engine.claims import documents, load_claims
 from ropelab.study.engine.ledger import Unavailable, disagreements
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Outcome, Quantifier, Verdict, fact, untold

@@ -10,12 +10,12 @@ import torch
 from ropelab.bench import timing
 from ropelab.bench.packages import installations
 from ropelab.bench.records import ROOT, gpus, load
-from ropelab.study.engine.documents import load_claims
+from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure
+from ropelab.study.documents.fairseq2.studies import STUDIES
+from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.measure import all_studies
 from ropelab.study.engine.verdict import Outcome
-from ropelab.study.fairseq2 import evidence, figures, findings, measure
-from ropelab.study.fairseq2.studies import STUDIES
-from ropelab.study.measure import all_studies
 from tests.support import change
 
 HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome

@@ -13,8 +13,12 @@ from ropelab.bench import records  # noqa: E402
 from ropelab.bench.copies import PREFIX  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402
-from ropelab.study import comparison, family_figures, family_findings, figures, summary  # noqa: E402
-from ropelab.study.family_findings import MANY, ONE, READS_TWICE, SKEWED  # noqa: E402
+from ropelab.study.engine import summary  # noqa: E402
+from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.topics.performance import comparison  # noqa: E402
+from ropelab.study.topics.performance import figures as family_figures  # noqa: E402
+from ropelab.study.topics.performance import findings as family_findings  # noqa: E402
+from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED  # noqa: E402
 
 SPEED = {
     "ropelab": 0.97, "ropelab in place": 0.98, "hf_eager": 0.07, "hf_compiled": 0.7, "complex": 0.1,

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("seaborn")
 from ropelab.bench import records  # noqa: E402
-from ropelab.study import figures, measure, report, summary  # noqa: E402
-from ropelab.study.engine import documents, ledger  # noqa: E402
+from ropelab.study.engine import claims as documents  # noqa: E402
+from ropelab.study.engine import ledger, measure, report, summary  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
+from ropelab.study.plots import registry as figures  # noqa: E402
 
 PACKAGE = {
     "__init__": '"""A document made up for a test."""',
@@ -45,7 +46,7 @@ PACKAGE = {
     ''',
     "figures": '''
         """The figure of the document."""
-        from ropelab.study import drawing
+        from ropelab.study.plots import drawing
 
         def draw(frame, footer=""):
             fig, axes = drawing.grid(1, 1, (4, 3), "slow against fast", footer)

@@ -11,7 +11,7 @@ from ropelab.conformance.report import text
 from ropelab.conformance.verify import verify
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.kernels.launch import Launch
-from ropelab.study.deepspeed.evidence import CALLERS
+from ropelab.study.documents.deepspeed.evidence import CALLERS
 from tests.conftest import HAS_GPU
 
 DEVICE = "cuda" if HAS_GPU else "cpu"

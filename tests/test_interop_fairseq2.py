@@ -14,7 +14,7 @@ from ropelab.interop.fairseq2 import (
     ReferenceRotaryEncoder,
     RotaryEncoder,
 )
-from ropelab.study.fairseq2 import evidence
+from ropelab.study.documents.fairseq2 import evidence
 
 ENCODERS = (RotaryEncoder, ReferenceRotaryEncoder, KernelRotaryEncoder)
 E, MAX = 16, 32

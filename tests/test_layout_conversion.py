@@ -103,7 +103,7 @@ def test_an_attention_of_transformers_keeps_its_output():
 
 def test_computer_algebra_proves_it_and_refuses_what_is_false():
     pytest.importorskip("sympy")
-    algebra = importlib.import_module("ropelab.study.algebra")
+    algebra = importlib.import_module("ropelab.study.topics.algebra")
     for source, target in LAYOUTS:
         identities = algebra.conversion_identities(source, target)
         assert len(identities) == 6 and all(map(algebra.is_zero, identities.values()))

@@ -18,8 +18,9 @@ from ropelab.bench import checksums, gpu_memory, records, side_by_side, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
-from ropelab.study import measure, shortfalls, unfinished
-from ropelab.study.engine import documents, ledger
+from ropelab.study.engine import claims as documents
+from ropelab.study.engine import ledger, measure, unfinished
+from ropelab.study.topics.performance import shortfalls
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 

@@ -11,7 +11,7 @@ nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("papermill")
 
 from ropelab.bench import records  # noqa: E402
-from ropelab.study import parameters, runner  # noqa: E402
+from ropelab.study.engine import parameters, runner  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_CODE_LINES = 160

@@ -29,7 +29,7 @@ from ropelab.bench.workloads import (
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study import family_findings
+from ropelab.study.topics.performance import findings as family_findings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Workload("small", 2, 3, 4, 2, 16, 16, torch.float32, first_position=3)

@@ -17,16 +17,18 @@ from ropelab import reference
 from ropelab.angles import frequencies as variants
 from ropelab.bench import exact_waves
 from ropelab.layout.pairing import pairs
-from ropelab.study import measure, precision, precision_gpu
-from ropelab.study import precision_findings as findings
+from ropelab.study.engine import measure
 from ropelab.study.engine.ledger import Unavailable
-from ropelab.study.precision import METHODS, REFERENCE, Bound, Method, ufp
-from ropelab.study.precision_models import MODELS
+from ropelab.study.topics.precision import findings
+from ropelab.study.topics.precision import gpu as precision_gpu
+from ropelab.study.topics.precision import methods as precision
+from ropelab.study.topics.precision.methods import METHODS, REFERENCE, Bound, Method, ufp
+from ropelab.study.topics.precision.models import MODELS
 
 pytest.importorskip("seaborn")
 mpmath = pytest.importorskip("mpmath")
 from ropelab.bench import records  # noqa: E402
-from ropelab.study import precision_figures as figures  # noqa: E402
+from ropelab.study.topics.precision import figures  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 LLAMA3 = variants.inverse_frequencies(128, 5e5)
@@ -360,7 +362,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ropelab.study.precision_gpu import fast_sincos
+from ropelab.study.topics.precision.gpu import fast_sincos
 types = {"angles": "*fp32", "cos": "*fp32", "sin": "*fp32", "count": "i32", "BLOCK": "constexpr"}
 source = ASTSource(fast_sincos, types, {"BLOCK": 1024}, {})
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))

@@ -13,8 +13,10 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import records
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import LAWS
-from ropelab.study import precision_findings, shortfalls, summary
-from ropelab.study.precision import METHODS
+from ropelab.study.engine import summary
+from ropelab.study.topics.performance import shortfalls
+from ropelab.study.topics.precision import findings as precision_findings
+from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
 
 TEXT = summary.README.read_text()
@@ -59,7 +61,7 @@ def test_tables_are_those_of_the_records(tmp_path):
     # Without git nobody can tell whether records were replaced, and README.md has to follow.
     replaced = bool(records._run("git", "-C", str(ROOT), "status", "--porcelain", "--", "data/measurements"))
     different = outdated(written, computed, replaced=replaced)
-    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.summary"
+    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
 
 
 def test_no_stamp_excuses_another_number():

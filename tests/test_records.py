@@ -11,9 +11,10 @@ import torch
 
 from ropelab.bench import imports, record_checks, records, staleness
 from ropelab.bench.code_hash import code_hash
-from ropelab.study import family_findings, figures
 from ropelab.study.engine import ledger as engine
 from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots import registry as figures
+from ropelab.study.topics.performance import findings as family_findings
 
 COMMITTED = records.MEASUREMENTS / "nvidia-h200"
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the records of the GPU at hand come first")

@@ -13,10 +13,11 @@ pytest.importorskip("latex2mathml")
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
 
-from ropelab.study import doctor, report, runner  # noqa: E402
+from ropelab.study import doctor  # noqa: E402
 from ropelab.study.engine import ledger as engine  # noqa: E402
-from ropelab.study.engine.documents import Document, documents, load_claims  # noqa: E402
-from ropelab.study.mathml import Writer  # noqa: E402
+from ropelab.study.engine import report, runner  # noqa: E402
+from ropelab.study.engine.claims import Document, documents, load_claims  # noqa: E402
+from ropelab.study.engine.mathml import Writer  # noqa: E402
 
 PIXEL = (
     "import base64; from IPython.display import display, Image, SVG, Latex\n"
@@ -45,7 +46,7 @@ def study(tmp_path_factory):
         "01_good.ipynb",
         new_markdown_cell("# Good with $R^\\top R = I$\n\n## A section\n\n`$code$` and $\\nonsense{x}$"),
         new_code_cell("import sys, ropelab; print(sys.executable, size, ropelab.__file__)"),
-        new_code_cell("from ropelab.study.findings import finding; finding(f'the size $n$ is {size}')"),
+        new_code_cell("from ropelab.study.engine.findings import finding; finding(f'the size $n$ is {size}')"),
         new_code_cell(PIXEL),
     )
     write(

@@ -15,12 +15,18 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
 from ropelab.layout.pairing import LAYOUTS, join, pairs
-from ropelab.study.engine.documents import load_claims
-from ropelab.study.engine.ledger import Unavailable, _computed, ledger
-from ropelab.study.engine.verdict import Outcome
-from ropelab.study.figures import draw
-from ropelab.study.sglang import contenders, evidence, figures, findings, measure, models, operators, steps, studies
-from ropelab.study.sglang.contenders import (
+from ropelab.study.documents.sglang import (
+    contenders,
+    evidence,
+    figures,
+    findings,
+    measure,
+    models,
+    operators,
+    steps,
+    studies,
+)
+from ropelab.study.documents.sglang.contenders import (
     DOCUMENT,
     DOCUMENT_CAST,
     DOCUMENT_GATHER,
@@ -32,6 +38,10 @@ from ropelab.study.sglang.contenders import (
     SECOND,
     THIRD,
 )
+from ropelab.study.engine.claims import load_claims
+from ropelab.study.engine.ledger import Unavailable, _computed, ledger
+from ropelab.study.engine.verdict import Outcome
+from ropelab.study.plots.registry import draw
 from tests.support import change
 
 VARIANTS = tuple(peer.name for peer in contenders.PERSISTENT_PEERS)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ropelab.study import sources
+from ropelab.study.engine import sources
 
 DOCUMENTS = ("deepspeed", "fairseq2", "transformer_engine")
 

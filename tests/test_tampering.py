@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from ropelab.bench import checksums, records, staleness
-from ropelab.study import figures, report
+from ropelab.study.engine import report
+from ropelab.study.plots import registry as figures
 
 EVIDENCE = [
     path.relative_to(checksums.DATA).as_posix() for name in checksums.EVIDENCE for path in checksums.DATA.glob(name)

@@ -13,13 +13,7 @@ from ropelab.bench import records, timing
 from ropelab.bench.packages import NotInstalled
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
-from ropelab.study import drawing, figures
-from ropelab.study.engine.documents import load_claims
-from ropelab.study.engine.ledger import Unavailable, ledger
-from ropelab.study.engine.repeats import between_runs
-from ropelab.study.engine.verdict import Basis, Outcome
-from ropelab.study.sources import facts
-from ropelab.study.transformer_engine import (
+from ropelab.study.documents.transformer_engine import (
     dispatch,
     evidence,
     findings,
@@ -29,7 +23,14 @@ from ropelab.study.transformer_engine import (
     rules,
     studies,
 )
-from ropelab.study.transformer_engine import figures as te_figures
+from ropelab.study.documents.transformer_engine import figures as te_figures
+from ropelab.study.engine.claims import load_claims
+from ropelab.study.engine.ledger import Unavailable, ledger
+from ropelab.study.engine.repeats import between_runs
+from ropelab.study.engine.sources import facts
+from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.plots import drawing
+from ropelab.study.plots import registry as figures
 
 from .support import change
 

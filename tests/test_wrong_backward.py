@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropelab.study import copy_task, wrong_backward
+from ropelab.study.topics.gradients import copy_task, wrong_backward
 
 FOUND, MISSING = wrong_backward.implementations()
 RIGHT = [name for name in FOUND if name in wrong_backward.RIGHT]

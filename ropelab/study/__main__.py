@@ -30,7 +30,7 @@ def main(
 @app.command()
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
-    from ropelab.study import report, runner
+    from ropelab.study.engine import report, runner
 
     build: Path = context.obj
     where = chosen(gpu)
@@ -91,7 +91,7 @@ def measure(
 @app.command()
 def figures(context: typer.Context, gpu: Gpu = "") -> None:
     """Redraw the figures from the committed records."""
-    from ropelab.study.figures import draw_all
+    from ropelab.study.plots.registry import draw_all
 
     directory = context.obj / "figures"
     files, missing = draw_all(directory, chosen(gpu))
@@ -105,14 +105,14 @@ def figures(context: typer.Context, gpu: Gpu = "") -> None:
 @app.command()
 def lab(context: typer.Context) -> None:
     """Open the notebooks in JupyterLab."""
-    from ropelab.study import runner
+    from ropelab.study.engine import runner
 
     with runner.own_kernel(context.obj):
         os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={runner.NOTEBOOKS}"])
 
 
 def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:
-    from ropelab.study.measure import measure
+    from ropelab.study.engine.measure import measure
 
     return measure(build / "measurements" if smoke else MEASUREMENTS, smoke=smoke, only=only, build=build)
 

@@ -1,8 +1,17 @@
-"""The engine turns evidence into verdicts; it knows no document.
+"""This room turns evidence into verdicts, notebooks and a report; it knows no document and no topic.
 
+How a claim gets its verdict, in reading order:
+
+- `claims`: the documents and what they claim
 - `verdict`: the two axes of a verdict, outcome and basis
 - `noise`: the interval of a measured number
 - `repeats`: how far the times of two runs lie apart
 - `judging`: the rules that lead from intervals to an outcome, each written once
 - `ledger`: claims, their evidence and their verdicts in one table
+
+How the study runs:
+
+- `measure`, `unfinished`: every study on the GPU at hand; go on after an interruption
+- `runner`, `parameters`, `findings`, `claims_view`: the notebooks
+- `report`, `mathml`, `summary`: the report, and the tables of README.md
 """

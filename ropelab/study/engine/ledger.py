@@ -21,7 +21,7 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
-from ropelab.study.engine.documents import Claim, load_claims
+from ropelab.study.engine.claims import Claim, load_claims
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.verdict import Basis, Verdict, of_model, untold
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ropelab.bench.records import ROOT
-from ropelab.study.comparison import OURS
+from ropelab.study.topics.performance.comparison import OURS
 
 REPEATS = ROOT / "data" / "repeats.csv"
 

@@ -1,0 +1,1 @@
+"""This room holds a package for each document; `engine.claims` says what such a package contains."""

@@ -1,0 +1,336 @@
+"""The evidence for claims DS-01 to DS-17 that a CPU computes in seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+import runpy
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import pandas as pd
+import torch
+
+from ropelab import rotary_table
+from ropelab.bench import packages
+from ropelab.bench.copies import PREFIX
+from ropelab.bench.records import ROOT
+from ropelab.interop import broadcast
+from ropelab.interop.deepspeed import apply_rotary_pos_emb
+from ropelab.study.documents.deepspeed import measure, peers
+from ropelab.study.documents.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
+from ropelab.study.engine.ledger import Unavailable, evidence
+from ropelab.study.engine.sources import cases, facts, where
+from ropelab.study.topics.gradients.wrong_backward import definition, overall_errors, with_wrong_backward
+
+PUBLISHED = ROOT / "data" / "documents" / "deepspeed_8052_table.csv"
+
+B, S, H, D = 2, 5, 3, 8  # all differ, so that no axis can pass for another
+CALLERS = (
+    # caller, whether it is in DeepSpeed's tree, shape of t, shape of the tables
+    ("contract: [s, b, h, d] with [s, 1, 1, d]", False, (S, B, H, D), (S, 1, 1, D)),
+    ("contract, partial rotary", False, (S, B, H, D), (S, 1, 1, D // 2)),
+    ("unit test: [s, h, d] with [s, 1, d]", False, (S, H, D), (S, 1, D)),
+    ("FPDT and DistributedAttention: [b, s, h, d] with [1, s, 1, d]", True, (B, S, H, D), (1, S, 1, D)),
+    ("the same, one sequence", True, (1, S, H, D), (1, S, 1, D)),
+    ("the same, one sequence of one token", True, (1, 1, H, D), (1, 1, 1, D)),
+    ("the same, more heads than tokens", True, (B, S, 7, D), (1, S, 1, D)),
+    ("one table per sequence: [b, s, h, d] with [b, s, 1, d]", False, (B, S, H, D), (B, S, 1, D)),
+    ("head-major: [b, h, s, d] with [1, 1, s, d]", False, (B, H, S, D), (1, 1, S, D)),
+    ("[s, b, h, d] with [s, d]", False, (S, B, H, D), (S, D)),
+    ("[s, h, d] with [s, d], as many heads as tokens", False, (S, S, D), (S, D)),
+    ("[s, b, h, d] with [s, 1, d], batch as long as the sequence", False, (S, S, H, D), (S, 1, D)),
+)
+
+"""In DeepSpeed's tree are those of ``data/sources.toml``, both in the release that is compared with."""
+
+
+@evidence("deepspeed_dispatch", "computed on the CPU")
+def dispatch() -> pd.DataFrame:
+    """First and merged version, and our own function, against the formula, per caller.
+
+    Columns version, code (whose code was run), caller, in_tree, t, tables, tokens, gate_open (the kernel was used),
+    expected, outcome, error (relative L2).
+    """
+    opened = []
+
+    def rotate(*args):
+        opened.append(True)
+        return kernel_contract(*args)
+
+    def watched(*args):
+        rotated = broadcast.rotate_in_one_launch(*args)
+        if rotated is not None:
+            opened.append(True)
+        return rotated
+
+    def ours(t, cos, sin):
+        with mock.patch("ropelab.interop.deepspeed.rotate_in_one_launch", watched):
+            return apply_rotary_pos_emb(t, cos, sin)
+
+    merged, code = merged_function(rotate)
+    versions = {
+        "first": (partial(first_dispatch, rotate=rotate), "our model of the first version"),
+        "merged": (merged, code),
+        "ropelab": (ours, "ropelab.interop.deepspeed"),
+    }
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for caller, in_tree, t_shape, table_shape in CALLERS:
+        t = torch.randn(t_shape, generator=generator, dtype=torch.float64)
+        cos, sin = _tables(table_shape)
+        expected = _attempt(formula, t, cos, sin)
+        for version, (function, source) in versions.items():
+            opened.clear()
+            found = _attempt(function, t, cos, sin)
+            rows.append({
+                "version": version, "code": source, "caller": caller, "in_tree": in_tree, "t": t_shape,
+                "tables": table_shape, "tokens": max(table_shape[:-1]), "gate_open": bool(opened),
+                **_compare(found, expected),
+            })  # fmt: skip
+    return _from_code(rows, ", ".join(source for _, source in versions.values()))
+
+
+@evidence("deepspeed_tests", "the parametrisation of the tests (data/sources.toml), run on the CPU")
+def tests() -> pd.DataFrame:
+    """Every case of the test file: as first proposed, whose tables lack the axis of heads, and as fixed; and those of a
+    later commit.
+
+    Columns: version, test, read (the commit, and what was read of it), device, tokens, head_dim, rotary_dim,
+        broadcasts, passes (on the CPU the function does what the test asks of it), reaches_kernel.
+    """
+    rows = []
+    for test in facts("test", "deepspeed"):
+        on_device = {"cpu": False, "cuda": True}[test["device"]]
+        merged, _ = merged_function(_reached, on_device=lambda t, on_device=on_device: on_device)
+        on_cpu, _ = merged_function(_reached, on_device=lambda t: False)
+        for version in ("first", "fixed") if test["version"] == "fixed" else (test["version"],):
+            for case in cases(test):
+                tokens, dim, rotary = case["tokens"], case["head_dim"], case["rotary_dim"] or case["head_dim"]
+                if rotary > dim:
+                    continue
+                dtype = getattr(torch, case.get("dtype", "float32"))
+                t = torch.linspace(-1, 1, tokens * test["heads"] * dim, dtype=dtype).view(tokens, test["heads"], dim)
+                table = torch.ones((tokens, rotary) if version == "first" else (tokens, 1, rotary), dtype=dtype)
+                rows.append({
+                    "version": version, "test": test["name"], "read": where(test), "device": test["device"],
+                    "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
+                    "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
+                    "passes": _passes(on_cpu, t, table, test["tolerance"]),
+                    "reaches_kernel": isinstance(_attempt(merged, t, table, table), _Reached),
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+ABSENT, OLD = "torchembed is not installed", "torchembed 0.2.4 is installed"
+
+
+@evidence("deepspeed_fallback", "computed on the CPU")
+def fallback() -> pd.DataFrame:
+    """The merged function where the fused path cannot run.
+
+    Columns case, code (whose code was run), available (the guarded import found the kernel), warnings (their number,
+    of the import and of the call), expected, outcome, error.
+    """
+    t = torch.randn(S, B, H, D, dtype=torch.float64)
+    cos, sin = _tables((S, 1, 1, D))
+    expected = formula(t, cos, sin)
+
+    def row(case: str, found: Callable[[], bool] = lambda: True, **how) -> dict:
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            available = found()
+            function, code = merged_function(available=available, **how)
+            result = _attempt(function, t, cos, sin)
+        about = {"case": case, "code": code, "available": available, "warnings": len(given)}
+        return about | _compare(result, expected)
+
+    def fails(*args):
+        raise RuntimeError("the launch fails")
+
+    with mock.patch.dict(sys.modules, {"torchembed": None, "torchembed._triton": None}):
+        rows = [row(ABSENT, _import_guard)]
+    rows += [
+        row("the tensor is not on the GPU", rotate=_reached, on_device=lambda t: t.is_cuda),
+        row("the kernel fails at run time", rotate=fails),
+    ]
+    kernels = peers.torchembed_kernels()
+    if any(kernels.values()):
+        source = peers.torchembed().__file__  # loaded for good, so with Triton
+        with mock.patch.dict(sys.modules, {"triton": None, "triton.language": None}):
+            rotate = runpy.run_path(source)["fused_rope_forward"]
+        rows.append(row("torchembed is installed, Triton is not", rotate=rotate))
+    if "0.2.4" in kernels:
+        with packages.imported("torchembed", "0.2.4", "torchembed"):
+            rows.append(row(OLD, _import_guard, rotate=_reached))
+    return _from_code(rows, merged_function()[1])
+
+
+@evidence("deepspeed_packages", "the files of the packages under build/peers")
+def wheels() -> pd.DataFrame:
+    """Which versions of torchembed ship the kernel, where their wheels are at hand."""
+    return measure.packages()
+
+
+@evidence("deepspeed_kernel", "the source of torchembed's kernel under build/peers")
+def kernel_source() -> pd.DataFrame:
+    """How often the source of the fused kernel reads and writes: a row for each version at hand.
+
+    Columns version, loads (of the tensor), stores, repeated (loads and stores of an address that an earlier one has),
+    loops.
+    """
+    rows = []
+    for version in (version for version, has in peers.torchembed_kernels().items() if has):
+        tree = ast.parse(peers.torchembed_file(version).read_text(encoding="utf-8"))
+        kernel, *_ = (node for node in ast.walk(tree) if getattr(node, "name", "") == "_fused_rope_kernel")
+        nodes = list(ast.walk(kernel))
+        calls = [(ast.unparse(node.func), ast.unparse(node.args[0])) for node in nodes if isinstance(node, ast.Call)]
+        loads = [address for name, address in calls if name == "tl.load" and "x_ptr" in address]
+        stores = [address for name, address in calls if name == "tl.store"]
+        rows.append({
+            "version": version, "loads": len(loads), "stores": len(stores),
+            "repeated": len(loads) + len(stores) - len(set(loads)) - len(set(stores)),
+            "loops": sum(isinstance(node, ast.For | ast.While) for node in nodes),
+        })  # fmt: skip
+    if not rows:
+        raise Unavailable("no torchembed with a fused kernel under build/peers (make peers)")
+    return pd.DataFrame(rows)
+
+
+@evidence("deepspeed_extra", "the metadata of DeepSpeed under build/peers")
+def extra() -> pd.DataFrame:
+    """What the extra ``torchembed`` of DeepSpeed requires: columns release, requirement, least (its lower bound)."""
+    release, requirement = peers.deepspeed_extra("torchembed")
+    least = requirement.partition(">=")[2] or "0"
+    return pd.DataFrame([{"release": release, "requirement": requirement, "least": least}])
+
+
+@evidence("wrong_backward", "computed on the CPU: our own backward that repeats the forward")
+def wrong_backward() -> pd.DataFrame:
+    """A backward that rotates forward again: its error, the closed form's, and the norm it keeps."""
+    mutant = {"mutant": with_wrong_backward(definition)}
+    frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=measure.HEAD_DIM)
+    return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
+
+
+GB10_GB_S = 273
+"""Memory bandwidth of the GPU of the document's table, by its data sheet (LPDDR5X, 273 GB/s)."""
+
+
+@evidence("deepspeed_published", "the document's table")
+def published() -> pd.DataFrame:
+    """The document's table with what follows from its milliseconds: the ratios, and the bytes per second of
+    the fused kernel under either reading of the dtype."""
+    frame = pd.read_csv(PUBLISHED)
+    elements = 2 * frame.batch * frame.heads * frame.seq_len * frame.head_dim
+    return frame.assign(
+        over_eager=frame.eager_ms / frame.triton_ms,
+        over_compile=frame.compile_ms / frame.triton_ms,
+        triton_gb_s_if_bfloat16=2 * elements / frame.triton_ms / 1e6,
+        triton_gb_s_if_float32=4 * elements / frame.triton_ms / 1e6,
+    )
+
+
+def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
+    """Bytes per second of the document's three contenders under each reading of the dtype, and of those measured here.
+
+    Args:
+        table: the record deepspeed_table.
+
+    Returns:
+        Columns where ("published (GB10)" or "measured here"), dtype, seq_len, contender (eager, compile, torchembed,
+        and here ropelab and the best copy), gb_s: one read and one write of the tensor over the time, forward.
+    """
+    rows = []
+    stated = published()
+    names = {"eager": "eager_ms", "compile": "compile_ms", "torchembed": "triton_ms"}
+    for row in stated.to_dict("records"):
+        elements = 2 * row["batch"] * row["heads"] * row["seq_len"] * row["head_dim"]
+        for (dtype, size), (name, column) in itertools.product((("bfloat16", 2), ("float32", 4)), names.items()):
+            about = {"where": "published (GB10)", "dtype": dtype, "seq_len": row["seq_len"], "contender": name}
+            rows.append(about | {"gb_s": size * elements / row[column] / 1e6})
+    timed = table[(table.direction == "forward") & (table.status == "ok")]
+    here = timed.assign(where="measured here", gb_s=timed["bytes"] / timed.median_us / 1e3)
+    copies = here[here.contender.str.startswith(PREFIX)].groupby(["where", "dtype", "seq_len"]).gb_s.max()
+    here = here[here.contender.isin((*names, "ropelab"))]
+    columns = ["where", "dtype", "seq_len", "contender", "gb_s"]
+    copies = copies.reset_index().assign(contender="best copy")
+    return pd.concat([pd.DataFrame(rows), here[columns], copies[columns]], ignore_index=True)
+
+
+def _from_code(rows: list[dict], code: str) -> pd.DataFrame:
+    """A frame that says which code was run."""
+    frame = pd.DataFrame(rows)
+    frame.attrs["source"] = f"computed on the CPU with {code}"
+    return frame
+
+
+def _tables(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables of the shape, one row for each of its leading sizes; both halves equal."""
+    rows = torch.Size(shape[:-1]).numel()
+    cos, sin = rotary_table(rows, shape[-1], dtype=torch.float64)
+    return torch.cat((cos, cos), -1).reshape(shape), torch.cat((sin, sin), -1).reshape(shape)
+
+
+class _Reached(Exception):
+    """Raised in place of the kernel, to see whether a call gets there."""
+
+
+def _reached(*args):
+    raise _Reached
+
+
+def _attempt(function, *args) -> torch.Tensor | Exception:
+    try:
+        return function(*args)
+    except Exception as error:  # what is raised is part of the result
+        return error
+
+
+def _compare(found: torch.Tensor | Exception, expected: torch.Tensor | Exception) -> dict:
+    nothing = {
+        "expected": "an error" if isinstance(expected, Exception) else "a result",
+        "error": float("nan"),
+    }
+    if isinstance(found, Exception) and isinstance(expected, Exception):
+        return nothing | {"outcome": "equal"}
+    if isinstance(found, IndexError):
+        return nothing | {"outcome": "reads past the tables"}
+    if isinstance(found, Exception):
+        return nothing | {"outcome": f"raises {type(found).__name__}"}
+    if isinstance(expected, Exception):
+        return nothing | {"outcome": "answers where the formula raises"}
+    if found.shape != expected.shape:
+        return nothing | {"outcome": f"shape {tuple(found.shape)} for {tuple(expected.shape)}"}
+    error = ((found - expected).norm() / expected.norm()).item()
+    return nothing | {"outcome": "equal" if error < 1e-12 else "different", "error": error}
+
+
+def _passes(function: Callable, t: torch.Tensor, table: torch.Tensor, tolerance: float | str) -> bool:
+    """Whether the result is the formula's to the tolerance; if the tolerance is words, whether a gradient exists."""
+    leaf = t.clone().requires_grad_()
+    found, expected = (_attempt(f, leaf, table, table) for f in (function, formula))
+    if isinstance(found, Exception) or isinstance(expected, Exception):
+        return False
+    if isinstance(tolerance, str):
+        found.sum().backward()
+        return leaf.grad.shape == t.shape and not leaf.grad.isnan().any().item()
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def _import_guard() -> bool:
+    """Whether the guarded import finds torchembed's kernel: DeepSpeed's own guard, or the same in our words."""
+    try:
+        _, source = peers.deepspeed_source()
+        return peers.deepspeed_import_guard(source)
+    except Unavailable:
+        pass
+    try:
+        importlib.import_module("torchembed._triton")
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,290 @@
+"""The evidence for claims FS-01 to FS-17 that a CPU computes in seconds: the document's log, and what follows."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import torch
+
+from ropelab import rotary_table
+from ropelab.bench.packages import NotInstalled
+from ropelab.bench.records import ROOT
+from ropelab.interop.fairseq2 import (
+    LAYOUTS,
+    BatchLayout,
+    KernelRotaryEncoder,
+    ReferenceRotaryEncoder,
+    RotaryEncoder,
+)
+from ropelab.layout.pairing import join, permutation
+from ropelab.study.documents.fairseq2.peers import released
+from ropelab.study.engine.claims import CLAIMS
+from ropelab.study.engine.ledger import Unavailable, evidence
+from ropelab.study.engine.sources import cases, facts
+
+LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"
+SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"
+DTYPES = ("float32", "bfloat16")
+DIRECTIONS = ("forward", "forward and backward")
+"""The document states neither dtype nor direction, so claims are judged in all of these."""
+CELL = ["mode", "seq_len", "batch", "encoding_dim"]
+IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
+"""RE: `RotaryEncoder`; RRE: `ReferenceRotaryEncoder`; with the value of ``impl``. The document's four columns."""
+RATIOS = {
+    "llama": ("RRE llama", "RE llama"),
+    "reference": ("RRE reference", "RE reference"),
+    "native": ("RRE reference", "RE llama"),
+}
+"""Ratio of times -> numerator and denominator. The document prints the first two; native is each class as it was."""
+
+
+@cache
+def _claims_file() -> Mapping[str, Any]:
+    return tomllib.loads((CLAIMS / "fairseq2.toml").read_text(encoding="utf-8"))
+
+
+def published() -> Mapping[str, Any]:
+    """The figures that the document's text states, by name."""
+    return _claims_file()["published"]
+
+
+@evidence("fairseq2_changes", "the pull request's commits, read in the public repository")
+def changes() -> pd.DataFrame:
+    """A row per commit of the pull request and file that it changes: commit, file."""
+    return pd.DataFrame(
+        [{"commit": change["commit"], "file": file} for change in _claims_file()["change"] for file in change["files"]]
+    )
+
+
+@evidence("fairseq2_log", "the document's log")
+def log() -> pd.DataFrame:
+    """A row per cell and implementation: mode, seq_len, batch, encoding_dim, contender, ms."""
+    frame = _log()
+    names = {f"{name.lower().replace(' ', '_')}_ms": name for name in IMPLEMENTATIONS}
+    long = frame.melt(CELL, list(names), "contender", "ms")
+    return long.assign(contender=long.contender.map(names))
+
+
+@evidence("fairseq2_summary", "recomputed from the document's log")
+def summary() -> pd.DataFrame:
+    """The means that the document prints: mode, ratio, printed, of_ratios (the mean of the log's own ratios, which
+    are rounded less), of_times (of the ratios of the printed milliseconds)."""
+    printed, found = pd.read_csv(SUMMARY), _log()
+    rows = []
+    for ratio in ("llama", "reference"):
+        stated = printed[printed.figure == f"mean RRE/RE {ratio}"].set_index("mode").value
+        for mode, cells in found.groupby("mode"):
+            times = cells[f"rre_{ratio}_ms"] / cells[f"re_{ratio}_ms"]
+            rows.append({
+                "mode": mode, "ratio": ratio, "printed": stated[mode],
+                "of_ratios": cells[f"stated_rre_over_re_{ratio}"].mean(), "of_times": times.mean(),
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("fairseq2_session", "counted in the document's log, its tests as in data/sources.toml")
+def session() -> pd.DataFrame:
+    """What the test session consisted of: kind, items. What times nothing and sums up nothing may compare results.
+
+    A test belongs to a kind by what its lines in the log print; what it has beyond those lines is something else, as is
+    an item of the session that no test accounts for.
+    """
+    collected = int(pd.read_csv(SUMMARY).set_index("figure").value["items collected"])
+    items = {"timings": 0, "summary": 0}
+    for test in facts("test", "fairseq2"):
+        items[test["prints"]] += len(list(cases(test)))
+    items["timings"] = min(items["timings"], len(_log()))
+    others = collected - sum(items.values())
+    return pd.DataFrame([*items.items(), ("anything else", others)], columns=["kind", "items"])
+
+
+def ratios(times: pd.DataFrame, value: str) -> pd.DataFrame:
+    """The three ``RATIOS`` of each cell: its columns, ratio, and times.
+
+    Args:
+        times: with the columns of a cell (all but ``contender`` and ``value``), contender, and ``value``.
+    """
+    cell = [name for name in times.columns if name not in ("contender", value)]
+    wide = times.pivot_table(index=cell, columns="contender", values=value)
+    parts = [
+        (wide[over] / wide[under]).rename("times").dropna().reset_index().assign(ratio=name)
+        for name, (over, under) in RATIOS.items()
+        if {over, under} <= set(wide)
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*cell, "times", "ratio"])
+
+
+# ------------------------------------------------------------------------------------------------- are they equal?
+
+ENCODERS = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "kernel": KernelRotaryEncoder}
+_TABLES = {
+    # the rows after that for padding, of cosines and sines with a column per pair
+    RotaryEncoder: lambda e: (e.freqs[1:, :, 0], e.freqs[1:, :, 1]),
+    ReferenceRotaryEncoder: lambda e: tuple(t[1:, : e.encoding_dim // 2] for t in (e.cos_freqs, e.sin_freqs)),
+    KernelRotaryEncoder: lambda e: (e.cos, e.sin),
+}
+POSITIONS = (2048, 4096, 16384)
+
+
+@evidence("fairseq2_equality", "computed on the CPU")
+def equality() -> pd.DataFrame:
+    """Whether the encoders compute the same: columns what, first, second, layout, direction, positions, equal,
+    difference (largest, absolute).
+
+    - "formula": tables and inputs are small integers, on which float32 errs nowhere. A rotation is linear in both,
+      so two that agree on random integers are the same polynomial, but for an accident.
+    - "permutation": ``impl="reference"`` of x against ``impl="llama"`` of the reordered x, reordered back; in bits.
+    - "tables": of each encoder as it makes them, for positions below ``positions``, against float64 rounded once
+      (``second`` is "exact") and against one another.
+    """
+    frame = pd.DataFrame([*formulas(), *permutations(), *_tables()])
+    return frame.astype({"positions": "Int64"})
+
+
+def formulas() -> Iterator[dict]:
+    """See ``equality``."""
+    generator = torch.Generator().manual_seed(0)
+    seqs, cotangent = (torch.randint(-64, 65, (3, 7, 2, 16), generator=generator).float() for _ in range(2))
+    cos, sin = (torch.randint(-8, 9, (7, 8), generator=generator).float() for _ in range(2))
+    for impl, layout in LAYOUTS.items():
+        results = {}
+        for name, encoder_class in ENCODERS.items():
+            encoder = encoder_class(16, 7, impl=impl)
+            _fill(encoder, cos, sin)
+            results[name] = _both_directions(encoder, seqs, cotangent)
+        for other in ("RRE", "kernel"):
+            for direction, first, second in zip(("forward", "backward"), results["RE"], results[other], strict=True):
+                yield _compared("formula", "RE", other, first, second, layout=layout, direction=direction)
+
+
+def permutations() -> Iterator[dict]:
+    """See ``equality``."""
+    generator = torch.Generator().manual_seed(1)
+    seqs, cotangent = (torch.randn(3, 7, 2, 16, generator=generator) for _ in range(2))
+    to_pairs, to_halves = (
+        permutation(16, *names) for names in (("split_half", "interleaved"), ("interleaved", "split_half"))
+    )
+    for name, encoder_class in ENCODERS.items():
+        halves = _both_directions(encoder_class(16, 7, impl="reference"), seqs, cotangent)
+        adjacent = _both_directions(encoder_class(16, 7, impl="llama"), seqs[..., to_pairs], cotangent[..., to_pairs])
+        for direction, first, second in zip(("forward", "backward"), halves, adjacent, strict=True):
+            what = f"{name} reference", f"{name} llama"
+            yield _compared("permutation", *what, first, second[..., to_halves], direction=direction)
+
+
+def _tables(encoding_dim: int = 256) -> Iterator[dict]:
+    most = max(POSITIONS)
+    found = {name: _TABLES[c](c(encoding_dim, most, impl="reference")) for name, c in ENCODERS.items()}
+    found["exact"] = rotary_table(most, encoding_dim, dtype=torch.float64)
+    for first, second in (("RE", "exact"), ("RRE", "exact"), ("kernel", "exact"), ("RE", "RRE")):
+        for positions in POSITIONS:
+            tables = (torch.cat([t[:positions] for t in found[name]]) for name in (first, second))
+            yield _compared("tables", first, second, *tables, positions=positions)
+
+
+def _fill(encoder: torch.nn.Module, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Give the encoder these tables, ``[max_seq_len, E/2]``, in place of its own."""
+    if isinstance(encoder, RotaryEncoder):
+        encoder.freqs[1:] = torch.stack((cos, sin), dim=-1)
+    elif isinstance(encoder, ReferenceRotaryEncoder):
+        encoder.cos_freqs[1:], encoder.sin_freqs[1:] = (join(t, t, LAYOUTS[encoder.impl]) for t in (cos, sin))
+    else:
+        encoder.cos, encoder.sin = cos, sin
+
+
+def _both_directions(
+    encoder: Callable, seqs: torch.Tensor, cotangent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = seqs.clone().requires_grad_()
+    result = encoder(leaf, BatchLayout(seqs.shape[:2]))
+    return result.detach(), torch.autograd.grad(result, leaf, cotangent)[0]
+
+
+def _compared(what: str, first: str, second: str, a: torch.Tensor, b: torch.Tensor, **where) -> dict:
+    return {
+        "what": what, "first": first, "second": second, **where,
+        "equal": torch.equal(a, b), "difference": (a.double() - b.double()).abs().max().item(),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ does it break?
+
+
+@evidence("fairseq2_defaults", "computed on the CPU with released fairseq2")
+def defaults() -> pd.DataFrame:
+    """The encoders with ``impl`` left out against those of released fairseq2, which has none: columns encoder, case,
+    equal. In bits; the cases are the ways to be called, the buffers, and the signature."""
+    try:
+        version, theirs, batch_layout = released()
+    except NotInstalled as error:
+        raise Unavailable(str(error)) from error
+    rows = []
+    for encoder_class in (RotaryEncoder, ReferenceRotaryEncoder):
+        name = encoder_class.__name__
+        pair = encoder_class, getattr(theirs, name)
+        ours_made, theirs_made = (made(16, 32) for made in pair)
+        for case, seqs, layout, training, step in _calls(batch_layout):
+            bag = None if step is None else SimpleNamespace(step_nr=step)
+            outputs = [e.train(training)(seqs, layout, state_bag=bag) for e in (ours_made, theirs_made)]
+            same = outputs[0].dtype == outputs[1].dtype and torch.equal(*outputs)
+            rows.append({"encoder": name, "case": case, "equal": same})
+        buffers = [dict(e.named_buffers()) for e in (ours_made, theirs_made)]
+        same = buffers[0].keys() == buffers[1].keys() and all(
+            torch.equal(buffers[0][n], t) for n, t in buffers[1].items()
+        )
+        same_keys = ours_made.state_dict().keys() == theirs_made.state_dict().keys()
+        for case, equal in zip(_WHOLE, (same, same_keys, _callable_as_before(*pair)), strict=True):
+            rows.append({"encoder": name, "case": case, "equal": equal})
+    frame = pd.DataFrame(rows)
+    frame.attrs["source"] = f"computed on the CPU with fairseq2 {version}"
+    return frame
+
+
+_WHOLE = ("names and contents of the buffers", "keys of a checkpoint", "signature")
+"""The cases of ``defaults`` that call nothing."""
+
+
+def default_cases() -> list[tuple[str, str]]:
+    """Encoder and case of each row of ``defaults``."""
+    cases = [case for case, *_ in _calls(BatchLayout)] + list(_WHOLE)
+    return [(c.__name__, case) for c in (RotaryEncoder, ReferenceRotaryEncoder) for case in cases]
+
+
+def _calls(batch_layout: type) -> Iterator[tuple[str, torch.Tensor, object, bool, int | None]]:
+    """Case, seqs, layout, whether training, and tokens decoded before (None: no state bag)."""
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*shape, dtype=torch.float32):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    dense, padded = batch_layout((3, 7), None), batch_layout((3, 7), [7, 2, 5])
+    packed = batch_layout((9,), [4, 3], packed=True)
+    yield "[N, S, E]", draw(3, 7, 16), dense, True, None
+    yield "[N, S, H, E]", draw(3, 7, 2, 16), dense, True, None
+    yield "[N, S, G, H, E]", draw(3, 7, 2, 3, 16), dense, True, None
+    yield "float16", draw(3, 7, 2, 16, dtype=torch.float16), dense, True, None
+    yield "bfloat16", draw(3, 7, 2, 16, dtype=torch.bfloat16), dense, True, None
+    yield "float64", draw(3, 7, 2, 16, dtype=torch.float64), dense, True, None
+    yield "padded", draw(3, 7, 2, 16), padded, True, None
+    yield "packed, with padding", draw(9, 2, 16), packed, True, None
+    yield "decoding", draw(3, 7, 2, 16), dense, False, 5
+    yield "decoding, padded", draw(3, 7, 2, 16), padded, False, 5
+    yield "a state bag while training", draw(3, 7, 2, 16), dense, True, 5
+
+
+def _callable_as_before(new: type, old: type) -> bool:
+    """Whether every way to call ``old`` is a way to call ``new``, and means the same."""
+    before, after = (inspect.signature(c).parameters for c in (old, new))
+    kept = all(n in after and (after[n].kind, after[n].default) == (p.kind, p.default) for n, p in before.items())
+    added = [p for n, p in after.items() if n not in before]
+    return kept and all(p.kind == p.KEYWORD_ONLY and p.default is not p.empty for p in added)
+
+
+def _log() -> pd.DataFrame:
+    return pd.read_csv(LOG)

@@ -1,0 +1,238 @@
+"""Figures of fairseq2#1213: each takes the tables of its records and returns a figure whose title is computed.
+
+RE is RotaryEncoder, RRE ReferenceRotaryEncoder; times of the document's GPU enter as ratios only.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ropelab.study.documents.fairseq2 import findings
+from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS, log, ratios, summary
+from ropelab.study.plots import drawing
+
+MODES = ("eager", "compiled")
+IMPLS = {"llama": "adjacent pairs (llama)", "reference": "halves (reference)"}
+_CELL = ["batch", "seq_len", "encoding_dim", "mode", "direction"]
+_RATIO_LABELS = {"llama": "both in pairs\nRRE/RE llama", "reference": "both in halves\nRRE/RE reference",
+                 "native": "each at home\nRRE ref./RE llama"}  # fmt: skip
+_PUBLISHED, _HERE = "0.45", {"forward": drawing.COLORBLIND[0], "forward and backward": drawing.COLORBLIND[1]}
+
+
+def slowdowns(grid: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
+    """Heat maps over the 27 shapes: how many times as long as our kernel each implementation takes."""
+    times = drawing.timed(grid)
+    times = times[times.direction == direction]
+    cell = ["batch", "seq_len", "encoding_dim"]
+    ours = {i: times[times.contender == f"ropelab {i}"].set_index(cell).median_us for i in IMPLS}
+    panels = {
+        (impl, mode, name): times[(times.contender == f"{name} {impl}") & (times["mode"] == mode)]
+        .set_index(cell)
+        .median_us.div(ours[impl])
+        .dropna()
+        .unstack("encoding_dim")
+        for impl in IMPLS
+        for name in ("RE", "RRE")
+        for mode in MODES
+    }
+    every = pd.concat([p.stack().rename("times") for p in panels.values()])
+    by_mode = {m: pd.concat([p.stack() for (_, mode, _), p in panels.items() if mode == m]) for m in MODES}
+    title = f"{direction.capitalize()}: times as long as our kernel, one launch in either layout: " + ", ".join(
+        f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values)
+    )
+    if repeat := findings.apart(findings.same_kernels(grid, inductor), direction):
+        title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
+    limit = 2 if every.empty else max(every.max(), 1 / every.min(), 2)
+    fig, axes = drawing.grid(2, 4, (3.5, 3.5), title, footer)
+    for row, impl in zip(axes, IMPLS, strict=True):
+        for ax, key in zip(row, [k for k in panels if k[0] == impl], strict=True):
+            table = panels[key]
+            _, mode, name = key
+            native = " (native)" if (name == "RE") == (impl == "llama") else ""
+            ax.set_title(f"{name} {impl}{native}, {mode}", size=9)
+            if table.empty:
+                continue  # what could not be timed is named at the foot
+            sns.heatmap(
+                table, ax=ax, annot=True, fmt=".2f", cmap="vlag", norm=LogNorm(1 / limit, limit), cbar=False,
+                linewidths=0.5, annot_kws={"size": 8},
+            )  # fmt: skip
+            ax.set(xlabel="", ylabel="")
+            ax.set_yticks(np.arange(len(table)) + 0.5, [f"B{b} S{s:,}" for b, s in table.index], rotation=0, size=8)
+            ax.set_xticks(np.arange(table.shape[1]) + 0.5, [f"{e:,}" for e in table], size=8)
+    for ax in axes[-1]:
+        ax.set_xlabel("encoding dimension E")
+    _say_untimed(fig, grid)
+    return fig
+
+
+def of_a_copy(grid: pd.DataFrame, footer: str = "") -> Figure:
+    """Our kernel's fraction of a copy of x over the size of the tables, and what they leave of it."""
+    found = findings.of_a_copy(grid)
+    here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
+    title = f"Our kernel at {here} of a copy of x, which reads no tables: shared by all batches they leave {once}, "
+    title += f"read anew by each {each}"
+    fig, axes = drawing.grid(1, len(_HERE), (5.6, 4.0), title, footer, sharey=True)
+    batches = sorted(found.batch.unique())
+    colors = dict(zip(batches, drawing.COLORBLIND, strict=False))
+    for ax, direction in zip(axes[0], _HERE, strict=True):
+        rows = found[found.direction == direction]
+        for place, (batch, part) in enumerate(rows.groupby("batch")):
+            at = part.tables_bytes / 1e6 * 1.08 ** (place - 1)  # beside one another
+            ax.plot(at, part.fraction_of_copy, "o", color=colors[batch], markersize=5, alpha=0.7, markeredgewidth=0,
+                    label=f"B = {batch}")  # fmt: skip
+            if batch > 1:
+                ax.axhline(part.once.iloc[0], color=colors[batch], linewidth=1.2, linestyle="--",
+                           label=f"B = {batch}, if the batches share the tables")  # fmt: skip
+        for left in rows.each_batch.unique():
+            ax.axhline(left, color="grey", linewidth=1.2, linestyle=":", label="if every batch reads the tables anew")
+        ax.set(title=direction, xscale="log", xlabel="cosines and sines of the S positions, MB")
+        sizes = sorted((rows.tables_bytes / 1e6).unique())
+        ax.xaxis.set_major_locator(FixedLocator(sizes))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+    axes[0, 0].set_ylabel("fraction of the best copy of x")
+    drawing.legend(fig, axes, columns=3)
+    return fig
+
+
+def published_ratios(grid: pd.DataFrame, footer: str = "") -> Figure:
+    """The document's ratios of each cell beside those measured here, per mode and ratio."""
+    stated = ratios(log(), "ms")
+    here = ratios(drawing.timed(grid)[[*_CELL, "contender", "median_us"]], "median_us")
+    forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
+    printed = summary().set_index(["mode", "ratio"]).printed
+    title = "RRE's time over RE's, mean of the cells, forward here (printed in the document): " + "; ".join(
+        f"{mode} " + ", ".join(
+            f"{impl} {forward[mode, impl]:.2f} ({printed[mode, impl]:.2f})"
+            for impl in ("llama", "reference") if (mode, impl) in forward
+        )
+        for mode in MODES
+    )  # fmt: skip
+    fig, axes = drawing.grid(1, 2, (6.2, 4.0), title, footer)
+    series = {"published, 27 cells": (stated, _PUBLISHED)}
+    series |= {f"here, {d}": (here[here.direction == d], color) for d, color in _HERE.items()}
+    spread = np.random.default_rng(0)  # of the points across; the heights are the data
+    for ax, mode in zip(axes[0], MODES, strict=True):
+        for shift, (name, (frame, color)) in zip((-0.25, 0, 0.25), series.items(), strict=True):
+            for place, ratio in enumerate(_RATIO_LABELS):
+                values = frame[(frame["mode"] == mode) & (frame.ratio == ratio)].times
+                at = place + shift + spread.uniform(-0.07, 0.07, len(values))
+                ax.plot(at, values, "o", color=color, markersize=4, alpha=0.6, markeredgewidth=0, label=name)
+                ax.plot([place + shift - 0.1, place + shift + 0.1], [values.mean()] * 2, color=color, linewidth=2.5)
+        ax.axhline(1, color="grey", linewidth=1, linestyle="--")
+        ax.set_xticks(range(len(_RATIO_LABELS)), list(_RATIO_LABELS.values()), size=9)
+        ax.set(title=f"{mode} (above 1: RE is the faster one)", yscale="log")
+        ax.grid(False, axis="x")
+        _plain(ax.yaxis)
+    axes[0, 0].set_ylabel("RRE's time over RE's")
+    drawing.legend(fig, axes, columns=3)
+    return fig
+
+
+def by_compiling(grid: pd.DataFrame, footer: str = "") -> Figure:
+    """Time compiled over time eager of each implementation: published and measured."""
+    stated = _compiled_over_eager(log(), "ms").assign(direction="published, 27 cells")
+    here = _compiled_over_eager(drawing.timed(grid), "median_us")
+    here = here.assign(direction="here, " + here.direction)
+    means = {d: rows.groupby("contender").times.mean() for d, rows in pd.concat([stated, here]).groupby("direction")}
+    native = {"published": "published, 27 cells", "here, forward": "here, forward"}
+    title = "Compiled, RE llama takes " + " and ".join(
+        f"{means[d]['RE llama']:.2f} ({name})" for name, d in native.items() if "RE llama" in means.get(d, ())
+    )
+    title += " times as long as eager"
+    others = means.get("here, forward", pd.Series(dtype=float)).drop("RE llama", errors="ignore")
+    if len(others):
+        title += f"; the others here {drawing.value_range(others, '.2f')} times"
+    fig, axes = drawing.grid(1, 1, (9.5, 3.8), title, footer)
+    ax = axes[0, 0]
+    colors = {"published, 27 cells": _PUBLISHED} | {f"here, {d}": color for d, color in _HERE.items()}
+    spread = np.random.default_rng(0)
+    frame = pd.concat([stated, here])
+    for shift, (name, color) in zip((-0.25, 0, 0.25), colors.items(), strict=True):
+        for place, contender in enumerate(IMPLEMENTATIONS):
+            values = frame[(frame.direction == name) & (frame.contender == contender)].times
+            at = place + shift + spread.uniform(-0.07, 0.07, len(values))
+            ax.plot(at, values, "o", color=color, markersize=4, alpha=0.6, markeredgewidth=0, label=name)
+            ax.plot([place + shift - 0.1, place + shift + 0.1], [values.mean()] * 2, color=color, linewidth=2.5)
+    ax.axhline(1, color="grey", linewidth=1, linestyle="--")
+    ax.set_xticks(range(len(IMPLEMENTATIONS)), IMPLEMENTATIONS)
+    ax.set(yscale="log", ylabel="time compiled over time eager")
+    ax.grid(False, axis="x")
+    _plain(ax.yaxis)
+    drawing.legend(fig, axes, columns=3)
+    return fig
+
+
+def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
+    """Peak memory and launches of a call at the large shape, float32, per implementation and mode."""
+    shown = inductor[(inductor.status == "ok") & (inductor.dtype == "float32")]
+    shown = shown.assign(
+        peak=shown.peak_bytes / shown.result_bytes,
+        label=[f"{c}, {m}" if m != "kernel" else c for c, m in zip(shown.contender, shown["mode"], strict=True)],
+    )
+    forward = shown[shown.direction == "forward"]
+    compiled = forward[(forward["mode"] == "compiled") & forward.contender.isin(IMPLEMENTATIONS)].peak
+    first = shown.iloc[0]
+    title = f"Forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: "
+    title += "compiled calls peak at "
+    title += f"{drawing.value_range(compiled, '.1f')} times the result, eager ones at "
+    title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, our kernel at "
+    title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
+    directions = drawing.ordered(shown.direction, _HERE)
+    labels = list(dict.fromkeys(shown.sort_values(["contender", "mode"], ascending=[True, False]).label))
+    place = pd.Series(range(len(labels))[::-1], labels)
+    fig, axes = drawing.grid(1, len(directions), (5.8, 0.4 * len(labels) + 1.2), title, footer, sharey=True)
+    colors = {"eager": drawing.COLORBLIND[7], "compiled": drawing.COLORBLIND[3], "kernel": drawing.COLORBLIND[0]}
+    for ax, direction in zip(axes[0], directions, strict=True):
+        rows = shown[shown.direction == direction]
+        for mode, part in rows.groupby("mode"):
+            name = {"kernel": "ropelab"}.get(mode, mode)
+            ax.barh(place[part.label], part.peak, 0.65, color=colors[mode], label=name)
+        for row in rows.itertuples():
+            text = f"{row.kernels:.0f} launch{'es' if row.kernels != 1 else ''}, {row.median_us / 1000:.2f} ms"
+            ax.annotate(text, (row.peak, place[row.label]), (4, 0), textcoords="offset points", va="center", size=8)
+        ax.set_yticks(place, labels)
+        ax.set(title=direction, xlabel="peak memory of a call, in results' sizes")
+        ax.margins(x=0.45)
+        ax.grid(False, axis="y")
+    drawing.legend(fig, axes)
+    return fig
+
+
+def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+    keys = [name for name in ("batch", "seq_len", "encoding_dim", "direction", "contender") if name in frame]
+    frame = frame[frame.contender.isin(IMPLEMENTATIONS)]
+    wide = frame.pivot_table(index=keys, columns="mode", values=value)
+    return (wide.compiled / wide.eager).rename("times").dropna().reset_index()
+
+
+def _plain(axis) -> None:
+    """0.5, 1, 2, 5 instead of powers of ten."""
+    axis.set_major_locator(FixedLocator([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _say_untimed(fig: Figure, grid: pd.DataFrame) -> None:
+    """As `drawing.say_untimed`, with the mode in the contender's name."""
+    named = grid["mode"].fillna("") + " " + grid.contender
+    drawing.say_untimed(fig, grid.assign(contender=named))
+
+
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
+    "fairseq2_forward": (("fairseq2_grid", "fairseq2_inductor"), slowdowns),
+    "fairseq2_with_backward": (
+        ("fairseq2_grid", "fairseq2_inductor"),
+        lambda grid, inductor, footer="": slowdowns(grid, inductor, footer, "forward and backward"),
+    ),
+    "fairseq2_of_a_copy": (("fairseq2_grid",), of_a_copy),
+    "fairseq2_ratios": (("fairseq2_grid",), published_ratios),
+    "fairseq2_compiling": (("fairseq2_grid",), by_compiling),
+    "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),
+}
+"""As ``ropelab.study.plots.registry.FIGURES``, which contains it."""

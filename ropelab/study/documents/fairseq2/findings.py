@@ -1,0 +1,107 @@
+"""What the records say: tables that the rules judge by and the figures draw."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ropelab.study.plots.drawing import timed, value_range
+
+SHAPE = ["batch", "seq_len", "encoding_dim"]
+_SAME = "RE llama"
+_KEYS = [*SHAPE, "dtype", "direction"]
+
+
+def same_kernels(grid: pd.DataFrame, inductor: pd.DataFrame) -> pd.DataFrame:
+    """RE llama eager and compiled: two timings of one thing, wherever both launch the very same kernels.
+
+    Inductor leaves its product of complex numbers to eager, and there is nothing else. Whether that holds in a
+    direction is read off the names of the kernels in ``inductor``; if not, its rows are not here.
+
+    Returns:
+        Columns of the shape, dtype, direction, and apart: the longer of the two times over the shorter.
+    """
+    launched = inductor[(inductor.contender == _SAME) & (inductor.dtype == "float32")]
+    launched = launched.pivot_table(index="direction", columns="mode", values="launched", aggfunc="first")
+    launched = launched.reindex(columns=["eager", "compiled"]).dropna()
+    directions = launched.index[launched.eager == launched.compiled]
+    rows = timed(pd.concat([grid, inductor[inductor.dtype == "float32"]], ignore_index=True))
+    rows = rows[(rows.contender == _SAME) & rows.direction.isin(directions)]
+    times = rows.pivot_table(index=_KEYS, columns="mode", values="median_us", sort=False)
+    times = times.reindex(columns=["eager", "compiled"]).dropna()
+    return (times.max(axis=1) / times.min(axis=1)).rename("apart").reset_index()
+
+
+def same_code(reorderings: pd.DataFrame, inductor: pd.DataFrame) -> float | None:
+    """The pull request's reordering is timed in two records: the longer time over the shorter, if the code is the
+    same in both."""
+    keys = [*SHAPE, "dtype"]
+    compiled = timed(inductor)
+    compiled = compiled[(compiled["mode"] == "compiled") & (compiled.direction == "forward")]
+    both = compiled.merge(reorderings[reorderings.status == "ok"], on=[*keys, "code"], suffixes=("", "_again"))
+    both = both[both.code.notna() & (both.contender == "RE reference")]
+    if both.empty:
+        return None
+    times = both[["median_us", "median_us_again"]]
+    return float((times.max(axis=1) / times.min(axis=1)).max())
+
+
+def apart(same: pd.DataFrame, direction: str = "forward", how: str = "max") -> float:
+    """How far timings of the same kernels lie apart in a direction, as a fraction: at most, or in the mean of the
+    cells. 0 without any."""
+    found = same[same.direction == direction].apart
+    return float(found.agg(how)) - 1 if len(found) else 0.0
+
+
+def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
+    """How much of the speed of a copy of x our kernel reaches, and how much the rows of the tables leave of it.
+
+    A copy reads no tables. A call at the speed of the copy that reads them too takes longer in proportion to its bytes:
+    cosines and sines, a column per pair in float32, weigh ``S E 4`` bytes, once if the batches of a position share
+    what is read of them, and once for each batch if not.
+
+    Returns:
+        A row per shape, direction and layout: the columns of the record, tables_bytes, and once and each_batch: the
+        fractions of a copy that remain.
+    """
+    ours = timed(grid)
+    ours = ours[(ours["mode"] == "kernel") & ours.fraction_of_copy.notna()]
+    tables = ours.seq_len * ours.encoding_dim * 4
+    itemsize = ours.dtype.map({"float32": 4, "bfloat16": 2})
+    # Of a pass, each of which reads the tables: x in, y out.
+    moved = 2 * ours.batch * ours.seq_len * ours.encoding_dim * itemsize
+    return ours.assign(
+        tables_bytes=tables, once=moved / (moved + tables), each_batch=moved / (moved + ours.batch * tables)
+    )
+
+
+def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -> str:
+    """In a few sentences: what our kernel reaches where a head is as wide as the model, and whether the batches share
+    what is read of the tables. Decided where they cannot by chance: tables that alone fill the cache."""
+    found = of_a_copy(grid)
+    cells = found.groupby([*SHAPE, "direction"]).ngroups
+    text = (
+        f"{value_range(found.fraction_of_copy, '.2f')} of a copy in {cells} cells (median "
+        f"{found.fraction_of_copy.median():.2f}), as it reads tables and a copy does not: a row of them weighs as much "
+        "as a token's x in float32."
+    )
+    narrow = of_a_copy(inductor[inductor.dtype == "bfloat16"])
+    if len(narrow):
+        row = narrow.iloc[0]
+        text += (
+            f" In bfloat16, where it weighs twice as much, {value_range(narrow.fraction_of_copy, '.2f')} "
+            f"(B{row.batch} S{row.seq_len} E{row.encoding_dim}; {row.each_batch:.2f} if every batch reads them, "
+            f"{row.once:.2f} if all share them)."
+        )
+    far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
+    if far.empty:
+        return text
+    anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
+    text += (
+        f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
+        f"{value_range(far.fraction_of_copy, '.2f')}. At the copy's bytes per second, tables that every batch reads "
+        f"anew leave {value_range(far.each_batch, '.2f')}, and such that all batches share "
+        f"{value_range(far.once, '.2f')}. "
+    )
+    if anew:
+        return text + "So every batch reads them anew: the grid goes through one after the other."
+    return text + "So the batches share what is read."

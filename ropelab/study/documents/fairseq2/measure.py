@@ -1,0 +1,503 @@
+"""The measurements behind claims FS-01 to FS-17. A study returns a data frame, which ``ropelab.bench.records`` keeps.
+
+The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
+one with it; the grid is in float32, one large cell also in bfloat16. The encoders are those of
+`ropelab.interop.fairseq2`, made for the grid's longest sequence as a model is. GPU time only, from CUDA graphs
+(`ropelab.bench.timing`): what an eager call costs the host, which the document's figures of small cells include, is
+not in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import math
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from unittest import mock
+
+import pandas as pd
+import torch
+
+from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.bench import copies, timing
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.launches import kernel_names, peak_bytes
+from ropelab.interop.fairseq2 import (
+    LAYOUTS,
+    BatchLayout,
+    KernelRotaryEncoder,
+    ReferenceRotaryEncoder,
+    RotaryEncoder,
+)
+from ropelab.layout.pairing import join, pairs
+from ropelab.study.documents.fairseq2 import evidence
+from ropelab.study.documents.fairseq2.evidence import DIRECTIONS
+from ropelab.study.engine.ledger import Unavailable
+
+CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
+NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
+"""Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
+
+_MOST_SETS = 16  # of tensors: as many as keep the smallest cell of the grid out of the cache of an H200
+_CHECKED_TOKENS = 64  # of each end of every sequence
+_HELD = 12  # tensors in float32 that a contender's graph keeps at most, with those of the call that warms it up
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One shape ``[batch, seq_len, encoding_dim]``, float32 or bfloat16."""
+
+    batch: int
+    seq_len: int
+    encoding_dim: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.batch, self.seq_len, self.encoding_dim
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """What identifies the cell. ``bytes``: the fewest that a forward moves; tables are read once, a column per
+        pair in float32, and count here: a head of E features is as wide as its rows of the tables."""
+        elements = self.seq_len * self.encoding_dim
+        return {
+            "batch": self.batch, "seq_len": self.seq_len, "encoding_dim": self.encoding_dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "bytes": elements * (2 * self.batch * self.dtype.itemsize + 4),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"B{self.batch} S{self.seq_len} E{self.encoding_dim}"
+
+
+# By E, as each has its own compiled code; batches of 1, which torch.compile always treats apart, last.
+GRID = tuple(Cell(b, s, e) for e, b, s in product((1024, 2048, 4096), (4, 8, 1), (2048, 4096, 16384)))
+SMOKE_GRID = tuple(Cell(b, s, 64) for b, s in product((2, 1), (32, 64)))
+"""Two cells of the grid's kind in either case of B."""
+LARGE = {False: Cell(4, 8192, 8192), True: Cell(2, 64, 64)}
+"""Smoke -> the shape for which the document names two further kernels and their time."""
+
+
+def grid(*, smoke: bool = False) -> pd.DataFrame:
+    """GPU time of every encoder, eager and compiled, at the document's 27 shapes, in float32.
+
+    Compiled as a script would that goes through shapes with one model: B and S are dynamic, E is the model's. So an
+    encoder is compiled once for all batches above 1 and once for batches of 1, per direction and E; static shapes are
+    in ``inductor``.
+
+    Returns:
+        A row per cell, direction and contender: the columns of the cell, direction, mode ("eager", "compiled",
+        "kernel", "copy"), contender, status, median_us, q20_us, q80_us, samples, and fraction_of_copy: the time of
+        the best copy of what a direction must read (forward: x; with the backward also the cotangent) over that of
+        the contender.
+    """
+    cells = SMOKE_GRID if smoke else GRID
+    longest = max(cell.seq_len for cell in cells)
+    if timing.is_stopped():  # the first of each kind is what is compiled for, the others take memory only
+        cells = list({(cell.encoding_dim, cell.batch > 1): cell for cell in reversed(cells)}.values())[::-1]
+    frames, encoders, compiled = [], {}, {}
+    with torch._dynamo.config.patch(recompile_limit=64):  # of one function, which two encoders share
+        for cell in progress(cells, str):
+            if not encoders or encoders[NAMES[0]].encoding_dim != cell.encoding_dim:
+                torch._dynamo.reset()
+                encoders.clear()
+                compiled.clear()
+                encoders |= _encoders(cell.encoding_dim, longest)
+                compiled |= {
+                    name: torch.compile(encoders[name], fullgraph=True)
+                    for name in NAMES
+                    if not name.startswith("ropelab")
+                }
+            contenders = _by_mode(encoders, compiled)
+            for direction in DIRECTIONS:
+                frames.append(_timed(cell, direction, contenders, _rounds(cell, smoke), dynamic=True))
+    return pd.concat(frames, ignore_index=True)
+
+
+def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]]:
+    """What Inductor makes of each encoder at one large shape, compiled for that shape alone, in two dtypes.
+
+    Of the kernel too: compiled it is an operator in Inductor's code.
+
+    Returns:
+        (dtype, direction, contender) ->
+        generated, fallbacks: names of the kernels in Inductor's code, and of the operators that it leaves to eager;
+        generated_bytes: that the generated kernels read and write, by Inductor's own account;
+        code: a hash of the generated kernels without their names and comments;
+        complex_warning, warnings: what was warned of while compiling, and whether complex numbers were among it.
+    """
+    found = {}
+    for cell in _large_cells(smoke):
+        _, contenders = _compiled_for(cell)
+        for direction in progress(DIRECTIONS, f"{cell} {cell.columns['dtype']}, {{}}".format):
+            (call_with,) = _calls(cell, direction, sets=1)
+            for (mode, name), encoder in contenders.items():
+                if mode == "compiled":
+                    key = cell.columns["dtype"], direction, name
+                    found[key] = _facts(f"compiled {name}", _generated, partial(call_with, encoder))
+            del call_with
+    return found
+
+
+def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool = False) -> pd.DataFrame:
+    """What each encoder takes at that shape, eager and compiled, and what runs then.
+
+    Beside it what was ``generated``: in a compilation of its own, as code that comes from the cache is not seen.
+
+    Returns:
+        As ``grid``, without the copies' rows, and with
+        kernels, launched: how many kernels (copies and fills included) a call runs on the GPU, and their names;
+        peak_bytes, result_bytes: memory of the call, the result included, and that of the result alone;
+        state_bytes: of the encoder's tables;
+        the columns of ``generated``.
+    """
+    frames = []
+    for cell in _large_cells(smoke):
+        encoders, contenders = _compiled_for(cell)
+        state = {name: sum(b.nbytes for b in encoder.buffers()) for name, encoder in encoders.items()}
+        for direction in progress(DIRECTIONS, f"{cell} {cell.columns['dtype']}, {{}}".format):
+            times = _timed(cell, direction, contenders, _rounds(cell, smoke))
+            times = times[times["mode"] != "copy"].reset_index(drop=True)
+            (call_with,) = _calls(cell, direction, sets=1)
+            facts = []
+            for row in times.itertuples():
+                encoder = contenders[row.mode, row.contender]
+                ran = _facts(f"{row.mode} {row.contender}", _footprint, partial(call_with, encoder))
+                made = found.get((row.dtype, row.direction, row.contender), {}) if row.mode == "compiled" else {}
+                facts.append(ran | made | {"state_bytes": state[row.contender]})
+            del call_with
+            frames.append(pd.concat([times, pd.DataFrame(facts)], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _compiled_for(cell: Cell) -> tuple[dict[str, torch.nn.Module], dict[tuple[str, str], Callable]]:
+    """The encoders by name, and by mode and name what is called; nothing has been compiled before."""
+    torch._dynamo.reset()
+    encoders = _encoders(cell.encoding_dim, cell.seq_len)
+    compiled = {name: torch.compile(encoder, dynamic=False, fullgraph=True) for name, encoder in encoders.items()}
+    return encoders, _by_mode(encoders, compiled)
+
+
+def _large_cells(smoke: bool) -> tuple[Cell, ...]:
+    """Each costs twelve compilations in either direction."""
+    return tuple(Cell(*LARGE[smoke].shape, dtype) for dtype in (torch.float32, torch.bfloat16))
+
+
+def reorderings(*, smoke: bool = False) -> pd.DataFrame:
+    """Ways to write the reordering that `RotaryEncoder` needs for halves, compiled; forward, float32.
+
+    Returns:
+        Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, kernels, launched, generated,
+        fallbacks, generated_bytes (see ``inductor``), and code: a hash of the generated kernels without their names
+        and comments. Times are means over several inputs: where a tensor lies in memory counts too.
+    """
+    cell = Cell(*LARGE[smoke].shape)
+    torch._dynamo.reset()
+    encoder = RotaryEncoder(cell.encoding_dim, cell.seq_len, device=_device(), impl="reference")
+    turns = torch.view_as_complex(encoder.freqs)[1:].unsqueeze(0)
+    inputs = _tensors(cell, 3)
+    expected = _forward(encoder, inputs[0], BatchLayout(cell.shape[:2]))
+    compiled = torch.compile(_rotated_by, dynamic=False, fullgraph=True)
+    contenders, facts, status = {}, {}, {}
+    for name, reorder in REORDERINGS.items():
+        calls = [partial(_without_grad, compiled, reorder, x, turns) for x in inputs]
+        try:
+            facts[name] = _generated(calls[0]) | _launched(calls[0])
+            if torch.equal(calls[0](), expected):
+                contenders[name] = lambda calls=calls: calls
+            else:
+                status[name] = "wrong: other bits than the encoder's"
+        except Exception as error:  # as in the timing
+            status[name] = timing.failure(error)
+    del expected
+    frame = tidy(_gpu_times(contenders, cell, _rounds(cell, smoke)), cell.columns, status)
+    frame = frame.rename(columns={"contender": "variant"})
+    columns = pd.DataFrame([facts.get(name, {}) for name in frame.variant])
+    return pd.concat([frame, columns.drop(columns=["warnings", "complex_warning"], errors="ignore")], axis=1)
+
+
+# ------------------------------------------------------------------------------------------------- the reordering
+
+
+def _stacked(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    return join(*pairs(x, source), target)
+
+
+def _transposed(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    sizes = (2, -1) if source == "split_half" else (-1, 2)
+    return x.unflatten(-1, sizes).transpose(-1, -2).flatten(-2)
+
+
+def _concatenated(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    x0, x1 = pairs(x, source)
+    if target == "split_half":
+        return torch.cat((x0, x1), dim=-1)
+    return torch.cat((x0.unsqueeze(-1), x1.unsqueeze(-1)), dim=-1).flatten(-2)
+
+
+def _filled(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
+    y = torch.empty_like(x)
+    for y_half, x_half in zip(pairs(y, target), pairs(x, source), strict=True):
+        y_half.copy_(x_half)
+    return y
+
+
+REORDERINGS: dict[str, Callable[[torch.Tensor, str, str], torch.Tensor]] = {
+    "stack, flatten": _stacked,
+    "unflatten, transpose, flatten": _transposed,
+    "unsqueeze, cat": _concatenated,
+    "empty, filled": _filled,
+}
+"""The first is the pull request's."""
+
+
+def _rotated_by(reorder: Callable, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    z = torch.view_as_complex(reorder(x, "split_half", "interleaved").unflatten(-1, (-1, 2)))
+    return reorder(torch.view_as_real(z * turns).flatten(-2), "interleaved", "split_half")
+
+
+# ----------------------------------------------------------------------------------------------- what is compared
+
+
+def _rounds(cell: Cell, smoke: bool) -> int:
+    """Few where a call takes milliseconds: it is the long ones that vary least."""
+    if smoke:
+        return 2
+    return 3 if math.prod(cell.shape) >= 2**28 else 5
+
+
+def _device() -> str:
+    if not torch.cuda.is_available():
+        raise Unavailable("the encoders are timed on a GPU")
+    return "cuda"
+
+
+def _encoders(encoding_dim: int, max_seq_len: int) -> dict[str, torch.nn.Module]:
+    found = {}
+    for name, encoder_class in CLASSES.items():
+        for impl in LAYOUTS:
+            found[f"{name} {impl}"] = encoder_class(encoding_dim, max_seq_len, impl=impl, device=_device())
+    return found
+
+
+def _by_mode(encoders: Mapping, compiled: Mapping) -> dict[tuple[str, str], Callable]:
+    """(mode, contender) -> what is called."""
+    found = {("kernel" if name.startswith("ropelab") else "eager", name): e for name, e in encoders.items()}
+    return found | {("compiled", name): encoder for name, encoder in compiled.items()}
+
+
+def _tensors(cell: Cell, count: int) -> list[torch.Tensor]:
+    return [torch.randn(cell.shape, device=_device(), dtype=cell.dtype) for _ in range(count)]
+
+
+def _without_grad(function: Callable, *arguments: object) -> torch.Tensor:
+    with torch.no_grad():
+        return function(*arguments)
+
+
+def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iterator[Callable[[Callable], object]]:
+    """For each set of buffers what calls a given encoder; B and S marked as dynamic if asked for."""
+    layout = BatchLayout(cell.shape[:2])
+    for _ in range(sets):
+        x, *cotangent = _tensors(cell, 1 if direction == "forward" else 2)
+        if cotangent:
+            x.requires_grad_()
+        if dynamic:
+            for axis in (0, 1) if cell.batch > 1 else (1,):
+                torch._dynamo.maybe_mark_dynamic(x, axis)
+        if cotangent:
+            yield partial(_with_backward, x=x, layout=layout, cotangent=cotangent[0])
+        else:
+            yield partial(_forward, x=x, layout=layout)
+
+
+def _forward(encoder: Callable, x: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
+    with torch.no_grad():
+        return encoder(x, layout)
+
+
+def _with_backward(encoder: Callable, x: torch.Tensor, layout: BatchLayout, cotangent: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(encoder(x, layout), x, cotangent)
+    return gradient
+
+
+def _timed(
+    cell: Cell, direction: str, contenders: Mapping[tuple[str, str], Callable], rounds: int, dynamic: bool = False
+) -> pd.DataFrame:
+    """Check, then time those that are right, and the copies; with the clock stopped, only what is compiled."""
+    if timing.is_stopped():
+        contenders = {(mode, name): encoder for (mode, name), encoder in contenders.items() if mode != "eager"}
+    tensor_bytes = math.prod(cell.shape) * cell.dtype.itemsize
+    sets = min(_MOST_SETS, max(1, math.ceil(2 * timing.cache_bytes() / tensor_bytes)))
+    calls = list(_calls(cell, direction, sets, dynamic))
+    ready, status = {}, {}
+    for (mode, name), encoder in contenders.items():
+        try:
+            outcome = _check(calls[0], encoder, LAYOUTS[name.split()[1]], inverse=direction != "forward")
+        except Exception as error:  # what cannot run is a result too
+            outcome = timing.failure(error)
+        if outcome == "ok":
+            ready[mode, name] = lambda encoder=encoder: [partial(call, encoder) for call in calls]
+        else:
+            status[mode, name] = outcome
+    sources = [[v for n, v in call.keywords.items() if n in ("x", "cotangent")] for call in calls]
+    ready |= {("copy", name): prepare for name, prepare in copies.contenders(sources).items()}
+    frame = tidy(_gpu_times(ready, cell, rounds), cell.columns | {"direction": direction}, status)
+    frame.insert(frame.columns.get_loc("contender"), "mode", [mode for mode, _ in frame.contender])
+    frame["contender"] = [name for _, name in frame.contender]
+    return copies.with_fraction(frame)
+
+
+def _gpu_times(contenders: Mapping, cell: Cell, rounds: int) -> pd.DataFrame:
+    """`timing.gpu_times`, in the same rounds as far as the memory of the contenders' graphs allows."""
+    held = _HELD * math.prod(cell.shape) * 4
+    together = max(1, int(_free_bytes() / 2 / held))
+    names = list(contenders)
+    frames = []
+    for start in range(0, len(names), together):
+        part = {name: contenders[name] for name in names[start : start + together]}
+        frames.append(timing.gpu_times(part, rounds=rounds, graph_ms=0.5))
+        _empty_cache()  # the graphs' own memory
+    return pd.concat(frames, ignore_index=True)
+
+
+def _free_bytes() -> int:
+    _empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def _empty_cache() -> None:
+    torch.cuda.empty_cache()
+
+
+def _check(call: Callable, encoder: Callable, layout: str, inverse: bool) -> str:
+    """``"ok"``, or how the first and last tokens of every sequence differ from the float64 definition.
+
+    The tables are the encoder's own, from angles in float32: those are off by ``(3 |ln f| + 4) u |p f|``
+    (`ropelab.conformance.conventions`), library cosines by two units in the last place, 4 u; two roundings of the
+    arithmetic and one of the result come on top, as in `ropelab.bench.peers.error_bound`.
+    """
+    result = call(encoder)
+    x = call.keywords["cotangent" if inverse else "x"].detach()
+    ends = torch.arange(x.shape[1], device=x.device)
+    ends = torch.cat((ends[:_CHECKED_TOKENS], ends[_CHECKED_TOKENS:][-_CHECKED_TOKENS:]))
+    result, x = result[:, ends].double(), x[:, ends].double()
+    frequencies = inverse_frequencies(x.shape[-1]).to(x.device)
+    angles = torch.outer(ends.double(), frequencies)
+    truth = reference.rotate(x.unsqueeze(2), angles.cos(), angles.sin(), layout=layout, inverse=inverse).squeeze(2)
+    u = torch.finfo(torch.float32).eps / 2
+    stored = torch.finfo(call.keywords["x"].dtype).eps / 2
+    off = torch.where(frequencies == 1, 0, u * angles * (3 * frequencies.log().abs() + 4))
+    size = sum(x.abs() for x in pairs(x, layout))
+    bound = 1.05 * (off + 6 * u + stored) * size + 4 * torch.finfo(call.keywords["x"].dtype).tiny
+    error = (result - truth).abs()
+    worst = torch.cat([e / bound for e in pairs(error, layout)]).max().item()
+    if worst <= 1:
+        return "ok"
+    relative = (error.norm() / truth.norm()).item()
+    return f"wrong: relative error {relative:.3g}, {worst:.3g} times its bound"
+
+
+# ------------------------------------------------------------------------------------------ what the compiler makes
+
+
+def _facts(what: str, find: Callable[[Callable], dict[str, object]], call: Callable) -> dict[str, object]:
+    """What ``find`` finds of the call. A contender that fails has none; its status says why."""
+    try:
+        return find(call)
+    except Exception as error:
+        print(f"    {what}: {timing.failure(error)}", file=sys.stderr, flush=True)
+        return {}
+
+
+def _footprint(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+    return _launched(call) | {"peak_bytes": peak_bytes(call), "result_bytes": call().nbytes}
+
+
+def _launched(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+    names = kernel_names(call)
+    return {"kernels": len(names), "launched": "; ".join(_short(name) for name in names)}
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without its template arguments, which fill pages."""
+    name = re.sub(r"^void ", "", kernel)
+    return name if len(name) <= 100 else name[:97] + "..."
+
+
+def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
+    """See ``generated``: of a call that must not have been compiled before."""
+    from torch._inductor.utils import fresh_cache, run_and_get_code
+
+    _forget_warnings()
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        fresh_cache(),  # code that comes from the cache is not generated, and then not seen
+        torch._inductor.config.patch(benchmark_kernel=True),  # which writes the kernels' bytes into the code
+        mock.patch.object(torch._dynamo, "reset"),  # what has been compiled before is to stay
+        contextlib.redirect_stderr(io.StringIO()),  # where it tells the path of every such module
+    ):
+        warnings.simplefilter("always")
+        _, codes = run_and_get_code(call)
+    messages = list(dict.fromkeys(str(warning.message).splitlines()[0] for warning in caught))
+    return read_code(codes) | {
+        "complex_warning": any("complex" in message for message in messages),
+        "warnings": "; ".join(messages),
+    }
+
+
+def _forget_warnings() -> None:
+    """Inductor warns of complex numbers once in a process; the next compilation is to warn again."""
+    import torch._inductor.lowering as lowering
+
+    warn_once = getattr(lowering, "_warn_complex_not_supported", None)
+    if hasattr(warn_once, "cache_clear"):
+        warn_once.cache_clear()
+
+
+_VIEWS = {
+    "view", "view_as_complex", "view_as_real", "slice", "unsqueeze", "squeeze", "select", "_conj", "expand",
+    "permute", "reshape", "alias", "as_strided", "detach",
+}  # fmt: skip
+
+
+def read_code(codes: Sequence[str]) -> dict[str, object]:
+    """Kernels and fallbacks of Inductor's wrapper code, one piece per direction: generated, fallbacks,
+    generated_bytes, code (see ``reorderings``). Operators that only view are no fallbacks: they run nothing."""
+    launched, fallbacks, sources = [], [], {}
+    for code in codes:
+        sources |= dict(re.findall(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", code, flags=re.DOTALL))
+        wrapper = re.sub(r"'''.*?'''", "", code, flags=re.DOTALL)  # sources contain a launch too, to time it
+        launched += [
+            (name, sources.get(name, "")) for name in re.findall(r"^\s*(\w+)\.run\(", wrapper, flags=re.MULTILINE)
+        ]
+        operators = re.findall(r"= torch\.ops\.(?:aten|prims)\.(\w+)\.\w+\(", wrapper)
+        fallbacks += [name for name in operators if name not in _VIEWS]
+    gigabytes = [re.search(r"'kernel_num_gb': ([\d.e-]+)", source) for _, source in launched]
+    return {
+        "generated": ", ".join(name for name, _ in launched),
+        "fallbacks": ", ".join(fallbacks),
+        "generated_bytes": round(1e9 * sum(float(g[1]) for g in gigabytes)) if all(gigabytes) else float("nan"),
+        "code": hashlib.sha256("".join(_body(source) for _, source in launched).encode()).hexdigest()[:12],
+    }
+
+
+def _body(source: str) -> str:
+    """A kernel without its name and comments, and without what follows: its launch, to be timed alone, by name."""
+    body = "".join(re.findall(r"^@triton\.jit\ndef .*?(?=^\S|\Z)", source, flags=re.DOTALL | re.MULTILINE))
+    return re.sub(r"#.*|\s+", " ", re.sub(r"def \w+\(", "def kernel(", body))
+
+
+def defaults(*, smoke: bool = False) -> pd.DataFrame:
+    """`evidence.defaults`, kept for where released fairseq2 is not at hand."""
+    return evidence.defaults()

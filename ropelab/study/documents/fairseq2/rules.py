@@ -1,0 +1,489 @@
+"""The rules that judge claims FS-01 to FS-17.
+
+The records time and compile the encoders of `ropelab.interop.fairseq2`, which were written after the pull request.
+They are a model of its code, so the verdicts on them have `Basis.MODEL`. Inductor is a package and is run itself.
+
+A number that the document states of its grid is compared with the mean of the recorded ratios, once for each set of
+shapes, dtype and direction. A cell that is not recorded leaves a claim untold.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+
+from ropelab.study.documents.fairseq2.evidence import (
+    CELL,
+    DIRECTIONS,
+    DTYPES,
+    IMPLEMENTATIONS,
+    LAYOUTS,
+    RATIOS,
+    default_cases,
+    log,
+    published,
+    ratios,
+)
+from ropelab.study.documents.fairseq2.findings import SHAPE, apart, same_kernels
+from ropelab.study.engine import noise
+from ropelab.study.engine.claims import Claim
+from ropelab.study.engine.judging import above, counted, size, sizes
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.noise import Interval
+from ropelab.study.engine.verdict import Basis, Verdict, fact, untold
+from ropelab.study.plots.drawing import value_range
+
+NOISE = 2 * noise.FLOOR
+"""The least relative half-width of the interval of a ratio of two times."""
+
+_PART = ["shapes", "dtype", "direction"]
+_PASSES = {"forward": 1, "forward and backward": 2}
+_ROUNDED = 0.005
+"""The log prints ratios with two decimals."""
+
+# -------------------------------------------------------------------------------------------- what Inductor makes
+
+
+@rule("FS-01", "fairseq2_inductor", basis=Basis.PACKAGE)
+def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """Of each compilation of RE: Inductor warns of complex numbers, and leaves operators to eager."""
+    compiled = _compiled(inductor)
+    products, formulas = (compiled[compiled.contender.str.startswith(name)] for name in ("RE ", "RRE "))
+    if verdict := _lacking(products[["status", "complex_warning"]], "compilations of RE"):
+        return verdict
+    warned, left = products.complex_warning.eq(True), products.fallbacks.fillna("").ne("")
+    operators = sorted({name for names in products.fallbacks.dropna() for name in names.split(", ") if name})
+    return counted(list(warned & left), claim.quantifier).said(
+        f"RE: a warning of complex operators in {warned.sum()} of {len(products)} compilations, operators left to "
+        f"eager in {left.sum()} ({', '.join(operators) or 'none'}); RRE: {formulas.complex_warning.eq(True).sum()} and "
+        f"{formulas.fallbacks.fillna('').ne('').sum()} of {len(formulas)}"
+    )
+
+
+@rule("FS-04", "fairseq2_inductor", basis=Basis.MODEL)
+def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """The peaks of a call are equal to the byte in all four implementations."""
+    compiled = _compiled(inductor)
+    if verdict := _lacking(compiled[["peak_bytes"]], "peaks of compiled calls"):
+        return verdict
+    groups = compiled.groupby(["dtype", "direction"], sort=False)
+    results = compiled.peak_bytes / compiled.result_bytes
+    spread = (groups.peak_bytes.max() - groups.peak_bytes.min()) / 2**20
+    measured = "peak in results' sizes: " + "; ".join(
+        f"{dtype} {direction} " + ", ".join(f"{row.contender} {results[row.Index]:.2f}" for row in rows.itertuples())
+        for (dtype, direction), rows in groups
+    )
+    state = compiled.groupby(compiled.contender.str.split().str[0]).state_bytes.max() / 2**20
+    return counted(list(groups.peak_bytes.nunique() == 1), claim.quantifier).said(
+        f"{measured}; the peaks differ by {value_range(spread, ',.0f')} MiB",
+        f"beside the call, RRE keeps tables of {state['RRE']:,.0f} MiB and RE of {state['RE']:,.0f} MiB",
+    )
+
+
+@rule("FS-06", "fairseq2_inductor", basis=Basis.MODEL)
+def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """Of each dtype and direction: RE in halves launches the stated number of kernels more in every pass, and is
+    slower."""
+    plain, reordered, verdict = _reordering(inductor, "kernels")
+    if verdict:
+        return verdict
+    more = reordered.kernels - plain.kernels
+    expected = published()["kernels"] * more.index.get_level_values("direction").map(_PASSES)
+    found = [
+        bool(n == stated) and above(x, 1) for n, stated, x in zip(more, expected, _over(reordered, plain), strict=True)
+    ]
+    names = reordered.launched.str.split("; ").map(lambda names: ", ".join(n for n in names if n.startswith("triton_")))
+    times = (reordered.median_us / plain.median_us).map("{:.2f} times as long".format)
+    return counted(found, claim.quantifier).said(
+        "; ".join(
+            f"{' '.join(part)}: {more[part]:.0f} more kernels, {times[part]} ({names[part] or 'none generated'})"
+            for part in more.index
+        ),
+        "the names in the document have no cast (_to_copy), as ours in float32 and unlike ours in bfloat16",
+    )
+
+
+@rule("FS-14", "fairseq2_inductor", basis=Basis.MODEL)
+def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
+    """Of each other implementation: Inductor generates no kernel around a product of complex numbers."""
+    compiled = _compiled(inductor)
+    others = compiled[compiled.contender != "RE reference"]
+    if verdict := _lacking(others[["status", "kernels"]], "compilations of the other three"):
+        return verdict
+    around = others.fallbacks.fillna("").ne("") & others.generated.fillna("").ne("")
+    which = ", ".join(f"{row.contender} {row.dtype} {row.direction}" for row in others[around].itertuples())
+    return counted(list(~around), claim.quantifier).said(
+        f"in {(~around).sum()} of {len(others)} compilations of the others no kernel is generated beside a complex "
+        f"product (with such kernels: {which or 'none'})",
+        "in bfloat16 the casts of native RE are kernels of their own" if around.any() else "",
+    )
+
+
+@rule("FS-15", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
+def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
+    """Of each dtype and direction: the time that RE in halves takes beyond RE in pairs, for each pass."""
+    plain, reordered, verdict = _reordering(inductor, "median_us")
+    if verdict:
+        return verdict
+    added = {}
+    for part in plain.index:
+        more = noise.difference(noise.time(reordered.loc[part]), noise.time(plain.loc[part]))
+        scale = 1000 * _PASSES[part[1]]
+        added[part] = Interval(more.low / scale, more.value / scale, more.high / scale)
+    shape = published()["shape"]
+    same_size = document[
+        (document["mode"] == "compiled")
+        & (document.batch == shape[0])
+        & (document.seq_len * document.encoding_dim == shape[1] * shape[2])
+    ].pivot_table(index=SHAPE, columns="contender", values="ms")
+    logged = same_size["RE reference"] - same_size["RE llama"]
+    verdicts = [size(x, published()["kernels_ms"], digits=0, no_effect=0) for x in added.values()]
+    return sizes(verdicts, claim.quantifier).said(
+        f"added at {_named(*shape)} in each pass: " + "; ".join(f"{x} ms ({' '.join(p)})" for p, x in added.items()),
+        f"in the log, the cell of as many bytes differs by {value_range(logged, '.1f')} ms: 4 ms are rather the time "
+        "of one kernel than of two",
+    )
+
+
+@rule("FS-09", "fairseq2_reorderings", basis=Basis.MODEL)
+def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdict:
+    """Of the ways that use the named operators alone: Inductor generates the same code, names aside."""
+    ran = reorderings[reorderings.status == "ok"]
+    operators = {*published()["reorderings"], published()["reordering_used"]}
+    named = ran.variant.map(lambda variant: set(variant.split(", ")) <= operators)
+    if named.sum() < 2 or ran.code.isna().any():
+        return untold("at least two ways to reorder with the named operators, compiled")
+    measured = f"{len(ran)} ways: " + "; ".join(
+        f"{row.variant}: code {row.code}, {row.kernels:.0f} kernels, the generated ones "
+        f"{row.generated_bytes / 1e9:.1f} GB, {row.median_us / 1000:.2f} ms"
+        for row in ran.itertuples()
+    )
+    others = ran[~named & (ran.code != ran[named].code.iloc[0])]
+    longest = ran.median_us.max() / ran.median_us.min() - 1
+    return fact(ran[named].code.nunique() == 1).said(
+        measured,
+        f"other code, by operators that the document does not name: {'; '.join(others.variant)}" if len(others) else "",
+        f"times differ by {longest:.0%}",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- times
+
+
+@rule("FS-02", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
+def complex_numbers_are_not_slower(
+    claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame
+) -> Verdict:
+    """Each class as it was before: RE in pairs against RRE in halves, in every cell, mode and direction."""
+    times = pd.concat({mode: _times(grid, inductor, mode) for mode in ("compiled", "eager")}, names=["mode"])
+    over, under = RATIOS["native"]
+    if verdict := _lacking(times[[over, under]], "times of native RE and RRE"):
+        return verdict
+    ratio = _ratio(times, over, under)
+    found = pd.Series([above(x, 1) for x in ratio], ratio.index, dtype=object)
+    groups = ["mode", *_PART]
+    measured = "RRE takes " + "; ".join(
+        f"{value_range(rows.map(lambda x: x.value), '.2f')} times as long ({' '.join(part)}: not slower in "
+        f"{found[rows.index].eq(True).sum()} of {len(rows)})"
+        for part, rows in ratio.groupby(groups, sort=False)
+    )
+    slower = ratio[found.eq(False)]
+    same = same_kernels(grid, inductor)
+    by_compiling = [times_by_compiling(*frame) for frame in ((grid, _NATIVE), (document, _NATIVE, "ms"))]
+    return counted(list(found), claim.quantifier).said(
+        measured,
+        f"RE is slower in {len(slower)} cells, by up to {1 / min(x.value for x in slower) - 1:.0%}"
+        if len(slower)
+        else "",
+        f"two timings of the same kernels differ by up to {max(apart(same, d) for d in DIRECTIONS):.1%}",
+        f"compiled RE takes {by_compiling[0]:.2f} times as long as eager RE (in the log {by_compiling[1]:.2f})",
+    )
+
+
+@rule("FS-05", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", "fairseq2_summary", basis=Basis.MODEL)
+def native_speedup(
+    claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame, summary: pd.DataFrame
+) -> Verdict:
+    """Each class as it was before, compiled."""
+    native, llama = (_logged_times(document, ratio) for ratio in ("native", "llama"))
+    stated = published()["native_ratio"]
+    verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["native"]: stated})
+    return verdict.said(
+        verdict.measured,
+        f"the log's times give {native.mean():.3f}; its printed {stated} is the mean of RRE llama over RE llama "
+        f"({_logged_ratios(summary, 'llama'):.3f} from its ratios, {llama.mean():.3f} from its times, which are "
+        "rounded too much to tell the two apart)",
+    )
+
+
+@rule("FS-07", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary", basis=Basis.MODEL)
+def halves_by_complex_numbers(
+    claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame
+) -> Verdict:
+    """RRE's time over that of RE in halves is RE's speed."""
+    stated = published()["re_reference_speed"]
+    verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["reference"]: stated})
+    return verdict.said(verdict.measured, f"the mean of the log is {_logged_ratios(summary, 'reference'):.2f}")
+
+
+@rule("FS-08", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary", basis=Basis.MODEL)
+def pairs_by_cosines(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
+    """RE's time over that of RRE in pairs is RRE's speed."""
+    stated = published()["rre_llama_speed"]
+    verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["llama"][::-1]: stated})
+    return verdict.said(
+        verdict.measured, f"the log's mean ratio of times gives {1 / _logged_ratios(summary, 'llama'):.2f}"
+    )
+
+
+@rule("FS-11", "fairseq2_grid", "fairseq2_inductor", basis=Basis.MODEL)
+def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame) -> Verdict:
+    """In each cell: the speed of RRE in pairs, as a fraction of native RE's, over that of RE in halves, as a fraction
+    of native RRE's. The document compares 0.86 and 0.66 so."""
+    compiled, eager = (_times(grid, inductor, mode) for mode in ("compiled", "eager"))
+    if verdict := _lacking(compiled, "times of all four implementations"):
+        return verdict
+    speeds = [_ratio(compiled, *pair) for pair in _FOREIGN]
+    found = [above(rre / re, 1) for rre, re in zip(*speeds, strict=True)]
+    rre, re = ({part: x.value for part, x in _means(rows).items()} for rows in speeds)
+    return counted(found, claim.quantifier).said(
+        "speed in the foreign layout, of the class at home there, RRE and RE: "
+        + "; ".join(f"{rre[part]:.2f} and {re[part]:.2f} ({' '.join(part)})" for part in rre),
+        _elsewhere(compiled, "compiled"),
+        _elsewhere(eager, "eager"),
+    )
+
+
+@rule("FS-16", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary", basis=Basis.MODEL)
+def eager_means(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
+    """The summary's two eager means."""
+    printed = summary[summary["mode"] == "eager"].set_index("ratio").printed
+    return _sized(claim, _times(grid, inductor, "eager"), {RATIOS[ratio]: stated for ratio, stated in printed.items()})
+
+
+@rule("FS-17", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
+def compiling_costs(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
+    """Compiled over eager; the log's mean is of times with one decimal."""
+    stated = times_by_compiling(document, _NATIVE, "ms")
+    modes = {mode: _times(grid, inductor, mode)[_NATIVE] for mode in ("compiled", "eager")}
+    verdict = _sized(claim, pd.DataFrame(modes), {("compiled", "eager"): stated}, digits=1)
+    return verdict.said(verdict.measured, f"the log: {stated:.2f}")
+
+
+# ---------------------------------------------------------------------------------------- what a CPU or a file says
+
+
+@rule("FS-03", "fairseq2_equality", basis=Basis.MODEL)
+def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
+    """Formulas that agree in every bit on integers are the same; rounded tables are no mathematics."""
+    key = ["what", "first", "second", "layout", "direction"]
+    ways = "forward", "backward"
+    wanted = [("formula", "RE", "RRE", layout, way) for layout, way in product(LAYOUTS.values(), ways)]
+    wanted += [("permutation", f"{name} reference", f"{name} llama", "", way) for name in ("RE", "RRE") for way in ways]
+    exact = equality[equality.what != "tables"]
+    equal = exact.fillna({"layout": ""}).set_index(key).equal.astype(bool).to_dict()
+    if missing := set(wanted) - set(equal):
+        return untold(f"{len(missing)} of {len(wanted)} further comparisons")
+    found = [equal[k] for k in wanted]
+    tables = equality[equality.what == "tables"].sort_values("positions")
+    worst, remark = tables[(tables["first"] == "RE") & (tables.second == "RRE")].tail(1), ""
+    if len(worst) and not worst.equal.item():
+        errors = tables[tables.second == "exact"].groupby("first").difference.last()
+        remark = (
+            f"their tables differ: up to position {worst.positions.item():,.0f} by up to {worst.difference.item():.1e} "
+            f"(RE and RRE from the exact ones by {errors['RE']:.1e} and {errors['RRE']:.1e}), as both round the angle "
+            "to float32, and not alike"
+        )
+    return counted(found, claim.quantifier).said(
+        f"{sum(found)} of {len(found)} comparisons agree in every bit: formulas on integers, layouts through the "
+        f"permutation, forward and backward (with our kernel's, {exact.equal.sum()} of {len(exact)})",
+        remark,
+    )
+
+
+@rule("FS-10", "fairseq2_summary", basis=Basis.DOCUMENT)
+def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
+    """The mean of ratios with two decimals is right to half of the last."""
+    if len(summary) < 4:
+        return untold("all four means of the log")
+    means = [Interval(x - _ROUNDED, x, x + _ROUNDED) for x in summary.of_ratios]
+    return sizes([size(*pair) for pair in zip(means, summary.printed, strict=True)], claim.quantifier).said(
+        "; ".join(
+            f"{row.mode} {row.ratio} {row.of_ratios:.3f} (printed {row.printed}, from the rounded times "
+            f"{row.of_times:.2f})"
+            for row in summary.itertuples()
+        )
+    )
+
+
+@rule("FS-12", "fairseq2_defaults", basis=Basis.MODEL)
+def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
+    """Our encoders with impl left out against those of the released package."""
+    equal = defaults.set_index(["encoder", "case"]).equal.astype(bool)
+    if missing := set(default_cases()) - set(equal.index):
+        return untold(f"{len(missing)} of {len(default_cases())} further comparisons")
+    broken = "; ".join(": ".join(case) for case in equal.index[~equal])
+    return counted(list(equal), claim.quantifier).said(
+        f"our encoders, written after the proposal, impl left out: {equal.sum()} of {len(equal)} comparisons with the "
+        "released ones agree (results in bits, buffers, checkpoint, signature)",
+        f"different: {broken}" if broken else "",
+    )
+
+
+@rule("FS-13", "fairseq2_changes", "fairseq2_session", basis=Basis.SOURCE)
+def tests_are_missing(claim: Claim, changes: pd.DataFrame, session: pd.DataFrame) -> Verdict:
+    """No file that the commits change is a test."""
+    files = sorted(set(changes.file))
+    tests = [file for file in files if "test" in file]
+    items = session.set_index("kind")["items"]
+    commits = ", ".join(commit[:7] for commit in changes.commit.unique())
+    return fact(not tests).said(
+        f"commits {commits} change {', '.join(files)}: {len(tests)} tests",
+        f"of {items.sum()} items of the logged session {items['timings']} time, {items['summary']} sums up, "
+        f"{items['anything else']} may compare results",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- helpers
+
+_NATIVE = "RE llama"
+_FOREIGN = RATIOS["llama"][::-1], RATIOS["reference"]
+"""The times whose ratio is the speed in the foreign layout, as a fraction of the class at home there: RRE's, RE's."""
+
+
+def _ok(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[(frame.status == "ok") & frame.median_us.notna()] if "status" in frame else frame
+
+
+def _named(batch: int, seq_len: int, encoding_dim: int) -> str:
+    return f"B{batch} S{seq_len} E{encoding_dim}"
+
+
+def _dtypes(frame: pd.DataFrame, wanted: tuple[str, ...]) -> list[str]:
+    """The dtypes that a record should have and those that it has."""
+    return list(dict.fromkeys([*wanted, *frame.dtype]))
+
+
+def _lacking(frame: pd.DataFrame, what: str) -> Verdict | None:
+    """ "Cannot be told" where a cell of the frame is missing."""
+    missing = frame.isna().any(axis=1).sum() if len(frame) else 1
+    return untold(f"{what}: {missing} of {len(frame)} cells are missing") if missing else None
+
+
+def _compiled(inductor: pd.DataFrame) -> pd.DataFrame:
+    """A row for each compilation that the record should have; where it has none, the row is empty."""
+    keys = ["dtype", "direction", "contender"]
+    rows = _ok(inductor)
+    rows = rows[(rows["mode"] == "compiled") & rows.contender.isin(IMPLEMENTATIONS)].set_index(keys)
+    wanted = pd.MultiIndex.from_tuples(product(_dtypes(inductor, DTYPES), DIRECTIONS, IMPLEMENTATIONS), names=keys)
+    return rows.reindex(wanted).reset_index()
+
+
+def _reordering(inductor: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.DataFrame, Verdict | None]:
+    """RE compiled in pairs and in halves, by dtype and direction; and a verdict where the column has gaps."""
+    compiled = _compiled(inductor).set_index(["dtype", "direction"])
+    plain, reordered = (compiled[compiled.contender == name] for name in ("RE llama", "RE reference"))
+    gaps = pd.DataFrame({"plain": plain[column], "reordered": reordered[column]})
+    return plain, reordered, _lacking(gaps, "RE compiled in both layouts")
+
+
+def _over(first: pd.DataFrame, second: pd.DataFrame) -> list[Interval]:
+    """The ratios of the times of two frames, row by row."""
+    pairs = zip(first.iterrows(), second.iterrows(), strict=True)
+    return [noise.time(a) / noise.time(b) for (_, a), (_, b) in pairs]
+
+
+def _times(grid: pd.DataFrame, inductor: pd.DataFrame, mode: str) -> pd.DataFrame:
+    """The intervals of the times in a mode: a row for every cell that the records should have, a column for each
+    implementation. The document's 27 shapes and its large shape, in every recorded dtype and in both directions."""
+    shapes = log()[SHAPE].drop_duplicates().itertuples(index=False, name=None)
+    large = tuple(published()["shape"])
+    sets = {"27 shapes": (grid, list(shapes), DTYPES[:1]), _named(*large): (inductor, [large], DTYPES)}
+    wanted = [
+        (name, dtype, direction, *shape)
+        for name, (frame, cells, dtypes) in sets.items()
+        for dtype, direction, shape in product(_dtypes(frame, dtypes), DIRECTIONS, cells)
+    ]
+    rows = pd.concat([_ok(frame).assign(shapes=name) for name, (frame, *_) in sets.items()])
+    rows = rows[(rows["mode"] == mode) & rows.contender.isin(IMPLEMENTATIONS)]
+    keys = [*_PART, *SHAPE]
+    found = pd.Series(
+        [noise.time(row) for _, row in rows.iterrows()],
+        pd.MultiIndex.from_frame(rows[[*keys, "contender"]]), dtype=object,
+    )  # fmt: skip
+    index = pd.MultiIndex.from_tuples(wanted, names=keys)
+    return found.unstack("contender").reindex(index=index, columns=list(IMPLEMENTATIONS))
+
+
+def _ratio(times: pd.DataFrame, over: str, under: str) -> pd.Series:
+    """Of each cell, an `Interval`."""
+    return pd.Series([a / b for a, b in zip(times[over], times[under], strict=True)], times.index, dtype=object)
+
+
+def _means(ratio: pd.Series) -> dict[tuple[str, str, str], Interval]:
+    """The mean of the cells of each set of shapes, dtype and direction."""
+    return {part: noise.mean(list(rows)) for part, rows in ratio.groupby(_PART, sort=False)}
+
+
+def _sized(claim: Claim, times: pd.DataFrame, stated: dict[tuple[str, str], float], digits: int = 2) -> Verdict:
+    """The verdict on ratios of times, from their means.
+
+    Args:
+        times: as of ``_times``.
+        stated: numerator and denominator -> the stated mean.
+    """
+    if verdict := _lacking(times[list({name for pair in stated for name in pair})], "times"):
+        return verdict
+    verdicts, words = [], []
+    for (over, under), number in stated.items():
+        means = _means(_ratio(times, over, under))
+        verdicts += [size(x, number, digits=digits) for x in means.values()]
+        words.append(f"{over} / {under}: " + "; ".join(f"{x} ({' '.join(part)})" for part, x in means.items()))
+    return sizes(verdicts, claim.quantifier).said("; ".join(words))
+
+
+def _elsewhere(times: pd.DataFrame, mode: str) -> str:
+    """What else a choice of one class for both layouts depends on: a remark of FS-11."""
+    if times.isna().any(axis=None):
+        return ""
+    values = times.map(lambda x: x.value)
+    means = pd.DataFrame(
+        {
+            "RE": values["RE reference"] / values["RE llama"],
+            "RRE": values["RRE llama"] / values["RRE reference"],
+            "both": (values["RE llama"] + values["RE reference"]) / (values["RRE llama"] + values["RRE reference"]),
+            "RRE speed": values["RE llama"] / values["RRE llama"],
+            "RE speed": values["RRE reference"] / values["RE reference"],
+        }
+    )
+    ranges = means.groupby(_PART, sort=False).mean().apply(value_range, spec=".2f")
+    return (
+        f"{mode}, the foreign layout takes RE {ranges['RE']} and RRE {ranges['RRE']} times as long as its own; for one "
+        f"of each layout RE takes {ranges['both']} of RRE's time"
+        + (
+            f"; by the measure above RRE runs at {ranges['RRE speed']}, RE at {ranges['RE speed']}"
+            if mode == "eager"
+            else ""
+        )
+    )
+
+
+def _logged_times(document: pd.DataFrame, ratio: str) -> pd.Series:
+    """The compiled ratios of the log's times."""
+    found = ratios(document[[*CELL, "contender", "ms"]], "ms")
+    return found[(found.ratio == ratio) & (found["mode"] == "compiled")].times
+
+
+def _logged_ratios(summary: pd.DataFrame, ratio: str) -> float:
+    """The mean of the log's own ratios, compiled."""
+    return float(summary[(summary["mode"] == "compiled") & (summary.ratio == ratio)].of_ratios.iloc[0])
+
+
+def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median_us") -> float:
+    """Mean over the forward cells of the time compiled over that of eager."""
+    rows = _ok(frame)[_ok(frame).contender == contender]
+    if "direction" in rows:
+        rows = rows[rows.direction == "forward"]
+    wide = rows.pivot_table(index=SHAPE, columns="mode", values=value)
+    return float((wide.compiled / wide.eager).mean())

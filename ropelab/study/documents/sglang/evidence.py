@@ -1,0 +1,278 @@
+"""The evidence for the claims of SGLang#14302 that a CPU computes in seconds."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import pandas as pd
+import torch
+
+from ropelab import reference, rotary_table
+from ropelab.bench.records import ROOT
+from ropelab.interop import sglang as interop
+from ropelab.kernels import Rotation, rotate_torch
+from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.study.documents.sglang import operators
+from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
+from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
+from ropelab.study.engine.ledger import Unavailable, evidence
+
+DOCUMENTS = ROOT / "data" / "documents"
+
+OUR_OPERATOR, THEIR_OPERATOR = "ropelab", "first version (model)"
+TOKENS, D = 5, 8
+ADJACENT, HALVES, NEITHER = "adjacent pairs", "halves", "neither"
+OUT_OF_BOUNDS = "out of bounds"
+QWEN_IMAGE_CALLS = 60 * 50 * 2 * 2
+"""Of the rotation in one image. Assumed, as the document does not say: blocks, steps, conditional and unconditional
+pass, image and text tokens (the published configuration of Qwen-Image: 60 blocks, 50 steps, true classifier-free
+guidance)."""
+
+
+@evidence("sglang_flags", "computed on the CPU: each convention on the same random heads")
+def flags() -> pd.DataFrame:
+    """The truth table of the layout flag: columns implementation, flag, value, formula, says.
+
+    ``formula`` is what comes out, held against both formulas; ``says`` what the flag's name says.
+    """
+    rows = []
+    for (implementation, flag), rotate in _flagged().items():
+        for value in (True, False):
+            adjacent = value == (flag in ("interleaved", "use_real_unbind_dim=-1"))
+            rows.append({
+                "implementation": implementation, "flag": flag, "value": value, "formula": _formula_of(rotate, value),
+                "says": ADJACENT if adjacent else HALVES,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _flagged() -> dict[tuple[str, str], Callable]:
+    """(Implementation, flag) -> ``rotate(x, cos, sin, value)`` in place; x ``[T, H, D]``, tables ``[T, D/2]``."""
+
+    def ours(x, cos, sin, value):
+        interop.rotary_embedding_cos_sin(cos, sin, x, None, D, value)
+
+    def ours_cache(x, cos, sin, value):
+        cache = torch.cat((cos, sin), -1)
+        interop.apply_rope_with_cos_sin_cache_inplace(torch.arange(TOKENS), x, None, D, cache, value)
+
+    def theirs(x, cos, sin, value):
+        tables = (cos, sin) if value else (join(t, t, "split_half") for t in (cos, sin))
+        operators.document(*tables, x, None, D, value)
+
+    def theirs_positions(x, cos, sin, value):
+        operators.positions_operator(torch.arange(TOKENS), x, None, D, torch.cat((cos, sin), -1), value)
+
+    found = {
+        (THEIR_OPERATOR, "is_neox"): theirs,
+        ("vLLM, FlashInfer (model)", "is_neox"): theirs_positions,
+        ("ropelab, positions", "is_neox"): ours_cache,
+        ("ropelab, cos and sin", "interleaved"): ours,
+    }
+    try:
+        version, apply = operators.diffusers()
+    except Unavailable:
+        return found
+
+    def diffusers(x, cos, sin, value):
+        tables = tuple(join(t, t, "interleaved" if value else "split_half") for t in (cos, sin))
+        options = {"use_real_unbind_dim": -1 if value else -2, "sequence_dim": 1}
+        x.copy_(apply(x[None], tables, **options)[0])
+
+    return found | {(f"diffusers {version}", "use_real_unbind_dim=-1"): diffusers}
+
+
+def _formula_of(rotate: Callable, value: bool) -> str:
+    x = _random(TOKENS, 3, D)
+    cos, sin = _tables(TOKENS, D)
+    y = x.clone()
+    rotate(y, cos, sin, value)
+    for layout, name in (("interleaved", ADJACENT), ("split_half", HALVES)):
+        if torch.allclose(y.double(), _exact(x, cos, sin, layout), rtol=0, atol=1e-5):
+            return name
+    return NEITHER
+
+
+@evidence("sglang_shapes", "computed on the CPU with our model of the first version, and with ours")
+def shapes() -> pd.DataFrame:
+    """Who takes what: columns operator, rank, layout, heads, tables (``"per pair"``, ``"per feature"``), claimed (that
+    the document lists it), outcome (``"right"``, ``"wrong"``, ``"raises ..."``, ``"out of bounds"``).
+
+    Every call asks for the rotation of whole heads.
+    """
+    rows = []
+    for rank, layout, (q_heads, k_heads), width in product(
+        (2, 3, 4), LAYOUTS, ((4, 4), (4, 2), (4, 1)), ("per pair", "per feature")
+    ):
+        interleaved = layout == "interleaved"
+        q, k = _random(6, q_heads, D), _random(6, k_heads, D)
+        cos, sin = _tables(6, D)
+        tables = (cos, sin) if width == "per pair" else [join(t, t, layout) for t in (cos, sin)]
+        for operator, rotate in (
+            (THEIR_OPERATOR, lambda t, a, b, flag: operators.document(*t, a, b, D, flag)),
+            (OUR_OPERATOR, lambda t, a, b, flag: interop.rotary_embedding_cos_sin(*t, a, b, D, flag)),
+        ):
+            query, key = (_of_rank(x.clone(), rank) for x in (q, k))
+            try:
+                rotate(tables, query, key, interleaved)
+                right = all(
+                    torch.allclose(y.reshape(x.shape).double(), _exact(x, cos, sin, layout), rtol=0, atol=1e-5)
+                    for y, x in ((query, q), (key, k))
+                )
+                outcome = "right" if right else "wrong"
+            except IndexError:
+                outcome = OUT_OF_BOUNDS
+            except (ValueError, RuntimeError) as error:
+                outcome = f"raises {type(error).__name__}"
+            # Its tables: one column per pair for adjacent pairs, one per feature for halves.
+            meant = width == ("per pair" if interleaved else "per feature")
+            rows.append({
+                "operator": operator, "rank": rank, "layout": layout, "heads": f"{q_heads}/{k_heads}", "tables": width,
+                "claimed": rank < 4 and meant, "outcome": outcome,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("sglang_accuracy", "computed on the CPU: float32 maths as in the document's operator")
+def accuracy() -> pd.DataFrame:
+    """Relative L2 errors of the operator, and what its tables add to them.
+
+    Columns dtype, position (of the last of 256 tokens), rounding (the largest relative error of one rounding),
+    difference (the largest absolute difference from a reference in the dtype of q, as the document's test takes it),
+    fused (the same where the compiler fuses each second product with the sum, as nvcc does by default), same
+    (error against float64 with the very same rounded tables, as a test sees it), exact (against exact tables, in the
+    dtype of q as it takes them), float32_angles (the same with tables made of float32 angles, as its benchmark
+    makes them), ours (our kernel's maths with float32 tables).
+    """
+    rows = []
+    for dtype, last in product((torch.bfloat16, torch.float16, torch.float32), (255, 8191, 65535)):
+        positions = torch.arange(last - 255, last + 1)
+        x = torch.randn(256, 4, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+        truth_tables = [t[positions] for t in rotary_table(last + 1, 128, dtype=torch.float64)]
+        truth = reference.rotate(x, *truth_tables, layout="interleaved", seq_format="thd")
+        rounded = [t.to(dtype) for t in truth_tables]
+        y = _rotated(x, rounded)
+        same = reference.rotate(x, *rounded, layout="interleaved", seq_format="thd")
+        tested = same.float().to(dtype).double()
+        angles = torch.outer(positions.float(), 1.0 / 10000.0 ** (torch.arange(0, 128, 2).float() / 128))
+        ours = torch.empty_like(x)[None]
+        tables = (t.float() for t in truth_tables)
+        rotate_torch.rotate([x[None]], [ours], *tables, Rotation(128, interleaved=True, out_interleaved=True))
+        rows.append({
+            "dtype": str(dtype).removeprefix("torch."), "position": last, "rounding": torch.finfo(dtype).eps / 2,
+            "difference": (y.double() - tested).abs().max().item(),
+            "fused": (_rotated_with_fma(x, rounded).double() - tested).abs().max().item(),
+            "same": _relative(y, same), "exact": _relative(y, truth),
+            "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
+            "ours": _relative(ours[0], truth),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _rotated(x: torch.Tensor, tables) -> torch.Tensor:
+    y = x.clone()
+    operators.document(*tables, y, None, x.shape[-1], True)
+    return y
+
+
+def _rotated_with_fma(x: torch.Tensor, tables) -> torch.Tensor:
+    """The same in float32 with one fused multiply-add a feature: the product of two 24-bit numbers is exact in
+    float64."""
+    x0, x1 = pairs(x.double(), "interleaved")
+    cos, sin = (table.double()[:, None] for table in tables)
+    y0, y1 = x0 * cos - (x1 * sin).float(), x1 * cos + (x0 * sin).float()
+    return join(y0, y1, "interleaved").float().to(x.dtype)
+
+
+@evidence("sglang_bytes", "derived from the protocol of the document's benchmark")
+def protocol_bytes() -> pd.DataFrame:
+    """Heads that each contender of the document's benchmark moves per token: columns q_heads, k_heads, head_dim,
+    contender, rotated, cloned, and over: all of them over those of the first version's kernel."""
+    rows = []
+    for q_heads, k_heads, head_dim in dict.fromkeys(cell[1:] for cell in FIRST_GRID):
+        own = q_heads + k_heads
+        for contender, rotated, cloned in ((DOCUMENT, own, own), (FLASH, 2 * q_heads, 3 * q_heads)):
+            rows.append({
+                "q_heads": q_heads, "k_heads": k_heads, "head_dim": head_dim, "contender": contender,
+                "rotated": rotated, "cloned": cloned, "over": (rotated + cloned) / (2 * own),
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("sglang_alignment", "derived from the head sizes of the document's tests, and 96")
+def alignment() -> pd.DataFrame:
+    """How 16-bit tensors lie that begin where torch allocates them, whatever the number of heads and tokens.
+
+    Columns head_dim, listed (among the head sizes of the document's benchmarks), part, stride_bytes, multiple (the
+    largest power of two whose multiples all such parts begin at), aligned (that is 16 bytes at least).
+    """
+    rows, listed = [], set(pd.read_csv(DOCUMENTS / "sglang_14302_grids.csv").head_dim)
+    for size in HEAD_SIZES:
+        for part, elements in (("head", size), ("second half of a head", size // 2), ("row of a table", size // 2)):
+            stride = 2 * elements
+            rows.append({
+                "head_dim": size, "listed": size in listed, "part": part, "stride_bytes": stride,
+                "multiple": stride & -stride, "aligned": stride % 16 == 0,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("sglang_sources", "what stands in the pull request's public files, by commit")
+def sources() -> pd.DataFrame:
+    """Its test and its benchmark: columns file, commit, helper, defines (whether the file defines that function), flags
+    (values of the operator's layout flag that it passes), layouts (what they select), tolerance (absolute, of the
+    test)."""
+    return pd.read_csv(DOCUMENTS / "sglang_14302_sources.csv")
+
+
+@evidence("sglang_published_e2e", "the document's table of stages")
+def published_e2e() -> pd.DataFrame:
+    """The document's stages with the change recomputed: columns row, baseline, new, stated_change_percent, change_ms,
+    change_percent."""
+    frame = pd.read_csv(DOCUMENTS / "sglang_14302_e2e.csv")
+    change = frame.new - frame.baseline
+    return frame.assign(change_ms=change, change_percent=100 * change / frame.baseline)
+
+
+@evidence("sglang_published_kernel", "the document's mean kernel times")
+def published_kernel() -> pd.DataFrame:
+    """The document's kernel times on Qwen-Image: columns before_us, after_us, ratio, and of an image, whose `calls` are
+    assumed: expected_ms (saved, if the kernel before was slower by as much as the positions API is said to be) and
+    all_ms (the whole rotation, with the slower of the two kernels: more than a faster kernel can save)."""
+    times = pd.read_csv(DOCUMENTS / "sglang_14302_kernel_us.csv").set_index("version").average_us
+    gain = published_speedups().low["SG-10"]
+    milliseconds = QWEN_IMAGE_CALLS / 1000
+    return pd.DataFrame([{
+        "before_us": times.before, "after_us": times.after, "ratio": times.before / times.after,
+        "calls": QWEN_IMAGE_CALLS, "expected_ms": (gain - 1) * times.after * milliseconds,
+        "all_ms": max(times.before, times.after) * milliseconds,
+    }])  # fmt: skip
+
+
+def published_speedups() -> pd.DataFrame:
+    """Indexed by claim: what, low, high."""
+    return pd.read_csv(DOCUMENTS / "sglang_14302_speedups.csv").set_index("claim")
+
+
+# -------------------------------------------------------------------------------------------------------- helpers
+
+
+def _random(tokens: int, heads: int, head_size: int) -> torch.Tensor:
+    return torch.randn(tokens, heads, head_size, generator=torch.Generator().manual_seed(heads))
+
+
+def _tables(tokens: int, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the positions from 1 on: at 0 both formulas are the identity."""
+    return tuple(table[1:].contiguous() for table in rotary_table(tokens + 1, rotary_dim))
+
+
+def _exact(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
+    return reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
+
+
+def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
+    return {2: partial(x.flatten, 1), 3: x.clone, 4: partial(x.unflatten, 0, (2, -1))}[rank]()
+
+
+def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()

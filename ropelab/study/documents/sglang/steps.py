@@ -1,0 +1,122 @@
+"""From the document's protocol to a fair one, a flaw at a time: which times of the record are compared."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ropelab.study.documents.sglang.contenders import (
+    DOCUMENT,
+    DOCUMENT_GATHER,
+    FLASH,
+    FLASH_FULL,
+    FLASH_PACKED,
+    PERSISTENT,
+    VLLM,
+)
+
+PUBLISHED, FAIR, APART = "as published", "corrected", "q and k apart"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a row of the record sglang_protocols is identified by within its cell."""
+
+    contender: str
+    layout: str = "split_half"
+    timer: str = "graph"
+    clones: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """The peer's time over the kernel's, and what has been put right since the step before."""
+
+    name: str
+    kernel: Timing
+    peer: Timing
+
+
+def _until_right_flag(peer: str) -> tuple[Step, ...]:
+    """The flaws that all comparisons of the document share."""
+    return (
+        Step(
+            PUBLISHED,
+            Timing(DOCUMENT, "interleaved", "do_bench", clones=True),
+            Timing(peer, timer="do_bench", clones=True),
+        ),
+        Step("CUDA graphs for both", Timing(DOCUMENT, "interleaved", clones=True), Timing(peer, clones=True)),
+        Step("no clones", Timing(DOCUMENT, "interleaved"), Timing(peer)),
+        Step("same layout", Timing(DOCUMENT), Timing(peer)),
+    )
+
+
+STEPS: dict[str, tuple[Step, ...]] = {
+    VLLM: (*_until_right_flag(VLLM), Step(FAIR, Timing(DOCUMENT_GATHER), Timing(VLLM))),
+    FLASH_FULL: (
+        *_until_right_flag(FLASH_FULL),
+        Step(FAIR, Timing(DOCUMENT), Timing(FLASH_PACKED)),
+        Step(APART, Timing(DOCUMENT), Timing(FLASH)),
+    ),
+}
+"""Peer -> steps. What the right one of them puts right: both look up the tables in the timed region; both rotate as
+many heads. Of the latter there are two: flash-attn rotates q and k in one launch where they are packed in a qkv, and in
+two where they lie apart, as the document's operator takes them."""
+
+STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
+"""What those steps put right."""
+NAMES = {VLLM: VLLM, FLASH_FULL: "flash-attn"}
+
+
+def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
+    """How many times as long the peer takes: a row for each cell, a column for each step; NaN where not measured."""
+    columns = {step.name: _time(protocols, step.peer) / _time(protocols, step.kernel) for step in STEPS[peer]}
+    cells = list(dict.fromkeys(protocols.cell))
+    return pd.DataFrame(columns).reindex(cells)
+
+
+def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
+    """The same with one timer for the peer and another for the kernel, as one version of the benchmark had it."""
+    published, graphs = STEPS[peer][:2]
+    return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
+
+
+def timer(protocols: pd.DataFrame) -> str:
+    """How well the published timer repeats, in words, and CUDA graphs beside it; empty if no call was timed twice.
+
+    The benchmark hands flash-attn as many heads of k as of q: cells that differ in the heads of k alone are one call.
+    """
+    call = ["batch", "seq_len", "q_heads", "head_dim"]
+    published, graphs = (_time(protocols, step.peer) for step in STEPS[FLASH_FULL][:2])
+    cells = protocols.drop_duplicates("cell").set_index("cell")[call]
+    times = cells.assign(published=published, graphs=graphs).dropna().groupby(call)
+    most = (times.max() / times.min())[times.size() > 1].max()
+    if most.isna().any():
+        return ""
+    return (
+        f"the very same call of flash-attn takes up to {most.published:.2f} times as long in another row by the "
+        f"published timer, {most.graphs:.2f} times by CUDA graphs"
+    )
+
+
+def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
+    """What was timed by graphs, without clones and with halves."""
+    return protocols[(protocols.timer == "graph") & ~protocols.clones.astype(bool) & (protocols.layout == "split_half")]
+
+
+def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
+    """Of the persistent kernels only the one with the best number of blocks in each cell, by their common name."""
+    ours = times.contender.str.startswith(PERSISTENT)
+    best = times[ours].sort_values("median_us").drop_duplicates(["cell", "layout"]).assign(contender=PERSISTENT)
+    return pd.concat([times[~ours], best])
+
+
+def _time(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
+    """Microseconds by cell."""
+    rows = protocols[
+        (protocols.status == "ok")
+        & (protocols.contender == timing.contender)
+        & (protocols.layout == timing.layout)
+        & (protocols.timer == timing.timer)
+        & (protocols.clones.astype(bool) == timing.clones)
+    ]
+    return rows.set_index("cell").median_us.groupby(level=0, sort=False).first()

@@ -1,0 +1,22 @@
+"""This file lists the studies that measure the records of SGLang#14302."""
+
+from ropelab.bench.study import Study
+from ropelab.study.documents.sglang.measure import (
+    diffusion,
+    head_sizes,
+    low_tokens,
+    protocols,
+    second_grid,
+    vector_widths,
+)
+
+STUDIES: dict[str, Study] = {
+    # 65,536 tokens of 32 heads of 64, and 32,768 of 32 of 128, checked in float64; q, k and cotangents of both.
+    "sglang_protocols": Study(protocols, gpu_gib=12),
+    "sglang_second_grid": Study(second_grid, gpu_gib=12),
+    "sglang_head_sizes": Study(head_sizes, gpu_gib=3),
+    "sglang_low_tokens": Study(low_tokens, gpu_gib=1),
+    "sglang_vector_widths": Study(vector_widths, gpu_gib=4),
+    "sglang_diffusion": Study(diffusion, gpu_gib=8),
+}
+"""The name of a record -> the study that measures it."""

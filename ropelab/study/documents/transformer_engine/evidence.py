@@ -1,0 +1,120 @@
+"""The evidence for claims TE-01 to TE-21 that a CPU computes in seconds."""
+
+import itertools
+import os
+from unittest import mock
+
+import pandas as pd
+
+from ropelab.bench.records import ROOT
+from ropelab.study.documents.transformer_engine import packings
+from ropelab.study.documents.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
+from ropelab.study.engine.ledger import evidence
+from ropelab.study.engine.sources import cases, facts, where
+
+DOCUMENTS = ROOT / "data" / "documents"
+THREADS, WARP = 256, 32
+"""Threads of a block, and of a warp; the reads of one address by a warp are one request."""
+
+
+@evidence("te_published_a", "the document's table of layers")
+def published_a() -> pd.DataFrame:
+    """Table A, with the ratio that follows from its milliseconds."""
+    frame = pd.read_csv(DOCUMENTS / "transformer_engine_3057_a.csv")
+    return frame.assign(speedup=frame.old_ms / frame.new_ms)
+
+
+@evidence("te_published_b", "the document's table of kernels")
+def published_b() -> pd.DataFrame:
+    """Table B, with what follows from it: the ratio, the dead blocks, and the nanoseconds each takes in a pass.
+
+    A pass is a forward or a backward; all else that a block costs is in the new kernel as well.
+    """
+    frame = pd.read_csv(DOCUMENTS / "transformer_engine_3057_b.csv")
+    dead = packings.TOKENS * (frame.n_seqs - 1)
+    ns = (frame.old_ms - frame.new_ms) * 1e6 / (2 * dead.where(dead > 0))
+    return frame.assign(speedup=frame.old_ms / frame.new_ms, dead_blocks=dead, ns_per_dead_block=ns)
+
+
+@evidence("te_dispatch", "our model of the dispatch, run on the CPU")
+def dispatch() -> pd.DataFrame:
+    """What each version launches for table B's shapes: columns version, override, n_seqs, strategy."""
+    rows = []
+    for version, override, n in itertools.product(VERSIONS, ("", "0", "1"), packings.N_SEQS):
+        with mock.patch.dict(os.environ, {OVERRIDE: override} if override else {}):
+            if not override:
+                os.environ.pop(OVERRIDE, None)
+            strategy = choose(n, packings.TOKENS, packings.TOKENS, version=version)
+        rows.append({"version": version, "override": override or "unset", "n_seqs": n, "strategy": strategy})
+    return pd.DataFrame(rows)
+
+
+@evidence("te_search", "counted on the CPU")
+def search() -> pd.DataFrame:
+    """Reads of ``cu_seqlens`` by the search of a block, for the balanced sequences of table B's counts.
+
+    Columns: n_seqs, steps (the most that a token needs), thread_reads (steps of all threads), warp_requests.
+    """
+    rows = []
+    for n in packings.N_SEQS:
+        steps = max(map(_steps, [n] * n, range(n)))
+        rows.append({"n_seqs": n, "steps": steps, "thread_reads": steps * THREADS,
+                     "warp_requests": steps * THREADS // WARP})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _steps(n: int, sequence: int) -> int:
+    """The steps of the search for a token of this sequence, as in ``ropelab.bench.varlen_models``."""
+    low, high, steps = 0, n, 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle > sequence else (middle, high)
+        steps += 1
+    return steps
+
+
+@evidence("te_source", "facts of the source (data/sources.toml), and our model of the dispatch")
+def source() -> pd.DataFrame:
+    """The facts of each version of the dispatch.
+
+    Columns: version; read (the commit, and the place where the fact was read); variable, empty where a version has
+        none; zero and one (the kernels that those values force); model (whether our model launches the same);
+        least_sequences, blocks_per_token, more_than, times_cp_size and least_dead_blocks (the condition of the new
+        kernel); no_tokens (the kernel for no tokens, where that was read); guard (whether rows behind the last sequence
+        are left out); and threads (of a block that search).
+    """
+    rows = []
+    for fact in facts("dispatch", "transformer_engine"):
+        variable, forced = fact.get("variable", ""), fact.get("forces", {})
+        same = []
+        for value, strategy in forced.items():
+            with mock.patch.dict(os.environ, {variable: value}):
+                chosen = [choose(n, packings.TOKENS, packings.TOKENS, version=fact["version"]) for n in packings.N_SEQS]
+            same.append(set(chosen) == {strategy})
+        condition = ("least_sequences", "blocks_per_token", "more_than", "times_cp_size")
+        rows.append({
+            "version": fact["version"], "read": where(fact), "variable": variable, "zero": forced.get("0", ""),
+            "one": forced.get("1", ""), "model": all(same), **{name: fact[name] for name in condition},
+            "least_dead_blocks": fact.get("least_dead_blocks", 0), "no_tokens": fact.get("no_tokens", ""),
+            "guard": fact["guard"], "threads": fact["threads_that_search"],
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@evidence("te_parity_tests", "the parametrisation of the tests (data/sources.toml)")
+def parity_tests() -> pd.DataFrame:
+    """The tests that compare the kernels, of each version whose file is known.
+
+    Columns: version, test, read (the commit, and the place where the fact was read), kernels (both, or the new one
+        beside the unfused function), float16, rank_above_0, context_parallel, empty: whether some case of it has that.
+    """
+    rows = []
+    for test in facts("test", "transformer_engine"):
+        found = [case for case in cases(test) if case["cp_rank"] < case["cp_size"]]
+        rows.append({
+            "version": test["version"], "test": test["name"], "read": where(test), "kernels": test["kernels"],
+            "float16": any(case["dtype"] == "float16" for case in found),
+            "rank_above_0": any(case["cp_rank"] > 0 for case in found),
+            "context_parallel": any(case["cp_size"] > 1 for case in found), "empty": any(test["zero_length"]),
+        })  # fmt: skip
+    return pd.DataFrame(rows)

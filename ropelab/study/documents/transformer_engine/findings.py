@@ -1,0 +1,266 @@
+"""What the records say: tables that the rules judge by and the figures draw."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from ropelab.bench import records
+from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
+from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
+from ropelab.study.documents.transformer_engine.measure import GIVEN, NAMES, PACKAGE, SUMMED
+from ropelab.study.engine import noise
+from ropelab.study.engine.judging import above
+from ropelab.study.engine.noise import Interval
+from ropelab.study.plots.drawing import label, value_range
+from ropelab.study.topics.performance import comparison
+
+OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
+CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
+
+
+def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
+    """Microseconds by cell (rows) and contender, where it was right, else nothing; and its dead blocks."""
+    return _by_cell(kernels, step, "median_us")
+
+
+def intervals(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
+    """The table of ``times`` with the interval of each time in place of the median."""
+    timed = kernels.status == "ok"
+    return _by_cell(kernels.assign(interval=kernels[timed].apply(noise.time, axis=1)), step, "interval")
+
+
+def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
+    rows = kernels[(kernels.status == "ok") & (kernels.step == step)]
+    table = rows.pivot_table(index=CELL, columns="contender", values=values, aggfunc="first", sort=False)
+    names = dict.fromkeys([OLD, NEW, "ropelab", *table])
+    table = table.reindex(columns=list(names)).rename_axis(columns=None).reset_index()
+    return table.assign(dead_blocks=table.freqs_len * table.n_seqs - table.tokens)
+
+
+def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The legacy grid's time beyond that of its live blocks, against its dead ones: cells of one rank.
+
+    What the live blocks take is the grid's own time in the fastest cell that has no dead ones to speak of. (Not the
+    token-linear grid's: that one also searches.)
+
+    Columns of ``times``, and live_us, beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us:
+    what a time for each dead block, the same in all cells, and that of the live ones make together.
+    """
+    table = times(kernels).query("cp_size == 1").dropna(subset=[OLD])
+    alive, many = table.dead_blocks <= table.tokens / 8, table.dead_blocks > 4 * table.tokens
+    if not alive.any() or not many.any():
+        return pd.DataFrame()
+    live = table[OLD][alive].min()
+    beyond = table[OLD] - live
+    each = np.median(beyond[many] / table.dead_blocks[many])
+    return table.assign(
+        live_us=live,
+        beyond_us=beyond,
+        ns_per_dead_block=(1000 * beyond / table.dead_blocks / 2).where(many),
+        fitted_us=live + each * table.dead_blocks,
+    )
+
+
+def growth_with_blocks(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The power of the dead blocks with which the legacy grid's time beyond that of its live blocks grows.
+
+    A row for each length of freqs under which the number of sequences varies, and for each number of sequences under
+    which the length of freqs varies; cells of one rank. The live blocks take the time of the cells without a dead
+    block; these times span an interval, as the rows of freqs that they read differ. The power follows from the cell
+    with the most dead blocks, and from the one with the fewest whose time is beyond that interval.
+
+    Returns:
+        Columns held (the side of the grid that is constant) and value, least and most (dead blocks), and power: an
+        interval, 1 where the time grows as the dead blocks do, exactly 0 where the most dead blocks take no time, and
+        None where one cell alone shows their time. No rows where no cell is without dead blocks.
+    """
+    table = intervals(kernels).query("cp_size == 1").dropna(subset=[OLD])
+    live = table[OLD][table.dead_blocks == 0]
+    rows = []
+    if len(live):
+        alive = Interval(min(x.low for x in live), min(x.value for x in live), max(x.high for x in live))
+        table = table[table.dead_blocks > 0].sort_values("dead_blocks")
+        for held, varied in (("freqs_len", "n_seqs"), ("n_seqs", "freqs_len")):
+            for value, cells in table.groupby(held):
+                if cells[varied].nunique() > 1:
+                    beyond = [noise.difference(time, alive) for time in cells[OLD]]
+                    rows.append({"held": held, "value": value, **_power(cells.dead_blocks.tolist(), beyond)})
+    return pd.DataFrame(rows, columns=["held", "value", "least", "most", "power"])
+
+
+def _power(dead: list[int], beyond: list[Interval]) -> dict[str, object]:
+    """The power between the first cell that takes time beyond its live blocks, and the last cell."""
+    first = next((i for i, time in enumerate(beyond) if time.low > 0), len(dead) - 1)
+    found: dict[str, object] = {"least": dead[first], "most": dead[-1], "power": None}
+    if beyond[-1].low <= 0:
+        return found | {"power": noise.exact(0.0)}
+    if dead[first] < dead[-1]:
+        times, blocks = beyond[-1] / beyond[first], math.log(dead[-1] / dead[first])
+        found["power"] = Interval(*(math.log(x) / blocks for x in (times.low, times.value, times.high)))
+    return found
+
+
+def choices(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The grid that each heuristic would take in every cell, and how much longer it takes than the faster grid.
+
+    Columns of ``times``, and for each heuristic its choice; ``<name>_costs``, the time of the choice over that of the
+    faster grid; and ``<name>_slower``, whether the choice is slower by more than the noise of both times.
+    """
+    both = times(kernels)[[OLD, NEW]].notna().all(axis=1)
+    table = times(kernels)[both].reset_index(drop=True)
+    limits = intervals(kernels)[both].reset_index(drop=True)
+    best = table[[OLD, NEW]].min(axis=1)
+    for name, heuristic in HEURISTICS.items():
+        arguments = zip(table.n_seqs, table.freqs_len, table.tokens, table.cp_size, strict=True)
+        chosen = [heuristic(*map(int, each)) for each in arguments]
+        taken = [table.at[i, NAMES[strategy]] for i, strategy in enumerate(chosen)]
+        ratios = (limits[OLD] / limits[NEW], limits[NEW] / limits[OLD])
+        over = [ratios[strategy == LINEAR][i] for i, strategy in enumerate(chosen)]
+        table[name], table[f"{name}_costs"] = chosen, taken / best
+        table[f"{name}_slower"] = [above(ratio, 1.0) is True for ratio in over]
+    return table
+
+
+def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The cells of ``choices`` in which a heuristic takes the slower grid, worst first."""
+    return table[table[f"{name}_slower"]].sort_values(f"{name}_costs", ascending=False)
+
+
+def missed_words(table: pd.DataFrame, name: str) -> str:
+    """``"takes the slower grid in 3 of 9 cells, at worst 2.3 times as long"``."""
+    lost = missed(table, name)
+    worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.1f} times as long" if len(lost) else ""
+    return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
+
+
+def shares(layer: pd.DataFrame) -> pd.DataFrame:
+    """By n_seqs and contender: layer_us, alone_us, share (q and k alone over the layer, as the document has it) and
+    added (what the layer takes beyond the one without a rotation, over the layer)."""
+    rows = layer[layer.status == "ok"]
+    table = rows.pivot_table(index=["n_seqs", "contender"], columns="what", values="median_us")
+    if not {LAYER, ALONE} <= set(table):
+        return pd.DataFrame(columns=["n_seqs", "contender", "layer_us", "alone_us", "share", "added"])
+    without = (
+        table[LAYER].xs(WITHOUT, level="contender") if WITHOUT in rows.contender.values else pd.Series(dtype=float)
+    )
+    table = table.rename(columns={LAYER: "layer_us", ALONE: "alone_us"}).reset_index()
+    table["share"] = table.alone_us / table.layer_us
+    table["added"] = 1 - table.n_seqs.map(without) / table.layer_us
+    return table.rename_axis(columns=None)
+
+
+def number(value: object) -> str:
+    """A cell of a table: large times to the unit, others as everywhere."""
+    return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
+
+
+def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
+    """What the document's ``out.sum()``, and a backward from its gradient, make of each contender's time in table B.
+
+    Columns contender, given_us and summed_us (medians over the packings), added_us and added (its median, over the time
+    from a given cotangent).
+    """
+    given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
+    rows = []
+    for name in dict.fromkeys(kernels.contender):
+        if name in given and name in summed:
+            pair = pd.DataFrame({"given": given[name], "summed": summed[name]}).dropna()
+            added = pair.summed - pair.given
+            rows.append({"contender": name, "given_us": pair.given.median(), "summed_us": pair.summed.median(),
+                         "added_us": added.median(), "added": (added / pair.given).median()})  # fmt: skip
+    return pd.DataFrame(rows, columns=["contender", "given_us", "summed_us", "added_us", "added"]).dropna()
+
+
+def sum_counts(kernels: pd.DataFrame) -> str:
+    """What the sum of the document's loss adds to the times."""
+    given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
+    ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
+    effects = sum_effects(kernels).sort_values("added_us")
+    added = ", ".join(
+        f"{row.added_us:+.0f} µs ({row.added:+.0%}) for {label(row.contender)}" for row in effects.itertuples()
+    )
+    return (
+        f"The document's times contain `out.sum()` and a backward from its expanded gradient. Against a given "
+        f"cotangent that makes {added} (medians over the packings). Without it the largest speed-up of the new grid "
+        f"over the old is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
+    )
+
+
+def beside_the_package(table: pd.DataFrame) -> str:
+    """How TransformerEngine itself does beside the faster of the two models, where it was timed, else nothing."""
+    if PACKAGE not in table or not {OLD, NEW} <= set(table):
+        return ""
+    ratio = (table[PACKAGE] / table[[OLD, NEW]].min(axis=1)).dropna()
+    return (
+        f"TransformerEngine itself takes {value_range(ratio, '.2f')} of the faster model's time" if len(ratio) else ""
+    )
+
+
+def skew_counts(kernels: pd.DataFrame) -> str:
+    """What both heuristics make of one long sequence among short ones."""
+    table = choices(kernels)
+    table = table[table.kind == "skewed"]
+    phrases = [f"the {name} one {missed_words(table, name)}" for name in HEURISTICS]
+    return (
+        "Both heuristics compare a product with a number and see no lengths. With one long sequence among short ones, "
+        f"and a table as short as that allows, {'; '.join(phrases)}."
+    )
+
+
+def blocks_count(kernels: pd.DataFrame) -> str:
+    """What a block without a token costs."""
+    fit = dead_block_fit(kernels)
+    row = fit.loc[fit.dead_blocks.idxmax()]
+    return (
+        f"A block that finds no token costs {fit.ns_per_dead_block.median():.2f} ns in each pass (median; "
+        f"{value_range(fit.ns_per_dead_block, '.2f')}): {row.dead_blocks:,} take {row.beyond_us / 1000:,.0f} ms."
+    )
+
+
+def layer_counts(layer: pd.DataFrame) -> str:
+    """What the rotation adds to a layer."""
+    table = shares(layer).pivot_table(index="n_seqs", columns="contender", values="share")
+    parts = [
+        f"{value_range(100 * table[name], '.1f')} % with {what}"
+        for name, what in ((OLD, "the old grid"), (NEW, "the new one"), ("ropelab", "ropelab"))
+        if name in table
+    ]
+    said = f"Of a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
+    return f"{said} {_beside_the_new_grid(layer)}".strip()
+
+
+def _beside_the_new_grid(layer: pd.DataFrame) -> str:
+    """The whole layer with ropelab over that with the new grid, and how far a layer's own samples lie apart."""
+    whole = layer[(layer.status == "ok") & (layer.what == LAYER)].set_index("n_seqs")
+    by_name = {name: rows for name, rows in whole.groupby("contender")}
+    if not {"ropelab", NEW, WITHOUT} <= by_name.keys():
+        return ""
+    ratio = by_name["ropelab"].median_us / by_name[NEW].median_us
+    without = by_name[WITHOUT]
+    spread = ((without.q80_us - without.q20_us) / without.median_us).max()
+    return (
+        f"The whole layer takes with ropelab {value_range(ratio, '.2f')} of its time with the new one; the same layer "
+        f"without a rotation varies by up to {spread:.1%} (between the 20 and 80 % quantiles of its samples)."
+    )
+
+
+SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
+    "te_dead_blocks": ("te_kernels", blocks_count),
+    "te_table_b": ("te_kernels", sum_counts),
+    "te_skew": ("te_kernels", skew_counts),
+    "te_layer": ("te_layer", layer_counts),
+}
+"""Figure -> its record, and what it says."""
+
+
+def sentence(figure: str, where: records.Where) -> str:
+    """What a figure's record says, or nothing where there is no record, or it does not say."""
+    if figure not in SENTENCES:
+        return ""
+    study, say = SENTENCES[figure]
+    try:
+        return say(records.load(study, where).frame)
+    except (records.Unusable, KeyError, IndexError):
+        return ""

@@ -1,0 +1,387 @@
+"""The measurements behind claims TE-01 to TE-21. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+
+They need a GPU; ``parity`` and ``past_the_end`` also run in Triton's interpreter, where they are small.
+
+What is timed is bf16 and split-half, as in the document; other dtypes, the interleaved layout and every rank are held
+to the same bits in ``parity``, where they change more than the bytes.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pandas as pd
+import torch
+
+import ropelab
+from ropelab import reference
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.bench import peers, timing, varlen_models
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.workloads import Workload
+from ropelab.interop.transformer_engine import apply_rotary_pos_emb
+from ropelab.kernels import INTERPRETED
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.documents.transformer_engine import packings
+from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
+from ropelab.study.documents.transformer_engine.packings import Packing
+from ropelab.study.engine.ledger import Unavailable
+
+NAMES = {LEGACY: "legacy grid", LINEAR: "token-linear, reads twice"}
+"""Strategy -> contender, as in the record ``packed``."""
+INTEROP = "ropelab, TransformerEngine's call"
+PACKAGE = "transformer_engine"
+"""TransformerEngine itself, which chooses its kernel: the peer of that name, where it is installed."""
+GIVEN, SUMMED = "forward and backward", "with sum()"
+"""Steps: from a given random cotangent, and as the document times it, from the sum of the result."""
+
+Rotate = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of a run of ``kernels``: of the record, or small ones to see that everything runs."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+    rounds: int
+
+
+FULL, SMOKE = Scale(packings.TOKENS, 32, 128, rounds=5), Scale(2048, 4, 128, rounds=2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A packing under a table of ``freqs_len`` rows on one rank; ``part`` says what it is measured for."""
+
+    part: str
+    packing: Packing
+    freqs_len: int
+    cp_size: int = 1
+    cp_rank: int = 0
+    steps: tuple[str, ...] = (GIVEN,)
+    contenders: tuple[str, ...] = (NAMES[LEGACY], NAMES[LINEAR], "ropelab", "flash_attn")
+
+    @property
+    def tokens(self) -> int:
+        """Of this rank."""
+        return self.packing.tokens // self.cp_size
+
+    @property
+    def columns(self) -> dict[str, object]:
+        return {
+            "part": self.part, "kind": self.packing.kind, "n_seqs": self.packing.n_seqs,
+            "longest": self.packing.longest, "tokens": self.tokens, "freqs_len": self.freqs_len,
+            "cp_size": self.cp_size, "cp_rank": self.cp_rank,
+        }  # fmt: skip
+
+    @property
+    def description(self) -> str:
+        rank = f", rank {self.cp_rank} of {self.cp_size}" if self.cp_size > 1 else ""
+        return f"{self.part}: {self.packing.n_seqs} of up to {self.packing.longest}, {self.freqs_len} rows{rank}"
+
+
+def cases(tokens: int = packings.TOKENS) -> list[Case]:
+    """Every cell of ``kernels``.
+
+    TransformerEngine's adapter hands over a table as long as all tokens, so it is compared in table B. Not measured:
+    the legacy grid with a full table for all packings, since its time is that of its blocks, and flash-attn under
+    context parallelism, which its kernel does not know.
+    """
+    own = (NAMES[LEGACY], NAMES[LINEAR], "ropelab")
+    both = {"steps": (GIVEN, SUMMED), "contenders": (*own, "flash_attn", INTEROP, PACKAGE)}
+    found = [Case("table B", packings.remainder_last(n, tokens), tokens, **both) for n in packings.N_SEQS]
+    for n, parts in ((128, (64, 16, 4, 2)), (512, (16,)), (2401, (64, 16, 4, 2))):
+        packing = packings.balanced(n, tokens)
+        lengths = [packing.longest, *(tokens // part for part in parts)]
+        found += [Case("freqs_len", packing, rows, contenders=own) for rows in sorted(set(lengths))]
+    for longest, counts in ((tokens // 2, (2, 4, 8, 16, 32, 63, 64, 128, 512, 2401)),
+                            (tokens // 8, (9, 16, 32, 63, 64, 128, 512, 2401))):  # fmt: skip
+        found += [Case("skew", packings.skewed(n, longest, tokens), longest) for n in counts]
+    for n in (128, 2401):
+        packing = packings.with_empty(n, tokens)
+        found.append(Case("empty", packing, packing.longest))
+    found.append(Case("empty", packings.with_empty(128, tokens), tokens, contenders=own))
+    for size in (2, 4, 8):
+        for packing, rows, rank in (
+            (packings.balanced(128, tokens, 2 * size), tokens, 0),
+            (packings.balanced(128, tokens, 2 * size), tokens, size - 1),
+            *((packings.skewed(n, tokens // 2, tokens, 2 * size), tokens // 2, size - 1) for n in (2, 4, 8, 16, 64)),
+        ):
+            found.append(Case("context parallel", packing, rows, size, rank, contenders=own))
+    return found
+
+
+def kernels(*, smoke: bool = False) -> pd.DataFrame:
+    """Both grids, ropelab and flash-attn on packings of 65,536 tokens.
+
+    Columns: part (what the cell is for), kind of packing, n_seqs, longest, tokens (of the rank), freqs_len, cp_size,
+        cp_rank, step, contender, status, median_us, q20_us, q80_us, samples, and same_bits: whether result and gradient
+        are those of the legacy grid, for the token-linear one.
+    """
+    require_gpu()
+    if not smoke:
+        return measure_kernels(cases(), FULL, "cuda")
+    few = [case for case in cases(SMOKE.tokens) if case.packing.n_seqs in (1, 8, 128) and case.cp_size in (1, 8)]
+    return measure_kernels(few, SMOKE, "cuda")
+
+
+def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFrame:
+    """``kernels`` for these cases."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (scale.tokens, scale.heads, scale.head_dim)
+    x, gradient = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(2))
+    truth = Truth(scale.tokens, scale.head_dim, device)
+    frames = []
+    for case in progress(chosen, lambda case: case.description):
+        own = x[: case.tokens].detach().requires_grad_(), gradient[: case.tokens]
+        right, status, same_bits = _checked(case, truth, *own)
+        for step in case.steps:
+            timed = {name: partial(_call, rotate, *own, step) for name, rotate in right.items()}
+            frame = timing.gpu_times(timed, rounds=scale.rounds, graph_ms=1.0)
+            frames.append(tidy(frame, case.columns | {"step": step}, status))
+            frames[-1]["same_bits"] = frames[-1].contender.map({NAMES[LINEAR]: same_bits})
+        if device == "cuda":
+            torch.cuda.empty_cache()  # the graphs' own memory
+    return pd.concat(frames, ignore_index=True)
+
+
+class Truth:
+    """The float64 definition on the positions of a case, and how far a right result may be from it."""
+
+    def __init__(self, rows: int, head_dim: int, device: str, layout: str = "split_half"):
+        tables = {"dtype": torch.float64, "device": device}
+        self.cos, self.sin = ropelab.rotary_table(rows, head_dim, **tables)
+        self.layout = layout
+        half = torch.outer(torch.arange(rows).float(), inverse_frequencies(head_dim, 10000.0).float()).to(device)
+        self.freqs = pairing.join(half, half, layout)[:, None, None].contiguous()
+        self._bounds = Workload("", 1, rows, 1, 0, head_dim, head_dim, layout=layout, seq_format="thd", lengths=(rows,))
+
+    def of(self, x: torch.Tensor, positions: torch.Tensor, *, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The right result, and the largest error of each element: narrow results are told by the dtype of ``x``."""
+        options = {"layout": self.layout, "seq_format": "thd", "positions": positions, "inverse": inverse}
+        expected = reference.rotate(x.detach(), self.cos, self.sin, **options)
+        peer = peers.Peer("", None, "float32 angles", own_tables=True)
+        return expected, peers.error_bound(x, replace(self._bounds, dtype=x.dtype), peer)
+
+
+def worst(found: torch.Tensor, truth: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """The largest error of an element over its bound; right if at most 1."""
+    expected, bound = truth
+    excess = ((found.detach().double() - expected).abs() / bound).max().item()
+    return float("inf") if math.isnan(excess) else excess
+
+
+def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], dict[str, str], bool | None]:
+    """Contenders that compute the right thing; name -> status of the others; whether both grids give the same bits."""
+    positions = case.packing.positions(case.cp_size, case.cp_rank).to(x.device)
+    exact = [truth.of(source, positions, inverse=inverse) for inverse, source in ((False, x), (True, gradient))]
+    right, status, results = {}, {}, {}
+    for name in case.contenders:
+        try:
+            rotate = _bind(name, case, truth, x.device)
+            y = rotate(x)
+            found = y.detach(), torch.autograd.grad(y, x, gradient)[0]
+            error = max(map(worst, found, exact))
+            if error <= 1:
+                right[name] = rotate
+            else:
+                status[name] = f"wrong: {error:.3g} times its bound"
+            if name in NAMES.values():
+                results[name] = found
+        except Exception as error:  # recorded: what cannot run is a result too
+            status[name] = why_not(error)
+    same = all(itertools.starmap(torch.equal, zip(*results.values(), strict=True))) if len(results) == 2 else None
+    return right, status, same
+
+
+def why_not(error: Exception) -> str:
+    """The status of a contender that raised."""
+    return f"not run: {error}" if isinstance(error, peers.packages.NotInstalled) else timing.failure(error)
+
+
+def _bind(name: str, case: Case, truth: Truth, device) -> Rotate:
+    """The rotation of one tensor by a contender: what layers would share is built here."""
+    cu_seqlens = case.packing.cu_seqlens(device)
+    freqs, shard = truth.freqs[: case.freqs_len], {"cp_size": case.cp_size, "cp_rank": case.cp_rank}
+    for strategy, model in NAMES.items():
+        if name == model:
+            return partial(rotate_thd, freqs=freqs, cu_seqlens=cu_seqlens, strategy=strategy, **shard)
+    if name == INTEROP:
+        return partial(apply_rotary_pos_emb, freqs=freqs, tensor_format="thd", cu_seqlens=cu_seqlens, **shard)
+    cos, sin = (table[: case.freqs_len].float() for table in (truth.cos, truth.sin))
+    if name == "ropelab":
+        positions = ropelab.PackedSequences(cu_seqlens, case.tokens, **shard).positions
+        return partial(ropelab.apply_rope, cos=cos, sin=sin, seq_format="thd", positions=positions)
+    rotate = bind_peer(name, case.packing, cos, sin)
+    return lambda x: rotate(x, None)[0]
+
+
+def bind_peer(name: str, packing: Packing, cos: torch.Tensor, sin: torch.Tensor) -> peers.Rotate:
+    """A package's rotation of packed tokens, ``rotate(q, k)``.
+
+    Raises:
+        NotInstalled: it is not.
+    """
+    found, missing = peers.available(tuple(peer for peer in peers.PEERS if peer.name == name))
+    if missing:
+        raise peers.packages.NotInstalled(missing[name].removeprefix("not run: "))
+    width = 2 * cos.shape[-1]
+    workload = Workload("", 1, packing.tokens, 1, 0, width, width, seq_format="thd", lengths=packing.lengths)
+    return found[0].bind(workload, cos, sin)
+
+
+def _call(rotate: Rotate, x: torch.Tensor, gradient: torch.Tensor, step: str) -> Sequence[Callable]:
+    if step == SUMMED:
+        return [lambda: torch.autograd.grad(rotate(x).sum(), x)]
+    return [lambda: torch.autograd.grad(rotate(x), x, gradient)]
+
+
+def require_gpu() -> None:
+    """Raise Unavailable where there is none."""
+    if not torch.cuda.is_available():
+        raise Unavailable("times are those of a GPU")
+
+
+# -------------------------------------------------------------------------------------------------------- the bits
+
+SHARDS = ((1, 0), (2, 0), (2, 1), (4, 3), (8, 0), (8, 7))
+DTYPES = {"cuda": (torch.float32, torch.bfloat16, torch.float16), "cpu": (torch.float32, torch.float16)}
+"""Triton's interpreter has no bf16 arithmetic."""
+
+
+def parity(*, smoke: bool = False) -> pd.DataFrame:
+    """Whether the two grids give the same bits, and whether these are right, with random cotangents.
+
+    Columns: kind of packing, n_seqs, empty (sequences without a token), past_end (rows in no sequence), starts (start
+        positions given), cp_size, cp_rank, dtype, layout, same_result and same_gradient (bits, in the rows that are
+        in sequences), worst (error of any of the two over its bound), and of our own call worst_ropelab and
+        ropelab_same_bits: the part of the elements, of result and gradient, that have the bits of the two grids.
+    """
+    device = _kernel_device()
+    if device == "cpu":  # every program takes a millisecond
+        return measure_parity(16, device, ((1, 0), (2, 1)), heads=2, head_dim=16)
+    return measure_parity(64 if smoke else 1024, device)
+
+
+def measure_parity(
+    tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 32
+) -> pd.DataFrame:
+    """``parity`` on that many tokens, for these sizes and ranks of context parallelism."""
+    generator, rows = torch.Generator().manual_seed(0), []
+    for layout in LAYOUTS:
+        truth = Truth(tokens + 16, head_dim, device, layout)
+        for dtype, (cp_size, cp_rank) in itertools.product(DTYPES[device], shards):
+            multiple = 2 * cp_size if cp_size > 1 else 1
+            for packing, past_end, with_starts in (
+                (packings.remainder_last(3, tokens, multiple), 0, False),
+                (packings.skewed(4, tokens // 2, tokens, multiple), 3, dtype == torch.float32),
+                (packings.with_empty(5, tokens, multiple), 3, False),
+            ):
+                shape = (tokens // cp_size + past_end, heads, head_dim)
+                x, gradient = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
+                starts = torch.randint(0, 16, (packing.n_seqs,), generator=generator, dtype=torch.int32)
+                where = {"start_positions": starts.to(device)} if with_starts else {}
+                shard = {"cp_size": cp_size, "cp_rank": cp_rank, "interleaved": layout == "interleaved"}
+                rotations = {
+                    name: partial(rotate_thd, strategy=name, cu_seqlens=packing.cu_seqlens(device), **shard, **where)
+                    for name in (LEGACY, LINEAR)
+                }
+                rotations["ropelab"] = partial(
+                    apply_rotary_pos_emb, tensor_format="thd", cu_seqlens=packing.cu_seqlens(device), **shard, **where
+                )
+                inside = slice(0, tokens // cp_size)
+                freqs = truth.freqs[: packing.longest + 16 * with_starts]
+                found = {name: _both(rotate, x, gradient, freqs, inside) for name, rotate in rotations.items()}
+                positions = packing.positions(cp_size, cp_rank)
+                if with_starts:
+                    lengths = torch.tensor(packing.lengths) // cp_size
+                    positions = positions + starts.repeat_interleave(lengths)
+                positions = positions.to(device)
+                exact = [truth.of(x[inside], positions, inverse=False),
+                         truth.of(gradient[inside], positions, inverse=True)]  # fmt: skip
+                error = {name: max(map(worst, pair, exact)) for name, pair in found.items()}
+                same = [torch.equal(*pair) for pair in zip(found[LEGACY], found[LINEAR], strict=True)]
+                rows.append({
+                    "kind": packing.kind, "n_seqs": packing.n_seqs, "empty": packing.lengths.count(0),
+                    "past_end": past_end, "starts": with_starts, "cp_size": cp_size, "cp_rank": cp_rank,
+                    "dtype": str(dtype).removeprefix("torch."), "layout": layout,
+                    "same_result": same[0], "same_gradient": same[1],
+                    "worst": max(error[LEGACY], error[LINEAR]), "worst_ropelab": error["ropelab"],
+                    "ropelab_same_bits": _same_part(found["ropelab"], found[LEGACY]),
+                })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _both(rotate: Callable, x, gradient, freqs, inside: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and gradient in the rows that are in sequences."""
+    leaf = x.clone().requires_grad_()
+    y = rotate(leaf, freqs)
+    return y.detach()[inside], torch.autograd.grad(y, leaf, gradient)[0][inside]
+
+
+def _same_part(found: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
+    """Of all elements, those that are equal."""
+    return torch.cat([(a == b).flatten() for a, b in zip(found, others, strict=True)]).double().mean().item()
+
+
+def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
+    """What happens to the rows behind the last sequence, in memory that was poisoned before.
+
+    The table has as many rows as the longest sequence has tokens, which is the last one; the memory behind it holds the
+    angle pi, so that who reads it turns its row around.
+
+    Columns: contender, rows (behind the end), outcome: ``"left as allocated"``, ``"zeros"``, ``"reads past freqs"`` or
+        ``"otherwise"``.
+    """
+    device, rows, lengths = _kernel_device(), 3, (4, 8)
+    packing = Packing("two", lengths)
+    truth = Truth(lengths[-1], 16, device)
+    behind = torch.full_like(truth.freqs[: rows + 1], torch.pi)
+    freqs = torch.cat((truth.freqs, behind))[: lengths[-1]]
+    x = torch.randn(packing.tokens + rows, 2, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    where = {"cu_seqlens": packing.cu_seqlens(device)}
+    linear = partial(varlen_models.token_linear, angles=freqs[:, 0, 0], interleaved=False, **where)
+    contenders = {
+        NAMES[LEGACY]: partial(rotate_thd, freqs=freqs, strategy=LEGACY, **where),
+        "token-linear, as first proposed": partial(linear, guard=False),
+        "token-linear, with the guard": partial(linear, guard=True),
+        "ropelab": partial(apply_rotary_pos_emb, freqs=freqs, tensor_format="thd", **where),
+    }
+    found = []
+    with poisoned_memory():
+        for name, rotate in contenders.items():
+            y = rotate(x)[-rows:]
+            outcome = "otherwise"
+            if y.isnan().all():
+                outcome = "left as allocated"
+            elif not y.any():
+                outcome = "zeros"
+            elif (y + x[-rows:]).abs().max() < 1e-5:
+                outcome = "reads past freqs"
+            found.append({"contender": name, "rows": rows, "outcome": outcome})
+    return pd.DataFrame(found)
+
+
+@contextmanager
+def poisoned_memory():
+    """``torch.empty`` returns NaN, so that what nobody wrote is seen."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _kernel_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    if INTERPRETED:
+        return "cpu"
+    raise Unavailable("the kernels run on a GPU or in Triton's interpreter (TRITON_INTERPRET=1)")

@@ -1,0 +1,481 @@
+"""The rules that judge claims TE-01 to TE-21.
+
+Both kernels are models of ours (`ropelab.bench.varlen_models`), so a claim about their times or bits rests on the
+model. A fact of the source counts where the file itself was read: a fact that is known from the document alone cannot
+tell whether the document is right.
+"""
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ropelab.study.documents.transformer_engine import findings, measure
+from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR
+from ropelab.study.documents.transformer_engine.evidence import THREADS
+from ropelab.study.documents.transformer_engine.findings import CELL, NEW, OLD
+from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER
+from ropelab.study.documents.transformer_engine.measure import GIVEN, SUMMED
+from ropelab.study.engine import noise
+from ropelab.study.engine.claims import Claim
+from ropelab.study.engine.judging import above, counted, size, sizes
+from ropelab.study.engine.ledger import rule
+from ropelab.study.engine.noise import Interval, exact
+from ropelab.study.engine.verdict import Basis, Verdict, fact, untold
+from ropelab.study.plots.drawing import value_range
+
+ROUTINE = (128, 512)
+"""Sequences of TE-02, of 512 and of 128 tokens."""
+UNGUARDED, PAST = "token-linear, as first proposed", "reads past freqs"
+"""A contender and an outcome of the record te_past_the_end."""
+
+
+# ------------------------------------------------------------------------------------------------- times of the model
+
+
+def _timed(kernels: pd.DataFrame, query: str = "cp_size > 0", step: str = GIVEN) -> pd.DataFrame:
+    """The intervals of both grids in the study's cells that the query selects; no rows where one of them is missing."""
+    expected = pd.DataFrame([case.columns for case in measure.cases() if step in case.steps]).query(query)
+    table = findings.intervals(kernels, step).dropna(subset=[OLD, NEW])
+    found = expected.merge(table, on=CELL)
+    return found if len(found) == len(expected) else found.iloc[:0]
+
+
+def _layer(layer: pd.DataFrame, published: pd.DataFrame, *whats: str) -> pd.DataFrame:
+    """The intervals by n_seqs (rows), and by part of the layer and grid; no rows where one of them is missing."""
+    rows = layer[(layer.status == "ok") & layer.contender.isin((OLD, NEW)) & layer.what.isin(whats)]
+    rows = rows.assign(time=[noise.time(row) for _, row in rows.iterrows()])
+    table = rows.pivot_table(index="n_seqs", columns=["what", "contender"], values="time", aggfunc="first")
+    wanted = pd.MultiIndex.from_product((whats, (OLD, NEW)))
+    table = table.reindex(index=published.n_seqs, columns=wanted)
+    return table.iloc[:0] if table.isna().to_numpy().any() else table
+
+
+def _speedup(effect: Interval, printed: float) -> Verdict:
+    """The verdict on a printed ratio; a printed ratio of 1, within the noise of a time, claims no effect."""
+    return fact(1.0 in effect) if 1.0 in noise.relative(printed, noise.FLOOR) else size(effect, printed, digits=3)
+
+
+def _listed(values: Sequence[Interval], counts: Sequence[int], spec: str = ".4g") -> str:
+    """``"1.881 for 128, 4.732 for 512"``."""
+    return ", ".join(f"{value.value:{spec}} for {n:,}" for value, n in zip(values, counts, strict=True))
+
+
+def _span(values: Sequence[Interval], spec: str) -> str:
+    return value_range(pd.Series([value.value for value in values]), spec)
+
+
+@rule("TE-01", "te_kernels", "te_published_b", basis=Basis.MODEL)
+def time_scales_with_blocks(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    """The time beyond that of the live blocks must grow with the first power of the dead blocks, in either factor."""
+    powers = findings.growth_with_blocks(kernels) if len(_timed(kernels)) else pd.DataFrame()
+    if powers.empty:
+        return untold("the old grid in all cells of te_kernels")
+    none = untold("a second cell whose time is beyond that of its live blocks")
+    verdict = sizes(
+        [none if power is None else size(power, 1.0, no_effect=0.0) for power in powers.power], claim.quantifier
+    )
+    fit, stated = findings.dead_block_fit(kernels), published.ns_per_dead_block[published.n_seqs >= 128]
+    off, shards = (fit[OLD] / fit.fitted_us - 1).abs(), _sharded(kernels)
+    measured = (
+        f"with freqs or the sequences constant, the time beyond the live blocks grows with the power "
+        f"{_span(powers.power.dropna().tolist(), '.2f')} of the dead blocks; {fit.ns_per_dead_block.median():.2f} ns "
+        f"for each dead block and pass ({value_range(fit.ns_per_dead_block.dropna(), '.2f')}; table B: "
+        f"{value_range(stated, '.2f')} from 128 sequences on), and with {fit.live_us.iloc[0]:,.0f} µs for the live "
+        f"blocks this price explains {len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}"
+    )
+    return verdict.said(f"{measured}; {shards}", "few dead blocks cost less each: they hide behind live blocks")
+
+
+def _sharded(kernels: pd.DataFrame) -> str:
+    """What fewer tokens make of the time under equal blocks."""
+    rows = _timed(kernels, "part == 'context parallel' and kind == 'balanced' and cp_rank == 0")
+    return "under equal blocks " + ", ".join(
+        f"{row.tokens:,} tokens take {row[OLD].value:,.0f} µs" for _, row in rows.iterrows()
+    )
+
+
+@rule("TE-02", "te_kernels", basis=Basis.MODEL)
+def routine_shapes_lose(claim: Claim, kernels: pd.DataFrame) -> Verdict:
+    """The claim leaves the length of freqs open, so that each measured length is a cell."""
+    table = _timed(kernels, f"part in ('table B', 'freqs_len') and n_seqs in {ROUTINE}")
+    table = table.sort_values(["n_seqs", "freqs_len"])
+    ratio = table[OLD] / table[NEW]
+    told = [
+        f"{row.n_seqs} of {row.longest}: {value.value:.2f} with {row.freqs_len:,} rows of freqs"
+        for row, value in zip(table.itertuples(), ratio, strict=True)
+    ]
+    return counted([above(value, 1.0) for value in ratio], claim.quantifier, "both grids for both shapes").said(
+        f"time of the old kernel over that of the new one, {'; '.join(told)}",
+        "cut to the longest sequence, freqs leave equal sequences no block without a token, and no loss; one long "
+        "sequence among them takes that remedy away (TE-14)",
+    )
+
+
+@rule("TE-03", "te_layer", "te_published_a", basis=Basis.MODEL)
+def layer_speedup(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    table = _layer(layer, published, LAYER)
+    ratio = table[LAYER, OLD] / table[LAYER, NEW]
+    found = [_speedup(*pair) for pair in zip(ratio, published.stated_speedup[: len(ratio)], strict=True)]
+    return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
+        f"time of a torch layer with the old grid over that with the new one: {_listed(ratio, table.index)} sequences",
+        "TransformerEngine takes 4 warps below 16 heads, as here, and the model 8",
+    )
+
+
+@rule("TE-04", "te_layer", "te_published_a", basis=Basis.MODEL)
+def share_of_layer(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    """The share of q and k alone, as the document has it.
+
+    A share is judged by the ratio that it stands for, of the rotation to the rest of the layer: near 100 % the share
+    itself hardly moves.
+    """
+    table = _layer(layer, published, LAYER, ALONE)
+    found, shown, ratios = [], [], []
+    for name, column, when, digits in (
+        (OLD, "old_share_percent", "before", 0),
+        (NEW, "new_share_percent", "after", 1),
+    ):
+        stated = published[column][: len(table)] / 100
+        stated = stated / (1 - stated)
+        share = table[ALONE, name] / table[LAYER, name]
+        rest = [_odds(value) for value in share]
+        found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(rest, stated, strict=True)]
+        shown.append(", ".join(f"{100 * value.value:.{digits}f} %" for value in share) + f" {when}")
+        ratios.append([value.value / odds for value, odds in zip(rest, stated, strict=True)])
+    if not found:
+        return untold("the layer and its rotation with both grids at all counts of table A")
+    before, after = (value_range(pd.Series(ratio), ".2f") for ratio in ratios)
+    return sizes(found, claim.quantifier).said(
+        f"a torch layer: {', '.join(shown)}; the rotation over the rest of the layer is {before} times the published "
+        f"ratio before, and {after} times after"
+    )
+
+
+def _odds(share: Interval) -> Interval:
+    return Interval(*(x / (1 - x) if x < 1 else float("inf") for x in (share.low, share.value, share.high)))
+
+
+@rule("TE-05", "te_kernels", "te_published_b", basis=Basis.MODEL)
+def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    """The document does not say where the cotangent comes from: a given one and that of a sum are cells."""
+    found, told, new = [], [], {}
+    for step, how in ((SUMMED, "with sum()"), (GIVEN, "from a given cotangent")):
+        table = _timed(kernels, "part == 'table B'", step)
+        if table.empty:
+            return untold("both grids at all counts of table B, from a given cotangent and with sum()")
+        ratio = table[OLD] / table[NEW]
+        stated = table.n_seqs.map(published.set_index("n_seqs").stated_speedup)
+        found += [_speedup(*pair) for pair in zip(ratio, stated, strict=True)]
+        told.append(f"{how} {_listed(ratio, table.n_seqs)} sequences")
+        new[step] = pd.Series([time.value for time in table[NEW]])
+    added = (new[SUMMED] / new[GIVEN] - 1).median()
+    return sizes(found, claim.quantifier).said(
+        f"old over new time, {'; '.join(told)}; the sum, and the backward from its gradient, change the new kernel's "
+        f"time by {added:+.0%}",
+        findings.beside_the_package(findings.times(kernels, SUMMED).query("part == 'table B'")),
+        "the benchmark of the pull request (6c46696) takes the sum",
+    )
+
+
+@rule("TE-06", "te_kernels", "te_published_b", basis=Basis.MODEL)
+def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    """The cells have fewer dead blocks than tokens, so that the search saves little, and more than one sequence.
+
+    The search matters in a cell if the new kernel is slower there by more than the noise.
+    """
+    table = _timed(kernels)
+    table = table[(table.dead_blocks < table.tokens) & (table.n_seqs > 1)]
+    ratio = table[NEW] / table[OLD]
+    ends = _timed(kernels, f"part == 'table B' and n_seqs in (1, {published.n_seqs.max()})")
+    verdict = counted([above(x, 1.0) is not True for x in ratio], claim.quantifier, "both grids in all cells")
+    if not len(ends):
+        return verdict
+    grown, stated = ends[NEW].iloc[-1] / ends[NEW].iloc[0], published.new_ms.iloc[-1] / published.new_ms.iloc[0]
+    measured = (
+        f"where dead blocks are fewer than tokens, the new kernel takes {_span(ratio, '.2f')} of the old one's time; "
+        f"2,401 sequences take {grown.value - 1:+.1%} of the time of one (table B: {stated - 1:+.0%})"
+    )
+    if ends.ropelab.notna().all():
+        given = ends.ropelab.iloc[-1] / ends.ropelab.iloc[0]
+        measured += (
+            f"; where positions are given {given.value - 1:+.1%}, so the search takes {(grown / given).value - 1:+.1%}"
+        )
+    return verdict.said(measured, "one thread searches since the review, in the model every thread does")
+
+
+@rule("TE-14", "te_kernels", basis=Basis.MODEL)
+def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
+    """The cells have as many rows of freqs as the longest sequence has tokens: no table is longer than needed."""
+    table = _timed(kernels, "freqs_len == longest")
+    ratio = table[OLD] / table[NEW]
+    told = "; ".join(
+        f"{kind}: {_span([ratio[i] for i in rows.index], '.2f')}" for kind, rows in table.groupby("kind", sort=False)
+    )
+    return counted([above(x, 1.0) is not True for x in ratio], claim.quantifier, "both grids in all cells").said(
+        f"old over new time where freqs is as long as the longest sequence, {told}",
+        "the cells were chosen to find losses: their number is not how often a shape occurs",
+    )
+
+
+@rule("TE-15", "te_layer", "te_published_a", basis=Basis.MODEL)
+def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    table = _layer(layer, published, LAYER)
+    found, told = [], []
+    for name, column in ((OLD, "old_ms"), (NEW, "new_ms")):
+        times = [_ms(time) for time in table[LAYER, name]]
+        stated = published[column][: len(times)]
+        found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
+        told.append(f"{_listed(times, table.index)} sequences")
+    return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
+        f"milliseconds of a torch layer with the old grid {told[0]}; with the new one {told[1]}",
+        "the document does not state the GPU of its layers",
+    )
+
+
+@rule("TE-16", "te_kernels", "te_published_b", basis=Basis.MODEL)
+def kernel_ms(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
+    """From a given cotangent, and with the sum, as in TE-05."""
+    found, told = [], []
+    for step in (SUMMED, GIVEN):
+        table = _timed(kernels, "part == 'table B'", step)
+        for name, column in ((OLD, "old_ms"), (NEW, "new_ms")):
+            times = [_ms(time) for time in table[name]]
+            stated = table.n_seqs.map(published.set_index("n_seqs")[column])
+            found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
+            told.append(f"{name}, {step}: {_listed(times, table.n_seqs)} sequences")
+    if len(found) < 4 * len(published):
+        return untold("both grids at all counts of table B, from a given cotangent and with sum()")
+    return sizes(found, claim.quantifier).said(f"milliseconds, {'; '.join(told)}", "the document's GPU is an H100")
+
+
+def _ms(time: Interval) -> Interval:
+    return time / exact(1000.0)
+
+
+@rule("TE-19", "te_kernels", basis=Basis.MODEL)
+def condition_avoids_overhead(claim: Claim, kernels: pd.DataFrame) -> Verdict:
+    """A cell holds if the new kernel, which the condition does not take there, is the slower one."""
+    complete = _timed(kernels)
+    if complete.empty:
+        return untold("both grids in all cells of te_kernels")
+    table = findings.choices(kernels)
+    kept = complete.merge(table.loc[table["first"] == LEGACY, CELL], on=CELL)
+    told = [f"the {name} condition {_worst(table, name)}" for name in ("first", "merged")]
+    return counted([above(x, 1.0) for x in kept[NEW] / kept[OLD]], claim.quantifier).said(
+        f"where the condition keeps the old kernel, the new one takes {_span(kept[NEW] / kept[OLD], '.2f')} of its "
+        f"time; of all cells {'; '.join(told)}",
+        "in table B itself the condition takes the slower kernel for "
+        + ", ".join(map(str, sorted(findings.missed(table, "first").query("part == 'table B'").n_seqs)))
+        + " sequences",
+    )
+
+
+def _worst(table: pd.DataFrame, name: str) -> str:
+    """In how many cells a heuristic takes the slower grid, the worst of them, and the kinds of all."""
+    missed = findings.missed(table, name)
+    said = f"takes the slower grid in {len(missed)} of {len(table)}"
+    if missed.empty:
+        return said
+    row = missed.iloc[0]
+    rank = f", {row.cp_size} ranks" if row.cp_size > 1 else ""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in missed.kind.value_counts().items())
+    cell = f"{row.n_seqs} sequences, the longest of {row.longest:,}, {row.freqs_len:,} rows of freqs{rank}"
+    return f"{said}, {row[f'{name}_costs']:.2f} times as long at worst ({cell}; {kinds})"
+
+
+# -------------------------------------------------------------------------------------------------- bits of the model
+
+
+@rule("TE-08", "te_parity", basis=Basis.MODEL)
+def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
+    """Equal in every row that is in a sequence, and right: two wrong kernels may agree."""
+    cases = len(measure.SHARDS) * len(measure.DTYPES["cuda"]) * len(measure.LAYOUTS)
+    if len(parity.drop_duplicates(["dtype", "layout", "cp_size", "cp_rank"])) < cases:
+        return untold("both grids in every dtype, layout and rank")
+    equal = (parity.same_result & parity.same_gradient).astype(bool)
+    right = equal & (parity.worst <= 1)
+    left_out = (parity.dtype == "float16") | (parity.cp_rank > 0)
+    empty = parity["empty"] > 0
+    measured = (
+        f"{equal.sum()} of {len(parity)} cases equal in result and gradient (random cotangents, "
+        f"{', '.join(parity.dtype.unique())}, cp_size up to {parity.cp_size.max()}); largest error "
+        f"{parity.worst.max():.2f} of its bound; equal and right in {right[left_out].sum()} of {left_out.sum()} cases "
+        f"of float16 or a rank above 0, and in {right[empty].sum()} of {empty.sum()} with empty sequences"
+    )
+    if "ropelab_same_bits" in parity:
+        measured += (
+            f"; {value_range(parity.ropelab_same_bits, '.1%')} of the elements have the bits of ropelab's kernel"
+        )
+    wrong = parity[~right]
+    first = "" if wrong.empty else f"the first case that differs or is wrong: {_case(wrong.iloc[0])}"
+    return counted(right.tolist(), claim.quantifier).said(
+        measured, first, "both models launch one rotation of a token, as TransformerEngine's kernels do"
+    )
+
+
+def _case(row: pd.Series) -> str:
+    what = "result" if not row.same_result else "gradient" if not row.same_gradient else "error"
+    return f"{what} of {row.kind}, {row['dtype']}, {row.layout}, rank {row.cp_rank} of {row.cp_size}"
+
+
+@rule("TE-20", "te_past_the_end", basis=Basis.MODEL)
+def reads_past_the_end(claim: Claim, past: pd.DataFrame) -> Verdict:
+    outcome = past.set_index("contender").outcome
+    if not {OLD, UNGUARDED} <= set(outcome.index):
+        return untold("the old grid, and the new one without a guard")
+    return fact(outcome[UNGUARDED] == PAST and outcome[OLD] == "left as allocated").said(
+        "; ".join(f"{name}: {what}" for name, what in outcome.items())
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- the source
+
+
+def _of_file(row: pd.Series, verdict: Verdict, claim: Claim) -> Verdict:
+    """The verdict on a fact of a version, if the file was read, and not only the document's word for it."""
+    return verdict if "the file" in row.read else untold(claim.needs)
+
+
+def _version(frame: pd.DataFrame, version: str = "first") -> pd.Series:
+    return frame[frame.version == version].iloc[0]
+
+
+def _printed(claim: Claim) -> list[int]:
+    """The whole numbers of the quotation."""
+    return [int(number.replace(",", "")) for number in re.findall(r"\d(?:[\d,]*\d)?", claim.quote)]
+
+
+def _versions(source: pd.DataFrame, words) -> str:
+    return "; ".join(f"{row.version} ({row.read}): {words(row)}" for row in source.itertuples())
+
+
+@rule("TE-07", "te_source", basis=Basis.SOURCE)
+def condition_of_the_new_kernel(claim: Claim, source: pd.DataFrame) -> Verdict:
+    first, (sequences, blocks) = _version(source), _printed(claim)
+    same = (first.least_sequences, first.blocks_per_token) == (sequences, blocks)
+    return _of_file(first, fact(same and not first.more_than and not first.times_cp_size), claim).said(
+        _versions(source, _condition), "unless the variable forces a kernel (TE-09)", "TE-19 has the times"
+    )
+
+
+def _condition(row) -> str:
+    blocks = f"{'more than' if row.more_than else 'at least'} {row.blocks_per_token}{' cp_size' * row.times_cp_size}"
+    dead = f", and {row.least_dead_blocks:,} dead blocks" * bool(row.least_dead_blocks)
+    return f"at least {row.least_sequences} sequences, {blocks} times as many blocks as tokens{dead}"
+
+
+@rule("TE-09", "te_source", basis=Basis.SOURCE)
+def variable_forces(claim: Claim, source: pd.DataFrame) -> Verdict:
+    """The earliest version whose file was read decides; later names and the model's dispatch are beside the claim."""
+    read = source[source.read.str.contains("the file")]
+    if read.empty:
+        return untold(claim.needs)
+    forces = (source.zero == LEGACY) & (source.one == LINEAR)
+    first = read.index[0]
+    words = _versions(
+        source.assign(forces=forces),
+        lambda row: f"{row.variable} {'forces either' if row.forces else 'does not force'}" if row.variable else "none",
+    )
+    later = [row.version for row in read.itertuples() if row.variable != read.variable[first]]
+    return fact(bool(forces[first]) and read.variable[first] in claim.statement).said(
+        f"{words}; our model of the dispatch does the same in {source.model.sum()} of {len(source)}",
+        f"no longer under that name in: {', '.join(later)}" if later else "",
+    )
+
+
+@rule("TE-10", "te_source", basis=Basis.SOURCE)
+def no_guard(claim: Claim, source: pd.DataFrame) -> Verdict:
+    first = _version(source)
+    guarded = source.version[source.guard.astype(bool)]
+    return _of_file(first, fact(not first.guard), claim).said(
+        _versions(source, lambda row: f"{'a' if row.guard else 'no'} guard"),
+        f"added in the {guarded.iloc[0]} version" if len(guarded) else "",
+    )
+
+
+@rule("TE-11", "te_search", "te_source", basis=Basis.SOURCE)
+def search_is_repeated(claim: Claim, search: pd.DataFrame, source: pd.DataFrame) -> Verdict:
+    n, steps, threads, reads = _printed(claim)
+    row, first = search[search.n_seqs == n].squeeze(), _version(source)
+    found = int(row.steps) * int(first.threads)
+    verdict = fact((row.steps, first.threads) == (steps, threads)) if found == reads else size(exact(found), reads)
+    return _of_file(first, verdict, claim).said(
+        f"{n:,} sequences: {row.steps} steps x {first.threads} threads = {found:,} reads in a block",
+        f"the threads of a warp ask for one address together: {row.warp_requests} requests of {THREADS} threads",
+        "a block of fewer than 16 heads, as in table A, has half as many threads",
+        _versions(source[source.threads == 1], lambda row: "one thread searches"),
+    )
+
+
+@rule("TE-12", "te_parity_tests", basis=Basis.SOURCE)
+def untested_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
+    both = tests[tests.kernels == "both"]
+    first = _version(both)
+    verdict = counted([not first.float16, not first.rank_above_0], claim.quantifier)
+    return _of_file(first, verdict, claim).said(
+        _versions(both, lambda row: f"fp16 {_tested(row.float16)}, cp_rank > 0 {_tested(row.rank_above_0)}"),
+        "TE-08 has these cases, of our models",
+    )
+
+
+@rule("TE-13", "te_parity_tests", basis=Basis.SOURCE)
+def covered_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
+    both = tests[tests.kernels == "both"]
+    first = _version(both)
+    verdict = counted([bool(first["empty"]), bool(first.context_parallel)], claim.quantifier)
+    gone = sorted(set(tests.version) - set(both.version))
+    return _of_file(first, verdict, claim).said(
+        _versions(both, lambda row: f"empty {_tested(row.empty)}, cp_size > 1 {_tested(row.context_parallel)}"),
+        f"no test compares both kernels in: {', '.join(gone)}" if gone else "",
+        "TE-08 has these cases, of our models",
+    )
+
+
+def _tested(yes: bool) -> str:
+    return "tested" if yes else "not tested"
+
+
+@rule("TE-17", "te_search", "te_source", basis=Basis.SOURCE)
+def one_thread_suffices(claim: Claim, search: pd.DataFrame, source: pd.DataFrame) -> Verdict:
+    """The reads of a block beyond the steps of one search, in the versions after the review."""
+    most = search.steps.max()
+    later = source[(source.version != "first") & source.read.str.contains("the file")]
+    if later.empty:
+        return untold(claim.needs)
+    redundant = [int(most * (threads - 1)) for threads in later.threads]
+    before = most * (_version(source).threads - 1)
+    return counted([count == 0 for count in redundant], claim.quantifier).said(
+        f"{before:,} redundant reads of a block at {search.n_seqs.max():,} sequences in the first version; "
+        + _versions(later.assign(left=redundant), lambda row: f"{row.left:,}"),
+        "the other threads wait for the one that searches: the time of that is not measured",
+    )
+
+
+@rule("TE-18", "te_source", basis=Basis.SOURCE)
+def no_tokens(claim: Claim, source: pd.DataFrame) -> Verdict:
+    first = _version(source)
+    verdict = fact(first.no_tokens == LEGACY) if first.no_tokens else untold(claim.needs)
+    return _of_file(first, verdict, claim).said(
+        f"{first.version} ({first.read}): the kernel for no tokens is {first.no_tokens or 'not known'}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the document's tables
+
+
+@rule("TE-21", "te_published_a", "te_published_b", basis=Basis.DOCUMENT)
+def ratios_follow(claim: Claim, layers: pd.DataFrame, kernels: pd.DataFrame) -> Verdict:
+    """Every printed number may be off by half of its last digit."""
+    rows = pd.concat((layers, kernels))
+    found = [_rounded(row.old_ms, 4) / _rounded(row.new_ms, 4) for row in rows.itertuples()]
+    printed = [_rounded(value, 3) for value in rows.stated_speedup]
+    agree = [a.low <= b.high and b.low <= a.high for a, b in zip(found, printed, strict=True)]
+    return counted(agree, claim.quantifier).said(
+        f"{sum(agree)} of {len(agree)} ratios are those of the printed times, rounded"
+    )
+
+
+def _rounded(value: float, digits: int) -> Interval:
+    half = 0.5 * 10.0**-digits
+    return Interval(value - half, value, value + half)

@@ -1,0 +1,36 @@
+"""This file shows the claims of a document in a notebook: counts on both axes, the table, and what would tell."""
+
+import pandas as pd
+from IPython.display import Markdown, display
+
+from ropelab.bench.records import Where
+from ropelab.study.engine.findings import finding
+from ropelab.study.engine.ledger import counts, ledger
+from ropelab.study.engine.verdict import Outcome
+
+_COLUMNS = ["id", "statement", "quote", "words", "basis", "measured", "remarks", "evidence"]
+
+
+def show_claims(document: str, records: Where) -> pd.DataFrame:
+    """Publish the counts as a finding and display every claim with its verdict.
+
+    Args:
+        document: the key of the document, as ``"deepspeed"``.
+
+    Returns:
+        The ledger of the document, see `engine.ledger.ledger`.
+    """
+    found = ledger(document=document, records=records)
+    name = found.document.iloc[0]
+    axes = "; ".join(f"by {axis}: {counts(found, axis)}" for axis in ("outcome", "basis"))
+    finding(f"The {len(found)} claims of {name}, {axes}.")
+    left = {"text-align": "left", "vertical-align": "top"}
+    display(found[_COLUMNS].rename(columns={"words": "outcome"}).style.hide(axis="index").set_properties(**left))
+    return found
+
+
+def show_untold(found: pd.DataFrame) -> None:
+    """Display what would tell about each claim that cannot be told."""
+    untold = found[found.outcome == Outcome.UNTOLD]
+    needs = "; ".join(f"{row.id} needs {row.needs}" for row in untold.itertuples())
+    display(Markdown(f"Claims that cannot be told: {needs or 'none'}."))

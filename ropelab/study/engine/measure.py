@@ -1,0 +1,346 @@
+"""Measure every study on the GPU at hand and write its records."""
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from ropelab.bench import checksums, gpu_memory, packages, peers, records, staleness, studies, timing
+from ropelab.bench.peers import flashinfer
+from ropelab.bench.side_by_side import Job, side_by_side
+from ropelab.bench.study import GIB, Study
+from ropelab.bench.workers import MOST_PROCESSES
+from ropelab.study.engine import unfinished
+from ropelab.study.engine.claims import documents
+from ropelab.study.engine.ledger import Unavailable
+from ropelab.study.topics.precision import gpu as precision_gpu
+
+_PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study found, or why it found nothing.
+
+    Attributes:
+        found: its table, what its untimed part found, or None.
+        reason: why it cannot run here.
+        error: what it raised.
+        seconds, gpu_bytes: it took, and torch reserved, alone.
+        seconds_beside, gpu_bytes_beside: the same while others ran.
+    """
+
+    study: str
+    found: Any = None
+    reason: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    seconds_beside: float = 0.0
+    gpu_bytes: int = 0
+    gpu_bytes_beside: int = 0
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What a record notes of it."""
+        return {
+            "seconds": round(self.seconds, 1),
+            "seconds_beside": round(self.seconds_beside, 1),
+            "gpu_bytes": {"beside": self.gpu_bytes_beside, "alone": self.gpu_bytes},
+        }
+
+
+def measure(
+    directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None,
+    build: Path = records.ROOT / "build",
+) -> list[str]:  # fmt: skip
+    """Measure and record, printing a line for each step: first what times nothing, while the rest is compiled.
+
+    A run that was interrupted goes on with what is missing, and says so; one that has ended starts afresh.
+
+    Args:
+        directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
+        smoke: the smallest cells and few rounds, to see that everything runs; the numbers mean nothing.
+        only: names out of ``all_studies()``; by default all but the wide ones.
+        build: where an unfinished run is noted.
+
+    A study that raises does not keep the others from being measured.
+
+    Returns:
+        The studies that this run has recorded, before it was interrupted or now.
+
+    Raises:
+        ValueError: an unknown study.
+        RuntimeError: afterwards, if a study raised.
+    """
+    known = all_studies()
+    unknown = set(only or ()) - known.keys()
+    if unknown:
+        raise ValueError(f"only: expected names out of {list(known)}, got {sorted(unknown)}")
+    wanted = list(dict.fromkeys(only or [name for name, study in known.items() if not study.wide]))
+    _, missing = peers.available(_PEERS)
+    for name, reason in missing.items():
+        print(f"  {name}: {reason}")
+    run = unfinished.resume(build, wanted, directory, smoke=smoke)
+    if run.done:
+        print(
+            f"  going on where a run was interrupted: {len(run.done)} of {len(wanted)} studies are measured", flush=True
+        )
+    broken = []
+    progress = Progress(wanted, run.done, _expected(wanted, directory, smoke))
+    for outcome in _outcomes([study for study in wanted if study not in run.done], smoke, progress):
+        said = ""
+        if outcome.error:
+            said = "not measured: it raised"
+            print(outcome.error, file=sys.stderr, flush=True)
+            broken.append(outcome.study)
+        elif outcome.reason:
+            said = f"not measured: {outcome.reason}"
+        else:
+            try:
+                record = _recorded(known[outcome.study], outcome, directory, smoke=smoke, not_run=missing)
+            except ValueError as error:
+                print(error, file=sys.stderr, flush=True)
+                broken.append(outcome.study)
+                continue
+            run.note(outcome.study, record)
+            seconds = outcome.seconds or outcome.seconds_beside
+            said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"
+        print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
+    if broken:
+        raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}; the next run goes on with them")
+    run.finish()
+    return list(run.done)
+
+
+def _recorded(
+    study: Study, outcome: Outcome, directory: Path, *, smoke: bool, not_run: Mapping[str, str]
+) -> records.Record:
+    """Write the record of a study, and its checksums if it lies under ``data``."""
+    record = records.write(
+        outcome.study,
+        outcome.found,
+        directory,
+        parameters={"smoke": smoke, **outcome.parameters},
+        peers=_versions(),
+        not_run=not_run,
+        modules=staleness.module_hashes(study.modules, records.ROOT),
+    )
+    checksums.update(records.files(outcome.study, directory, record.provenance["gpu"]["name"]), checksums.DATA)
+    return record
+
+
+def _beyond(study: Study, outcome: Outcome) -> str:
+    if outcome.gpu_bytes_beside <= study.gpu_bytes:
+        return ""
+    return f" (took {outcome.gpu_bytes_beside / GIB:.1f} GiB beside others, {study.gpu_gib:.1f} are declared)"
+
+
+class Progress:
+    """How much is done, and how much is left by the seconds that the records at hand say each study takes.
+
+    Args:
+        expected: study -> seconds beside others, and alone.
+    """
+
+    def __init__(self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]]):
+        self._studies, self._done, self._expected = list(studies), set(done), expected
+        self._started = time.monotonic()
+        self._beside_ends = self._started
+
+    @property
+    def seconds_beside(self) -> dict[str, float]:
+        """Expected of each study."""
+        return {study: beside for study, (beside, _) in self._expected.items()}
+
+    def beside(self, studies: Sequence[str]) -> None:
+        """These begin now, side by side."""
+        seconds = [self._expected[study][0] for study in studies]
+        self._beside_ends = time.monotonic() + max([*seconds, sum(seconds) / MOST_PROCESSES])
+
+    def done(self, study: str) -> str:
+        """Count it; how many are done."""
+        self._done.add(study)
+        return f"{len(self._done)}/{len(self._studies)}"
+
+    @property
+    def left(self) -> str:
+        now = time.monotonic()
+        alone = sum(self._expected[study][1] for study in self._studies if study not in self._done)
+        return f"{_minutes(now - self._started)} so far, about {_minutes(alone + max(0, self._beside_ends - now))} left"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def _expected(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
+    """Study -> seconds beside others and alone, by the best records at hand of any GPU; 0 where there is none."""
+    known, found = all_studies(), {}
+    for study in wanted:
+        recorded = [_parameters(study, directory, gpu, smoke) for gpu in (None, *records.gpus(directory))]
+        alone = next((p["seconds"] for p in recorded if p.get("seconds")), 0.0)
+        beside = next((p["seconds_beside"] for p in recorded if p.get("seconds_beside")), 0.0)
+        found[study] = (beside, alone) if known[study].timed else (beside or alone, 0.0)
+    return found
+
+
+def _parameters(study: str, directory: Path, gpu: str | None, smoke: bool) -> Mapping[str, Any]:
+    """What a record notes of the run that made it; nothing if there is no such record."""
+    try:
+        parameters = records.load(study, records.Selection(directory, gpu)).provenance["parameters"]
+    except (records.Unusable, KeyError):
+        return {}
+    return parameters if parameters.get("smoke", False) == smoke else {}
+
+
+def _outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[Outcome]:
+    """Of each study, as they come."""
+    known, beside, left = all_studies(), {}, list(wanted)
+    if torch.cuda.is_available() and not smoke and len(wanted) > 1:
+        progress.beside(wanted)
+        for outcome in _side_by_side(wanted, progress.seconds_beside):
+            if not known[outcome.study].timed and outcome.found is not None:
+                left.remove(outcome.study)
+                yield outcome
+            else:
+                beside[outcome.study] = _added(beside.get(outcome.study), outcome)
+    for study in left:
+        print(f"  {study}", flush=True)
+        function: Callable[..., Any] = known[study]
+        before = beside.get(study, Outcome(study))
+        if before.found is not None:
+            function = partial(known[study].table, before.found)
+        outcome = _outcome(study, partial(function, smoke=smoke))
+        yield replace(outcome, seconds_beside=before.seconds_beside, gpu_bytes_beside=before.gpu_bytes_beside)
+
+
+def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
+    """Two jobs of one study: compiling, and what an untimed part found."""
+    if before is None:
+        return outcome
+    return replace(
+        before,
+        found=outcome.found if before.found is None else before.found,
+        seconds_beside=before.seconds_beside + outcome.seconds_beside,
+        gpu_bytes_beside=max(before.gpu_bytes_beside, outcome.gpu_bytes_beside),
+    )
+
+
+def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterator[Outcome]:
+    """What times nothing, studies and parts of studies; all others run with the clock stopped.
+
+    Their kernels are then found on disk when they are timed: compiling keeps one core busy for as long as all the
+    measuring takes. What finds nothing here, as for want of memory, is run again alone.
+
+    Args:
+        seconds: that records say a study takes side by side with others.
+    """
+    started, known = time.monotonic(), all_studies()
+    print("  side by side: what times nothing, and compiling", flush=True)
+    timed = [study for study in wanted if known[study].timed]
+    # The longest first: parts, then compiling, as records say how long it took; where none does, as many as fit.
+    parts = [study for study in timed if known[study].untimed]
+    compiled = sorted(timed, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
+    untimed = [study for study in wanted if not known[study].timed]
+    jobs = [Job(f"FlashInfer {version}", _compile_flashinfer, (version,)) for version in _flashinfers()]
+    jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in parts]
+    jobs += [Job(study, _without_clock, (study,), known[study].gpu_bytes) for study in compiled]
+    jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in untimed]
+    free, _ = torch.cuda.mem_get_info()
+    for job, outcome in side_by_side(jobs, free):
+        if isinstance(outcome, BaseException):  # it did not start, or its process died
+            outcome = Outcome(job.name, error=f"{type(outcome).__name__}: {outcome}")
+        compiles = job.function in (_without_clock, _compile_flashinfer)
+        what = "compiled" if compiles else "untimed part" if known[job.name].timed else "measured"
+        what = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200] or what
+        memory = f"{outcome.gpu_bytes_beside / GIB:5.1f} GiB of {job.gpu_bytes / GIB:5.1f}"
+        print(f"    {job.name:22}{outcome.seconds_beside:6.1f} s  {memory}  {what}", flush=True)
+        if job.name in known:
+            yield outcome
+    print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _flashinfers() -> list[str]:
+    """The versions at hand, if there is a GPU: nvcc compiles the kernel of each for a minute or so."""
+    return list(packages.installations(flashinfer.PACKAGE)) if torch.cuda.is_available() else []
+
+
+def _compile_flashinfer(version: str) -> Outcome:
+    return replace(_beside_others(f"FlashInfer {version}", partial(flashinfer.compile_kernel, version)), found=None)
+
+
+def _without_timing(study: str) -> Outcome:
+    known = all_studies()[study]
+    with timing.refused():
+        return _beside_others(study, known.untimed or known)
+
+
+def _without_clock(study: str) -> Outcome:
+    known = all_studies()[study]
+    with timing.stopped():
+        return replace(_beside_others(study, partial(known.table, {}) if known.untimed else known), found=None)
+
+
+def _beside_others(study: str, function: Callable[[], Any]) -> Outcome:
+    """The outcome of a job. For want of memory there is none: others may have had it."""
+    # Not None instead of a file: packages that compile flush it.
+    with gpu_memory.shared(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        outcome = _outcome(study, function)
+    if isinstance(outcome.found, pd.DataFrame) and _speaks_of_memory(outcome.found):
+        outcome = replace(outcome, found=None, error="a row of it ran out of memory")
+    return replace(
+        outcome, seconds=0.0, seconds_beside=outcome.seconds, gpu_bytes=0, gpu_bytes_beside=outcome.gpu_bytes
+    )
+
+
+def _speaks_of_memory(table: pd.DataFrame) -> bool:
+    """Whether any contender ran out of memory: what catches errors itself says so in its rows."""
+    words = table.select_dtypes(exclude=["number", "bool"])
+    said = words.apply(lambda column: column.astype(str).str.contains(gpu_memory.OUT_OF_MEMORY, case=False))
+    return bool(said.any(axis=None))
+
+
+def _outcome(study: str, function: Callable[[], Any]) -> Outcome:
+    gpu_memory.watch()
+    started = time.monotonic()
+    found, reason, error = None, "", ""
+    try:
+        found = function()
+    except Unavailable as unavailable:
+        reason = str(unavailable)
+    except Exception:
+        error = traceback.format_exc()
+    reserved = getattr(found, "attrs", {}).get("gpu_bytes", 0) or gpu_memory.peak_reserved()
+    return Outcome(study, found, reason, error, seconds=time.monotonic() - started, gpu_bytes=reserved)
+
+
+def all_studies() -> dict[str, Study]:
+    """By name: benchmarks, precision, then what each document needs.
+
+    A document's are the ``STUDIES`` of the module that its file of claims names.
+
+    Raises:
+        ValueError: two studies of one name.
+    """
+    found = studies.STUDIES | precision_gpu.STUDIES
+    for document in documents():
+        module = document.module("studies")
+        if taken := found.keys() & module.STUDIES.keys():
+            raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
+        found |= module.STUDIES
+    return found
+
+
+def _versions() -> dict[str, str]:
+    """Every version at hand of the packages compared with."""
+    names = sorted({peer.package for peer in _PEERS if peer.package})
+    return {name: ", ".join(packages.installations(name)) for name in names}

@@ -1,0 +1,174 @@
+"""Execute the notebooks with papermill: the same interpreter, checked parameters, no failure hidden."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+
+import nbformat
+import papermill
+import torch
+from ipykernel.kernelspec import get_kernel_dict
+
+ROOT = Path(__file__).parents[3]
+NOTEBOOKS = ROOT / "notebooks"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Where and how a notebook stopped; ``cell`` counts the source notebook's cells from 1."""
+
+    cell: int
+    error: str
+
+    def __str__(self) -> str:
+        return f"cell {self.cell}: {self.error}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One executed notebook: its name, the executed (perhaps partial) file, and its failure, if any."""
+
+    name: str
+    path: Path
+    seconds: float
+    failure: Failure | None = None
+
+
+def sources(directory: Path = NOTEBOOKS) -> list[Path]:
+    """The study's notebooks, ``NN_name.ipynb``, in the order of their numbers."""
+    return sorted(path for path in directory.glob("*.ipynb") if re.match(r"\d\d_", path.name))
+
+
+def declared_parameters(notebook: Path) -> dict[str, str]:
+    """The names that the notebook's ``parameters`` cell declares, and the type of each."""
+    return {name: about["inferred_type_name"] for name, about in papermill.inspect_notebook(notebook).items()}
+
+
+def check_parameters(notebook: Path, parameters: Mapping[str, object]) -> None:
+    """Raise unless the notebook declares these parameters, with these types.
+
+    Raises:
+        ValueError: a parameter that the notebook does not declare (papermill itself would only warn).
+        TypeError: a value of another type; an int is a float too, a bool is no int.
+    """
+    declared = declared_parameters(notebook)
+    if unknown := sorted(parameters.keys() - declared.keys()):
+        raise ValueError(
+            f"{notebook.name} has no parameter {', '.join(unknown)}; it declares {', '.join(sorted(declared))}"
+        )
+    for name, value in parameters.items():
+        got = type(value).__name__
+        if declared[name] not in (got, "None") and (declared[name], got) != ("float", "int"):
+            raise TypeError(f"{notebook.name}: {name}: expected {declared[name]}, got {value!r}")
+
+
+def kernel_environment() -> dict[str, str]:
+    """The variables that let a notebook import this checkout, and run its kernels without a GPU."""
+    inherited = os.environ.get("PYTHONPATH")
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), inherited] if inherited else [str(ROOT)])}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    return environment
+
+
+@contextmanager
+def own_kernel(build: Path) -> Iterator[None]:
+    """Make ``python3``, the kernel that the notebooks name, mean this interpreter.
+
+    A kernel of that name that the user has installed may belong to any environment, so ours is written
+    under ``build`` and put in front of the others.
+    """
+    share = (build / "jupyter").resolve()
+    spec = get_kernel_dict(extra_arguments=["--InlineBackend.figure_formats=retina", "--log-level=CRITICAL"])
+    spec["env"] = kernel_environment()
+    folder = share / "kernels" / "python3"
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f".kernel.{os.getpid()}.json"
+    new.write_text(json.dumps(spec, indent=1))
+    new.replace(folder / "kernel.json")  # whole, as another may be reading it
+
+    inherited = os.environ.get("JUPYTER_PATH")
+    os.environ["JUPYTER_PATH"] = os.pathsep.join([str(share), inherited] if inherited else [str(share)])
+    try:
+        yield
+    finally:
+        if inherited is None:
+            del os.environ["JUPYTER_PATH"]
+        else:
+            os.environ["JUPYTER_PATH"] = inherited
+
+
+def run_notebook(source: Path, build: Path, parameters: dict | None = None) -> Run:
+    """Execute one notebook into ``build/notebooks``, its output streaming to ``build/logs``.
+
+    A cell that fails does not raise: the partial notebook is kept and the Run says which cell it was.
+
+    Raises:
+        ValueError, TypeError: see ``check_parameters``.
+    """
+    parameters = parameters or {}
+    check_parameters(source, parameters)
+
+    target = build / "notebooks" / source.name
+    log = build / "logs" / f"{source.stem}.log"
+    for path in (target, log):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    started = time.monotonic()
+    failure = None
+    with own_kernel(build), log.open("w") as stream:
+        try:
+            papermill.execute_notebook(
+                source,
+                target,
+                parameters,
+                cwd=source.parent,
+                progress_bar=False,
+                stdout_file=stream,
+                stderr_file=stream,
+            )
+        except papermill.PapermillExecutionError as error:
+            failure = Failure(_source_cell(target), f"{error.ename}: {error.evalue}")
+        except Exception as error:  # a kernel that died or never started: the other notebooks go on
+            failure = Failure(_source_cell(target), f"{type(error).__name__}: {error}")
+    return Run(source.stem, target, time.monotonic() - started, failure)
+
+
+def run_notebooks(
+    sources: Sequence[Path], build: Path, parameters: Mapping[str, object], *, together: int = 1
+) -> Iterator[Run]:
+    """Execute notebooks, ``together`` at a time; the iterator yields their runs in the order of ``sources``.
+
+    Nothing in them is timed, so they may run beside each other.
+
+    Args:
+        parameters: each notebook gets those that it declares.
+    """
+    declared = [declared_parameters(source) for source in sources]
+    wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
+    for source, given in zip(sources, wanted, strict=True):
+        check_parameters(source, given)
+    if together == 1:
+        yield from map(run_notebook, sources, repeat(build), wanted)
+        return
+    with ProcessPoolExecutor(together, get_context("spawn")) as pool:
+        yield from pool.map(run_notebook, sources, repeat(build), wanted)
+
+
+def _source_cell(executed: Path) -> int:
+    """The number, among the source's cells, of the last cell that was started."""
+    number = last = 0
+    for cell in nbformat.read(executed, as_version=4).cells:
+        added = {"injected-parameters", "papermill-error-cell-tag"} & set(cell.metadata.get("tags", []))
+        number += not added
+        if cell.metadata.get("papermill", {}).get("start_time"):
+            last = number
+    return last

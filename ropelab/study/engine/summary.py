@@ -1,0 +1,171 @@
+"""The tables of README.md, computed from the records; a test compares them with what the file says."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from ropelab.bench import records
+from ropelab.bench.table_free import TABLE_FREE
+from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
+from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.topics.performance import comparison, shortfalls
+from ropelab.study.topics.performance import findings as family_findings
+
+COLUMNS = {
+    "ropelab": "ropelab",
+    "torch.compile": "hf_compiled",
+    "Liger (in place)": "liger",
+    "flash-attn": "flash_attn",
+    "torchembed": "torchembed 0.3.2",
+    "eager": "hf_eager",
+}
+"""Column -> the contender that it shows."""
+README = records.ROOT / "README.md"
+GPU = "nvidia-h200"
+"""Whose records README.md shows, whatever GPU is at hand."""
+
+
+def tables() -> dict[str, str]:
+    """Name -> markdown, to stand in README.md between ``<!-- name -->`` and ``<!-- end -->``."""
+    only = records.selection(records.MEASUREMENTS, GPU)
+    return {
+        "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
+        "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only), "claims": _claims(only),
+    }  # fmt: skip
+
+
+def record(study: str = "dense") -> records.Record:
+    """The record behind the table of speeds, or that of another study."""
+    return records.load(study, gpu=GPU)
+
+
+def update(readme: Path = README) -> None:
+    """Write the tables that the file has a place for into it."""
+    text = readme.read_text()
+    for name, table in tables().items():
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+        _, _, after = rest.partition("<!-- end -->")
+        if mark:
+            text = f"{before}{mark}{table}<!-- end -->{after}"
+    readme.write_text(text)
+
+
+def _speed(record: records.Record) -> str:
+    """Smallest fraction of the copy over layouts and directions, ours and the best of each peer family."""
+    times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
+    rows = [
+        [cell, *(_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
+        for cell, rows in times.groupby("cell", sort=False)
+    ]
+    return _measured([record]) + _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
+
+
+def family(where: records.Where) -> str:
+    """Formats by cells, the smallest fraction of a copy of each contender; then every bar of the kernel family."""
+    studies = dict.fromkeys(study for needed, _ in family_findings.QUESTIONS.values() for study in needed)
+    found, missing = {}, []
+    for study in studies:
+        try:
+            found[study] = records.load(study, where)
+        except records.Missing:
+            missing.append(study)
+    text = _measured(found.values())
+    if {"dense", "formats"} <= found.keys():
+        smallest = family_findings.smallest_fractions(found["dense"].frame, found["formats"].frame)
+        names = dict(list(COLUMNS.items())[:4])  # the others are far behind these
+        smallest = smallest.reindex(columns=list(names.values()))
+        formats, cells = (list(dict.fromkeys(smallest.index.get_level_values(level))) for level in smallest.index.names)
+        each = smallest.map(lambda fraction: "–" if pd.isna(fraction) else f"{fraction:.2f}").agg(" / ".join, axis=1)
+        rows = [[cell, *(each.get((name, cell), "") for name in formats)] for cell in cells]
+        text += f"Smallest fraction of a copy over layouts and directions: {' / '.join(names)}.\n\n"
+        text += _table(["batch x tokens, q/k heads, head_dim", *formats], rows) + "\n"
+    board = family_findings.scoreboard(where)
+    board = board[board.verdict != "not measured"]
+    board.question = board.question.mask(board.question.duplicated(), "")
+    text += _table(["", "worst case of ropelab", "bar", ""], board.iloc[:, :4].values.tolist())
+    return text + (f"\nNot measured yet: {', '.join(missing)}.\n" if missing else "")
+
+
+def _table_free(where: records.Where) -> str:
+    """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
+    times, errors = (records.load(study, where) for study in ("table_free", "table_free_error"))
+    names = comparison.OURS, TABLE_FREE
+    ours = times.frame[times.frame.contender.isin(names) & (times.frame.status == "ok")]
+    rows = [
+        [cell, seq_format, *(_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
+        for (cell, seq_format), rows in ours.groupby(["cell", "seq_format"], sort=False)
+    ]
+    worst = errors.frame[["cos_ulps", "sin_ulps"]].max(axis=None)
+    text = _measured([times]) + _table(["fraction of a copy", "", "with tables", "without"], rows)
+    return text + (
+        f"\nLargest error of {2 * errors.frame['values'].sum():,} cosines and sines, at every position below "
+        f"{errors.frame['last'].max() + 1:,}: {worst:.2f} units of the last place.\n"
+    )
+
+
+def _shortfalls(where: records.Where) -> str:
+    """Where the kernels fall short, a line each."""
+    found = {study: records.load(study, where) for study in shortfalls.STUDIES}
+    lines = shortfalls.sentences({study: record.frame for study, record in found.items()})
+    return _measured(found.values()) + "".join(_paragraph(line, "- ") for line in lines)
+
+
+def _wide_heads(where: records.Where) -> str:
+    """What the kernel reaches where a head is as wide as the model."""
+    grid, inductor = (records.load(f"fairseq2_{name}", where) for name in ("grid", "inductor"))
+    text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
+    return _measured([grid, inductor]) + _paragraph(f"Heads as wide as the model (fairseq2's encoders): {text}")
+
+
+def _claims(where: records.Where) -> str:
+    """How many claims of each document have which outcome and which basis, then every claim."""
+    claims = ledger(records=where)
+    text = f"{len(claims)} claims of {claims.document.nunique()} documents.\n\n"
+    for axis, names in (("outcome", list(Outcome)), ("basis", list(Basis))):
+        counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
+        counts = counts.reindex(dict.fromkeys(claims.document))
+        each = zip(counts.index, counts.values, strict=True)
+        rows = [[name, *(str(count or "") for count in row)] for name, row in each]
+        text += _table(["document", *counts.columns], rows) + "\n"
+    columns = ["id", "statement", "words", "basis"]
+    return text + _table(["claim", "in our words", "outcome", "basis"], claims[columns].values.tolist())
+
+
+def _paragraph(text: str, bullet: str = "") -> str:
+    lines = textwrap.fill(text, 120, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_on_hyphens=False)
+    return lines + "\n"
+
+
+def _measured(found: Iterable[records.Record]) -> str:
+    """Where, with what and when: a line for each machine, day and versions."""
+    times: dict[str, list[str]] = {}
+    for record in found:
+        times.setdefault(record.footer, []).append(record.provenance["utc"])
+    lines = [
+        f"Measured on {footer} (record of {utc[0]})." if len(utc) == 1 else
+        f"Measured on {footer} ({len(utc)} records of {min(utc)} to {max(utc)})."
+        for footer, utc in times.items()
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells):
+        escaped = (cell.replace("|", r"\|") for cell in cells)
+        return f"| {' | '.join(escaped)} |\n"
+
+    return line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
+
+
+def _range(values: pd.Series) -> str:
+    if values.empty:
+        return ""
+    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    update()

@@ -1,0 +1,1 @@
+"""This topic shows what the laws find in published implementations."""

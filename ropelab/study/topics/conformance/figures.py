@@ -1,0 +1,204 @@
+"""Figures of the laws: who kills which fault, who is blind to what, which few laws suffice, and what the peers keep.
+
+Each takes what `conformance_findings` computed and returns a figure whose title states the finding.
+"""
+
+import textwrap
+
+import pandas as pd
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ropelab.bench.conformance import NOT_RUN
+from ropelab.conformance import LAWS
+from ropelab.conformance.faults import FAULTS
+from ropelab.conformance.laws import THEMES as LAW_THEMES
+from ropelab.study.plots import drawing
+from ropelab.study.topics.conformance import findings
+
+# Dark against light, so that the map survives grey print and every kind of colour vision.
+_BROKEN, _HOLDS, _NOT_ASKED = drawing.COLORBLIND[3], "#cfe0ee", "#f7f7f7"
+_SHADES = {"broken": _BROKEN, "holds": _HOLDS, "not applicable, or not asked": _NOT_ASKED}
+_CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2}
+
+
+def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
+    """Every fault (rows, by theme) against every law (columns, by theme); right: how the diagnosis fares."""
+    matrix, killed = found.matrix, found.killed
+    fig, ax = _map(matrix, findings.sentence(found), footer, left=4.3, names=[_citation(name) for name in matrix.index])
+    themes = pd.Series([findings.theme_of(name) for name in matrix.index])
+    _separate(ax, list(themes), horizontal=True)
+    for theme, rows in themes.groupby(themes, sort=False):
+        if len(rows) < 4:
+            continue  # no room for its name
+        ax.annotate(theme.replace(" and ", "\nand "), (1, rows.index.values.mean()), (106, 0), size=8, va="center",
+                    ha="center", xycoords=("axes fraction", "data"), textcoords="offset points",
+                    rotation=270)  # fmt: skip
+    others = killed.drop(columns=findings.DEFINITION, errors="ignore").sum(axis=1)
+    for row, name in enumerate(matrix.index):
+        names = found.named[name]
+        place = names.index(name) + 1 if name in names else 0
+        text = f"{killed.loc[name].sum()} laws" if killed.loc[name].sum() != 1 else "1 law"
+        text += ", named" if place == 1 else f", named {place}. of {len(names)}" if place else ", not named"
+        weight = "normal" if others[name] and place else "bold"
+        ax.annotate(text, (1, row), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    va="center", size=7, color="0.3" if weight == "normal" else _BROKEN, fontweight=weight)  # fmt: skip
+    counts = killed.sum()
+    ax.set_xlabel("faults that each law kills")
+    for column, law in enumerate(matrix.columns):
+        ax.annotate(str(counts[law]), (column, 0), (0, -4), xycoords=("data", "axes fraction"), va="top", ha="center",
+                    textcoords="offset points", size=7)  # fmt: skip
+    ax.xaxis.labelpad = 14
+    return fig
+
+
+def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
+    """Left: what each law kills, alone or with others. Right: of which theme of faults it kills how many."""
+    laws = findings.by_law(found)
+    killed, asked = findings.by_theme(found)
+    alone = laws.alone[laws.alone > 0].sort_values(ascending=False)
+    none = laws.index[laws.kills == 0]
+    title = (
+        f"{findings.count(len(alone), 'law is', 'laws are')} each the only one to see some fault"
+        + (f", {alone.index[0]} of {alone.iloc[0]}" if len(alone) else "")
+        + f"; the widest, {laws.kills.idxmax()}, misses {laws['lets pass'][laws.kills.idxmax()]} of "
+        f"{len(found.matrix)}" + (f"; {len(none)} laws kill none: {', '.join(none)}" if len(none) else "")
+    )
+    height = 0.2 * len(laws) + 1.2
+    fig, axes = drawing.grid(1, 2, (6.4, height), title, footer, sharey=True, width_ratios=(1, 1.25))
+    bars, table = axes[0]
+    place = range(len(laws))
+    start = pd.Series(0, laws.index)
+    parts = {
+        "kills, and no other law does": (laws.alone, _BROKEN),
+        "kills, as others do": (laws.kills - laws.alone, drawing.COLORBLIND[1]),
+        "is blind: applies and holds": (laws["lets pass"], _HOLDS),
+    }
+    for text, (widths, color) in parts.items():
+        bars.barh(place, widths, 0.8, left=start, color=color, label=text)
+        start += widths
+    bars.set_yticks(place, laws.index, size=8)
+    bars.set_ylim(len(laws) - 0.5, -0.5)
+    bars.set_xlabel("faults")
+    bars.grid(False, axis="y")
+    share = (killed / asked.where(asked > 0)).reindex(laws.index)
+    table.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=1.3)
+    for row, law in enumerate(laws.index):
+        for column, theme in enumerate(share):
+            of, hits = asked.loc[law, theme], killed.loc[law, theme]
+            blind = of and not hits
+            table.text(column, row, f"{hits} of {of}" if hits else "0" if of else "–", ha="center", va="center",
+                       size=7, color=_BROKEN if blind else "0.1" if of else "0.6")  # fmt: skip
+    table.set_xticks(range(share.shape[1]), [theme.replace(" and ", "\nand ") for theme in share], size=8)
+    table.xaxis.tick_top()
+    table.set_title("kills of those it applies to; red: cannot see the class", pad=30)
+    table.grid(False)
+    table.tick_params(length=0, labelleft=False)
+    drawing.legend(fig, axes[:, :1], columns=3)
+    return fig
+
+
+def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
+    """The faults that norm, adjoint, relative position and inverse all let pass, and who sees them."""
+    names = findings.unseen(found)
+    others = found.killed.loc[names].drop(columns=list(findings.SELF_CONSISTENCY))
+    columns = [*findings.SELF_CONSISTENCY, *(law for law in others if others[law].any())]
+    broken = int(found.killed[findings.DEFINITION].sum())
+    title = (
+        f"Norm, adjoint, relative position and inverse hold together for {len(names)} of the {broken} faults "
+        "that break the definition"
+    )
+    fig, ax = _map(found.matrix.loc[names, columns], title, footer, left=4.3, names=[_citation(name) for name in names],
+                   themes=False)  # fmt: skip
+    ax.axvline(len(findings.SELF_CONSISTENCY) - 0.5, color="black", linewidth=1.5)
+    return fig
+
+
+def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
+    """Greedy covers: of all laws, and for those who have no reference to compare with."""
+    with_it = findings.cover(found.killed)
+    without = findings.cover(findings.without_agreement(found.killed))
+    total = int(found.killed.any(axis=1).sum())
+    title = (
+        f"{len(with_it)} laws kill all {total} faults that any law kills; "
+        f"without a reference to compare with {len(without)} laws kill {without.kills.sum()}"
+    )
+    height = 0.24 * max(len(with_it), len(without)) + 1.0
+    fig, axes = drawing.grid(1, 2, (6.6, height), title, footer, sharex=True)
+    for ax, cover, name in zip(axes[0], (with_it, without), ("all laws", "laws that need no reference"), strict=True):
+        place = range(len(cover))
+        before = cover.kills.cumsum() - cover.kills
+        ax.barh(place, before, 0.75, color=_HOLDS)
+        ax.barh(place, cover.kills, 0.75, left=before, color=drawing.COLORBLIND[0])
+        for row in cover.itertuples():
+            few = f" {', '.join(row.faults)}" if row.kills <= 1 else ""
+            ax.annotate(f"+{row.kills}{few}", (before[row.Index] + row.kills, row.Index), (4, 0), va="center", size=7,
+                        textcoords="offset points")  # fmt: skip
+        ax.set_yticks(place, [f"{number}. {law}" for number, law in enumerate(cover.law, 1)], size=8)
+        ax.set(ylim=(len(cover) - 0.4, -0.6), xlim=(0, 1.75 * total), title=name, xlabel="faults killed so far")
+        ax.grid(False, axis="y")
+    return fig
+
+
+def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
+    """Every implementation (rows) against every law (columns); what was not at hand is named at the foot."""
+    rows = frame[frame.status != NOT_RUN]
+    dtypes = rows.dtype.nunique() > 1
+    names = rows.subject + (", " + rows.dtype if dtypes else "")
+    matrix = rows.assign(name=names).pivot(index="name", columns="law", values="status")
+    matrix = matrix.reindex(index=list(dict.fromkeys(names)), columns=[law for law in LAWS if law in set(rows.law)])
+    broken = findings.violations(rows)
+    right = rows.subject.nunique() - broken.subject.nunique()
+    title = f"{right} of {rows.subject.nunique()} configurations keep every law that applies to them; " + (
+        f"most often broken: {broken.law.value_counts().idxmax()}" if len(broken) else "none is broken"
+    )
+    fig, ax = _map(matrix, title, footer, left=2.6)
+    left_out = frame[frame.status == NOT_RUN].drop_duplicates("subject").groupby("message").subject.agg(" | ".join)
+    if len(left_out):
+        said = "; ".join(f"{names} ({reason})" for reason, names in left_out.items())
+        ax.set_xlabel(textwrap.fill(f"not shown: {said}", 150), size=8, color="0.35", loc="left")
+    return fig
+
+
+# ---------------------------------------------------------------------------------------------------------- helpers
+
+
+def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=None, themes: bool = True):
+    """A map of statuses, laws in columns."""
+    rows, columns = matrix.shape
+    size = (left + 0.21 * columns + 1.6, 0.165 * rows + 2.0)
+    fig, axes = drawing.grid(1, 1, size, title, footer)
+    ax = axes[0, 0]
+    codes = matrix.apply(lambda column: column.map(_CODES))
+    colors = ListedColormap(list(_SHADES.values()))
+    norm = BoundaryNorm([-0.5, 0.5, 1.5, 2.5], colors.N)
+    ax.pcolormesh(range(columns), range(rows), codes, cmap=colors, norm=norm, edgecolor="white", linewidth=0.8)
+    ax.set_yticks(range(rows), matrix.index if names is None else names, size=7.5)
+    ax.set_xticks(range(columns), matrix.columns, rotation=90, size=8)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    ax.grid(False)
+    if themes:
+        _separate(ax, [_theme_of_law(law) for law in matrix.columns], horizontal=False)
+    handles = [Patch(facecolor=color, edgecolor="0.7", label=text) for text, color in _SHADES.items()]
+    fig.legend(handles=handles, loc="outside lower center", borderaxespad=2, frameon=False, ncols=3)
+    return fig, ax
+
+
+def _separate(ax, groups: list[str], *, horizontal: bool) -> None:
+    """A line where the group changes."""
+    for i, (one, other) in enumerate(zip(groups, groups[1:], strict=False)):
+        if one != other:
+            (ax.axhline if horizontal else ax.axvline)(i + 0.5, color="0.25", linewidth=0.9)
+
+
+def _theme_of_law(law: str) -> str:
+    return next(theme for theme, module in LAW_THEMES.items() if LAWS[law] in vars(module).values())
+
+
+def _citation(name: str) -> str:
+    """The fault's name and where it was seen, without remarks."""
+    seen_in = (FAULTS[name].seen_in or "").partition(" (")[0]
+    return name.replace("_", " ") + (f"  ({seen_in})" if seen_in else "")

@@ -1,0 +1,247 @@
+"""The bars that the kernel family is to reach, each beside the worst case that the records show."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ropelab.bench import records
+from ropelab.study.topics.performance.comparison import OURS, timed
+
+ONE, MANY, SKEWED = "n=1", "n=2401", "one of 34,336 and 2,400 of 13"
+"""Cases of the record ``packed``: 65,536 tokens as one sequence, as 2,401 alike, and as one long among short ones."""
+READS_TWICE = "token-linear, reads twice"
+FORMATS = ("bshd", "sbhd", "bhsd", "qkv")
+"""As ``formats`` names them; "qkv": q and k are views of one bshd buffer that holds v too."""
+LEAST_OF_COPY, LEAST_OF_COPY_NORM, LEAST_OVER_COMPILED = 0.95, 0.90, 1.5
+"""Fraction of a copy that a rotation reaches, and a norm with it; how many times as fast as compiled the latter is."""
+ROUNDED_UP = 6 * 512
+"""Bytes: torch rounds every allocation up to 512; QK norm has six results, q, k and four gradients."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit and the worst of the cases that it is for.
+
+    Attributes:
+        what: follows the number in a sentence: "of a copy in bhsd".
+        worst: NaN if ropelab has no time in a case, which misses the bar.
+        at_least: the limit is the smallest number allowed, else the largest.
+        where: the worst case.
+        cases, missed: how many there are, and how many miss the bar.
+    """
+
+    what: str
+    worst: float
+    limit: float
+    at_least: bool
+    where: str
+    cases: int
+    missed: int
+
+    @property
+    def met(self) -> bool:
+        return not self.missed
+
+    @property
+    def number(self) -> str:
+        return "nothing" if math.isnan(self.worst) else toward_worse(self.worst, at_least=self.at_least)
+
+    @property
+    def asked(self) -> str:
+        return f"at {'least' if self.at_least else 'most'} {self._limit}"
+
+    @property
+    def verdict(self) -> str:
+        if self.met:
+            return "met"
+        return "missed" if self.cases == 1 else f"missed in {self.missed} of {self.cases}"
+
+    def phrase(self) -> str:
+        return f"{self.number} {self.what} (bar {self._limit}, {self.verdict})"
+
+    @property
+    def _limit(self) -> str:
+        return f"{self.limit:,.0f}" if self.limit >= 100 else f"{self.limit:.2f}"
+
+
+def toward_worse(value: float, *, at_least: bool) -> str:
+    """Three decimals, or none of 0 and from 100 on (bytes), rounded so that nothing is lifted over its bar."""
+    places = 0 if value == 0 or value >= 100 else 3
+    toward = math.floor if at_least else math.ceil
+    return f"{toward(round(10**places * value, 6)) / 10**places:,.{places}f}"
+
+
+def in_all_formats(dense: pd.DataFrame, formats: pd.DataFrame) -> pd.DataFrame:
+    """Both records with a column ``format``, one of ``FORMATS``."""
+    frame = pd.concat([dense, formats], ignore_index=True)
+    is_view = frame.storage == "qkv" if "storage" in frame else False
+    return frame.assign(format=frame.seq_format.mask(is_view, "qkv"))
+
+
+def smallest_fractions(dense: pd.DataFrame, formats: pd.DataFrame) -> pd.DataFrame:
+    """The smallest fraction of a copy over layouts and directions: a row per format and cell, a column per contender.
+
+    NaN: not offered, not right or not at hand in any of them.
+    """
+    times = timed(in_all_formats(dense, formats))
+    table = times.groupby(["format", "cell", "contender"], sort=False).fraction_of_copy.min().unstack("contender")
+    order = [(name, cell) for name in FORMATS for cell in dict.fromkeys(times.cell) if (name, cell) in table.index]
+    return table.reindex(pd.MultiIndex.from_tuples(order, names=["format", "cell"]))
+
+
+def format_bars(dense: pd.DataFrame, formats: pd.DataFrame) -> list[Bar]:
+    ours = _ours(in_all_formats(dense, formats))
+    return [
+        _bar(f"of a copy in {name}", _by(rows, "cell", "layout", "direction").fraction_of_copy, least=LEAST_OF_COPY)
+        for name in FORMATS
+        if len(rows := ours[ours.format == name])
+    ]
+
+
+def packed_bars(packed: pd.DataFrame) -> list[Bar]:
+    key = "case", "layout", "direction"
+    ours = _by(_ours(packed), *key)
+    times = ours.median_us.unstack("case")
+    bars = [
+        _bar(f"times as long {name}", times[case] / times[ONE], most=1.03)
+        for case, name in ((MANY, "for 2,401 sequences as for one"), (SKEWED, "for one long and 2,400 short"))
+        if {case, ONE} <= set(times)
+    ]
+    bars.append(_bar("of a copy", ours.fraction_of_copy, least=LEAST_OF_COPY))
+    twice = _by(_timed(packed, READS_TWICE), *key).median_us
+    if len(twice):
+        faster = twice / ours.median_us.reindex(twice.index)
+        bars.append(_bar("times as fast as the token-linear kernel that reads twice", faster, least=2.0))
+    return bars
+
+
+def few_tokens_bars(few: pd.DataFrame) -> list[Bar]:
+    over_copy = 1 / _by(_ours(few), "cell", "layout", "direction").fraction_of_copy
+    return [_bar("times as long as a copy, 1 to 8 tokens", over_copy, most=1.2)]
+
+
+def host_bars(host: pd.DataFrame) -> list[Bar]:
+    """Host time over that of Liger's public function in the same run; none where Liger was not measured."""
+    bars = []
+    for autograd, most, how in ((False, 0.5, "without"), (True, 0.8, "with")):
+        run = host[host.autograd == autograd]
+        liger = _by(_timed(run, "liger"), "cell", "layout").median_us if "cell" in run else pd.Series()
+        if len(liger):
+            ratio = _by(_ours(run), "cell", "layout").median_us.reindex(liger.index) / liger
+            bars.append(_bar(f"of Liger's host time {how} autograd", ratio, most=most))
+    return bars
+
+
+def qk_norm_bars(qk_norm: pd.DataFrame) -> list[Bar]:
+    key = "cell", "layout"
+    ours = {step: _by(rows, *key) for step, rows in _ours(qk_norm).groupby("step")}
+    bars = []
+    if "forward" in ours:
+        bars.append(_bar("of a copy in forward", ours["forward"].fraction_of_copy, least=LEAST_OF_COPY_NORM))
+    both = "forward and backward"
+    compiled = fastest_compiled(qk_norm[qk_norm.step == both])
+    if both in ours and len(compiled):
+        faster = compiled / ours[both].median_us.reindex(compiled.index)
+        what = "times as fast as norm and rotation compiled, forward plus backward"
+        bars.append(_bar(what, faster, least=LEAST_OVER_COMPILED))
+    return bars
+
+
+def fastest_compiled(qk_norm: pd.DataFrame) -> pd.Series:
+    """Microseconds of norm and rotation by torch.compile, apart or as one, whichever is faster, by cell and layout."""
+    compiled = pd.concat([_timed(qk_norm, name) for name in ("compiled separate", "compiled together")])
+    return compiled.groupby(["cell", "layout"]).median_us.min()
+
+
+def memory_bars(memory: pd.DataFrame) -> list[Bar]:
+    """A tensor beyond the results would show; what torch adds by rounding the results up does not count."""
+    ours = memory[memory.contender.str.contains("ropelab|apply_", regex=True)]
+    beyond = (ours.peak_bytes - ours.result_bytes).where(_ok(ours))
+    return [
+        _bar(f"bytes beyond the results of {name}", beyond[rows.index].set_axis(rows.step), most=ROUNDED_UP)
+        for name, rows in ours.groupby("contender", sort=False)
+    ]
+
+
+QUESTIONS: dict[str, tuple[tuple[str, ...], Callable[..., list[Bar]]]] = {
+    "Every dense format": (("dense", "formats"), format_bars),
+    "Packed sequences": (("packed",), packed_bars),
+    "Few tokens, GPU": (("few_tokens",), few_tokens_bars),
+    "Few tokens, host": (("host",), host_bars),
+    "QK norm and rotation": (("qk_norm",), qk_norm_bars),
+    "Memory": (("memory",), memory_bars),
+}
+"""Question -> the studies that answer it, and its bars as a function of their tables."""
+
+
+def bars(question: str, where: records.Where = records.MEASUREMENTS) -> list[Bar]:
+    """The bars of one of ``QUESTIONS`` from the records that ``records.load_together`` finds.
+
+    Raises:
+        Unusable: a record is missing, or cannot be believed.
+    """
+    studies, function = QUESTIONS[question]
+    return function(*(record.frame for record in records.load_together(studies, where)))
+
+
+def scoreboard(where: records.Where = records.MEASUREMENTS) -> pd.DataFrame:
+    """Every bar: columns question, measured, bar, verdict ("met", "missed ...", "not measured"), worst case."""
+    rows = []
+    for question in QUESTIONS:
+        try:
+            found = bars(question, where)
+        except records.Unusable as error:
+            rows.append((question, str(error), "", "not measured", ""))
+            continue
+        rows += [(question, f"{bar.number} {bar.what}", bar.asked, bar.verdict, bar.where) for bar in found]
+    return pd.DataFrame(rows, columns=["question", "measured", "bar", "verdict", "worst case"])
+
+
+def sentence(question: str, where: records.Where = records.MEASUREMENTS) -> str:
+    """What the records say to one question, for the first page; "" if a record cannot be had or has no bar."""
+    try:
+        found = bars(question, where)
+    except records.Unusable:
+        return ""
+    return f"{question}: at worst {'; '.join(bar.phrase() for bar in found)}." if found else ""
+
+
+# ---------------------------------------------------------------------------------------------------- helpers
+
+
+def _bar(what: str, values: pd.Series, *, least: float | None = None, most: float | None = None) -> Bar:
+    """The bar for ``values``, indexed by the names of the cases."""
+    passes = values >= least if least is not None else values <= most
+    lost = values.isna()
+    at = lost.argmax() if lost.any() else values.argmin() if least is not None else values.argmax()
+    case = values.index[at]
+    return Bar(
+        what=what,
+        worst=float(values.iloc[at]),
+        limit=least if least is not None else most,
+        at_least=least is not None,
+        where=", ".join(case) if isinstance(case, tuple) else str(case),
+        cases=len(values),
+        missed=int((~passes).sum()),
+    )
+
+
+def _ok(frame: pd.DataFrame) -> pd.Series:
+    return frame.status == "ok" if "status" in frame else pd.Series(True, frame.index)
+
+
+def _ours(frame: pd.DataFrame) -> pd.DataFrame:
+    """Ropelab's rows; those without a right result keep their place but no number."""
+    rows = frame[frame.contender == OURS]
+    numbers = [name for name in ("median_us", "fraction_of_copy") if name in rows]
+    return rows.assign(**{name: rows[name].where(_ok(rows)) for name in numbers})
+
+
+def _timed(frame: pd.DataFrame, contender: str) -> pd.DataFrame:
+    return frame[(frame.contender == contender) & _ok(frame)]
+
+
+def _by(rows: pd.DataFrame, *key: str) -> pd.DataFrame:
+    return rows.set_index(list(key))

@@ -1,0 +1,146 @@
+"""Where the kernels fall short, and why: sentences for README.md whose numbers are those of the records."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from ropelab.bench.table_free import TABLE_FREE
+from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
+from ropelab.study.documents.sglang.steps import timed_alike
+from ropelab.study.plots.drawing import value_range
+from ropelab.study.topics.performance.comparison import OURS, timed
+from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED
+
+STUDIES = ("dense", "few_tokens", "sglang_protocols", "packed", "table_free", "memory", "deepspeed_table")
+"""The records behind the sentences."""
+FEW, FEW_IN_PLACE = 512, 64
+"""Up to so many tokens the sentences of that name look."""
+OVER_COMPILED = 1.5
+"""The bar at DeepSpeed's own shapes: times as fast as torch.compile."""
+
+
+def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    """One for each shortfall, its name in bold; ``frames`` holds a table for each of ``STUDIES``."""
+    times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # which has no times
+    return [
+        _few_tokens(pd.concat([times["dense"], times["few_tokens"]])),
+        _in_place(_as_called(times["sglang_protocols"])),
+        _at_positions(_as_called(times["sglang_protocols"])),
+        _packed(times["packed"]),
+        _table_free(times["table_free"]),
+        _partial_sums(frames["memory"]),
+        _one_tensor(times["deepspeed_table"]),
+    ]
+
+
+def _few_tokens(times: pd.DataFrame) -> str:
+    ours = times[(times.contender == OURS) & (times.batch * times.seq_len <= FEW)]
+    return (
+        f"**{FEW} tokens and fewer.** The whole call takes {value_range(ours.median_us, '.1f')} microseconds, in which "
+        "every wait for memory shows; a copy has nothing to look up and waits less."
+    )
+
+
+def _as_called(times: pd.DataFrame) -> pd.DataFrame:
+    """SGLang's cells as its kernel is called: few tokens, halves, nothing cloned, in CUDA graphs."""
+    times = timed_alike(times)
+    return times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
+
+
+def _in_place(times: pd.DataFrame) -> str:
+    ours = times[times.contender == OURS].median_us
+    flash = times[times.contender == FLASH_PACKED].median_us
+    warps = _best(times, PERSISTENT)
+    return (
+        f"**In place, up to {FEW_IN_PLACE} tokens,** found in the L2 cache. With q and k packed flash-attn's kernel is "
+        f"{_faster(flash, ours)}, a model of a warp for every head (the best of its three sizes) "
+        f"{_faster(warps, ours)} (record `sglang_protocols`)."
+    )
+
+
+def _at_positions(times: pd.DataFrame) -> str:
+    """What a position costs where a call is little more than the wait for memory."""
+    ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
+    flashinfer = _best(times, FLASHINFER)
+    return (
+        f"**At positions, in place, up to {FEW_IN_PLACE} tokens,** found there too. Every program waits for its "
+        f"position, then for the row that it names: {value_range(ours.fraction_of_copy, '.2f')} of a copy, where rows "
+        f"in the order of the tokens allow {value_range(in_order.fraction_of_copy, '.2f')}. FlashInfer's kernel, which "
+        f"reads positions too, is {_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
+    )
+
+
+def _best(times: pd.DataFrame, named: str) -> pd.Series:
+    """Microseconds in each cell of the best contender whose name begins so."""
+    return times[times.contender.str.startswith(named)].groupby("cell").median_us.min()
+
+
+def _packed(times: pd.DataFrame) -> str:
+    key = ["case", "layout", "direction"]
+    by_name = {name: rows.set_index(key) for name, rows in times.groupby("contender")}
+    ours, flash = by_name[OURS], by_name["flash_attn"].median_us
+    skewed = flash.index.get_level_values("case") == SKEWED
+    apart = _ratio(flash[skewed], ours.median_us)
+    own = _ratio(ours.median_us.xs(SKEWED), ours.median_us.xs(MANY))
+    whole = ours.loc[ONE].iloc[0]
+    tables = 2 * whole.tokens * whole.head_dim // 2 * 4
+    twice = 1 / by_name[READS_TWICE].fraction_of_copy
+    copies = {layout: value_range(rows, ".1f") for layout, rows in twice.groupby("layout")}
+    return (
+        "**Packed sequences.** flash-attn's kernel, told the longest length, is "
+        f"{_faster(flash[~skewed], ours.median_us)} as long as the sequences are alike; with one long among many short "
+        f"ones it takes {value_range(apart, '.0f')} times as long as this one, which takes {value_range(own, '.2f')} "
+        f"times as long as for {ours.loc[MANY].n_seqs.iloc[0]:,} alike. With {whole.tokens:,} tokens in one sequence "
+        f"{tables / 1e6:.0f} MB of float32 tables are read too: at the copy's bytes per second that leaves "
+        f"{whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel that reads everything twice takes "
+        f"{copies['interleaved']} copies in the interleaved layout, and {copies['split_half']} in split-half, where "
+        "the second read comes from the cache: a kernel as fast as a copy is so many times as fast."
+    )
+
+
+def _table_free(times: pd.DataFrame) -> str:
+    free = times[times.contender == TABLE_FREE]
+    worst = free.loc[free.fraction_of_copy.idxmin()]
+    return (
+        "**Without tables** arithmetic shows where there is little to move: "
+        f"{worst.fraction_of_copy:.2f} of a copy for {worst.batch * worst.seq_len:,} tokens of {worst.head_dim} "
+        f"features ({worst.median_us:.0f} microseconds); the table above has the others."
+    )
+
+
+def _partial_sums(memory: pd.DataFrame) -> str:
+    rows = memory[memory.contender.str.contains("qk_norm")]
+    beyond = (rows.peak_bytes - rows.result_bytes).max()
+    return (
+        f"**QK norm, backward** takes {beyond / 1e6:.1f} MB for partial sums of the weights' gradients, so that these "
+        "have the same bits every time."
+    )
+
+
+def _one_tensor(times: pd.DataFrame) -> str:
+    times = times.set_index(["cell", "dtype", "direction"])
+    ours, compiled = (times[times.contender == name] for name in (OURS, "compile"))
+    forward = [index for index in compiled.index if index[1:] == ("bfloat16", "forward")]
+    most = 1 / compiled.fraction_of_copy
+    bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
+    return (
+        f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
+        f"{value_range(compiled.fraction_of_copy, '.2f')} of a copy and this kernel "
+        f"{value_range(ours.fraction_of_copy, '.2f')}; in bfloat16 forward torch.compile is "
+        f"{_faster(compiled.median_us.loc[forward], ours.median_us)}. A kernel as fast as a copy would be "
+        f"{value_range(most, '.2f')} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
+    )
+
+
+def _ratio(theirs: pd.Series, ours: pd.Series) -> pd.Series:
+    """Their time over ours in the same case."""
+    return theirs / ours.reindex(theirs.index)
+
+
+def _faster(theirs: pd.Series, ours: pd.Series) -> str:
+    """``"up to 4 % faster in 3 of 15 cases"``, or how much slower at least."""
+    ratio = _ratio(theirs, ours)
+    faster = ratio < 1
+    if faster.any():
+        return f"up to {100 * (1 - ratio.min()):.1f} % faster (in {faster.sum()} of {len(ratio)} cases)"
+    return f"at least {100 * (ratio.min() - 1):.1f} % slower"

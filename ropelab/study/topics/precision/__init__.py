@@ -1,0 +1,1 @@
+"""This topic shows what each way to compute cosines and sines loses."""

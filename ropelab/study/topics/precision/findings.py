@@ -1,0 +1,491 @@
+"""This file tabulates what each method of `topics.precision.methods` loses beside its bound, and says it in words."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import torch
+
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.angles.model_config import rope_from_config
+from ropelab.bench.exact_waves import exact_product, exact_waves
+from ropelab.study.topics.precision import methods as precision
+from ropelab.study.topics.precision.methods import METHODS, REFERENCE, Method, chord
+from ropelab.study.topics.precision.models import MODELS, Model
+
+OURS, TABLE_FREE, USUAL = "float64-built tables", "table-free kernel", "fp32 angles"
+ON_GPU = ("TF32 matmul", "TF32 batched matmul", "TF32 matmul, padded", "fast-math sincos")
+"""Methods of `ropelab.study.topics.precision.gpu`."""
+TOPS = tuple(2**k for k in range(23))
+"""Ends of the octaves of positions: 1, 2, 4, ..., 4,194,304."""
+INT32 = 2**31
+"""Positions are smaller."""
+SMOKE_TOPS = (1, 256, 2048, 2**17, 2**22)
+SAMPLES = 2048
+LOSSES = {"1 rad": 1.0, "half a turn": math.pi, "a full turn": 2 * math.pi}
+BF16_ROUNDING = 2.0**-precision.BF16
+"""By how much, relatively, storing a rotated feature in bfloat16 may put it off."""
+FP32_ROUNDING = 2.0**-precision.FP32
+_CHUNK = 2**14
+
+Methods = Mapping[str, Method]
+
+
+def octave(top: int, samples: int) -> torch.Tensor:
+    """Positions from beyond ``top/2`` up to ``top``, in order: all, or a random choice and where formats round.
+
+    Half-way between two numbers of ``t`` digits, where rounding turns from down to up, lies among others the integer
+    ``top/2 + top/2**(t+1)``; its neighbours are tried too.
+    """
+    first = top // 2 + 1
+    if top - first < samples:
+        return torch.arange(first, top + 1)
+    chosen = torch.randint(first, top + 1, (samples,), generator=torch.Generator().manual_seed(top))
+    steps = 2 ** torch.arange(top.bit_length() - 1)
+    edges = torch.cat([top // 2 + steps, top - steps])
+    return torch.cat([chosen, edges - 1, edges, edges + 1, torch.tensor([top])]).clamp(first, top).unique()
+
+
+# ------------------------------------------------------------------------------------------ angles and rotated pairs
+
+
+def errors(
+    frequencies: torch.Tensor, tops: Sequence[int] = TOPS, samples: int = SAMPLES, methods: Methods = METHODS
+) -> pd.DataFrame:
+    """The largest errors in each octave of positions, over all planes, and the largest that the bounds allow there.
+
+    Args:
+        frequencies: float64 ``[F]``.
+
+    Returns:
+        Columns method, position (the octave's end), angle_error and angle_bound (rad), output_error and output_bound
+        (relative error of a rotated pair), fraction (largest error over its own bound, of both kinds and all elements:
+        at most 1), ulps (of the cosine's or sine's own value, in float32).
+    """
+    rows = []
+    for top in tops:
+        positions = octave(top, samples)
+        truth = exact_waves(positions, frequencies)
+        for name, method in methods.items():
+            waves = method.waves(positions, frequencies)
+            angles = None if method.angles is None else precision.angle_error(method, positions, frequencies)
+            row = compare(waves, truth, method, positions, frequencies, angles)
+            rows.append({"method": name, "position": top, **row})
+    return pd.DataFrame(rows)
+
+
+def compare(
+    waves: precision.Waves,
+    truth: precision.Waves,
+    method: Method,
+    positions: torch.Tensor,
+    frequencies: torch.Tensor,
+    angles: torch.Tensor | None = None,
+) -> dict[str, float]:
+    """One row of `errors`, less what identifies it.
+
+    Args:
+        angles: errors of the angles, where the method has any. Else they are those seen in (cos, sin): the direction of
+            a vector that is off by less than its length 1 is off by at most the arc sine.
+    """
+    output, bound = precision.output_error(waves, truth), method.bound.output(positions, frequencies)
+    if angles is None:
+        angles, angle_bound = precision.turned(waves, truth), torch.asin(bound.clamp(max=1))
+        angle_bound = torch.where(bound < 1, angle_bound, math.pi)
+    else:
+        angle_bound = method.bound.angle(positions, frequencies)
+    return {
+        "angle_error": float(angles.max()),
+        "angle_bound": float(angle_bound.max()),
+        "output_error": float(output.max()),
+        "output_bound": float(bound.max()),
+        "fraction": max(_fraction(angles, angle_bound), _fraction(output, bound)),
+        "ulps": precision.worst_ulps(waves, truth),
+    }
+
+
+def _fraction(error: torch.Tensor, bound: torch.Tensor) -> float:
+    """Largest error over its bound; where nothing may be off, infinite unless nothing is."""
+    return float(torch.where(error > 0, error / bound, 0.0).max())
+
+
+def tightness(found: pd.DataFrame) -> pd.DataFrame:
+    """For each method: largest error over its bound, and at what share of the bound's curve that of the error ends."""
+    last = found[found.position == found.position.max()].set_index("method")
+    table = found.groupby("method", sort=False).fraction.max().to_frame("largest error / its bound")
+    table["curve / curve of bounds, angle"] = last.angle_error / last.angle_bound
+    table["curve / curve of bounds, output"] = last.output_error / last.output_bound
+    return table
+
+
+def losses(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods = METHODS) -> pd.DataFrame:
+    """The first position at which an angle is off by 1 rad, half a turn, a full turn; in words where none is so far."""
+    rows = {}
+    for name, method in methods.items():
+        row = {}
+        for loss, radians in LOSSES.items():
+            position = first_loss(method, frequencies, radians, longest)
+            safe = safe_up_to(method, frequencies, radians)
+            where = f"up to {safe:,}" if safe < INT32 else "at any int32 position"
+            row[loss] = f"{position:,}" if position else f"none (the bound: {where})"
+        rows[name] = row
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(index="method")
+
+
+def first_loss(method: Method, frequencies: torch.Tensor, radians: float, longest: int = TOPS[-1]) -> int | None:
+    """The first position up to ``longest`` at which the angle of some plane is off by ``radians`` or more.
+
+    Every position is tried in the octaves where the bound allows such an error, and none in the others.
+    """
+    if method.angles is None:
+        return None
+    first = 1
+    while first <= longest:
+        end = min(2 * first - 1, longest)
+        if float(method.bound.angle(torch.tensor([end]), frequencies).max()) >= radians:
+            for start in range(first, end + 1, _CHUNK):
+                positions = torch.arange(start, min(start + _CHUNK, end + 1))
+                lost = (precision.angle_error(method, positions, frequencies) >= radians).any(dim=1)
+                if lost.any():
+                    return int(positions[lost][0])
+        first = end + 1
+    return None
+
+
+def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int:
+    """The largest power of two, `INT32` at most, up to which the bound excludes ``radians``; 0 if none."""
+    top = 0
+    for k in range(32):
+        if float(method.bound.angle(torch.tensor([2**k - 1, 2**k]), frequencies).max()) >= radians:
+            break
+        top = 2**k
+    return top
+
+
+def own_frequencies(rotary_dim: int, base: float, longest: int = TOPS[-1], samples: int = SAMPLES) -> float:
+    """How many times as far off float32 angles are if the frequencies are made in float32 too, as transformers does."""
+    exact = inverse_frequencies(rotary_dim, base)
+    own = 1.0 / base ** (torch.arange(0, rotary_dim, 2).float() / rotary_dim)
+    positions = octave(longest, samples)
+    high, low = exact_product(positions, exact)
+    off = ((positions.float()[:, None] * own).double() - high - low).abs().max()
+    return float(off / precision.angle_error(METHODS[USUAL], positions, exact).max())
+
+
+# --------------------------------------------------------------------------------------------------- relative positions
+
+
+def law(
+    frequencies: torch.Tensor,
+    distances: Sequence[int] = (1, 512),
+    tops: Sequence[int] = TOPS,
+    samples: int = SAMPLES // 8,
+    methods: Methods = METHODS,
+) -> pd.DataFrame:
+    """What becomes of ``<R_{t+d} q, R_t k>`` as t grows, which should depend on d alone.
+
+    With the pair i of q and k as complex numbers the score is the real part of ``sum_i conj(q_i) k_i w_i``, where
+    ``w_i = conj(e^{i (t+d) f_i}) e^{i t f_i}``. Over all q and k whose pairs have given lengths its error is
+    ``sum_i |q_i| |k_i| |w'_i - w_i|`` at most, and some q and k attain that. Errors here are in units of
+    ``sum_i |q_i| |k_i|`` with pairs of equal lengths: the mean of ``|w'_i - w_i|``.
+
+    Returns:
+        Columns method, distance, position (the end of the octave of t), moved (from the method's own score at t = 0:
+        the law), moved_bound, off (from the right score), off_bound.
+    """
+    rows = []
+    for distance in distances:
+        near, origin = torch.tensor([distance]), torch.tensor([0])
+        right = _as_complex(exact_waves(near, frequencies))
+        for name, method in methods.items():
+            noise, wave = method.bound.noise, 2 * method.bound.wave + method.bound.wave**2
+            own = _relative(method, near, origin, frequencies)
+            at_start = noise(near, frequencies) + noise(origin, frequencies)
+            for top in tops:
+                positions = octave(top, samples)
+                score = _relative(method, positions + distance, positions, frequencies)
+                here = noise(positions + distance, frequencies) + noise(positions, frequencies)
+                drift = distance * method.bound.drift(frequencies)
+                row = {
+                    "moved": (score - own).abs(),
+                    "moved_bound": chord(here + at_start) + 2 * wave + REFERENCE,
+                    "off": (score - right).abs(),
+                    "off_bound": chord(here + drift) + wave + REFERENCE,
+                }
+                values = {column: float(value.mean(dim=1).max()) for column, value in row.items()}
+                rows.append({"method": name, "distance": distance, "position": top, **values})
+    return pd.DataFrame(rows)
+
+
+def _relative(method: Method, queries: torch.Tensor, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """``w`` of `law`, conjugated: that of a query at one and a key at the other position, ``[P, F]``."""
+    q, k = (_as_complex(method.waves(positions, frequencies)) for positions in (queries, keys))
+    return q * k.conj()
+
+
+def _as_complex(waves: precision.Waves) -> torch.Tensor:
+    return torch.complex(*(wave.double().cpu() for wave in waves))
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+def attention(
+    frequencies: torch.Tensor,
+    tops: Sequence[int] = TOPS,
+    *,
+    window: int = 256,
+    queries: int = 8,
+    methods: Methods = METHODS,
+) -> pd.DataFrame:
+    """Scores of random queries and the keys before them, and the attention weights, against the right ones.
+
+    The errors of cos and sin alone: everything else is in float64. q and k are standard normal, scores are divided by
+    the root of the rotated features.
+
+    Returns:
+        Columns method, position (the end of the octave of the queries), score_error and score_bound (largest),
+        weights_error and weights_bound (largest share of the attention that goes to other keys: half the sum of
+        ``|p' - p|``). If no score is off by more than e, the latter is at most ``tanh(e/2)``.
+    """
+    rows = []
+    generator = torch.Generator().manual_seed(0)
+    shape, options = (window, len(frequencies)), {"generator": generator, "dtype": torch.complex128}
+    root = math.sqrt(2 * len(frequencies))
+    k = math.sqrt(2) * torch.randn(shape, **options)
+    q = math.sqrt(2) * torch.randn(len(frequencies), **options)
+    for top in tops:
+        found = {name: [] for name in methods}
+        for position in octave(top, queries).tolist():
+            keys = torch.arange(max(0, position - window + 1), position + 1)
+            query = torch.tensor([position])
+            pairs = q * k[: len(keys)].conj() / root
+            right = (pairs * _phase(exact_waves, query, keys, frequencies)).real.sum(dim=1)
+            for name, method in methods.items():
+                score = (pairs * _phase(method.waves, query, keys, frequencies)).real.sum(dim=1)
+                noise = method.bound.noise(query, frequencies) + method.bound.noise(keys, frequencies)
+                drift = (position - keys)[:, None] * method.bound.drift(frequencies)
+                wave = 2 * method.bound.wave + method.bound.wave**2 + REFERENCE
+                bound = (pairs.abs() * (chord(noise + drift) + wave)).sum(dim=1).max()
+                moved = (score.softmax(0) - right.softmax(0)).abs().sum() / 2
+                found[name].append(((score - right).abs().max(), bound, moved, torch.tanh(bound / 2)))
+        for name, values in found.items():
+            largest = torch.tensor(values).amax(dim=0).tolist()
+            columns = ("score_error", "score_bound", "weights_error", "weights_bound")
+            rows.append({"method": name, "position": top, **dict(zip(columns, largest, strict=True))})
+    return pd.DataFrame(rows)
+
+
+def _phase(waves: precision.Function, query: torch.Tensor, keys: torch.Tensor, frequencies: torch.Tensor):
+    return _as_complex(waves(query, frequencies)) * _as_complex(waves(keys, frequencies)).conj()
+
+
+# --------------------------------------------------------------------------------------------------------- real models
+
+
+def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods: Methods = METHODS) -> pd.DataFrame:
+    """What models lose near their longest context, `rope_from_config` having read their configurations.
+
+    Returns:
+        Columns model, length, planes (that turn), method, output_error (largest, of a rotated pair), output_bound,
+        bits (that are right: ``-log2`` of the error, at least 0).
+    """
+    rows = []
+    for name, model in chosen.items():
+        rope = rope_from_config(model.config, layer_type=model.layer_type)
+        rope = rope.at_length(rope.max_seq_len)
+        frequencies = rope.inverse_frequencies[rope.inverse_frequencies > 0]
+        last = rope.max_seq_len - 1
+        positions = torch.arange(max(1, last - samples + 1), last + 1)
+        truth = exact_waves(positions, frequencies)
+        for label, method in methods.items():
+            error = precision.output_error(method.waves(positions, frequencies), truth)
+            rows.append(
+                {
+                    "model": name,
+                    "length": rope.max_seq_len,
+                    "planes": len(frequencies),
+                    "method": label,
+                    "output_error": float(error.max()),
+                    "output_bound": float(method.bound.output(positions, frequencies).max()),
+                    "bits": max(0.0, -math.log2(float(error.max()))),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def memory(rotary_dim: int, tops: Sequence[int] = TOPS, methods: Methods = METHODS) -> pd.DataFrame:
+    """Bytes that cos and sin take: of a table with a row for each position, or of the inverse frequencies alone.
+
+    Columns method, positions, bytes.
+    """
+    planes = rotary_dim // 2
+    return pd.DataFrame(
+        {"method": name, "positions": top, "bytes": planes * (top * method.table_bytes or method.frequency_bytes)}
+        for name, method in methods.items()
+        for top in tops
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- the reference
+
+
+def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count: int = 64) -> pd.DataFrame:
+    """Is float64 enough? Some cosines and sines near ``longest`` against mpmath with 200 bits.
+
+    Returns:
+        Columns what, error (largest, absolute), bound, and share of half a float32 ulp below 1 (2**-25).
+    """
+    import mpmath
+
+    frequencies = inverse_frequencies(rotary_dim, base)
+    draw = torch.Generator().manual_seed(0)
+    positions = torch.randint(longest // 2, longest + 1, (count,), generator=draw)
+    planes = torch.randint(0, len(frequencies), (count,), generator=draw)
+    with mpmath.workprec(200):
+        real = [mpmath.mpf(base) ** (-mpmath.mpf(2 * i) / rotary_dim) for i in planes.tolist()]
+        given = [mpmath.mpf(frequencies[i].item()) for i in planes.tolist()]
+
+        def largest(waves: precision.Waves, turn: list) -> float:
+            errors = []
+            for row, (p, plane) in enumerate(zip(positions.tolist(), planes.tolist(), strict=True)):
+                cos, sin = (mpmath.mpf(wave[row, plane].item()) for wave in waves)
+                errors.append(mpmath.hypot(cos - mpmath.cos(p * turn[row]), sin - mpmath.sin(p * turn[row])))
+            return float(max(errors))
+
+        plain = precision.float64_tables(positions, frequencies, torch.float64)
+        # Product and cosine; and 2i/R rounds, of which the power makes ``e ln base``, and is itself right to 2 units.
+        bound = 2.0**-53 * longest + precision.wave_error(precision.FP64, halves=4) + REFERENCE
+        e = torch.arange(0, rotary_dim, 2).double() / rotary_dim
+        frequency_bound = 2.0**-53 * float((longest * base**-e * (e * math.log(base) + 2)).max())
+        checks = {
+            "the reference, same frequencies": (largest(exact_waves(positions, frequencies), given), REFERENCE),
+            "plain float64, same frequencies": (largest(plain, given), bound),
+            "plain float64, frequencies that are real numbers": (largest(plain, real), bound + frequency_bound),
+        }
+    rows = [(what, error, bound, error / 2.0**-25) for what, (error, bound) in checks.items()]
+    return pd.DataFrame(rows, columns=["what", "error", "bound", "share of half an ulp"])
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+
+def sentence(found: pd.DataFrame) -> str:
+    """What the table of `errors` says at the longest position."""
+    last = found[found.position == found.position.max()].set_index("method")
+    parts = [
+        f"{_angle(last.angle_error[name])} with {name}" for name in ("bf16 positions", USUAL) if name in last.index
+    ]
+    text = f"At {last.position.iloc[0]:,} tokens angles are off by up to {', '.join(parts)}"
+    if OURS in last.index:
+        text += f"; {OURS} keep the rotation to {last.output_error[OURS]:.1e} ({_bits(last.output_error[OURS])} bits)"
+    if TABLE_FREE in last.index:
+        text += f", the {TABLE_FREE} to {last.output_error[TABLE_FREE]:.1e}"
+    return text
+
+
+def bounds_sentence(found: pd.DataFrame) -> str:
+    """Whether every error stays within its bound, and how near it comes."""
+    table = tightness(found)
+    largest = table["largest error / its bound"]
+    curves = table.drop(columns="largest error / its bound")
+    holds = "Every error stays within its bound" if (largest <= 1).all() else "A bound is broken"
+    return (
+        f"{holds}: the largest reach {largest.min():.2f} to {largest.max():.2f} of it, and at "
+        f"{found.position.max():,} tokens the curves end at {curves.min(axis=None):.2f} to "
+        f"{curves.max(axis=None):.2f} of those of the bounds"
+    )
+
+
+def losses_sentence(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods = METHODS) -> str:
+    """Who loses a full turn where, and what is left of the others."""
+    found = {name: first_loss(method, frequencies, LOSSES["a full turn"], longest) for name, method in methods.items()}
+    lost = [f"{name} at {position:,}" for name, position in found.items() if position]
+    kept = [name for name, position in found.items() if not position]
+    text = f"Angles lose a full turn: {', '.join(lost)}" if lost else "No angle loses a full turn"
+    return text + (f"; none up to {longest:,}: {', '.join(kept)}" if kept else "")
+
+
+def law_sentence(found: pd.DataFrame) -> str:
+    """How far scores move although their tokens stay as far apart, at the largest distance."""
+    distance = found.distance.max()
+    worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
+    names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
+    moved = ", ".join(f"{worst.moved[name]:.2g} with {name}" for name in names)
+    text = (
+        f"Up to {found.position.max():,} tokens a score at distance {distance:,} moves by up to {moved} "
+        "(1: the largest score there can be)"
+    )
+    if "bf16 frequencies" in worst.index:
+        one = worst.loc["bf16 frequencies"]
+        text += f"; bf16 frequencies move it by {one.moved:.2g} only and yet it is wrong by {one.off:.2g}"
+    return text
+
+
+def attention_sentence(found: pd.DataFrame) -> str:
+    """What share of the attention goes to other keys at the longest position."""
+    last = found[found.position == found.position.max()].set_index("method").weights_error
+    names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
+    shares = ", ".join(f"{_share(last[name])} with {name}" for name in names)
+    return f"At {found.position.max():,} tokens this share of a query's attention goes to other keys: {shares}"
+
+
+def models_sentence(found: pd.DataFrame) -> str:
+    """How many models have fewer right bits than bfloat16 at their longest context, the usual way, and with ours."""
+    bits = found.pivot(index="model", columns="method", values="bits")
+    usual = bits[USUAL]
+    fewer = int((usual < precision.BF16).sum())
+    return (
+        f"At their longest context {fewer} of {len(bits)} models have fewer than the {precision.BF16} right bits of "
+        f"bfloat16 with {USUAL} (the worst {usual.min():.1f}: {usual.idxmin()}); {OURS} keep {bits[OURS].min():.1f}"
+    )
+
+
+def memory_sentence(found: pd.DataFrame) -> str:
+    """What tables for the most positions take, and what is enough without one."""
+    sizes = found.pivot(index="method", columns="positions", values="bytes").loc[list(dict.fromkeys(found.method))]
+    first, last = sizes.iloc[:, 0], sizes.iloc[:, -1]
+    tables = ", ".join(f"{size / 2**30:.2g} GiB as {name}" for name, size in last[last > first].items())
+    few = last[last == first]
+    text = f"cos and sin of {found.positions.max():,} positions take {tables}; frequencies alone {few.min():,} bytes"
+    return text + (f", and {few[TABLE_FREE]:,} for the {TABLE_FREE}" if TABLE_FREE in few else "")
+
+
+def gpu_sentence(found: pd.DataFrame) -> str:
+    """What TF32 and fast maths lose at the longest position, and which products are not made in TF32 at all."""
+    ran = found[(found.status == "ok") & found.method.isin([*ON_GPU, USUAL])]
+    errors = ran.pivot(index="position", columns="method", values="angle_error")
+    errors = errors[[name for name in (*ON_GPU, USUAL) if name in errors]]
+    if set(errors) <= {USUAL}:
+        return "Nothing that needs a GPU has run"
+    usual = [name for name in errors if name != USUAL and USUAL in errors and (errors[name] == errors[USUAL]).all()]
+    off = ", ".join(f"{_angle(error)} with {name}" for name, error in errors.drop(columns=usual).iloc[-1].items())
+    text = f"At {errors.index[-1]:,} tokens angles are off by {off}"
+    if usual:
+        text += f"; the errors of {' and '.join(usual)} are those of {USUAL}: no TF32 there"
+    beyond = list(dict.fromkeys(ran.method[ran.fraction > 1]))
+    return text + (f"; beyond the bound: {', '.join(beyond)}" if beyond else "; all within their bounds")
+
+
+def emulation_sentence(found: pd.DataFrame) -> str:
+    """How many angles of the tensor cores have the bits of the emulation."""
+    shares = found.groupby("method", sort=False).emulated.mean().dropna()
+    return "Angles with the bits of the emulation: " + ", ".join(
+        f"{name} {share:.0%}" for name, share in shares.items()
+    )
+
+
+def _angle(radians: float) -> str:
+    turns = radians / (2 * math.pi)
+    return f"{turns:,.0f} turns" if turns >= 10 else f"{radians:.2g} rad"
+
+
+def _bits(error: float) -> str:
+    return f"{-math.log2(error):.1f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if value >= 0.095 else f"{value:.1%}" if value >= 0.0005 else f"{value:.0e}"

@@ -1,0 +1,216 @@
+"""How far cos and sin of ``position * frequency`` are from the truth, method by method, and how far they can be.
+
+A `Method` is a function of positions and inverse frequencies, and a `Bound`, which is derived from the formats that the
+method rounds to and from nothing that was measured. Everything else here works on any method: to compare another one,
+add it to ``METHODS``.
+
+Rounding to ``t`` significant binary digits, to nearest, puts ``x`` off by at most ``2**-t * ufp(x)``, where ``ufp(x)``,
+the unit in the first place, is the largest power of two up to ``|x|`` (Rump, Ogita and Oishi 2008). Integers up to
+``2**t`` and powers of two stay as they are.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ropelab.angles.table_free import fixed_point
+from ropelab.bench.exact_waves import exact_product, ulps
+from ropelab.bench.table_free import kernel_waves
+from ropelab.conformance.faults.tables_and_precision import to_tf32
+from ropelab.kernels import angles_torch
+
+REFERENCE = 2.0**-50
+"""More than the reference, `ropelab.bench.exact_waves`, is off."""
+
+Waves = tuple[torch.Tensor, torch.Tensor]
+Function = Callable[[torch.Tensor, torch.Tensor], Waves]
+
+
+def ufp(x: torch.Tensor) -> torch.Tensor:
+    """The largest power of two up to ``|x|``, and 0 for 0."""
+    mantissa, _ = torch.frexp(x)  # in [1/2, 1): the quotient is a power of two, exactly
+    return torch.where(x == 0, 0.0, x / mantissa / 2)
+
+
+def chord(angle: torch.Tensor) -> torch.Tensor:
+    """``|exp(i a) - 1|``: by how much a unit vector moves that turns by up to ``angle``."""
+    return 2 * torch.sin(angle.clamp(max=math.pi) / 2)
+
+
+# ------------------------------------------------------------------------------------------------------------ bounds
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a method may be off by, derived from what it rounds.
+
+    Attributes:
+        positions, frequencies, products: significant binary digits of each rounding of these, one after the other.
+        reduction: what reducing an angle of up to this size to one turn may put it off by (rad).
+        wave: by how much the pair (cos, sin) may miss that of the angle it was given, as a distance.
+    """
+
+    positions: tuple[int, ...] = ()
+    frequencies: tuple[int, ...] = ()
+    products: tuple[int, ...] = ()
+    reduction: Callable[[torch.Tensor], torch.Tensor] | None = None
+    wave: float = 0.0
+
+    def drift(self, frequencies: torch.Tensor) -> torch.Tensor:
+        """Error of the frequency, rad per position: what it does to an angle grows in step with the position."""
+        return _rounded_once(frequencies.double(), self.frequencies)
+
+    def noise(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        """Error of an angle that differs from position to position (rad), ``[P, F]``.
+
+        With ``p' = p + a``, ``f' = f + b`` the angle is ``fl(p' f') = p f + p b + a f' + c``; this bounds ``a f' + c``
+        and what the reduction adds.
+        """
+        p, f = positions.double().abs()[:, None], frequencies.double()
+        a = _rounded_once(p, self.positions)
+        a = torch.where(p <= 2.0 ** min(self.positions, default=0), 0.0, a)
+        f = f + self.drift(f)
+        product = _rounded((p + a) * f, self.products)
+        noise = a * f + product
+        return noise if self.reduction is None else noise + self.reduction((p + a) * f + product)
+
+    def angle(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        """Error of the angle (rad), ``[P, F]``."""
+        drift = positions.double().abs()[:, None] * self.drift(frequencies)
+        return (drift + self.noise(positions, frequencies)) * (1 + 2.0**-48)  # these sums round as well
+
+    def output(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        """Distance of (cos, sin) from the truth, which is the relative error of a rotated pair, ``[P, F]``."""
+        return chord(self.angle(positions, frequencies)) + self.wave + REFERENCE
+
+
+def _rounded(x: torch.Tensor, digits: tuple[int, ...]) -> torch.Tensor:
+    """How far numbers up to ``x`` may be off after roundings to that many digits, one after the other."""
+    return sum((2.0**-t for t in digits), start=0.0) * ufp(x)
+
+
+def _rounded_once(x: torch.Tensor, digits: tuple[int, ...]) -> torch.Tensor:
+    """As `_rounded` for the numbers ``x`` themselves, of which powers of two, such as most first frequencies, stay."""
+    return torch.where(x == ufp(x), 0.0, _rounded(x, digits))
+
+
+def wave_error(digits: int, halves: int = 1) -> float:
+    """Both of cos and sin rounded to ``digits``: each is off by ``halves`` half-ulps of a number in [1/2, 1)."""
+    return math.sqrt(2) * halves * 2.0 ** -(digits + 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- methods
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to have cos and sin.
+
+    Attributes:
+        waves: (positions int64 ``[P]``, inverse frequencies float64 ``[F]``) -> (cos, sin), ``[P, F]``.
+        bound: what it may be off by.
+        table_bytes: for each position and plane, cosine and sine together; 0 where they are computed as needed.
+        frequency_bytes: for each plane, where there is no table.
+        angles: the angles behind ``waves``, where the method has any: they show errors of more than half a turn.
+    """
+
+    waves: Function
+    bound: Bound
+    table_bytes: int = 0
+    frequency_bytes: int = 4
+    angles: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = field(default=None, repr=False)
+
+
+def from_angles(angles: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], bound: Bound) -> Method:
+    """Cosine and sine, as torch computes them, of float32 angles."""
+
+    def waves(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
+        found = angles(positions, frequencies)
+        return found.cos(), found.sin()
+
+    return Method(waves, bound, angles=angles)
+
+
+def _fp32_angles(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    return positions.float()[:, None] * frequencies.float()
+
+
+def _bf16_positions(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    return positions.bfloat16().float()[:, None] * frequencies.float()
+
+
+def _bf16_frequencies(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    return positions.float()[:, None] * frequencies.float().bfloat16().float()
+
+
+def _tf32_emulated(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    return to_tf32(positions.float())[:, None] * to_tf32(frequencies.float())
+
+
+def float64_tables(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype = torch.float32) -> Waves:
+    """The rows of `ropelab.rotary_table` at these positions, without the rows in between."""
+    angles = torch.outer(positions.double(), frequencies.double())
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _table_free(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
+    """The kernel's on a GPU; elsewhere by the same operations in torch, which have the same bits."""
+    waves = kernel_waves if positions.is_cuda else angles_torch.cos_sin
+    return waves(positions, fixed_point(frequencies, device=positions.device))
+
+
+def _bf16_tables(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
+    return float64_tables(positions, frequencies, torch.bfloat16)
+
+
+# Significant binary digits.
+BF16, TF32, FP32, FP64 = 8, 11, 24, 53
+
+# Library cosines in float32 are right to 1 ulp (SLEEF, on a CPU) or 2 (CUDA), which is 4 halves.
+_FP32_LIBRARY = wave_error(FP32, halves=4)
+_FP64_LIBRARY = wave_error(FP64, halves=4)
+
+METHODS: dict[str, Method] = {
+    "bf16 positions": from_angles(_bf16_positions, Bound((BF16,), (FP32,), (FP32,), wave=_FP32_LIBRARY)),
+    "bf16 frequencies": from_angles(_bf16_frequencies, Bound((), (FP32, BF16), (FP32,), wave=_FP32_LIBRARY)),
+    # 11 by 11 digits are 22, so that the product is exact in float32.
+    "TF32, emulated": from_angles(_tf32_emulated, Bound((TF32,), (FP32, TF32), (), wave=_FP32_LIBRARY)),
+    "fp32 angles": from_angles(_fp32_angles, Bound((FP32,), (FP32,), (FP32,), wave=_FP32_LIBRARY)),
+    # Numbers go from float64 to bfloat16 by way of float32.
+    "bf16 tables": Method(
+        _bf16_tables, Bound(products=(FP64,), wave=wave_error(BF16) + wave_error(FP32) + _FP64_LIBRARY), table_bytes=4
+    ),
+    "float64-built tables": Method(
+        float64_tables, Bound(products=(FP64,), wave=wave_error(FP32) + _FP64_LIBRARY), table_bytes=8
+    ),
+    # It promises an ulp, two halves.
+    "table-free kernel": Method(_table_free, Bound(wave=wave_error(FP32, halves=2)), frequency_bytes=24),
+}
+"""Name -> method, those that lose most first. What only a GPU can run is in `ropelab.study.topics.precision.gpu`."""
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+def angle_error(method: Method, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """``|angle - position * frequency|`` (rad) of a method that has angles, full turns included."""
+    high, low = exact_product(positions, frequencies)
+    return (method.angles(positions, frequencies).double().cpu() - high - low).abs()
+
+
+def turned(waves: Waves, truth: Waves) -> torch.Tensor:
+    """Angle between (cos, sin) and the truth (rad), at most half a turn."""
+    (c, s), (c0, s0) = ((wave.double().cpu() for wave in pair) for pair in (waves, truth))
+    return torch.atan2(s * c0 - c * s0, c * c0 + s * s0).abs()
+
+
+def output_error(waves: Waves, truth: Waves) -> torch.Tensor:
+    """Distance of (cos, sin) from the truth: ``|R' x - R x| / |x|`` of a pair x, whatever x is."""
+    return torch.hypot(*(wave.double().cpu() - right for wave, right in zip(waves, truth, strict=True)))
+
+
+def worst_ulps(waves: Waves, truth: Waves) -> float:
+    """Largest error of a cosine or sine in float32 ulps of its own value, which is tiny near a zero."""
+    return max(ulps(wave.cpu(), right) for wave, right in zip(waves, truth, strict=True))
