@@ -1,14 +1,14 @@
-"""``python -m ropelab``: the command line, as ``ropelab`` where the package is installed."""
+"""This file runs the command line, for ``python -m ropelab`` and for the command ``ropelab``."""
 
 import sys
 import traceback
 
 NOT_JUDGED = 2
-"""Exit code for whatever is no verdict. Python's own for an error, 1, means that a function is wrong."""
+"""The exit code for "no verdict". Python's own exit code after an error, 1, would mean that a function is wrong."""
 
 
 def main() -> None:
-    """Run it."""
+    """Run the command line; any error of the library ends with ``NOT_JUDGED``."""
     try:
         from ropelab.conformance.cli import app
     except ModuleNotFoundError as error:
@@ -16,7 +16,7 @@ def main() -> None:
         raise SystemExit(NOT_JUDGED) from None
     try:
         app(prog_name="ropelab")
-    except Exception:  # an error of ours
+    except Exception:  # an error of this library, not of the function
         traceback.print_exc()
         raise SystemExit(NOT_JUDGED) from None
 

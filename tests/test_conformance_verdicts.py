@@ -103,9 +103,9 @@ def test_sizes_and_devices_as_other_libraries_have_them():
 
 @pytest.mark.parametrize("device", ["meta", "cuda:99"])
 def test_a_device_is_tried_before_any_law(device):
-    with pytest.raises(ValueError, match=f"device: expected one that works here, got '{device}'"):
+    with pytest.raises(ValueError, match=f"device: expected a device that works here, got '{device}'"):
         check_device(device)
-    with pytest.raises(ValueError, match="device: expected one that works here"):
+    with pytest.raises(ValueError, match="device: expected a device that works here"):
         verify(lambda x, positions: pytest.fail("it was called"), "plain", device=device)
 
 
@@ -186,7 +186,8 @@ def test_global_state_is_put_back_after_every_call():
         "NumPy's error handling, Subject.expected, Tensor.double, default device, default dtype, "
         "deterministic mode, grad mode, torch.autograd.grad, torch.equal"
     )
-    assert report["compile"].message == f"it changes global state ({names}), which a compiled function cannot"
+    expected = f"the function changes global state ({names}), which torch.compile cannot follow"
+    assert report["compile"].message == expected
     assert (state(), torch.equal, torch.autograd.grad, torch.Tensor.double, Subject.expected) == before
 
 

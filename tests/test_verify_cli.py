@@ -44,7 +44,7 @@ class Namespace:
 
 def meddle():
     """Change whatever is global, and every number and function on which a verdict may rest."""
-    import ropelab.conformance.law as law, ropelab.conformance.result as result, ropelab.conformance.subject as subject
+    import ropelab.conformance.law as law, ropelab.conformance.report as report, ropelab.conformance.subject as subject
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device("meta")
     torch.set_grad_enabled(False)
@@ -58,7 +58,7 @@ def meddle():
     np.seterr(all="raise")
     subject.Subject.expected = lambda self, case, *a, **k: [(0, 1e9)] * len(case.inputs)
     law.Comparison.excess = property(lambda self: np.zeros(1))
-    result.verdict = lambda *a: "right"
+    report.verdict = lambda *a: "right"
     sys.setrecursionlimit(300)
     sys.path.clear()
     os.chdir("/")
@@ -216,7 +216,7 @@ def test_on_a_gpu_in_a_process_of_its_own(folder):
 def test_what_a_function_changes_does_not_reach_the_verdict(folder):
     result = run("somebodys:meddles", "--convention", "plain")
     assert result.exit_code == 0, result.output
-    assert "it changes" in result.output  # said of the law of compilation
+    assert "the function changes" in result.output  # the message of the law ``compile``
 
 
 # ------------------------------------------------------------------------------------------ what cannot be run
@@ -283,7 +283,7 @@ def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, mess
     [
         (("raises:rope",), "not judged: target: expected package.module:function, got raises:rope"),
         (("ends:rope",), "not judged: the process ended with exit code 0 during the import of ends:rope"),
-        (("somebodys:rope", "--device", "meta"), "not judged: device: expected one that works here, got 'meta'"),
+        (("somebodys:rope", "--device", "meta"), "not judged: device: expected a device that works here, got 'meta'"),
     ],
 )
 def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):

@@ -1,4 +1,4 @@
-"""Which law sees which fault."""
+"""This file holds faults to laws, and tabulates the faults that each law kills."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import pandas as pd
 
 from ropelab.conformance.faults import AGREEMENT, FAULTS, Control, Fault, runs_on
 from ropelab.conformance.laws import LAWS
-from ropelab.conformance.result import Report
+from ropelab.conformance.report import Report
 from ropelab.conformance.verify import verify
 
 KILLED = ("fail", "error")
 
 
 def hold_to_laws(fault: Fault | Control, laws: Iterable[str] | None = None, **more: Any) -> Report:
-    """`verify` for an entry of the catalogue, with what it declares of itself; ``more`` as for ``verify``."""
+    """Return the report of `verify` on an entry of the catalogue, with the options that the entry declares.
+
+    Args:
+        fault: the entry.
+        laws: the names of the laws; by default all laws that are not opt-in.
+        more: other arguments of `verify`. They replace options of the entry.
+    """
     return verify(fault.function, fault.convention, laws=laws, **{**fault.options, **more})
 
 
 def laws_for(fault: Fault, device: str = "cpu") -> tuple[str, ...]:
-    """Those that are checked by default and those that the fault has to fail.
+    """Return the names of the laws that are not opt-in, and of the laws that the fault must fail.
 
-    Compilation is left out for kernels that are interpreted: it takes long to find out that they cannot be compiled.
+    The law ``compile`` is missing for interpreted kernels, because their compilation takes long to fail.
     """
     named = (law.name for law in LAWS.values() if law.by_default or law.name in fault.must_fail)
     interpreted = fault.triton and not device.startswith("cuda")
@@ -37,16 +43,18 @@ def kill_matrix(
     device: str = "cpu",
     progress: Callable[[str], object] = lambda name: None,
 ) -> pd.DataFrame:
-    """Hold every fault to every law.
+    """Hold faults to laws.
 
     Args:
-        faults: by default all of the catalogue that can run on ``device``.
-        laws: names; by default `laws_for` each fault.
+        faults: the faults, by default the whole catalogue. Faults that cannot run on ``device`` are left out.
+        laws: the names of the laws, by default `laws_for` each fault.
+        device: the device of all tensors.
         progress: called with the name of each fault before its turn.
 
     Returns:
-        A row for each fault and a column for each law, both by name: ``"pass"``, ``"fail"``, ``"error"`` (it raised,
-        which no law allows) or ``"not applicable"``; missing where a law was not checked.
+        A row for each fault and a column for each law, both by name. The values are ``"pass"``, ``"fail"``,
+        ``"error"`` (the fault raised, which no law allows), ``"not applicable"``, and NaN for laws that the fault was
+        not held to.
     """
     faults = FAULTS.values() if faults is None else faults
     laws = None if laws is None else tuple(laws)
@@ -59,12 +67,12 @@ def kill_matrix(
 
 
 def kills(matrix: pd.DataFrame) -> pd.DataFrame:
-    """Where a law does not hold: the matrix as booleans."""
+    """Return the matrix as booleans: True where a law does not hold."""
     return matrix.isin(KILLED)
 
 
 def only_by_agreement(matrix: pd.DataFrame) -> set[str]:
-    """Faults that no law sees but those that compare with the definition."""
+    """Return the faults that are killed only by laws that compare with the definition."""
     seen = kills(matrix)
     others = seen.drop(columns=[law for law in AGREEMENT if law in seen])
     return set(seen.index[seen.any(axis=1) & ~others.any(axis=1)])

@@ -1,10 +1,32 @@
-"""The laws of rotary position embedding, held against anybody's implementation."""
+"""This room answers: is an implementation of rotary position embedding right, and if not, which fault does it have?
+
+A function is held to laws: properties that every right rotation has. A function keeps a law or breaks it. A broken law
+comes with a counterexample, and the catalogue of faults gives the diagnosis. To check means, as everywhere in ropelab,
+to raise an error for an invalid argument.
+
+Reading order:
+
+- `case`: a call in terms that suit every convention. `tensors` copies its tensors.
+- `bounds`: how far rounding may take a result from the exact rotation.
+- `implementation`: a function with the claims about it. `surroundings` keeps its global state from the laws.
+- `convention`, `conventions`: how functions are called.
+- `subject`: a function that takes cases, next to the exact results.
+- `law`, `laws/`: the laws.
+- `declared`: the claims about a function, checked.
+- `verify`: holds a function to laws. `where` describes wrong elements.
+- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws.
+- `faults/`: the catalogue of faults. `kill_matrix` tabulates the faults that each law kills.
+- `probes`, `diagnose`: find the known faults that explain a wrong function.
+- `testing`: the laws as a test for pytest.
+- `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
+"""
 
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import Declaration, declare
 from ropelab.conformance.laws import LAWS
-from ropelab.conformance.result import ConformanceError, Counterexample, Report, Result
+from ropelab.conformance.report import ConformanceError, Report
+from ropelab.conformance.result import Counterexample, Result
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.testing import pytest_laws
 from ropelab.conformance.verify import verify

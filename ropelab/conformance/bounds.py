@@ -1,4 +1,4 @@
-"""How far a rotated pair may be from the truth: bounds derived from the arithmetic, not tuned to the results.
+"""This file derives how far a rotated pair may be from the exact rotation; no bound is tuned to results.
 
 Every rounding obeys the standard model (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 sections 2.2 and 2.8): ``fl(z) = z (1 + d) + e`` with ``|d| <= unit``, ``|e| <= underflow``. One rotated
@@ -7,7 +7,7 @@ feature is::
     store(compute(compute(x0 * table(c)) - compute(x1 * table(s))))
 
 so the table is rounded once, each product once, the difference once and the stored result once. A fused
-multiply-add leaves out one of these roundings, which only shrinks the error. Overflow is excluded.
+multiply-add leaves out one of these roundings, and that only shrinks the error. The bounds exclude overflow.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# The widest float that NumPy has: 64-bit significand on x86, 113 on AArch64 Linux, 53 on some systems.
-# Whatever it has, ``REFERENCE`` enters the bounds, so they hold everywhere.
+# The widest float that NumPy has. Its significand has 64 bits on x86, 113 on AArch64 Linux and 53 on some systems.
+# The bounds contain its rounding, ``REFERENCE``, so that they hold on each of them.
 EXACT = np.longdouble
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Error of one rounding: ``unit * |z| + underflow``."""
+    """The largest error of one rounding: ``unit * |z| + underflow``."""
 
     unit: float
     underflow: float
 
     @classmethod
     def nearest(cls, dtype: torch.dtype) -> Rounding:
-        """Round to nearest: half a unit in the last place."""
+        """Return the rounding to nearest: at most half a unit in the last place."""
         info = torch.finfo(dtype)
         return cls(info.eps / 2, info.tiny * info.eps / 2)
 
     @classmethod
     def truncating(cls, dtype: torch.dtype) -> Rounding:
-        """Drop the surplus bits: a whole unit in the last place."""
+        """Return the rounding that drops surplus bits: at most a whole unit in the last place."""
         info = torch.finfo(dtype)
         return cls(info.eps, info.tiny * info.eps)
 
     def of(self, magnitude: np.ndarray) -> np.ndarray:
-        """Largest error of rounding any number of at most this magnitude."""
+        """Return the largest error of rounding a number of at most this magnitude."""
         return self.unit * magnitude + self.underflow
 
 
 NO_ROUNDING = Rounding(0.0, 0.0)
+FLOAT32_UNIT = Rounding.nearest(torch.float32).unit
 _REFERENCE_INFO = np.finfo(EXACT)
 REFERENCE = Rounding(float(_REFERENCE_INFO.eps) / 2, float(np.finfo(np.float64).smallest_subnormal))
 
@@ -61,9 +62,13 @@ class Arithmetic:
 
     @classmethod
     def of_kernel(cls, dtype: torch.dtype, *, interpreted: bool) -> Arithmetic:
-        """What ``ropelab.apply_rope`` promises for tensors of ``dtype`` and tables of ``table_dtype(dtype)``.
+        """Return the roundings that ``ropelab.apply_rope`` promises, for tables of ``table_dtype(dtype)``.
 
-        Maths in float32 or wider. Triton's interpreter stores bfloat16 by truncation, a GPU to nearest.
+        The maths are in float32 or wider. A GPU stores bfloat16 rounded to nearest; Triton's interpreter truncates it.
+
+        Args:
+            dtype: the dtype of the tensors.
+            interpreted: whether Triton's interpreter runs the kernel.
         """
         compute = table_dtype(dtype)
         if dtype == compute:
@@ -77,17 +82,22 @@ class Arithmetic:
 
 
 def table_dtype(dtype: torch.dtype) -> torch.dtype:
-    """dtype of the cos/sin tables used with tensors of ``dtype``, which is also the dtype of the maths."""
+    """Return the dtype of tables and maths for tensors of ``dtype``: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def exact(x: torch.Tensor) -> np.ndarray:
-    """The same values in the widest float there is (``EXACT``), where sums and products are all but exact."""
+    """Return the values of ``x`` in the widest float (``EXACT``), where sums and products are almost exact."""
     return x.detach().cpu().double().numpy().astype(EXACT)
 
 
 def rotate_exactly(x0, x1, c, s) -> tuple[np.ndarray, np.ndarray]:
-    """The definition on arrays of ``EXACT``, against which even a float64 result has a visible error."""
+    """Return the rotated pair in ``EXACT`` arithmetic, which shows even the error of a float64 result.
+
+    Args:
+        x0, x1: the members of each pair, ``EXACT``; broadcast with
+        c, s: cosine and sine of its angle, ``EXACT``.
+    """
     return x0 * c - x1 * s, x1 * c + x0 * s
 
 
@@ -99,7 +109,7 @@ def rotation_bound(
     arithmetic: Arithmetic,
     angle_error: float | np.ndarray = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Largest possible error of the rotated pair ``(y0, y1)``, elementwise.
+    """Return the largest possible error of the rotated pair ``(y0, y1)``, elementwise.
 
     With ``M0 = |x0 c| + |x1 s|``, table error ``t``, compute unit ``u``, underflow ``e``, before the store::
 
@@ -107,12 +117,13 @@ def rotation_bound(
         |store(z0) - y0| <= E + unit_store (|y0| + E) + underflow_store
 
     Args:
-        x0, x1: the pair as read from memory, ``EXACT``; broadcast with
-        c, s: the cosine and sine meant, ``EXACT``, before they were rounded into a table.
-        angle_error: ``a``, an absolute error of c and s (rad) beyond the table's rounding.
+        x0, x1: the members of each pair as the function reads them, ``EXACT``; broadcast with
+        c, s: the exact cosine and sine, ``EXACT``, before they are rounded into a table.
+        arithmetic: the roundings of the function.
+        angle_error: ``a``, the largest error that an inexact angle (rad) gives to c and s before the table's rounding.
 
     Returns:
-        Bounds for ``y0`` and ``y1``. The bound for their rotation by the inverse is the same with ``-s``.
+        The bounds of ``y0`` and of ``y1``. The inverse rotation has the bounds of ``-s``.
     """
     u, e = arithmetic.compute.unit, arithmetic.compute.underflow
     relative = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** 2 - 1 + 2 * REFERENCE.unit
@@ -127,19 +138,22 @@ def rotation_bound(
 
 
 def table_angle_error(angles: np.ndarray) -> np.ndarray:
-    """Absolute error of a cosine or sine computed in float64 at the rounded angle ``p * theta`` (rad).
+    """Return the absolute error of a cosine or sine computed in float64 at the rounded angle ``p * theta``.
 
-    The product is off by ``u |angle|``, the library cosine by less than one unit in the last place, 2u.
+    The product has an error of at most ``u |angle|``, the library's cosine of less than a unit in the last place, 2u.
+
+    Args:
+        angles: exact angles in rad.
     """
     u = Rounding.nearest(torch.float64).unit + REFERENCE.unit
     return u * (abs(angles) + 2)
 
 
 def fraction(error: np.ndarray, bound: np.ndarray) -> float:
-    """Largest ``|error| / bound``; at most 1 if the bound holds, and near 1 if the bound is tight.
+    """Return the largest ``|error| / bound``: at most 1 if the bound holds, and near 1 if the bound is tight.
 
     Raises:
-        ValueError: an error that is not a number, which no maximum would show.
+        ValueError: an error is NaN or infinite; the maximum would hide a NaN.
     """
     error = abs(error)
     if not np.isfinite(error).all():

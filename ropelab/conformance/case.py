@@ -1,4 +1,4 @@
-"""One question to an implementation, in terms that every calling convention can be translated from."""
+"""This file defines a case: one call of a function, in terms that do not depend on its calling convention."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ropelab.kernels import NO_POSITION
 
 
 class NotApplicable(Exception):
-    """The convention, or what was declared of the function, has no way to ask this; the message says why."""
+    """A law or a case does not apply to a function; the message says why."""
 
 
 class Broken(Exception):
-    """A law is broken in a way that no number measures; the message says how."""
+    """A function breaks a law, and no comparison of numbers can show it; the message says how."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Extents of the tensors of a case. All differ by default, so that no axis can pass for another."""
+    """The extents of the tensors of a case. All defaults differ, so that no axis can pass for another."""
 
     batch: int = 3
     tokens: int = 5
@@ -30,7 +30,10 @@ class Sizes:
     rotary_dim: int = 12
 
     def smaller(self) -> Iterator[Sizes]:
-        """Sizes with one extent reduced, the smallest first; features stay as partial or full as they are."""
+        """Yield smaller sizes: each extent reduced, the smallest value first.
+
+        The features of a head shrink together: heads that rotate as a whole still do, all others rotate by half.
+        """
         for name in ("batch", "tokens", "q_heads", "k_heads"):
             size = getattr(self, name)
             yield from (replace(self, **{name: n}) for n in sorted({1, size // 2, size - 1}) if 0 < n < size)
@@ -46,19 +49,22 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is to be rotated, and where each token stands.
+    """A call: the tensors to rotate, and the position of each token.
 
     Attributes:
-        inputs: ``(x,)`` or ``(q, k)``, each ``[B, S, H, D]``, features in the declared layout. Packed documents are
-            one row, ``[1, T, H, D]``.
-        rotary_dim: the first R features rotate.
-        offsets: position of the first token; one for each row or packed document if a tuple.
-        positions: int64 ``[S]`` or ``[B, S]``, instead of consecutive ones.
-        lengths: of packed documents (all ranks' tokens, if sharded). Tokens beyond their sum are padding.
-        shard: ``(cp_size, cp_rank)``: the tokens are this rank's two chunks of every sequence.
-        inverse: rotate by minus the angle.
-        factor: what cosines and sines are multiplied by (YaRN's attention factor).
-        cotangents: of the outputs, ``[B, S, H, D]`` each, for laws of gradients; none for the others.
+        inputs: ``(x,)`` or ``(q, k)``, each ``[B, S, H, D]``, with the features in the declared layout. Packed
+            documents form a single row, ``[1, T, H, D]``.
+        rotary_dim: R; the first R features rotate.
+        offsets: the position of the first token of all sequences, or a tuple with the position of the first token of
+            each row or packed document.
+        positions: int64 ``[S]`` or ``[B, S]``, in place of consecutive positions from ``offsets`` on.
+        lengths: the number of tokens of each packed document, on all ranks together if the tokens are sharded. Tokens
+            beyond their sum are padding.
+        shard: ``(cp_size, cp_rank)`` of context parallelism: the tokens are the two chunks of every sequence that
+            belong to the rank (see ``rank_positions``).
+        inverse: whether to rotate by minus the angle.
+        factor: the factor of cosines and sines, such as YaRN's attention factor.
+        cotangents: a cotangent ``[B, S, H, D]`` for each output; empty unless a law asks for gradients.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -73,16 +79,16 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(B, S)``."""
+        """The extents ``(B, S)`` of the inputs."""
         batch, tokens = self.inputs[0].shape[:2]
         return batch, tokens
 
     def shared_positions(self) -> torch.Tensor:
-        """int64 ``[S]``: of one row, where all have the same, and also where there is none."""
+        """Return the positions that all rows share, int64 ``[S]`` on the CPU, even for a batch without rows."""
         return self.token_positions(batch=1)[0]
 
     def token_positions(self, batch: int | None = None) -> torch.Tensor:
-        """int64 ``[B, S]`` on the CPU; padding has ``NO_POSITION``."""
+        """Return the position of each token, int64 ``[B, S]`` on the CPU; ``NO_POSITION`` for padding."""
         seq_len = self.shape[1]
         batch = self.shape[0] if batch is None else batch
         if self.positions is not None:
@@ -97,7 +103,7 @@ class Case:
         return torch.cat((*documents, torch.full((seq_len - used,), NO_POSITION)))[None]
 
     def needs(self) -> Iterator[str]:
-        """What a convention must be able to express, as keys of ``CANNOT``."""
+        """Yield the capabilities that a convention needs to express the case, as keys of ``CANNOT``."""
         if self.inverse:
             yield "inverse"
         if self.factor != 1:
@@ -121,13 +127,13 @@ class Case:
 
 
 CANNOT = {
-    "inverse": "it cannot be asked for the inverse",
-    "factor": "it takes no cosines and sines, which a factor could scale",
-    "positions": "its tokens stand one after another",
+    "inverse": "it has no inverse rotation",
+    "factor": "it takes no cosines and sines that a factor could scale",
+    "positions": "its tokens have consecutive positions",
     "positions per batch": "all rows of a batch share their positions",
     "packed": "it knows no packed documents",
-    "offsets per sequence": "its sequences cannot start at positions of their own",
-    "offset": "its tokens stand at 0, 1, 2, ...",
+    "offsets per sequence": "all its sequences start at the same position",
+    "offset": "its tokens have the positions 0, 1, 2, ...",
     "shards": "it knows no context parallelism",
     "padding": "it has no tokens without a position",
     "negative": "it has no negative positions",
@@ -136,7 +142,16 @@ CANNOT = {
 
 
 def rank_positions(length: int, size: int, rank: int) -> torch.Tensor:
-    """Positions of a rank's tokens: chunks ``rank`` and ``2 size - 1 - rank`` of ``2 size``."""
+    """Return the positions of a rank's tokens: chunks ``rank`` and ``2 size - 1 - rank`` of ``2 size`` chunks.
+
+    Args:
+        length: the number of tokens of the sequence on all ranks.
+        size: the number of ranks; 1 gives all positions.
+        rank: from 0 to ``size - 1``.
+
+    Returns:
+        int64 ``[length / size]`` on the CPU.
+    """
     if size == 1:
         return torch.arange(length)
     chunks = torch.arange(length).chunk(2 * size) if length else [torch.arange(0)] * 2 * size

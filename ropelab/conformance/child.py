@@ -1,7 +1,7 @@
-"""The process in which the command line holds a function to the laws, and nothing else.
+"""This file runs in the new process: it holds a function to the laws, and leaves notes for the parent.
 
-It says what it found in a file that it opens for each line anew: no stream that the function closes, redirects or
-prints to is involved. Each line carries a key that the function does not know.
+The notes are lines of a file. The process opens the file anew for each line, so that a function that closes, redirects
+or fills a stream cannot disturb them. Each line carries a key that the function does not know.
 """
 
 from __future__ import annotations
@@ -18,50 +18,55 @@ from pathlib import Path
 from typing import Any
 
 from ropelab.conformance.declared import DTYPES, check_device, declare
-from ropelab.conformance.report import diagnosis, failure
+from ropelab.conformance.report import diagnosis
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import check_function, judge
+from ropelab.conformance.words import failure
 
 REQUEST, NOTES = "request.json", "notes"
-_end_process = os._exit  # the function may replace it
+_end_process = os._exit  # kept here, because the function may replace os._exit
 
 
 class Unusable(Exception):
-    """The function cannot be had; the message says why, in one line."""
+    """The function cannot be imported or called; the message says why, in one line."""
 
 
 class Stream(io.TextIOWrapper):
-    """Standard output or error, on a descriptor of its own: torch prints there too, after the function closed it."""
+    """A standard stream on a copy of the descriptor 2, so that torch can print even after the function closed it."""
 
     def __init__(self):
         super().__init__(os.fdopen(os.dup(2), "wb"), "utf-8", "backslashreplace", line_buffering=True)
 
     def close(self) -> None:
-        """Stay open."""
+        """Do nothing: the stream stays open."""
 
 
 class Notes:
-    """What the parent is told, a line of JSON each."""
+    """The notes for the parent, a line of JSON each."""
 
     def __init__(self, path: Path, key: str):
         self._path, self._key, self._process = path, key, os.getpid()
 
     def write(self, kind: str, value: Any) -> None:
-        """Append a line. A copy of this process that the function made, with ``os.fork``, ends here instead."""
+        """Append a note. A process that the function forked from this process ends here instead."""
         if os.getpid() != self._process:
             _end_process(1)
         line = json.dumps({"key": self._key, "kind": kind, "value": value}, ensure_ascii=False)
         with open(self._path, "ab") as file:
-            file.write(f"{line}\n".encode("utf-8", "replace"))  # a message may have half a surrogate pair
+            file.write(f"{line}\n".encode("utf-8", "replace"))  # a message may contain half of a surrogate pair
 
     def result(self, result: Result) -> None:
-        """What came of a law, in numbers and in words."""
+        """Append the result of a law, in numbers and, if the law does not hold, in words."""
         self.write("result", result.as_dict() | {"words": failure(result) if result.failed else ""})
 
 
 def main(folder: str) -> None:
-    """Do what the request in ``folder`` says, and leave notes there. Does not return."""
+    """Carry out the request in ``folder``, leave notes there, and end the process.
+
+    Args:
+        folder: the folder with the file ``REQUEST``; the notes are in its file ``NOTES``.
+    """
     _die_with_parent()
     sys.stdout, sys.stderr = Stream(), Stream()
     request = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
@@ -73,9 +78,9 @@ def main(folder: str) -> None:
     except (SystemExit, KeyboardInterrupt) as ended:
         notes.write("stopped", f"the function raised {_named(ended)}")
     except Exception:
-        traceback.print_exc()  # an error of ours: the report is missing, and the parent says so
+        traceback.print_exc()  # an error of this library: the parent finds no report and says so
     finally:
-        _end_process(0)  # without the rest of Python's end, which threads of the function could hold up
+        _end_process(0)  # at once: Python's own exit would wait for threads of the function
 
 
 def _hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
@@ -97,7 +102,7 @@ def _hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
 
 
 def _load(target: str) -> Any:
-    """The object that ``module:name`` is; modules of the working directory are found."""
+    """Return the object that ``module:name`` names, in the working directory or on the path of Python."""
     module_name, _, path = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -108,7 +113,7 @@ def _load(target: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise Unusable(f"{wanted} ({error})") from None
         traceback.print_exc()
-        raise Unusable(f"{wanted}, the import of which raised {_named(error)}") from None
+        raise Unusable(f"{wanted} (its import raised {_named(error)})") from None
     try:
         for name in path.split("."):
             found = getattr(found, name)
@@ -123,7 +128,7 @@ def _named(error: BaseException) -> str:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however it does; Linux alone can."""
+    """On Linux, ask the system to kill this process when its parent ends for any reason."""
     if sys.platform == "linux":
         set_signal_of_parents_death = 1
         ctypes.CDLL(None).prctl(set_signal_of_parents_death, signal.SIGKILL)

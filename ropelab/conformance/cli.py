@@ -1,4 +1,4 @@
-"""The command line: ``ropelab verify package.module:function --convention flash_attn``."""
+"""This file defines the command line: ``ropelab verify package.module:function --convention flash_attn``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ropelab.conformance.process import Outcome, hold_apart
 from ropelab.conformance.report import why_not_judged
 
 app = typer.Typer(
-    help="The laws of rotary position embedding, held against any implementation.",
+    help="Hold any implementation of rotary position embedding to its laws.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -35,43 +35,45 @@ STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "not applica
 
 @app.callback()
 def main() -> None:
-    """The laws of rotary position embedding, held against any implementation."""
+    """Hold any implementation of rotary position embedding to its laws."""
 
 
 @app.command()
 def verify(
     target: Annotated[str, typer.Argument(help="package.module:function")],
-    convention: Annotated[str, typer.Option(help=f"How it is called: {', '.join(CONVENTIONS)}.")],
-    layout: Annotated[str | None, typer.Option(help="split_half or interleaved.")] = None,
-    out_layout: Annotated[str | None, typer.Option(help="Of the result, if another one.")] = None,
-    seq_format: Annotated[str | None, typer.Option(help="Order of the axes: bshd, sbhd or bhsd.")] = None,
-    sign: Annotated[str, typer.Option(help="standard, or reversed: declared to turn by minus the angle.")] = "standard",
+    convention: Annotated[str, typer.Option(help=f"How the function is called: {', '.join(CONVENTIONS)}.")],
+    layout: Annotated[str | None, typer.Option(help="The layout of the features: split_half or interleaved.")] = None,
+    out_layout: Annotated[str | None, typer.Option(help="The layout of the result, if it differs.")] = None,
+    seq_format: Annotated[str | None, typer.Option(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
+    sign: Annotated[str, typer.Option(help="standard, or reversed: rotate by minus the angle.")] = "standard",
     maths: Annotated[str | None, typer.Option(help="narrow: in the inputs' dtype; wide: float32 or wider.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Layout of full-width tables, if not the features'.")] = None,
-    inplace: Annotated[bool, typer.Option("--inplace", help="Declared to overwrite its inputs.")] = False,
-    once: Annotated[bool, typer.Option("--once-differentiable", help="No second derivatives claimed.")] = False,
-    rotary_dim: Annotated[int | None, typer.Option(help="Features that rotate.")] = None,
-    head_dim: Annotated[int, typer.Option(help="Features of a head.")] = 16,
-    q_heads: Annotated[int, typer.Option(help="Heads of q.")] = 4,
-    k_heads: Annotated[int, typer.Option(help="Heads of k.")] = 2,
-    base: Annotated[float, typer.Option(help="Of the frequencies.")] = 10000.0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help=f"Of most cases: {', '.join(DTYPES)}.")] = "float32",
-    law: Annotated[list[str] | None, typer.Option(help="Check this law only; can be repeated.")] = None,
+    columns: Annotated[str | None, typer.Option(help="The layout of full-width tables, if it differs.")] = None,
+    inplace: Annotated[bool, typer.Option("--inplace", help="The result overwrites the inputs.")] = False,
+    once: Annotated[bool, typer.Option("--once-differentiable", help="No second derivatives are claimed.")] = False,
+    rotary_dim: Annotated[int | None, typer.Option(help="The number of features that rotate.")] = None,
+    head_dim: Annotated[int, typer.Option(help="The number of features of a head.")] = 16,
+    q_heads: Annotated[int, typer.Option(help="The number of heads of q.")] = 4,
+    k_heads: Annotated[int, typer.Option(help="The number of heads of k.")] = 2,
+    base: Annotated[float, typer.Option(help="The base of the frequencies.")] = 10000.0,
+    device: Annotated[str, typer.Option(help="The device: cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: Annotated[str, typer.Option(help=f"The dtype of most cases: {', '.join(DTYPES)}.")] = "float32",
+    law: Annotated[list[str] | None, typer.Option(help="Hold the function to this law only; can be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave this law out; can be repeated.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for the whole run: import, laws, diagnosis.")] = 300.0,
-    json: Annotated[Path | None, typer.Option(help="Write the report here as well.")] = None,
+    timeout: Annotated[float, typer.Option(help="The seconds for the whole run: import, laws, diagnosis.")] = 300.0,
+    json: Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")] = None,
 ) -> None:
-    """Check a function law by law, in a process of its own.
+    """Hold a function to the laws, one after another, in a new process.
 
-    Exit code 0, right: all laws that apply hold, and results were compared with the definition. 1, wrong: a law does
-    not hold. 2, not judged: wrong usage, a function that cannot be imported, a device or file that cannot be used, no
-    comparison with the definition (the function takes nothing that the laws ask, or no law that compares was chosen),
-    or a run that was not completed, as the function ended the process or the time limit was reached. A law that was
-    found broken before such an end is proof: the exit code is 1 then, and the report says how the run ended.
+    Exit code 0 means right: all laws that apply hold, and results were compared with the definition.
 
-    What the function prints goes to stderr. On a machine without a GPU Triton kernels run with TRITON_INTERPRET=1 in
-    the environment.
+    Exit code 1 means wrong: a law does not hold.
+
+    Exit code 2 means not judged. Either the usage is wrong, or the function, the device or the file cannot be used. Or
+    no result was compared with the definition: the function takes no call that the laws ask for, or no chosen law
+    compares with the definition. Or the run was not complete: the function ended the process, or the time limit was
+    reached. If a law was broken before the run ended, the exit code is 1, and the report says how the run ended.
+
+    The output of the function goes to stderr. Without a GPU, Triton kernels need TRITON_INTERPRET=1 in the environment.
     """
     if not (math.isfinite(timeout) and timeout > 0):
         raise typer.BadParameter(f"timeout: expected a number of seconds above 0, got {timeout}")
@@ -103,7 +105,7 @@ def verify(
         try:
             _show(Console(), target, outcome, len(names))
             sys.stdout.flush()
-        except OSError:  # Python would try again as it ends, and end with a code of its own
+        except OSError:  # at its exit Python would flush again, fail, and return an exit code of its own
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise
     raise typer.Exit(EXIT_CODES[outcome.verdict])
@@ -120,10 +122,10 @@ def laws() -> None:
 
 @contextmanager
 def _or_stop(reason: str) -> Iterator[None]:
-    """What the system refuses ends with one line and the exit code that is no verdict."""
+    """Turn an error of the operating system into one line and the exit code 2."""
     try:
         yield
-    except (OSError, ValueError) as error:  # ValueError: a path or a character that cannot be written
+    except (OSError, ValueError) as error:  # ValueError: an invalid path, or a character without an encoding
         typer.echo(f"Error: {reason} ({error})", err=True)
         raise typer.Exit(2) from None
 
@@ -136,7 +138,7 @@ def _show(console: Console, target: str, outcome: Outcome, asked: int) -> None:
     console.print(Text(said, COLOURS[outcome.verdict]), soft_wrap=True)
     if outcome.failed:
         parts = [outcome.results[law]["words"] for law in outcome.failed]
-        parts.append(outcome.diagnosis_words or f"Diagnosis: none, as {outcome.stopped}.")
+        parts.append(outcome.diagnosis_words or f"Diagnosis: none, because {outcome.stopped}.")
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
 
 
@@ -158,12 +160,12 @@ def _table(outcome: Outcome) -> Table:
 
 
 def _verdict(outcome: Outcome, asked: int) -> str:
-    """In words; ``asked`` is the number of laws that were to be held."""
+    """Return the verdict in words; ``asked`` is the number of laws that the function should be held to."""
     if outcome.refused:
         return f"not judged: {outcome.refused}"
     broken = f"{len(outcome.failed)} law{' does' if len(outcome.failed) == 1 else 's do'} not hold"
     if outcome.stopped:
-        done = f"{outcome.stopped}; {len(outcome.results)} of {asked} laws were held"
+        done = f"{outcome.stopped}; {len(outcome.results)} of {asked} laws have a result"
         return f"{broken}; {done}" if outcome.failed else f"not judged: {done}"
     if outcome.verdict == "not judged":
         why = why_not_judged(list(outcome.results.values()))

@@ -1,4 +1,4 @@
-"""What is declared of a function before it is held to the laws."""
+"""This file turns the claims about a function into a declaration, and rejects claims that make no sense."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ropelab.layout.pairing import LAYOUTS, check_layout
 SIGNS = ("standard", "reversed")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 MOST_FEATURES = 2**18
-"""Of all heads of a token: cases with more would not fit into the memory of a small machine."""
+"""The largest number of features in all heads of a token: larger cases do not fit into a small machine's memory."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A function's claims, checked for sense; made by `declare`.
+    """The claims about a function, free of contradictions; made by `declare`.
 
     Attributes:
-        convention: how it is called, a name of ``CONVENTIONS``.
-        laws: that it is held to.
-        sizes: of the largest ordinary cases.
-        about: what was declared, by name, for the report.
-        claims: the fields of `Subject` but the function.
-        kept: what the convention is told besides.
+        convention: how the function is called, a name of ``CONVENTIONS``.
+        laws: the laws that the function is held to.
+        sizes: the extents of most cases; cases of some laws have fewer heads.
+        about: the claims for the report, name by name.
+        claims: the claims as fields of `Subject`.
+        kept: the first contents of the subject's ``state``.
     """
 
     convention: str
@@ -45,7 +45,12 @@ class Declaration:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def subject(self, function: Callable[..., Any], surroundings: Surroundings) -> Subject:
-        """The function with its claims, and no state of earlier calls: laws share none."""
+        """Return ``function`` with its claims, and without any state of earlier calls.
+
+        Args:
+            function: the function under test.
+            surroundings: the global state, recorded before the import of the function if possible.
+        """
         kind = CONVENTIONS[self.convention]
         return Subject(function, kind, **self.claims, state=dict(self.kept), surroundings=surroundings)
 
@@ -71,31 +76,33 @@ def declare(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Declaration:
-    """Check what is claimed of a function; the function is not needed for it, nor is the device touched.
+    """Return the declaration of a function. It needs neither the function nor the device.
 
     Args:
         convention: how the function is called, a name of ``CONVENTIONS``.
-        layout: ``"split_half"`` or ``"interleaved"``; by default the convention's own.
-        laws: names of the laws to check; by default all that are not opt-in.
-        skip: names of laws to leave out.
-        out_layout: of the result, if declared to be another one.
-        seq_format: order of the axes, where the convention leaves a choice.
-        sign: ``"reversed"`` for a function that is declared to rotate by minus the angle.
-        maths: ``"narrow"``: tables and all operations are rounded to the dtype of the inputs; ``"wide"``: they are
-            in float32 or wider. By default what is usual in the convention.
-        columns: the layout of full-width tables, if it is not ``layout`` (GLM: ``"split_half"`` tables, adjacent
-            pairs).
-        inplace: the result overwrites the inputs (where the convention does not prescribe it).
-        once_differentiable: the function does not claim second derivatives.
-        rotary_dim: features that rotate. By default ``head_dim``, or 3/4 of it where the convention says that the
-            tables' width decides.
-        head_dim, q_heads, k_heads: sizes of the largest cases, for functions that do not take all.
-        base: of the frequencies, at least 1; handed to modules and plain functions as ``base=`` unless it is 10000.
-        device, dtype: of the tensors; laws about dtypes use others as well.
+        layout: ``"split_half"`` or ``"interleaved"``; by default the first layout of the convention.
+        laws: the names of the laws that the function is held to; by default all laws that are not opt-in.
+        skip: the names of laws to leave out.
+        out_layout: the layout of the result, by default ``layout``.
+        seq_format: the order of the axes, where the convention leaves a choice.
+        sign: ``"reversed"`` for a function that is declared to rotate by minus the angle, else ``"standard"``.
+        maths: ``"narrow"`` if tables and all operations are rounded to the dtype of the inputs, ``"wide"`` if they are
+            in float32 or wider; by default the usual choice in the convention.
+        columns: the layout of full-width tables if it is not ``layout``. (GLM has ``"split_half"`` tables for adjacent
+            pairs.)
+        inplace: whether the result overwrites the inputs, where the convention does not prescribe it.
+        once_differentiable: whether the function claims no second derivatives.
+        rotary_dim: the number of features that rotate. By default it is ``head_dim``, or 3/4 of ``head_dim`` where the
+            convention says that the width of the tables decides.
+        head_dim, q_heads, k_heads: the sizes of most cases, for functions that do not take all sizes.
+        base: the base of the frequencies, at least 1. Modules and plain functions get it as ``base=`` unless it is
+            10000.
+        device: the device of all tensors.
+        dtype: the dtype of the tensors of most laws. Laws about dtypes use other dtypes as well.
 
     Raises:
-        TypeError: a size or ``base`` that is no number, a dtype that is not of ``DTYPES``.
-        ValueError: an argument that is not one of its choices, or out of its range; no law left to check.
+        TypeError: a size or ``base`` is not a number, or ``dtype`` is not in ``DTYPES``.
+        ValueError: an argument is out of its range or not one of its choices, or no law is left.
     """
     chosen = select(laws, skip)
     kind = CONVENTIONS[_one_of("convention", convention, CONVENTIONS)]
@@ -106,7 +113,7 @@ def declare(
     seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
     narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"
     if inplace and kind.in_place is False:
-        raise ValueError(f"inplace: expected False for {convention}, which has no way to ask for it")
+        raise ValueError(f"inplace: expected False for {convention}, which cannot express it, got {inplace}")
     sizes = _sizes(q_heads, k_heads, head_dim, rotary_dim, kind.partial)
     _check_base(base)
     if dtype not in DTYPES.values():
@@ -127,10 +134,14 @@ def declare(
 
 
 def select(laws: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tuple[Law, ...]:
-    """The named laws, or all that are not opt-in, in the order of ``LAWS``.
+    """Return laws in the order of ``LAWS``.
+
+    Args:
+        laws: the names of the laws; by default all laws that are not opt-in.
+        skip: the names of laws to leave out.
 
     Raises:
-        ValueError: an unknown name, or no law left.
+        ValueError: a name is unknown, or no law is left.
     """
     named, skipped = None if laws is None else set(laws), set(skip)
     for name in (*(named or ()), *skipped):
@@ -138,18 +149,18 @@ def select(laws: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tuple
     kept = (law for law in LAWS.values() if law.name not in skipped)
     chosen = tuple(law for law in kept if (law.by_default if named is None else law.name in named))
     if not chosen:
-        raise ValueError("laws: expected at least one that is not skipped, got none")
+        raise ValueError("laws: expected at least one law that is not skipped, got none")
     return chosen
 
 
 def check_device(device: str) -> None:
-    """Raise ValueError unless tensors can be made on ``device``, and read from it, here and now."""
+    """Raise ValueError unless a small computation on ``device`` succeeds."""
     try:
         two = (torch.ones(1, device=device) + 1).item()
     except (AssertionError, ImportError, RuntimeError) as reason:  # NotImplementedError is a RuntimeError
-        raise ValueError(f"device: expected one that works here, got {device!r} ({_line(reason)})") from None
+        raise ValueError(f"device: expected a device that works here, got {device!r} ({_line(reason)})") from None
     if two != 2:
-        raise ValueError(f"device: expected one that works here, got {device!r}, on which 1 + 1 is {two}")
+        raise ValueError(f"device: expected a device that works here, got {device!r}, where 1 + 1 = {two}")
 
 
 def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, partial: bool) -> Sizes:
@@ -174,7 +185,7 @@ def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, pa
 def _check_base(base: float) -> None:
     if isinstance(base, bool) or not isinstance(base, Real):
         raise TypeError(f"base: expected a number, got {base!r}")
-    # Below 1 frequencies exceed 1 rad a token, up to where rounding leaves nothing of an angle and any result passes.
+    # A base below 1 gives frequencies above 1 rad per token. Rounding may then erase an angle, and any result passes.
     if not (math.isfinite(base) and base >= 1):
         raise ValueError(f"base: expected a finite number of at least 1, got {base}")
 
@@ -186,5 +197,5 @@ def _one_of(name: str, value: str, choices: Iterable[str]) -> str:
 
 
 def _line(reason: Exception) -> str:
-    """The first line of what torch says, which may go on about its stack."""
+    """Return the first line of torch's message, without the stack that may follow."""
     return (str(reason).strip().splitlines() or [type(reason).__name__])[0]

@@ -1,4 +1,4 @@
-"""A file to be written at the end of a long run: tried at its beginning, whole or not there at all."""
+"""This file reserves a place for a text before a long run, and writes the text whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 
 class Destination:
-    """Where a text will go. Whatever is there now stays until the text is written.
+    """A path that a text will be written to. An existing file stays as it is until then.
 
-    Used as a context: what was begun beside the file is gone at its end.
+    A temporary file beside the path holds the text until it is complete. The end of the context removes the file.
 
     Raises:
-        OSError: as it is made, if nothing can be written there.
-        ValueError: a path that no file can have.
+        OSError: the path cannot be written.
+        ValueError: no file can have this path.
     """
 
     def __init__(self, path: Path):
         self._path = path.resolve()
         self._new: Path | None = None
         if self._path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
+            raise IsADirectoryError(f"path: expected a file, got the folder {path}")
         if self._path.exists() and not os.access(self._path, os.W_OK):
-            raise PermissionError(f"{path} may not be written")
-        if self._path.is_file() or not self._path.exists():  # a device or a pipe is written to, never replaced
+            raise PermissionError(f"path: expected a file with write permission, got {path}")
+        if self._path.is_file() or not self._path.exists():  # a device or a pipe must not be replaced
             new = self._path.with_name(f".{secrets.token_hex(8)}")
             new.touch(exist_ok=False)
             self._new = new
@@ -34,7 +34,7 @@ class Destination:
         return self
 
     def write(self, text: str) -> None:
-        """Write, in UTF-8, all of it."""
+        """Write the text in UTF-8, all at once."""
         if self._new is None:
             self._path.write_text(text, encoding="utf-8")
             return

@@ -1,4 +1,4 @@
-"""Which known fault an implementation has: the one of the catalogue that does the same where it is wrong."""
+"""This file finds the known faults that explain a wrong implementation: the faults with the same wrong results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ropelab.conformance.case import Case, NotApplicable, Sizes
-from ropelab.conformance.conventions import CONVENTIONS, accepts
+from ropelab.conformance.convention import accepts
+from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.faults import FAULTS, Fault, runs_on
 from ropelab.conformance.probes import Probe, Seen, probes, rare_probes
 from ropelab.conformance.subject import Subject
@@ -17,24 +18,25 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels import INTERPRETED
 
 LEFT_OVER = 0.01
-"""A fault accounts for a deviation if it leaves over less than this share of it, which is rounding."""
+"""A fault reproduces a deviation if their difference is at most this share of the deviation, the room for rounding."""
 PATIENCE = 3
-"""Deviations that a fault may fail to account for before it accounts for one."""
+"""The number of deviations after which a fault that has reproduced none is dropped."""
 MANY_TOKENS, LONG_TABLE = 64, 4096
-"""Counterexamples with more tokens, or at larger positions, are left to the probes that look for such things."""
+"""A counterexample becomes a probe if it has at most that many tokens, at positions up to this row of a table. Other
+probes look at longer sequences and larger positions."""
 FLAGGED = ("ropelab", "flash_attn", "transformer_engine", "vllm")
-"""Conventions whose functions are told the layout."""
+"""The conventions that tell the function its layout."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A fault that does what an implementation does.
+    """A fault that explains an implementation. The attributes but ``fault`` are names of probes.
 
     Attributes:
-        fault: of the catalogue.
-        reproduced: what the implementation gets wrong, and the fault in the same way.
-        missed: what the implementation gets wrong, and the fault right or wrong in another way.
-        unshared: what only the fault gets wrong.
+        fault: the fault of the catalogue.
+        reproduced: both are wrong, with the same result.
+        missed: the implementation is wrong, and the fault has another result.
+        unshared: the implementation is right, and the fault is wrong.
     """
 
     fault: Fault
@@ -44,13 +46,13 @@ class Diagnosis:
 
     @property
     def unexplained(self) -> float:
-        """Share of all deviations that one has and the other not."""
+        """The share of deviations that the two do not have in common, from 0 to 1."""
         apart = len(self.missed) + len(self.unshared)
         return apart / (apart + len(self.reproduced))
 
     @property
     def evidence(self) -> str:
-        """What the two have in common, and what not."""
+        """The probes in words, by whether the two have the same result."""
         parts = {
             "the same wrong result for": self.reproduced,
             "another result for": self.missed,
@@ -64,30 +66,31 @@ class Diagnosis:
 
 
 def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = None) -> list[Diagnosis]:
-    """The faults of the catalogue that do what ``subject`` does where it is wrong, the likeliest first.
+    """Return the faults of the catalogue that have the wrong results of ``subject``, the best explanation first.
 
-    Every fault is called on the same canonical inputs, translated into its own convention and layout: a fault that
-    was written for one convention is recognised in another.
+    The subject and every fault answer the same probes. Each probe is translated into the convention and layout of the
+    fault, so that a fault is recognised in conventions that it was not written for.
 
     Args:
-        subject: that failed a law.
-        failed: counterexamples of the laws that it failed.
-        sizes: of the tensors that both are tried on.
+        subject: the implementation that failed a law.
+        failed: the counterexamples of the laws that it failed.
+        sizes: the extents of the probes; by default `Sizes`, with heads that rotate as a whole unless the convention
+            is partial.
 
     Returns:
-        Faults that reproduce something that ``subject`` gets wrong and explain at least half of what either does.
+        The faults that reproduce a wrong result of ``subject`` and share at least half of all deviations with it.
     """
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
     cases = [replace(c.case, cotangents=()) for c in failed if _is_small(c.case)]
-    wrong, right = _asked(subject, probes(subject, sizes, cases))
+    wrong, right = _answers(subject, probes(subject, sizes, cases))
     if not wrong:
-        wrong, right = _asked(subject, rare_probes(subject, sizes))
+        wrong, right = _answers(subject, rare_probes(subject, sizes))
 
     found: list[Diagnosis] = []
     for fault in sorted(FAULTS.values(), key=lambda f: f.triton):
         if fault.triton and INTERPRETED and any(not d.unexplained for d in found):
-            break  # interpreted kernels are slow, and the fault has a name already
+            break  # an explanation is found, and interpreted kernels are slow
         suspect = _suspect(fault, subject)
         if suspect is not None and (diagnosis := _compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
@@ -95,13 +98,13 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
 
 
 def _is_small(case: Case) -> bool:
-    """Whether the whole catalogue can be tried on it in a moment."""
+    """Return whether the whole catalogue can answer the case quickly."""
     batch, seq_len = case.shape
     return batch * seq_len <= MANY_TOKENS and bool((case.token_positions().clamp(min=0) <= LONG_TABLE).all())
 
 
-def _asked(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
-    """(probe, what came of it, the truth) where the subject is wrong, and where it is right."""
+def _answers(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
+    """Return ``(probe, answer, truth)`` of the probes that the subject gets wrong, and of those that it gets right."""
     wrong: list[tuple] = []
     right: list[tuple] = []
     for probe in questions:
@@ -136,7 +139,7 @@ def _compared(fault: Fault, suspect: Subject, subject: Subject, wrong, right) ->
 
 
 def _suspect(fault: Fault, subject: Subject) -> Subject | None:
-    """The fault, declared as its author would; None if it cannot be asked what the subject is."""
+    """Return the fault as a subject with the claims of ``subject``; None if it cannot run or lacks an argument."""
     convention, options = CONVENTIONS[fault.convention], fault.options
     if not runs_on(fault, subject.device):
         return None
@@ -165,7 +168,7 @@ def _seen_as(probe: Probe, suspect: Subject, subject: Subject) -> Seen | None:
 
 
 def _same(seen: Seen, found: Seen, truth) -> bool:
-    """Whether what was found leaves nothing of the deviation that was seen."""
+    """Return whether the answer ``found`` of a fault reproduces the deviating answer ``seen``."""
     if isinstance(seen, str) or isinstance(found, str):
         return seen == found
     left = _distance(found, seen)
@@ -173,14 +176,20 @@ def _same(seen: Seen, found: Seen, truth) -> bool:
 
 
 def _deviates(seen: Seen, truth) -> bool:
-    """Beyond twice the bound: a suspect may round where the subject, for which the bound was made, does not."""
+    """Return whether an answer is off by more than twice the bound.
+
+    The factor 2 is for a suspect: it may round where the subject, for which the bound was derived, does not.
+    """
     if isinstance(seen, str):
         return True
     return any(not (abs(y - right) <= 2 * bound).all() for y, (right, bound) in zip(seen, truth, strict=True))
 
 
 def _distance(a: Iterable[np.ndarray], b: Iterable[np.ndarray]) -> float:
-    """Euclidean. What is not finite is equal to its like, and infinitely far from all else."""
+    """Return the Euclidean distance of two sets of arrays.
+
+    Two NaN, or two equal infinities, have distance 0. NaN or infinity and any other number have infinite distance.
+    """
     total = 0.0
     for x, y in zip(a, b, strict=True):
         alike = (x == y) | (np.isnan(x) & np.isnan(y))

@@ -1,4 +1,4 @@
-"""What a law is, and how what it compares becomes an outcome."""
+"""This file defines a law, and the comparisons that decide whether a function keeps it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ AXES = ("batch", "token", "head", "feature")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Numbers that a law holds against each other.
+    """Two arrays that a law compares.
 
     Attributes:
-        what: ``"q"``, ``"gradient of k"``, ...
-        actual, expected: of one shape; extended precision.
-        bound: how far they may be apart, broadcast against them; 0 where they must be equal.
-        case: what was asked when they differed.
-        axes: names of the axes.
-        truth: ``expected`` is the definition itself, and not another result of the function.
+        what: the numbers in words: ``"q"``, ``"gradient of k"``, ...
+        actual: the numbers of the function, ``EXACT``.
+        expected: the numbers that the law expects, of the same shape and dtype.
+        bound: how far each number may be from its expected value, broadcast against both; 0 where they must be equal.
+        case: the call that led to ``actual``.
+        axes: the names of the axes.
+        truth: whether ``expected`` is the definition itself; otherwise it is another result of the function.
     """
 
     what: str
@@ -38,49 +39,54 @@ class Comparison:
 
     @property
     def error(self) -> np.ndarray:
-        """``|actual - expected|``; infinite where a number came out as none."""
+        """``|actual - expected|``; infinite where the difference is NaN."""
         with np.errstate(invalid="ignore"):
             error = np.abs(self.actual - self.expected)
         return np.where(np.isnan(error), np.inf, error)
 
     @property
     def excess(self) -> np.ndarray:
-        """The error in units of its bound; a law holds if no element exceeds 1. Infinite where a bound is no number."""
+        """The error divided by its bound, at most 1 where the law holds; infinite where the bound is not finite."""
         error, bound = np.broadcast_arrays(self.error, self.bound)
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.where(error == 0, 0, error / bound)
         return np.where(np.isnan(excess) | ~np.isfinite(bound), np.inf, excess)
 
 
-Check = Callable[[Subject, Sizes], Iterator[Comparison | str]]
+Compare = Callable[[Subject, Sizes], Iterator[Comparison | str]]
+"""The code of a law: it yields comparisons, and remarks on all that it had to leave out.
+
+It raises `NotApplicable` if the law cannot be asked of the subject, and `Broken` if the law does not hold and no
+comparison can show it.
+"""
 
 
 @dataclass(frozen=True)
 class Law:
-    """Something that is true of every right rotation.
+    """A property that every right rotation has.
 
     Attributes:
-        name: stable, snake_case.
-        statement: in one sentence.
+        name: the stable name, in snake_case.
+        statement: the law in one sentence.
         latex: the law as a formula, without dollar signs.
-        check: yields comparisons, and remarks on what it had to leave out; raises ``NotApplicable`` or ``Broken``.
-        by_default: checked unless laws are named.
+        compare: the code of the law.
+        by_default: whether functions are held to the law unless the caller names other laws.
     """
 
     name: str
     statement: str
     latex: str
-    check: Check
+    compare: Compare
     by_default: bool = True
 
 
-def law(statement: str, latex: str, *, by_default: bool = True) -> Callable[[Check], Law]:
-    """Make a check the law of its name."""
-    return lambda check: Law(check.__name__, statement, latex, check, by_default)
+def law(statement: str, latex: str, *, by_default: bool = True) -> Callable[[Compare], Law]:
+    """Return a decorator that makes a function the law of the function's name."""
+    return lambda compare: Law(compare.__name__, statement, latex, compare, by_default)
 
 
 def names(case: Case) -> tuple[str, ...]:
-    """Of the tensors of a case."""
+    """Return the names of the inputs of a case."""
     return ("q", "k")[: len(case.inputs)] if len(case.inputs) == 2 else ("x",)
 
 
@@ -92,13 +98,21 @@ def against(
     *,
     truth: bool = False,
 ) -> Iterator[Comparison]:
-    """Compare each output with an expected value and its bound; ``truth`` as for `Comparison`."""
+    """Compare each output with an expected value, within a bound.
+
+    Args:
+        case: the call that led to the outputs.
+        outputs: a tensor for each input of the case.
+        expected: ``(value, bound)`` for each output.
+        what: the output in words; ``{}`` stands for the name of the input.
+        truth: as for `Comparison`.
+    """
     for name, y, (value, bound) in zip(names(case), outputs, expected, strict=True):
         yield Comparison(what.format(name), exact(y), value, bound, case, truth=truth)
 
 
 def against_truth(subject: Subject, case: Case) -> Iterator[Comparison]:
-    """Compare the outputs of a case with the definition, computed before the function can write to the inputs."""
+    """Compare the outputs of a case with the definition, computed before the function can overwrite the inputs."""
     expected = subject.expected(case)
     yield from against(case, subject(case), expected, truth=True)
 
@@ -106,11 +120,11 @@ def against_truth(subject: Subject, case: Case) -> Iterator[Comparison]:
 def equal(
     case: Case, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], what: str = "{}"
 ) -> Iterator[Comparison]:
-    """Compare tensors that must have the same bits."""
+    """Compare tensors that must be equal; the other arguments are those of ``against``."""
     for name, a, e in zip(names(case), actual, expected, strict=True):
         yield Comparison(what.format(name), exact(a), exact(e), np.zeros(1), case, AXES[: a.ndim])
 
 
 def counted(case: Case, what: str, number: int = 0) -> Comparison:
-    """Things of which there may be none."""
+    """Return the comparison of a number of things, ``what`` in words, with 0."""
     return Comparison(what, np.array([float(number)]), np.zeros(1), np.zeros(1), case, ("of all",))

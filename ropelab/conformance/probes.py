@@ -1,4 +1,4 @@
-"""What to look at to tell faults apart: the same questions, put to any implementation in canonical terms."""
+"""This file defines the probes of the diagnosis: questions to any implementation whose answers tell faults apart."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from torch.autograd import backward
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
-from ropelab.conformance.conventions import accepts
+from ropelab.conformance.convention import accepts
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart
-from ropelab.conformance.subject import Subject, Tensors, copied
+from ropelab.conformance.subject import Subject
+from ropelab.conformance.tensors import Tensors, copied
 from ropelab.layout.pairing import permutation
 
 Seen = tuple[np.ndarray, ...] | str
-"""What came of a probe: an array for each input, or the name of the exception."""
+"""The answer to a probe: an array for each input, or the name of the exception."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A question, and the right answer.
+    """A question to an implementation, and the right answer.
 
     Attributes:
-        name: what was asked, in words.
-        case: about what.
-        look: ``(subject, case) -> tensors``, one for each input of the case.
-        truth: ``(subject, case) -> [(right, bound)]``.
-        order: of the features of what is looked at: ``"layout"``, ``"out_layout"``, or None if there are none.
+        name: the question in words.
+        case: the call that the question is about.
+        look: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
+        truth: ``(subject, case) -> [(right, bound)]``: the right answer and its bound, for each input.
+        order: the attribute of `Subject` that says how the features of the answer are ordered: ``"layout"`` or
+            ``"out_layout"``; None if the answer has no features.
     """
 
     name: str
@@ -40,10 +42,14 @@ class Probe:
     order: str | None = "out_layout"
 
     def put_to(self, subject: Subject, case: Case | None = None) -> Tensors | str:
-        """The answer, or the name of the exception that came instead.
+        """Return the answer of a subject, or the name of the exception that it raised.
+
+        Args:
+            subject: the implementation to ask. Its state is left as it is.
+            case: the case to ask about, by default the probe's own.
 
         Raises:
-            NotApplicable: the subject cannot be asked.
+            NotApplicable: the convention of the subject cannot express the question.
         """
         case = self.case if case is None else case
         kept = replace(case, inputs=_copies(case.inputs), cotangents=_copies(case.cotangents))
@@ -51,19 +57,20 @@ class Probe:
             return tuple(y.detach() for y in self.look(replace(subject, state=dict(subject.state)), kept))
         except NotApplicable:
             raise
-        except Exception as error:  # what a subject raises is what it does
+        except Exception as error:  # an exception is an answer, too
             return type(error).__name__
 
     def seen(self, subject: Subject) -> Seen:
-        """As ``put_to``, in numbers."""
+        """Return the answer of a subject as arrays, or the name of the exception that it raised."""
         answer = self.put_to(subject)
         return answer if isinstance(answer, str) else tuple(map(exact, answer))
 
     def seen_as(self, suspect: Subject, subject: Subject) -> Seen:
-        """What ``suspect`` answers to a question made for ``subject``, as ``subject`` would have put it.
+        """Return the answer of ``suspect`` to a question made for ``subject``, in the layout of ``subject``.
 
-        Their conventions may differ: a function of one tensor is asked for q and k in turn, one that rotates whole
-        heads gets no others, and features are brought into the order that the suspect knows.
+        Their conventions may differ. A suspect that takes one tensor is asked about q and k in turn. A suspect that
+        rotates heads only as a whole gets the features that rotate. The features are reordered for the suspect, and
+        its answer is reordered back.
         """
         pair = suspect.convention.pair
         partial = suspect.convention.partial or accepts(suspect.function, "rotary_dim")
@@ -83,7 +90,13 @@ class Probe:
 
 
 def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Iterator[Probe]:
-    """What distinguishes the faults of the catalogue from each other; ``failed`` are cases to begin with."""
+    """Yield the probes that distinguish the faults of the catalogue from each other.
+
+    Args:
+        subject: the implementation that the probes are made for.
+        sizes: the extents of most probes.
+        failed: cases that the subject is known to get wrong; they come first.
+    """
 
     def case(**about) -> Case:
         extents = {name: about.pop(name) for name in ("batch", "tokens", "q_heads", "k_heads") if name in about}
@@ -120,13 +133,13 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
     yield Probe("the gradient of tokens from 7 on", moved, _gradient, _adjoint, order="layout")
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
     yield Probe("the gradient of a sum", replace(plain, cotangents=ones), _gradient, _adjoint, order="layout")
-    turned = tuple(g.mT.contiguous().mT for g in plain.cotangents)
-    yield Probe("the gradient of a strided cotangent", replace(plain, cotangents=turned), _gradient, _adjoint, "layout")
+    strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
+    yield Probe("the gradient of a strided cotangent", strided, _gradient, _adjoint, order="layout")
     yield Probe("the gradient of a second step", plain, _second_gradient, _adjoint, order="layout")
 
 
 def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
-    """What is asked only where ``probes`` find nothing wrong: the ends of the range."""
+    """Yield the slow probes of extreme sizes, for subjects that answer all ``probes`` right."""
     many = replace(sizes, batch=1, tokens=65_537, q_heads=1, k_heads=1)
 
     def look(subject, case):
@@ -138,7 +151,7 @@ def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
     yield Probe("sequences 2**30 elements apart", apart, _far_apart, _definition)
 
 
-# --------------------------------------------------------------------------------------------- what is looked at
+# ------------------------------------------------------------------------------------------ answers and right answers
 
 
 def _forward(subject, case):
@@ -184,7 +197,7 @@ def _gradient(subject, case):
 
 
 def _second_gradient(subject, case):
-    """Of everything that the module learns, as a step of training does."""
+    """Return the gradients of the second of two training steps, with parameters of a module differentiated as well."""
     subject.require_gradients()
     for _ in range(2):
         inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
@@ -196,7 +209,7 @@ def _second_gradient(subject, case):
 
 def _far_apart(subject, case):
     far = replace(case, inputs=tuple(map(far_apart, case.inputs)))
-    return subject.call(far, subject.arguments(far))  # itself: no copies of such a thing
+    return subject.call(far, subject.arguments(far))  # without the copies that ``subject(far)`` makes
 
 
 def _definition(subject, case):
@@ -232,7 +245,7 @@ def _translated(case: Case, subject: Subject, suspect: Subject, width: int) -> C
 
 
 def _in_order(x: torch.Tensor, rotary_dim: int, source: str, target: str) -> torch.Tensor:
-    """The features of layout ``source`` in the order of ``target``, in memory like that of ``x``."""
+    """Return ``x`` with its features reordered from one layout to another, in memory with the strides of ``x``."""
     if source == target or x.stride(-1) == 0:  # one number for all features
         return x
     order = permutation(rotary_dim, source, target).to(x.device)
@@ -242,5 +255,5 @@ def _in_order(x: torch.Tensor, rotary_dim: int, source: str, target: str) -> tor
 
 
 def _copies(tensors: Tensors) -> Tensors:
-    """A subject may overwrite what it is given, a cotangent too."""
+    """Return copies, because a subject may overwrite inputs and cotangents."""
     return tuple(map(copied, tensors))

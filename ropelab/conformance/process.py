@@ -1,4 +1,4 @@
-"""Hold a function to the laws in a process of its own, which it may end, break or keep busy as it likes."""
+"""This file holds a function to the laws in a new process, which the function may end, crash or block."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropelab.conformance.child import NOTES, REQUEST
-from ropelab.conformance.result import as_json, verdict
+from ropelab.conformance.report import as_json, verdict
 
-# -P: nothing of the working directory is imported in place of a standard module.
+# With -P no file of the working directory can take the place of a standard module.
 _COMMAND = ("-P", "-c", "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); folder = sys.argv.pop(); "
             "from ropelab.conformance.child import main; main(folder)")  # fmt: skip
 
 
 @dataclass
 class Outcome:
-    """What is known of a function after its process has ended.
+    """The findings about a function after its process has ended.
 
     Attributes:
-        results: `Result.as_dict` by law, and ``words`` if it failed.
-        stopped: why not all laws were held; empty if they were.
-        refused: the function could not even be called, for a reason that is no fault of it; empty if it could.
-        about: what was declared, by name.
-        diagnosis, diagnosis_words: of the report; empty if there is none.
+        results: law -> `Result.as_dict`, with the key ``words`` added: the failure in words, empty for other laws.
+        stopped: why the run ended before the last law; empty if it did not.
+        refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
+        about: the declaration, name by name.
+        diagnosis: a line for each fault that explains the failures.
+        diagnosis_words: the diagnosis as the report prints it; empty if the run ended before it.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -43,29 +44,32 @@ class Outcome:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the laws that do not hold."""
+        """The names of the laws that do not hold."""
         return [law for law, result in self.results.items() if result["status"] in ("fail", "error")]
 
     @property
     def verdict(self) -> str:
-        """One of ``VERDICTS``. A law that does not hold stays so however the process ended; no other finding does."""
+        """One of ``VERDICTS``. A run that ended early can prove a function wrong, but not right."""
         compared = 0 if self.stopped or self.refused else sum(result["compared"] for result in self.results.values())
         return verdict(bool(self.failed), compared)
 
     def to_json(self) -> str:
-        """As `Report.to_json`."""
+        """Return the findings in the format of `Report.to_json`."""
         stopped = self.stopped or self.refused
         return as_json(self.verdict, self.about, list(self.results.values()), self.diagnosis, stopped)
 
 
-def hold_apart(target: str, declared: dict[str, Any], laws: list[str], timeout: float) -> Outcome:
-    """Import a function and hold it to laws in a new process. What the function prints goes to stderr.
+def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], timeout: float) -> Outcome:
+    """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
 
     Args:
         target: ``"package.module:function"``.
-        declared: the arguments of `declare`, the dtype by name.
-        laws: names of those that have to be held.
-        timeout: seconds for all of it.
+        declared: the arguments of `declare`, with the name of the dtype.
+        law_names: the names of the laws of that declaration; the run is complete if all of them have a result.
+        timeout: the seconds for import, laws and diagnosis together.
+
+    Raises:
+        OSError: the process could not be started.
     """
     key = secrets.token_hex()
     with TemporaryDirectory(prefix="ropelab-") as folder:
@@ -84,7 +88,7 @@ def hold_apart(target: str, declared: dict[str, Any], laws: list[str], timeout: 
         elif kind == "stopped":
             ended = value
         elif kind == "report":
-            reported = outcome.results.keys() == set(laws)
+            reported = outcome.results.keys() == set(law_names)
             outcome.diagnosis, outcome.diagnosis_words = value["diagnosis"], value["words"]
     if not reported and not outcome.refused:
         outcome.stopped = f"{ended} during {begun}"
@@ -92,7 +96,7 @@ def hold_apart(target: str, declared: dict[str, Any], laws: list[str], timeout: 
 
 
 def _run(command: list[str], timeout: float) -> str:
-    """Run it, and say in words how it ended."""
+    """Run a command, and return in words how it ended."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
     try:
         code = process.wait(timeout)
@@ -108,7 +112,7 @@ def _run(command: list[str], timeout: float) -> str:
 
 
 def _kill(process: subprocess.Popen) -> None:
-    """The process, and where there are sessions all that it started."""
+    """Kill the process and, where the system has process groups, every process that it started."""
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -117,7 +121,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _read(path: Path, key: str) -> Iterator[tuple[str, Any]]:
-    """The notes that the laws wrote; anything else in the file is passed over."""
+    """Yield kind and value of each note that has the key; all other text in the file is ignored."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n"):
         try:

@@ -1,98 +1,128 @@
-"""A report in words: what an author needs to fix the bug."""
+"""This file defines the report on a function: the verdict of all laws, in words and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from ropelab.conformance.result import Result
+from ropelab.conformance.words import failure
 
-from ropelab.conformance.case import Case
-from ropelab.conformance.result import Counterexample, Report, Result
+VERDICTS = ("right", "wrong", "not judged")
+"""The verdict of all laws together. It is "not judged" if no law is known to fail, and either nothing was compared with
+the definition or the run ended before the last law."""
 
-FEW = 16
-"""Tensors of up to so many numbers are printed."""
+
+class ConformanceError(AssertionError):
+    """A function does not conform: a law does not hold, or nothing was compared with the definition."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of all laws.
+
+    Attributes:
+        about: the declaration of the function, name by name.
+        results: the result of each law, in the order of `LAWS`.
+        diagnosis: the faults of the catalogue that explain the failures, the best explanation first.
+    """
+
+    about: dict[str, Any]
+    results: tuple[Result, ...]
+    diagnosis: tuple[Any, ...] = field(default=())
+
+    @property
+    def verdict(self) -> str:
+        """One of ``VERDICTS``: ``"wrong"`` if a law failed, ``"right"`` if a law compared a result with the definition.
+
+        Laws of consistency alone do not make a rotation, because the identity keeps most of them.
+        """
+        return verdict(bool(self.failed), sum(result.compared for result in self.results))
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is ``"right"``: no law failed, and a law compared a result with the definition."""
+        return self.verdict == "right"
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the laws that do not hold."""
+        return tuple(result.law for result in self.results if result.failed)
+
+    def __getitem__(self, law: str) -> Result:
+        """Return the result of the law of this name."""
+        return next(result for result in self.results if result.law == law)
+
+    def to_json(self) -> str:
+        """Return everything but the numbers in the tensors as JSON."""
+        results = [result.as_dict() for result in self.results]
+        return as_json(self.verdict, self.about, results, [str(fault) for fault in self.diagnosis])
+
+    def raise_if_failed(self) -> None:
+        """Raise ConformanceError unless the verdict is ``"right"``; its message is ``text(report)``."""
+        if not self.passed:
+            raise ConformanceError(text(self))
+
+
+def verdict(failed: bool, compared: int) -> str:
+    """Return one of ``VERDICTS`` for a function that was held to all laws.
+
+    Args:
+        failed: whether a law does not hold.
+        compared: the number of elements that were compared with the definition.
+    """
+    if failed:
+        return "wrong"
+    return "right" if compared else "not judged"
+
+
+def as_json(
+    verdict: str,
+    about: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    diagnosis: Sequence[str],
+    stopped: str = "",
+) -> str:
+    """Return a report as JSON.
+
+    Args:
+        verdict: one of ``VERDICTS``.
+        about: the declaration of the function, name by name.
+        results: `Result.as_dict` of each law.
+        diagnosis: a line for each fault.
+        stopped: why the run ended before the last law; empty if it did not.
+    """
+    found = {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
+    found |= {"about": {name: str(value) for name, value in about.items()}}
+    return json.dumps(found | {"results": list(results), "diagnosis": list(diagnosis)}, indent=1)
 
 
 def text(report: Report) -> str:
-    """Every law that does not hold, with its counterexample, and the diagnosis. Plain text, several lines."""
+    """Return every law that does not hold, with its counterexample, and the diagnosis: plain text, several lines."""
     if report.passed:
-        return f"{_count(report)} laws hold"
+        return f"{sum(result.status == 'pass' for result in report.results)} laws hold"
     if report.verdict == "not judged":
         return f"nothing was compared with the definition: {why_not_judged([r.as_dict() for r in report.results])}"
     return "\n\n".join((*(failure(r) for r in report.results if r.failed), diagnosis(report)))
 
 
 def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
-    """Why nothing was compared with the definition, and what was done instead.
+    """Return why nothing was compared with the definition, and which laws hold all the same.
 
     Args:
-        results: none of which failed, as `Result.as_dict` has them.
+        results: `Result.as_dict` of each law; none of them failed.
     """
     held = [result["law"] for result in results if result["status"] == "pass"]
-    done = f"all that holds is {', '.join(held)}, which also functions keep that do not rotate" if held else ""
+    done = f"functions that do not rotate keep these laws, too: {', '.join(held)}" if held else ""
     reasons = [result["message"] for result in results if result["status"] == "not applicable"]
     return "; ".join(filter(None, (*reasons[:1], done)))
 
 
 def diagnosis(report: Report) -> str:
-    """The faults of the catalogue that explain the failures, a line each."""
+    """Return the faults of the catalogue that explain the failures, in a line each."""
     if not report.diagnosis:
         return "Diagnosis: no fault of the catalogue does the same on these inputs."
-    return "\n".join(("Diagnosis: on these inputs it does what these known faults do:", *_bullets(report.diagnosis)))
-
-
-def failure(result: Result) -> str:
-    """One law that does not hold."""
-    lines = [f"{result.law}: {result.statement}"]
-    if result.message:
-        lines.append(f"  {'raised' if result.status == 'error' else 'but'} {result.message}")
-    if result.counterexample is not None:
-        lines += [f"  {name:<9} {value}" for name, value in _facts(result.counterexample)]
-    return "\n".join(lines)
-
-
-def _facts(found: Counterexample) -> list[tuple[str, str]]:
-    case = found.case
-    where = ", ".join(f"{axis} {index}" for axis, index in found.where.items())
-    apart = f"{abs(found.actual - found.expected):.3g} apart, at most {found.bound:.3g} allowed"
-    facts = [
-        ("smallest", f"{found.sizes}: {_asked(case)}"),
-        ("where", f"{found.what} at {where}"),
-        ("expected", f"{found.expected:.9g}"),
-        ("actual", f"{found.actual:.9g} ({apart})"),
-    ]
-    if found.pattern:
-        facts.append(("pattern", f"{found.pattern} (in the first failing input)"))
-    if sum(x.numel() for x in case.inputs) <= FEW:
-        facts += [("input", _numbers(x)) for x in case.inputs]
-        facts += [("cotangent", _numbers(g)) for g in case.cotangents]
-    return facts
-
-
-def _asked(case: Case) -> str:
-    """What the call was about."""
-    parts = ["shapes " + " and ".join(str(list(x.shape)) for x in case.inputs)]
-    parts.append(str(case.inputs[0].dtype).removeprefix("torch."))
-    positions = case.token_positions()
-    positions = positions[0] if len(positions) and (positions == positions[0]).all() else positions
-    if positions.numel() <= FEW:
-        parts.append(f"positions {positions.tolist()}")
-    parts += [f"documents {case.lengths}"] if case.lengths is not None else []
-    parts += [f"rank {case.shard[1]} of {case.shard[0]}"] if case.shard else []
-    parts += ["inverse"] if case.inverse else []
-    parts += [f"tables times {case.factor}"] if case.factor != 1 else []
-    parts += [f"strides {x.stride()}" for x in case.inputs if not x.is_contiguous()]
-    return ", ".join(parts)
-
-
-def _numbers(x: torch.Tensor) -> str:
-    return str([round(value, 4) for value in x.detach().double().flatten().tolist()])
-
-
-def _bullets(lines) -> list[str]:
-    return [f"  - {line}" for line in lines]
-
-
-def _count(report: Report) -> int:
-    return sum(result.status == "pass" for result in report.results)
+    lines = (f"  - {line}" for line in report.diagnosis)
+    return "\n".join(("Diagnosis: on these inputs it does what these known faults do:", *lines))

@@ -1,12 +1,12 @@
-"""Global state: that of the laws, and that in which the function under test was imported.
+"""This file keeps two global states apart: the state of the laws, and the state that the function's import left.
 
-A function may change what the whole process shares: torch's default dtype and device, grad mode, deterministic mode,
-NumPy's error handling, the filters of warnings, functions of torch and of ropelab itself. No such change may reach the
-laws, which compute the truth in the same process. Default dtype, default device, ``sys.path`` and replaced functions
-that its import left are the function's own, and each of its calls finds them. The changes that a call makes are undone
-after it, so that no finding depends on the calls before.
+A function may change state of the whole process: torch's default dtype and device, grad mode, deterministic mode,
+NumPy's error handling, the filters of warnings, even functions of torch and of ropelab itself. The laws compute the
+expected results in the same process, and no change may reach them. The import of a function may leave a default dtype,
+a default device, entries of ``sys.path`` and replaced functions; each call of the function finds them again. The
+changes that a call makes are undone after the call, so that no finding depends on earlier calls.
 
-This holds against accidents. Nothing in one process holds against somebody who means to deceive.
+The separation guards against accidents. Within one process nothing guards against code that means to deceive.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ Namespace = ModuleType | type
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Something global that has a value.
+    """A global setting.
 
     Attributes:
-        name: for the reader.
-        get, set: read and write it.
-        neutral: its value while laws are held; left as it is by default.
-        own: a call of the function finds the value that its import left; otherwise that of the law.
+        name: the name in messages.
+        get, set: functions that read and write the value.
+        neutral: the value for the laws; by default the laws take the value that they find.
+        own: whether a call of the function finds the value that its import left; otherwise it finds the value of the
+            law.
     """
 
     name: str
@@ -74,24 +75,24 @@ def _set_path(folders: list[str]) -> None:
 
 
 def filling() -> bool:
-    """Whether torch, in deterministic mode, fills new memory."""
-    # An attribute of the class that torch gives to this module.
+    """Return whether torch fills new memory in deterministic mode."""
+    # The attribute belongs to the class of this module, so that type checkers do not find it.
     return torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
 
 def set_filling(on: bool) -> None:
-    """Let torch, in deterministic mode, fill new memory or not."""
+    """Set whether torch fills new memory in deterministic mode."""
     torch.utils.deterministic.fill_uninitialized_memory = on  # type: ignore[attr-defined]
 
 
 NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-"""NumPy's own defaults."""
+"""The defaults of NumPy."""
 
 SETTINGS = (
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32, own=True),
     Setting("default device", _default_device, torch.set_default_device, None, own=True),
     Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, True),
-    # New memory is filled with NaN, so that what nobody wrote is seen.
+    # Deterministic mode fills new memory with NaN, which shows every element that the function did not write.
     Setting("deterministic mode", _deterministic, _set_deterministic, (True, True)),
     Setting("filling of new memory", filling, set_filling, True),
     _autocast("cpu"),
@@ -100,16 +101,16 @@ SETTINGS = (
     Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("sys.path", lambda: list(sys.path), _set_path, own=True),
 )
-"""What the laws depend on."""
+"""The settings that the laws depend on."""
 
 
 class Surroundings:
-    """The global state of the laws and that of one function, kept apart.
+    """The global state of the laws, and the global state of one function.
 
-    Functions that the laws call are those that there are when this is made.
+    The constructor records the functions that the laws call; replacements of them are found by comparison.
 
     Attributes:
-        changed: names of the settings that laws have values for, and of functions, that calls changed or replaced.
+        changed: the names of all that calls of the function changed: settings with a neutral value, and functions.
     """
 
     def __init__(self):
@@ -120,7 +121,10 @@ class Surroundings:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Neutral settings for the laws. Those before are restored at the end; the function finds them till then."""
+        """Set the neutral values for the laws, and restore the earlier values at the end.
+
+        Until then, calls of the function find the earlier values of the settings that are their own.
+        """
         before = [(setting, setting.get()) for setting in SETTINGS]
         self._set = {setting: value for setting, value in before if setting.own} | self._set
         with ExitStack() as stack:
@@ -129,13 +133,13 @@ class Surroundings:
             stack.enter_context(torch.inference_mode(False))
             stack.callback(_apply, before)
             _apply((setting, setting.neutral) for setting in SETTINGS if setting.neutral is not _AS_IT_IS)
-            if _default_device() is not None:  # a context of the caller's has it, which no setting reaches
+            if _default_device() is not None:  # a ``with torch.device(...)`` of the caller, which no setting reaches
                 stack.enter_context(torch.device("cpu"))
             yield
 
     @contextmanager
     def importing(self) -> Iterator[None]:
-        """Around the import of the function: what it leaves is the function's own, and not ours."""
+        """Keep the changes that the import of the function makes for its calls, and undo them for the laws."""
         before = [(setting, setting.get()) for setting in SETTINGS]
         try:
             with warnings.catch_warnings():
@@ -147,7 +151,7 @@ class Surroundings:
 
     @contextmanager
     def theirs(self) -> Iterator[None]:
-        """Around a call of the function: it finds what is its own, and all that it changes is undone."""
+        """Give a call of the function the state that its import left, and undo all changes that the call makes."""
         before = [(setting, setting.get()) for setting in SETTINGS]
         _apply(self._set.items())
         for (namespace, name), value in self._replaced.items():
@@ -166,18 +170,18 @@ class Surroundings:
             _apply(before)
 
     def _found(self, setting: Setting, before: Any) -> Any:
-        """The value of a setting as a call begins."""
+        """Return the value of a setting at the start of a call; ``before`` is the value of the law."""
         return self._set.get(setting, before)
 
     def _put_back(self) -> dict[tuple[Namespace, str], Any]:
-        """Undo replacements of functions; return them."""
+        """Undo all replacements of functions, and return them: (namespace, name) -> replacement."""
         replaced = {}
         for namespace, ours in self._ours.items():
             now = vars(namespace)
             for name in [name for name, value in ours.items() if now.get(name, _ABSENT) is not value]:
                 replaced[namespace, name] = now.get(name, _ABSENT)
                 _put(namespace, name, ours[name])
-            if namespace is torch.Tensor and len(now) > len(ours):  # a new method may hide an inherited one
+            if namespace is torch.Tensor and len(now) > len(ours):  # a new method may hide an inherited method
                 for name in [name for name in now if name not in ours and hasattr(torch._C.TensorBase, name)]:
                     replaced[namespace, name] = now[name]
                     _put(namespace, name, _ABSENT)
@@ -191,7 +195,7 @@ def _apply(settings: Iterable[tuple[Setting, Any]]) -> None:
 
 
 def _namespaces() -> list[Namespace]:
-    """Where the functions are that the laws call."""
+    """Return the modules and classes that contain the functions of the laws."""
     modules = [m for m in sys.modules.values() if isinstance(m, ModuleType)]
     ours = [m for m in modules if m.__name__.split(".")[0] == "ropelab"]
     classes = {v for m in ours for v in vars(m).values() if isinstance(v, type) and v.__module__.startswith("ropelab.")}
@@ -199,9 +203,10 @@ def _namespaces() -> list[Namespace]:
 
 
 def _callables(namespace: Namespace) -> dict[str, Any]:
-    """By name; of a class its properties and constants too. ``torch.Storage`` follows the default dtype.
+    """Return the functions in a module by name, or all attributes of a class.
 
-    Functions that torch.compile puts into a module, and takes out again, are not the module's own.
+    Two kinds are left out: functions that torch.compile adds to a module for a while, and ``torch.Storage``, which
+    changes with the default dtype.
     """
     found = {
         name: v

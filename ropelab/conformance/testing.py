@@ -1,4 +1,4 @@
-"""The laws as a test in somebody's pytest file."""
+"""This file makes a pytest test of the laws."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def pytest_laws(
     skip: Iterable[str] = (),
     **declared,
 ) -> Callable[[str], None]:
-    """One test for each law, in one line of a test file::
+    """Return a test of ``function`` that runs once for each law. A test file needs one line::
 
         test_rope = ropelab.conformance.pytest_laws(my_rope, "huggingface", layout="split_half")
 
-    A law that does not apply is skipped with the reason, except for ``definition``: where nothing can be compared with
-    the definition the test fails, as a function that was never asked is not right.
+    The test of a law that does not apply is skipped, with the reason. The law ``definition`` is an exception: its test
+    fails, because nothing shows that the function is right.
 
     Args:
         function, convention: as for `verify`.
@@ -31,7 +31,10 @@ def pytest_laws(
         declared: the other arguments of `verify`.
 
     Returns:
-        A test function, parametrized by the name of the law.
+        A test function with a parameter ``law``, the name of the law.
+
+    Raises:
+        ValueError: as for `declare`, of unknown names; the test itself raises for the other arguments.
     """
     import pytest
 

@@ -1,10 +1,10 @@
-"""Hold an implementation to the laws."""
+"""This file holds a function to laws, and looks for the smallest input that breaks a law."""
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,37 +12,41 @@ import numpy as np
 
 from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
+from ropelab.conformance.diagnose import Diagnosis
+from ropelab.conformance.diagnose import diagnose as find_faults
 from ropelab.conformance.law import Comparison, Law
-from ropelab.conformance.result import Counterexample, Report, Result
+from ropelab.conformance.report import Report
+from ropelab.conformance.result import Counterexample, Result
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
 
 SHRINK_SECONDS = 2.0
-"""After so long the search for a smaller counterexample to a law is given up: of this thread's own time, as on a busy
-machine the others' would end it early."""
+"""The time after which the search for a smaller counterexample to a law ends. It is CPU time of this thread, so that
+other work on the machine cannot end the search early."""
 
 
 def verify(
     function: Callable[..., Any], convention: str, *, shrink: bool = True, diagnose: bool = True, **declared
 ) -> Report:
-    """Check that ``function`` is a rotary position embedding, law by law, in this process.
+    """Hold ``function`` to the laws of rotary position embedding, in this process.
 
-    The command ``ropelab verify`` does the same in a process of its own, which a function may end or keep busy.
+    The command ``ropelab verify`` does the same in a new process, so that a function may crash it or keep it busy.
 
     Args:
-        function: under test; for ``"module"`` a class, a factory or an ``nn.Module``. What it does not offer it may
-            say with NotImplementedError.
-        convention: how it is called, a name of ``CONVENTIONS``.
-        shrink: look for a smaller counterexample if a law fails.
-        diagnose: look for the fault in the catalogue if a law fails.
-        declared: what the function claims, and the laws hold it to: the other arguments of `declare`.
+        function: the function under test; for the convention ``"module"`` a class, a factory or an ``nn.Module``. It
+            may raise NotImplementedError for a call that it does not offer.
+        convention: how the function is called, a name of ``CONVENTIONS``.
+        shrink: look for a smaller counterexample if a law does not hold.
+        diagnose: look for the fault in the catalogue if a law does not hold.
+        declared: the claims that the laws hold the function to: the other arguments of `declare`.
 
     Returns:
-        A report; ``report.passed``, ``report.verdict``, ``report.failed``, ``report.raise_if_failed()``.
+        A report with ``verdict``, ``passed``, ``failed`` and ``raise_if_failed()``.
 
     Raises:
-        TypeError, ValueError: as for `declare`; a device that does not work here; a function that is none.
+        TypeError: as for `declare`; or ``function`` cannot be called.
+        ValueError: as for `declare`; or the device does not work on this machine.
     """
     declaration = declare(convention, **declared)
     check_device(declaration.about["device"])
@@ -70,13 +74,14 @@ def judge(
 
     Args:
         function, shrink, diagnose: as for `verify`.
-        surroundings: made before the function was imported, or now.
-        begun: called with the name of each law before it, then with ``"the diagnosis"``.
-        found: called with each result; a second time if a smaller counterexample was found.
+        declaration: the claims about the function.
+        surroundings: the global state, recorded before the import of the function if possible.
+        begun: called with ``"the law <name>"`` before each law, then with ``"the diagnosis"``.
+        found: called with each result, and again if the search finds a smaller counterexample.
     """
 
     def fresh() -> Subject:
-        """Laws share no state: what a module caches in one cannot fail in another."""
+        """Return a subject without state, so that the cache of a module in one law cannot reach another law."""
         return declaration.subject(function, surroundings)
 
     sizes = declaration.sizes
@@ -85,10 +90,11 @@ def judge(
         for law in declaration.laws:
             begun(f"the law {law.name}")
             results.append(hold(law, fresh, sizes, shrink, found))
-        diagnosis: tuple[Any, ...] = ()
+        diagnosis: tuple[Diagnosis, ...] = ()
         if diagnose and any(result.failed for result in results):
             begun("the diagnosis")
-            diagnosis = _diagnose(fresh(), results, sizes)
+            counterexamples = [result.counterexample for result in results if result.counterexample is not None]
+            diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
     return Report(about, tuple(results), diagnosis)
 
@@ -100,10 +106,15 @@ def hold(
     shrink: bool = True,
     found: Callable[[Result], object] = lambda result: None,
 ) -> Result:
-    """Check one law and, if it does not hold, look for the smallest sizes for which it does not.
+    """Hold a function to one law and, if the law does not hold, look for the smallest sizes that break it.
 
     Args:
-        found: called with the result, and with a smaller one: the function may end the process in the search.
+        law: the law.
+        fresh: returns the subject, without state of earlier calls.
+        sizes: the sizes to begin with.
+        shrink: look for smaller sizes.
+        found: called with the result before the search, during which the function may end the process, and again after
+            the search.
     """
     started = time.monotonic()
     outcome = replace(_attempt(law, fresh(), sizes), seconds=time.monotonic() - started)
@@ -121,14 +132,14 @@ def _attempt(law: Law, subject: Subject, sizes: Sizes) -> Result:
 
     remarks: list[str] = []
     try:
-        worst, compared = _worst(law.check(subject, sizes), remarks)
+        worst, compared = _worst(law.compare(subject, sizes), remarks)
     except Broken as reason:
         return result("fail", violation=float("inf"), message=f"{reason} (at {sizes})")
-    except Exception as error:  # whatever the function raises is a finding, not a failure of ours
+    except Exception as error:  # an exception of the function is a finding, not an error of this library
         return result("error", violation=float("inf"), message=f"{_summary(error)} (at {sizes})")
     message = "; ".join(remarks)
     if worst is None:
-        return result("not applicable", message=message or "nothing to compare")
+        return result("not applicable", message=message or "the law had nothing to compare")
     comparison, index = worst
     about = {"violation": float(comparison.error[index]), "bound": _at(comparison.bound, comparison.error, index)}
     if comparison.excess[index] <= 1:
@@ -144,10 +155,13 @@ def _attempt(law: Law, subject: Subject, sizes: Sizes) -> Result:
 def _worst(
     found: Iterable[Comparison | str], remarks: list[str]
 ) -> tuple[tuple[Comparison, tuple[int, ...]] | None, int]:
-    """The element with the largest excess over its bound, and how many were compared with the definition.
+    """Return the element with the largest excess, and the number of elements compared with the definition.
 
-    The first comparison that fails is enough. What a law cannot ask, after it has compared something or not, becomes a
-    remark.
+    The search ends with the first comparison that fails. `NotApplicable` ends it as well, even after comparisons, and
+    adds a remark.
+
+    Returns:
+        ``(comparison, index)`` of that element, or None if no element was compared; and the number.
     """
     worst, largest, compared = None, -1.0, 0
     for comparison in _until_not_applicable(found, remarks):
@@ -155,7 +169,8 @@ def _worst(
             remarks.append(comparison)
             continue
         if comparison.actual.shape != comparison.expected.shape:
-            raise Broken(f"{comparison.what}: shape {comparison.actual.shape}, expected {comparison.expected.shape}")
+            expected, got = comparison.expected.shape, comparison.actual.shape
+            raise Broken(f"{comparison.what}: expected shape {expected}, got {got}")
         if comparison.actual.size == 0:
             continue
         if comparison.truth:
@@ -181,7 +196,7 @@ def _at(values: np.ndarray, like: np.ndarray, index: tuple[int, ...]) -> float:
 
 
 def _shrunk(law: Law, fresh: Callable[[], Subject], sizes: Sizes, failing: Result, deadline: float) -> Result:
-    """Greedily take whichever smaller sizes fail in the same way; the first failure's pattern is kept."""
+    """Return the result for the smallest failing sizes that a greedy search finds, with the pattern of ``failing``."""
     first = failing.counterexample
     while smaller := next(_smaller_failures(law, fresh, sizes, failing.status, deadline), None):
         sizes, failing = smaller
@@ -199,16 +214,8 @@ def _smaller_failures(law, fresh, sizes, status, deadline) -> Iterator[tuple[Siz
             yield candidate, outcome
 
 
-def _diagnose(subject: Subject, results: Sequence[Result], sizes: Sizes) -> tuple[Any, ...]:
-    """Faults of the catalogue that do what the subject does; there may be nothing to point at in any result."""
-    from ropelab.conformance.diagnose import diagnose
-
-    found = [result.counterexample for result in results if result.counterexample is not None]
-    return tuple(diagnose(subject, found, sizes=sizes))
-
-
 def _summary(error: Exception) -> str:
-    """The error, and the line of the function that raised it."""
+    """Return the exception, and the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f", {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

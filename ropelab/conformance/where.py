@@ -1,4 +1,4 @@
-"""Which elements are wrong, in words: often enough to guess the fault."""
+"""This file describes in words where wrong elements lie; the description often reveals the fault."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from ropelab.conformance.law import Comparison
 
 
 def pattern(comparison: Comparison, rotary_dim: int) -> str:
-    """Along which axes the wrong elements keep to a part, such as ``"only features >= 12, which do not rotate"``.
+    """Return in words how many elements are wrong, and the part of each axis that they are confined to.
+
+    An example is ``"80 of 960 elements of q; only features >= 12, which do not rotate"``.
 
     Args:
-        comparison: that failed.
-        rotary_dim: of its case.
+        comparison: a comparison that failed.
+        rotary_dim: R of its case.
     """
     wrong = comparison.excess > 1
     found = []

@@ -1,6 +1,7 @@
-"""Faulty implementations of RoPE, as they were found in the wild: each a few lines, with its citation.
+"""This folder is a catalogue of faults: short, wrong implementations of RoPE, each with its source.
 
-Read them as a catalogue of what goes wrong, run them to see whether a test would notice.
+The catalogue can be read, as a list of mistakes, and run, to see whether a test finds them. Reading order: `fault` and
+`correct`, then a file for each theme, then `controls` and `not_expressed`.
 """
 
 from importlib.util import find_spec
@@ -27,15 +28,15 @@ THEMES = {
     "memory": memory,
     "tables and precision": tables_and_precision,
 }
-if find_spec("triton"):  # the catalogue without kernels does not need it
+if find_spec("triton"):  # only the faults of kernels need it
     from ropelab.conformance.faults import triton_kernels
 
     THEMES["kernels"] = triton_kernels
 
 
 AGREEMENT = ("definition", "rounding", "large_positions")
-"""Laws that compare with the definition, at one position or dtype or another; all others ask for consistency. (Far
-elements are compared with it too, by ``huge``, which finds wrong addresses and no wrong formula.)"""
+"""The laws that compare with the definition; all other laws ask for consistency. (The law ``huge`` compares with the
+definition, too, but it finds wrong addresses and no wrong formula.)"""
 
 
 def _of(module: ModuleType) -> tuple[Fault, ...]:
@@ -47,7 +48,7 @@ FAULTS: dict[str, Fault] = {fault.name: fault for module in THEMES.values() for 
 
 
 def runs_on(fault: Fault, device: str) -> bool:
-    """Whether ``fault`` can run there: kernels need a GPU or Triton's interpreter."""
+    """Return whether ``fault`` can run on ``device``: a kernel needs a GPU or Triton's interpreter."""
     return not fault.triton or device.startswith("cuda") or INTERPRETED
 
 

@@ -1,4 +1,4 @@
-"""Faults of gradients: the forward is right in all of them."""
+"""This file lists the faults of gradients; the forward is right in all of them."""
 
 import torch
 
@@ -22,7 +22,7 @@ def backward_applies_forward(t, freqs_cos, freqs_sin):
 
 @fault(
     "The backward writes 1 into the gradient of the features that do not rotate.",
-    symptom="wrong gradient, unless the loss is a sum: then the cotangent is 1",
+    symptom="wrong gradient, unless the loss is a sum, whose cotangent is 1",
     seen_in="apex#1750",
     convention="transformer_engine",
     options={"rotary_dim": 8},
@@ -43,7 +43,7 @@ def tail_gradient_is_one(t, freqs, tensor_format="sbhd", **options):
 
 @fault(
     "The operation leaves no node in autograd's graph.",
-    symptom="queries and keys get no gradient and no error is raised",
+    symptom="queries and keys get no gradient, without an error",
     seen_in="candle#3568, LongLive#61",
     convention="huggingface",
     must_fail=("gradients_reach_inputs",),
@@ -54,7 +54,7 @@ def no_autograd_node(q, k, cos, sin, unsqueeze_dim=1):
 
 
 @fault(
-    "The gradient is stopped at the result: it reaches the inputs as zeros.",
+    "The gradient stops at the result, and the inputs get zeros.",
     symptom="queries and keys get zero gradient",
     seen_in="equinox#568 (review)",
     convention="plain",
@@ -66,7 +66,7 @@ def gradient_stopped(x, positions):
 
 @fault(
     "The backward permutes the heads.",
-    symptom="wrong gradient, unless all heads have the same cotangent, as under a sum",
+    symptom="wrong gradient, unless all heads have the same cotangent, as in a sum",
     seen_in=None,
     convention="complex",
     options={"layout": "interleaved"},
@@ -110,7 +110,7 @@ def backward_forgets_offsets(x, cos, sin, interleaved=False, inplace=False, *, s
 def strided_gradient_rejected(t, freqs_cos, freqs_sin):
     def rotate_back(grad):
         if not grad.is_contiguous():
-            raise RuntimeError("grad must be contiguous")
+            raise RuntimeError(f"grad: expected a contiguous tensor, got strides {grad.stride()}")
         return correct.deepspeed(grad, freqs_cos, -freqs_sin)
 
     return correct.with_backward(t, lambda x: correct.deepspeed(x, freqs_cos, freqs_sin), rotate_back)
@@ -118,7 +118,7 @@ def strided_gradient_rejected(t, freqs_cos, freqs_sin):
 
 @fault(
     "The angles of learned frequencies are cached together with their graph.",
-    symptom="the second backward raises: the graph was freed by the first",
+    symptom="the second backward raises, because the first backward freed the graph",
     seen_in="rotary-embedding-torch#18",
     convention="module",
     must_fail=("second_backward",),

@@ -1,4 +1,4 @@
-"""What must not be flagged: right implementations, some of which only look wrong."""
+"""This file lists right implementations, which no law may flag; some of them only look wrong."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Control:
     """A right implementation.
 
     Attributes:
-        name: identifier.
-        function, convention, options: as for a `Fault`; the options declare what is unusual.
-        why: it could be taken for wrong.
+        name: the identifier.
+        function, convention, options: as for a `Fault`; the options declare unusual properties.
+        why: why the implementation looks wrong; empty if it does not.
     """
 
     name: str
@@ -46,10 +46,10 @@ CONTROLS = (
     Control("plain", correct.plain, "plain"),
     Control(
         "sign_reversed", _reversed, "huggingface", {"sign": "reversed"},
-        why="it rotates by minus the angle, consistently and declared (nanochat#489)",
+        why="it rotates by minus the angle, and declares so (nanochat#489)",
     ),
     Control(
         "adjacent_to_halves", _adjacent_to_halves, "huggingface", {"layout": "interleaved", "out_layout": "split_half"},
-        why="it reads neighbours and writes halves, as DeepSeek-V3 does; the scores are the same",
+        why="it reads adjacent pairs and writes halves, like DeepSeek-V3; the scores are the same",
     ),
 )  # fmt: skip

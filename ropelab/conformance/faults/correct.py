@@ -1,4 +1,4 @@
-"""Right implementations, one for each convention, in plain torch. The faults are these with one thing changed."""
+"""This file defines a right implementation for each convention, in plain torch; faults add a mistake to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Map = Callable[[torch.Tensor], torch.Tensor]
 def turn(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str = "split_half", out_layout: str | None = None
 ) -> torch.Tensor:
-    """Rotate the first R features of ``x [..., D]``; ``cos, sin [..., R/2]`` broadcast against its pairs."""
+    """Rotate the first R features of ``x [..., D]``; ``cos, sin [..., R/2]`` broadcast against the pairs."""
     rotary_dim = 2 * cos.shape[-1]
     wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     x0, x1 = pairs(x[..., :rotary_dim].to(wide), layout)
@@ -38,42 +38,45 @@ class _WithBackward(torch.autograd.Function):
 
 
 def with_backward(x: torch.Tensor, forward: Map, backward: Map) -> torch.Tensor:
-    """``forward(x)``, whose gradient is ``backward(cotangent)`` whatever it should be."""
+    """Return ``forward(x)`` with ``backward`` as its gradient, right or wrong: a function of the cotangent."""
     return _WithBackward.apply(x, forward, backward)
 
 
 def interleaved_name(interleaved: bool) -> str:
-    """The name of the layout that a flag means."""
+    """Return the layout that the flag ``interleaved`` means."""
     return "interleaved" if interleaved else "split_half"
 
 
-# ---------------------------------------------------------------------------------------------- conventions
+# --------------------------------------------------------------------------- a function for each convention
 
 
 def ropelab(q, k=None, *, inplace=False, **options):
-    """As `ropelab.apply_rope`, in float64."""
+    """Do the work of `ropelab.apply_rope` in float64."""
     rotated = (reference.rotate(x, **options).to(x.dtype) for x in (q, k) if x is not None)
     results = tuple(x.copy_(y) if inplace else y for x, y in zip((q, k), rotated, strict=False))
     return results[0] if k is None else results
 
 
 def huggingface(q, k, cos, sin, unsqueeze_dim=1, layout="split_half", out_layout=None):
-    """``q, k [B, H, S, D]`` (``[B, S, H, D]`` with 2), ``cos, sin [B, S, R]`` with a column for each feature.
+    """Rotate q and k by tables with a row for each token.
 
-    The layouts are not of the convention, whose functions have one.
+    Args:
+        q, k: ``[B, H, S, D]``, or ``[B, S, H, D]`` with ``unsqueeze_dim=2``.
+        cos, sin: ``[B, S, R]``, with a column for each feature.
+        layout, out_layout: not part of the convention, where a function has a fixed layout.
     """
     cos, sin = (pairs(table, layout)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
     return turn(q, cos, sin, layout, out_layout), turn(k, cos, sin, layout, out_layout)
 
 
 def deepspeed(t, freqs_cos, freqs_sin):
-    """``t [..., D]`` and tables ``[..., R]`` with equal halves that broadcast against it."""
+    """Rotate ``t [..., D]`` by tables ``[..., R]`` that broadcast against it and have two equal halves."""
     half = freqs_cos.shape[-1] // 2
     return turn(t, freqs_cos[..., :half], freqs_sin[..., :half])
 
 
 def flash_positions(x, seqlen_offsets=0, cu_seqlens=None):
-    """The position of every token: ``[B, S]``, or ``[T]`` with ``cu_seqlens``."""
+    """Return the position of every token of ``x``: ``[B, S]``, or ``[T]`` with ``cu_seqlens``."""
     if cu_seqlens is not None:
         return PackedSequences(cu_seqlens, len(x), offsets=seqlen_offsets).positions
     starts = torch.as_tensor(seqlen_offsets, device=x.device).expand(len(x))
@@ -81,7 +84,10 @@ def flash_positions(x, seqlen_offsets=0, cu_seqlens=None):
 
 
 def turn_at(x, cos, sin, positions, layout="split_half"):
-    """``x [..., H, D]`` by the rows ``positions [...]`` of ``cos, sin [P, R/2]``; zeros where there is no position."""
+    """Rotate ``x [..., H, D]`` by the rows ``positions [...]`` of tables ``cos, sin [P, R/2]``.
+
+    The result is 0 where there is no position.
+    """
     rows = positions.long().clamp(min=0)
     y = turn(x, cos[rows][..., None, :], sin[rows][..., None, :], layout)
     return y.masked_fill((positions == NO_POSITION)[..., None, None], 0)
@@ -90,9 +96,12 @@ def turn_at(x, cos, sin, positions, layout="split_half"):
 def flash_attn(
     x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, positions=None
 ):
-    """``x [B, S, H, D]``, or ``[T, H, D]`` with ``cu_seqlens``; ``cos, sin [P, R/2]``.
+    """Rotate ``x`` by tables of all positions.
 
-    ``positions`` is not of the convention: it replaces the ones that follow from the other arguments.
+    Args:
+        x: ``[B, S, H, D]``, or ``[T, H, D]`` with ``cu_seqlens``.
+        cos, sin: ``[P, R/2]``.
+        positions: not part of the convention; it replaces the positions that follow from the other arguments.
     """
     if positions is None:
         positions = flash_positions(x, seqlen_offsets, cu_seqlens)
@@ -101,7 +110,7 @@ def flash_attn(
 
 
 def te_positions(t, tensor_format, cu_seqlens=None, cp_size=1, cp_rank=0, chunks="dual"):
-    """The position of every token along the axis of tokens: ``[S]`` or ``[T]``."""
+    """Return the position of every token of ``t``: ``[S]``, or ``[T]`` for the format thd."""
     if tensor_format == "thd":
         return PackedSequences(cu_seqlens, len(t), cp_size=cp_size, cp_rank=cp_rank, chunks=chunks).positions
     seq_len = t.shape[tensor_format.index("s")]
@@ -109,7 +118,7 @@ def te_positions(t, tensor_format, cu_seqlens=None, cp_size=1, cp_rank=0, chunks
 
 
 def te_tables(freqs: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """``cos, sin [S, R/2]`` of angles ``[S, 1, 1, R]`` with a column for each feature."""
+    """Return cos and sin ``[S, R/2]`` of angles ``[S, 1, 1, R]`` that have a column for each feature."""
     angles = pairs(freqs.flatten(1), interleaved_name(interleaved))[0]
     return angles.cos(), angles.sin()
 
@@ -117,9 +126,12 @@ def te_tables(freqs: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, tor
 def transformer_engine(
     t, freqs, tensor_format="sbhd", interleaved=False, cu_seqlens=None, cp_size=1, cp_rank=0, positions=None
 ):
-    """``t`` of ``tensor_format`` and angles ``freqs [S, 1, 1, R]``.
+    """Rotate ``t`` by angles.
 
-    ``positions`` is not of the convention: it replaces the ones that follow from the other arguments.
+    Args:
+        t: a tensor in the format ``tensor_format``.
+        freqs: the angles ``[S, 1, 1, R]`` in rad.
+        positions: not part of the convention; it replaces the positions that follow from the other arguments.
     """
     if positions is None:
         positions = te_positions(t, tensor_format, cu_seqlens, cp_size, cp_rank)
@@ -128,7 +140,7 @@ def transformer_engine(
 
 
 def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
-    """``query, key [T, H * D]`` in place; ``cos_sin_cache [P, R]``: the cosines of the pairs, then their sines."""
+    """Overwrite ``query, key [T, H * D]``; ``cos_sin_cache [P, R]`` has the cosines of the pairs, then their sines."""
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     for x in (query, key):
         heads = x.unflatten(-1, (-1, head_size))
@@ -137,7 +149,7 @@ def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
 
 
 def complex_numbers(xq, xk, freqs_cis):
-    """``xq, xk [B, S, H, D]`` and ``freqs_cis [S, D/2]`` of modulus 1: adjacent features are real and imaginary."""
+    """Multiply ``xq, xk [B, S, H, D]``, whose adjacent features form complex numbers, by ``freqs_cis [S, D/2]``."""
     turns = freqs_cis[:, None]
 
     def one(x):
@@ -149,19 +161,19 @@ def complex_numbers(xq, xk, freqs_cis):
 
 
 def plain(x, positions, base: float = 10000.0):
-    """``x [B, S, H, D]`` and ``positions [S]`` or ``[B, S]``; makes its own angles, in float64."""
+    """Rotate ``x [B, S, H, D]`` at ``positions [S]`` or ``[B, S]``, by angles that it computes in float64."""
     frequencies = inverse_frequencies(x.shape[-1], base).to(x.device)
     return turn_by(x, positions.double()[..., None] * frequencies)
 
 
 def turn_by(x, angles):
-    """``x [B, S, H, D]`` by ``angles [..., S, R/2]`` in rad."""
+    """Rotate ``x [B, S, H, D]`` by ``angles [..., S, R/2]`` in rad."""
     angles = angles[..., None, :]
     return turn(x, angles.cos(), angles.sin())
 
 
 class Module(torch.nn.Module):
-    """``module(q, k)``, each ``[B, S, H, D]``, at the positions from 0 on."""
+    """A module that rotates ``q, k [B, S, H, D]`` at the positions from 0 on."""
 
     inv_freq: torch.Tensor
 
@@ -170,7 +182,7 @@ class Module(torch.nn.Module):
         self.register_buffer("inv_freq", inverse_frequencies(rotary_dim or head_dim, base), persistent=False)
 
     def angles(self, seq_len: int, device) -> torch.Tensor:
-        """``[S, D/2]`` in rad."""
+        """Return the angles ``[S, R/2]`` in rad of the positions from 0 on."""
         return torch.arange(seq_len, device=device, dtype=self.inv_freq.dtype)[:, None] * self.inv_freq
 
     def forward(self, q, k):

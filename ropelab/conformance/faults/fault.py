@@ -1,4 +1,4 @@
-"""What the catalogue says of a fault."""
+"""This file defines the entries of the catalogue: a fault, and a fault that cannot be expressed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ class Fault:
     """A small implementation of RoPE that is wrong in one way.
 
     Attributes:
-        name: identifier, snake_case.
-        sentence: what is wrong.
-        symptom: what its users saw.
-        seen_in: where it was reported, as ``repository#number``; None if it was made up.
-        convention: of ``function``, a name that `ropelab.conformance.verify` knows.
+        name: the identifier, in snake_case.
+        sentence: the mistake.
+        symptom: the effect that users saw.
+        seen_in: the report of the fault, as ``repository#number``; None if the fault is made up.
+        convention: how ``function`` is called, a name of ``CONVENTIONS``.
         function: the faulty implementation.
-        must_fail: laws that have to fail.
-        options: what ``verify`` must be told to see it, such as ``layout`` or ``rotary_dim``.
-        triton: whether it is a Triton kernel, which a CPU can only interpret.
-        race: on a GPU, what comes out depends on which program is faster; interpreted, it is always wrong.
-        only_definition: why no law can see it but agreement with the definition, at whatever positions and in
-            whatever dtype; empty if one can.
+        must_fail: the names of the laws that it must fail.
+        options: the arguments of `ropelab.conformance.verify` that show the fault, such as ``rotary_dim``.
+        triton: whether the implementation is a Triton kernel, which a CPU can only interpret.
+        race: whether the result depends on the order of programs on a GPU; the interpreter always gets it wrong.
+        only_definition: why only laws that compare with the definition can see the fault; empty if other laws can.
     """
 
     name: str
@@ -40,13 +39,18 @@ class Fault:
     only_definition: str = ""
 
     def __call__(self, *arguments, **keywords):
-        """The faulty implementation."""
+        """Call the faulty implementation."""
         return self.function(*arguments, **keywords)
 
 
 @dataclass(frozen=True)
 class NotExpressed:
-    """A fault that is known but not in the catalogue, and why it cannot be."""
+    """A known fault that the catalogue cannot express.
+
+    Attributes:
+        name, sentence, seen_in: as for `Fault`.
+        reason: why no function in the catalogue can show it.
+    """
 
     name: str
     sentence: str
@@ -55,7 +59,12 @@ class NotExpressed:
 
 
 def fault(sentence: str, **about) -> Callable[[Callable], Fault]:
-    """Make a function or class the fault of its name; ``about`` are the attributes of `Fault`."""
+    """Return a decorator that makes a function or class the fault of its name.
+
+    Args:
+        sentence: the mistake.
+        about: the other attributes of `Fault`.
+    """
 
     def make(function: Callable) -> Fault:
         return Fault(name=_snake_case(function.__name__), sentence=sentence, function=function, **about)

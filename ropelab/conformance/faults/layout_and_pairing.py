@@ -1,4 +1,4 @@
-"""Faults of who turns with whom: pairs, halves, heads, queries and keys."""
+"""This file lists the faults that rotate the wrong things together: pairs, halves, heads, queries and keys."""
 
 import torch
 
@@ -19,13 +19,13 @@ def query_and_key_mixed(q, k, cos, sin, unsqueeze_dim=1):
     heads = 1 if unsqueeze_dim == 1 else 2
     of_q, of_k = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
     (q0, q1), (_, k1) = of_q.chunk(2, dim=-1), of_k.chunk(2, dim=-1)
-    own = q1.narrow(heads, k.shape[heads], q.shape[heads] - k.shape[heads])  # heads that no key has
+    own = q1.narrow(heads, k.shape[heads], q.shape[heads] - k.shape[heads])  # the heads of q beyond the heads of k
     return torch.cat((q0, torch.cat((k1, own), heads)), -1), torch.cat((q0.narrow(heads, 0, k.shape[heads]), k1), -1)
 
 
 @fault(
-    "The layout flag is ignored: halves are paired whatever the model says.",
-    symptom="garbage from models with adjacent pairs; exact at position 0",
+    "The layout flag is ignored: halves are paired in every model.",
+    symptom="garbage from models with adjacent pairs; right at position 0",
     seen_in="vllm#49290",
     convention="vllm",
     options={"layout": "interleaved"},
@@ -37,7 +37,7 @@ def layout_flag_ignored(positions, query, key, head_size, cos_sin_cache, is_neox
 
 @fault(
     "The layout flag means the opposite.",
-    symptom="garbage from every model; exact at position 0",
+    symptom="garbage from every model; right at position 0",
     seen_in="sglang#14302",
     convention="vllm",
     must_fail=("definition", "layout"),
@@ -47,41 +47,41 @@ def layout_flag_inverted(positions, query, key, head_size, cos_sin_cache, is_neo
 
 
 @fault(
-    "The rotation goes the other way, and nobody says so.",
-    symptom="scores agree with themselves; weights trained elsewhere do not work",
+    "The rotation has the opposite sign, without a declaration.",
+    symptom="scores are consistent in themselves; weights from other code do not work",
     seen_in="nanochat#489",
     convention="huggingface",
     must_fail=("definition",),
-    only_definition="both senses obey every law of a group; which one is meant, only a reference knows",
+    only_definition="both signs obey every law of consistency; only a reference tells the right sign",
 )
 def sign_reversed_undeclared(q, k, cos, sin, unsqueeze_dim=1):
     return correct.huggingface(q, k, cos, -sin, unsqueeze_dim)
 
 
 @fault(
-    "The last axis but one, which holds the heads, is taken for the sequence.",
-    symptom="all tokens of a head turn by the same angle",
+    "The last axis but one has the heads, and is taken for the sequence.",
+    symptom="all tokens of a head rotate by the same angle",
     seen_in="DeepSpeed#8052 (as first proposed)",
     convention="deepspeed",
     must_fail=("definition", "heads_independent"),
 )
 def heads_taken_for_the_sequence(t, freqs_cos, freqs_sin):
     rotary_dim = freqs_cos.shape[-1]
-    # A kernel with more heads than rows would read on behind the table; here it stays in the last row.
+    # With more heads than rows a kernel would read beyond the table; here such heads take the last row.
     row = torch.arange(t.shape[-2], device=t.device).clamp(max=freqs_cos.numel() // rotary_dim - 1)
     return correct.deepspeed(t, *(table.reshape(-1, rotary_dim)[row] for table in (freqs_cos, freqs_sin)))
 
 
 @fault(
     "rotary_dim is ignored: all features of a head rotate.",
-    symptom="garbage from models with partial rotation; the columns read behind the row belong to others",
+    symptom="garbage from models with partial rotation, as columns of the next row are read",
     seen_in="vllm#43676",
     convention="vllm",
     options={"rotary_dim": 8},
     must_fail=("definition", "tail"),
 )
 def rotary_dim_ignored(positions, query, key, head_size, cos_sin_cache, is_neox):
-    # A row as wide as the head: it runs on into the next, and the last one would leave the table.
+    # A row as wide as the head runs into the next row. The last row would run out of the table; here it stays in it.
     rows, rotary_dim = cos_sin_cache.shape
     index = rotary_dim * torch.arange(rows)[:, None] + torch.arange(head_size)
     wide = cos_sin_cache.flatten()[index.clamp(max=rows * rotary_dim - 1).to(query.device)]
@@ -89,8 +89,8 @@ def rotary_dim_ignored(positions, query, key, head_size, cos_sin_cache, is_neox)
 
 
 @fault(
-    "The sines are read behind rotary_dim / 2 rounded up to a power of two.",
-    symptom="amplitudes shrink for rotary_dim 96 and the like",
+    "The sines are read at the offset rotary_dim / 2, rounded up to a power of two.",
+    symptom="amplitudes shrink if rotary_dim is not a power of two, such as 96",
     seen_in="vllm-ascend#12963",
     convention="vllm",
     options={"rotary_dim": 12},
@@ -100,13 +100,13 @@ def sine_read_behind_the_padding(positions, query, key, head_size, cos_sin_cache
     half = cos_sin_cache.shape[-1] // 2
     padded_half = 1 << (half - 1).bit_length()
     cos, beyond = cos_sin_cache[:, :half], cos_sin_cache[:, padded_half:]
-    sin = torch.zeros_like(cos)  # what a masked load yields
+    sin = torch.zeros_like(cos)  # a masked load yields zeros
     sin[:, : beyond.shape[-1]] = beyond
     return correct.vllm(positions, query, key, head_size, torch.cat((cos, sin), dim=-1), is_neox)
 
 
 @fault(
-    "Adjacent pairs become halves with the number of query heads, for the keys too.",
+    "Keys are converted from adjacent pairs to halves with the number of query heads.",
     symptom="wrong scores from converted checkpoints with fewer key heads",
     seen_in="transformers#31788",
     convention="ropelab",
@@ -114,7 +114,7 @@ def sine_read_behind_the_padding(positions, query, key, head_size, cos_sin_cache
     must_fail=("definition", "isometry", "layout"),
 )
 def key_permuted_with_query_heads(q, k=None, *, layout, seq_format, **options):
-    if layout == "split_half" or k is None:  # nothing to convert, or no heads to confuse
+    if layout == "split_half" or k is None:  # there is nothing to convert, or only one number of heads
         return correct.ropelab(q, k, layout=layout, seq_format=seq_format, **options)
     query_heads = to_bshd(q, seq_format).shape[2]
 
@@ -132,15 +132,15 @@ def key_permuted_with_query_heads(q, k=None, *, layout, seq_format, **options):
 
 
 @fault(
-    "Height and width are swapped: each turns the features of the other.",
-    symptom="images transposed to the model; right on the diagonal",
+    "Height and width are swapped: each rotates the features of the other.",
+    symptom="the model sees transposed images; right on the diagonal",
     seen_in=None,
     convention="flash_attn",
     must_fail=("definition",),
-    only_definition="a consistent rotation with its frequencies in another order",
+    only_definition="it is a consistent rotation, with its frequencies in another order",
 )
 def height_and_width_swapped(x, cos, sin, *arguments, **options):
-    # The first half of the planes belongs to the height, the second to the width.
+    # The first half of the planes belongs to the height, the second half to the width.
     planes = cos.shape[-1]
     swapped = torch.arange(planes, device=x.device).roll(planes // 2)
     return correct.flash_attn(x, cos[:, swapped], sin[:, swapped], *arguments, **options)

@@ -1,4 +1,4 @@
-"""Faults of what is written, and what is not."""
+"""This file lists the faults of memory: elements that are overwritten, left out, or lost."""
 
 import torch
 
@@ -7,14 +7,14 @@ from ropelab.conformance.faults.fault import fault
 
 
 @fault(
-    "The result overwrites the inputs, which nobody asked for.",
-    symptom="whoever else reads queries or keys reads rotated ones",
+    "The result overwrites the inputs, without a declaration.",
+    symptom="other code that reads the queries or keys gets rotated values",
     seen_in="unsloth#5001, Liger-Kernel#272",
     convention="huggingface",
     must_fail=("inputs_unchanged",),
 )
 def undeclared_in_place(q, k, cos, sin, unsqueeze_dim=1):
-    # On the data, as a kernel does it: autograd does not notice.
+    # A kernel overwrites the data without notice to autograd, and ``.data`` does the same.
     rotated = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
     for x, y in zip((q, k), rotated, strict=True):
         x.data.copy_(y.detach())
@@ -23,7 +23,7 @@ def undeclared_in_place(q, k, cos, sin, unsqueeze_dim=1):
 
 @fault(
     "The features that do not rotate are not copied to the result.",
-    symptom="garbage in the tail",
+    symptom="garbage in the features that do not rotate",
     seen_in="vllm#38880 (review)",
     convention="flash_attn",
     options={"rotary_dim": 8},
@@ -38,8 +38,8 @@ def tail_not_copied(x, cos, sin, interleaved=False, inplace=False, **where):
 
 
 @fault(
-    "With a single head the rotated buffer is not the one that is returned.",
-    symptom="one key head: it comes back as it was",
+    "With a single head the function rotates one buffer and returns another.",
+    symptom="a single key head is returned unchanged",
     seen_in="Liger-Kernel#342",
     convention="huggingface",
     options={"k_heads": 1},
@@ -52,7 +52,7 @@ def single_head_lost(q, k, cos, sin, unsqueeze_dim=1):
 
 
 @fault(
-    "Lanes that do not rotate stay away from a shuffle whose mask names them.",
+    "Lanes whose features do not rotate skip a shuffle, but the mask of the shuffle names them.",
     symptom="NaN, or the values of other heads, with partial rotation and many heads",
     seen_in="vllm#50903",
     convention="vllm",
@@ -60,8 +60,8 @@ def single_head_lost(q, k, cos, sin, unsqueeze_dim=1):
     must_fail=("definition", "heads_independent", "all_written"),
 )
 def shuffle_in_a_divergent_branch(positions, query, key, head_size, cos_sin_cache, is_neox):
-    # A model of the warp, a lane for each feature: Triton has no shuffle to call and torch no lanes.
-    if not is_neox:  # both features of a pair are in one lane
+    # This models a warp with a lane for each feature, because Triton has no shuffle and torch has no lanes.
+    if not is_neox:  # a lane has both features of a pair and needs no shuffle
         return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox)
     rotary_dim = cos_sin_cache.shape[-1]
     lane = torch.arange(head_size, device=query.device)
@@ -72,15 +72,15 @@ def shuffle_in_a_divergent_branch(positions, query, key, head_size, cos_sin_cach
     for x in (query, key):
         heads = x.unflatten(-1, (-1, head_size))
         received = heads[..., partner]
-        if not rotates.all():  # undefined; the first head of a warp happened to come out right
+        if not rotates.all():  # undefined; in the report the first head of a warp was right by chance
             received[:, 1:] = float("nan")
         heads[..., :rotary_dim] = heads[..., :rotary_dim] * cos + received[..., :rotary_dim] * sin
     return query, key
 
 
 @fault(
-    "The stride of an axis of one token is taken for the distance between the rows of all batches.",
-    symptom="decoding with several sequences: the rows overlap and are rotated several times",
+    "The stride of an axis with one token is taken for the distance between the rows of the batch.",
+    symptom="in decoding with several sequences the rows overlap, and are rotated several times",
     seen_in="Liger-Kernel 0.8.5 (found here)",
     convention="huggingface",
     must_fail=("decode",),
@@ -90,7 +90,7 @@ def row_stride_of_a_size_one_axis(q, k, cos, sin, unsqueeze_dim=1):
     cos, sin = cos[..., :half], sin[..., :half]
 
     def rotate(x, sin):
-        # Nothing to copy for `contiguous` where the axis that moved has one element: its stride can be anything.
+        # Where the moved axis has one element, its stride can have any value, and ``contiguous`` copies nothing.
         x = x.clone().transpose(1, 3 - unsqueeze_dim).contiguous()
         batch, seq_len, _, head_dim = x.shape
         for row in range(batch * seq_len):

@@ -1,4 +1,4 @@
-"""Faults that no function of one process can show."""
+"""This file lists known faults that no function in the catalogue can show."""
 
 from ropelab.conformance.faults.fault import NotExpressed
 
@@ -7,12 +7,12 @@ NOT_EXPRESSED = (
         "gate_never_opens",
         "The condition of the fused path is true for single tokens only.",
         seen_in="FastVideo#1245",
-        reason="its results are right, only its speed is not: a count of kernel launches shows it, no value does",
+        reason="its results are right; only a count of kernel launches shows that it is slow",
     ),
     NotExpressed(
         "three_axes_counted_as_tokens",
-        "Positions along three axes are flattened, and their number is taken for that of the tokens.",
+        "Positions along three axes are flattened, and the number of positions is taken for the number of tokens.",
         seen_in="sgl-kernel-xpu#202",
-        reason="no convention here passes positions along several axes; with one axis the count is right",
+        reason="no convention here passes positions along several axes, and with one axis the count is right",
     ),
 )

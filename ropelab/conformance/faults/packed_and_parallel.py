@@ -1,4 +1,4 @@
-"""Faults of packed sequences and of context parallelism."""
+"""This file lists the faults of packed documents and of context parallelism."""
 
 import torch
 
@@ -9,7 +9,7 @@ from ropelab.kernels import NO_POSITION
 
 @fault(
     "Positions run on across packed documents.",
-    symptom="a document's result depends on what was packed before it",
+    symptom="the result of a document depends on the documents before it",
     seen_in="OLMo-core#591",
     convention="flash_attn",
     must_fail=("packed",),
@@ -24,7 +24,7 @@ def positions_run_across_documents(
 
 
 @fault(
-    "A document is taken to begin where positions decrease.",
+    "A decrease of positions is taken for the start of a document.",
     symptom="documents of one token merge with their neighbours",
     seen_in="ms-swift#9904",
     convention="ropelab",
@@ -32,7 +32,7 @@ def positions_run_across_documents(
 )
 def document_begins_at_a_decrease(q, k=None, *, positions=None, **options):
     if positions is not None and positions.ndim == 1 and len(positions):
-        # Every document counts from its first position on.
+        # Positions count up from the first position of each supposed document.
         begins = torch.cat((torch.ones_like(positions[:1]).bool(), positions[1:] < positions[:-1]))
         index = torch.arange(len(positions), device=positions.device)
         begin = torch.where(begins, index, 0).cummax(0).values
@@ -43,7 +43,7 @@ def document_begins_at_a_decrease(q, k=None, *, positions=None, **options):
 
 @fault(
     "The search for a token's document stops at the first empty one.",
-    symptom="everything behind an empty document is rotated as if it belonged to it",
+    symptom="all documents after an empty document are rotated as a part of it",
     seen_in=None,
     convention="flash_attn",
     must_fail=("zero_length",),
@@ -52,17 +52,17 @@ def search_stops_at_empty_document(
     x, cos, sin, interleaved=False, inplace=False, *, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None
 ):
     if cu_seqlens is not None and len(empty := (cu_seqlens[1:] == cu_seqlens[:-1]).nonzero()):
-        found = int(empty[0])  # all that follows is taken for this one
+        found = int(empty[0])  # all later tokens are taken for tokens of this document
         cu_seqlens = torch.cat((cu_seqlens[: found + 1], cu_seqlens[-1:]))
         if isinstance(seqlen_offsets, torch.Tensor):
             seqlen_offsets = seqlen_offsets[: found + 1]
-    # What a kernel would read behind the table stays in its last row here.
+    # A kernel would read beyond the table; here such positions take the last row.
     positions = correct.flash_positions(x, seqlen_offsets, cu_seqlens).clamp(max=len(cos) - 1)
     return correct.flash_attn(x, cos, sin, interleaved, inplace, positions=positions)
 
 
 @fault(
-    "The table is not cut for the rank: all take the first rank's rows.",
+    "The table is not split by rank: all ranks take the rows of the first rank.",
     symptom="wrong results on ranks > 0",
     seen_in="Megatron-LM#1612",
     convention="transformer_engine",
@@ -73,8 +73,8 @@ def table_of_rank_zero(t, freqs, tensor_format="sbhd", interleaved=False, cu_seq
 
 
 @fault(
-    "Two ways to share are confused: an early and a late chunk are taken for contiguous rows.",
-    symptom="tokens of all ranks at permuted positions",
+    "Two ways to split tokens are confused: an early and a late chunk are taken for contiguous rows.",
+    symptom="tokens of all ranks have permuted positions",
     seen_in="ms-swift#10071",
     convention="transformer_engine",
     must_fail=("context_parallel",),
@@ -89,7 +89,7 @@ def dual_chunks_taken_for_contiguous(
 
 @fault(
     "Rows without a position are skipped and stay uninitialised.",
-    symptom="garbage or NaN in the rows that were skipped",
+    symptom="garbage or NaN in the skipped rows",
     seen_in="fla#967",
     convention="transformer_engine",
     must_fail=("rows_past_end",),

@@ -1,4 +1,4 @@
-"""Faults of where a token stands."""
+"""This file lists the faults of positions."""
 
 import torch
 
@@ -7,7 +7,7 @@ from ropelab.conformance.faults.fault import fault
 
 
 @fault(
-    "The angle belongs to position + head.",
+    "The angle is taken from the row position + head.",
     symptom="all heads but the first are off by a constant number of positions",
     seen_in="emlx#121",
     convention="flash_attn",
@@ -16,7 +16,7 @@ from ropelab.conformance.faults.fault import fault
 def head_added_to_position(x, cos, sin, interleaved=False, inplace=False, **where):
     heads = []
     for head in range(x.shape[-2]):
-        # The last row stands for what a kernel would read behind the table.
+        # A kernel would read beyond the table; here the last row takes the place of what it reads.
         shifted = (table[min(head, len(table) - 1) :] for table in (cos, sin))
         cosines, sines = (torch.cat((table, table[-1:].expand(head, -1))) for table in shifted)
         heads.append(correct.flash_attn(x[..., head : head + 1, :], cosines, sines, interleaved, **where))
@@ -26,7 +26,7 @@ def head_added_to_position(x, cos, sin, interleaved=False, inplace=False, **wher
 
 @fault(
     "Positions count from 1.",
-    symptom="agrees with itself; caches and weights of others are off by one",
+    symptom="consistent in itself; caches and weights from other code are off by one",
     seen_in=None,
     convention="plain",
     must_fail=("definition", "identity", "composition"),
@@ -36,7 +36,7 @@ def positions_from_one(x, positions):
 
 
 @fault(
-    "A single new token is always at position 0.",
+    "A single new token always gets position 0.",
     symptom="decoding differs from prefill",
     seen_in="mlx-vlm#1983",
     convention="flash_attn",
@@ -51,7 +51,7 @@ def decode_always_at_zero(x, cos, sin, interleaved=False, inplace=False, *, seql
 
 @fault(
     "The offsets of the cache are advanced after the first layer instead of the last.",
-    symptom="upper layers are ahead of the first",
+    symptom="all layers after the first have positions that are too large",
     seen_in="fla#766",
     convention="flash_attn",
     must_fail=("inputs_unchanged",),
@@ -78,21 +78,21 @@ def position_modulo_length(x, cos, sin, interleaved=False, inplace=False, *, seq
 
 
 @fault(
-    "Only the upper end of the table is checked: negative positions read before it.",
+    "Only the upper end of the table is guarded: negative positions read before the table.",
     symptom="garbage, or an illegal access, for negative offsets",
     seen_in="flash-attn (Triton rotary; read in its source)",
     convention="plain",
     must_fail=("offsets", "inverse"),
 )
 def negative_position_reads_before_the_table(x, positions):
-    # What lies before the table is not ours to read; its own end stands for it.
+    # A kernel would read before the table; here such positions take rows from its end.
     rows = int(positions.abs().max()) + 1 if positions.numel() else 1
     return correct.plain(x, torch.where(positions < 0, positions % rows, positions))
 
 
 @fault(
-    "Tables of every batch are given, the first is used for all.",
-    symptom="wrong results for batch > 0, as with left padding",
+    "Each sequence has its own tables, but all sequences take the tables of the first.",
+    symptom="wrong results for all sequences but the first, for example with left padding",
     seen_in="Liger-Kernel#477",
     convention="huggingface",
     must_fail=("positions_per_batch",),
@@ -102,8 +102,8 @@ def table_of_batch_zero(q, k, cos, sin, unsqueeze_dim=1):
 
 
 @fault(
-    "Frequencies of every batch are given, those of the first are used for all.",
-    symptom="wrong results for batch > 0 as soon as batches differ in position",
+    "Each sequence has its own frequencies, but all sequences take the frequencies of the first.",
+    symptom="wrong results for all sequences but the first, if their positions differ",
     seen_in="Liger-Kernel (llama4; read in its source)",
     convention="deepspeed",
     must_fail=("positions_per_batch",),

@@ -1,4 +1,4 @@
-"""Faults of frequencies, angles, cosines and sines, and of the dtype they are computed in."""
+"""This file lists the faults of frequencies, angles, cosines and sines, and of the dtypes that they are computed in."""
 
 import math
 
@@ -19,7 +19,7 @@ def _frequencies(x: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.T
     seen_in="transformers#29285, modalities#462",
     convention="plain",
     must_fail=("definition", "large_positions"),
-    only_definition="a consistent rotation by other frequencies",
+    only_definition="it is a consistent rotation by other frequencies",
 )
 def frequencies_in_bfloat16(x, positions):
     return correct.turn_by(x, positions.double()[..., None] * _frequencies(x, torch.bfloat16).double())
@@ -27,11 +27,11 @@ def frequencies_in_bfloat16(x, positions):
 
 @fault(
     "The positions are cast to bfloat16.",
-    symptom="neighbouring positions above 256 collide",
+    symptom="neighbouring positions above 256 become equal",
     seen_in="candle#3520",
     convention="plain",
     must_fail=("large_positions",),
-    only_definition="the law of large positions is the only one that goes so far, and it compares with the definition",
+    only_definition="only the law large_positions goes so far, and it compares with the definition",
 )
 def positions_in_bfloat16(x, positions):
     return correct.plain(x, positions.bfloat16())
@@ -39,14 +39,14 @@ def positions_in_bfloat16(x, positions):
 
 @fault(
     "The angles are a matrix product, which autocast rounds to bfloat16.",
-    symptom="collapse under mixed precision",
+    symptom="results collapse under mixed precision",
     seen_in="diffusers#13922",
     convention="plain",
     must_fail=("autocast",),
 )
 def angles_under_autocast(x, positions):
     angles = positions.float()[..., None] @ _frequencies(x, torch.float32)[None]
-    # Exact where autocast leaves it alone: only its effect is the fault here.
+    # Without autocast the angles are exact, so that only the effect of autocast is the fault.
     exact = positions.double()[..., None] * _frequencies(x)
     return correct.turn_by(x, exact if angles.dtype == torch.float32 else angles.double())
 
@@ -60,24 +60,24 @@ def angles_under_autocast(x, positions):
 )
 def angles_into_tf32(x, positions):
     positions, frequencies = positions.double(), _frequencies(x)
-    if torch.get_float32_matmul_precision() != "highest":  # a CPU has no such unit: rounded as one would
+    if torch.get_float32_matmul_precision() != "highest":  # a CPU has no tensor cores, so that the rounding is emulated
         positions, frequencies = to_tf32(positions), to_tf32(frequencies)
     return correct.turn_by(x, positions[..., None] * frequencies)
 
 
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to 10 bits behind the point of the significand, as operands of tensor cores are."""
+    """Return ``x`` rounded to 10 explicit bits of the significand, like the operands of tensor cores."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
 
 
 @fault(
-    "Cosine and sine come from fast maths: their argument is reduced in float32.",
+    "Cosine and sine come from fast maths, whose argument is reduced in float32.",
     symptom="errors of 1e-2 at position 131072",
     seen_in="imp#1325, mlxcel#1055",
     convention="plain",
     must_fail=("large_positions",),
-    only_definition="the law of large positions is the only one that goes so far, and it compares with the definition",
+    only_definition="only the law large_positions goes so far, and it compares with the definition",
 )
 def fast_math_sine(x, positions):
     angles = (positions.double()[..., None] * _frequencies(x)).float()
@@ -86,7 +86,7 @@ def fast_math_sine(x, positions):
 
 
 @fault(
-    "The frequencies are left uninitialised when the model is made without memory first.",
+    "The frequencies stay uninitialised if the model is first made without memory.",
     symptom="garbage or NaN after loading a checkpoint",
     seen_in="transformers#45902",
     convention="module",
@@ -95,24 +95,24 @@ def fast_math_sine(x, positions):
 def frequencies_uninitialised(head_dim, **options):
     with torch.device("meta"):
         module = correct.Module(head_dim, **options)
-    return module.to_empty(device="cpu")  # the checkpoint has no such buffer
+    return module.to_empty(device="cpu")  # no checkpoint fills the buffer of frequencies
 
 
 @fault(
-    "The attention factor is applied although the tables have it already.",
-    symptom="logits too large by its square",
+    "The attention factor is applied although the tables already contain it.",
+    symptom="logits are too large by the square of the factor",
     seen_in="sglang#33558",
     convention="flash_attn",
     must_fail=("definition", "isometry"),
 )
 def attention_factor_twice(x, cos, sin, *arguments, **options):
-    factor = 0.1 * math.log(4) + 1  # of YaRN for four times the context
+    factor = 0.1 * math.log(4) + 1  # YaRN's factor for four times the context
     return correct.flash_attn(x, factor * cos, factor * sin, *arguments, **options)
 
 
 @fault(
-    "The attention factor that the tables carry is dropped.",
-    symptom="logits of the wrong scale beyond the original context",
+    "The attention factor in the tables is dropped.",
+    symptom="logits have the wrong scale beyond the original context",
     seen_in="vllm#48351",
     convention="flash_attn",
     must_fail=("definition", "isometry"),
@@ -123,24 +123,24 @@ def attention_factor_ignored(x, cos, sin, *arguments, **options):
 
 
 @fault(
-    "Frequencies are scaled for the longer context, and the unscaled ones returned.",
+    "The frequencies are scaled for a longer context, but the unscaled frequencies are returned.",
     symptom="drift at long contexts",
     seen_in="transformers#32330",
     convention="module",
     options={"base": 500_000.0},
     must_fail=("definition",),
-    only_definition="a consistent rotation by other frequencies",
+    only_definition="it is a consistent rotation by other frequencies",
 )
 class ScaledFrequenciesDropped(correct.Module):
     def __init__(self, head_dim, rotary_dim=None, base=10000.0):
         super().__init__(head_dim, rotary_dim)
         scaled = inverse_frequencies(rotary_dim or head_dim, base)
-        assert scaled.shape == self.inv_freq.shape  # the only use of what was computed
+        assert scaled.shape == self.inv_freq.shape  # the only use of the scaled frequencies
 
 
 @fault(
-    "A long prompt rescales the cached frequencies, and short ones never restore them.",
-    symptom="the answer to a short prompt depends on what was asked before",
+    "A long prompt rescales the cached frequencies, and short prompts never restore them.",
+    symptom="the answer to a short prompt depends on earlier prompts",
     seen_in="transformers#25306",
     convention="module",
     must_fail=("determinism",),
@@ -155,15 +155,15 @@ class RescaledCacheStays(correct.Module):
 
 
 @fault(
-    "The table has the rows of the original context, not of the scaled one.",
-    symptom="out of bounds at the last legal positions",
+    "The table has the rows of the original context, not of the scaled context.",
+    symptom="reads out of bounds at the last valid positions",
     seen_in="vllm#55910",
     convention="plain",
     must_fail=("large_positions",),
-    only_definition="the law of large positions is the only one that goes so far, and it compares with the definition",
+    only_definition="only the law large_positions goes so far, and it compares with the definition",
 )
 def table_not_sized_for_scaling(x, positions):
-    rows = 4096  # what a kernel would read behind them stays in the last one here
+    rows = 4096  # a kernel would read beyond the table; here such positions take the last row
     return correct.plain(x, positions.clamp(max=rows - 1))
 
 
@@ -173,7 +173,7 @@ def table_not_sized_for_scaling(x, positions):
     seen_in="LeetCUDA#289",
     convention="plain",
     must_fail=("definition", "large_positions"),
-    only_definition="a consistent rotation by other frequencies",
+    only_definition="it is a consistent rotation by other frequencies",
 )
 def integer_division_in_the_exponent(x, positions):
     pair = torch.arange(x.shape[-1] // 2, device=x.device)
@@ -182,13 +182,13 @@ def integer_division_in_the_exponent(x, positions):
 
 
 @fault(
-    "The exponent is divided by the width of the head, not by that of the rotated part.",
+    "The exponent is divided by head_dim instead of rotary_dim.",
     symptom="drift in models with partial rotation",
     seen_in="pie#603",
     convention="module",
     options={"rotary_dim": 8},
     must_fail=("definition",),
-    only_definition="a consistent rotation by other frequencies",
+    only_definition="it is a consistent rotation by other frequencies",
 )
 class ExponentByHeadDim(correct.Module):
     def __init__(self, head_dim, rotary_dim=None, base=10000.0):

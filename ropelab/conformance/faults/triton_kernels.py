@@ -1,10 +1,10 @@
-"""Faults of kernels, as kernels: interpreted on a CPU (``TRITON_INTERPRET=1``), for real on a GPU.
+"""This file lists the faults of kernels as Triton kernels, for a GPU or for Triton's interpreter (TRITON_INTERPRET=1).
 
-Interpreted, programs run one after another in the order of the grid, so that a race has the same outcome every time.
-An access out of bounds would end the process: wherever a fault makes one, the mask also keeps it within the tensor's
-storage. What it touches there is wrong enough.
+The interpreter runs the programs one after another in the order of the grid, so that a race always has the same
+outcome. An access out of bounds would end the process. The masks therefore keep the wrong accesses of the faults within
+the storage of the tensor, where they still give wrong results.
 
-All kernels rotate halves; adjacent pairs are left to the right implementation.
+All kernels rotate halves; the right implementation rotates adjacent pairs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.layout.pairing import pairs
 
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
-_GRID_AXIS_LIMIT = 65_535  # of y and z, in CUDA
+_GRID_AXIS_LIMIT = 65_535  # of the axes y and z of a grid in CUDA
 
 
 @triton.jit
@@ -31,9 +31,9 @@ def _rotate_kernel(
     BLOCK_HEADS: tl.constexpr, COMPUTE: tl.constexpr,
     MASK_BY_TABLE: tl.constexpr, INT32: tl.constexpr, VECTOR: tl.constexpr, TOKENS_ON_Y: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a block of tokens. The last four constants are the faults."""
+    """Rotate all heads of a block of tokens. Each of the last four constants switches a fault on."""
     block = tl.program_id(1 if TOKENS_ON_Y else 0)
-    batch = tl.num_programs(2) - 1 - tl.program_id(2)  # no order is promised; this one shows who writes too far
+    batch = tl.num_programs(2) - 1 - tl.program_id(2)  # the last sequence first: shows writes beyond a sequence
     token = block * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)[:, None, None]
     head = tl.arange(0, BLOCK_HEADS)[None, :, None]
     feature = tl.arange(0, BLOCK)[None, None, :]
@@ -43,7 +43,7 @@ def _rotate_kernel(
         position = tl.where(is_token, position, tl.load(positions_ptr + batch * seq_len) + token)
         is_token = position < table_rows
 
-    is_first = feature // VECTOR * VECTOR < PAIRS  # of its pair; decided for a whole vector by the first in it
+    is_first = feature // VECTOR * VECTOR < PAIRS  # the first feature of a vector decides for the whole vector
     partner = tl.where(is_first, feature + PAIRS, feature - PAIRS)
     rotates = (feature < 2 * PAIRS) & (position >= 0)
     at = position * PAIRS + tl.where(is_first, feature, partner)
@@ -59,23 +59,32 @@ def _rotate_kernel(
     mask = is_token & (head < heads) & (feature < HEAD_DIM)
     x = tl.load(x_ptr + x_at, mask=mask & (x_at >= 0) & (x_at < x_end), other=0)
     other = tl.load(x_ptr + other_at, mask=mask & rotates & (other_at >= 0) & (other_at < x_end), other=0)
-    turned = x.to(COMPUTE) * cos + tl.where(is_first, -other.to(COMPUTE), other.to(COMPUTE)) * sin
-    y = tl.where(rotates, turned.to(x.dtype), x)
+    rotated = x.to(COMPUTE) * cos + tl.where(is_first, -other.to(COMPUTE), other.to(COMPUTE)) * sin
+    y = tl.where(rotates, rotated.to(x.dtype), x)
     tl.store(y_ptr + y_at, y, mask=mask & (y_at >= 0) & (y_at < y_end))
 
 
 def _launch(x, y, cos, sin, positions, *, strides=None, mask_by_table=False, int32=False, vector=1, tokens_on_y=False):
-    """``x, y [B, S, H, D]``, ``cos, sin [P, R/2]``, ``positions [B, S]``. The keywords are the faults."""
+    """Rotate ``x`` into ``y``, both ``[B, S, H, D]``; each keyword switches a fault on.
+
+    Args:
+        cos, sin: ``[P, R/2]``.
+        positions: ``[B, S]``.
+
+    Raises:
+        ValueError: the tables are wider than a head, or ``positions`` has another shape.
+        RuntimeError: a grid that CUDA would refuse, with ``tokens_on_y``.
+    """
     batch, seq_len, heads, head_dim = x.shape
     _check_width(cos, head_dim)
     if positions.shape != (batch, seq_len):
         raise ValueError(f"positions: expected shape {(batch, seq_len)}, got {tuple(positions.shape)}")
     if not x.numel():
         return
-    if tokens_on_y and seq_len > _GRID_AXIS_LIMIT and not x.is_cuda:  # the interpreter has no such limit
+    if tokens_on_y and seq_len > _GRID_AXIS_LIMIT and not x.is_cuda:  # the interpreter has no limit
         raise RuntimeError("Triton Error [CUDA]: invalid argument")
     block_tokens = 1 if tokens_on_y else 8
-    if not x.is_cuda:  # interpreted, every program takes milliseconds
+    if not x.is_cuda:  # the interpreter takes milliseconds for every program
         block_tokens = triton.next_power_of_2(seq_len) if tokens_on_y else max(8, triton.next_power_of_2(seq_len) // 8)
     blocks = triton.cdiv(seq_len, block_tokens)
     _rotate_kernel[(1, blocks, batch) if tokens_on_y else (blocks, 1, batch)](
@@ -93,24 +102,24 @@ def _check_width(cos: torch.Tensor, head_dim: int) -> None:
 
 
 def _room(x: torch.Tensor) -> int:
-    """Elements from the first of ``x`` to the end of its storage."""
+    """Return the number of elements from the first element of ``x`` to the end of its storage."""
     return int(x.untyped_storage().nbytes() // x.element_size() - x.storage_offset())
 
 
 def _rotated(x, cos, sin, positions, **faults):
-    """As `_launch`, into a new tensor, differentiable."""
+    """Return the result of `_launch` in a new tensor, with a gradient that has the same faults."""
 
-    def rotate(x):
+    def forward(x):
         x = x if x.stride(-1) == 1 else x.contiguous()
         y = torch.empty_like(x, memory_format=torch.contiguous_format)
         _launch(x, y, cos, sin, positions, **faults)
         return y.masked_fill((positions == NO_POSITION)[..., None, None], 0)
 
-    return correct.with_backward(x, rotate, lambda grad: _rotated(grad, cos, -sin, positions, **faults))
+    return correct.with_backward(x, forward, lambda grad: _rotated(grad, cos, -sin, positions, **faults))
 
 
 def _flash_attn(x, cos, sin, interleaved, inplace, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, **faults):
-    """That convention, with a faulty kernel."""
+    """Do the work of `correct.flash_attn` with a faulty kernel."""
     positions = correct.flash_positions(x, seqlen_offsets, cu_seqlens)
     if interleaved:
         y = correct.turn_at(x, cos, sin, positions, "interleaved")
@@ -122,8 +131,8 @@ def _flash_attn(x, cos, sin, interleaved, inplace, seqlen_offsets=0, cu_seqlens=
 
 
 @fault(
-    "The mask of the rows asks whether the table has one, not whether there is a token.",
-    symptom="writes behind the last token: into the next sequence, or out of bounds",
+    "The mask asks whether the table has a row, not whether the sequence has a token.",
+    symptom="writes after the last token: into the next sequence, or out of bounds",
     seen_in="fla#423",
     convention="flash_attn",
     triton=True,
@@ -135,7 +144,7 @@ def mask_checks_the_table(x, cos, sin, interleaved=False, inplace=False, **where
 
 
 @fault(
-    "Offsets are products of 32-bit integers.",
+    "Memory offsets are products of 32-bit integers.",
     symptom="illegal access or silent corruption beyond 2**31 elements",
     seen_in="Liger-Kernel#804, vllm#43166",
     convention="flash_attn",
@@ -147,7 +156,7 @@ def offsets_in_int32(x, cos, sin, interleaved=False, inplace=False, **where):
 
 
 @fault(
-    "Whether a feature is the first or the second of its pair is decided for vectors of 16, which straddle the middle.",
+    "A vector of 16 features is taken for one half of the head, although vectors straddle the middle.",
     symptom="8 or 12 wrong features of every head unless rotary_dim is a multiple of 32",
     seen_in="FlashInfer (fallback for unusual head sizes; read in its source)",
     convention="flash_attn",
@@ -160,7 +169,7 @@ def vectors_straddle_the_halves(x, cos, sin, interleaved=False, inplace=False, *
 
 
 @fault(
-    "Tokens are counted along the y axis of the grid, which ends at 65,535.",
+    "Tokens are counted along the y axis of the grid, which has at most 65,535 blocks.",
     symptom="the launch fails for longer sequences",
     seen_in="Fast-LLM#386",
     convention="flash_attn",
@@ -173,7 +182,7 @@ def tokens_on_the_y_axis(x, cos, sin, interleaved=False, inplace=False, **where)
 
 @fault(
     "Keys are addressed with the strides of the queries.",
-    symptom="wrong keys and accesses out of bounds where there are fewer key heads",
+    symptom="wrong keys, and accesses out of bounds, in models with fewer key heads",
     seen_in="ColossalAI#6444",
     convention="vllm",
     triton=True,
@@ -195,7 +204,7 @@ def _one_lane_per_feature(
     HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Each program reads a feature of many rows and its partner, and overwrites the one."""
+    """Read a feature and its partner in many rows, and overwrite the feature. Each program has one feature."""
     feature, token = tl.program_id(0), tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)[:, None]
     head = tl.arange(0, BLOCK_HEADS)[None, :]
     mask = (token < tokens) & (head < HEADS)
@@ -214,8 +223,8 @@ def _one_lane_per_feature(
 
 
 @fault(
-    "Each lane overwrites one feature while another still has to read it.",
-    symptom="a race: sometimes the partner is the rotated one",
+    "Each lane overwrites a feature that another lane may still have to read.",
+    symptom="a race: the partner is sometimes read after its rotation",
     seen_in="FlagGems#5143",
     convention="vllm",
     triton=True,
@@ -244,7 +253,7 @@ def _adjacent_from_halves(
     x_ptr, cos_ptr, sin_ptr, rows, stride, PAIRS: tl.constexpr, SHARE: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Half of the pairs of a block of rows, rotated backwards: read as halves, stored as neighbours, in place."""
+    """Rotate half of the pairs of a block of rows backwards, in place: read them as halves, store them as adjacent."""
     pair = tl.program_id(0) * SHARE + tl.arange(0, SHARE)[None, :]
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     mask = (row < rows) & (pair < PAIRS)
@@ -257,7 +266,7 @@ def _adjacent_from_halves(
 
 
 @fault(
-    "Two programs reorder the features of one gradient in place, each its half.",
+    "Two programs each reorder half of the features of a gradient in place.",
     symptom="a gradient that changes from run to run",
     seen_in="Megatron-LM#5980",
     convention="huggingface",
@@ -291,8 +300,8 @@ def reordered_in_place(q, k, cos, sin, unsqueeze_dim=1):
 
 
 @fault(
-    "`if not grad.is_contiguous` lacks its call: a strided gradient is not copied but rotated as it lies.",
-    symptom="wrong gradient after a sum, whose cotangent is one number with strides 0",
+    "`if not grad.is_contiguous` lacks its call, so that a strided gradient is rotated without a copy.",
+    symptom="wrong gradient after a sum, whose cotangent is a single number with strides 0",
     seen_in="unsloth#3782",
     convention="huggingface",
     triton=True,

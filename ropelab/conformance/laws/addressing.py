@@ -1,4 +1,4 @@
-"""Which position a token has: offsets, decoding, packed documents, context parallelism."""
+"""This file defines the laws of positions: offsets, decoding, packed documents, context parallelism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropelab.layout.pairing import pairs
 
 
 def _applicable(subject, cases: Iterable[Case]) -> Iterator[Case]:
-    """Those that can be expressed; raises NotApplicable, for the first one's reason, if none can."""
+    """Yield the cases that the subject can express; raise NotApplicable for the first case if there is none."""
     cases = list(cases)
     found = [case for case in cases if subject.can(case)]
     if not found:
@@ -23,7 +23,7 @@ def _applicable(subject, cases: Iterable[Case]) -> Iterator[Case]:
     yield from found
 
 
-@law("Token i of a sequence that starts at position m stands at m + i.", r"p_i = m + i")
+@law("Token i of a sequence that starts at position m has position m + i.", r"p_i = m + i")
 def offsets(subject, sizes):
     below = -sizes.tokens - 2
     starts = (3, sizes.tokens + 2, tuple(5 * i for i in range(sizes.batch)), below)
@@ -33,7 +33,10 @@ def offsets(subject, sizes):
 
 
 def _mirrored(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What tokens at negative positions become, from the positive ones: reflected, ``F R(p) F = R(-p)``."""
+    """Return the results at negative positions, from results at positive positions: ``R(-p) = F R(p) F``.
+
+    The reflection ``F`` negates the second member of every pair.
+    """
     inputs = [_reflected(x.flip(1), sizes, subject.layout) for x in case.inputs]
     outputs = subject(subject.with_inputs(replace(case, offsets=3), inputs))  # |p| of the last token is 3
     outputs = (_reflected(y, sizes, subject.out_layout).flip(1) for y in outputs)
@@ -41,14 +44,14 @@ def _mirrored(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray]]
 
 
 def _reflected(x: torch.Tensor, sizes, layout: str) -> torch.Tensor:
-    """With the second member of every pair negated."""
+    """Return ``x`` with the second member of every pair negated."""
     x = x.clone()
     pairs(x[..., : sizes.rotary_dim], layout)[1].neg_()
     return x
 
 
 def _among_more(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What the tokens become in longer sequences that start at 0, with zeros before and behind them."""
+    """Return the results of the tokens in longer sequences that start at 0, with zeros before and after the tokens."""
     positions = case.token_positions()
     longer = subject.draw(replace(sizes, tokens=int(positions.max()) + 1))
     rows = torch.arange(sizes.batch)[:, None]
@@ -66,14 +69,14 @@ def _among_more(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray
 def decode(subject, sizes):
     case = subject.draw(sizes)
     at_once = [(exact(y), 2 * bound) for y, (_, bound) in zip(subject(case), subject.expected(case), strict=True)]
-    for i in reversed(range(sizes.tokens)):  # at position 0 every convention has a token, and decoding is vacuous
+    for i in reversed(range(sizes.tokens)):  # position 0 comes last: every convention has it, but it tests no decoding
         token = subject.with_inputs(case, [x[:, i : i + 1] for x in case.inputs])
         expected = [(y[:, i : i + 1], bound[:, i : i + 1]) for y, bound in at_once]
         for step in _applicable(subject, (replace(token, offsets=start) for start in (i, (i,) * sizes.batch))):
             yield from against(step, subject(step), expected, f"{{}} of token {i} alone")
 
 
-@law("A packed document becomes what it becomes alone.", r"R(x_1 \Vert x_2) = R x_1 \Vert R x_2")
+@law("A packed document has the same result as the document alone.", r"R(x_1 \Vert x_2) = R x_1 \Vert R x_2")
 def packed(subject, sizes):
     lengths = (2, 1, 1, sizes.tokens, 3)
     plain = _packed(subject, sizes, lengths)
@@ -86,7 +89,7 @@ def packed(subject, sizes):
 def _packed(subject, sizes, lengths, padding=0, **where) -> Case:
     tokens = sum(lengths) // where.get("shard", (1, 0))[0] + padding
     case = subject.draw(replace(sizes, batch=1, tokens=tokens), lengths=lengths, **where)
-    subject.arguments(case)  # raises NotApplicable before any work
+    subject.arguments(case)  # raises NotApplicable before the law calls the function
     return case
 
 
@@ -134,7 +137,7 @@ def rows_past_end(subject, sizes):
             yield Comparison(what.format(name), y, expected, 2 * bound, case)
 
 
-@law("The shards of context parallelism are the rows of the whole.", r"R(x)_{\text{rank}} = R(x_{\text{rank}})")
+@law("The result of a context-parallel shard is part of the whole result.", r"R(x)_{\text{rank}} = R(x_{\text{rank}})")
 def context_parallel(subject, sizes):
     size = 2
     wholes = (
@@ -160,7 +163,7 @@ def _shard(subject, whole: Case, size: int, rank: int) -> Case:
 
 
 def _rows(whole: Case, size: int, rank: int) -> torch.Tensor:
-    """Where the rank's tokens are in the whole."""
+    """Return the indices of the rank's tokens in the whole sequence."""
     lengths = whole.lengths or (whole.shape[1],)
     starts = np.cumsum((0, *lengths[:-1]))
     return torch.cat([int(start) + rank_positions(n, size, rank) for start, n in zip(starts, lengths, strict=True)])

@@ -1,4 +1,4 @@
-"""What the rotation is: its definition, and the group laws that need no reference."""
+"""This file defines the laws of the rotation itself: its definition, and the group laws, which need no reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ropelab.layout.pairing import join, pairs
 
 
 @law(
-    "Every pair of features turns by the angle of its token's position: agreement with the definition.",
+    "Every pair of features rotates by the angle of its token's position, as in the definition.",
     r"\begin{pmatrix} y_0 \\ y_1 \end{pmatrix} ="
     r"\begin{pmatrix} \cos p\theta & -\sin p\theta \\ \sin p\theta & \cos p\theta \end{pmatrix}"
     r"\begin{pmatrix} x_0 \\ x_1 \end{pmatrix}",
@@ -27,7 +27,10 @@ def definition(subject, sizes):
         yield from against_truth(subject, subject.draw(sizes, factor=1.25))
 
 
-@law("What rotates of a head keeps its length, times the factor of the tables.", r"\lVert R x \rVert = \lVert x \rVert")
+@law(
+    "The rotated features of a head keep their length, times the factor of the tables.",
+    r"\lVert R x \rVert = \lVert x \rVert",
+)
 def isometry(subject, sizes):
     for factor in (1.0, 1.25) if "factor" in subject.convention.expresses else (1.0,):
         case = subject.draw(sizes, factor=factor)
@@ -45,40 +48,41 @@ def _length(x: np.ndarray) -> np.ndarray:
 def identity(subject, sizes):
     case = subject.draw(replace(sizes, tokens=1))
     for name, x, y in zip(names(case), case.inputs, subject(case), strict=True):
-        # Multiplying by 1 and adding a product with 0 is exact.
+        # A product with 1 is exact, and so is the sum with a product with 0.
         yield Comparison(name, exact(subject.as_input(y, sizes.rotary_dim)), exact(x), np.zeros(1), case)
 
 
 @law(
-    "A score of a query and a key depends on the distance of their positions alone.",
+    "The score of a query and a key depends only on the difference of their positions.",
     r"\langle R(m)\,q, R(n)\,k \rangle = \langle R(m-n)\,q, k \rangle",
 )
 def relative_position(subject, sizes):
-    # The first query and the first key stand at every position.
+    # Every position has the same query and the same key.
     cases = [subject.draw(sizes, seed=seed) for seed in (0, 1)]
     cases = [subject.with_inputs(c, [x[:, :1].expand_as(x) for x in c.inputs]) for c in cases]
-    rotated: list[np.ndarray] = []
+    outputs: list[np.ndarray] = []
     expected: list[tuple[np.ndarray, np.ndarray]] = []
     for case in cases[: 1 if subject.convention.pair else 2]:
-        rotated += map(exact, subject(case))
+        outputs += map(exact, subject(case))
         expected += subject.expected(case)
-    heads = min(y.shape[2] for y in rotated)
-    q, k = (y[:, :, :heads] for y in rotated)
+    heads = min(y.shape[2] for y in outputs)
+    q, k = (y[:, :, :heads] for y in outputs)
     (_, q_bound), (_, k_bound) = ((y[:, :, :heads], bound[:, :, :heads]) for y, bound in expected)
     scores = _scores(q, k)
     bound = _scores(abs(q), k_bound) + _scores(q_bound, abs(k)) + _scores(q_bound, k_bound)
     m, n = np.indices((sizes.tokens, sizes.tokens))
-    near = (slice(None), np.maximum(m - n, 0), np.maximum(n - m, 0))  # as far apart, one of the two at 0
+    # The expected score belongs to two positions with the same difference, one of them 0.
+    near = (slice(None), np.maximum(m - n, 0), np.maximum(n - m, 0))
     axes = ("batch", "query token", "key token", "head")
     yield Comparison("score of q and k", scores, scores[near], bound + bound[near], cases[0], axes)
 
 
 def _scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """``[B, S, S, H]``: of every query with every key."""
+    """Return the scores ``[B, S, S, H]`` of every query with every key."""
     return (q[:, :, None] * k[:, None]).sum(-1)
 
 
-@law("Two rotations by an angle are one by twice the angle.", r"R(p)\,R(p) = R(2p)")
+@law("Two rotations by an angle equal one rotation by twice the angle.", r"R(p)\,R(p) = R(2p)")
 def composition(subject, sizes):
     case = subject.draw(sizes)
     again = subject.with_inputs(case, _back_in(subject, case, subject(case)))
@@ -93,17 +97,17 @@ def composition(subject, sizes):
     yield from against(again, subject(again), expected, "{} rotated twice")
 
 
-@law("The rotation by minus the angle leads back.", r"R(-p)\,R(p) = I")
+@law("The rotation by minus the angle undoes the rotation.", r"R(-p)\,R(p) = I")
 def inverse(subject, sizes):
     case = subject.draw(sizes)
     back = replace(subject.with_inputs(case, _back_in(subject, case, subject(case))), inverse=True)
     outputs = _back_in(subject, back, subject(back))
     bounds = subject.expected(back)
-    if subject.out_layout != subject.layout:  # the bounds of a pair are summed, so that their order is the same
+    if subject.out_layout != subject.layout:  # both members of a pair get the sum of their bounds
         bounds = [(y, _pair_sums(b, sizes.rotary_dim, subject.out_layout, subject.layout)) for y, b in bounds]
     parts = zip(case.inputs, bounds, _carried(subject, case), strict=True)
     expected = [(exact(x), bound + carried) for x, (_, bound), carried in parts]
-    yield from against(back, outputs, expected, "{} rotated and back")
+    yield from against(back, outputs, expected, "{} rotated and rotated back")
 
 
 def _back_in(subject, case, outputs):
@@ -111,7 +115,7 @@ def _back_in(subject, case, outputs):
 
 
 def _carried(subject, case) -> list[np.ndarray]:
-    """How far a second rotation carries the error of the first: the errors of a pair add up at most."""
+    """Return how far the error of a first rotation may take the result of a second: the sum of a pair's errors."""
     bounds = (bound for _, bound in subject.expected(case))
     return [_pair_sums(bound, case.rotary_dim, subject.out_layout, subject.out_layout) for bound in bounds]
 
@@ -125,11 +129,11 @@ def _pair_sums(bound: np.ndarray, rotary_dim: int, source: str, target: str) -> 
 
 
 @law(
-    "A feature turns into itself and its declared partner, and into nothing else.",
+    "A feature contributes to itself and its declared partner, and to no other feature.",
     r"(R e_i)_j \ne 0 \iff j \in \{i, \pi(i)\}",
 )
 def layout(subject, sizes):
-    batch, rotary_dim = sizes.rotary_dim, sizes.rotary_dim  # row i of the batch has feature i alone
+    batch, rotary_dim = sizes.rotary_dim, sizes.rotary_dim  # in row i of the batch only feature i is not 0
     case = subject.draw(replace(sizes, batch=batch, tokens=2))
     unit = torch.eye(batch, sizes.head_dim, dtype=subject.dtype, device=subject.device)[:, None, None]
     case = subject.with_inputs(case, [unit.expand_as(x) for x in case.inputs])
@@ -138,13 +142,13 @@ def layout(subject, sizes):
     linked = np.zeros((batch, 1, 1, sizes.head_dim))
     linked[:, 0, 0, :rotary_dim] = planes[0][:, None] == planes[1][None, :]
     for name, y in zip(names(case), subject(case), strict=True):
-        turned = (exact(y) != 0)[:, 1:].astype(float)  # the token at position 1: at 0 nothing turns
+        reached = (exact(y) != 0)[:, 1:].astype(float)  # position 1, because position 0 changes nothing
         axes = ("feature of the input", "token - 1", "head", "feature")
-        expected = np.broadcast_to(linked, turned.shape)
-        yield Comparison(f"whether {name} is not 0", turned, expected, np.zeros(1), case, axes)
+        expected = np.broadcast_to(linked, reached.shape)
+        yield Comparison(f"whether {name} is not 0", reached, expected, np.zeros(1), case, axes)
 
 
-@law("Features beyond the rotated ones pass unchanged, as do their gradients.", r"(Rx)_j = x_j \quad (j \ge r)")
+@law("Features beyond the rotated features pass unchanged, and so do their gradients.", r"(Rx)_j = x_j \quad (j \ge r)")
 def tail(subject, sizes):
     if sizes.rotary_dim == sizes.head_dim:
         raise NotApplicable("all features rotate: declare rotary_dim to see the others")

@@ -1,4 +1,4 @@
-"""What a gradient of the rotation is: the transposed rotation of the cotangent, however it lies in memory."""
+"""This file defines the laws of gradients: the gradient applies the transposed rotation to any cotangent."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def adjoint_strided(subject, sizes):
 
 
 def _gaps(g: torch.Tensor) -> torch.Tensor:
-    """The same numbers, every second element of larger memory."""
+    """Return the same numbers in every second element of larger memory."""
     wide = torch.full((*g.shape[:-1], 2 * g.shape[-1]), float("nan"), dtype=g.dtype, device=g.device)
     wide[..., ::2] = g
     return wide[..., ::2]
 
 
 def _reordered(g: torch.Tensor) -> torch.Tensor:
-    """The same numbers, features outermost in memory and tokens innermost."""
+    """Return the same numbers with features outermost in memory and tokens innermost."""
     return g.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
 
 
@@ -88,7 +88,7 @@ def second_order(subject, sizes):
     yield from against(case, second, [(exact(y), 2 * bound) for y, (_, bound) in parts], "second derivative of {}")
 
 
-@law("A second training step with the same tables has the gradients of the first.", r"R^\top g = R^\top g")
+@law("A second training step with the same tables has the same gradients as the first step.", r"R^\top g = R^\top g")
 def second_backward(subject, sizes):
     subject.require_gradients()
     case = subject.cotangents(subject.draw(sizes))
@@ -97,14 +97,14 @@ def second_backward(subject, sizes):
     bounds = [bound for _, bound in subject.expected(case, case.cotangents, transposed=True)]
     steps = []
     for _ in range(2):
-        if subject.in_place:  # leaves may not be overwritten
+        if subject.in_place:  # autograd does not allow an in-place change of a leaf
             steps.append(subject.gradients(case)[1])
             continue
         outputs = subject.call(tracked, arguments)
         if not all(y.requires_grad for y in outputs):
-            raise Broken("the output has no grad_fn")
+            raise Broken("the output has no grad_fn: autograd has no record of the function, and no gradient arrives")
         with subject.surroundings.theirs():
-            backward(outputs, case.cotangents)  # through all there is, learned frequencies too
+            backward(outputs, case.cotangents)  # into parameters of a module as well
         steps.append([x.grad for x in tracked.inputs])
         for x in tracked.inputs:
             x.grad = None

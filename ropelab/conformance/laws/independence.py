@@ -1,4 +1,4 @@
-"""Tokens, heads and sequences are rotated each for itself."""
+"""This file defines the laws of independence: a rotation treats each head and each sequence by itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ropelab.conformance.bounds import exact
 from ropelab.conformance.law import Comparison, against, equal, law, names
 
 
-@law("A head does not depend on the others, nor on its number.", r"(Rx)_h = R x_h")
+@law("The result of a head depends neither on other heads nor on its index.", r"(Rx)_h = R x_h")
 def heads_independent(subject, sizes):
     yield from _independent(subject, sizes, axis=2)
 
 
-@law("A sequence does not depend on the others, nor on its number.", r"(Rx)_b = R x_b")
+@law("The result of a sequence depends neither on other sequences nor on its index.", r"(Rx)_b = R x_b")
 def batch_independent(subject, sizes):
     yield from _independent(subject, sizes, axis=0)
 
@@ -45,7 +45,7 @@ def _but_last(y: torch.Tensor, axis: int) -> torch.Tensor:
     return y.narrow(axis, 0, y.shape[axis] - 1)
 
 
-@law("q does not depend on k, nor k on q.", r"R(q, k) = (Rq, Rk)")
+@law("The result of q does not depend on k, and the result of k does not depend on q.", r"R(q, k) = (Rq, Rk)")
 def keys_independent(subject, sizes):
     subject.require_pair()
     case, other = subject.draw(sizes), subject.draw(sizes, seed=2)
@@ -54,10 +54,10 @@ def keys_independent(subject, sizes):
         inputs = [x if i == j else y for j, (x, y) in enumerate(zip(case.inputs, other.inputs, strict=True))]
         changed = replace(case, inputs=tuple(inputs))
         actual = exact(subject(changed)[i])
-        yield Comparison(f"{name} when only the other changed", actual, exact(both[i]), np.zeros(1), changed)
+        yield Comparison(f"{name} when only the other input changed", actual, exact(both[i]), np.zeros(1), changed)
 
 
-@law("A head alone becomes what it becomes among others.", r"R(x_h) = (Rx)_h")
+@law("A head alone has the same result as among other heads.", r"R(x_h) = (Rx)_h")
 def single_head(subject, sizes):
     case = subject.draw(sizes)
     alone = subject.with_inputs(case, [x[:, :, :1] for x in case.inputs])

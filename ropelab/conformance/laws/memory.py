@@ -1,4 +1,4 @@
-"""What is read and written, and what a result may not depend on."""
+"""This file defines the laws of memory: what a function may overwrite, and what its result may not depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd import grad
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken
 from ropelab.conformance.law import Comparison, against, counted, equal, law, names
-from ropelab.conformance.subject import copied
+from ropelab.conformance.tensors import copied
 from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
@@ -19,7 +19,7 @@ from ropelab.layout.seq_format import from_bshd, to_bshd
      r"x \mapsto Rx \text{ leaves } x")  # fmt: skip
 def inputs_unchanged(subject, sizes):
     plain, moved = subject.draw(sizes), subject.draw(sizes, offsets=tuple(range(1, sizes.batch + 1)))
-    # Models hand projections over as [B, S, H, D], whatever the format: a view, which some copy and some overwrite.
+    # Models pass projections as views of [B, S, H, D] in every format. Some functions copy the view, some overwrite it.
     projected = replace(plain, inputs=tuple(x.clone(memory_format=torch.contiguous_format) for x in plain.inputs))
     for case in (plain, projected, moved):
         if not subject.can(case):
@@ -33,14 +33,14 @@ def inputs_unchanged(subject, sizes):
         if subject.in_place:
             yield from equal(case, working.inputs, outputs, "{} overwritten by the result")
             if subject.convention.differentiable and not written:
-                raise Broken("the inputs' version counters did not move: autograd, which may need them, was not told")
+                raise Broken("the version counters of the inputs did not change: autograd may use overwritten inputs")
         else:
             yield from equal(case, working.inputs, case.inputs, "{} after the call")
             if written:
-                raise Broken("an input was written to (its version counter moved), which in-place was not declared for")
+                raise Broken("an input was overwritten (its version counter changed) without a declaration of in-place")
         for name, x in arguments.others().items():
             if not torch.equal(x, others[name]):
-                raise Broken(f"{name} was written to")
+                raise Broken(f"{name} was overwritten")
     if subject.convention.differentiable:
         case = subject.cotangents(subject.draw(sizes))
         tracked = tuple(x.detach().requires_grad_() for x in case.inputs)
@@ -52,7 +52,7 @@ def inputs_unchanged(subject, sizes):
             yield from equal(case, given, case.cotangents, "cotangent of {} after the backward")
 
 
-@law("Every element of results and gradients is written: none is left from what the memory held.",
+@law("Every element of results and gradients is written: no earlier content of the memory is left.",
      r"(Rx)_j \text{ is a number for all } j")  # fmt: skip
 def all_written(subject, sizes):
     case = subject.cotangents(subject.draw(sizes))
@@ -77,20 +77,20 @@ def strides(subject, sizes):
             outputs = subject(arranged)
         except Broken:
             raise
-        except Exception as refusal:  # no result at all does not depend on anything
+        except Exception as refusal:  # a refusal gives no result that could depend on the memory
             yield f"refuses inputs {how} ({type(refusal).__name__})"
             continue
         yield from against(arranged, outputs, _contiguous_result(subject, arranged), f"{{}} {how}")
 
 
 def _contiguous_result(subject, case):
-    """What the same numbers become in contiguous memory, with the rounding of both."""
+    """Return the result of the same numbers in contiguous memory, and the rounding of both calls together."""
     case = subject.with_inputs(case, case.inputs)
     return [(exact(y), 2 * bound) for y, (_, bound) in zip(subject(case), subject.expected(case), strict=True)]
 
 
 def _cut(x: torch.Tensor) -> torch.Tensor:
-    """A slice of the heads of a buffer that holds others as well, as q of a fused projection."""
+    """Return ``x`` as a slice of a buffer with more heads, like q in a fused projection."""
     buffer = torch.full((*x.shape[:2], x.shape[2] + 3, x.shape[3]), float("nan"), dtype=x.dtype, device=x.device)
     buffer[:, :, 1:-2] = x
     return buffer[:, :, 1:-2]
@@ -109,7 +109,7 @@ ARRANGEMENTS = {
     "at every second feature": lambda x: _every_second(x, 3),
     "expanded": lambda x: x[:1].expand_as(x),
 }
-"""Ways in which a tensor ``[B, S, H, D]`` may lie in memory."""
+"""Description -> function that returns ``x [B, S, H, D]`` in memory of that arrangement."""
 
 
 @law("Nothing is written outside of the tensors.", r"\text{memory beside } x, g \text{ stays}")
@@ -122,7 +122,7 @@ def guards(subject, sizes):
         if not subject.can(guarded):
             continue
         subject.call(guarded, subject.arguments(guarded))
-        yield counted(guarded, "elements written beside its tensors", _gone(input_canaries))
+        yield counted(guarded, "elements written outside of the tensors", _gone(input_canaries))
         if subject.convention.differentiable:
             tracked = tuple(x.detach().requires_grad_() for x in inputs)
             outputs = subject(replace(case, inputs=tracked))
@@ -130,14 +130,14 @@ def guards(subject, sizes):
                 with subject.surroundings.theirs():
                     grad(outputs, tracked, cotangents, allow_unused=True)
                 gone = _gone((*input_canaries, *canaries))
-                yield counted(guarded, "elements written beside its tensors by the backward", gone)
+                yield counted(guarded, "elements written outside of the tensors by the backward", gone)
 
 
 CANARY = 1234.0
 
 
 def _guarded(subject, case, x, margin):
-    """``x`` inside a buffer of canaries, and a function that counts the ones that are gone."""
+    """Return ``x`` inside a buffer of canaries, and a function that counts the canaries that were overwritten."""
     fmt = subject.format(case)
     native, heads, beside = from_bshd(x, fmt), fmt.index("h"), 64
     if margin:

@@ -1,4 +1,4 @@
-"""Dtypes, roundings, long contexts, and what must not change a result: repetition, compilation, autocast."""
+"""This file defines the laws of numbers: dtypes, rounding, long contexts, repetition, compilation and autocast."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rounding(subject, sizes):
 LARGE = (4_097, 99_999, 100_000, 131_071, 999_999, 1_000_000)
 
 
-@law("Positions of long contexts, up to a million, are as right as small ones.", r"y = R(10^6)\,x")
+@law("Results at positions up to a million are as accurate as results at small positions.", r"y = R(10^6)\,x")
 def large_positions(subject, sizes):
     small = replace(sizes, tokens=len(LARGE))
     if not subject.convention.looks_up:
@@ -71,7 +71,7 @@ def _last_tokens(subject, case, count: int = 8) -> Iterator[Comparison]:
 
 
 def require_quick(subject, sizes, limit: float = 10.0) -> None:
-    """Raise NotApplicable if a call on so many tokens would take longer than ``limit`` seconds."""
+    """Raise NotApplicable if a call on tensors of these sizes would take more than ``limit`` seconds."""
 
     def seconds(tokens: int) -> float:
         case = subject.draw(replace(sizes, tokens=tokens))
@@ -79,8 +79,8 @@ def require_quick(subject, sizes, limit: float = 10.0) -> None:
         subject(case)
         return time.perf_counter() - started
 
-    seconds(8)  # the first call compiles, warms up
-    for _ in range(3):  # a busy machine may delay a call, which 128 tokens would multiply
+    seconds(8)  # the first call compiles and warms up
+    for _ in range(3):  # again, because the estimate multiplies any delay of a busy machine
         short, long = seconds(8), seconds(136)
         expected = max(long - short, 0) / 128 * sizes.tokens
         if expected <= limit:
@@ -88,7 +88,7 @@ def require_quick(subject, sizes, limit: float = 10.0) -> None:
     raise NotApplicable(f"a call on {sizes.tokens} tokens would take {expected:.0f} s here")
 
 
-@law("The same call gives the same bits, whatever was called in between.", r"R x = R x")
+@law("A repeated call gives the same bits, whatever calls come in between.", r"R x = R x")
 def determinism(subject, sizes):
     case = subject.cotangents(subject.draw(sizes))
     longer = subject.draw(replace(sizes, batch=1, tokens=4 * sizes.tokens))
@@ -96,7 +96,7 @@ def determinism(subject, sizes):
     if not subject.in_place:
         handed_over = subject.call(case, subject.arguments(case))
         subject(subject.draw(sizes, seed=2))
-        yield from equal(case, handed_over, first, "{} of an earlier call, after one on other inputs")
+        yield from equal(case, handed_over, first, "{} of an earlier call, after a call on other inputs")
     gradients = subject.gradients(case)[1] if subject.convention.differentiable else None
     for _ in range(50 if subject.device.startswith("cuda") else 3):
         subject(longer)
@@ -107,7 +107,7 @@ def determinism(subject, sizes):
 
 @law("torch.compile changes nothing beyond rounding.", r"\mathrm{compile}(R)\,x = R x")
 def compile(subject, sizes):  # noqa: A001
-    # Inductor on a GPU; on a CPU its graphs run as traced, which takes no C++ compiler and a second instead of ten.
+    # On a CPU the traced graphs run as they are: that needs no C++ compiler, and takes 1 s where inductor takes 10 s.
     backend = "inductor" if subject.device.startswith("cuda") else "aot_eager"
     function = subject.function
 
@@ -120,7 +120,7 @@ def compile(subject, sizes):  # noqa: A001
         function = compiled(function)
     torch._dynamo.reset()
     on_cpu = not subject.device.startswith("cuda")
-    if INTERPRETED and on_cpu:  # should this be an interpreted kernel, tracing a large one takes long to fail
+    if INTERPRETED and on_cpu:  # the function may be an interpreted kernel, and tracing large sizes takes long to fail
         sizes = replace(sizes, batch=1, tokens=2, q_heads=1, k_heads=1)
     refusals: tuple[type[Exception], ...] = (torch._dynamo.exc.TorchDynamoException, *_interpreter_errors())
     try:
@@ -132,7 +132,7 @@ def compile(subject, sizes):  # noqa: A001
 
 
 def _interpreter_errors() -> tuple[type[Exception], ...]:
-    """Of Triton's interpreter; none where there is no Triton, which these laws do not need."""
+    """Return the exception of Triton's interpreter; the laws need no Triton, and without Triton there is none."""
     if not (INTERPRETED and find_spec("triton")):
         return ()
     from triton.runtime.errors import InterpreterError
@@ -140,14 +140,14 @@ def _interpreter_errors() -> tuple[type[Exception], ...]:
     return (InterpreterError,)
 
 
-@law("Autocast does not reach the angles.", r"R x \text{ under autocast} = R x")
+@law("Autocast does not reduce the precision of the angles.", r"R x \text{ under autocast} = R x")
 def autocast(subject, sizes):
     with torch.autocast(subject.device.split(":")[0], torch.bfloat16):
         outputs = subject(subject.draw(sizes, dtype=torch.float32))
     yield from _same(subject, sizes, outputs, "{} under autocast")
 
 
-@law("The precision of matrix products does not reach the angles.", r"R x \text{ in TF32} = R x")
+@law("A low precision of matrix products does not reduce the precision of the angles.", r"R x \text{ in TF32} = R x")
 def matmul_precision(subject, sizes):
     with _float32_matmul_precision("medium"):
         outputs = subject(subject.draw(sizes, dtype=torch.float32))
@@ -168,7 +168,7 @@ def _same(subject, sizes, outputs, what):
     case = subject.draw(sizes, dtype=torch.float32)
     for y in outputs:
         if y.dtype != torch.float32:
-            raise Broken(f"{what.format('a result')} is {y.dtype}, for float32 inputs")
+            raise Broken(f"{what.format('a result')}: expected torch.float32, the dtype of the inputs, got {y.dtype}")
     parts = zip(subject(case), subject.expected(case), strict=True)
     yield from against(case, outputs, [(exact(y), 2 * bound) for y, (_, bound) in parts], what)
 
@@ -176,8 +176,8 @@ def _same(subject, sizes, outputs, what):
 def _unchanged(subject, other, sizes, what):
     case = subject.cotangents(subject.draw(sizes))
     uncompiled = subject(case)
-    if changed := subject.surroundings.changed:
-        raise NotApplicable(f"it changes global state ({', '.join(sorted(changed))}), which a compiled function cannot")
+    if changed := ", ".join(sorted(subject.surroundings.changed)):
+        raise NotApplicable(f"the function changes global state ({changed}), which torch.compile cannot follow")
     parts = zip(uncompiled, subject.expected(case), strict=True)
     yield from against(case, other(case), [(exact(y), 2 * bound) for y, (_, bound) in parts], what)
     if subject.convention.differentiable:

@@ -1,4 +1,4 @@
-"""The ends of the range: no elements, very many, and calls that make no sense."""
+"""This file defines the laws at the ends of the range: no elements, very many elements, calls that make no sense."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ def empty(subject, sizes):
 
 @law("Calls that make no sense raise an error.", r"R x \text{ is defined or refused}")
 def bad_input(subject, sizes):
-    case = subject.draw(replace(sizes, tokens=max(sizes.tokens, 3)))  # 1 would broadcast
+    case = subject.draw(replace(sizes, tokens=max(sizes.tokens, 3)))  # positions of a single token would broadcast
     for what, arguments in subject.convention.bad(subject, case):
         try:
             subject.call(case, arguments)
-        except Exception:  # whichever it likes
+        except Exception:  # any exception will do
             continue
         raise Broken(f"{what} were accepted")
     yield counted(case, "bad calls accepted")
 
 
-@law("More elements than int32 can count, and more tokens than an axis of a grid has, are no different.",
+@law("Tensors with more elements than int32 counts, or more tokens than a grid axis has, have right results.",
      r"y = R x \text{ beyond } 2^{31}", by_default=False)  # fmt: skip
 def huge(subject, sizes):
     tried = 0
-    for make in (_far_apart, _many):
+    for make in (_sequences_far_apart, _many_tokens):
         try:
             for comparison in make(subject, sizes):
                 tried += 1
                 yield comparison
         except NotApplicable:
-            if make is _many and not tried:
+            if make is _many_tokens and not tried:
                 raise
     if subject.device.startswith("cuda"):
         yield from _beyond_int32(subject, sizes)
 
 
-def _far_apart(subject, sizes) -> Iterator[Comparison]:
-    """Three sequences 2**30 elements apart; on a CPU memory that nobody touches costs nothing."""
+def _sequences_far_apart(subject, sizes) -> Iterator[Comparison]:
+    """Compare three sequences 2**30 elements apart. On a CPU the untouched memory between them costs nothing."""
     case = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16)
     far = replace(case, inputs=tuple(map(far_apart, case.inputs)))
     if subject.in_place:
@@ -64,20 +64,20 @@ def _far_apart(subject, sizes) -> Iterator[Comparison]:
 
 
 def far_apart(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers ``[B, ...]``, every batch ``2**30`` elements from the last."""
+    """Return the same numbers ``[B, ...]`` with a stride of ``2**30`` elements between the sequences."""
     with _not_filled():
         memory = torch.empty((len(x) - 1) * 2**30 + x[0].numel(), dtype=x.dtype, device=x.device)
     return memory.as_strided(x.shape, (2**30, *x[0].contiguous().stride())).copy_(x)
 
 
-def _many(subject, sizes) -> Iterator[Comparison]:
+def _many_tokens(subject, sizes) -> Iterator[Comparison]:
     many = replace(sizes, batch=1, tokens=65_537, q_heads=1, k_heads=1)
     require_quick(subject, many)
     yield from against_truth(subject, subject.draw(many))
 
 
 def _beyond_int32(subject, sizes, elements: int = 2**31) -> Iterator[Comparison]:
-    """Contiguous tensors of more elements, of which the last rows are looked at."""
+    """Compare the last tokens of contiguous tensors with more than ``elements`` elements."""
     tokens = elements // (64 * sizes.head_dim) + 16
     shape = {"b": 1, "s": tokens, "h": 64, "d": sizes.head_dim}
     case = subject.draw(replace(sizes, batch=1, tokens=16), dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""This room turns evidence into verdicts, notebooks and a report; it knows no document and no topic.
+"""This room turns evidence into verdicts, notebooks and a report. The part that judges knows no document.
 
 How a claim gets its verdict, in reading order:
 

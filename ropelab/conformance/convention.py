@@ -1,0 +1,135 @@
+"""This file defines calling conventions in general: they translate a case into arguments, and results into tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
+from ropelab.conformance.implementation import Implementation
+from ropelab.conformance.tensors import Tensors
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.layout.seq_format import to_bshd
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call.
+
+    Attributes:
+        inputs: the tensors that the function rotates. They are among the arguments below, too.
+        positional: the positional arguments.
+        keywords: the keyword arguments, by name.
+    """
+
+    inputs: Tensors
+    positional: tuple[Any, ...]
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def others(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that the function does not rotate (tables, positions, offsets), by name or place."""
+        named = {f"argument {i}": value for i, value in enumerate(self.positional)} | dict(self.keywords)
+        inputs = {id(x) for x in self.inputs}
+        return {n: v for n, v in named.items() if isinstance(v, torch.Tensor) and id(v) not in inputs}
+
+
+class Convention:
+    """A way to call a rotation.
+
+    Attributes:
+        name: the key of the convention in ``CONVENTIONS``.
+        signature: the call, for messages.
+        expresses: the keys of ``CANNOT`` that the convention can express.
+        pair: whether a call rotates q and k together.
+        in_place: whether the convention prescribes that the result overwrites the inputs; None if the author of a
+            function declares it.
+        differentiable: whether autograd records a call.
+        computes_cosines: whether the function computes cosines from angles or positions; otherwise the caller passes
+            tables.
+        looks_up: whether the function itself finds the rows of the tables, or computes the angles; otherwise the
+            caller does so for each token.
+        partial: whether, by contract, features beyond the width of the tables pass unchanged.
+        narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
+        layouts: the layouts of the convention, its default first.
+        seq_formats: the orders of the axes of the convention, its default first.
+    """
+
+    name: str
+    signature: str
+    expresses: frozenset[str] = frozenset()
+    pair = False
+    in_place: bool | None = False
+    differentiable = True
+    computes_cosines = False
+    looks_up = True
+    partial = True
+    narrow = False
+    layouts: tuple[str, ...] = LAYOUTS
+    seq_formats: tuple[str, ...] = ("bshd",)
+
+    def translate(self, implementation: Implementation, case: Case) -> Arguments:
+        """Return the arguments of the call that the case describes.
+
+        Raises:
+            NotApplicable: the convention, or the parameters of this function, cannot express the case.
+        """
+        for need in case.needs():
+            if need not in self.expresses:
+                raise NotApplicable(f"{self.name}: {CANNOT[need]}")
+        arguments = self.arguments(implementation, case)
+        for name in arguments.keywords:
+            if not accepts(implementation.function, name):
+                raise NotApplicable(f"{self.name}: the function has no argument {name!r}")
+        return arguments
+
+    def arguments(self, implementation: Implementation, case: Case) -> Arguments:
+        """Return the arguments for a case that needs nothing beyond ``expresses``."""
+        raise NotImplementedError
+
+    def callable(self, implementation: Implementation, case: Case) -> Callable[..., Any]:
+        """Return the object that takes the arguments: the function itself, or a module that it made."""
+        return implementation.function
+
+    def outputs(self, implementation: Implementation, case: Case, returned: Any, arguments: Arguments) -> Tensors:
+        """Return the results ``[B, S, H, D]``, which the function returned or left in its inputs.
+
+        Raises:
+            Broken: the function returned something else than the convention says.
+        """
+        returned = returned if isinstance(returned, (tuple, list)) else (returned,)
+        if not all(isinstance(y, torch.Tensor) for y in returned) or len(returned) < len(case.inputs):
+            got, count = ", ".join(type(y).__name__ for y in returned), len(case.inputs)
+            raise Broken(f"the function, called as {self.signature}, returned {got}, expected {count} tensors")
+        fmt = implementation.format(case)
+        for y in returned:
+            if y.ndim != len(fmt):
+                raise Broken(f"a result has shape {tuple(y.shape)}, expected {len(fmt)} axes ({fmt})")
+        return tuple(to_bshd(y, fmt) for y in returned[: len(case.inputs)])
+
+    def angle_error(self, angles: np.ndarray, frequencies: np.ndarray) -> np.ndarray | float:
+        """Return how far the function's angles may be from angles in float64 (rad).
+
+        Args:
+            angles: exact angles ``[..., R/2]`` in rad.
+            frequencies: exact inverse frequencies ``[R/2]`` in rad per position.
+        """
+        return 0.0
+
+    def bad(self, implementation: Implementation, case: Case) -> Iterator[tuple[str, Arguments]]:
+        """Yield calls that have to raise: the mistake in words, and the arguments."""
+        wide = replace(case, rotary_dim=2 * case.inputs[0].shape[-1])
+        yield "tables for heads twice as wide", self.translate(implementation, wide)
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Return whether ``function`` takes a keyword argument ``name``; True if its signature is unknown."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

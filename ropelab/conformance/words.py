@@ -1,0 +1,59 @@
+"""This file tells in words how a law is broken: by which input, at which element, by how much."""
+
+from __future__ import annotations
+
+import torch
+
+from ropelab.conformance.case import Case
+from ropelab.conformance.result import Counterexample, Result
+
+FEW = 16
+"""The words include the numbers of the inputs if the inputs have at most this many elements."""
+
+
+def failure(result: Result) -> str:
+    """Return the law, its statement and the counterexample of a result that failed, in several lines."""
+    lines = [f"{result.law}: {result.statement}"]
+    if result.message:
+        lines.append(f"  {'raised' if result.status == 'error' else 'but'} {result.message}")
+    if result.counterexample is not None:
+        lines += [f"  {name:<9} {value}" for name, value in _facts(result.counterexample)]
+    return "\n".join(lines)
+
+
+def _facts(found: Counterexample) -> list[tuple[str, str]]:
+    case = found.case
+    where = ", ".join(f"{axis} {index}" for axis, index in found.where.items())
+    apart = f"{abs(found.actual - found.expected):.3g} apart, at most {found.bound:.3g} allowed"
+    facts = [
+        ("smallest", f"{found.sizes}: {_call(case)}"),
+        ("where", f"{found.what} at {where}"),
+        ("expected", f"{found.expected:.9g}"),
+        ("actual", f"{found.actual:.9g} ({apart})"),
+    ]
+    if found.pattern:
+        facts.append(("pattern", f"{found.pattern} (in the first failing input)"))
+    if sum(x.numel() for x in case.inputs) <= FEW:
+        facts += [("input", _numbers(x)) for x in case.inputs]
+        facts += [("cotangent", _numbers(g)) for g in case.cotangents]
+    return facts
+
+
+def _call(case: Case) -> str:
+    """Return shapes, dtype, positions and all else that distinguishes the call."""
+    parts = ["shapes " + " and ".join(str(list(x.shape)) for x in case.inputs)]
+    parts.append(str(case.inputs[0].dtype).removeprefix("torch."))
+    positions = case.token_positions()
+    positions = positions[0] if len(positions) and (positions == positions[0]).all() else positions
+    if positions.numel() <= FEW:
+        parts.append(f"positions {positions.tolist()}")
+    parts += [f"documents {case.lengths}"] if case.lengths is not None else []
+    parts += [f"rank {case.shard[1]} of {case.shard[0]}"] if case.shard else []
+    parts += ["inverse"] if case.inverse else []
+    parts += [f"tables times {case.factor}"] if case.factor != 1 else []
+    parts += [f"strides {x.stride()}" for x in case.inputs if not x.is_contiguous()]
+    return ", ".join(parts)
+
+
+def _numbers(x: torch.Tensor) -> str:
+    return str([round(value, 4) for value in x.detach().double().flatten().tolist()])
