@@ -176,7 +176,7 @@ def test_a_checkout_has_the_benchmarks_and_the_study_too(how, source, tmp_path):
     names = "ropelab", "ropelab.kernels", "ropelab.bench.records", "ropelab.study.engine.report"
     code = f"from importlib.util import find_spec\nfor name in {names}: print(find_spec(name).origin)"
     found = run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path)
-    inside = "__init__.py", "kernels/__init__.py", "bench/records.py", "study/report.py"
+    inside = "__init__.py", "kernels/__init__.py", "bench/records.py", "study/engine/report.py"
     assert found.splitlines() == [str(source / "ropelab" / name) for name in inside]
 
 
