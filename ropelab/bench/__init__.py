@@ -1,1 +1,1 @@
-"""Measuring: workloads, timing, the roof, other people's kernels, records with provenance."""
+"""This room measures: workloads, timing, the copy as the limit, kernels of other packages, records with provenance."""

@@ -1,4 +1,4 @@
-"""Peers and copies in one workload, timed in the same rounds: what most studies are made of."""
+"""This file times peers and copies of one workload in the same rounds, as most studies need it."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

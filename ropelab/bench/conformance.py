@@ -1,4 +1,4 @@
-"""Which laws everybody's rotation keeps: `ropelab.conformance` on ours and on the peers."""
+"""This file holds our rotation and the peers' rotations to the laws of `ropelab.conformance`."""
 
 import re
 import time

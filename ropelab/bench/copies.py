@@ -1,4 +1,4 @@
-"""The roof: the fastest of several copies of the same bytes.
+"""This file makes the copies whose fastest is the limit of a rotation that moves the same bytes.
 
 A rotation reads q and k once and writes them once. So does a copy, and no copy here computes anything. Which
 copy is fastest depends on the size, hence several, all timed in the rounds of the contenders they are

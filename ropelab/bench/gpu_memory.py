@@ -1,4 +1,4 @@
-"""Memory of a GPU that several processes share: what torch took of it, and what says that there was too little."""
+"""This file reads how much memory of a shared GPU torch took, and which errors say that there was too little."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What one call does on the GPU besides taking time: its kernels and its memory."""
+"""This file lists the kernels that one call launches on the GPU, and the memory that it takes."""
 
 import gc
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Other people's packages, out of ``build/peers/<package>-<version>/`` or the environment.
+"""This file finds the packages compared with, in ``build/peers/<package>-<version>/`` or in the environment.
 
 Single files are loaded as modules of their own: the packages' ``__init__`` would import CUDA extensions that
 are not there, and two versions of a package could not be in one process.

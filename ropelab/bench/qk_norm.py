@@ -1,4 +1,4 @@
-"""RMS norm of q and k, then rotation: in one pass, and as separate kernels."""
+"""This file measures the RMS norm of q and k with the rotation, in one pass and as separate kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a record must hold to be believed: its table is the one that its provenance was written for, and makes sense."""
+"""This file decides whether a record can be believed: its table must fit its provenance, and make sense."""
 
 import hashlib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Records of measurements: a table, and where, when and with what it was measured.
+"""This file writes and reads records: a table, and where, when and with what it was measured.
 
 A study's record is ``<directory>/<gpu>/<study>.csv`` (the raw quantiles of every configuration) with
 ``<study>.json`` (the provenance) beside it. Measuring writes records, drawing and judging only read them.

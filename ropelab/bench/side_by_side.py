@@ -1,4 +1,4 @@
-"""Jobs side by side on one GPU, each in a process of its own, as many at a time as its memory has room for."""
+"""This file runs jobs side by side on one GPU, each in its own process, as many at a time as the memory allows."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait

@@ -1,4 +1,4 @@
-"""The measurements that need nothing but kernels and a GPU. Each returns a table, ready to be recorded."""
+"""This file holds the measurements that need nothing but kernels and a GPU. Each returns a table to record."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace

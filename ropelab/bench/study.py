@@ -1,4 +1,4 @@
-"""A study: what measures it, and what the measuring of several needs to know of it."""
+"""This file defines a study: the function that measures it, and the facts that the scheduler needs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Other people's rotations as `ropelab.conformance.verify` calls them, and what each claims.
+"""This file hands rotations of other packages to `ropelab.conformance.verify`, with the claims of each.
 
 The functions below only load and hand over: arguments in the order, and tables in the width, that the implementation
 wants. What it does not claim to do they refuse with NotImplementedError, which makes a law not applicable.

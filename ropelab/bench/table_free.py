@@ -1,4 +1,4 @@
-"""What it costs to compute cosines and sines in the kernel, and how near they are."""
+"""This file measures the cost of cosines and sines that the kernel computes, and their error."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Our kernel with other tiles than the one it chooses: what the choice rests on."""
+"""This file times our kernel with other tiles than the chosen one; the choice rests on this sweep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""GPU time of short calls, and the host time that it takes to launch them.
+"""This file measures the GPU time of short calls, and the host time of their launches.
 
 GPU time: each contender's calls are captured into a CUDA graph that goes round all sets of buffers, so
 neither Python nor the launch is timed and, with sets that together exceed L2, nothing is found in the cache.

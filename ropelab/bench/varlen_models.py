@@ -1,4 +1,4 @@
-"""Models of TransformerEngine's two kernels for packed sequences, to time how they divide the work.
+"""This file models TransformerEngine's two kernels for packed sequences, to time how they divide the work.
 
 The package's kernels are CUDA and need its build. These are written from what TransformerEngine#3057 and its review
 say of them, in Triton, and are no measurement of the package:

@@ -1,4 +1,4 @@
-"""Work in other processes: with Triton's interpreter, or without it."""
+"""This file runs work in other processes, with Triton's interpreter or without it."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What is timed: shapes, dtypes and layouts, the bytes they must move, and the tensors themselves."""
+"""This file defines the workloads: shapes, dtypes and layouts, the bytes that they must move, and the tensors."""
 
 import math
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""The study: claims and their verdicts, figures, the notebook runner and the report."""
+"""This room is the study: claims and verdicts, figures, notebooks and the report. `engine` runs it."""

@@ -1,4 +1,4 @@
-"""The study's commands, as ``python -m ropelab.study``; the Makefile calls them."""
+"""This file defines the study's commands, ``python -m ropelab.study``, which the Makefile calls."""
 
 import os
 import sys

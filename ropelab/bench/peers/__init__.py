@@ -1,4 +1,4 @@
-"""Other implementations of the rotation behind one signature, and the check each must pass to be timed.
+"""This room puts other implementations of the rotation behind one signature; each must pass a check to be timed.
 
 A peer's ``bind(workload, cos, sin)`` turns the float32 tables ``[S, rotary_dim/2]`` into the ones it wants
 (outside what is timed: models build their tables once) and returns ``rotate(q, k) -> (q', k')``,

@@ -1,4 +1,4 @@
-"""What inference engines' operators share: a cache of cosines beside sines, a position a token, no gradient."""
+"""This file holds the calling form of inference engines: cosines beside sines in one cache, a position per token."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""flash-attn's Triton kernel."""
+"""This file calls flash-attn's Triton kernel."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""FlashInfer's kernel, which it compiles when it is first called."""
+"""This file calls FlashInfer's kernel, which FlashInfer compiles at the first call."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""The rotation in torch operations: the formula of Hugging Face, also compiled, and a product of complex numbers."""
+"""This file rotates in torch operations: by the formula of Hugging Face, also compiled, and by complex numbers."""
 
 import torch
 import torch._functorch.config

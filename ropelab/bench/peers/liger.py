@@ -1,4 +1,4 @@
-"""Liger-Kernel."""
+"""This file calls Liger-Kernel's rotation."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""ropelab itself, new tensors or in place."""
+"""This file calls ropelab itself, into new tensors or in place."""
 
 import torch
 

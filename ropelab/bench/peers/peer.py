@@ -1,4 +1,4 @@
-"""What a peer is, and what its adapters share."""
+"""This file defines a peer, and holds the code that the adapters share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""rotary-embedding-torch, as its README calls it: ``rotate_queries_or_keys`` of each tensor."""
+"""This file calls rotary-embedding-torch as its README does: ``rotate_queries_or_keys`` for each tensor."""
 
 import sys
 from functools import cache

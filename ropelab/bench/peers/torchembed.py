@@ -1,4 +1,4 @@
-"""torchembed: its kernel, and its module."""
+"""This file calls torchembed, its kernel and its module."""
 
 import torch
 

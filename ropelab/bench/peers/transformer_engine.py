@@ -1,4 +1,4 @@
-"""TransformerEngine's fused kernel, which takes float32 angles."""
+"""This file calls TransformerEngine's fused kernel, which takes float32 angles."""
 
 import importlib
 

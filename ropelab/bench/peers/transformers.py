@@ -1,4 +1,4 @@
-"""Hugging Face's own functions: Llama's for halves, GPT-J's for adjacent pairs."""
+"""This file calls Hugging Face's own functions: Llama's for halves, GPT-J's for adjacent pairs."""
 
 import importlib
 

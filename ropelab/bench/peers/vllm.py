@@ -1,4 +1,4 @@
-"""vLLM's operator, which works in place."""
+"""This file calls vLLM's operator, which works in place."""
 
 import importlib
 
