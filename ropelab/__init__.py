@@ -14,6 +14,7 @@ from ropelab.angles.rope_parameters import Rope, axial_rope
 from ropelab.angles.table_free import rotary_frequencies
 from ropelab.angles.tables import axial_tables, rotary_table
 from ropelab.embedding import RotaryEmbedding
+from ropelab.kernels.backends import use_backend
 from ropelab.layout.weights import convert_layout
 from ropelab.positions.axes import grid_positions, text_positions
 from ropelab.positions.packed import NO_POSITION, PackedSequences, context_parallel_positions
@@ -36,5 +37,6 @@ __all__ = [
     "rotary_frequencies",
     "rotary_table",
     "text_positions",
+    "use_backend",
 ]
 __version__ = "0.2.0"
