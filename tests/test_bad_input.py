@@ -27,11 +27,11 @@ BAD = {
     "k of another length": ({"k": K[:, :4]}, ValueError, "k: expected q's sequence length 5, got 4"),
     "k of another head_dim": ({"k": K[..., :8]}, ValueError, "k: expected q's head_dim 16, got 8"),
     "cos of rank 4": ({"cos": COS[None, None]}, ValueError, r"cos: expected shape \[positions, columns\] or \[batch, positions, columns\], got"),
-    "tables of another batch": ({"cos": COS[None], "sin": SIN[None]}, ValueError, "cos: expected tables for each of 2 batches, got 1"),
+    "tables of another batch": ({"cos": COS[None], "sin": SIN[None]}, ValueError, "cos: expected tables for each of 2 batches, got tables for 1"),
     "cos too short": ({"cos": COS[:4], "sin": SIN[:4]}, ValueError, "cos: expected a row for each of 5 positions, got 4"),
     "cos of full width": (
         {"cos": COS.repeat(1, 2), "sin": SIN.repeat(1, 2)}, ValueError,
-        r"cos: expected 1 to head_dim/2 = 8 columns, one per pair, got 16 \(one per feature needs rotary_slice",
+        r"cos: expected 1 to head_dim/2 = 8 columns, a column per pair, got 16 \(a column per feature needs rotary_slice",
     ),
     "cos of no width": ({"cos": COS[:, :0], "sin": SIN[:, :0]}, ValueError, "cos: expected 1 to head_dim/2"),
     "cos of integers": ({"cos": COS.long()}, TypeError, "cos: expected one of bfloat16.*got int64"),
@@ -49,7 +49,7 @@ BAD = {
         {"k": Q.clone().requires_grad_()[:, :, :2], "inplace": True}, ValueError, "k: expected a tensor that autograd may",
     ),
     "unknown out_layout": ({"out_layout": "neox"}, ValueError, "out_layout: expected one of .* got 'neox'"),
-    "another layout, in place": ({"out_layout": "interleaved", "inplace": True}, ValueError, "out_layout: expected 'split_half', that of the input"),
+    "another layout, in place": ({"out_layout": "interleaved", "inplace": True}, ValueError, "out_layout: expected 'split_half', the layout of the input"),
     "thd of rank 4": ({"seq_format": "thd"}, ValueError, r"q: expected shape thd of rank 3, got \(2, 5, 4, 16\)"),
     "thd with tables of each batch": (
         {"q": Q[0], "k": K[0], "seq_format": "thd", "cos": COS[None], "sin": SIN[None]}, ValueError,
@@ -64,7 +64,7 @@ BAD = {
         {"q": Q[0], "k": K[0], "seq_format": "thd", "positions": torch.zeros(2, 5).long()}, ValueError,
         r"positions: expected shape \(5,\) or \(1, 5\), got \(2, 5\)",
     ),
-    "positions and offsets": ({"positions": torch.arange(5), "offsets": 3}, ValueError, "offsets: expected none beside positions, got both"),
+    "positions and offsets": ({"positions": torch.arange(5), "offsets": 3}, ValueError, "offsets: expected no offsets beside positions, got both"),
     "offsets too few": ({"offsets": torch.tensor([1])}, ValueError, r"offsets: expected shape \(2,\), got \(1,\)"),
     "offsets of floats": ({"offsets": torch.zeros(2)}, TypeError, "offsets: expected one of int32, int64, got float32"),
     "offset no number": ({"offsets": "3"}, TypeError, "offsets: expected an integer, got str '3'"),
@@ -90,9 +90,9 @@ BAD = {
     "slice beyond the head": ({"rotary_slice": (4, 20)}, ValueError, r"rotary_slice: expected an even number of the 16 features of a head, got \(4, 20\)"),
     "slice of odd width": ({"rotary_slice": (4, 9)}, ValueError, r"rotary_slice: expected an even number .* got \(4, 9\)"),
     "slice backwards": ({"rotary_slice": (8, 4)}, ValueError, r"rotary_slice: expected an even number .* got \(8, 4\)"),
-    "slice of another width": ({"rotary_slice": (0, 12)}, ValueError, "cos: expected 6 columns, one per pair, or 12, one per feature, got 8"),
+    "slice of another width": ({"rotary_slice": (0, 12)}, ValueError, r"cos: expected 6 columns \(one per pair\) or 12 columns \(one per feature\), got 8"),
     "a column per feature, other layout": (
-        {"rotary_slice": (0, 8), "out_layout": "interleaved"}, ValueError, "out_layout: expected 'split_half', that of the input, with a column",
+        {"rotary_slice": (0, 8), "out_layout": "interleaved"}, ValueError, "out_layout: expected 'split_half', the layout of the input, for tables with a column",
     ),
     "trained tables, in place": ({"cos": COS.clone().requires_grad_(), "inplace": True}, ValueError, "cos: expected a table without grad"),
 }  # fmt: skip

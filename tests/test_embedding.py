@@ -299,7 +299,7 @@ def test_is_refused_by_name(device):
     rotary, q = RotaryEmbedding.from_config(HEADS), draw(1, 5, 2, 16, device=device)
     with pytest.raises(ValueError, match="seq_format: expected one of .* got 'bsd'"):
         RotaryEmbedding(rotary.rope, seq_format="bsd")
-    with pytest.raises(ValueError, match="offsets: expected none beside positions, got both"):
+    with pytest.raises(ValueError, match="offsets: expected no offsets beside positions, got both"):
         rotary(q, positions=torch.arange(5, device=q.device), offsets=3, seq_len=9)
     with pytest.raises(ValueError, match=r"positions: expected shape \(5,\) or \(1, 5\), got \(3, 1, 5\)"):
         rotary(q, positions=torch.zeros(3, 1, 5, dtype=torch.int64, device=q.device), seq_len=9)

@@ -70,9 +70,9 @@ def test_packed_workloads_know_where_their_sequences_are():
         ({"storage": "kv"}, r"storage: expected one of \('contiguous', 'qkv'\), got 'kv'"),
         ({"storage": "qkv", "seq_format": "sbhd"}, "storage: expected bshd and a k for 'qkv', got sbhd, 2 k heads"),
         ({"storage": "qkv", "k_heads": 0}, "storage: expected bshd and a k for 'qkv', got bshd, 0 k heads"),
-        ({"lengths": (3,)}, "lengths: expected none but for thd, got a sum of 3, batch 2"),
-        ({"seq_format": "thd"}, "lengths: expected those of 3 tokens in one batch, got a sum of 0, batch 2"),
-        ({"seq_format": "thd", "batch": 1, "lengths": (2, 2)}, "lengths: expected those of 3 .* got a sum of 4"),
+        ({"lengths": (3,)}, "lengths: expected no lengths without thd, got a sum of 3, batch 2"),
+        ({"seq_format": "thd"}, "lengths: expected a sum of 3 and batch 1, got a sum of 0, batch 2"),
+        ({"seq_format": "thd", "batch": 1, "lengths": (2, 2)}, "lengths: expected a sum of 3 .* got a sum of 4"),
     ],
 )
 def test_workloads_that_cannot_be(change, message):

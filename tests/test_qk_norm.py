@@ -403,7 +403,7 @@ BAD = {
     "q of rank 3": ({"q": Q[0]}, ValueError, "q: expected shape bshd of rank 4"),
     "k of another head_dim": ({"k": K[..., :8]}, ValueError, "k: expected q's head_dim 16, got 8"),
     "weight is a number": ({"q_weight": 1.0}, TypeError, "q_weight: expected a torch.Tensor, got float"),
-    "weight for each head": ({"q_weight": W[None]}, ValueError, r"q_weight: expected shape \(16,\), one"),
+    "weight for each head": ({"q_weight": W[None]}, ValueError, r"q_weight: expected shape \(16,\), an element"),
     "weight of another size": ({"k_weight": W[:8]}, ValueError, r"k_weight: expected shape \(16,\).* got \(8,\)"),
     "weight of integers": ({"q_weight": W.long()}, TypeError, "q_weight: expected one of bfloat16.*got int64"),
     "weights of two dtypes": ({"k_weight": W.half()}, TypeError, "k_weight: expected q_weight's dtype float32, got"),
@@ -418,7 +418,7 @@ BAD = {
     "layout unknown": ({"layout": "neox"}, ValueError, "layout: expected one of"),
     "format unknown": ({"seq_format": "bsd"}, ValueError, "seq_format: expected one of"),
     "positions too large": ({"positions": torch.arange(5) + 4}, ValueError, "positions: expected .positions. below"),
-    "positions and offsets": ({"positions": torch.arange(5), "offsets": 1}, ValueError, "offsets: expected none"),
+    "positions and offsets": ({"positions": torch.arange(5), "offsets": 1}, ValueError, "offsets: expected no offsets"),
 }  # fmt: skip
 
 

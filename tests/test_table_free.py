@@ -251,7 +251,7 @@ BAD = {
     "beside cos": (
         {"cos": torch.ones(5, 4), "sin": torch.ones(5, 4)},
         ValueError,
-        "frequencies: expected none beside cos",
+        "frequencies: expected no frequencies beside cos",
     ),
     "floats": ({"frequencies": torch.ones(4, 3)}, TypeError, "frequencies: expected one of int64, got float32"),
     "rank": ({"frequencies": torch.ones(4).long()}, ValueError, r"frequencies: expected shape \[rotary_dim/2, 3\]"),

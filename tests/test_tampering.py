@@ -123,7 +123,7 @@ def test_times_of_one_contender(study, contender, factor, data):
     assert rows.any()
     frame.loc[rows, ["median_us", "q20_us", "q80_us"]] *= factor
     with tampered(path, frame.to_csv(index=False)):
-        with pytest.raises(records.Damaged, match=f"{study}.csv: .*of another table"):
+        with pytest.raises(records.Damaged, match=f"{study}.csv: .*describes another table"):
             records.load(study, records.Selection(data / "measurements", "nvidia-h200"))
         assert checksums.differences(data) == [
             f"measurements/nvidia-h200/{study}.csv: changed, SHA256SUMS has another checksum"

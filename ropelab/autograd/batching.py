@@ -19,11 +19,11 @@ def rotate_batched(
 
     Args:
         rotate: rotates the tensors of one call, as `ropelab.autograd.rotation.rotate_recorded`.
-        in_dims: the axis of the examples in q, k, the two of `Angles.tensors`, and positions; None where all examples
-            share the tensor.
+        in_dims: the axis of the examples in q, k, both `Angles.tensors` and positions; None where all examples share
+            the tensor.
 
     Raises:
-        NotImplementedError: examples have frequencies of their own.
+        NotImplementedError: the frequencies differ between examples.
     """
     q_dim, k_dim, cos_dim, sin_dim, positions_dim = in_dims
     xs = [to_bshd(_examples(x, dim, size), options.seq_format) for x, dim in ((q, q_dim), (k, k_dim)) if x is not None]
@@ -31,7 +31,8 @@ def rotate_batched(
     if isinstance(angles, Frequencies):
         if cos_dim is not None:
             raise NotImplementedError(
-                "frequencies: expected the same frequencies for all examples of vmap, got an axis of vmap"
+                "frequencies: expected the same frequencies for all examples of vmap, "
+                "got frequencies with an axis of vmap"
             )
     elif cos_dim is not None or sin_dim is not None or angles.cos.ndim == 3:
         tables = (angles.cos, cos_dim), (angles.sin, sin_dim)
@@ -47,14 +48,14 @@ def rotate_batched(
 def is_batched_gradient(x: torch.Tensor | None) -> bool:
     """Whether ``x`` is a batch that ``torch.autograd.grad(..., is_grads_batched=True)`` hides.
 
-    That function, and ``torch.autograd.functional.jacobian(..., vectorize=True)``, have a vmap of their own, to which
-    no function can say how it is batched.
+    ``torch.autograd.grad`` and ``torch.autograd.functional.jacobian(..., vectorize=True)`` use PyTorch's older vmap. An
+    autograd function cannot define a rule for the older vmap.
     """
     return isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def rotate_batched_gradients(rotate: Callable, q, k, angles: Angles, positions, first_position: int, options: Options):
-    """`rotate_batched` for tensors of which autograd hides that they are batches."""
+    """`rotate_batched` for batches that autograd hides: see `is_batched_gradient`."""
     (q, k, cos, sin, positions), in_dims, size, level = _shown((q, k, *angles.tensors, positions))
     ys = rotate_batched(rotate, size, in_dims, q, k, angles_of(cos, sin), positions, first_position, options)
     return _hidden(ys, level) if isinstance(ys, torch.Tensor) else tuple(_hidden(y, level) for y in ys)
@@ -70,8 +71,16 @@ def for_each_batched_gradient(function: Callable, *gradients: torch.Tensor) -> t
 
 
 def _shown(tensors: Sequence) -> tuple[list, tuple[int | None, ...], int, int]:
-    """The tensors with the hidden axis in front; where they have it; its size; and the level of the vmap it is of."""
-    # The threads of the backward do not know how deep vmaps are nested: then it is one.
+    """Make the axis visible that autograd hides in batches.
+
+    Returns:
+        The tensors with the hidden axis in front; for each tensor 0, or None where the tensor has no hidden axis; the
+        size of the hidden axis; and the level of the vmap that the axis belongs to.
+
+    Raises:
+        NotImplementedError: a tensor is a batch of batches.
+    """
+    # The threads of the backward do not know the depth of nested vmaps and report 0. The level is then 1.
     level = max(1, torch._C._vmapmode_increment_nesting() - 1)
     torch._C._vmapmode_decrement_nesting()
     in_dims = tuple(0 if is_batched_gradient(x) else None for x in tensors)
@@ -79,7 +88,7 @@ def _shown(tensors: Sequence) -> tuple[list, tuple[int | None, ...], int, int]:
         x if dim is None else torch._remove_batch_dim(x, level, 1, 0) for x, dim in zip(tensors, in_dims, strict=True)
     ]
     if any(map(is_batched_gradient, shown)):
-        raise NotImplementedError("is_grads_batched: expected no batch of gradients within another, got one")
+        raise NotImplementedError("is_grads_batched: expected a batch of gradients, got a batch of batches")
     return shown, in_dims, next(len(x) for x, dim in zip(shown, in_dims, strict=True) if dim == 0), level
 
 
@@ -93,6 +102,6 @@ def _examples(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
 
 
 def _fold(x: torch.Tensor, rank: int, batch: int) -> torch.Tensor:
-    """``[examples, batch or 1, ...]`` of ``rank``, or without the axis of batches -> ``[examples * batch, ...]``."""
+    """``[examples, batch or 1, ...]`` of ``rank``, or ``[examples, ...]`` -> ``[examples * batch, ...]``."""
     x = x if x.ndim == rank else x.unsqueeze(1)
     return x.expand(-1, batch, *x.shape[2:]).flatten(0, 1)

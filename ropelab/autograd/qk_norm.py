@@ -1,6 +1,6 @@
 """This file differentiates the RMS norm with the rotation.
 
-Reverse mode differentiates the kernel once. Under torch.func and in forward mode torch operations take its place.
+Reverse mode differentiates the kernel once. Under torch.func and in forward mode, torch operations replace the kernel.
 """
 
 import torch
@@ -63,7 +63,7 @@ class _QKNormRope(torch.autograd.Function):
     def backward(ctx, q_grad, k_grad):
         q, k, q_weight, k_weight, cos, sin, positions = ctx.saved_tensors
         where = positions, ctx.first_position, ctx.options, ctx.eps
-        if transformed():  # as by vmap over the gradients of the results
+        if transformed():  # for example by vmap over the gradients of the results
 
             def composed(q, k, q_weight, k_weight):
                 return _composed(q, k, q_weight, k_weight, Tables(cos, sin), *where)
@@ -71,7 +71,7 @@ class _QKNormRope(torch.autograd.Function):
             _, pull_back, *_ = torch.func.vjp(composed, q, k, q_weight, k_weight)
             grads = pull_back((q_grad, k_grad))
             return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
-        # Without `_Gradients` a second derivative would silently be that of a constant.
+        # Without `_Gradients`, autograd would silently treat the gradients as constants in a second derivative.
         step = _Gradients.apply if torch.is_grad_enabled() else _gradients
         weight_grads = any(ctx.needs_input_grad[2:4])
 
@@ -91,7 +91,7 @@ def _gradients(q, k, q_grad, k_grad, q_weight, k_weight, cos, sin, *where):
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients, which refuse to be differentiated."""
+    """The gradients. A caller who differentiates them gets NotImplementedError."""
 
     @staticmethod
     def forward(*arguments):
@@ -103,4 +103,6 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise NotImplementedError("apply_qk_norm_rope: expected to be differentiated once, got its gradient to be")
+        raise NotImplementedError(
+            "apply_qk_norm_rope: expected to be differentiated once, got a derivative of its gradient"
+        )

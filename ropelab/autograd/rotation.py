@@ -1,6 +1,6 @@
 """This file differentiates the rotation: in reverse mode to any order, in forward mode, and under vmap.
 
-A rotation is linear in its input, ``y = R x``, so the backward is the mirror of the forward: ``dx = R^T dy``. The
+A rotation is linear in its input, ``y = R x``, so the backward is the transposed rotation, ``dx = R^T dy``. The
 transposed rotation reads the layout that the forward writes, and turns by minus the angle (`Options.transposed`).
 """
 
@@ -32,7 +32,7 @@ def differentiated(q, k, angles: Angles, positions, first_position: int, options
 
 
 def recorded(*tensors: torch.Tensor | None) -> bool:
-    """Whether a caller differentiates; if not, a call leaves out autograd, whose function takes as long as a launch."""
+    """Whether a caller differentiates. Other calls leave out autograd's function, which takes as long as a launch."""
     return transformed() or (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors))
 
 
@@ -74,9 +74,9 @@ def _overwrite_one(x: torch.Tensor, angles: Angles, positions, first_position: i
 
 
 def _overwrite_by_copy(q, k, angles: Angles, positions, first_position: int, options: Options):
-    """Rotate into new tensors and copy these over q and k, which autograd can follow through the dispatcher."""
+    """Rotate into new tensors, and copy them over q and k. Autograd can record the copy through the dispatcher."""
     check_layouts_alike(options)
-    if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch then refuses by itself
+    if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
         check_writable(q, k)
         check_inplace_autograd(q, k, angles)
     options = options._replace(overwrites=True)
@@ -116,8 +116,8 @@ class _Rotation(torch.autograd.Function):
 class _TransformedRotation(torch.autograd.Function):
     """`_Rotation` for torch.func and for forward mode.
 
-    The two are apart for two reasons. Autograd inspects the signature of a function of this form at every call, which
-    takes longer than the launch. torch.compile accepts no function that has a rule for forward mode.
+    There are two classes for two reasons. Autograd inspects the signature of a function with ``setup_context`` at every
+    call, and the inspection takes longer than the launch. torch.compile accepts no function with a ``jvp``.
     """
 
     @staticmethod
@@ -133,7 +133,7 @@ class _TransformedRotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *y_grads):
-        # The recorded rotation takes off the wrappers of transforms that have ended; a plain rotation would not.
+        # The recorded rotation removes the wrappers of transforms that have ended; a plain rotation would keep them.
         return _backward(ctx, y_grads, rotate_recorded)
 
     @staticmethod
@@ -151,7 +151,7 @@ class _TransformedRotation(torch.autograd.Function):
         for x, x_tangent in ((q, q_tangent), (k, k_tangent)):
             if x is None:
                 continue
-            # y is linear in x. The features that rotate are linear in the tables, too; the others are independent.
+            # y is linear in x. The features that rotate are linear in the tables too; the others do not depend on them.
             tangent = torch.zeros_like(x)
             if x_tangent is not None:
                 tangent = rotate_recorded(x_tangent, None, angles, *where)
@@ -192,13 +192,13 @@ def _rotate_gradients(q, k, angles: Angles, *where):
 
 
 def _rotate_batches(q, k, angles: Angles, positions, first_position: int, options: Options):
-    """Rotate without a record tensors that may be batches of gradients or of tangents."""
+    """Rotate tensors that may be batches of gradients or of tangents, without a record for autograd."""
     if not torch.compiler.is_compiling() and (is_batched_gradient(q) or is_batched_gradient(k)):
         return rotate_batched_gradients(_rotate_batches, q, k, angles, positions, first_position, options)
     return run(q, k, angles, positions, first_position, options, False)
 
 
 def _named(angles: Angles) -> dict[str, torch.Tensor | None]:
-    """The tensors of ``angles`` by the names of the arguments that they came in."""
+    """The name of the argument -> the tensor, for the tensors of ``angles``."""
     first, second = angles.tensors
     return {"frequencies": first} if second is None else {"cos": first, "sin": second}

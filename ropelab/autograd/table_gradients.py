@@ -13,16 +13,16 @@ from ropelab.layout.seq_format import to_bshd
 
 
 def table_gradients(xs, y_grads, cos: torch.Tensor, positions, first_position: int, options: Options):
-    """The gradients of cos and sin: each row sums over the heads, batches and tokens that it serves.
+    """The gradients of cos and sin: each row is a sum over the heads, batches and tokens that read the row.
 
     With g the gradient of y, the pair ``y0 = x0 c0 - x1 s0``, ``y1 = x1 c1 + x0 s1`` gives::
 
         dc0 = g0 x0,   dc1 = g1 x1,   ds0 = -g0 x1,   ds1 = g1 x0
 
-    The transposed rotation gives the same with g and x in each other's place.
+    For the transposed rotation, g and x change places in these formulas.
 
     Args:
-        xs, y_grads: q and k, and the gradients of their rotations; None where there is no tensor.
+        xs, y_grads: q and k, and the gradients of their rotations; None where q or k has no gradient or is missing.
     """
     wide = torch.promote_types(cos.dtype, torch.float32)
     first, end = options.slice(cos.shape[-1])
@@ -47,7 +47,7 @@ def table_gradients(xs, y_grads, cos: torch.Tensor, positions, first_position: i
         positions = torch.where(positions[:, None] == NO_POSITION, NO_POSITION, positions[:, None] + along)
     positions = positions.long().expand(cos_tokens.shape[:2])
     rows = positions.abs()
-    # A position without a row makes the result NaN. Here it must not become an address.
+    # A position without a row makes the result NaN. Here the position must not become an address.
     known = ((rows >= 0) & (rows < cos.shape[-2]))[..., None]
     rows = torch.where(known[..., 0], rows, 0)
     sin_tokens = torch.where((positions < 0)[..., None], -sin_tokens, sin_tokens)

@@ -27,7 +27,7 @@ def update(paths: Iterable[Path], data: Path) -> None:
     """Compute the checksums of these files anew and leave all others as they are.
 
     Args:
-        paths: files under ``data``. Files elsewhere are ignored: they have no checksum.
+        paths: files under ``data``. Files elsewhere have no checksum and are ignored.
     """
     inside = [path.resolve() for path in paths if path.resolve().is_relative_to(data.resolve())]
     if inside:
@@ -36,7 +36,7 @@ def update(paths: Iterable[Path], data: Path) -> None:
 
 
 def differences(data: Path) -> list[str]:
-    """A line for each file that was changed, is missing or is new since its checksum was written, by name."""
+    """A line for each file that was changed, added or removed since the checksums were written, by name."""
     expected, found = _read(data), set(_files(data))
     if not expected:
         return [f"{NAME}: expected the checksum of every file of evidence, got none"]
@@ -59,7 +59,7 @@ def _files(data: Path) -> list[str]:
 
 
 def _read(data: Path) -> dict[str, str]:
-    """Name -> checksum; nothing where there is no file of checksums."""
+    """The name of each file -> its checksum; empty if ``SHA256SUMS`` does not exist."""
     sums = data / NAME
     lines = sums.read_text(encoding="utf-8") if sums.exists() else ""
     return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", lines, re.MULTILINE)}

@@ -14,15 +14,16 @@ from ropelab.bench.workloads import DIRECTIONS, Buffers, Workload
 
 
 def compare(shape: Workload, contenders: Sequence[peers.Peer], *, rounds: int, sets: int | None = None) -> pd.DataFrame:
-    """Time those peers that pass the check, and the copies, in the same rounds; forward, then backward.
+    """Time the peers that pass the check, and the copies, in the same rounds: first the forward, then the backward.
 
     Args:
-        sets: of buffers; by default as many as keep everything out of the cache.
+        rounds: the number of samples for each contender.
+        sets: the number of sets of buffers; by default as many as `Workload.cold_count` says.
 
     Returns:
         One row per direction and contender, with the columns that identify the workload, contender, status
         (``"ok"``, ``"wrong: ..."``, ``"failed: ..."`` or ``"not run: ..."``), median_us, q20_us, q80_us,
-        samples, in_place, and fraction_of_copy: the fastest copy's median over that of the contender.
+        samples, in_place, and fraction_of_copy: the median of the fastest copy over the median of the contender.
     """
     buffers = shape.buffers(sets or shape.cold_count(timing.cache_bytes()))
     bound, status = bind(shape, contenders, buffers[0])
@@ -36,22 +37,27 @@ def compare(shape: Workload, contenders: Sequence[peers.Peer], *, rounds: int, s
         frame = tidy(copies.with_fraction(frame), workload.columns, outcome)
         frames.append(frame.assign(in_place=frame.contender.map(in_place).fillna(False).astype(bool)))
         del timed
-        torch.cuda.empty_cache()  # the graphs' own memory
+        torch.cuda.empty_cache()  # the graphs have memory of their own
     return pd.concat(frames, ignore_index=True)
 
 
 def bind(
     shape: Workload, contenders: Sequence[peers.Peer], buffers: Buffers
 ) -> tuple[dict[peers.Peer, peers.Rotate], dict[str, str]]:
-    """Peer -> its rotation, and name -> reason for those without; peers of the other layout are left out."""
+    """Bind each peer to the workload and the tables.
+
+    Returns:
+        Each peer -> its rotation; and the name of each peer that cannot run -> its status. Peers that do not offer the
+        layout of the workload are in neither.
+    """
     found, status = peers.available(tuple(peer for peer in contenders if shape.layout in peer.layouts))
     bound = {}
     for peer in found:
         try:
             bound[peer] = peer.bind(shape, buffers.cos, buffers.sin)
-        except NotInstalled as error:  # what the package itself needs
+        except NotInstalled as error:  # a package that the peer's package needs
             status[peer.name] = f"not run: {error}"
-        except Exception as error:  # recorded: what cannot run is a result too
+        except Exception as error:  # the status records the error
             status[peer.name] = timing.failure(error)
     return bound, status
 
@@ -63,10 +69,12 @@ def checked(
     status: dict[str, str],
     exact: Sequence[torch.Tensor] | None = None,
 ) -> dict[peers.Peer, peers.Rotate]:
-    """Those that compute the right thing in this direction; the others go into ``status``.
+    """The peers whose result in the direction of the workload is right.
 
     Args:
-        exact: as for `ropelab.bench.peers.check`.
+        bound: each peer -> its rotation.
+        status: gets an entry, the name of the peer -> its status, for each peer whose result is wrong or that raises.
+        exact: cosines and sines for `ropelab.bench.peers.check`.
     """
     right = {}
     for peer, rotate in bound.items():
@@ -74,7 +82,7 @@ def checked(
             continue
         try:
             outcome = peers.check(peer, rotate, workload, buffers, exact).status
-        except Exception as error:  # as above
+        except Exception as error:  # the status records the error
             outcome = timing.failure(error)
         if outcome == "ok":
             right[peer] = rotate
@@ -84,19 +92,19 @@ def checked(
 
 
 def copy_contenders(workload: Workload, sets: Sequence[Buffers]) -> dict[str, Callable]:
-    """The copies of what the workload's direction reads."""
+    """Copies of the tensors that the workload reads: the inputs, or in the backward the cotangents."""
     return copies.contenders([b.cotangents if workload.direction == "backward" else b.inputs for b in sets])
 
 
 def tidy(frame: pd.DataFrame, identity: Mapping[str, object], status: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Rows of contenders that were not timed appended, and the columns of ``identity`` put in front."""
+    """``frame`` with the columns of ``identity`` in front, and a row for each contender of ``status`` at the end."""
     untimed = pd.DataFrame({"contender": list(status or {}), "status": list((status or {}).values())})
     frame = pd.concat([frame, untimed], ignore_index=True) if len(untimed) else frame.reset_index(drop=True)
     return pd.concat([pd.DataFrame([identity] * len(frame)), frame], axis=1)
 
 
 def progress(items: Iterable, describe: Callable[[object], str]):
-    """The items, with a line for each and the time it took."""
+    """Yield the items, and print a line with the time of each item."""
     items = list(items)
     for number, item in enumerate(items, 1):
         started = time.monotonic()

@@ -22,16 +22,17 @@ FEW_LAWS = ("definition", "isometry", "adjoint", "inputs_unchanged")
 
 
 def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
-    """All contenders of `ropelab.bench.subjects` on a GPU, held to all laws but the opt-in ones.
+    """All contenders of `ropelab.bench.subjects` on a GPU, held to all laws that are not opt-in.
 
     Returns:
-        A row for each contender, dtype and law, columns ``COLUMNS``: violation and bound are those of the element
-        that is furthest beyond its bound (or nearest to it); message is the counterexample in words, the error, or
-        the reason why a law does not apply. One row without a law, of status ``"not run"``, for what is not at hand.
+        A row for each contender, dtype and law, with the columns ``COLUMNS``. ``violation`` and ``bound`` describe the
+        element that exceeds its bound most or, if the law holds, comes nearest to its bound. ``message`` is the
+        counterexample in words, the error, or the reason why a law does not apply. A contender that is not installed
+        has one row for each dtype, with the status ``"not run"`` and no law.
     """
     laws = FEW_LAWS if smoke else None
     runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
-    # Nothing is timed, and compiling takes longer than all the rest: several may share the GPU.
+    # Nothing is timed, and compilation takes longest, so several processes may share the GPU.
     jobs = [(_numbered, (number, contender, laws, device, dtype)) for number, (contender, dtype) in enumerate(runs)]
     frames, reserved = {}, []
     for number, frame, seconds, gpu_bytes in spread([], jobs, here=smoke):
@@ -47,7 +48,7 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
 def _numbered(
     number: int, contender: Contender, laws: Iterable[str] | None, device: str, dtype: torch.dtype
 ) -> tuple[int, pd.DataFrame, float, int]:
-    """With its number, as the first to end is not the first that began, and what it took: seconds, bytes of the GPU."""
+    """``(number, table, seconds, bytes of the GPU)`` of a run. Runs end in any order; ``number`` tells them apart."""
     started = time.monotonic()
     gpu_memory.watch()
     frame = held(contender, laws=laws, device=device, dtype=dtype)
@@ -55,10 +56,10 @@ def _numbered(
 
 
 def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:
-    """One contender's rows of the table.
+    """The rows of one contender.
 
     Args:
-        laws: by default all but the opt-in ones.
+        laws: the names of the laws; by default all laws that are not opt-in.
     """
     if reason := contender.missing():
         return left_out(contender, reason, device=device, dtype=dtype)

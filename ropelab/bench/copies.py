@@ -1,8 +1,7 @@
-"""This file makes the copies whose fastest is the limit of a rotation that moves the same bytes.
+"""This file makes copies. The fastest copy is the limit of a rotation that moves the same bytes.
 
-A rotation reads q and k once and writes them once. So does a copy, and no copy here computes anything. Which
-copy is fastest depends on the size, hence several, all timed in the rounds of the contenders they are
-compared with.
+A rotation reads q and k once and writes them once. A copy moves the same bytes and computes nothing. The size decides
+which copy is fastest, so there are several copies. All copies are timed in the same rounds as the contenders.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +13,14 @@ import triton
 import triton.language as tl
 
 PREFIX = "copy: "
-"""Begins the contender name of every copy."""
+"""The name of every copy begins with this prefix."""
 
 _TRITON_COPIES = ((1024, 4), (2048, 4), (4096, 4), (2048, 8), (4096, 8), (8192, 8))
 
 
 @triton.jit
 def _copy_kernel(x_ptr, y_ptr, x_out_ptr, y_out_ptr, x_numel, y_numel, BLOCK: tl.constexpr):
-    """Copy x and y, each contiguous, in one launch: the first programs take x, the rest y."""
+    """Copy x and y, both contiguous, in one launch: the first programs copy x, the other programs copy y."""
     program = tl.program_id(0).to(tl.int64)
     x_programs = tl.cdiv(x_numel, BLOCK)
     if program < x_programs:
@@ -35,7 +34,7 @@ def _copy_kernel(x_ptr, y_ptr, x_out_ptr, y_out_ptr, x_numel, y_numel, BLOCK: tl
 
 
 def copies() -> dict[str, Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]]:
-    """Contender name -> a function that copies one or two contiguous tensors into new ones."""
+    """The name of each copy -> a function that copies one or two contiguous tensors into new tensors."""
     found: dict[str, Callable] = {"copy_": _copy_each, "_foreach_copy_": _copy_together}
     for block, warps in _TRITON_COPIES:
         found[f"Triton, {block} elements, {warps} warps"] = partial(_copy_in_one_launch, block=block, warps=warps)
@@ -43,13 +42,13 @@ def copies() -> dict[str, Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def contenders(sets: Sequence[Sequence[torch.Tensor]]) -> dict[str, Callable[[], list[Callable]]]:
-    """Every copy as a contender of `timing.gpu_times`; each of ``sets`` has the tensors of one call."""
+    """Every copy as a contender of `timing.gpu_times`. Each element of ``sets`` holds the tensors of one call."""
     tensors = [[x.detach().contiguous() for x in one] for one in sets]
     return {name: partial(_calls, copy, tensors) for name, copy in copies().items()}
 
 
 def with_fraction(frame: pd.DataFrame) -> pd.DataFrame:
-    """``fraction_of_copy``: the median of the fastest copy among the contenders over that of each contender."""
+    """``frame`` with ``fraction_of_copy``: the median of the fastest copy over the median of each contender."""
     is_copy = frame.contender.str.startswith(PREFIX)
     return frame.assign(fraction_of_copy=frame[is_copy].median_us.min() / frame.median_us)
 

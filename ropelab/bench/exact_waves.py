@@ -1,27 +1,30 @@
-"""This file computes cosines and sines of large angles far more precisely than float32, to compare others with."""
+"""This file computes cosines and sines of large angles far more precisely than float32, as a reference."""
 
 import math
 
 import torch
 
 LAST = 2**24
-"""The last position that is exact here."""
+"""The largest position for which `exact_product` is exact."""
 
 _HALF_PI = tuple(map(float.fromhex, ("0x1.921fb54p+0", "0x1.10b461p-30", "0x1.a62633p-58", "0x1.45c06e0e68948p-86")))
-"""pi/2 in parts. The first three end 28, 56 and 84 bits behind the point: float64 holds their multiples up to 2^24."""
+"""pi/2 as a sum of four parts.
+
+The first three parts end 28, 56 and 84 bits after the binary point. float64 holds their multiples up to 2^24 exactly.
+"""
 
 
 def exact_product(positions: torch.Tensor, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``position x theta`` as a sum of two float64 ``[P, R/2]``, without any error.
+    """The product of position and theta as a pair of float64 ``[P, R/2]``, whose sum is exact.
 
-    ``theta`` is the sum of two numbers of 26 bits, whose products with a position float64 holds exactly.
+    The function splits ``theta`` into two numbers of 26 bits. float64 holds their products with a position exactly.
 
     Args:
         positions: ``[P]``, from 0 to `LAST`.
         theta: float64 ``[R/2]``.
 
     Raises:
-        ValueError: a position beyond `LAST`.
+        ValueError: a position is above `LAST`.
     """
     if len(positions) and positions.max() > LAST:
         raise ValueError(f"positions: expected at most {LAST}, got {int(positions.max())}")
@@ -32,9 +35,10 @@ def exact_product(positions: torch.Tensor, theta: torch.Tensor) -> tuple[torch.T
 
 
 def exact_waves(positions: torch.Tensor, theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of the exact product, to a few 1e-16 of their size, by other means than the kernel's.
+    """cos and sin of the exact product, with a relative error of a few 1e-16.
 
-    The product is exact, and multiples of pi/2 are taken off in parts, each loss kept (Cody and Waite; Dekker's sum).
+    The method shares nothing with the kernel. It subtracts a multiple of pi/2 from the exact product in parts (Cody and
+    Waite), and keeps the rounding error of each subtraction (the compensated sum of Dekker).
 
     Args:
         positions: ``[P]``, from 0 to `LAST`.
@@ -59,7 +63,7 @@ def exact_waves(positions: torch.Tensor, theta: torch.Tensor) -> tuple[torch.Ten
 
 
 def ulps(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest error in units of the last place of float32."""
+    """The largest error of ``actual``, in units in the last place of ``exact`` in float32."""
     size = exact.abs().float()
     ulp = torch.nextafter(size, size.new_tensor(math.inf)).double() - size.double()
     return ((actual.double() - exact).abs() / ulp).max().item()

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 import torch
 
 CONTEXT_BYTES = 2**30
-"""Of a process on a GPU besides what torch reserves: CUDA's context, the code of kernels, workspaces of libraries."""
+"""The GPU memory of a process besides torch's: the CUDA context, the code of kernels, workspaces of libraries."""
 OUT_OF_MEMORY = "out of memory"
-"""Said by torch, CUDA and Triton alike."""
+"""These words are in the messages of torch, CUDA and Triton."""
 
 _highest = 0
 _others_run = False
 
 
 def watch() -> None:
-    """Give back what is not in use, and begin to look for the peak.
+    """Return unused GPU memory, and reset the peak.
 
-    What is alive now the collector leaves alone from now on: with torch's compiler loaded it would otherwise go through
-    a million objects again and again while graphs are captured.
+    The garbage collector leaves all present objects alone from now on. The compiler of torch has about a million
+    objects, and the collector would visit them again and again during the capture of graphs.
     """
     global _highest
     _highest = 0
@@ -33,20 +33,20 @@ def watch() -> None:
 
 
 def forget_peak() -> None:
-    """Let torch look for a new peak; ``peak_reserved`` remembers the one before."""
+    """Reset torch's peak. `peak_reserved` still counts the old peak."""
     global _highest
     _highest = peak_reserved()
     torch.cuda.reset_peak_memory_stats()
 
 
 def peak_reserved() -> int:
-    """Most bytes that torch has reserved in this process since ``watch``."""
+    """The largest number of bytes that torch has reserved in this process since `watch`."""
     return max(_highest, torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0)
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Within, others run on the GPU: that there is too little memory may be because of them, and says nothing."""
+    """Within the context other jobs share the GPU, so an error for lack of memory says nothing about a contender."""
     global _others_run
     before, _others_run = _others_run, True
     try:
@@ -60,10 +60,10 @@ def is_shared() -> bool:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether the error says that there was too little memory."""
+    """Whether the error says that memory ran out."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or OUT_OF_MEMORY in str(error).lower()
 
 
 def total_gib() -> float:
-    """Of the current GPU."""
+    """The memory of the current GPU, in GiB."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 2**30

@@ -9,7 +9,7 @@ from ropelab.bench import gpu_memory
 
 
 def kernel_names(call: Callable[[], object]) -> list[str]:
-    """Names of everything one call runs on the GPU, copies and fills included, in order."""
+    """The names of the kernels, copies and fills that one call runs on the GPU, in order."""
     call()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -20,11 +20,11 @@ def kernel_names(call: Callable[[], object]) -> list[str]:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Peak of the memory allocated during the call, beyond what was allocated before it; results included."""
+    """The peak of the bytes that the call allocates, its results included, beyond the bytes allocated before."""
     call()
     torch.cuda.synchronize()
     collecting = gc.isenabled()
-    gc.disable()  # what it frees during the call would be taken off the peak
+    gc.disable()  # a collection during the call would free memory and lower the peak
     try:
         before = torch.cuda.memory_allocated()
         gpu_memory.forget_peak()

@@ -1,7 +1,7 @@
-"""This file finds the packages compared with, in ``build/peers/<package>-<version>/`` or in the environment.
+"""This file finds the packages to compare with, in ``build/peers/<package>-<version>/`` or in the environment.
 
-Single files are loaded as modules of their own: the packages' ``__init__`` would import CUDA extensions that
-are not there, and two versions of a package could not be in one process.
+A single file of a package is loaded as a separate module. The ``__init__`` of the package may import CUDA extensions
+that are not installed, and only one version of a package can be imported by name.
 """
 
 import importlib
@@ -18,11 +18,11 @@ PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
 
 
 class NotInstalled(ImportError):
-    """The package, or that version of it, is not at hand."""
+    """The package, or the requested version of the package, is not installed."""
 
 
 def installations(package: str, peers: Path = PEERS) -> dict[str, Path]:
-    """Version -> directory that holds it, oldest first; ``package`` is the name of the distribution."""
+    """Each installed version of a distribution -> the directory that holds the version, oldest version first."""
     found: dict[str, Path] = {}
     try:
         distribution = metadata.distribution(package)
@@ -34,10 +34,10 @@ def installations(package: str, peers: Path = PEERS) -> dict[str, Path]:
 
 
 def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tuple[str, Path]:
-    """(version, directory) of the package, by default the newest at hand.
+    """(version, directory) of the package, by default of the newest installed version.
 
     Raises:
-        NotInstalled: there is none.
+        NotInstalled: the package, or the version, is not installed.
     """
     found = installations(package, peers)
     if version is None and found:
@@ -49,10 +49,10 @@ def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tup
 
 @cache
 def load_file(package: str, version: str, file: str) -> ModuleType:
-    """Execute one file of a package, e.g. ``"flash_attn/ops/triton/rotary.py"``, as a module of its own.
+    """Execute one file of a package, for example ``"flash_attn/ops/triton/rotary.py"``, as a separate module.
 
     Raises:
-        NotInstalled: no such version, or it has no such file.
+        NotInstalled: the version is not installed, or does not have the file.
     """
     _, directory = locate(package, version)
     source = directory / file
@@ -68,7 +68,7 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
 
 @cache
 def modules_of(package: str, version: str, import_name: str, submodules: tuple[str, ...]) -> dict[str, ModuleType]:
-    """Name -> module, of all that importing that version and its submodules imports of it."""
+    """The name -> the module, for every module of a package that the import of the package and its submodules loads."""
     _, directory = locate(package, version)
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
     sys.path.insert(0, str(directory))
@@ -85,10 +85,10 @@ def modules_of(package: str, version: str, import_name: str, submodules: tuple[s
 
 @contextmanager
 def imported(package: str, version: str, import_name: str, *submodules: str) -> Iterator[ModuleType]:
-    """Within the context ``import import_name`` means that version, as a package that imports itself needs.
+    """Within the context, ``import import_name`` imports the given version, also from the files of the package.
 
     Args:
-        submodules: to be imported now, each beginning with a dot.
+        submodules: further modules to import at the start, as names that begin with a dot.
     """
     modules = modules_of(package, version, import_name, submodules)
     before = {name: sys.modules[name] for name in modules if name in sys.modules}

@@ -19,7 +19,7 @@ _LEGACY = "legacy grid"
 
 
 def packings() -> list[Workload]:
-    """65,536 tokens as sequences as equal as can be, and as one long and 2,400 of 13."""
+    """65,536 tokens in 1 to 2,401 sequences of nearly equal length, or in a long sequence and 2,400 of 13 tokens."""
     shape = Workload("", 1, 65536, 32, 0, 128, 128, seq_format="thd", lengths=(65536,))
     found = []
     for n in (1, 8, 128, 1024, 2401):
@@ -29,14 +29,15 @@ def packings() -> list[Workload]:
 
 
 def packed(*, smoke: bool = False) -> pd.DataFrame:
-    """Both layouts and directions of every packing.
+    """Time every packing in both layouts and directions.
 
-    Columns: case, n_seqs, longest, tokens, heads, head_dim, dtype, layout, direction, bytes, freqs_len (rows of the
-        table of angles, for the legacy grid and TransformerEngine, whose times depend on it), and those of ``compare``.
+    Columns: case, n_seqs, longest, tokens, heads, head_dim, dtype, layout, direction, bytes, freqs_len, and the columns
+        of `compare`. freqs_len is the number of rows of the table of angles, for the legacy grid and TransformerEngine,
+        because their times depend on it.
     """
     cases = [replace(packings()[2], seq_len=8192, lengths=(64,) * 128)] if smoke else packings()
     shapes = [replace(case, layout=layout) for case in cases for layout in LAYOUTS]
-    # One set of buffers: x alone is nine times the cache.
+    # One set of buffers is enough, because x alone is nine times as large as the cache.
     frames = [
         _columns(compare(shape, contenders(), rounds=3 if smoke else 6, sets=1), shape)
         for shape in progress(shapes, lambda shape: shape.description)
@@ -45,7 +46,7 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def contenders() -> list[peers.Peer]:
-    """Ropelab with and without what the layers share, flash-attn, TransformerEngine and models of its kernels."""
+    """Ropelab with positions computed once or in every call, flash-attn, TransformerEngine, and models of it."""
     known = {peer.name: peer for peer in peers.PEERS}
     model = partial(peers.Peer, tables="its own, float32 angles", own_tables=True)
     return [
@@ -59,7 +60,7 @@ def contenders() -> list[peers.Peer]:
 
 
 def _with_positions(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> peers.Rotate:
-    """The positions are found in every call."""
+    """Ropelab with positions that every call computes."""
     cu_seqlens = workload.cu_seqlens(cos.device)
     options = {"cos": cos, "sin": sin, "layout": workload.layout, "seq_format": "thd"}
 
@@ -79,7 +80,7 @@ def _model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, kernel) 
 
 
 def _freqs_len(workload: Workload) -> int:
-    """As long as any sequence could be, as in TransformerEngine#3057; the skewed case shows the least it can be."""
+    """The number of all tokens, as in TransformerEngine#3057; in the skewed case the length of the longest sequence."""
     return max(workload.lengths) if workload.name == _SKEWED else workload.seq_len
 
 

@@ -17,13 +17,13 @@ _PEERS = ("ropelab", "hf_eager", "liger", "flash_attn")
 
 
 def memory(*, smoke: bool = False) -> pd.DataFrame:
-    """Peak of the memory that a step allocates, beyond what was allocated before it.
+    """Measure the peak of the memory that a step allocates.
 
-    The inputs, the cotangents and the tables are there before; the results are part of the peak.
+    The results count. The inputs, the cotangents and the tables do not, because they exist before the step.
 
-    Columns: those that identify the workload but direction, contender, step ("forward", "forward and backward"),
-        status, peak_bytes, and result_bytes: of the outputs, and with the backward of the gradients too; nothing
-        for a peer that rotates in place.
+    Columns: the columns of the workload without direction; contender; step ("forward" or "forward and backward");
+        status; peak_bytes; and result_bytes, the size of the outputs and, with the backward, of the gradients. For a
+        peer that rotates in place, result_bytes is 0.
     """
     shape = DENSE_CELLS[-1 if smoke else 1].workload
     (buffers,) = shape.buffers()
@@ -49,7 +49,7 @@ def memory(*, smoke: bool = False) -> pd.DataFrame:
 def _steps(
     rotate: Callable, shape: Workload, buffers: Buffers, weights: list[torch.Tensor] | None = None
 ) -> Iterator[tuple[str, Callable[[], object], int]]:
-    """Name, call and bytes of the results of each step; ``rotate`` takes q, k and the weights."""
+    """Yield the name, the call and the bytes of the results of each step. ``rotate`` takes q, k and the weights."""
     leaves = [x.detach().requires_grad_() for x in (*buffers.inputs, *(weights or ()))]
 
     def both():

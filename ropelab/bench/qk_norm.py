@@ -20,16 +20,16 @@ EPS = 1e-6
 STEPS = ("forward", "backward", "forward and backward")
 
 NormRope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Of q, k and the weights of their norms."""
+"""A function of q, k and the weights of the two norms that returns the new q and k."""
 
 
 def qk_norm(*, smoke: bool = False) -> pd.DataFrame:
-    """All contenders that are right in two cells, both layouts, every step.
+    """Time all contenders that are right, in two cells, in both layouts, for every step.
 
-    The backward starts from gradients of the new q and k and makes those of q, k and both weights.
+    The backward computes the gradients of q, k and both weights from given gradients of the new q and k.
 
-    Columns: those that identify the workload but direction, step, contender, status, median_us, q20_us, q80_us,
-        samples, and fraction_of_copy: whatever the step, of q and k, read once and written once.
+    Columns: the columns of the workload without direction; step, contender, status, median_us, q20_us, q80_us,
+        samples; and fraction_of_copy. For every step, the copy reads q and k once and writes them once.
     """
     cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS[:2]
     shapes = [replace(cell.workload, layout=layout) for cell in cells for layout in LAYOUTS]
@@ -50,17 +50,17 @@ def _compare(shape: Workload, rounds: int) -> pd.DataFrame:
         timed = {name: partial(calls, rotate, sets, learned, step) for name, rotate in right.items()}
         frame = timing.gpu_times(timed | copies.contenders([b.inputs for b in sets]), rounds=rounds)
         frames.append(tidy(copies.with_fraction(frame), identity | {"step": step}, wrong))
-        torch.cuda.empty_cache()  # the graphs' own memory
+        torch.cuda.empty_cache()  # the graphs have memory of their own
     return pd.concat(frames, ignore_index=True)
 
 
 def weights(shape: Workload, device: torch.device | str = "cuda") -> list[torch.Tensor]:
-    """Of the norms of q and of k, ``[D]``."""
+    """Random weights ``[D]`` of the norm of q and of the norm of k."""
     return [torch.randn(shape.head_dim, dtype=shape.dtype, device=device).requires_grad_() for _ in range(2)]
 
 
 def contenders(shape: Workload, buffers: Buffers) -> dict[str, NormRope]:
-    """Ours; and norm and rotation as Hugging Face's Qwen3 has them: eager, each compiled, and compiled as one."""
+    """Our function, and the norm and the rotation of Hugging Face's Qwen3: eager, compiled each, compiled together."""
     cos, sin, layout = buffers.cos, buffers.sin, shape.layout
     wide = [pairing.join(t, t, layout).to(shape.dtype)[: shape.seq_len, None] for t in (cos, sin)]
 
@@ -81,7 +81,7 @@ def contenders(shape: Workload, buffers: Buffers) -> dict[str, NormRope]:
     def one_after_the_other(norms, rotations):
         return lambda *tensors: rotations(*norms(*tensors))
 
-    # As for the peers: without the reset, the limit on recompilations ends in an error; and a backward is to run twice.
+    # Without the reset, torch.compile reaches its limit of recompilations. Donated buffers forbid a second backward.
     torch._dynamo.reset()
     torch._functorch.config.donated_buffer = False
     compiled = partial(torch.compile, dynamic=False, fullgraph=True)
@@ -94,18 +94,19 @@ def contenders(shape: Workload, buffers: Buffers) -> dict[str, NormRope]:
 
 
 def status(rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequence[torch.Tensor]) -> str:
-    """``"ok"`` if results and gradients agree with float64 as far as the contender's roundings allow.
+    """``"ok"`` if results and gradients agree with float64 within 12 unit roundoffs, else the reason.
 
-    Where norm and rotation are apart, no result takes more than eight roundings to the dtype of q on its way (of the
-    norm, its product with the weight, the tables, products and sums), and what they add to a pair grows by at most
-    sqrt(2) when it is rotated: 12 unit roundoffs, relative to the size of the whole tensor.
+    A contender with a separate norm rounds to the dtype of q at most eight times on the way to a result: the norm, the
+    product of the norm and the weight, the tables, and the products and sums of the rotation. A rotation increases the
+    error of a pair by at most sqrt(2). The error is therefore at most 12 unit roundoffs, relative to the norm of the
+    whole tensor.
     """
     tensors = [x.detach().requires_grad_() for x in (*buffers.inputs, *learned)]
     exact = [x.detach().double().requires_grad_() for x in tensors]
     try:
         outputs = rotate(*tensors)
         found = [*outputs, *torch.autograd.grad(outputs, tensors, buffers.cotangents)]
-    except Exception as error:  # recorded: what cannot run is a result too
+    except Exception as error:  # the status records the error
         return timing.failure(error)
     normed = [
         x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * w for x, w in zip(exact[:2], exact[2:], strict=True)
@@ -122,7 +123,7 @@ def status(rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequenc
 def calls(
     rotate: NormRope, sets: Sequence[Buffers], learned: Sequence[torch.Tensor], step: str
 ) -> list[Callable[[], object]]:
-    """One call per set of buffers; for the backward alone, the forward is run here."""
+    """One call for each set of buffers. For the step "backward", this function runs the forward."""
     if step == "forward":
         return [partial(rotate, *b.inputs, *learned) for b in sets]
 

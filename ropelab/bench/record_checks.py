@@ -12,14 +12,17 @@ import pandas as pd
 TIMES = ("median_us", "q20_us", "q80_us")
 NUMBER, TRUTH, WORD = "number", "truth", "word"
 WRITTEN = ("utc", "command", "commit", "kernels_sha256", "gpu name")
-"""What provenance has if a run wrote it."""
+"""The entries of every provenance that a run wrote."""
 
 
 def described(csv: Path, frame: pd.DataFrame) -> dict[str, Any]:
-    """What provenance says of its table: ``csv_sha256``, ``rows``, and ``columns``: name -> kind of its values.
+    """The entries of a provenance that describe the table: ``csv_sha256``, ``rows`` and ``columns``.
 
     Args:
-        frame: as read from ``csv``.
+        frame: the table as read from ``csv``.
+
+    Returns:
+        ``columns`` maps the name of each column to the `kind` of its values.
     """
     return {"csv_sha256": sha256(csv), "rows": len(frame), "columns": {name: kind(frame[name]) for name in frame}}
 
@@ -29,7 +32,7 @@ def sha256(path: Path) -> str:
 
 
 def kind(values: pd.Series) -> str:
-    """``"number"``, ``"truth"`` or ``"word"``; what is missing counts for nothing."""
+    """``"number"``, ``"truth"`` or ``"word"``. Missing values do not count."""
     present = values.dropna()
     if pd.api.types.is_bool_dtype(present) or (len(present) and present.map(type).eq(bool).all()):
         return TRUTH
@@ -37,7 +40,7 @@ def kind(values: pd.Series) -> str:
 
 
 def hand_written(provenance: Mapping[str, Any]) -> str:
-    """Why a record counts as written by hand; "" if its provenance has all that only `records.write` knows."""
+    """The reason why a record counts as written by hand; "" if its provenance has all entries that a run writes."""
     if provenance.get("hand_written"):
         return "its provenance says so"
     about = {**provenance, "gpu name": provenance.get("gpu", {}).get("name")}
@@ -51,30 +54,30 @@ def hand_written(provenance: Mapping[str, Any]) -> str:
 
 
 def flaws(csv: Path, frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a record, the plainest first; nothing if it can be believed."""
+    """Yield a sentence for each contradiction between a table and its provenance, and for each impossible time."""
     if missing := {"csv_sha256", "rows", "columns"} - provenance.keys():
         yield f"its provenance lacks {', '.join(sorted(missing))}"
         return
     expected = provenance["columns"]
     if missing := [name for name in expected if name not in frame]:
-        yield f"it lacks the column {', '.join(missing)}"
+        yield f"the table lacks the column {', '.join(missing)}"
     if more := [name for name in frame if name not in expected]:
         yield f"its provenance does not know the column {', '.join(more)}"
     if len(frame) != provenance["rows"]:
         yield f"expected {provenance['rows']} rows, got {len(frame)}"
     for name in frame:
         if name in expected and frame[name].notna().any() and kind(frame[name]) != expected[name]:
-            yield f"column {name}: expected each to be a {expected[name]}, got {_odd(frame[name], expected[name])}"
+            yield f"column {name}: expected a {expected[name]} in every row, got {_odd(frame[name], expected[name])}"
     yield from senseless_times(frame)
     if sha256(csv) != provenance["csv_sha256"]:
-        yield "its provenance is of another table (SHA-256 differs): the two were not written together"
+        yield "its provenance describes another table (SHA-256 differs): the two were not written together"
 
 
 def senseless_times(frame: pd.DataFrame) -> Iterator[str]:
-    """Times that nothing can take, in columns ``*_us``, and those missing from rows that have a right result.
+    """Yield a sentence for each column with an impossible or a missing time.
 
-    Every row without a ``status``, or with the status "ok", has a median and its quantiles, in this order, if the table
-    has such columns.
+    Times in columns ``*_us`` must be finite and above 0. Rows with the status "ok", or all rows of a table without
+    ``status``, must have every column of ``TIMES`` that the table has, with q20_us <= median_us <= q80_us.
     """
     right = frame.status.eq("ok") if "status" in frame else pd.Series(True, frame.index)
     times = {name: pd.to_numeric(frame[name], errors="coerce") for name in frame if name.endswith("_us")}
@@ -82,7 +85,7 @@ def senseless_times(frame: pd.DataFrame) -> Iterator[str]:
         if (impossible := values.notna() & ~(np.isfinite(values) & (values > 0))).any():
             yield f"column {name}: expected times above 0, got {values[impossible].iloc[0]:g} in row {_row(impossible)}"
         if name in TIMES and (lost := right & values.isna()).any():
-            yield f"column {name}: expected a time in every row that is ok, got none in row {_row(lost)}"
+            yield f"column {name}: expected a time in every row with the status ok, got no time in row {_row(lost)}"
     if set(TIMES) <= times.keys():
         median, low, high = (times[name] for name in TIMES)
         if (disordered := (low > median) | (median > high)).any():
@@ -90,7 +93,7 @@ def senseless_times(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def _row(wrong: pd.Series) -> int:
-    """The first, counted as in the file: 1 is the head."""
+    """The number of the first wrong row in the file; the header is row 1."""
     return int(np.argmax(wrong.to_numpy())) + 2
 
 

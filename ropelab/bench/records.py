@@ -1,10 +1,10 @@
 """This file writes and reads records: a table, and where, when and with what it was measured.
 
-A study's record is ``<directory>/<gpu>/<study>.csv`` (the raw quantiles of every configuration) with
-``<study>.json`` (the provenance) beside it. Measuring writes records, drawing and judging only read them.
+The record of a study consists of ``<directory>/<gpu>/<study>.csv``, the quantiles of every configuration, and of
+``<study>.json`` beside it, the provenance. Only measurements write records. Figures and verdicts read them.
 
-The provenance has the checksum of its table and is replaced last: whatever interrupts the writing, a new table under
-an old provenance is noticed (`ropelab.bench.record_checks`).
+The provenance contains the checksum of the table, and `write` replaces the table before the provenance. An interruption
+between the two leaves a new table with an old provenance, and `ropelab.bench.record_checks` notices the difference.
 """
 
 import json
@@ -30,11 +30,11 @@ KERNELS = ROOT / "kernels"
 MEASUREMENTS = ROOT / "data" / "measurements"
 
 PREFERRED = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
-"""Whose records are read where none of the GPU at hand is there: the first of these, then any by name."""
+"""The GPUs whose records are read if the GPU at hand has none, in this order. Other GPUs follow by name."""
 
 UNKNOWN = "unknown"
 _SMI_FIELDS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu", "power.draw", "driver_version")
-_SMI_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # newer and older drivers
+_SMI_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # newer drivers, older drivers
 
 
 class Unusable(Exception):
@@ -42,18 +42,20 @@ class Unusable(Exception):
 
 
 class Missing(Unusable, FileNotFoundError):
-    """There is no such record."""
+    """The record does not exist."""
 
 
 class Damaged(Unusable, ValueError):
-    """There is a record, but it cannot be believed."""
+    """The record exists, but it was written by hand, or its table does not fit its provenance."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Records to read: those under a directory, of one GPU if it is named (as ``"nvidia-h200"`` or ``"NVIDIA H200"``).
+    """The records under a directory, of all GPUs or of one GPU. Functions with an argument ``where`` take both forms.
 
-    Whatever takes the directory of records takes a selection too.
+    Attributes:
+        directory: the folder that holds a folder for each GPU.
+        gpu: the name of the GPU, such as ``"nvidia-h200"`` or ``"NVIDIA H200"``; None for all GPUs.
     """
 
     directory: Path = MEASUREMENTS
@@ -73,7 +75,7 @@ class Record:
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """The modules whose code is not the code that was measured, by name: see `ropelab.bench.staleness`."""
+        """The names of the modules whose code has changed since the measurement: see `ropelab.bench.staleness`."""
         return staleness.stale(self.provenance, kernels_hash(), ROOT)
 
     @property
@@ -83,7 +85,7 @@ class Record:
 
     @property
     def footer(self) -> str:
-        """One line for the foot of a figure: machine, date, versions, and the code that has changed since."""
+        """One line for the foot of a figure: GPU, date, versions, and the code that has changed since then."""
         p = self.provenance
         parts = [
             p["gpu"]["name"],
@@ -107,10 +109,14 @@ def write(
     """Write a record of this machine, replacing an earlier one of the same study.
 
     Args:
-        parameters: of the study.
-        peers: version of each package that was compared with.
-        not_run: name -> reason of what could not be compared with.
-        modules: the hash of each module that the study imports (`ropelab.bench.staleness.module_hashes`).
+        parameters: the parameters of the study.
+        peers: the name of each package that the study compares with -> the version of the package.
+        not_run: the name of each contender that could not run -> the reason.
+        modules: the name of each module that the study imports -> the hash of its code
+            (`ropelab.bench.staleness.module_hashes`).
+
+    Raises:
+        ValueError: a time in the table is impossible or missing (`ropelab.bench.record_checks.senseless_times`).
     """
     provenance = {
         "study": study,
@@ -136,31 +142,32 @@ def write(
 
 
 def files(study: str, directory: Path, gpu: str) -> tuple[Path, Path]:
-    """The table and the provenance of a record.
+    """The paths of the table and of the provenance of a record.
 
     Args:
-        gpu: the name of the GPU, as ``"NVIDIA H200"``.
+        gpu: the name of the GPU, such as ``"NVIDIA H200"``.
     """
     csv, about = (directory / slug(gpu) / f"{study}.{kind}" for kind in ("csv", "json"))
     return csv, about
 
 
 def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> Record:
-    """The record of a study: of ``gpu`` if named, else of the GPU at hand, else of the first of ``PREFERRED``.
+    """The record of a study, from ``gpu``, or else from the first GPU that has the record, in the order of `gpus`.
 
     Args:
-        where: a directory, or a selection, whose GPU counts if ``gpu`` is not given.
+        where: a directory, or a selection. The GPU of a selection counts if ``gpu`` is None.
 
     Raises:
-        Missing: there is none; says how to make it.
-        Damaged: it cannot be believed; names the file and what is wrong with it.
+        Missing: the record does not exist. The message names the command that measures it.
+        Damaged: the record was written by hand, or its table does not fit its provenance. The message names the file
+            and the flaw.
     """
     (record,) = load_together([study], where, gpu=gpu)
     return record
 
 
 def load_together(studies: Sequence[str], where: Where = MEASUREMENTS, *, gpu: str | None = None) -> list[Record]:
-    """The records of several studies, all of one GPU; otherwise as ``load``."""
+    """The records of several studies from one GPU. `load` describes the arguments and the errors."""
     if not studies:
         return []
     where = selection(where)
@@ -172,44 +179,44 @@ def load_together(studies: Sequence[str], where: Where = MEASUREMENTS, *, gpu: s
     under = where.directory / slug(gpu) if gpu else where.directory
     raise Missing(
         f"no record of {' and '.join(map(repr, studies))} under {_shown(under)}; `make measure ONLY="
-        f'"{" ".join(studies)}"` on a machine with a GPU makes it'
+        f'"{" ".join(studies)}"` on a machine with a GPU measures it'
     )
 
 
 def selection(where: Where, gpu: str | None = None) -> Selection:
-    """What ``where`` says as a selection, of ``gpu`` if that is named.
+    """``where`` as a selection; ``gpu``, if given, replaces the GPU of ``where``.
 
     Raises:
-        ValueError: a GPU without records there.
+        ValueError: ``gpu`` has no records there.
     """
     found = where if isinstance(where, Selection) else Selection(Path(where))
     if gpu:
         found = Selection(found.directory, slug(gpu))
         if not (found.directory / found.gpu).is_dir():
-            raise ValueError(f"gpu: expected one of {gpus(found.directory)}, whose records there are, got {gpu!r}")
+            raise ValueError(f"gpu: expected one of {gpus(found.directory)}, the GPUs with records, got {gpu!r}")
     return found
 
 
 def gpus(directory: Path = MEASUREMENTS) -> list[str]:
-    """The GPUs that have records, by the names of their folders: that at hand first, then as ``PREFERRED``."""
+    """The folders of the GPUs that have records: first the GPU at hand, then ``PREFERRED``, then the others by name."""
     found = sorted({path.parent.name for path in Path(directory).glob("*/*.json")})
     return sorted(found, key=lambda name: (name != here(), (*PREFERRED, name).index(name)))
 
 
 def hand_written(where: Where = MEASUREMENTS) -> list[str]:
-    """The records that were written by hand, as ``"nvidia-h200/kernel_variants"``; `load` refuses each of them."""
+    """The records that were written by hand, such as ``"nvidia-h200/kernel_variants"``; `load` refuses them."""
     where = selection(where)
     paths = sorted(where.directory.glob(f"{where.gpu or '*'}/*.json"))
     return [f"{path.parent.name}/{path.stem}" for path in paths if _by_hand(path)]
 
 
 def here() -> str | None:
-    """The GPU at hand, by the name of its folder."""
+    """The name of the folder of the GPU at hand, or None without a GPU."""
     return slug(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on besides the study itself."""
+    """The facts that the numbers depend on besides the study: code, GPU, versions, command and time."""
     return {
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": without_folders(" ".join([Path(sys.executable).name, *sys.orig_argv[1:]])),
@@ -235,7 +242,7 @@ def slug(gpu: str) -> str:
 
 
 def without_folders(text: str) -> str:
-    """The text with the last part only of every absolute path: whose machine it was is nobody's business."""
+    """The text with the last part of every absolute path, because the folders of a machine are private."""
     return re.sub(r"(?<![\w./])/(?:[^\s/]+/)*([^\s/]+)", r"\1", text)
 
 
@@ -255,7 +262,7 @@ def _read(path: Path) -> Record:
     if why := record_checks.hand_written(provenance):
         raise Damaged(f"{_shown(path)}: written by hand, so it supports no verdict: {why}")
     if missing := {"study", "torch", "triton"} - provenance.keys():
-        raise Damaged(f"{_shown(path)}: it lacks {', '.join(sorted(missing))}")
+        raise Damaged(f"{_shown(path)}: the provenance lacks {', '.join(sorted(missing))}")
     if flaws := list(record_checks.flaws(csv, frame, provenance)):
         raise Damaged(f"{_shown(csv)}: {'; '.join(flaws)}")
     return Record(path.stem, frame, provenance)
@@ -265,11 +272,11 @@ def _by_hand(path: Path) -> bool:
     try:
         return bool(record_checks.hand_written(json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-        return False  # nobody can tell: `load` names the file
+        return False  # `load` reports the damaged file
 
 
 def _shown(path: Path) -> str:
-    """The path within the project, if it is there."""
+    """The path relative to the project if the file is in the project, else the whole path."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
@@ -284,9 +291,9 @@ def _triton_version() -> str:
 def _commit() -> dict[str, str | bool]:
     commit = _run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     if commit is None:
-        # A copy without its history, as in a container: whoever made the copy can say what it is of.
+        # In a copy without history, for example in a container, GIT_COMMIT can name the commit.
         return {"commit": os.environ.get("GIT_COMMIT", UNKNOWN), "dirty": UNKNOWN}
-    # The records themselves do not count: writing the first would make all others dirty.
+    # Records do not count. Otherwise the first record that a run writes would make all later records dirty.
     changes = _run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!data/measurements")
     return {"commit": commit, "dirty": UNKNOWN if changes is None else bool(changes)}
 
@@ -302,7 +309,7 @@ def _gpu() -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
     }
-    # Read right after the measurement: nvidia-smi never changes the card's settings here.
+    # The clocks and the temperature right after the measurement. The query changes no settings of the GPU.
     values = _smi(*_SMI_FIELDS)
     gpu |= dict(zip(_SMI_FIELDS, values, strict=True)) if values else {"driver_version": UNKNOWN, "clocks.sm": UNKNOWN}
     reasons = next(filter(None, (_smi(field) for field in _SMI_REASONS)), [UNKNOWN])
@@ -321,7 +328,7 @@ def _smi(*fields: str) -> list[str] | None:
 
 
 def _run(*command: str) -> str | None:
-    """Output of a command, or None where it is not there, fails or hangs."""
+    """The output of a command, or None if the command does not exist, fails or takes longer than 10 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -13,7 +13,7 @@ from ropelab.bench.study import GIB
 
 @dataclass(frozen=True)
 class Job:
-    """A module-level function and its arguments, which are pickled; ``gpu_bytes``: that torch reserves at most."""
+    """A module-level function and its arguments, both pickled. ``gpu_bytes``: the most bytes that torch reserves."""
 
     name: str
     function: Callable[..., Any]
@@ -22,16 +22,16 @@ class Job:
 
     @property
     def takes(self) -> int:
-        """Bytes of the GPU, its process's context included."""
+        """The bytes of GPU memory that the process of the job needs, with its CUDA context."""
         return self.gpu_bytes + CONTEXT_BYTES
 
 
 class DoesNotFit(Exception):
-    """A job that was not started, as it takes more than there is."""
+    """A job that was not started, because it needs more memory than the GPU has free."""
 
 
 def own_process() -> Executor:
-    """A process that starts with the first job, without Triton's interpreter."""
+    """An executor with one process, which starts with the first job."""
     return ProcessPoolExecutor(1, get_context("spawn"), initializer=workers.quiet)
 
 
@@ -39,16 +39,16 @@ def side_by_side(
     jobs: Iterable[Job], free_bytes: int, *, most: int = workers.MOST_PROCESSES,
     executor: Callable[[], Executor] = own_process,
 ) -> Iterator[tuple[Job, Any]]:  # fmt: skip
-    """Run the jobs; the iterator yields each as it ends, with its result or with the exception that ended it.
+    """Run the jobs, and yield each job when it ends, with its result or its exception.
 
-    A job starts as soon as what it takes fits beside what the running ones take, the first in the list first; one that
-    does not fit into ``free_bytes`` at all never starts, and ends with `DoesNotFit`. A process that dies takes its own
-    job along and no other.
+    A job starts as soon as its memory fits beside the running jobs; earlier jobs of the list come first. A job that
+    needs more than ``free_bytes`` never starts, and its exception is `DoesNotFit`. If a process dies, only its own job
+    fails.
 
     Args:
-        free_bytes: of the GPU, for all jobs together.
-        most: processes at a time.
-        executor: makes what runs one job.
+        free_bytes: the GPU memory for all jobs together, in bytes.
+        most: the largest number of processes at a time.
+        executor: returns a new executor for one job.
     """
     waiting, running = list(jobs), {}
     while waiting or running:
@@ -57,7 +57,7 @@ def side_by_side(
             if len(running) < most and taken + job.takes <= free_bytes:
                 waiting.remove(job)
                 own = executor()
-                with workers.environment(interpret=False):  # the process starts now, and inherits it
+                with workers.environment(interpret=False):  # the process starts now and inherits the environment
                     running[own.submit(job.function, *job.arguments)] = job, own
         if not running:
             for job in waiting:
@@ -66,5 +66,5 @@ def side_by_side(
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             job, own = running.pop(future)
-            own.shutdown()  # its process has ended, and with it what it held of the GPU
+            own.shutdown()  # the process has ended, and its GPU memory is free
             yield job, future.exception() or future.result()

@@ -1,4 +1,4 @@
-"""This file holds the measurements that need nothing but kernels and a GPU. Each returns a table to record."""
+"""This file holds the measurements that need only kernels and a GPU. Each function returns a table to record."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -36,16 +36,16 @@ _ANY_FORMAT = tuple(
     for peer in peers.PEERS
     if peer.name in ("ropelab", "ropelab in place", "torchembed 0.3.2", "liger", "flash_attn")
 )
-"""Those that need not be compiled for seconds in every cell and format."""
+"""The peers that need no compilation of seconds in every cell and format."""
 
 
 def dense(*, smoke: bool = False) -> pd.DataFrame:
-    """Peers and copies in the dense cells, both layouts and directions: columns as ``compare``, and bar."""
+    """Time the peers in the dense cells, in both layouts and directions. Columns: the columns of `compare`, and bar."""
     return _cells(DENSE_CELLS[-1:] if smoke else DENSE_CELLS, peers.PEERS, SMOKE_ROUNDS if smoke else ROUNDS)
 
 
 def formats(*, smoke: bool = False) -> pd.DataFrame:
-    """The dense cells in the other formats, and as views of a qkv buffer: columns as ``compare``, and bar."""
+    """Time the dense cells in other formats and as views of qkv. Columns: the columns of `compare`, and bar."""
     cells = [
         Cell(replace(cell.workload, seq_format=seq_format, storage=storage), 0.95)
         for cell in (DENSE_CELLS[-1:] if smoke else DENSE_CELLS)
@@ -55,7 +55,7 @@ def formats(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
-    """One to eight tokens: columns as ``compare``, and bar."""
+    """Time one to eight tokens. Columns: the columns of `compare`, and bar."""
     cells = FEW_TOKENS_CELLS[-1:] if smoke else FEW_TOKENS_CELLS
     return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
 
@@ -70,11 +70,15 @@ def _cells(cells: Iterable[Cell], contenders: tuple[peers.Peer, ...], rounds: in
 
 
 def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:
-    """The table of DeepSpeed#8052 on this GPU: columns as ``compare``.
+    """Time the table of DeepSpeed#8052 on this GPU. Columns: the columns of `compare`.
 
-    Contenders are named as in the document: eager (the formula with chunk and cat), compile (torch.compile of
-        it), torchembed (its kernel on one tensor, as in the document), torchembed API (its module, with q
-        handed over twice, as DeepSpeed does) and ropelab.
+    The contenders have the names of the document:
+
+    - eager: the formula with chunk and cat
+    - compile: the same formula under torch.compile
+    - torchembed: the kernel of torchembed on one tensor, as in the document
+    - torchembed API: the module of torchembed, with q also in the place of k, as in DeepSpeed
+    - ropelab
     """
     by_name = {peer.name: peer for peer in peers.PEERS}
     names = {
@@ -93,10 +97,9 @@ def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def host(*, smoke: bool = False) -> pd.DataFrame:
-    """Host time of an eager forward call with few tokens, with and without autograd.
+    """Measure the host time of an eager forward call with few tokens, with and without autograd.
 
-    Columns: those that identify the workload, autograd, contender, status, median_us, q20_us, q80_us,
-        samples.
+    Columns: the columns of the workload, autograd, contender, status, median_us, q20_us, q80_us, samples.
     """
     frames = []
     shapes = [replace(DENSE_CELLS[-1].workload, layout=layout) for layout in LAYOUTS]
@@ -122,7 +125,7 @@ def _host_call(rotate: peers.Rotate, buffers: Buffers, autograd: bool) -> Callab
 
 
 STUDIES: dict[str, Study] = {
-    # The check in float64 takes some 60 bytes an element of q, the two sets of q, k and cotangents 20 more.
+    # For each element of q, the check in float64 takes about 60 bytes, and two sets of buffers take 20 bytes more.
     "dense": Study(dense, gpu_gib=5),
     "formats": Study(formats, gpu_gib=8, wide=True),
     "packed": Study(packed, gpu_gib=16),
@@ -134,7 +137,7 @@ STUDIES: dict[str, Study] = {
     "host": Study(host, gpu_gib=1),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
-    # Processes of its own, each with CUDA's context.
+    # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }
-"""By the name of the record."""
+"""The name of the record -> the study."""

@@ -12,17 +12,18 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Study:
-    """Called with ``smoke`` it measures, and returns the table that is recorded.
+    """A measurement. A call of the study measures, and returns the table to record.
 
     Attributes:
-        table: function of ``smoke`` that returns the table; if there is an ``untimed`` part, of what that found and of
-            ``smoke``. With nothing found (``{}``) it runs as well.
-        gpu_gib: GiB that torch reserves on the GPU at most while others run beside it: of every workload there are then
-            as few sets of buffers as can be, and the check against float64 takes the most. Records say what was seen
-            (``parameters.gpu_bytes.beside``), and a test holds this number to them.
-        untimed: function of ``smoke``: a part that looks at no clock and may run beside others; what it finds, by key.
-        timed: whether times are in the table. Where there are none, all of it is measured beside others.
-        wide: no claim and no table of README needs it: measured if it is named only.
+        table: a function of ``smoke`` that returns the table. If the study has an ``untimed`` part, the first argument
+            of ``table`` is the result of this part; an empty result, ``{}``, is allowed.
+        gpu_gib: the most GiB that torch reserves on the GPU while other studies share it. Workloads then have the
+            fewest sets of buffers, and the check against float64 takes most of the memory. A test compares this number
+            with the records (``parameters.gpu_bytes.beside``).
+        untimed: a function of ``smoke`` for the part of the study that measures no time. The part may run beside other
+            studies, and returns its findings by key.
+        timed: whether the table contains times. A study without times runs beside other studies.
+        wide: whether the study is measured only if the user names it. No claim and no table of README needs it.
     """
 
     table: Callable[..., pd.DataFrame]

@@ -1,7 +1,8 @@
 """This file hands rotations of other packages to `ropelab.conformance.verify`, with the claims of each.
 
-The functions below only load and hand over: arguments in the order, and tables in the width, that the implementation
-wants. What it does not claim to do they refuse with NotImplementedError, which makes a law not applicable.
+The functions below load an implementation, and call it with the order of arguments and the width of tables that it
+expects. They raise NotImplementedError for a call that the implementation does not claim to support. A law that needs
+this call is then not applicable.
 """
 
 import importlib.util
@@ -29,7 +30,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def complex_numbers(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor) -> Pair:
-    """The rotation of Llama's first code: a product of complex numbers, ``x [B, S, H, D]``, ``freqs_cis [S, D/2]``."""
+    """The first Llama code's rotation: a product of complex numbers, ``x [B, S, H, D]``, ``freqs_cis [S, D/2]``."""
 
     def turned(x):
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
@@ -39,7 +40,7 @@ def complex_numbers(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor)
 
 
 def nanochat(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 2) -> Pair:
-    """nanochat's formula, ``x [B, S, H, D]``, which turns by minus the angle and is meant to."""
+    """nanochat's formula for ``x [B, S, H, D]``, which turns by minus the angle on purpose."""
     cos, sin = (table.chunk(2, dim=-1)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
 
     def turned(x):
@@ -50,7 +51,7 @@ def nanochat(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Ten
 
 
 def table_free(x: torch.Tensor, positions: torch.Tensor, *, layout: str) -> torch.Tensor:
-    """Ours without tables."""
+    """ropelab's rotation without tables."""
     frequencies = rotary_frequencies(x.shape[-1], device=x.device)
     return apply_rope(x, frequencies=frequencies, layout=layout, positions=positions)
 
@@ -59,24 +60,24 @@ def table_free(x: torch.Tensor, positions: torch.Tensor, *, layout: str) -> torc
 
 
 def transformers_llama(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Hugging Face's function for Llama and most others: halves."""
+    """Hugging Face's function for Llama and most other models, for pairs of halves."""
     return _transformers("llama").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
 
 def transformers_gptj(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
-    """GPT-J's rotates one tensor ``[B, S, H, D]`` with tables of a column per pair, sines first."""
+    """Hugging Face's function for GPT-J: one tensor ``[B, S, H, D]``, tables with a column per pair, sines first."""
     module = _transformers("gptj")
     cos, sin = cos[..., ::2], sin[..., ::2]
     return tuple(module.apply_rotary_pos_emb(x, sin, cos) for x in (q, k))
 
 
 def transformers_glm(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """GLM's: adjacent pairs, tables made of equal halves, a part of the head."""
+    """Hugging Face's function for GLM: adjacent pairs in a part of the head, tables of two equal halves."""
     return _transformers("glm").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
 
 def transformers_cohere(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Cohere's: adjacent pairs, in float32 whatever comes."""
+    """Hugging Face's function for Cohere: adjacent pairs, computed in float32 for every dtype."""
     return _transformers("cohere").apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
 
@@ -90,15 +91,15 @@ def torchembed_0_3_0(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
 
 
 def torchembed_0_3_2(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Today's: ``q, k [B, H, S, D]``, halves."""
+    """The kernel of torchembed 0.3.2 for halves: ``q, k [B, H, S, D]``."""
     return _torchembed("0.3.2").fused_rope_forward(q, k, *map(_shared, (cos, sin)))
 
 
 def torchembed_0_3_2_pairs(q, k, cos, sin, unsqueeze_dim: int = 2) -> Pair:
-    """Today's for adjacent pairs: one tensor ``[B, S, H, D]``, tables with a column per pair.
+    """The kernel of torchembed 0.3.2 for adjacent pairs: one tensor ``[B, S, H, D]``, tables with a column per pair.
 
-    Contiguous ones: its backward reads the negated sines with the strides of the cosines, which differ where a table is
-    a slice of a wider one.
+    The tables are contiguous, because the backward reads the negated sines with the strides of the cosines. The strides
+    differ if a table is a slice of a wider table.
     """
     cos, sin = (_shared(table)[:, ::2].contiguous() for table in (cos, sin))
     return tuple(_torchembed("0.3.2").fused_rope_bshd_apply(x, cos, sin) for x in (q, k))
@@ -109,14 +110,14 @@ def _torchembed(version: str) -> ModuleType:
 
 
 def _shared(table: torch.Tensor) -> torch.Tensor:
-    """``[S, R]`` of ``[B, S, R]``: torchembed knows no positions, let alone of each sequence."""
+    """The table ``[S, R]`` that all sequences of ``[B, S, R]`` share: torchembed has no argument for positions."""
     if len(table) == 0 or not torch.equal(table, table[:1].expand_as(table)):
         raise NotImplementedError("torchembed has one table for all sequences of a batch")
     return table[0]
 
 
 def liger(q, k, cos, sin, unsqueeze_dim: int = 1) -> Pair:
-    """Liger's: ``q, k [B, H, S, D]``."""
+    """The kernel of Liger-Kernel: ``q, k [B, H, S, D]``."""
     return _liger().LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)
 
 
@@ -140,15 +141,15 @@ def _flash_attn() -> ModuleType:
     if not torch.cuda.is_available():
         kernels.torch = _TorchWithoutGPU()
     with mock.patch.dict(sys.modules, {"flash_attn.ops.triton.rotary": kernels}):
-        if importlib.util.find_spec("einops") is None:  # only its functions in plain torch use it
+        if importlib.util.find_spec("einops") is None:  # only flash-attn's functions in plain torch use einops
             sys.modules["einops"] = mock.MagicMock()
         layers = packages.load_file("flash-attn", version, "flash_attn/layers/rotary.py")
-    sys.modules[layers.__name__] = layers  # the compiler imports by name what it traces
+    sys.modules[layers.__name__] = layers  # the compiler imports the modules that it traces by name
     return layers
 
 
 def flashinfer_cache(positions, query, key, head_size, cos_sin_cache, is_neox) -> None:
-    """FlashInfer's operator in place, the newest at hand."""
+    """FlashInfer's operator in place, in the newest installed version."""
     if query.dtype not in (torch.bfloat16, torch.float16):
         raise NotImplementedError("FlashInfer rotates bfloat16 and float16")
     layout = "split_half" if is_neox else "interleaved"
@@ -160,12 +161,12 @@ def flashinfer_cache(positions, query, key, head_size, cos_sin_cache, is_neox) -
 def _flashinfer() -> ModuleType:
     version, _ = packages.locate(flashinfer.PACKAGE)
     module = flashinfer.module(version)
-    sys.modules.update(flashinfer.imports(version))  # the compiler imports by name what it traces
+    sys.modules.update(flashinfer.imports(version))  # the compiler imports the modules that it traces by name
     return module
 
 
 class _TorchWithoutGPU:
-    """``torch`` for a launcher that selects its tensors' GPU: interpreted kernels have none."""
+    """``torch`` for a launcher that selects the GPU of its tensors. Interpreted kernels have no GPU."""
 
     cuda = SimpleNamespace(device=lambda index: nullcontext())
     library = SimpleNamespace(wrap_triton=lambda kernel: kernel)
@@ -178,7 +179,7 @@ class _TorchWithoutGPU:
 
 
 def nothing() -> None:
-    """What there is to load of code that is here."""
+    """Load nothing: the code of the contender is in this repository."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,11 @@ class Contender:
     """An implementation and what it claims.
 
     Attributes:
-        name: in tables.
-        function, convention, options: as ``verify`` takes them; ``options`` declare layout and the rest.
-        load: raises ImportError if it is not at hand.
-        triton: its kernel needs a GPU, or the interpreter.
-        not_interpreted: laws that say nothing of the kernel when it is interpreted.
+        name: the name in tables.
+        function, convention, options: arguments of ``verify``. ``options`` declares the layout and other properties.
+        load: a function that raises ImportError if the implementation is not installed.
+        triton: whether the kernel needs a GPU or Triton's interpreter.
+        not_interpreted: the laws that say nothing about the kernel when Triton interprets it.
     """
 
     name: str
@@ -202,7 +203,7 @@ class Contender:
     not_interpreted: tuple[str, ...] = ("compile",)
 
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """The reason why the implementation cannot run here; "" if it can."""
         if self.triton and not (torch.cuda.is_available() or INTERPRETED):
             return "its Triton kernel needs a GPU or TRITON_INTERPRET=1"
         try:
@@ -235,7 +236,7 @@ def _kernel(name: str, function: Callable, convention: str, load: Callable[[], o
     return Contender(name, function, convention, options, load, triton=True)
 
 
-_NO_BFLOAT16 = ("compile", "rounding")  # numpy, which interprets, multiplies the bits of two bfloat16 as integers
+_NO_BFLOAT16 = ("compile", "rounding")  # the interpreter multiplies the bits of bfloat16 as integers
 
 
 CONTENDERS: tuple[Contender, ...] = (
@@ -257,4 +258,4 @@ CONTENDERS: tuple[Contender, ...] = (
     _kernel("FlashInfer, interleaved", flashinfer_cache, "vllm", _flashinfer, maths="wide", head_dim=64,
             layout="interleaved"),
 )  # fmt: skip
-"""Ours first."""
+"""All contenders, ropelab's first."""

@@ -18,7 +18,7 @@ from ropelab.layout.pairing import LAYOUTS
 
 TABLE_FREE = "ropelab, table-free"
 LAST = 2**22
-"""Positions below this are looked at."""
+"""`table_free_error` looks at the positions below this number."""
 
 _BASE = 500_000.0
 _CHUNK = 2**17
@@ -39,7 +39,7 @@ _CONTENDERS = (
 
 
 def table_free(*, smoke: bool = False) -> pd.DataFrame:
-    """The kernel with and without tables, and the copies: columns as `ropelab.bench.compare.compare`."""
+    """Time the kernel with and without tables. Columns: the columns of `ropelab.bench.compare.compare`."""
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     names = ("4x4096 32/8 128", "1x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes = [cells[name] for name in names]
@@ -54,10 +54,11 @@ def table_free(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def table_free_error(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
-    """The largest errors of the kernel's cosines and sines at all positions of an octave, heads of 128 features.
+    """Measure the largest errors of the kernel's cosines and sines in each octave of positions, for 128 features.
 
-    Columns: base, first and last (positions), values (cosines and sines each), cos_ulps and sin_ulps (units of the
-        last place of float32), from the exact product of position and frequency.
+    Columns: base; first and last, the positions of the octave; values, the number of cosines, equal to the number of
+        sines; cos_ulps and sin_ulps, the largest errors in units in the last place of float32. The reference
+        is the cosine and the sine of the exact product of position and frequency.
     """
     theta = inverse_frequencies(128, _BASE)
     frequencies = fixed_point(theta, device=device)
@@ -79,7 +80,7 @@ def _octaves(last: int) -> Iterator[tuple[int, int]]:
 
 
 def kernel_waves(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernel turns the pair (1, 0) into: its cosine and its sine, as they are."""
+    """The kernel's cosines and sines, float32 ``[P, R/2]``: the pair (1, 0) rotates to (cos, sin)."""
     pairs = len(frequencies)
     unit = torch.cat((torch.ones(pairs), torch.zeros(pairs))).to(positions.device)
     y = apply_rope(unit.expand(1, len(positions), 1, 2 * pairs), frequencies=frequencies, positions=positions)

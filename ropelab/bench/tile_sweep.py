@@ -1,4 +1,4 @@
-"""This file times our kernel with other tiles than the chosen one; the choice rests on this sweep."""
+"""This file times our kernel with the chosen tile and with other tiles. `choose_tile` rests on this sweep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,16 +18,16 @@ from ropelab.layout.seq_format import to_bshd
 
 _FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access", "max_registers", "heads_first")
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
-"""Of which axis neighbours lie next to each other in memory -> the orders of programs that are tried."""
+"""The axis whose neighbours lie side by side in memory -> the orders of programs that the sweep tries."""
 
 _THREADS = ((PAIRS_PER_ACCESS, None), *((2 * PAIRS_PER_ACCESS, limit) for limit in (None, 32, 40, 96)))
-"""Pairs that a thread takes, and the registers it may use."""
+"""(the pairs that a thread rotates, the registers that the thread may use)"""
 
 
 def tiles(*, smoke: bool = False) -> pd.DataFrame:
-    """Forward, in the dense cells and where memory lies otherwise.
+    """Time the forward in the dense cells, in other formats, and for packed sequences.
 
-    Columns: those that identify the workload, positions (whether they are read), block_tokens, block_heads,
+    Columns: the columns of the workload, positions (whether the kernel reads positions), block_tokens, block_heads,
         num_warps, innermost, pairs_per_access, max_registers, heads_first, chosen, status, median_us, q20_us, q80_us,
         samples, fraction_of_copy.
     """
@@ -37,13 +37,13 @@ def tiles(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def _shapes() -> list[tuple[Workload, bool]]:
-    """What is swept, and whether positions are read."""
+    """(a workload of the sweep, whether the kernel reads positions)"""
     cells = {cell.workload.name: cell.workload for cell in DENSE_CELLS}
     large, wide = cells["4x4096 32/8 128"], cells["1x4096 16/1 256"]
     packed = Workload("4x4096 32/8 128", 1, 16384, 32, 8, 128, 128, seq_format="thd", lengths=(4096,) * 4)
     shapes = list(cells.values())
     shapes += [replace(cells["1x512 32/8 128"], name=f"1x{tokens} 32/8 128", seq_len=tokens) for tokens in (64, 1024)]
-    # Tokens side by side, batches side by side, views; packed.
+    # Formats with tokens side by side, with batches side by side, views, and packed sequences.
     heads_apart = ("4x4096 32/8 128", "1x4096 32/8 64", "1x4096 16/1 256")
     shapes += [replace(cells[name], seq_format="bhsd") for name in heads_apart]
     shapes += [replace(large, seq_format="sbhd"), replace(wide, storage="qkv")]
@@ -77,7 +77,7 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
         chosen=[tile == chosen for tile in tried],
         positions=positions,
     )
-    torch.cuda.empty_cache()  # the graphs' own memory
+    torch.cuda.empty_cache()  # the graphs have memory of their own
     return tidy(frame, shape.columns).drop(columns="contender")
 
 
@@ -94,20 +94,22 @@ def _rotation(shape: Workload) -> Rotation:
 
 
 def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
-    """Programs of 512 and 1024 pairs whose threads take 4, or 8 with and without a limit on registers.
+    """The tiles to try for a workload.
 
-    Where heads lie together also 256, 4 a thread; in other orders than memory's 512, 4 a thread; for a few tokens also
-    a warp for one head and for two.
+    - In the order of memory: programs of 512 and 1024 pairs, with ``PAIRS_PER_ACCESS`` pairs a thread, or twice as many
+      with and without a limit on registers. If heads lie side by side, also programs of 256 pairs.
+    - In other orders: programs of 512 pairs, with ``PAIRS_PER_ACCESS`` pairs a thread.
+    - For up to eight tokens: also a warp for one head and a warp for two heads.
 
     Args:
-        order: of which axis neighbours lie next to each other: see `choose_tile`.
+        order: the axis whose neighbours lie side by side in memory: see `choose_tile`.
     """
     width, most_heads = next_power_of_2(shape.rotary_dim // 2), next_power_of_2(shape.q_heads)
     found = []
     for pairs in (256, 512, 1024) if order == "heads" else (512, 1024):
         for block_heads in (2**i for i in range(most_heads.bit_length())):
             block_tokens = pairs // width // block_heads
-            # Where heads lie together one or two tokens, unless there are too few heads; where tokens do, few heads.
+            # If tokens lie side by side: few heads. Else: one or two tokens, or more tokens if there are too few heads.
             fits = block_heads <= 8 if order == "tokens" else block_tokens <= 2 or block_heads == most_heads
             if not block_tokens or not fits:
                 continue
@@ -115,7 +117,7 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
                 if turn != order and pairs != 512:
                     continue
                 for access, registers in _THREADS if turn == order and pairs > 256 else _THREADS[:1]:
-                    if registers == 32 and shape.k_heads:  # too few for q's and k's pairs
+                    if registers == 32 and shape.k_heads:  # too few registers for the pairs of q and of k
                         continue
                     found.append(Tile(block_tokens, block_heads, pairs // access // 32, turn, access, registers))
     if shape.batch * shape.seq_len <= 8:

@@ -1,9 +1,9 @@
 """This file measures the GPU time of short calls, and the host time of their launches.
 
-GPU time: each contender's calls are captured into a CUDA graph that goes round all sets of buffers, so
-neither Python nor the launch is timed and, with sets that together exceed L2, nothing is found in the cache.
-In every round each contender's graph is replayed once, in an order shuffled anew: what drifts (clocks,
-temperature) drifts for all.
+GPU time: a CUDA graph captures the calls of each contender, one call for each set of buffers. The time therefore
+contains neither Python nor the launch. If the sets together exceed the L2 cache, no call finds its data in the cache.
+Every round replays the graph of each contender once, in a new random order. A drift of clocks or temperature therefore
+affects all contenders alike.
 """
 
 import math
@@ -29,7 +29,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
 def cache_bytes() -> int:
-    """Size of the current GPU's L2 cache."""
+    """The size of the L2 cache of the current GPU, in bytes."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
@@ -49,17 +49,17 @@ def gpu_times(
     """Time per call on the GPU.
 
     Args:
-        contenders: name -> ``prepare()``, which returns one call for each set of buffers. It runs on the side
-            stream of the capture and outside it: a backward prepares by running its forward. What a call
-                returns is kept until the next turn, so results that the call allocates rotate through memory
-                like its inputs.
-        rounds: samples per contender.
-        graph_ms: least GPU time of one replay; a graph takes as many turns over the buffers as this needs. Long
-            against the microsecond that a clock reading is worth; with few tokens, capturing takes as long as this is.
-        seed: of the order in each round.
+        contenders: the name -> ``prepare()``, which returns one call for each set of buffers. ``prepare`` runs on the
+            side stream before the capture: a backward runs its forward there. The result of a call is kept until the
+            next call on the same set, so the results take turns in memory as the inputs do.
+        rounds: the number of samples for each contender.
+        graph_ms: the least GPU time of one replay, in milliseconds. A graph repeats the sets of buffers until it takes
+            this time. The time is long against the resolution of an event, about a microsecond. With few tokens, the
+            time of the capture grows with it.
+        seed: the seed of the order of contenders.
 
     Returns:
-        One row per contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
+        A row for each contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
         q80_us (microseconds per call), samples.
     """
     stream = torch.cuda.Stream()
@@ -68,7 +68,7 @@ def gpu_times(
     for name, prepare in contenders.items():
         try:
             graphs[name] = _graph(prepare, stream, graph_ms)
-        except Exception as error:  # a contender that cannot run is a result, not the end of the run
+        except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
     samples = _replay(graphs, stream, rounds, random.Random(seed))
     rows = [
@@ -79,7 +79,11 @@ def gpu_times(
 
 
 def gpu_us(call: Call) -> float:
-    """Median microseconds of one call on the GPU, over whatever buffers it uses: see ``gpu_times``."""
+    """The median GPU time of one call in microseconds: see `gpu_times`.
+
+    Raises:
+        RuntimeError: the call failed.
+    """
     row = gpu_times({"call": lambda: [call]}).iloc[0]
     if row.status != "ok":
         raise RuntimeError(row.status)
@@ -87,11 +91,11 @@ def gpu_us(call: Call) -> float:
 
 
 def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, graph_ms: float):
-    """Capture the calls; returns the graph and the number of calls in it."""
+    """Capture the calls. Returns the graph and the number of calls in the graph."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls = prepare()
-        for call in calls[:_WARM_UP]:  # compiles, and lets libraries allocate what may not be during capture
+        for call in calls[:_WARM_UP]:  # compiles, and lets libraries allocate memory, which the capture forbids
             call()
     stream.synchronize()
     graph = _capture(calls, 1, stream)
@@ -105,7 +109,7 @@ def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, gra
 
 
 def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    # Not ``torch.cuda.graph``: depending on the version it runs the garbage collector before every capture.
+    # Some versions of ``torch.cuda.graph`` run the garbage collector before every capture.
     graph = torch.cuda.CUDAGraph()
     kept: list[object] = [None] * len(calls)
     with torch.cuda.stream(stream):
@@ -120,7 +124,7 @@ def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> to
 
 
 def _elapsed_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    """Milliseconds of a replay, the second: the first one uploads the graph."""
+    """The milliseconds of the second replay. The first replay uploads the graph."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.stream(stream):
         graph.replay()
@@ -132,10 +136,10 @@ def _elapsed_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float
 
 
 def _replay(graphs: Mapping[str, tuple], stream: torch.cuda.Stream, rounds: int, order: random.Random):
-    """Microseconds per call of each contender in each round.
+    """The name of each contender -> its microseconds per call in each round.
 
-    A round is queued as a whole behind a pause: the GPU then passes from one graph to the next without
-        waiting for the host, and what lies between two events is one replay.
+    The host queues a whole round while the GPU sleeps. The GPU then runs graph after graph without waiting for the
+    host, so the time between two events is the time of one replay.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     names = list(graphs)
@@ -159,16 +163,19 @@ def _replay(graphs: Mapping[str, tuple], stream: torch.cuda.Stream, rounds: int,
 def host_times(
     contenders: Mapping[str, Callable[[], Call]], *, rounds: int = 40, batch: int = 50, seed: int = 0
 ) -> pd.DataFrame:
-    """Wall time that an eager call keeps the host busy.
+    """Measure the time for which an eager call keeps the host busy.
 
-    ``batch`` calls at a time, synchronised only between batches: with calls this short on the GPU its queue
-    never fills up, so nothing waits for it. Contenders take turns as in ``gpu_times``.
+    A sample is the time of ``batch`` calls in a row, and the host waits for the GPU only before a sample. The calls
+    must be short on the GPU: then its queue never fills up, and no call waits. Contenders take turns as in `gpu_times`.
 
     Args:
-        contenders: name -> ``prepare()``, which returns the call.
+        contenders: the name -> ``prepare()``, which returns the call.
+        rounds: the number of samples for each contender.
+        batch: the number of calls in a sample.
+        seed: the seed of the order of contenders.
 
     Returns:
-        As ``gpu_times``; microseconds of host time per call.
+        The columns of `gpu_times`, in microseconds of host time per call.
     """
     calls: dict[str, Call] = {}
     status = dict.fromkeys(contenders, "ok")
@@ -179,7 +186,7 @@ def host_times(
                 call()
             _synchronize()
             calls[name] = call
-        except Exception as error:  # as in gpu_times
+        except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names, order = list(calls), random.Random(seed)
@@ -201,26 +208,32 @@ def host_times(
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """Within, nothing is timed: of every contender one call is made, on one set of buffers, and takes a microsecond."""
+    """Within the context nothing is timed.
+
+    `gpu_times` and `host_times` make one call of every contender and report 1 us. `cache_bytes` returns 1, so workloads
+    have few sets of buffers.
+    """
     instead = {"gpu_times": _called, "host_times": _called, "cache_bytes": lambda: 1, "is_stopped": lambda: True}
     with mock.patch.multiple(__name__, **instead):
         yield
 
 
 def is_stopped() -> bool:
-    """Whether nothing is timed, and all is called for its compiling alone: the rest can be left out."""
+    """Whether `stopped` is active: calls then only compile, so a study may leave out everything else."""
     return False
 
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Within, timing raises: for what runs beside others, where a time would mean nothing."""
+    """Within the context, `gpu_times` and `host_times` raise RuntimeError: other jobs share the GPU."""
     with mock.patch.multiple(__name__, gpu_times=_refuse, host_times=_refuse):
         yield
 
 
 def _refuse(contenders: Mapping[str, Callable], **options) -> pd.DataFrame:
-    raise RuntimeError(f"{', '.join(map(str, contenders))}: nothing can be timed here, as others are running")
+    raise RuntimeError(
+        f"{', '.join(map(str, contenders))}: nothing can be timed here, because other jobs share the GPU"
+    )
 
 
 def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **options) -> pd.DataFrame:
@@ -230,7 +243,7 @@ def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **opt
         try:
             calls = prepare()
             (calls[0] if isinstance(calls, Sequence) else calls)()
-        except Exception as error:  # as in gpu_times
+        except Exception as error:  # one contender that fails must not end the run
             status = failure(error)
         rows.append({"contender": name, "status": status, **(summarize([1.0]) if status == "ok" else {})})
     return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
@@ -242,10 +255,13 @@ def _synchronize() -> None:
 
 
 def failure(error: Exception) -> str:
-    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``; no folders of files.
+    """The status of a contender that raised: ``"failed: <type>: <first line of the message>"``, without folders.
 
-    Out of memory is a result of a contender that has the GPU to itself, and its status says so. Beside others it is
-    raised again: whoever measures is to measure again, alone.
+    If the GPU ran out of memory while the contender was alone on the GPU, the status says so.
+
+    Raises:
+        BaseException: the error itself, if the GPU ran out of memory while other jobs shared the GPU. The caller must
+            measure again without the other jobs.
     """
     if gpu_memory.ran_out(error):
         if gpu_memory.is_shared():

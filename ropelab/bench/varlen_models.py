@@ -1,18 +1,26 @@
 """This file models TransformerEngine's two kernels for packed sequences, to time how they divide the work.
 
-The package's kernels are CUDA and need its build. These are written from what TransformerEngine#3057 and its review
-say of them, in Triton, and are no measurement of the package:
+The kernels of the package are CUDA code that needs a build of the package. The models are Triton code that follows the
+description in TransformerEngine#3057 and its review. A time of a model is not a measurement of the package.
 
-- ``legacy_grid``: a program for every position below the length of the table and every sequence. Most find that
-  their sequence has ended before that position, and return.
-- ``token_linear``: a program for every token, which looks for its sequence in ``cu_seqlens`` by binary search.
+- ``legacy_grid``: a program for every pair of a row of the table of angles and a sequence. If the sequence ends before
+  the row, the program returns at once, as most programs do.
+- ``token_linear``: a program for every token. The program finds its sequence in ``cu_seqlens`` by binary search.
 
-Alike, as there: 256 threads take a token, a warp a head and a thread a feature at a time; the thread reads this
-feature and its partner, so that every element is read twice, two bytes at once, with whatever strides the tensor has;
-cosine and sine are computed from a float32 angle in every program. A rank's two chunks of every sequence and start
-positions are served as well. Different: heads rotate whole; cosine and sine each reduce their angle, where CUDA has
-one function for both, and every warp computes its own, which a block of later versions shares; the search is one
-thread's in those, here every thread does it.
+The models share these properties with the CUDA kernels:
+
+- A program has 256 threads and rotates one token. A warp rotates one head at a time, and a thread one feature.
+- A thread reads a feature and its partner, so every element is read twice, with one access for each element. The
+  tensor may have any strides.
+- Every program computes cosines and sines from float32 angles.
+- A rank may hold two chunks of every sequence, and sequences may have start positions.
+
+The models differ from the CUDA kernels in these properties:
+
+- Heads rotate whole.
+- Cosine and sine each reduce the angle. CUDA has one function for both.
+- Every warp computes its own cosines and sines. In later versions of the package, a block shares them.
+- Every thread searches for the sequence. In later versions of the package, one thread of a block searches.
 """
 
 import math
@@ -29,7 +37,7 @@ def _rotate_token(
     x_ptr, y_ptr, angles_ptr, token, position, token_stride, head_stride, feature_stride, INVERSE: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """``y = x cos + partner sin``, of one feature of one head per thread and turn."""
+    """``y = x cos + partner sin``. In every iteration, a thread computes one feature of one head."""
     thread = tl.arange(0, _WARPS * _LANES)
     for first in tl.static_range(0, HEAD_DIM, _LANES):
         feature = first + thread % _LANES
@@ -54,7 +62,7 @@ def _rotate_token(
 
 @triton.jit
 def _position(row, length, sequence, starts_ptr, cp_size, cp_rank, STARTS: tl.constexpr):
-    """Of a sequence's row on this rank, which has two of its 2 cp_size chunks."""
+    """The position of a row of a sequence on a rank that holds two of the 2 cp_size chunks of the sequence."""
     half = length // 2
     position = row + tl.where(row < half, cp_rank, 2 * cp_size - 2 - cp_rank) * half
     if STARTS:
@@ -84,7 +92,7 @@ def _token_linear_kernel(
     INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
-    low, high = 0, sequences  # the sequence is among those from low on, before high
+    low, high = 0, sequences  # the sequence of the token is in [low, high)
     while high - low > 1:
         middle = (low + high) // 2
         begins_later = tl.load(cu_seqlens_ptr + middle) // cp_size > token
@@ -112,13 +120,18 @@ def legacy_grid(
     """Rotate packed tokens with a program for every row of ``angles`` and every sequence.
 
     Args:
-        x: ``[T, H, D]``, any strides. Rows that are in no sequence are left out: the result there is what the
-            allocation held.
-        angles: float32 ``[P, D]`` contiguous, of each feature, so each angle is there twice. P is at least the longest
-            sequence on the rank, and has a row for every position.
-        cu_seqlens: int32 ``[n + 1]``, of at most 65,535 sequences, not sharded; lengths divisible by ``2 cp_size``.
-        start_positions: int32 ``[n]``, of the sequences' first tokens.
-        cp_size, cp_rank: ``x`` has the chunks ``cp_rank`` and ``2 cp_size - 1 - cp_rank`` of every sequence.
+        x: ``[T, H, D]``, with any strides.
+        angles: contiguous float32 ``[P, D]`` in rad, with a column for each feature, so each angle occurs twice. P is
+            at least the length of the longest sequence on the rank, and every position has a row.
+        cu_seqlens: int32 ``[n + 1]``, the boundaries of at most 65,535 whole sequences. If ``cp_size`` is above 1,
+            ``2 cp_size`` divides every length.
+        interleaved: whether the pairs are adjacent features. Otherwise the pairs are halves of the head.
+        inverse: turn by minus the angle.
+        start_positions: int32 ``[n]``, the position of the first token of each sequence; by default 0.
+        cp_size, cp_rank: ``x`` holds the chunks ``cp_rank`` and ``2 cp_size - 1 - cp_rank`` of every sequence.
+
+    Returns:
+        A contiguous tensor of the shape and dtype of ``x``. Rows outside of all sequences are uninitialized.
     """
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     grid = (len(angles), len(cu_seqlens) - 1)
@@ -142,8 +155,11 @@ def token_linear(
 ) -> torch.Tensor:
     """Rotate packed tokens with a program for every token.
 
-    Arguments as for ``legacy_grid``; any number of sequences. Without ``guard``, as first proposed, a row that is in
-    no sequence counts as one more token of the last, and reads the row of ``angles`` that this leads to.
+    `legacy_grid` describes the other arguments. The number of sequences has no limit.
+
+    Args:
+        guard: leave out rows outside of all sequences. Without the guard, as in the first proposal, a row after the
+            last sequence counts as a further token of the last sequence. Its row of ``angles`` may not exist.
     """
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     arguments = _arguments(x, y, angles, cu_seqlens, start_positions, cp_size, cp_rank)
@@ -155,7 +171,7 @@ def token_linear(
 
 
 def _arguments(x, y, angles, cu_seqlens, start_positions, cp_size: int, cp_rank: int) -> tuple:
-    starts = cu_seqlens if start_positions is None else start_positions  # ignored where there are none
+    starts = cu_seqlens if start_positions is None else start_positions  # a stand-in if None
     return x, y, angles, cu_seqlens, starts, *x.stride(), cp_size, cp_rank
 
 

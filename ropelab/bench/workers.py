@@ -18,20 +18,21 @@ MOST_PROCESSES = 14
 
 
 def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) -> Iterator[Any]:
-    """Run jobs side by side, on all cores, from now on; the iterator yields their results as they come.
+    """Start the jobs side by side on all cores, and yield their results in the order in which the jobs end.
 
-    Whether Triton interprets is settled when it is imported, and what is interpreted is slow: jobs that need no
-    kernel get processes that do not, jobs of kernels get others that do, unless there is a GPU.
+    Triton decides at its import whether it interprets kernels, and interpreted kernels are slow. Without a GPU, jobs
+    that need kernels run in processes with the interpreter, and plain jobs run in processes without it.
 
     Args:
-        plain, kernels: module-level functions and their arguments; pickled.
-        here: one after the other in this process, which is faster for a few.
+        plain: jobs that need no kernel. Functions must be at module level, because functions and arguments are pickled.
+        kernels: jobs that need kernels.
+        here: run the jobs one after another in this process, which is faster for a few jobs.
     """
     if here:
         return (function(*arguments) for function, arguments in (*kernels, *plain))
     plain, kernels = list(plain), list(kernels)
     cores = min(os.cpu_count() or 1, MOST_PROCESSES)
-    # Interpreted jobs are the longest: they may have every core, and those without kernels then half of them.
+    # Interpreted jobs take longest, so they may use every core. Plain jobs beside them use at most half of the cores.
     half = max(1, cores // 2) if kernels else cores
     futures: list[Future] = []
     with ExitStack() as opened:
@@ -40,7 +41,7 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
                 continue
             pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=quiet)
             opened.callback(pool.shutdown, cancel_futures=True)
-            with environment(interpret):  # the processes start now, and inherit it
+            with environment(interpret):  # the processes start now and inherit the environment
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
         return _results(futures, opened.pop_all())
 
@@ -52,14 +53,18 @@ def _results(futures: Iterable[Future], pools: ExitStack) -> Iterator[Any]:
 
 
 def quiet() -> None:
-    """One thread; what faulty code makes torch and numpy warn of is no news."""
+    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn."""
     torch.set_num_threads(1)
     torch._logging.set_logs(all=logging.ERROR)
     warnings.simplefilter("ignore")
 
 
 def environment(interpret: bool):
-    """Variables of the processes that start within. Inductor compiles in each: it need not start others from there."""
+    """The environment of processes that start within the context.
+
+    Args:
+        interpret: whether Triton interprets kernels. Inductor compiles without further processes in either case.
+    """
     changed = {name: value for name, value in os.environ.items() if name != INTERPRET}
     changed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
     return mock.patch.dict(os.environ, changed, clear=True)

@@ -12,14 +12,17 @@ from ropelab.layout.pairing import LAYOUTS
 DIRECTIONS = ("forward", "backward")
 STORAGES = ("contiguous", "qkv")
 MOST_SETS = 1024
-"""Sets of buffers: to capture more calls than this takes longer than to measure them."""
+"""The most sets of buffers. The capture of more calls takes longer than their measurement."""
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """One set of tensors for one call. Sets differ in ``q``, ``k`` and their cotangents and share the tables.
+    """A set of tensors for one call. Sets share the tables, and have their own ``q``, ``k`` and cotangents.
 
-    ``q`` and ``k`` require grad. ``cos`` and ``sin`` are float32 ``[S, rotary_dim/2]``.
+    Attributes:
+        q, k: the inputs, which require grad; k is None if the workload has no k.
+        dq, dk: the cotangents: the gradients of the results.
+        cos, sin: float32 ``[S, rotary_dim/2]``.
     """
 
     q: torch.Tensor
@@ -31,12 +34,12 @@ class Buffers:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """The tensors rotated, q and if there is one k."""
+        """The tensors to rotate: q, and k if the workload has a k."""
         return (self.q,) if self.k is None else (self.q, self.k)
 
     @property
     def cotangents(self) -> tuple[torch.Tensor, ...]:
-        """The gradients that the backward starts from, one for each of ``inputs``."""
+        """The gradients of the results, a gradient for each of ``inputs``."""
         return (self.dq,) if self.dk is None else (self.dq, self.dk)
 
 
@@ -44,11 +47,20 @@ class Buffers:
 class Workload:
     """One cell of a benchmark.
 
-    ``k_heads = 0`` means that there is no k. ``first_position`` is the position of the first token of every
-    sequence: with one token a sequence, position 0 would make the rotation the identity and any check blind.
-    With ``storage = "qkv"`` q and k are views of one buffer that holds as many heads of v as of k (bshd only);
-    their cotangents are contiguous, as attention hands them back. ``lengths`` are those of the sequences that
-    ``seq_len`` tokens are packed of (thd only).
+    Attributes:
+        name: the name of the cell in records.
+        batch, seq_len, q_heads, k_heads, head_dim: the sizes of q and k; ``k_heads = 0`` means that there is no k.
+        rotary_dim: the number of features of a head that rotate.
+        dtype, layout, seq_format: as for `ropelab.apply_rope`.
+        direction: "forward" or "backward".
+        first_position: the position of the first token of every sequence. At position 0 the rotation is the identity,
+            so a check of sequences with one token would see no fault.
+        storage: "contiguous", or "qkv" (bshd only) for q and k that are views of one buffer with as many heads of v as
+            of k. The cotangents are contiguous, as attention returns them.
+        lengths: the lengths of the packed sequences, ``seq_len`` tokens in total (thd only).
+
+    Raises:
+        ValueError: the storage is unknown, or attributes contradict each other.
     """
 
     name: str
@@ -73,22 +85,22 @@ class Workload:
             raise ValueError(f"storage: expected bshd and a k for 'qkv', got {self.seq_format}, {self.k_heads} k heads")
         packed = self.seq_format == "thd"
         if packed != bool(self.lengths) or (packed and (self.batch, self.seq_len) != (1, sum(self.lengths))):
-            expected = f"those of {self.seq_len} tokens in one batch" if packed else "none but for thd"
+            expected = f"a sum of {self.seq_len} and batch 1" if packed else "no lengths without thd"
             raise ValueError(f"lengths: expected {expected}, got a sum of {sum(self.lengths)}, batch {self.batch}")
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes of device memory that one call moves.
+        """The least number of bytes of GPU memory that one call moves.
 
-        ``2 B S (Hq + Hk) D sizeof(dtype)``: q and k (backward: their cotangents) are read once and the
-        results written once. The tables are left out: all heads, batches and layers share them.
+        ``2 B S (Hq + Hk) D sizeof(dtype)``: the forward reads q and k once, the backward reads their cotangents once,
+        and both write the results once. The tables do not count, because all heads, batches and layers share them.
         """
         heads = self.q_heads + self.k_heads
         return 2 * self.batch * self.seq_len * heads * self.head_dim * self.dtype.itemsize
 
     @property
     def columns(self) -> dict[str, object]:
-        """What identifies this workload in a record."""
+        """The columns that identify this workload in a record."""
         return {
             "cell": self.name, "batch": self.batch, "seq_len": self.seq_len, "q_heads": self.q_heads,
             "k_heads": self.k_heads, "head_dim": self.head_dim, "rotary_dim": self.rotary_dim,
@@ -98,7 +110,7 @@ class Workload:
 
     @property
     def description(self) -> str:
-        """For progress: what tells this cell from the others, but for the direction."""
+        """The workload in a few words, without the direction, for lines of progress."""
         others = [self.seq_format if self.storage == "contiguous" else self.storage, self.layout]
         return ", ".join((self.name, *others))
 
@@ -109,11 +121,11 @@ class Workload:
         return shapes[self.seq_format]
 
     def cu_seqlens(self, device: torch.device | str) -> torch.Tensor:
-        """int32 ``[n + 1]``: where the packed sequences begin and end."""
+        """int32 ``[n + 1]``: the boundaries of the packed sequences."""
         return torch.tensor((0, *self.lengths), device=device).cumsum(0, dtype=torch.int32)
 
     def positions(self, device: torch.device | str) -> torch.Tensor | None:
-        """int64 ``[T]``: of every packed token; None where nothing is packed."""
+        """int64 ``[T]``: the position of every packed token; None for a workload that is not packed."""
         return torch.cat([torch.arange(n) for n in self.lengths]).to(device) if self.lengths else None
 
     def buffers(self, count: int = 1, device: torch.device | str = "cuda", seed: int = 0) -> list[Buffers]:
@@ -141,19 +153,19 @@ class Workload:
         return sets
 
     def cold_count(self, cache_bytes: int) -> int:
-        """How many sets of buffers keep every access out of a cache of ``cache_bytes``.
+        """The number of sets of buffers that keeps every access out of a cache of ``cache_bytes``.
 
-        Between two uses of an element all others are used. What is read alone is to be twice the cache, so
-        that out-of-place calls touch four times and in-place calls, which write where they read, twice its
-        size. With few tokens ``MOST_SETS`` are less than that: one or two tokens are then found in the cache, where
-        the projection before a rotation leaves them too.
+        Calls take the sets in turn. The inputs of all sets together are at least twice as large as the cache. Between
+        two uses of an element, calls into new tensors therefore touch four times the size of the cache, and calls in
+        place touch twice its size. With few tokens, the limit ``MOST_SETS`` gives fewer sets, so the calls find one or
+        two tokens in the cache. In a model, the projection before the rotation leaves these tokens in the cache too.
         """
         return min(max(2, math.ceil(2 * cache_bytes / (self.bytes / 2))), MOST_SETS)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A shape of the dense benchmark and the fraction of the copy that the kernel is to reach there."""
+    """A shape of the dense benchmark, and the fraction of the copy that the kernel should reach at this shape."""
 
     workload: Workload
     bar: float
@@ -180,10 +192,10 @@ DENSE_CELLS = (
     _cell(0.94, 1, 4096, 32, 32, 96),
     _cell(0.85, 8, 1, 32, 8, 128, first_position=1000),
 )
-"""bf16, bshd, named "batch x tokens query/key heads head_dim"; in the last, 8 sequences decode a token."""
+"""bfloat16 in bshd, named "batch x tokens, query/key heads, head_dim". In the last cell, 8 sequences decode a token."""
 
 FORMATS = (("sbhd", "contiguous"), ("bhsd", "contiguous"), ("bshd", "qkv"))
-"""seq_format and storage of the cells besides contiguous bshd."""
+"""(seq_format, storage) of the cells in other formats than contiguous bshd."""
 
 FEW_TOKENS_CELLS = tuple(_cell(1 / 1.2, 1, tokens, 32, 8, 128, first_position=1000) for tokens in (1, 2, 4, 8))
 
@@ -193,4 +205,4 @@ DEEPSPEED_CELLS = tuple(
     for seq_len in (2048, 4096, 8192)
     for direction in DIRECTIONS
 )
-"""The shapes of DeepSpeed#8052's table, (B, H, S, D) contiguous; its dtype and direction are not stated."""
+"""The contiguous shapes (B, H, S, D) of the table in DeepSpeed#8052. The table states no dtype and no direction."""

@@ -15,7 +15,7 @@ from ropelab.kernels.rotation import row_count
 
 @dataclass(slots=True, eq=False)
 class Tables:
-    """Cosines and sines, ``[P, W]`` or ``[B, P, W]``: a column for each pair of features, or one for each feature."""
+    """Cosines and sines, ``[P, W]`` or ``[B, P, W]``, with a column for each pair of features or for each feature."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -25,17 +25,17 @@ class Tables:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The two tensors that functions get which take tensors alone."""
+        """``(cos, sin)``, for functions that take only tensors."""
         return self.cos, self.sin
 
     @property
     def columns(self) -> int:
-        """W."""
+        """W, the number of columns of a table."""
         return self.cos.shape[-1]
 
     @property
     def position_count(self) -> int:
-        """The number of positions, from 0 on, that the tables serve: one for each row that int32 can number."""
+        """The number of positions, from 0 on, that the tables serve: the number of rows, and at most 2**31 - 1."""
         return row_count(self.cos)
 
     @property
@@ -44,7 +44,11 @@ class Tables:
         return self.cos, self.sin
 
     def key(self) -> tuple | None:
-        """All that decides over checks and launch, but the number of rows, which is checked at every call."""
+        """The properties that the checks and the launch depend on, without the number of rows; every call checks that.
+
+        Returns:
+            None where ``cos`` and ``sin`` differ in shape.
+        """
         cos, sin = self.cos, self.sin
         shape = cos.shape
         if shape != sin.shape:
@@ -69,7 +73,7 @@ class Frequencies:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The two tensors that functions get which take tensors alone."""
+        """``(numbers, None)``, for functions that take only tensors."""
         return self.numbers, None
 
     @property
@@ -79,7 +83,7 @@ class Frequencies:
 
     @property
     def position_count(self) -> int:
-        """The number of positions, from 0 on, that frequencies serve: all of int32."""
+        """The number of positions, from 0 on, that frequencies serve: all positions that int32 holds."""
         return 2**31
 
     @property
@@ -88,7 +92,7 @@ class Frequencies:
         return self.numbers, self.numbers
 
     def key(self) -> tuple | None:
-        """All that decides over checks and launch."""
+        """The properties that the checks and the launch depend on."""
         x = self.numbers
         return x.shape, x.stride(), x.dtype, x.device
 
@@ -100,13 +104,14 @@ def given_angles(cos: torch.Tensor | None, sin: torch.Tensor | None, frequencies
     """The angles that a caller gave: ``cos`` and ``sin``, or ``frequencies``.
 
     Raises:
-        TypeError: an argument that is missing or is not a tensor.
-        ValueError: frequencies beside tables, or a tensor that is not dense.
+        TypeError: an argument is missing or is not a tensor, or the frequencies are not int64.
+        ValueError: the caller gave frequencies beside tables, the frequencies do not have two axes, or a tensor is not
+            dense.
     """
     if frequencies is None:
         return given_tables(cos, sin)
     if cos is not None or sin is not None:
-        raise ValueError("frequencies: expected none beside cos and sin, got both")
+        raise ValueError("frequencies: expected no frequencies beside cos and sin, got both")
     check_tensor("frequencies", frequencies, (2,), "[rotary_dim/2, 3]", (torch.int64,))
     return Frequencies(frequencies)
 
@@ -115,8 +120,8 @@ def given_tables(cos: torch.Tensor | None, sin: torch.Tensor | None) -> Tables:
     """The tables that a caller gave.
 
     Raises:
-        TypeError: an argument that is missing or is not a tensor.
-        ValueError: a tensor that is not dense.
+        TypeError: an argument is missing or is not a tensor.
+        ValueError: a tensor is not dense.
     """
     if not isinstance(cos, torch.Tensor):
         cos = tensor("cos", cos)

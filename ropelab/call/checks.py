@@ -23,8 +23,8 @@ def check_rope_arguments(
         positions: positions or, with ``options.offsets``, offsets; or None.
 
     Raises:
-        TypeError: an argument of another type or dtype.
-        ValueError: shapes, devices or options that do not fit each other.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: shapes, devices or options do not fit each other.
     """
     check_layout(options.layout)
     check_layout(options.out_layout, "out_layout")
@@ -67,7 +67,12 @@ def check_first_position(first_position: int, seq_len: int, angles: Angles) -> N
 
 
 def check_positions(positions: torch.Tensor, seq_len: int, angles: Angles, offsets: bool) -> None:
-    """Raise ValueError unless every position in CPU memory has a row. On a GPU the host would have to wait."""
+    """Raise ValueError unless every position has a row.
+
+    Args:
+        positions: positions or offsets in CPU memory. The host would have to wait for a GPU to read them there.
+        offsets: whether ``positions`` holds offsets.
+    """
     real = positions[positions != NO_POSITION]
     if not real.numel() or not seq_len:
         return
@@ -75,20 +80,21 @@ def check_positions(positions: torch.Tensor, seq_len: int, angles: Angles, offse
     if first == INVALID_POSITION or max(-first, last) >= angles.position_count:
         name = "offsets" if offsets else "positions"
         worst = last if last >= -first else first
-        rows = "" if angles.table_free else " rows of cos"
+        rows = " that frequencies serve" if angles.table_free else " rows of cos"
         raise ValueError(f"{name}: expected |positions| below the {angles.position_count}{rows}, got {worst}")
 
 
 def check_layouts_alike(options: Options) -> None:
-    """Raise ValueError unless the result has the layout of the input, as in place it must."""
+    """Raise ValueError unless the result has the layout of the input, because a rotation in place keeps the layout."""
     if options.layout != options.out_layout:
         raise ValueError(
-            f"out_layout: expected {options.layout!r}, that of the input, for inplace=True, got {options.out_layout!r}"
+            f"out_layout: expected {options.layout!r}, the layout of the input, for inplace=True, "
+            f"got {options.out_layout!r}"
         )
 
 
 def check_memory(q: torch.Tensor, k: torch.Tensor | None) -> None:
-    """Raise ValueError where an element of q or k shares its address with another, so that both cannot be written."""
+    """Raise ValueError where two elements of q and k may share an address, because both would be written."""
     for name, x in (("q", q), ("k", k)):
         if x is not None and overlaps_itself(x):
             raise ValueError(
@@ -100,19 +106,19 @@ def check_memory(q: torch.Tensor, k: torch.Tensor | None) -> None:
 
 
 def check_writable(q: torch.Tensor, k: torch.Tensor | None) -> None:
-    """Raise ValueError for an inference tensor outside of inference mode, where PyTorch allows no writing."""
+    """Raise ValueError for an inference tensor outside of inference mode, because PyTorch allows no write there."""
     if torch.is_inference_mode_enabled():
         return
     for name, x in (("q", q), ("k", k)):
         if x is not None and x.is_inference():
             raise ValueError(
-                f"{name}: expected a tensor that is no inference tensor for inplace=True outside of "
-                "torch.inference_mode(), got one"
+                f"{name}: expected a tensor that is not an inference tensor for inplace=True outside of "
+                "torch.inference_mode(), got an inference tensor"
             )
 
 
 def check_recordable(**tensors: torch.Tensor | None) -> None:
-    """Raise ValueError for an inference tensor, which autograd cannot keep for the backward."""
+    """Raise ValueError for an inference tensor, because autograd cannot save it for the backward."""
     for name, x in tensors.items():
         if x is not None and x.is_inference():
             raise ValueError(
@@ -122,14 +128,17 @@ def check_recordable(**tensors: torch.Tensor | None) -> None:
 
 
 def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, angles: Angles) -> None:
-    """Raise ValueError for a tensor that autograd does not allow to be overwritten; called while autograd records."""
+    """Raise ValueError for a tensor that autograd does not allow to be overwritten.
+
+    Only calls that autograd records make this check.
+    """
     for name, x in (("q", q), ("k", k)):
         if x is None or not x.requires_grad:
             continue
         if x.is_leaf or (x._base is not None and x._base.is_leaf):
             raise ValueError(
                 f"{name}: expected a tensor that autograd may overwrite for inplace=True, "
-                "got a leaf that requires grad (or a view of one)"
+                "got a leaf that requires grad (or a view of a leaf)"
             )
         if x._is_view() and (made := _NO_OVERWRITING.get(str(_creation(x)))):
             raise ValueError(
@@ -138,12 +147,12 @@ def check_inplace_autograd(q: torch.Tensor, k: torch.Tensor | None, angles: Angl
     for name, table in zip(("cos", "sin"), angles.tensors, strict=True):
         if table is not None and table.requires_grad:
             raise ValueError(
-                f"{name}: expected a table without grad for inplace=True (its gradient needs the "
-                "overwritten input), got requires_grad=True"
+                f"{name}: expected a table without grad for inplace=True (the gradient of a table needs "
+                "the input, which inplace overwrites), got requires_grad=True"
             )
 
 
-# How a view was made, in autograd's terms -> in words.
+# autograd's name for the origin of a view -> the origin in words
 _NO_OVERWRITING = {
     "CreationMeta.MULTI_OUTPUT_NODE": "made by split, chunk or unbind (a slice can be overwritten)",
     "CreationMeta.NO_GRAD_MODE": "made under torch.no_grad()",
@@ -177,12 +186,12 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
     if sin.dtype != cos.dtype:
         raise TypeError(f"sin: expected cos's dtype {dtype_name(cos.dtype)}, got {dtype_name(sin.dtype)}")
     if cos.ndim == 3 and cos.shape[0] != batch:
-        raise ValueError(f"cos: expected tables for each of {batch} batches, got {cos.shape[0]}")
+        raise ValueError(f"cos: expected tables for each of {batch} batches, got tables for {cos.shape[0]}")
     if options.rotary_slice is None:
         if not 0 < 2 * width <= head_dim:
-            hint = " (one per feature needs rotary_slice; if they only repeat, pass the first half)"
+            hint = " (a column per feature needs rotary_slice; if columns repeat, pass each column once)"
             raise ValueError(
-                f"cos: expected 1 to head_dim/2 = {head_dim // 2} columns, one per pair, got {width}"
+                f"cos: expected 1 to head_dim/2 = {head_dim // 2} columns, a column per pair, got {width}"
                 f"{hint if width == head_dim else ''}"
             )
         return
@@ -190,11 +199,12 @@ def _check_tables(q: torch.Tensor, shape: torch.Size, cos: torch.Tensor, sin: to
     _check_slice(first, end, head_dim)
     if width not in (end - first, (end - first) // 2):
         raise ValueError(
-            f"cos: expected {(end - first) // 2} columns, one per pair, or {end - first}, one per feature, got {width}"
+            f"cos: expected {(end - first) // 2} columns (one per pair) or {end - first} columns (one per feature), "
+            f"got {width}"
         )
     if width == end - first and options.layout != options.out_layout:
         raise ValueError(
-            f"out_layout: expected {options.layout!r}, that of the input, with a column per feature, "
+            f"out_layout: expected {options.layout!r}, the layout of the input, for tables with a column per feature, "
             f"got {options.out_layout!r}"
         )
 
@@ -227,7 +237,7 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
     if options.offsets:
         name, sizes = "offsets", [(batch,)]
     fits = isinstance(positions, torch.Tensor) and any(tuple(positions.shape) == size for size in sizes)
-    if not fits:  # the message is made only then: compilers cannot follow it
+    if not fits:  # compilers cannot follow the construction of the message
         expected = " or ".join(map(str, dict.fromkeys(sizes)))
         check_tensor(name, positions, (), expected, POSITION_DTYPES)
     check_tensor(name, positions, (1, 2), "", POSITION_DTYPES)

@@ -54,11 +54,12 @@ def call_key(tensors: Iterable[torch.Tensor | None], angles: Angles, *others: Ha
 
     Args:
         tensors: inputs and the other tensors that a kernel gets, always in the same order.
-        angles: tables, whose number of rows is checked at every call and is no part of the key; or frequencies.
+        angles: tables or frequencies. The number of rows of tables is not part of the key, because every call checks
+            the number.
         others: further values that the checks or the plan depend on.
 
     Returns:
-        None where an argument is no strided tensor, and where cosines and sines differ in shape. The checks then name
+        None where an argument is not a strided tensor, or where cosines and sines differ in shape. The checks then name
         the argument that is wrong.
     """
     try:
@@ -69,5 +70,5 @@ def call_key(tensors: Iterable[torch.Tensor | None], angles: Angles, *others: Ha
             *[None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors],
             turned_by, forced_backend(), others,
         )  # fmt: skip
-    except (AttributeError, IndexError, RuntimeError):  # torch raises the last for a tensor without strides
+    except (AttributeError, IndexError, RuntimeError):  # torch raises RuntimeError for a tensor without strides
         return None

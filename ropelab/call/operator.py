@@ -14,13 +14,17 @@ from ropelab.call.rotation import executed
 
 
 def run(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
-    """Rotate q, or q and k, without a record for autograd: through the dispatcher where it must, else directly."""
+    """Rotate q, or q and k, without a record for autograd: through the dispatcher if `must_dispatch`, else directly."""
     step = _dispatched if must_dispatch(q, k) else executed
     return step(q, k, angles, positions, first_position, options, inplace)
 
 
 def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
-    """Whether q or k stands for a tensor, as under torch.compile, instead of being a tensor with memory."""
+    """Whether the call must pass the dispatcher.
+
+    It must where a compiler traces, where a dispatch mode is active, and where q or k is of a subclass of tensor, such
+    as a fake tensor. Parameters count as plain tensors.
+    """
     return (
         torch.compiler.is_compiling()
         or (type(q) not in _PLAIN and isinstance(q, torch.Tensor))
@@ -33,9 +37,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def _dispatched(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
-    """Rotate through the dispatcher, in place by a copy of new tensors.
+    """Rotate through the dispatcher into new tensors, and for ``inplace`` copy the new tensors over q and k.
 
-    Inductor hands an operator that writes to a view another view where shapes are dynamic
+    With dynamic shapes, Inductor hands an operator that writes to a view a different view
     (https://github.com/pytorch/pytorch/issues/198068), so the operator writes to new tensors only.
     """
     check_rope_arguments(q, k, angles, positions, options)
@@ -53,7 +57,7 @@ def _dispatched(q, k, angles: Angles, positions, first_position: int, options: O
 def copy_over(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Copy each of ``ys`` to its counterpart in ``xs``, and return ``xs``."""
     for x, y in zip(xs, ys, strict=True):
-        x.copy_(y)  # the result of copy_ may be another object than x, if y is of a subclass
+        x.copy_(y)  # if y is of a subclass, copy_ may return another object than x
     return tuple(xs)
 
 

@@ -1,4 +1,4 @@
-"""This file normalizes the arguments of `apply_rope` that are no queries, keys or angles."""
+"""This file normalizes the arguments of `apply_rope` that are not queries, keys or angles."""
 
 from typing import NamedTuple
 
@@ -29,13 +29,13 @@ class Options(NamedTuple):
     overwrites: bool = False
 
     def transposed(self) -> "Options":
-        """The options of the transposed rotation, which reads what this rotation writes."""
+        """The options of the transposed rotation, which reads the layout that this rotation writes."""
         return self._replace(
             layout=self.out_layout, out_layout=self.layout, transpose=not self.transpose, overwrites=False
         )
 
     def slice(self, columns: int) -> tuple[int, int]:
-        """The first feature that rotates, and the end, for tables or frequencies with ``columns`` columns."""
+        """``(first, end)`` of the features that rotate, for tables or frequencies with ``columns`` columns."""
         return self.rotary_slice or (0, 2 * columns)
 
     def rotation(self, angles: Angles) -> Rotation:
@@ -68,13 +68,13 @@ def locate(
     """
     if isinstance(offsets, torch.Tensor):
         if positions is not None:
-            raise ValueError("offsets: expected none beside positions, got both")
+            raise ValueError("offsets: expected no offsets beside positions, got both")
         return offsets, 0, True
     if type(offsets) is not int:
         offsets = integer("offsets", offsets)
     if positions is not None:
         if offsets:
-            raise ValueError("offsets: expected none beside positions, got both")
+            raise ValueError("offsets: expected no offsets beside positions, got both")
         return positions, 0, False
     if offsets < 0:  # kernels count from a start of 0 or more; they read a negative start from a tensor
         check_seq_format(seq_format)
@@ -90,8 +90,8 @@ def features(rotary_slice: tuple[int, int]) -> tuple[int, int]:
     """``rotary_slice`` as two ints.
 
     Raises:
-        TypeError: it is not a sequence of integers.
-        ValueError: it does not have two elements.
+        TypeError: ``rotary_slice`` is not a sequence of integers.
+        ValueError: ``rotary_slice`` does not have two elements.
     """
     ends = integers("rotary_slice", rotary_slice)
     if len(ends) != 2:

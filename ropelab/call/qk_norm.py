@@ -18,7 +18,7 @@ from ropelab.layout.seq_format import to_bshd
 def run_forward(
     q, k, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalize and rotate q and k: through the dispatcher where the call must, else directly."""
+    """Normalize and rotate q and k: through the dispatcher if `must_dispatch`, else directly."""
     arguments = q, k, q_weight, k_weight
     if must_dispatch(q, k):
         check_qk_norm_arguments(*arguments, tables, positions, options)
@@ -30,7 +30,10 @@ def run_backward(
     q, k, q_grad, k_grad, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options,
     eps: float, weight_grads: bool,
 ) -> Sequence[torch.Tensor]:  # fmt: skip
-    """The gradients of q and k and, with ``weight_grads``, of their weights: through the dispatcher, or directly."""
+    """The gradients of q and k and, with ``weight_grads``, of their weights.
+
+    The call passes the dispatcher if `must_dispatch`.
+    """
     tensors = q, k, q_grad, k_grad, q_weight, k_weight
     if must_dispatch(q, k):
         where = *tables.tensors, positions, first_position, *_fields(options)
@@ -72,11 +75,12 @@ prepared_calls: LaunchCache[Callable[..., None]] = LaunchCache()
 def _prepare(
     step: str, key, pairs, weights, tables: Tables, positions, options: Options, eps: float
 ) -> Callable[..., None]:
-    """Find out how to run ``step``, "forward" or "backward", for tensors like these, and remember it under ``key``.
+    """Choose how ``step`` runs for tensors with these properties, and keep the choice under ``key``.
 
     Args:
-        pairs: pairs of tensors, for q and for k, in the order of the backend's arguments.
-        weights: the weights of q and k and, in the backward, their gradients (or None).
+        step: "forward" or "backward".
+        pairs: pairs of a tensor for q and a tensor for k, in the order of the backend's arguments.
+        weights: the weights of q and k and, in the backward, their gradients, or None if the gradients are not needed.
 
     Returns:
         ``run(pairs, weights, tables, positions, first_position)``
@@ -116,7 +120,7 @@ def _prepare(
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    """An empty tensor in the memory order of ``x`` if that order leaves the features of a head side by side."""
+    """An empty tensor: in the memory order of ``x`` if features lie side by side in that order, else contiguous."""
     y = torch.empty_like(x)
     return y if y.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -200,9 +204,11 @@ def check_qk_norm_arguments(q, k, q_weight, k_weight, tables: Tables, positions,
         raise TypeError("k: expected a torch.Tensor, got NoneType")
     check_rope_arguments(q, k, tables, positions, options)
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-        check_tensor(name, weight, (1,), f"({q.shape[-1]},), one for each feature of a head")
+        check_tensor(name, weight, (1,), f"({q.shape[-1]},), an element per feature of a head")
         if weight.shape[0] != q.shape[-1]:
-            raise ValueError(f"{name}: expected shape ({q.shape[-1]},), that of a head, got {tuple(weight.shape)}")
+            raise ValueError(
+                f"{name}: expected shape ({q.shape[-1]},), an element per feature of a head, got {tuple(weight.shape)}"
+            )
         check_device(name, weight, q)
     if k_weight.dtype != q_weight.dtype:
         raise TypeError(

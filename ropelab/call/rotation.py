@@ -17,7 +17,7 @@ from ropelab.layout.seq_format import to_bshd
 
 
 class Prepared(NamedTuple):
-    """The rotation in the kernels' terms, and a launch, or None where the backend prepares nothing."""
+    """The rotation in the kernels' terms, and a launch; the launch is None where the backend prepares nothing."""
 
     rotation: Rotation
     launch: Callable[..., None] | None
@@ -35,7 +35,7 @@ def executed(
     options: Options,
     inplace: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Rotate q, or q and k, into new tensors or in place. Arguments and errors are those of `apply_rope`."""
+    """Rotate q, or q and k, into new tensors or in place. `apply_rope` describes the arguments and the errors."""
     key = call_key((q, k, positions), angles, options, inplace)
     if inplace and k is not None and key is not None:
         key = key, bytes_between(q, k)
@@ -84,7 +84,7 @@ def _prepare(q, k, q_out, k_out, angles: Angles, positions, options: Options) ->
 def _views(q, k, q_out, k_out, positions, options: Options):
     """The views that the backends take: heads as ``[B, S, H, D]``, positions as ``[B, S]``, offsets as ``[B]``.
 
-    In place a view of the input and the view of the result are one object.
+    For a rotation in place, the views of the inputs and of the results are the same objects.
     """
     xs = [to_bshd(x, options.seq_format) for x in (q, k) if x is not None]
     outs = [

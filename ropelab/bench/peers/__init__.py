@@ -1,10 +1,9 @@
 """This room puts other implementations of the rotation behind one signature; each must pass a check to be timed.
 
-A peer's ``bind(workload, cos, sin)`` turns the float32 tables ``[S, rotary_dim/2]`` into the ones it wants
-(outside what is timed: models build their tables once) and returns ``rotate(q, k) -> (q', k')``,
-differentiable, on tensors in the workload's ``seq_format``; ``k`` and ``k'`` are None where the workload has
-no k. Packages are called by their public functions where they have them, with the memory layout that each
-expects, at no cost for transposed views.
+``bind(workload, cos, sin)`` of a peer converts the float32 tables ``[S, rotary_dim/2]`` to the peer's form. The
+conversion is not timed, because models build their tables once. ``bind`` returns ``rotate(q, k) -> (q', k')``, a
+differentiable function of tensors in the ``seq_format`` of the workload. ``k`` and ``k'`` are None if the workload has
+no k. A peer calls the public function of its package if there is one, and passes transposed views, which cost nothing.
 """
 
 from dataclasses import replace
@@ -48,7 +47,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("flashinfer", flashinfer.bind, _FP32, package=flashinfer.PACKAGE, **_FORWARD),
     Peer("vllm", vllm.bind, _OF_Q, package="vllm", narrow=True, in_place=True, **_FORWARD),
 )  # fmt: skip
-"""Compared in the dense benchmark."""
+"""The peers of the dense benchmark."""
 
 TORCHEMBED_API = Peer(
     "torchembed API", partial(torchembed.bind_module, version="0.3.2"), _OWN,
@@ -63,7 +62,7 @@ __all__ = [
 
 
 def available(peers: tuple[Peer, ...] = PEERS) -> tuple[list[Peer], dict[str, str]]:
-    """The peers that can run here, each bound to a version, and name -> reason for the others."""
+    """The peers that can run here, each bound to a version; and the name of each other peer -> its status."""
     found, missing = [], {}
     for peer in peers:
         try:

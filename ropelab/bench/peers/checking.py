@@ -17,11 +17,12 @@ from ropelab.layout.seq_format import from_bshd, to_bshd
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of comparing one result with the reference.
+    """The outcome of a comparison with the reference.
 
     Attributes:
-        relative_error: ``|y - y_ref| / |y_ref|`` over all elements.
-        worst: the largest error of an element over its bound; right if at most 1.
+        what: "result" or "gradient".
+        relative_error: ``|y - y_ref| / |y_ref|``, with norms over all elements.
+        worst: the largest quotient of the error of an element and its bound. The result is right if it is at most 1.
     """
 
     what: str
@@ -30,7 +31,7 @@ class Check:
 
     @property
     def status(self) -> str:
-        """``"ok"`` or ``"wrong: ..."``; NaN is wrong."""
+        """``"ok"`` or ``"wrong: ..."``. A NaN is wrong."""
         if self.worst <= 1:
             return "ok"
         size = f"relative error {self.relative_error:.3g}, {self.worst:.3g} times its bound"
@@ -38,21 +39,25 @@ class Check:
 
 
 def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor:
-    """Largest error, elementwise and in float64, of ``x`` rotated with rounding where this peer rounds.
+    """The largest error that the roundings of the peer allow for each element of the rotated ``x``, in float64.
 
-    For a pair, with c and s at most 1 in magnitude, unit roundoffs ``t`` of the tables, ``u`` of the
-    arithmetic and ``o`` of the result, and an error ``a`` (rad) of the angles::
+    For a pair ``x0, x1`` and cosines and sines of magnitude at most 1::
 
         |error| <= (t + a + 2 u + o) (|x0| + |x1|) (1 + higher orders)
 
-    u: two products and their sum take two roundings each; float32 and wider, or the dtype of q for a peer
-        whose tables are narrow. a: float32 angles ``position * inv_freq`` err by a few float32 roundings of
-        the position. Features that do not rotate must come back unchanged.
+    - ``t``: the unit roundoff of the tables.
+    - ``a``: the error of the angles in rad. Angles ``position * inv_freq`` in float32 have an error of a few float32
+      roundings of the position.
+    - ``u``: the unit roundoff of the arithmetic: float32 or wider, or the dtype of q for a narrow peer. A product
+      and a sum are rounded, so each term takes two roundings.
+    - ``o``: the unit roundoff of the result.
+
+    Features that do not rotate must not change.
     """
     wide = torch.promote_types(workload.dtype, torch.float32)
     narrow = workload.dtype if peer.narrow else wide
     last = workload.first_position + workload.seq_len - 1
-    # inv_freq takes a division and a power (4 roundings together), the product with the position one more.
+    # inv_freq takes a division and a power, 4 roundings together. The product with the position takes one rounding.
     angle = 5 * last * _roundoff(torch.float32) if peer.own_tables else 0.0
     factor = _roundoff(narrow) + angle + 2 * _roundoff(narrow) + _roundoff(workload.dtype)
     x = to_bshd(x.detach().abs().double(), workload.seq_format)
@@ -60,7 +65,7 @@ def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor
     r = workload.rotary_dim
     x0, x1 = pairing.pairs(x[..., :r], workload.layout)
     for half in pairing.pairs(bound[..., :r], workload.layout):
-        # 1.05 covers the products of two roundoffs; the last term, results that underflow.
+        # 1.05 covers the products of two roundoffs. The last term covers results that underflow.
         half.copy_(1.05 * factor * (x0 + x1) + 4 * torch.finfo(workload.dtype).tiny)
     return from_bshd(bound, workload.seq_format)
 
@@ -68,16 +73,17 @@ def error_bound(x: torch.Tensor, workload: Workload, peer: Peer) -> torch.Tensor
 def check(
     peer: Peer, rotate: Rotate, workload: Workload, buffers: Buffers, exact: Sequence[torch.Tensor] | None = None
 ) -> Check:
-    """Compare what the workload's direction computes (result or gradient) with the float64 definition.
+    """Compare the result or, for a backward, the gradient with the float64 definition.
 
-    The cotangent is random. Inputs are copied first, strides included: a peer may overwrite them.
+    The cotangents are random. The peer gets copies of the inputs with the same strides, because it may overwrite them.
 
     Args:
-        rotate: what ``peer.bind`` returned for this workload in either direction.
-        exact: cos and sin in float64, ``[S, rotary_dim/2]``, where they are not those of the workload's positions.
+        rotate: the result of ``peer.bind`` for this workload in either direction.
+        exact: cos and sin in float64, ``[S, rotary_dim/2]``; by default the tables of the workload's positions.
 
     Raises:
-        TypeError: a result of another shape or dtype than the input's; and whatever the peer itself raises.
+        TypeError: the shape or the dtype of a result differs from the input.
+        Exception: any error of the peer.
     """
     fresh = [_same_strides(x).copy_(x.detach()).requires_grad_() for x in buffers.inputs]
     results = _outputs(rotate, *fresh)
@@ -96,7 +102,7 @@ def check(
             positions=workload.positions(x.device), inverse=backward,
         )  # fmt: skip
         error = (y.detach().double() - truth).abs()
-        # 0/0 is a feature that does not rotate and came back unchanged.
+        # 0/0 is a feature that does not rotate and did not change.
         excess = torch.where(error == 0, 0.0, error / error_bound(x, workload, peer)).max().item()
         worst = max(worst, float("inf") if math.isnan(excess) else excess)
         squared_error += error.square().sum().item()
@@ -105,7 +111,7 @@ def check(
 
 
 def calls(rotate: Rotate, workload: Workload, sets: list[Buffers]) -> list[Callable[[], object]]:
-    """One call per set of buffers of what the workload times; for a backward, the forward is run here."""
+    """One call for each set of buffers. For a backward, this function runs the forward."""
     if workload.direction == "forward":
         return [partial(_outputs, rotate, *b.inputs) for b in sets]
     return [
@@ -125,7 +131,7 @@ def _exact_tables(workload: Workload, device) -> list[torch.Tensor]:
 
 
 def _same_strides(x: torch.Tensor) -> torch.Tensor:
-    """Memory for a copy of ``x`` that lies as ``x`` does; ``clone`` would close the gaps of a view."""
+    """An empty tensor with the shape and the strides of ``x``; ``clone`` would close the gaps of a view."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 

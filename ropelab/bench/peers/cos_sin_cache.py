@@ -7,7 +7,7 @@ from ropelab.bench.workloads import Workload
 
 
 def positions(workload: Workload, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
-    """``[T]``: of each token, as rows of the tables."""
+    """``[T]``: the row of the tables for each token."""
     packed = workload.positions(device)
     if packed is not None:
         return packed.to(dtype)
@@ -15,10 +15,10 @@ def positions(workload: Workload, device: torch.device | str, dtype: torch.dtype
 
 
 def flat(x: torch.Tensor | None, workload: Workload, package: str) -> torch.Tensor:
-    """``[T, heads * head_dim]`` over the memory of x.
+    """A view ``[T, heads * head_dim]`` of ``x``.
 
     Raises:
-        NotImplementedError: there is no such view, or no x.
+        NotImplementedError: ``x`` is None, or has no view of this shape.
     """
     require_pair(x, package)
     if workload.seq_format not in ("bshd", "thd") or workload.storage != "contiguous":

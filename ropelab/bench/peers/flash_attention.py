@@ -9,7 +9,7 @@ from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """Its own differentiable function imports the CUDA extension."""
+    """Bind the Triton kernel, because the differentiable function of the package imports the CUDA extension."""
     apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
     options = {"interleaved": workload.layout == "interleaved"}
     if workload.lengths:

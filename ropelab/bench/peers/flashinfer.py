@@ -18,27 +18,27 @@ PACKAGE = "flashinfer-python"
 _IMPORTS = ("flashinfer", ".rope")
 
 OWN_KERNELS = (64, 128, 256, 512)
-"""Head sizes with a kernel of their own."""
+"""The head sizes for which FlashInfer compiles a kernel."""
 
 
 def module(version: str) -> ModuleType:
-    """``flashinfer.rope`` of that version with its kernel compiled: nvcc takes a minute or two, once for each GPU.
+    """``flashinfer.rope`` of a version, with its kernel compiled. nvcc takes a minute or two, once for each GPU.
 
     Raises:
-        NotInstalled: no such version, no GPU, or a package that it imports is missing; and while everything is called
-            for its compiling alone, which a job of its own does for FlashInfer (`compile_kernel`).
-        RuntimeError: its kernel cannot be compiled.
+        NotInstalled: the version, a package that it imports, or a GPU is missing, or `timing.stopped` is active. A
+            separate job compiles the kernel then (`compile_kernel`).
+        RuntimeError: the compilation failed.
     """
     if not torch.cuda.is_available():
         raise packages.NotInstalled("FlashInfer's CUDA kernel needs a GPU")
     if timing.is_stopped():
-        raise packages.NotInstalled("FlashInfer's kernel is compiled by a job of its own")
+        raise packages.NotInstalled("FlashInfer's kernel is compiled by a separate job")
     return compile_kernel(version)
 
 
 @cache
 def compile_kernel(version: str) -> ModuleType:
-    """As `module`; nvcc's result is kept in FlashInfer's folder of the user's cache."""
+    """`module` without the checks. FlashInfer keeps the compiled kernel in the cache folder of the user."""
     ninja = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
         with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, *_IMPORTS):
@@ -50,20 +50,20 @@ def compile_kernel(version: str) -> ModuleType:
 
 
 def imports(version: str) -> dict[str, ModuleType]:
-    """Name -> module, of the package as that version has it."""
+    """The name -> the module, for every module of that version of the package."""
     return packages.modules_of(PACKAGE, version, _IMPORTS[0], _IMPORTS[1:])
 
 
 def require_whole_vectors(head_dim: int, rotary_dim: int, layout: str, itemsize: int) -> None:
-    """Refuse what FlashInfer does not ask about before it launches a kernel.
+    """Refuse heads for which FlashInfer launches a kernel that reads wrong addresses.
 
-    Each thread turns 16 bytes or a 32nd of a head, and 32 bytes in the kernel for any head size (from 0.6 on; before,
-    it raises for others than ``OWN_KERNELS``). Where these do not divide half of what rotates (split-half; else all of
-    it), results are wrong, and addresses misaligned or past the end of q: an error after which no kernel of the process
-    runs.
+    A thread rotates 16 bytes or, if this is more, a 32nd of a head. In the kernel for any head size a thread rotates 32
+    bytes. FlashInfer has this kernel since 0.6; earlier versions raise for head sizes outside of ``OWN_KERNELS``. The
+    features of a thread must divide the features that rotate, for split-half their half. Otherwise results are wrong,
+    and addresses are misaligned or past the end of q. After such an access, no kernel of the process runs.
 
     Raises:
-        NotImplementedError: such a head.
+        NotImplementedError: FlashInfer has no kernel for this head.
     """
     features = max(16 // itemsize, head_dim // 32) if head_dim in OWN_KERNELS else 32 // itemsize
     part = rotary_dim // 2 if layout == "split_half" else rotary_dim
@@ -72,16 +72,16 @@ def require_whole_vectors(head_dim: int, rotary_dim: int, layout: str, itemsize:
 
 
 def cos_sin_cache(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``[P + 1, R]`` float32 of tables ``[P, R/2]``, with a row more than there are positions.
+    """float32 ``[P + 1, R]`` from tables ``[P, R/2]``, with one row more than there are positions.
 
-    For adjacent pairs a thread reads twice the sines that it needs, the last one past the end of its row.
+    For adjacent pairs a thread reads twice as many sines as it needs. The last thread reads past the end of its row.
     """
     table = torch.cat((cos, sin), dim=-1)
     return torch.cat((table, table[-1:]))
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """Into new tensors; the cache is in float32."""
+    """Rotate into new tensors, with a cache in float32."""
     require_whole_vectors(workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize)
     apply = module(version).apply_rope_with_cos_sin_cache
     rows, table = positions(workload, cos.device, torch.int32), cos_sin_cache(cos, sin)

@@ -24,9 +24,9 @@ def hugging_face(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, co
 
     if not compiled:
         return rotate
-    # A new shape is a new compilation; without the reset, the limit on recompilations ends in an error.
+    # Every shape needs a compilation. Without the reset, torch.compile reaches its limit of recompilations.
     torch._dynamo.reset()
-    torch._functorch.config.donated_buffer = False  # its backward would refuse to run twice on one forward
+    torch._functorch.config.donated_buffer = False  # donated buffers forbid a second backward
     return torch.compile(rotate, dynamic=False, fullgraph=True)
 
 

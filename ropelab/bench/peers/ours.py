@@ -16,7 +16,7 @@ def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, inplace: b
         options["positions"] = ropelab.PackedSequences(workload.cu_seqlens(cos.device), workload.seq_len).positions
 
     def rotate(q, k):
-        if inplace and torch.is_grad_enabled():  # leaves that require grad may not be overwritten
+        if inplace and torch.is_grad_enabled():  # a leaf that requires grad cannot be overwritten
             q, k = q.detach(), None if k is None else k.detach()
         if k is None:
             return ropelab.apply_rope(q, **options), None

@@ -21,13 +21,15 @@ class Peer:
     """An implementation to compare with.
 
     Attributes:
-        tables: its convention for cos and sin, in words.
-        layouts, directions: what it offers.
-        package, version: where it comes from; None for code of this repository.
-        narrow: it rounds intermediates to the dtype of q: all of them where its tables are of that dtype, those of
-            the gradient where torch adds up the products' gradients in it.
-        own_tables: it builds its tables itself, from angles in float32.
-        in_place: the result overwrites the input (or the cotangent).
+        name: the name in records.
+        bind: the function that returns the rotation: see `ropelab.bench.peers`.
+        tables: the dtype of cos and sin, in words.
+        layouts, directions: the layouts and directions that the peer offers.
+        package, version: the package and its version; None for code of this repository.
+        narrow: whether the peer rounds intermediate results to the dtype of q, in the forward because its tables have
+            this dtype, or in the backward because torch adds the gradients of products in this dtype.
+        own_tables: whether the peer builds its own tables, from angles in float32.
+        in_place: whether the result overwrites the input or, in the backward, the cotangent.
     """
 
     name: str
@@ -43,14 +45,14 @@ class Peer:
 
 
 def to_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
-    """View as ``[B, H, S, D]``; ``from_bhsd`` leads back."""
+    """A view of ``x`` as ``[B, H, S, D]``; `from_bhsd` is the inverse."""
     if x is None or seq_format == "bhsd":
         return x
     return to_bshd(x, seq_format).transpose(1, 2)
 
 
 def from_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
-    """The inverse of ``to_bhsd``."""
+    """The inverse of `to_bhsd`."""
     if x is None or seq_format == "bhsd":
         return x
     return from_bshd(x.transpose(1, 2), seq_format)
@@ -63,19 +65,19 @@ def require_full_width(workload: Workload, package: str) -> None:
 
 
 def require_pair(k: torch.Tensor | None, package: str) -> None:
-    """Raise NotImplementedError without a k."""
+    """Raise NotImplementedError if the workload has no k."""
     if k is None:
         raise NotImplementedError(f"{package}: rotates q and k together")
 
 
 def float32_angles(workload: Workload, device: torch.device | str) -> torch.Tensor:
-    """float32 ``[S, rotary_dim/2]`` in rad of the workload's positions, each rounded once from float64."""
+    """The angles of the workload's positions in rad, float32 ``[S, rotary_dim/2]``, each rounded once from float64."""
     positions = torch.arange(workload.seq_len, dtype=torch.float64) + workload.first_position
     return torch.outer(positions, inverse_frequencies(workload.rotary_dim)).to(device, torch.float32)
 
 
 class _Rotated(torch.autograd.Function):
-    """``rotate(x, inverse)`` where only that is to be had, differentiable: its gradient is the rotation back."""
+    """A differentiable ``rotate(x, inverse)``, whose gradient is the inverse rotation."""
 
     @staticmethod
     def forward(ctx, x, rotate):
@@ -88,7 +90,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def differentiable(rotate: Callable[[torch.Tensor, bool], torch.Tensor]) -> Rotate:
-    """From ``rotate(x, inverse)`` of one tensor."""
+    """A differentiable rotation of q and k from a function ``rotate(x, inverse)`` of one tensor."""
 
     def one(x):
         return None if x is None else _Rotated.apply(x, rotate)

@@ -1,4 +1,4 @@
-"""This file calls rotary-embedding-torch as its README does: ``rotate_queries_or_keys`` for each tensor."""
+"""This file calls rotary-embedding-torch as its README does, with ``rotate_queries_or_keys`` for each tensor."""
 
 import sys
 from functools import cache
@@ -29,7 +29,7 @@ def _module(version: str) -> ModuleType:
 
 
 def _einops() -> dict[str, ModuleType]:
-    """The modules of einops, ready for torch: it imports what is for torch when first called."""
+    """The modules of einops, after a first call: einops imports its module for torch at the first call."""
     found, _ = packages.locate("einops")
     with packages.imported("einops", found, "einops", ".einops", "._torch_specific") as einops:
         einops.rearrange(torch.zeros(1, 1), "a b -> b a")

@@ -1,4 +1,4 @@
-"""This file calls torchembed, its kernel and its module."""
+"""This file calls the kernel and the module of torchembed."""
 
 import torch
 
@@ -10,7 +10,7 @@ from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """split_half: the head-major kernel, once for q and once for k; interleaved: the [B, S, H, D] kernel."""
+    """Bind a kernel: for split_half the kernel of ``[B, H, S, D]``, for interleaved the kernel of ``[B, S, H, D]``."""
     require_full_width(workload, "torchembed")
     module = packages.load_file("torchembed", version, "torchembed/_triton.py")
     fmt = workload.seq_format
@@ -26,7 +26,7 @@ def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: s
     def rotate(q, k):
         q, k = to_bhsd(q, fmt), to_bhsd(k, fmt)
         if k is None:
-            # The public function wants a k; its autograd function is the kernel for one tensor.
+            # The public function needs a k. Its autograd function rotates one tensor.
             return from_bhsd(module._FusedRoPE.apply(q, wide_cos, wide_sin), fmt), None
         q, k = module.fused_rope_forward(q, k, wide_cos, wide_sin)
         return from_bhsd(q, fmt), from_bhsd(k, fmt)
@@ -35,7 +35,7 @@ def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: s
 
 
 def bind_module(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """The module. Without a k, q takes its place too and the second result is dropped, as DeepSpeed does."""
+    """Bind the module. If the workload has no k, the module gets q in the place of k, as in DeepSpeed."""
     require_full_width(workload, "torchembed")
     if workload.first_position:
         raise NotImplementedError("torchembed's module starts at position 0")
@@ -47,7 +47,7 @@ def bind_module(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
     fmt = workload.seq_format
 
     def rotate(q, k):
-        # It imports its kernel when called, and falls back to its slow path in silence if it cannot.
+        # The module imports its kernel at every call. If the import fails, the module silently takes a slow path.
         with packages.imported(*names):
             new_q, new_k = module(to_bhsd(q, fmt), to_bhsd(q if k is None else k, fmt))
         return from_bhsd(new_q, fmt), None if k is None else from_bhsd(new_k, fmt)

@@ -10,7 +10,7 @@ from ropelab.bench.workloads import Workload
 
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """The cache is in the dtype of q."""
+    """Bind the operator, with a cache in the dtype of q."""
     apply = importlib.import_module("vllm._custom_ops").rotary_embedding
     rows = positions(workload, cos.device, torch.int64)
     cache = torch.cat((cos, sin), dim=-1).to(workload.dtype)
