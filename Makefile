@@ -11,6 +11,8 @@ ONLY ?=
 GPU ?=
 # Everything generated goes here.
 BUILD ?= build
+# pip says nothing of its newer versions: this one is of constraints.txt.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Folders of this checkout that are never removed, whatever BUILD and VENV say.
 SOURCES := .ci .git data kernels notebooks ropelab tests
 
@@ -114,8 +116,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  { echo "make: $(BASE_PYTHON) lacks the venv module (on Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@echo "setting up $(VENV): torch is a large download, the first time takes minutes"
 	@'$(BASE_PYTHON)' -m venv '$(VENV)'
-	@'$(RUN)' -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip && \
-	'$(RUN)' -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cli]' \
+	@'$(RUN)' -m pip install --quiet --constraint constraints.txt --upgrade pip && \
+	'$(RUN)' -m pip install --quiet --constraint constraints.txt --editable '.[cli]' \
 	  --group study --group lab --group test --group check --group peers || \
 	  { echo "make: pip could not install the packages (see above). Without a network, use an environment"; \
 	    echo "      that has them: make TARGET PYTHON=/path/to/python"; exit 1; }
