@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from ropelab.bench import records
-from ropelab.study.engine import judging, ledger, noise, repeats
+from ropelab.bench.unavailable import Unavailable
+from ropelab.study.engine import computed, judging, ledger, noise, repeats
 from ropelab.study.engine.claims import documents, load_claims
-from ropelab.study.engine.ledger import Unavailable, disagreements
+from ropelab.study.engine.ledger import disagreements
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Outcome, Quantifier, Verdict, fact, untold
 
@@ -34,8 +35,8 @@ needs = "a definition"
 def made_up(tmp_path, monkeypatch):
     """Claims MU-01 (with a rule on evidence ``made_up_times``) and MU-02 (without a rule)."""
     load_claims()  # the documents register their rules when they are first imported, and these are to stay
-    for name in ("_RULES", "_COMPUTATIONS"):
-        monkeypatch.setattr(ledger, name, dict(getattr(ledger, name)))
+    for module, name in ((ledger, "_RULES"), (computed, "_COMPUTATIONS")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
     @ledger.rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
     def twice(claim, times):
@@ -87,7 +88,7 @@ def test_without_evidence_nothing_is_told(made_up, given):
 
 
 def test_evidence_is_computed_where_it_can_be(made_up):
-    @ledger.evidence("made_up_times", "a thought experiment")
+    @computed.evidence("made_up_times", "a thought experiment")
     def compute():
         return times(4, 2)
 
@@ -96,7 +97,7 @@ def test_evidence_is_computed_where_it_can_be(made_up):
 
 
 def test_evidence_that_cannot_be_computed_is_read_from_the_record(made_up):
-    @ledger.evidence("made_up_times", "a thought experiment")
+    @computed.evidence("made_up_times", "a thought experiment")
     def compute():
         raise Unavailable("no stopwatch")
 

@@ -2,11 +2,12 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench import records
+from ropelab.bench import records, staleness
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine.ledger import ledger
@@ -143,13 +144,23 @@ def _measured(found: Iterable[records.Record]) -> str:
     """Where, with what and when: a line for each machine, day and versions."""
     times: dict[str, list[str]] = {}
     for record in found:
-        times.setdefault(record.footer, []).append(record.provenance["utc"])
+        times.setdefault(_foot(record), []).append(record.provenance["utc"])
     lines = [
         f"Measured on {footer} (record of {utc[0]})." if len(utc) == 1 else
         f"Measured on {footer} ({len(utc)} records of {min(utc)} to {max(utc)})."
         for footer, utc in times.items()
     ]  # fmt: skip
     return "\n".join(lines) + "\n\n"
+
+
+def _foot(record: records.Record) -> str:
+    """The record's footer as if the record knew the hashes of its kernels alone.
+
+    An edit of any other module would change README.md too, although the numbers are those of the kernels.
+    """
+    hashes = record.provenance.get("modules", {}).items()
+    kernels = {name: digest for name, digest in hashes if (name + ".").startswith(staleness.KERNELS + ".")}
+    return replace(record, provenance=record.provenance | {"modules": kernels}).footer
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

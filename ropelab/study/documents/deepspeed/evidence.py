@@ -19,11 +19,12 @@ from ropelab import rotary_table
 from ropelab.bench import packages
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.records import ROOT
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import broadcast
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import measure, peers
 from ropelab.study.documents.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
-from ropelab.study.engine.ledger import Unavailable, evidence
+from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts, where
 from ropelab.study.topics.gradients.wrong_backward import definition, overall_errors, with_wrong_backward
 
