@@ -25,7 +25,7 @@ from ropelab.bench.records import MEASUREMENTS, Selection, Where
 from ropelab.study.engine.claims import Claim, load_claims
 from ropelab.study.engine.computed import Evidence, computed
 from ropelab.study.engine.repeats import between_runs
-from ropelab.study.engine.verdict import Basis, Verdict, of_model, untold
+from ropelab.study.engine.verdict import Basis, Untold, Verdict, of_model, untold
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ def rule(
     claim_id: str, *evidence_names: str, basis: Basis
 ) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
     """Register a function of the claim and the named frames, in that order, as the rule of a claim.
+
+    The function returns the verdict. It may raise `Untold` in place of a verdict "cannot be told".
 
     Args:
         basis: what the evidence rests on, unless the verdict states another basis (`Verdict.on`). A verdict on a model
@@ -106,7 +108,10 @@ def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) 
         return untold(f"records that can be believed ({'; '.join(damaged)})").on(Basis.NONE), []
     if missing:
         return untold(f"{claim.needs} (missing: {', '.join(missing)})").on(Basis.NONE), []
-    verdict = rule.judge(claim, *(piece.frame for piece in found))
+    try:
+        verdict = rule.judge(claim, *(piece.frame for piece in found))
+    except Untold as missing_piece:
+        verdict = untold(str(missing_piece))
     if (verdict.basis or rule.basis) is Basis.MODEL:
         return of_model(verdict, claim.needs), found
     return replace(verdict, basis=verdict.basis or rule.basis), found
