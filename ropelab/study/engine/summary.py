@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from ropelab.bench import records, staleness
+from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.engine.words import value_range
 from ropelab.study.topics.performance import comparison, shortfalls
 from ropelab.study.topics.performance import findings as family_findings
 
@@ -58,7 +60,7 @@ def _speed(record: records.Record) -> str:
     """Smallest fraction of the copy over layouts and directions, ours and the best of each peer family."""
     times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
     rows = [
-        [cell, *(_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
+        [cell, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
         for cell, rows in times.groupby("cell", sort=False)
     ]
     return _measured([record]) + _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
@@ -94,9 +96,9 @@ def _table_free(where: records.Where) -> str:
     """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
     times, errors = (records.load(study, where) for study in ("table_free", "table_free_error"))
     names = comparison.OURS, TABLE_FREE
-    ours = times.frame[times.frame.contender.isin(names) & (times.frame.status == "ok")]
+    ours = times.frame[times.frame.contender.isin(names) & is_right(times.frame)]
     rows = [
-        [cell, seq_format, *(_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
+        [cell, seq_format, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
         for (cell, seq_format), rows in ours.groupby(["cell", "seq_format"], sort=False)
     ]
     worst = errors.frame[["cos_ulps", "sin_ulps"]].max(axis=None)
@@ -169,13 +171,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return f"| {' | '.join(escaped)} |\n"
 
     return line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
-
-
-def _range(values: pd.Series) -> str:
-    if values.empty:
-        return ""
-    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
-    return low if low == high else f"{low} to {high}"
 
 
 if __name__ == "__main__":
