@@ -1,14 +1,16 @@
 """The engine of claims and verdicts, on a document made up here; and that the claims of the documents are complete."""
 
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import pytest
 
-from ropelab.bench import records
-from ropelab.study.engine import judging, ledger, noise, repeats
+from ropelab.bench import records, rows
+from ropelab.bench.unavailable import Unavailable
+from ropelab.study.engine import computed, judging, ledger, noise, repeats, words
 from ropelab.study.engine.claims import documents, load_claims
-from ropelab.study.engine.ledger import Unavailable, disagreements
+from ropelab.study.engine.ledger import disagreements
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Outcome, Quantifier, Verdict, fact, untold
 
@@ -34,8 +36,8 @@ needs = "a definition"
 def made_up(tmp_path, monkeypatch):
     """Claims MU-01 (with a rule on evidence ``made_up_times``) and MU-02 (without a rule)."""
     load_claims()  # the documents register their rules when they are first imported, and these are to stay
-    for name in ("_RULES", "_COMPUTATIONS"):
-        monkeypatch.setattr(ledger, name, dict(getattr(ledger, name)))
+    for module, name in ((ledger, "_RULES"), (computed, "_COMPUTATIONS")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
     @ledger.rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
     def twice(claim, times):
@@ -86,8 +88,17 @@ def test_without_evidence_nothing_is_told(made_up, given):
     assert "a stopwatch" in verdict.needs and "made_up_times" in verdict.needs
 
 
+def test_a_rule_that_lacks_evidence_raises_what_would_tell(made_up):
+    @ledger.rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
+    def twice(claim, times):
+        judging.needed(times[times.contender == "another"], "the time of another")
+
+    verdict, _ = ledger.judge(claims(made_up)[0], partial(ledger.find_evidence, given={"made_up_times": times(4, 2)}))
+    assert (verdict.outcome, verdict.needs, verdict.basis) == (Outcome.UNTOLD, "the time of another", Basis.PACKAGE)
+
+
 def test_evidence_is_computed_where_it_can_be(made_up):
-    @ledger.evidence("made_up_times", "a thought experiment")
+    @computed.evidence("made_up_times", "a thought experiment")
     def compute():
         return times(4, 2)
 
@@ -96,7 +107,7 @@ def test_evidence_is_computed_where_it_can_be(made_up):
 
 
 def test_evidence_that_cannot_be_computed_is_read_from_the_record(made_up):
-    @ledger.evidence("made_up_times", "a thought experiment")
+    @computed.evidence("made_up_times", "a thought experiment")
     def compute():
         raise Unavailable("no stopwatch")
 
@@ -235,3 +246,40 @@ def test_disagreements_are_told():
     found = disagreements({"a": one, "b": other})
     assert found.id.tolist() == ["MU-01"] and found.a[0] == "holds: 2x" and found.b[0] == "does not hold: 2x"
     assert disagreements({"a": one, "b": one}).empty and disagreements({}).empty
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    "values, spec, said",
+    [
+        ([0.931, 0.978], ".2f", "0.93 to 0.98"),
+        ([0.931, 0.929], ".2f", "0.93"),
+        (pd.Series([3, 1]), "", "1 to 3"),
+        ([1.0, float("nan")], ".1f", "1.0"),
+        ([Interval(1, 2, 3), Interval(4, 5, 6)], ".0f", "2 to 5"),
+        (pd.Series([], dtype=float), ".2f", ""),
+    ],
+)
+def test_ranges_are_worded(values, spec, said):
+    assert words.value_range(values, spec) == said
+
+
+def test_lists_and_counts_are_worded():
+    assert words.listed([96, 128, 96]) == "96, 128" and words.listed([]) == "none"
+    assert words.followed("not in ", iter(["a", "b"])) == "not in a, b" and words.followed("not in ", []) == ""
+    assert words.how_many([True, False, None]) == "1 of 3 cells (1 cannot be told)"
+    assert words.how_many([True]) == "1 of 1 cells"
+    assert words.by_count([Interval(1, 1.88111, 2), Interval(4, 5, 6)], [128, 1024]) == "1.881 for 128, 5 for 1,024"
+
+
+def test_the_numbers_of_a_quotation(made_up):
+    claim = replace(claims(made_up)[0], quote="0.3.0 for nseq=2401 (~12 iterations), ~3,072 entries (e.g., 80), 1.25x")
+    assert claim.numbers == ["0.3.0", "2401", "12", "3072", "80", "1.25"]
+
+
+def test_rows_that_are_right_and_timed():
+    frame = pd.DataFrame({"status": ["ok", "ok", "failed: x"], "median_us": [1.0, float("nan"), 3.0]})
+    assert rows.is_right(frame).tolist() == [True, True, False] and rows.timed(frame).index.tolist() == [0]
+    assert rows.timed(frame.drop(columns="status")).index.tolist() == [0, 2]

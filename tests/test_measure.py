@@ -18,6 +18,7 @@ from ropelab.bench import checksums, gpu_memory, records, side_by_side, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
+from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger, measure, unfinished
 from ropelab.study.topics.performance import shortfalls
@@ -334,7 +335,7 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
         raise ZeroDivisionError("of a ratio")
 
     def absent(*, smoke):
-        raise ledger.Unavailable("no GPU")
+        raise Unavailable("no GPU")
 
     def senseless(*, smoke):
         return pd.DataFrame({"median_us": [-1.0]})

@@ -16,9 +16,9 @@ import ropelab
 from ropelab import reference
 from ropelab.angles import frequencies as variants
 from ropelab.bench import exact_waves
+from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import pairs
 from ropelab.study.engine import measure
-from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.topics.precision import findings
 from ropelab.study.topics.precision import gpu as precision_gpu
 from ropelab.study.topics.precision import methods as precision

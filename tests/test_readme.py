@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
 
 TEXT = summary.README.read_text()
+OTHER_KERNELS = "recorded with other kernels than today's"
 NUMBERS = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
 
 
@@ -211,3 +213,14 @@ def test_the_command_line_has_what_is_named():
     options = {name for option in typer.main.get_command(app).commands["verify"].params for name in option.opts}
     named = set(re.findall(r"--[a-z][a-z-]*", section))
     assert "--convention" in named and named <= options, named - options
+
+
+def test_an_edit_beside_the_kernels_leaves_the_tables_as_they_are():
+    record = records.load("dense", gpu=summary.GPU)
+
+    def foot(*modules: str) -> str:
+        changed = {name: "another hash" for name in modules}
+        return summary._foot(replace(record, provenance=record.provenance | {"modules": changed}))
+
+    assert foot("ropelab.bench.timing", "ropelab.kernels.rotate_triton").endswith(" · " + OTHER_KERNELS)
+    assert foot("ropelab.bench.timing") == foot("ropelab.bench.peers") == summary._foot(record)

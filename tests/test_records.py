@@ -12,6 +12,7 @@ import torch
 from ropelab.bench import imports, record_checks, records, staleness
 from ropelab.bench.code_hash import code_hash
 from ropelab.study.engine import ledger as engine
+from ropelab.study.engine.claims import documents
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import registry as figures
 from ropelab.study.topics.performance import findings as family_findings
@@ -352,6 +353,15 @@ def test_every_kernel_belongs_to_every_study():
     kernels = {f"ropelab.kernels.{path.stem}" for path in records.KERNELS.glob("*.py") if path.stem != "__init__"}
     assert kernels <= found.keys() and {"ropelab.kernels", "ropelab.rope", "ropelab.bench.timing"} <= found.keys()
     assert not any(name.startswith(("ropelab.study", "tests")) for name in found)
+
+
+def test_no_measurement_imports_what_judges_it():
+    for document in documents():
+        for name in imports.imported([f"{document.package}.measure"], records.ROOT):
+            judges = name.startswith("ropelab.study.") and name.endswith(
+                (".ledger", ".judging", ".words", ".rules", ".findings", ".figures")
+            )
+            assert not judges, name
 
 
 def test_a_record_names_the_modules_that_have_changed(tree, monkeypatch):

@@ -14,6 +14,7 @@ import torch
 
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
+from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import (
     contenders,
@@ -39,7 +40,8 @@ from ropelab.study.documents.sglang.contenders import (
     THIRD,
 )
 from ropelab.study.engine.claims import load_claims
-from ropelab.study.engine.ledger import Unavailable, _computed, ledger
+from ropelab.study.engine.computed import computed
+from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots.registry import draw
 from tests.support import change
@@ -308,7 +310,7 @@ def test_one_percent_of_noise_turns_no_verdict(gpu):
     """No claim moves between "holds" and "does not hold", nor does what the model says of it."""
     times = ("median_us", "q20_us", "q80_us")
     frames = {study: record(study, gpu) for study in studies.STUDIES}
-    compute = cache(_computed)
+    compute = cache(computed)
 
     def outcomes(given):
         rows = ledger(given, document="sglang", compute=compute)

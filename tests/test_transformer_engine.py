@@ -11,6 +11,7 @@ import torch
 from ropelab import PackedSequences
 from ropelab.bench import records, timing
 from ropelab.bench.packages import NotInstalled
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.study.documents.transformer_engine import (
@@ -25,7 +26,7 @@ from ropelab.study.documents.transformer_engine import (
 )
 from ropelab.study.documents.transformer_engine import figures as te_figures
 from ropelab.study.engine.claims import load_claims
-from ropelab.study.engine.ledger import Unavailable, ledger
+from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.sources import facts
 from ropelab.study.engine.verdict import Basis, Outcome

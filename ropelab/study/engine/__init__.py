@@ -6,7 +6,9 @@ How a claim gets its verdict, in reading order:
 - `verdict`: the two axes of a verdict, outcome and basis
 - `noise`: the interval of a measured number
 - `repeats`: how far the times of two runs lie apart
+- `words`: numbers, ranges and lists as text
 - `judging`: the rules that lead from intervals to an outcome, each written once
+- `computed`: the evidence that a CPU computes
 - `ledger`: claims, their evidence and their verdicts in one table
 
 How the study runs:

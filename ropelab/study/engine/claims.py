@@ -11,6 +11,7 @@ code that the document needs:
 from __future__ import annotations
 
 import importlib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Claim:
     quote: str
     quantifier: Quantifier
     needs: str
+
+    @property
+    def numbers(self) -> list[str]:
+        """The numbers and versions that the quotation prints, in order: ``"3,072"`` is ``"3072"``."""
+        return [number.replace(",", "") for number in re.findall(r"\d+(?:[.,]\d+)*", self.quote)]
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
+from typing import TypeVar
 
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import FAILS, HOLDS, Outcome, Quantifier, Verdict, untold
+from ropelab.study.engine.verdict import FAILS, HOLDS, Outcome, Quantifier, Untold, Verdict, untold
 
+Found = TypeVar("Found", bound=Sized)
 SMALLEST, LARGEST = 2 / 3, 3 / 2
 """Measured over stated size: between these the claim holds with another size, beyond them it is another claim."""
+
+
+def needed(found: Found, needs: str) -> Found:
+    """The evidence itself.
+
+    Raises:
+        Untold: the evidence is empty; ``needs`` says what would tell.
+    """
+    if not len(found):
+        raise Untold(needs)
+    return found
 
 
 def size(effect: Interval, stated: float, *, digits: int = 2, no_effect: float = 1.0) -> Verdict:
@@ -45,6 +58,11 @@ def size(effect: Interval, stated: float, *, digits: int = 2, no_effect: float =
 def above(effect: Interval, threshold: float) -> bool | None:
     """Whether the number is above the threshold; None where the threshold lies within the number's interval."""
     return None if threshold in effect else effect.value > threshold
+
+
+def longer(ratios: Iterable[Interval]) -> list[bool | None]:
+    """For each ratio of two times whether it is above 1; None where the noise leaves that open."""
+    return [above(ratio, 1.0) for ratio in ratios]
 
 
 def below(effect: Interval, threshold: float) -> bool | None:

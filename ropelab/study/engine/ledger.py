@@ -2,9 +2,10 @@
 
 A rule is a function of its claim and of named evidence, each a :class:`pandas.DataFrame`, and returns a
 :class:`Verdict`; no other code can set a verdict. The engine finds evidence by name, in this order: a frame that the
-caller hands to :func:`ledger`; a computation that a document registered with :func:`evidence`; the committed record of
-that name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict says what would tell.
-A record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
+caller hands to :func:`ledger`; a computation that a document registered with `ropelab.study.engine.computed.evidence`;
+the committed record of that name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict
+says what would tell. A record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict
+says why.
 
 A ledger has the records of one GPU. ``by_gpu`` makes a ledger for each GPU, and ``disagreements`` lists where they
 differ.
@@ -22,22 +23,9 @@ import pandas as pd
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
 from ropelab.study.engine.claims import Claim, load_claims
+from ropelab.study.engine.computed import Evidence, computed
 from ropelab.study.engine.repeats import between_runs
-from ropelab.study.engine.verdict import Basis, Verdict, of_model, untold
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A data frame and where it came from, in words fit for the report; ``measured``: it is the record of a GPU."""
-
-    name: str
-    frame: pd.DataFrame
-    source: str
-    measured: bool = False
-
-
-class Unavailable(RuntimeError):
-    """Raised by an evidence computation that cannot run on this machine; the engine then reads the record."""
+from ropelab.study.engine.verdict import Basis, Untold, Verdict, of_model, untold
 
 
 @dataclass(frozen=True)
@@ -48,13 +36,14 @@ class _Rule:
 
 
 _RULES: dict[str, _Rule] = {}
-_COMPUTATIONS: dict[str, tuple[Callable[[], pd.DataFrame], str]] = {}
 
 
 def rule(
     claim_id: str, *evidence_names: str, basis: Basis
 ) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
     """Register a function of the claim and the named frames, in that order, as the rule of a claim.
+
+    The function returns the verdict. It may raise `Untold` in place of a verdict "cannot be told".
 
     Args:
         basis: what the evidence rests on, unless the verdict states another basis (`Verdict.on`). A verdict on a model
@@ -64,20 +53,6 @@ def rule(
     def register(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
         _RULES[claim_id] = _Rule(judge, evidence_names, basis)
         return judge
-
-    return register
-
-
-def evidence(name: str, how: str) -> Callable[[Callable[[], pd.DataFrame]], Callable[[], pd.DataFrame]]:
-    """Register a computation as evidence: it runs in seconds on a CPU, or raises :class:`Unavailable`.
-
-    ``how`` tells the reader where the evidence comes from; a frame that knows better says so in
-    ``frame.attrs["source"]``.
-    """
-
-    def register(compute: Callable[[], pd.DataFrame]) -> Callable[[], pd.DataFrame]:
-        _COMPUTATIONS[name] = (compute, how)
-        return compute
 
     return register
 
@@ -99,7 +74,7 @@ def find_evidence(
     """
     if given is not None and name in given:
         return Evidence(name, given[name], "given by the caller")
-    if found := (compute or _computed)(name):
+    if found := (compute or computed)(name):
         return found
     try:
         record = measurements.load(name, records)
@@ -111,18 +86,6 @@ def find_evidence(
     if "median_us" in frame:
         frame = frame.assign(between_runs=between_runs(name, frame))
     return Evidence(name, frame, f"record, {record.footer}", measured=True)
-
-
-def _computed(name: str) -> Evidence | None:
-    """The evidence of that name, computed now; None where that cannot be."""
-    if name not in _COMPUTATIONS:
-        return None
-    compute, how = _COMPUTATIONS[name]
-    try:
-        frame = compute()
-    except Unavailable:
-        return None
-    return Evidence(name, frame, frame.attrs.get("source", how))
 
 
 def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) -> tuple[Verdict, list[Evidence]]:
@@ -145,7 +108,10 @@ def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) 
         return untold(f"records that can be believed ({'; '.join(damaged)})").on(Basis.NONE), []
     if missing:
         return untold(f"{claim.needs} (missing: {', '.join(missing)})").on(Basis.NONE), []
-    verdict = rule.judge(claim, *(piece.frame for piece in found))
+    try:
+        verdict = rule.judge(claim, *(piece.frame for piece in found))
+    except Untold as missing_piece:
+        verdict = untold(str(missing_piece))
     if (verdict.basis or rule.basis) is Basis.MODEL:
         return of_model(verdict, claim.needs), found
     return replace(verdict, basis=verdict.basis or rule.basis), found
@@ -213,7 +179,7 @@ def ledger(
 
 def by_gpu(directory: Path = MEASUREMENTS, *, document: str | None = None) -> dict[str, pd.DataFrame]:
     """GPU (as `records.gpus` names and orders them) -> its ledger."""
-    compute = cache(_computed)  # evidence that needs no GPU is the same for all GPUs
+    compute = cache(computed)  # evidence that needs no GPU is the same for all GPUs
     return {
         gpu: ledger(document=document, records=Selection(Path(directory), gpu), compute=compute)
         for gpu in measurements.gpus(directory)

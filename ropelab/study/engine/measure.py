@@ -18,10 +18,10 @@ from ropelab.bench import checksums, gpu_memory, packages, peers, records, stale
 from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
+from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workers import MOST_PROCESSES
 from ropelab.study.engine import unfinished
 from ropelab.study.engine.claims import documents
-from ropelab.study.engine.ledger import Unavailable
 from ropelab.study.topics.precision import gpu as precision_gpu
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)

@@ -2,15 +2,18 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from ropelab.bench import records
+from ropelab.bench import records, staleness
+from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.engine.words import value_range
 from ropelab.study.topics.performance import comparison, shortfalls
 from ropelab.study.topics.performance import findings as family_findings
 
@@ -57,7 +60,7 @@ def _speed(record: records.Record) -> str:
     """Smallest fraction of the copy over layouts and directions, ours and the best of each peer family."""
     times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
     rows = [
-        [cell, *(_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
+        [cell, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
         for cell, rows in times.groupby("cell", sort=False)
     ]
     return _measured([record]) + _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
@@ -93,9 +96,9 @@ def _table_free(where: records.Where) -> str:
     """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
     times, errors = (records.load(study, where) for study in ("table_free", "table_free_error"))
     names = comparison.OURS, TABLE_FREE
-    ours = times.frame[times.frame.contender.isin(names) & (times.frame.status == "ok")]
+    ours = times.frame[times.frame.contender.isin(names) & is_right(times.frame)]
     rows = [
-        [cell, seq_format, *(_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
+        [cell, seq_format, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in names)]
         for (cell, seq_format), rows in ours.groupby(["cell", "seq_format"], sort=False)
     ]
     worst = errors.frame[["cos_ulps", "sin_ulps"]].max(axis=None)
@@ -143,7 +146,7 @@ def _measured(found: Iterable[records.Record]) -> str:
     """Where, with what and when: a line for each machine, day and versions."""
     times: dict[str, list[str]] = {}
     for record in found:
-        times.setdefault(record.footer, []).append(record.provenance["utc"])
+        times.setdefault(_foot(record), []).append(record.provenance["utc"])
     lines = [
         f"Measured on {footer} (record of {utc[0]})." if len(utc) == 1 else
         f"Measured on {footer} ({len(utc)} records of {min(utc)} to {max(utc)})."
@@ -152,19 +155,22 @@ def _measured(found: Iterable[records.Record]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def _foot(record: records.Record) -> str:
+    """The record's footer as if the record knew the hashes of its kernels alone.
+
+    An edit of any other module would change README.md too, although the numbers are those of the kernels.
+    """
+    hashes = record.provenance.get("modules", {}).items()
+    kernels = {name: digest for name, digest in hashes if (name + ".").startswith(staleness.KERNELS + ".")}
+    return replace(record, provenance=record.provenance | {"modules": kernels}).footer
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def line(cells):
         escaped = (cell.replace("|", r"\|") for cell in cells)
         return f"| {' | '.join(escaped)} |\n"
 
     return line(head) + "|" + "---|" * len(head) + "\n" + "".join(map(line, rows))
-
-
-def _range(values: pd.Series) -> str:
-    if values.empty:
-        return ""
-    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
-    return low if low == high else f"{low} to {high}"
 
 
 if __name__ == "__main__":

@@ -107,6 +107,10 @@ def untold(needs: str) -> Verdict:
     return Verdict(Outcome.UNTOLD, needs=needs)
 
 
+class Untold(Exception):
+    """Raised by a rule, or by a function that it calls, where evidence is missing; the message says what would tell."""
+
+
 def of_model(verdict: Verdict, needs: str) -> Verdict:
     """The verdict on a package by evidence of our model alone: a model neither confirms nor refutes a package."""
     measured = f"our model: {verdict.words}; {verdict.measured}"

@@ -14,12 +14,12 @@ from ropelab.bench import timing
 from ropelab.bench.compare import progress
 from ropelab.bench.copies import copies
 from ropelab.bench.launches import kernel_names, peak_bytes
+from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import peers
 from ropelab.study.documents.deepspeed.dispatch import merged_function, rounding_bound
-from ropelab.study.engine.ledger import Unavailable
 
 TORCHEMBED, FORMULA, OURS = "DeepSpeed with torchembed", "DeepSpeed without torchembed", "ropelab"
 ROUNDS, SMOKE_ROUNDS = 10, 3

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import torch
 
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
 from ropelab.study.documents.deepspeed import peers
-from ropelab.study.engine.ledger import Unavailable
 
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

@@ -19,11 +19,13 @@ from ropelab import rotary_table
 from ropelab.bench import packages
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.records import ROOT
+from ropelab.bench.rows import timed
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import broadcast
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import measure, peers
 from ropelab.study.documents.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
-from ropelab.study.engine.ledger import Unavailable, evidence
+from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts, where
 from ropelab.study.topics.gradients.wrong_backward import definition, overall_errors, with_wrong_backward
 
@@ -253,8 +255,8 @@ def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
         for (dtype, size), (name, column) in itertools.product((("bfloat16", 2), ("float32", 4)), names.items()):
             about = {"where": "published (GB10)", "dtype": dtype, "seq_len": row["seq_len"], "contender": name}
             rows.append(about | {"gb_s": size * elements / row[column] / 1e6})
-    timed = table[(table.direction == "forward") & (table.status == "ok")]
-    here = timed.assign(where="measured here", gb_s=timed["bytes"] / timed.median_us / 1e3)
+    forward = timed(table[table.direction == "forward"])
+    here = forward.assign(where="measured here", gb_s=forward["bytes"] / forward.median_us / 1e3)
     copies = here[here.contender.str.startswith(PREFIX)].groupby(["where", "dtype", "seq_len"]).gb_s.max()
     here = here[here.contender.isin((*names, "ropelab"))]
     columns = ["where", "dtype", "seq_len", "contender", "gb_s"]

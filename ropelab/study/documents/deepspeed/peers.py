@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ropelab.bench import packages
-from ropelab.study.engine.ledger import Unavailable
+from ropelab.bench.unavailable import Unavailable
 
 KERNEL_FILE = "torchembed/_triton.py"
 DEEPSPEED_FILE = "deepspeed/sequence/layer.py"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import pandas as pd
 
+from ropelab.bench.rows import is_right
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.study.documents.deepspeed import callers, evidence, measure
 from ropelab.study.documents.deepspeed.dispatch import rounding_bound
 from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
-from ropelab.study.engine.judging import counted, size, sizes
+from ropelab.study.engine.judging import counted, needed, size, sizes
 from ropelab.study.engine.ledger import rule
 from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.sources import facts
-from ropelab.study.engine.verdict import Basis, Verdict, fact, untold
+from ropelab.study.engine.verdict import Basis, Untold, Verdict, fact
+from ropelab.study.engine.words import followed, listed, value_range
 
 EAGER, COMPILED, TORCHEMBED, MODULE = "eager", "compile", "torchembed", "torchembed API"
 """Contenders of the record deepspeed_table: the document's three columns, and torchembed's module."""
@@ -38,8 +40,7 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
     whole = correctness[correctness.table == "whole"]
     tested = facts("test", "deepspeed")[0]["parameters"]
     lengths, untried = tested["tokens"], set(tested["head_dim"]) - {measure.HEAD_DIM}
-    if missing := _missing_errors(whole, lengths, versions={REVIEWED, *whole.version.astype(str)}):
-        return untold(f"{claim.needs}; missing: {missing}")
+    _need_errors(claim, whole, lengths, {REVIEWED, *whole.version.astype(str)})
     right = whole.forward_error <= whole.result_dtype.map(rounding_bound, na_action="ignore") * (1 + PRINTED)
     same_dtype = whole.result_dtype == whole.formula_dtype
     stated, ran = whole.seq_len.isin(lengths), whole.outcome == "ran"
@@ -53,17 +54,16 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
         f"{ran.sum()} cases, S = {whole.seq_len[ran].min()} to {whole.seq_len[ran].max()}: largest relative error "
         f"{worst}",
         dtypes and f"the dtype of the result differs where the tables are wider: {dtypes}",
-        _words("beyond rounding at S = ", whole.seq_len[ran & ~right].unique()),
+        followed("beyond rounding at S = ", whole.seq_len[ran & ~right]),
         "" if failed.empty else f"no launch at S = {failed.seq_len.min()} and above ({failed.outcome.iloc[0]})",
-        _words("not measured: head sizes ", sorted(untried)),
+        followed("not measured: head sizes ", sorted(untried)),
     )
 
 
 @rule("DS-02", "deepspeed_dispatch", basis=Basis.MODEL)
 def reshaping_is_transparent(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     """Every shape for which the formula is defined must get the formula's result."""
-    if missing := _missing_callers(dispatch, "first"):
-        return untold(missing)
+    _need_callers(dispatch, "first")
     first = dispatch[(dispatch.version == "first") & (dispatch.expected == "a result")]
     equal = first.outcome == "equal"
     wrong = first[~equal].sort_values("error", ascending=False)
@@ -78,19 +78,17 @@ def reshaping_is_transparent(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
 
 @rule("DS-03", "deepspeed_packages", basis=Basis.SOURCE)
 def kernel_ships_since_0_3(claim: Claim, packages: pd.DataFrame) -> Verdict:
-    ships, (without, first) = _ships(packages), _stated(claim)
+    ships, (without, first) = _ships(packages), claim.numbers
     if not {without, first} <= ships.keys():
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     before = [has for version, has in ships.items() if _order(version) < _order(first)]
     return fact(ships[first] and not any(before)).said(_packages(ships))
 
 
 @rule("DS-04", "deepspeed_tests", basis=Basis.SOURCE)
 def tests_broadcast(claim: Claim, tests: pd.DataFrame) -> Verdict:
-    first, fixed = (tests[tests.version == version] for version in ("first", "fixed"))
-    if first.empty or fixed.empty:
-        return untold(claim.needs)
-    failing, cases, passing = map(int, _stated(claim))
+    first, fixed = (needed(tests[tests.version == version], claim.needs) for version in ("first", "fixed"))
+    failing, cases, passing = map(int, claim.numbers)
     found = ((~first.broadcasts).sum(), len(first), fixed.passes.sum(), len(fixed))
     later = tests[(tests.version == "later") & tests.reaches_kernel]
     added = f"; {len(later)} cases that do came later ({later['read'].iloc[0]})" if len(later) else ""
@@ -105,8 +103,7 @@ def tests_broadcast(claim: Claim, tests: pd.DataFrame) -> Verdict:
 @rule("DS-05", "deepspeed_dispatch", basis=Basis.MODEL)
 def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     """A cell is the shape of a caller in DeepSpeed's tree, beyond one token: wrong at first, right when merged."""
-    if missing := _missing_callers(dispatch, "first", "merged"):
-        return untold(missing)
+    _need_callers(dispatch, "first", "merged")
     in_tree = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].set_index("caller")
     first, merged = (in_tree[in_tree.version == version] for version in ("first", "merged"))
     wrong, still = first.outcome != "equal", merged.outcome != "equal"
@@ -122,8 +119,7 @@ def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
 @rule("DS-06", "deepspeed_dispatch", basis=Basis.PACKAGE)
 def mismatches_fall_back(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     """A cell is a shape: with the gate open or shut, the result must be the formula's."""
-    if missing := _missing_callers(dispatch, "merged"):
-        return untold(missing)
+    _need_callers(dispatch, "merged")
     merged = dispatch[dispatch.version == "merged"]
     right = merged.outcome == "equal"
     opened, in_tree = merged[merged.gate_open], merged[merged.in_tree & (merged.tokens > 1)]
@@ -144,21 +140,20 @@ def faster_than_eager(claim: Claim, published: pd.DataFrame, table: pd.DataFrame
 
 @rule("DS-08", "deepspeed_published", "deepspeed_table", basis=Basis.PACKAGE)
 def faster_than_compile(claim: Claim, published: pd.DataFrame, table: pd.DataFrame) -> Verdict:
-    stated = pd.Series(float(*_stated(claim)), index=published.seq_len)
+    stated = pd.Series(float(*claim.numbers), index=published.seq_len)
     found = _judge_speedup(claim, stated, 0, table, COMPILED, TORCHEMBED)
-    return found.said(found.measured, f"the document's own times give {_range(published.over_compile, '.2f')}")
+    return found.said(found.measured, f"the document's own times give {value_range(published.over_compile)}")
 
 
 @rule("DS-09", "deepspeed_inductor", basis=Basis.PACKAGE)
 def compile_keeps_intermediates(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    if missing := _missing(inductor, dtype=DTYPES, direction=DIRECTIONS):
-        return untold(f"{claim.needs}; missing: {missing}")
+    _need(inductor, claim.needs, dtype=DTYPES, direction=DIRECTIONS)
     extra = inductor.buffers - inductor.result_buffers
     forward = inductor[inductor.direction == "forward"]
     return counted(list(extra > 0), claim.quantifier).said(
-        f"Inductor generates {_range(inductor.kernels)} kernel(s) with {_range(extra)} buffer(s) besides the result; "
-        f"forward at {_range(forward.fraction_of_copy, '.2f')} of the copy",
-        f"torch {', '.join(inductor.torch.unique())} compiled the formula in our words",
+        f"Inductor generates {value_range(inductor.kernels, '')} kernel(s) with {value_range(extra, '')} buffer(s) "
+        f"besides the result; forward at {value_range(forward.fraction_of_copy)} of the copy",
+        f"torch {listed(inductor.torch)} compiled the formula in our words",
         "" if extra.any() else "the rest of the gap to the copy has another cause",
     )
 
@@ -166,9 +161,8 @@ def compile_keeps_intermediates(claim: Claim, inductor: pd.DataFrame) -> Verdict
 @rule("DS-10", "deepspeed_launches", "deepspeed_kernel", basis=Basis.PACKAGE)
 def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFrame) -> Verdict:
     """The kernel, not DeepSpeed's function: one launch without extra memory, and source that repeats no access."""
-    raw, api = launches[launches.path == "raw kernel"], launches[launches.path == "DeepSpeed API"]
-    if raw.empty:
-        return untold(claim.needs)
+    raw = needed(launches[launches.path == "raw kernel"], claim.needs)
+    api = launches[launches.path == "DeepSpeed API"]
     runs = list((raw.launches == 1) & (raw.extra_bytes == 0))
     once = list((kernel.repeated == 0) & (kernel.loops == 0))
     shown = "; ".join(
@@ -177,11 +171,12 @@ def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFram
         for row in pd.concat((raw, api)).itertuples()
     )
     return counted(runs + once, claim.quantifier).said(
-        f"{shown}; source of {', '.join(kernel.version)}: {_range(kernel.loads)} loads of x and "
-        f"{_range(kernel.stores)} stores, {_range(kernel.repeated)} repeated, {_range(kernel.loops)} loops",
+        f"{shown}; source of {listed(kernel.version)}: {value_range(kernel.loads, '')} loads of x and "
+        f"{value_range(kernel.stores, '')} stores, {value_range(kernel.repeated, '')} repeated, "
+        f"{value_range(kernel.loops, '')} loops",
         "" if api.empty else "DeepSpeed's function hands the kernel q as q and as k, throws one result away and "
-        f"copies, so it takes {_range(api.launches)} launches and "
-        f"{_range(api.extra_bytes / api.tensor_bytes, '.1f')} tensors of extra memory",
+        f"copies, so it takes {value_range(api.launches, '')} launches and "
+        f"{value_range(api.extra_bytes / api.tensor_bytes, '.1f')} tensors of extra memory",
     )  # fmt: skip
 
 
@@ -207,10 +202,9 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     whole = correctness[correctness.table == "whole"].astype({"version": str})
     longer = whole[whole.seq_len > 1]
     reviewed = longer[longer.version == REVIEWED]
-    if missing := _missing_errors(reviewed, [n for n in measure.SEQ_LENS[_device(whole)] if n > 1], {REVIEWED}):
-        return untold(f"{claim.needs}; missing: {missing}")
+    _need_errors(claim, reviewed, [n for n in measure.SEQ_LENS[_device(whole)] if n > 1], {REVIEWED})
     if not all(_repeats_forward(mutant[mutant.seq_len > 1].assign(dtype="float32"))):
-        return untold("a closed form that our own backward that repeats the forward follows")
+        raise Untold("a closed form that our own backward that repeats the forward follows")
     ran = reviewed[reviewed.outcome == "ran"]
     at = ran[(ran.dtype == "float32") & ran.seq_len.isin((8, 128))].sort_values("seq_len")
     shown = ", ".join(f"gradient off by {row.gradient_error:.3f} at S = {row.seq_len}" for row in at.itertuples())
@@ -220,25 +214,24 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     sliced = sliced[sliced.gradient_error > sliced.dtype.map(rounding_bound)]
     return counted(_repeats_forward(ran), claim.quantifier).said(
         f"{REVIEWED}: {shown} in float32, with the norm right to {digits((ran.norm_ratio - 1).abs().max())} in "
-        f"{len(ran)} cases of {', '.join(ran.dtype.unique())}",
-        _words("no longer so in ", right.index[right]), _words("wrong still in ", right.index[~right]),
+        f"{len(ran)} cases of {listed(ran.dtype)}",
+        followed("no longer so in ", right.index[right]), followed("wrong still in ", right.index[~right]),
         "" if sliced.empty else "where the tables are columns of wider ones the gradient of "
-        f"{', '.join(map(str, sliced.version))} is off by {_range(sliced.gradient_error, '.2f')}: the negated sine has "
-        "another row stride",
+        f"{listed(sliced.version)} is off by {value_range(sliced.gradient_error)}: the negated sine has another row "
+        "stride",
     )  # fmt: skip
 
 
 @rule("DS-13", "deepspeed_extra", "deepspeed_packages", basis=Basis.SOURCE)
 def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.DataFrame) -> Verdict:
     """A cell is a version that the document's bound or the release's admits; it must have the kernel."""
-    ships, (stated,) = _ships(packages), _stated(claim)
+    ships, (stated,) = _ships(packages), claim.numbers
     required = extra.iloc[0]
     bound = min(_order(stated), _order(required.least))
     allowed = {version: has for version, has in ships.items() if _order(version) >= bound}
     if not allowed or min(map(_order, ships)) >= _order(stated):
-        return untold(claim.needs)
-    found = counted([*allowed.values(), bool(required.requirement)], claim.quantifier)
-    return found.said(
+        raise Untold(claim.needs)
+    return counted([*allowed.values(), bool(required.requirement)], claim.quantifier).said(
         f"DeepSpeed {required.release} requires {required.requirement or 'nothing'}; {_packages(ships)}",
         "the release's bound is later than the document's, so that it leaves out the wrong gradient of DS-12 too"
         if _order(required.least) > _order(REVIEWED) else "",
@@ -247,9 +240,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
 
 @rule("DS-14", "deepspeed_fallback", basis=Basis.PACKAGE)
 def silent_with_the_old_package(claim: Claim, fallback: pd.DataFrame) -> Verdict:
-    old = fallback[fallback.case == evidence.OLD]
-    if old.empty:
-        return untold(claim.needs)
+    old = needed(fallback[fallback.case == evidence.OLD], claim.needs)
     row = old.iloc[0]
     return fact(not row.available and row.warnings == 0 and row.outcome == "equal").on(_own_source(old)).said(
         f"{row.case}: the guarded import {'finds' if row.available else 'does not find'} the kernel, "
@@ -267,10 +258,10 @@ def compile_is_faster(claim: Claim, published: pd.DataFrame, table: pd.DataFrame
 def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFrame) -> Verdict:
     """Launches of the formula and of Inductor's code for one tensor (1, 32, 4096, 128) in bfloat16."""
     eager = calls[(calls.contender == callers.FORMULA) & calls.caller.str.startswith("[b, h, s, d]")]
-    eager = eager[eager.status == "ok"].set_index("direction").launches
+    eager = eager[is_right(eager)].set_index("direction").launches
     compiled = inductor[inductor.dtype == "bfloat16"].set_index("direction").kernels
     if not set(DIRECTIONS) <= set(eager.index) & set(compiled.index):
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     return counted([bool(compiled[name] < eager[name]) for name in DIRECTIONS], claim.quantifier).said(
         "; ".join(f"{name}: {eager[name]:.0f} launches, {compiled[name]:.0f} compiled" for name in DIRECTIONS),
         "launches were counted, not the host's time",
@@ -280,9 +271,8 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
 @rule("DS-17", "deepspeed_patterns", basis=Basis.SOURCE)
 def others_do_the_same(claim: Claim, patterns: pd.DataFrame) -> Verdict:
     """The evidence would have columns project and guarded_import (bool); nobody has collected it."""
-    if missing := {"transformers", "vLLM"} - set(patterns.project):
-        return untold(f"{claim.needs}; missing: {', '.join(sorted(missing))}")
-    shown = ", ".join(f"{row.project} {'does' if row.guarded_import else 'does not'}" for row in patterns.itertuples())
+    _need(patterns, claim.needs, project=("transformers", "vLLM"))
+    shown = listed(f"{row.project} {'does' if row.guarded_import else 'does not'}" for row in patterns.itertuples())
     return counted(list(patterns.guarded_import.astype(bool)), claim.quantifier).said(shown)
 
 
@@ -297,20 +287,19 @@ def _judge_speedup(
     """A cell is a length, a dtype and a direction; ``stated`` has the claimed ratio of each length."""
     ratios = _ratios(table, slow, fast)
     cells = list(itertools.product(DTYPES, DIRECTIONS, stated.index))
-    if missing := [cell for cell in cells if cell not in ratios]:
-        return untold(f"{claim.needs}; missing: {'; '.join(' '.join(map(str, cell)) for cell in missing)}")
+    _all_there(cells, ratios, claim.needs)
     found = sizes([size(ratios[cell], stated[cell[-1]], digits=decimals) for cell in cells], claim.quantifier)
     shown = [
         f"{dtype} {direction} " + ", ".join(f"{ratios[dtype, direction, n].value:.2f}x" for n in sorted(stated.index))
         for dtype, direction in itertools.product(DTYPES, DIRECTIONS)
     ]
-    of_copy = table[table.status == "ok"].groupby("contender").fraction_of_copy
-    roofs = " and ".join(f"{name} at {_range(of_copy.get_group(name), '.2f')}" for name in (fast, slow))
-    module = [x.value for cell, x in _ratios(table, slow, MODULE).items() if DIRECTIONS[0] in cell]
+    of_copy = table[is_right(table)].groupby("contender").fraction_of_copy
+    roofs = " and ".join(f"{name} at {value_range(of_copy.get_group(name))}" for name in (fast, slow))
+    module = [x for cell, x in _ratios(table, slow, MODULE).items() if DIRECTIONS[0] in cell]
     return found.said(
         f"{'; '.join(shown)}; of the copy's speed {roofs}",
         "the document measured on a GB10, not on this GPU",
-        f"forward through torchembed's module, with q as q and as k: {_range(module, '.2f')}x"
+        f"forward through torchembed's module, with q as q and as k: {value_range(module)}x"
         if module and fast == TORCHEMBED else "",
     )  # fmt: skip
 
@@ -318,7 +307,7 @@ def _judge_speedup(
 def _ratios(table: pd.DataFrame, slow: str, fast: str) -> dict[tuple[str, str, int], Interval]:
     """(dtype, direction, seq_len) -> time of ``slow`` over time of ``fast``, where both ran right."""
     times: dict[str, dict] = {slow: {}, fast: {}}
-    for _, row in table[(table.status == "ok") & table.contender.isin(times)].iterrows():
+    for _, row in table[is_right(table) & table.contender.isin(times)].iterrows():
         times[row.contender][row["dtype"], row.direction, row.seq_len] = noise.time(row)
     return {cell: times[slow][cell] / times[fast][cell] for cell in times[slow] if cell in times[fast]}
 
@@ -330,24 +319,29 @@ def _repeats_forward(frame: pd.DataFrame) -> list[bool]:
     return list((error <= slack) & ((frame.norm_ratio - 1).abs() <= slack) & (frame.wrong_backward_error > 2 * slack))
 
 
-def _missing_errors(frame: pd.DataFrame, lengths: Iterable[int], versions: set[str]) -> str:
-    """The cells that the record deepspeed_correctness lacks; "" if it has all."""
+def _need_errors(claim: Claim, frame: pd.DataFrame, lengths: Iterable[int], versions: set[str]) -> None:
+    """`_need` of the record deepspeed_correctness."""
     pairs = [" with ".join(str(x).removeprefix("torch.") for x in pair) for pair in measure.DTYPES[_device(frame)]]
     frame = frame.assign(version=frame.version.astype(str), pair=frame.dtype + " with " + frame.table_dtype)
-    return _missing(frame, version=sorted(versions), pair=pairs, seq_len=lengths)
+    _need(frame, claim.needs, version=sorted(versions), pair=pairs, seq_len=lengths)
 
 
-def _missing_callers(dispatch: pd.DataFrame, *versions: str) -> str:
-    """The shapes that the evidence lacks, in words that say what would tell; "" if it has all."""
+def _need_callers(dispatch: pd.DataFrame, *versions: str) -> None:
+    """`_need` of the evidence deepspeed_dispatch: the shapes of all callers, in these versions."""
     names = [caller for caller, *_ in evidence.CALLERS]
-    missing = _missing(dispatch, version=versions, caller=names)
-    return missing and f"the shapes of all callers; missing: {missing}"
+    _need(dispatch, "the shapes of all callers", version=versions, caller=names)
 
 
-def _missing(frame: pd.DataFrame, **expected: Iterable) -> str:
-    """The combinations of expected values that no row has; "" if there are none."""
+def _need(frame: pd.DataFrame, needs: str, **expected: Iterable) -> None:
+    """Raise `Untold` if a combination of the expected values has no row."""
     present = set(frame[list(expected)].itertuples(index=False, name=None))
-    return "; ".join(" ".join(map(str, x)) for x in itertools.product(*expected.values()) if x not in present)
+    _all_there(itertools.product(*expected.values()), present, needs)
+
+
+def _all_there(cells: Iterable[tuple], present: Container, needs: str) -> None:
+    """Raise `Untold` if a cell is not present; the message names each such cell."""
+    if missing := [" ".join(map(str, cell)) for cell in cells if cell not in present]:
+        raise Untold(f"{needs}; missing: {'; '.join(missing)}")
 
 
 def _device(correctness: pd.DataFrame) -> str:
@@ -359,11 +353,6 @@ def _own_source(frame: pd.DataFrame) -> Basis:
     return Basis.PACKAGE if frame.code.str.contains("own source").all() else Basis.MODEL
 
 
-def _stated(claim: Claim) -> list[str]:
-    """The numbers and versions that the document's words contain, in order."""
-    return re.findall(r"\d+(?:\.\d+)*", claim.quote)
-
-
 def _order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
@@ -373,18 +362,7 @@ def _ships(packages: pd.DataFrame) -> dict[str, bool]:
 
 
 def _packages(ships: dict[str, bool]) -> str:
-    return ", ".join(f"{version} {'has it' if has else 'has not'}" for version, has in ships.items())
-
-
-def _words(before: str, values: Iterable) -> str:
-    """The values after some words; nothing if there are none."""
-    shown = ", ".join(map(str, values))
-    return shown and before + shown
-
-
-def _range(values: Iterable, spec: str = "") -> str:
-    low, high = (format(found(values), spec) for found in (min, max))
-    return low if low == high else f"{low} to {high}"
+    return listed(f"{version} {'has it' if has else 'has not'}" for version, has in ships.items())
 
 
 def _outcome(row) -> str:

@@ -15,6 +15,7 @@ import torch
 from ropelab import rotary_table
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import (
     LAYOUTS,
     BatchLayout,
@@ -25,7 +26,7 @@ from ropelab.interop.fairseq2 import (
 from ropelab.layout.pairing import join, permutation
 from ropelab.study.documents.fairseq2.peers import released
 from ropelab.study.engine.claims import CLAIMS
-from ropelab.study.engine.ledger import Unavailable, evidence
+from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts
 
 LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"

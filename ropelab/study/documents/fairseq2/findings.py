@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ropelab.study.plots.drawing import timed, value_range
+from ropelab.bench.rows import is_right, timed
+from ropelab.study.engine.words import value_range
 
 SHAPE = ["batch", "seq_len", "encoding_dim"]
 _SAME = "RE llama"
@@ -37,7 +38,7 @@ def same_code(reorderings: pd.DataFrame, inductor: pd.DataFrame) -> float | None
     keys = [*SHAPE, "dtype"]
     compiled = timed(inductor)
     compiled = compiled[(compiled["mode"] == "compiled") & (compiled.direction == "forward")]
-    both = compiled.merge(reorderings[reorderings.status == "ok"], on=[*keys, "code"], suffixes=("", "_again"))
+    both = compiled.merge(reorderings[is_right(reorderings)], on=[*keys, "code"], suffixes=("", "_again"))
     both = both[both.code.notna() & (both.contender == "RE reference")]
     if both.empty:
         return None
@@ -80,7 +81,7 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     found = of_a_copy(grid)
     cells = found.groupby([*SHAPE, "direction"]).ngroups
     text = (
-        f"{value_range(found.fraction_of_copy, '.2f')} of a copy in {cells} cells (median "
+        f"{value_range(found.fraction_of_copy)} of a copy in {cells} cells (median "
         f"{found.fraction_of_copy.median():.2f}), as it reads tables and a copy does not: a row of them weighs as much "
         "as a token's x in float32."
     )
@@ -88,7 +89,7 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     if len(narrow):
         row = narrow.iloc[0]
         text += (
-            f" In bfloat16, where it weighs twice as much, {value_range(narrow.fraction_of_copy, '.2f')} "
+            f" In bfloat16, where it weighs twice as much, {value_range(narrow.fraction_of_copy)} "
             f"(B{row.batch} S{row.seq_len} E{row.encoding_dim}; {row.each_batch:.2f} if every batch reads them, "
             f"{row.once:.2f} if all share them)."
         )
@@ -98,9 +99,9 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
     text += (
         f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
-        f"{value_range(far.fraction_of_copy, '.2f')}. At the copy's bytes per second, tables that every batch reads "
-        f"anew leave {value_range(far.each_batch, '.2f')}, and such that all batches share "
-        f"{value_range(far.once, '.2f')}. "
+        f"{value_range(far.fraction_of_copy)}. At the copy's bytes per second, tables that every batch reads "
+        f"anew leave {value_range(far.each_batch)}, and such that all batches share "
+        f"{value_range(far.once)}. "
     )
     if anew:
         return text + "So every batch reads them anew: the grid goes through one after the other."

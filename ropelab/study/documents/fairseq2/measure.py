@@ -30,6 +30,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import (
     LAYOUTS,
     BatchLayout,
@@ -40,7 +41,6 @@ from ropelab.interop.fairseq2 import (
 from ropelab.layout.pairing import join, pairs
 from ropelab.study.documents.fairseq2 import evidence
 from ropelab.study.documents.fairseq2.evidence import DIRECTIONS
-from ropelab.study.engine.ledger import Unavailable
 
 CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
 NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)

@@ -13,6 +13,7 @@ from itertools import product
 
 import pandas as pd
 
+from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.fairseq2.evidence import (
     CELL,
     DIRECTIONS,
@@ -28,11 +29,11 @@ from ropelab.study.documents.fairseq2.evidence import (
 from ropelab.study.documents.fairseq2.findings import SHAPE, apart, same_kernels
 from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
-from ropelab.study.engine.judging import above, counted, size, sizes
+from ropelab.study.engine.judging import counted, longer, size, sizes
 from ropelab.study.engine.ledger import rule
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import Basis, Verdict, fact, untold
-from ropelab.study.plots.drawing import value_range
+from ropelab.study.engine.verdict import Basis, Untold, Verdict, fact
+from ropelab.study.engine.words import listed, value_range
 
 NOISE = 2 * noise.FLOOR
 """The least relative half-width of the interval of a ratio of two times."""
@@ -50,13 +51,12 @@ def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict
     """Of each compilation of RE: Inductor warns of complex numbers, and leaves operators to eager."""
     compiled = _compiled(inductor)
     products, formulas = (compiled[compiled.contender.str.startswith(name)] for name in ("RE ", "RRE "))
-    if verdict := _lacking(products[["status", "complex_warning"]], "compilations of RE"):
-        return verdict
+    _need(products[["status", "complex_warning"]], "compilations of RE")
     warned, left = products.complex_warning.eq(True), products.fallbacks.fillna("").ne("")
     operators = sorted({name for names in products.fallbacks.dropna() for name in names.split(", ") if name})
     return counted(list(warned & left), claim.quantifier).said(
         f"RE: a warning of complex operators in {warned.sum()} of {len(products)} compilations, operators left to "
-        f"eager in {left.sum()} ({', '.join(operators) or 'none'}); RRE: {formulas.complex_warning.eq(True).sum()} and "
+        f"eager in {left.sum()} ({listed(operators)}); RRE: {formulas.complex_warning.eq(True).sum()} and "
         f"{formulas.fallbacks.fillna('').ne('').sum()} of {len(formulas)}"
     )
 
@@ -65,8 +65,7 @@ def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict
 def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
     """The peaks of a call are equal to the byte in all four implementations."""
     compiled = _compiled(inductor)
-    if verdict := _lacking(compiled[["peak_bytes"]], "peaks of compiled calls"):
-        return verdict
+    _need(compiled[["peak_bytes"]], "peaks of compiled calls")
     groups = compiled.groupby(["dtype", "direction"], sort=False)
     results = compiled.peak_bytes / compiled.result_bytes
     spread = (groups.peak_bytes.max() - groups.peak_bytes.min()) / 2**20
@@ -85,14 +84,11 @@ def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
     """Of each dtype and direction: RE in halves launches the stated number of kernels more in every pass, and is
     slower."""
-    plain, reordered, verdict = _reordering(inductor, "kernels")
-    if verdict:
-        return verdict
+    plain, reordered = _reordering(inductor, "kernels")
     more = reordered.kernels - plain.kernels
     expected = published()["kernels"] * more.index.get_level_values("direction").map(_PASSES)
-    found = [
-        bool(n == stated) and above(x, 1) for n, stated, x in zip(more, expected, _over(reordered, plain), strict=True)
-    ]
+    is_longer = longer(noise.time(reordered.loc[part]) / noise.time(plain.loc[part]) for part in plain.index)
+    found = [bool(n == stated) and slower for n, stated, slower in zip(more, expected, is_longer, strict=True)]
     names = reordered.launched.str.split("; ").map(lambda names: ", ".join(n for n in names if n.startswith("triton_")))
     times = (reordered.median_us / plain.median_us).map("{:.2f} times as long".format)
     return counted(found, claim.quantifier).said(
@@ -109,13 +105,12 @@ def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
     """Of each other implementation: Inductor generates no kernel around a product of complex numbers."""
     compiled = _compiled(inductor)
     others = compiled[compiled.contender != "RE reference"]
-    if verdict := _lacking(others[["status", "kernels"]], "compilations of the other three"):
-        return verdict
+    _need(others[["status", "kernels"]], "compilations of the other three")
     around = others.fallbacks.fillna("").ne("") & others.generated.fillna("").ne("")
-    which = ", ".join(f"{row.contender} {row.dtype} {row.direction}" for row in others[around].itertuples())
+    which = listed(f"{row.contender} {row.dtype} {row.direction}" for row in others[around].itertuples())
     return counted(list(~around), claim.quantifier).said(
         f"in {(~around).sum()} of {len(others)} compilations of the others no kernel is generated beside a complex "
-        f"product (with such kernels: {which or 'none'})",
+        f"product (with such kernels: {which})",
         "in bfloat16 the casts of native RE are kernels of their own" if around.any() else "",
     )
 
@@ -123,9 +118,7 @@ def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 @rule("FS-15", "fairseq2_inductor", "fairseq2_log", basis=Basis.MODEL)
 def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
     """Of each dtype and direction: the time that RE in halves takes beyond RE in pairs, for each pass."""
-    plain, reordered, verdict = _reordering(inductor, "median_us")
-    if verdict:
-        return verdict
+    plain, reordered = _reordering(inductor, "median_us")
     added = {}
     for part in plain.index:
         more = noise.difference(noise.time(reordered.loc[part]), noise.time(plain.loc[part]))
@@ -149,11 +142,11 @@ def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) 
 @rule("FS-09", "fairseq2_reorderings", basis=Basis.MODEL)
 def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdict:
     """Of the ways that use the named operators alone: Inductor generates the same code, names aside."""
-    ran = reorderings[reorderings.status == "ok"]
+    ran = reorderings[is_right(reorderings)]
     operators = {*published()["reorderings"], published()["reordering_used"]}
     named = ran.variant.map(lambda variant: set(variant.split(", ")) <= operators)
     if named.sum() < 2 or ran.code.isna().any():
-        return untold("at least two ways to reorder with the named operators, compiled")
+        raise Untold("at least two ways to reorder with the named operators, compiled")
     measured = f"{len(ran)} ways: " + "; ".join(
         f"{row.variant}: code {row.code}, {row.kernels:.0f} kernels, the generated ones "
         f"{row.generated_bytes / 1e9:.1f} GB, {row.median_us / 1000:.2f} ms"
@@ -178,13 +171,12 @@ def complex_numbers_are_not_slower(
     """Each class as it was before: RE in pairs against RRE in halves, in every cell, mode and direction."""
     times = pd.concat({mode: _times(grid, inductor, mode) for mode in ("compiled", "eager")}, names=["mode"])
     over, under = RATIOS["native"]
-    if verdict := _lacking(times[[over, under]], "times of native RE and RRE"):
-        return verdict
+    _need(times[[over, under]], "times of native RE and RRE")
     ratio = _ratio(times, over, under)
-    found = pd.Series([above(x, 1) for x in ratio], ratio.index, dtype=object)
+    found = pd.Series(longer(ratio), ratio.index, dtype=object)
     groups = ["mode", *_PART]
     measured = "RRE takes " + "; ".join(
-        f"{value_range(rows.map(lambda x: x.value), '.2f')} times as long ({' '.join(part)}: not slower in "
+        f"{value_range(rows)} times as long ({' '.join(part)}: not slower in "
         f"{found[rows.index].eq(True).sum()} of {len(rows)})"
         for part, rows in ratio.groupby(groups, sort=False)
     )
@@ -242,10 +234,9 @@ def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame
     """In each cell: the speed of RRE in pairs, as a fraction of native RE's, over that of RE in halves, as a fraction
     of native RRE's. The document compares 0.86 and 0.66 so."""
     compiled, eager = (_times(grid, inductor, mode) for mode in ("compiled", "eager"))
-    if verdict := _lacking(compiled, "times of all four implementations"):
-        return verdict
+    _need(compiled, "times of all four implementations")
     speeds = [_ratio(compiled, *pair) for pair in _FOREIGN]
-    found = [above(rre / re, 1) for rre, re in zip(*speeds, strict=True)]
+    found = longer(rre / re for rre, re in zip(*speeds, strict=True))
     rre, re = ({part: x.value for part, x in _means(rows).items()} for rows in speeds)
     return counted(found, claim.quantifier).said(
         "speed in the foreign layout, of the class at home there, RRE and RE: "
@@ -284,7 +275,7 @@ def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
     exact = equality[equality.what != "tables"]
     equal = exact.fillna({"layout": ""}).set_index(key).equal.astype(bool).to_dict()
     if missing := set(wanted) - set(equal):
-        return untold(f"{len(missing)} of {len(wanted)} further comparisons")
+        raise Untold(f"{len(missing)} of {len(wanted)} further comparisons")
     found = [equal[k] for k in wanted]
     tables = equality[equality.what == "tables"].sort_values("positions")
     worst, remark = tables[(tables["first"] == "RE") & (tables.second == "RRE")].tail(1), ""
@@ -306,7 +297,7 @@ def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
 def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
     """The mean of ratios with two decimals is right to half of the last."""
     if len(summary) < 4:
-        return untold("all four means of the log")
+        raise Untold("all four means of the log")
     means = [Interval(x - _ROUNDED, x, x + _ROUNDED) for x in summary.of_ratios]
     return sizes([size(*pair) for pair in zip(means, summary.printed, strict=True)], claim.quantifier).said(
         "; ".join(
@@ -322,7 +313,7 @@ def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
     """Our encoders with impl left out against those of the released package."""
     equal = defaults.set_index(["encoder", "case"]).equal.astype(bool)
     if missing := set(default_cases()) - set(equal.index):
-        return untold(f"{len(missing)} of {len(default_cases())} further comparisons")
+        raise Untold(f"{len(missing)} of {len(default_cases())} further comparisons")
     broken = "; ".join(": ".join(case) for case in equal.index[~equal])
     return counted(list(equal), claim.quantifier).said(
         f"our encoders, written after the proposal, impl left out: {equal.sum()} of {len(equal)} comparisons with the "
@@ -337,9 +328,9 @@ def tests_are_missing(claim: Claim, changes: pd.DataFrame, session: pd.DataFrame
     files = sorted(set(changes.file))
     tests = [file for file in files if "test" in file]
     items = session.set_index("kind")["items"]
-    commits = ", ".join(commit[:7] for commit in changes.commit.unique())
+    commits = listed(changes.commit.str[:7])
     return fact(not tests).said(
-        f"commits {commits} change {', '.join(files)}: {len(tests)} tests",
+        f"commits {commits} change {listed(files)}: {len(tests)} tests",
         f"of {items.sum()} items of the logged session {items['timings']} time, {items['summary']} sums up, "
         f"{items['anything else']} may compare results",
     )
@@ -352,10 +343,6 @@ _FOREIGN = RATIOS["llama"][::-1], RATIOS["reference"]
 """The times whose ratio is the speed in the foreign layout, as a fraction of the class at home there: RRE's, RE's."""
 
 
-def _ok(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[(frame.status == "ok") & frame.median_us.notna()] if "status" in frame else frame
-
-
 def _named(batch: int, seq_len: int, encoding_dim: int) -> str:
     return f"B{batch} S{seq_len} E{encoding_dim}"
 
@@ -365,33 +352,31 @@ def _dtypes(frame: pd.DataFrame, wanted: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys([*wanted, *frame.dtype]))
 
 
-def _lacking(frame: pd.DataFrame, what: str) -> Verdict | None:
-    """ "Cannot be told" where a cell of the frame is missing."""
-    missing = frame.isna().any(axis=1).sum() if len(frame) else 1
-    return untold(f"{what}: {missing} of {len(frame)} cells are missing") if missing else None
+def _need(frame: pd.DataFrame, what: str) -> None:
+    """Raise `Untold` where a cell of the frame is missing."""
+    if missing := frame.isna().any(axis=1).sum() if len(frame) else 1:
+        raise Untold(f"{what}: {missing} of {len(frame)} cells are missing")
 
 
 def _compiled(inductor: pd.DataFrame) -> pd.DataFrame:
     """A row for each compilation that the record should have; where it has none, the row is empty."""
     keys = ["dtype", "direction", "contender"]
-    rows = _ok(inductor)
+    rows = timed(inductor)
     rows = rows[(rows["mode"] == "compiled") & rows.contender.isin(IMPLEMENTATIONS)].set_index(keys)
     wanted = pd.MultiIndex.from_tuples(product(_dtypes(inductor, DTYPES), DIRECTIONS, IMPLEMENTATIONS), names=keys)
     return rows.reindex(wanted).reset_index()
 
 
-def _reordering(inductor: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.DataFrame, Verdict | None]:
-    """RE compiled in pairs and in halves, by dtype and direction; and a verdict where the column has gaps."""
+def _reordering(inductor: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """RE compiled in pairs and in halves, by dtype and direction.
+
+    Raises:
+        Untold: the column has gaps.
+    """
     compiled = _compiled(inductor).set_index(["dtype", "direction"])
     plain, reordered = (compiled[compiled.contender == name] for name in ("RE llama", "RE reference"))
-    gaps = pd.DataFrame({"plain": plain[column], "reordered": reordered[column]})
-    return plain, reordered, _lacking(gaps, "RE compiled in both layouts")
-
-
-def _over(first: pd.DataFrame, second: pd.DataFrame) -> list[Interval]:
-    """The ratios of the times of two frames, row by row."""
-    pairs = zip(first.iterrows(), second.iterrows(), strict=True)
-    return [noise.time(a) / noise.time(b) for (_, a), (_, b) in pairs]
+    _need(pd.DataFrame({"plain": plain[column], "reordered": reordered[column]}), "RE compiled in both layouts")
+    return plain, reordered
 
 
 def _times(grid: pd.DataFrame, inductor: pd.DataFrame, mode: str) -> pd.DataFrame:
@@ -405,7 +390,7 @@ def _times(grid: pd.DataFrame, inductor: pd.DataFrame, mode: str) -> pd.DataFram
         for name, (frame, cells, dtypes) in sets.items()
         for dtype, direction, shape in product(_dtypes(frame, dtypes), DIRECTIONS, cells)
     ]
-    rows = pd.concat([_ok(frame).assign(shapes=name) for name, (frame, *_) in sets.items()])
+    rows = pd.concat([timed(frame).assign(shapes=name) for name, (frame, *_) in sets.items()])
     rows = rows[(rows["mode"] == mode) & rows.contender.isin(IMPLEMENTATIONS)]
     keys = [*_PART, *SHAPE]
     found = pd.Series(
@@ -433,8 +418,7 @@ def _sized(claim: Claim, times: pd.DataFrame, stated: dict[tuple[str, str], floa
         times: as of ``_times``.
         stated: numerator and denominator -> the stated mean.
     """
-    if verdict := _lacking(times[list({name for pair in stated for name in pair})], "times"):
-        return verdict
+    _need(times[list({name for pair in stated for name in pair})], "times")
     verdicts, words = [], []
     for (over, under), number in stated.items():
         means = _means(_ratio(times, over, under))
@@ -482,7 +466,7 @@ def _logged_ratios(summary: pd.DataFrame, ratio: str) -> float:
 
 def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median_us") -> float:
     """Mean over the forward cells of the time compiled over that of eager."""
-    rows = _ok(frame)[_ok(frame).contender == contender]
+    rows = frame[is_right(frame) & (frame.contender == contender)]
     if "direction" in rows:
         rows = rows[rows.direction == "forward"]
     wide = rows.pivot_table(index=SHAPE, columns="mode", values=value)

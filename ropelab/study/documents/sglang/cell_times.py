@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ropelab.bench.rows import is_right
 from ropelab.bench.workloads import Workload
 from ropelab.study.documents.sglang.contenders import (
     FLASH,
@@ -29,11 +30,6 @@ def ran(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[~frame.status.str.startswith("not run")]
 
 
-def ok(frame: pd.DataFrame) -> pd.DataFrame:
-    """The timed rows."""
-    return frame[(frame.status == "ok") & frame.median_us.notna()]
-
-
 def rows_of(frame: pd.DataFrame, cells: Sequence[Workload], contender: str) -> pd.DataFrame:
     """The contender's rows, by cell and layout, in the order of the cells; empty if one is missing or was not run."""
     keys = [(cell.name, cell.layout) for cell in cells]
@@ -50,7 +46,7 @@ def times_of(frame: pd.DataFrame, cells: Sequence[Workload], *contenders: str) -
     columns = {}
     for name in contenders:
         rows = rows_of(frame, cells, name)
-        right = rows.status == "ok"
+        right = is_right(rows)
         if rows.empty or not (name in PACKAGES or right.all()):
             return pd.DataFrame()
         columns[name] = pd.Series([noise.time(row) for _, row in rows[right].iterrows()], rows.index[right], object)

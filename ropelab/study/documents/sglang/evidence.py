@@ -9,13 +9,14 @@ import torch
 
 from ropelab import reference, rotary_table
 from ropelab.bench.records import ROOT
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import operators
 from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
 from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
-from ropelab.study.engine.ledger import Unavailable, evidence
+from ropelab.study.engine.computed import evidence
 
 DOCUMENTS = ROOT / "data" / "documents"
 

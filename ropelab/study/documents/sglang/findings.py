@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from ropelab.bench import records
+from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH_FULL, OURS, OURS_CACHE
 from ropelab.study.documents.sglang.steps import (
@@ -18,7 +19,8 @@ from ropelab.study.documents.sglang.steps import (
     timed_alike,
     timer,
 )
-from ropelab.study.plots import drawing
+from ropelab.study.engine.words import listed, value_range
+from ropelab.study.plots.drawing import copies
 
 
 def flags() -> str:
@@ -36,8 +38,8 @@ def protocol(protocols: pd.DataFrame) -> str:
     parts = []
     for peer, name in NAMES.items():
         found = ratios(protocols, peer)
-        fair = [f"{_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
-        parts.append(f"{name} {_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
+        fair = [f"{value_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
+        parts.append(f"{name} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
     said = f"Times of the peers over that of the first version's kernel (model): {'; '.join(parts)}."
     repeated = timer(protocols)
     return f"{said} The timer is itself part of that: {repeated}." if repeated else said
@@ -47,13 +49,13 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
     parts = []
     grids = (("first", timed_alike(protocols), measure.FIRST_GRID_CELLS), ("later", second, measure.SECOND_GRID_CELLS))
     for name, frame, all_cells in grids:
-        times = fastest_persistent(drawing.timed(frame))
+        times = fastest_persistent(timed(frame))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]
         table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
         behind = ours / table.drop(columns=[OURS, OURS_CACHE]).min(axis=1)
         ahead = table[behind > 1].idxmin(axis=1).unique()
-        most = f" (elsewhere {_list(ahead)}, by up to {behind.max() - 1:.0%})" if len(ahead) else ""
+        most = f" (elsewhere {listed(ahead)}, by up to {behind.max() - 1:.0%})" if len(ahead) else ""
         measured = f"{len(behind)} measured cells of the {name} grid's {all_cells}"
         parts.append(f"{(behind <= 1).sum()} of the {measured}{most}")
     return f"ropelab's operators are the fastest in {'; in '.join(parts)}."
@@ -61,57 +63,71 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
 
 def low_tokens(low: pd.DataFrame) -> str | None:
     cell = ["layout", "seq_len"]
-    times = drawing.timed(low[low.family == "ropelab"])
+    times = timed(low[low.family == "ropelab"])
     table = times.pivot_table(index=cell, columns="policy", values="median_us")
     if not {"on", "off"} <= set(table):
         return None
     best = times.groupby(cell).median_us.min()
-    copy = drawing.copies(drawing.timed(low)).groupby(cell).median_us.min()
+    copy = copies(timed(low)).groupby(cell).median_us.min()
     return (
-        f"With {_list(dict.fromkeys(times.seq_len))} tokens ropelab's launch policy is worth "
-        f"{_range(table['off'] / table['on'])}x; the best division of the heads that was tried would be worth "
-        f"{_range(table['on'] / best)}x more, and a copy takes {_range(copy / table['on'])} of its time."
+        f"With {listed(dict.fromkeys(times.seq_len))} tokens ropelab's launch policy is worth "
+        f"{value_range(table['off'] / table['on'])}x; the best division of the heads that was tried would be worth "
+        f"{value_range(table['on'] / best)}x more, and a copy takes {value_range(copy / table['on'])} of its time."
+    )
+
+
+def aligned_parts(parts: pd.DataFrame) -> str:
+    """The number of parts of heads and tables that 16-byte accesses can read, from the evidence sglang_alignment."""
+    return (
+        f"{parts.aligned.sum()} of {len(parts)} parts of heads and tables, of the document's head sizes and 96, lie at "
+        "multiples of 16 bytes"
     )
 
 
 def vector_widths(widths: pd.DataFrame) -> str:
-    times = drawing.timed(widths)
+    times = timed(widths)
     aligned = times[times.offset_bytes == 0].pivot_table(index="layout", columns="access_bytes", values="median_us")
     ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
-    parts = evidence.alignment()
     return (
-        f"16-byte accesses make the model {_range(aligned[2] / aligned[16])} times as fast as 2-byte ones. Tensors "
-        f"that begin 2 bytes off make ropelab {_range(ours[ours.columns.max()] / ours[0])} times as slow; "
-        f"{parts.aligned.sum()} of {len(parts)} parts of heads and tables of the document's sizes lie at 16 bytes."
+        f"16-byte accesses make the model {value_range(aligned[2] / aligned[16])} times as fast as 2-byte ones. "
+        f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow; "
+        f"{aligned_parts(evidence.alignment())}."
     )
 
 
 def head_sizes(sizes: pd.DataFrame) -> str:
-    ours = sizes[(sizes.contender == OURS) & (sizes.status == "ok")]
-    reached = _range(ours.fraction_of_copy)
-    return f"ropelab rotates heads of {_list(sorted(set(ours.head_dim)))} features at {reached} of a copy."
+    ours = sizes[(sizes.contender == OURS) & is_right(sizes)]
+    reached = value_range(ours.fraction_of_copy)
+    return f"ropelab rotates heads of {listed(sorted(set(ours.head_dim)))} features at {reached} of a copy."
 
 
 def diffusion(frame: pd.DataFrame) -> str:
-    table = drawing.timed(frame).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
+    table = timed(frame).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
     parts = [f"{cell} {row[OURS]:.1f} µs, first version (model) {row[DOCUMENT]:.1f}" for cell, row in table.iterrows()]
     said = f"Diffusion shapes, ropelab in place: {'; '.join(parts)}."
     if DOCUMENT_CAST in table:
-        factor = _range(table[DOCUMENT_CAST] / table[DOCUMENT])
+        factor = value_range(table[DOCUMENT_CAST] / table[DOCUMENT])
         said += f" Converting its tables in every call makes that {factor} times as long."
     return said
 
 
-def end_to_end() -> str:
-    (kernel,) = evidence.published_kernel().itertuples()
-    total = evidence.published_e2e().iloc[0]
-    percent = 100 * kernel.expected_ms / total.baseline
-    compared = "less" if percent < abs(total.change_percent) else "not less"
+def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
+    """The most that the rotation can save of an image of so many milliseconds, from the evidence
+    sglang_published_kernel."""
+    (row,) = kernel.itertuples()
     return (
-        f"If all {kernel.calls:,} calls of one image (an assumption) gain what the document claims over the positions "
-        f"API, they save {kernel.expected_ms:.0f} ms of {total.baseline:,.0f}, {percent:.1f} %: {compared} than the "
-        f"{total.change_percent:+.1f} % between its two runs. The whole rotation takes at most "
-        f"{kernel.all_ms:.0f} ms, {100 * kernel.all_ms / total.baseline:.1f} %."
+        f"if all {row.calls:,} calls of one image (an assumption) gain what the document claims over the positions "
+        f"API, they save {row.expected_ms:.0f} ms of {baseline_ms:,.0f}, {100 * row.expected_ms / baseline_ms:.2f} %, "
+        f"and the whole rotation takes at most {row.all_ms:.0f} ms, {100 * row.all_ms / baseline_ms:.1f} %"
+    )
+
+
+def end_to_end() -> str:
+    kernel, total = evidence.published_kernel(), evidence.published_e2e().iloc[0]
+    less = 100 * kernel.expected_ms.item() / total.baseline < abs(total.change_percent)
+    return (
+        f"The document's two runs differ by {total.change_percent:+.1f} %; {share_of_image(kernel, total.baseline)}. "
+        f"The gain is {'less' if less else 'not less'} than that difference."
     )
 
 
@@ -135,11 +151,3 @@ def sentence(name: str, where: records.Where = records.MEASUREMENTS) -> str | No
         return say(*(record.frame for record in records.load_together(studies, where)))
     except records.Unusable:
         return None
-
-
-def _range(values: pd.Series) -> str:
-    return drawing.value_range(values, ".2f")
-
-
-def _list(values) -> str:
-    return ", ".join(map(str, values))

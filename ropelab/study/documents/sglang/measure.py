@@ -20,6 +20,7 @@ from ropelab.angles.rope_parameters import axial_rope
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
+from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
@@ -47,7 +48,6 @@ from ropelab.study.documents.sglang.contenders import (
     THIRD_OFF,
     VLLM,
 )
-from ropelab.study.engine.ledger import Unavailable
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 ROUNDS, SMOKE_ROUNDS = 9, 3

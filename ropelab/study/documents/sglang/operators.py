@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from ropelab.bench import packages
+from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import join, pairs
-from ropelab.study.engine.ledger import Unavailable
 
 
 def document(

@@ -7,16 +7,16 @@ the rules for their supported shapes need no model.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from statistics import median
 
 import pandas as pd
 
+from ropelab.bench.rows import is_right, timed
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.documents.sglang import evidence, measure
-from ropelab.study.documents.sglang.cell_times import by_configuration, ok, ran, ratio, ratios_of, rows_of, times_of
+from ropelab.study.documents.sglang import evidence, findings, measure
+from ropelab.study.documents.sglang.cell_times import by_configuration, ran, ratio, ratios_of, rows_of, times_of
 from ropelab.study.documents.sglang.contenders import (
     DOCUMENT,
     DOCUMENT_CAST,
@@ -39,10 +39,11 @@ from ropelab.study.documents.sglang.models import FEW_TOKENS
 from ropelab.study.documents.sglang.steps import STEP_NAMES, STEPS, ratios, timed_alike, timer
 from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
-from ropelab.study.engine.judging import above, below, counted, size, sizes
+from ropelab.study.engine.judging import above, below, counted, longer, needed, size, sizes
 from ropelab.study.engine.ledger import rule
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Verdict, fact, untold
+from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Untold, Verdict, fact, untold
+from ropelab.study.engine.words import how_many, listed, value_range
 
 LAYERS = 32
 """So many layers of a language model share one gather of the tables of a step: those of Llama 3 8B, whose heads are the
@@ -67,17 +68,16 @@ AHEAD_OF_TIME = "the model is that of a kernel compiled ahead of time; the docum
 def takes_every_shape(claim: Claim, shapes: pd.DataFrame, flags: pd.DataFrame) -> Verdict:
     theirs = shapes[shapes.operator == THEIR_OPERATOR]
     claimed = theirs[theirs.claimed]
-    listed = set(product((2, 3), LAYOUTS, ("4/4", "4/2", "4/1")))
-    if set(claimed[["rank", "layout", "heads"]].itertuples(index=False, name=None)) != listed:
-        return untold(claim.needs)
+    expected = set(product((2, 3), LAYOUTS, ("4/4", "4/2", "4/1")))
+    if set(claimed[["rank", "layout", "heads"]].itertuples(index=False, name=None)) != expected:
+        raise Untold(claim.needs)
     right = claimed.outcome == "right"
     remarks = [f"{row.rank}-D, {row.layout}, {row.heads}: {row.outcome}" for row in claimed[~right].itertuples()]
     flagged = flags[(flags.implementation == THEIR_OPERATOR) & (flags.formula != flags.says)]
     for row in flagged.head(1).itertuples():
         same_flag = flags[(flags.flag == row.flag) & (flags.value == row.value) & (flags.formula == row.says)]
-        remarks.append(
-            f"{row.flag} = {row.value} rotates {row.formula}, where {_list(same_flag.implementation)} rotate {row.says}"
-        )
+        others = listed(same_flag.implementation)
+        remarks.append(f"{row.flag} = {row.value} rotates {row.formula}, where {others} rotate {row.says}")
     for outcome, effect in (("wrong", "rotate the wrong features"), (OUT_OF_BOUNDS, "rotate features past the head")):
         for row in theirs[(theirs.outcome == outcome) & ~theirs.claimed].head(1).itertuples():
             remarks.append(
@@ -91,20 +91,20 @@ def takes_every_shape(claim: Claim, shapes: pd.DataFrame, flags: pd.DataFrame) -
 @rule("SG-02", "sglang_head_sizes", basis=Basis.PACKAGE)
 def others_leave_sizes_out(claim: Claim, by_size: pd.DataFrame) -> Verdict:
     """A cell is a package that was run at the head size that the claim names."""
-    (named,) = _numbers(claim)
+    (named,) = map(float, claim.numbers)
     rows = ran(by_size)
     at_named = rows[(rows.head_dim == named) & rows.contender.isin((*EARLIER, SGL_KERNEL, REAL_VLLM))]
     if not set(EARLIER) <= set(at_named.contender):
-        return untold(claim.needs)
-    left_out = rows[(rows.status != "ok") & rows.contender.isin(at_named.contender)].groupby("contender").head_dim
-    said = {name: _list(sorted(set(dims))) for name, dims in left_out}
-    return counted(list(at_named.status != "ok"), claim.quantifier).said(
+        raise Untold(claim.needs)
+    left_out = rows[~is_right(rows) & rows.contender.isin(at_named.contender)].groupby("contender").head_dim
+    said = {name: listed(sorted(set(dims))) for name, dims in left_out}
+    return counted(list(~is_right(at_named)), claim.quantifier).said(
         "; ".join(
             f"{name} leaves out {said.get(name, 'none')} of {rows[rows.contender == name].head_dim.nunique()}"
             for name in at_named.contender
         ),
-        f"{named:g} runs in {_list(at_named[at_named.status == 'ok'].contender)}",
-        f"not run: {_list(by_size.contender[by_size.status.str.startswith('not run')])}",
+        f"{named:g} runs in {listed(at_named[is_right(at_named)].contender)}",
+        f"not run: {listed(by_size.contender[by_size.status.str.startswith('not run')])}",
     )
 
 
@@ -112,13 +112,11 @@ def others_leave_sizes_out(claim: Claim, by_size: pd.DataFrame) -> Verdict:
 def runs_uncommon_sizes(claim: Claim, by_size: pd.DataFrame) -> Verdict:
     """A cell is a head size that is no power of two, in a layout."""
     uncommon = [cell for cell in measure.head_size_cells() if cell.head_dim & (cell.head_dim - 1)]
-    rows = rows_of(by_size, uncommon, DOCUMENT)
-    if rows.empty:
-        return untold(claim.needs)
-    runs = rows.status == "ok"
-    measured = f"{_list(sorted(set(rows[runs].head_dim)))} run and are right"
+    rows = needed(rows_of(by_size, uncommon, DOCUMENT), claim.needs)
+    runs = is_right(rows)
+    measured = f"{listed(sorted(set(rows[runs].head_dim)))} run and are right"
     if runs.any():
-        measured += f", at {_range(rows[runs].fraction_of_copy)} of a copy"
+        measured += f", at {value_range(rows[runs].fraction_of_copy)} of a copy"
     return counted(list(runs), claim.quantifier).said(measured, "the kernel's source takes any size")
 
 
@@ -128,21 +126,18 @@ def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFr
     half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]
     tested = sources[sources.tolerance.notna()]
     if half.dtype.nunique() < 2 or tested.empty:
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     tolerance = float(tested.tolerance.iloc[0])
     found = [difference < tolerance for name in ("difference", "fused") for difference in half[name]]
     more, drift = 100 * (half.exact / half.same - 1), half.float32_angles / half.exact
     worst = half.loc[drift.idxmax()]
-    measured = (
-        f"at most {half[['difference', 'fused']].max(axis=None):.2g} from the reference, with and without fused "
-        f"multiply-adds; its test allows {tolerance:g}; relative error: "
-    )
-    measured += ", ".join(f"{name} {_range(rows.same, '.1e')}" for name, rows in accuracy.groupby("dtype", sort=False))
+    errors = listed(f"{name} {value_range(rows.same, '.1e')}" for name, rows in accuracy.groupby("dtype", sort=False))
     return counted(found, claim.quantifier).said(
-        measured,
+        f"at most {half[['difference', 'fused']].max(axis=None):.2g} from the reference, with and without fused "
+        f"multiply-adds; its test allows {tolerance:g}; relative error: {errors}",
         "products of two 16-bit numbers are exact in float32, so kernels that add them there round to the same bits",
         "a reference with the same tables does not show the cost of rounding them: against exact tables the error "
-        f"is {_range(more, '.0f')} % larger",
+        f"is {value_range(more, '.0f')} % larger",
         "tables from float32 angles, as its benchmark makes them, add to it far out "
         f"({worst['dtype']} at position {worst.position:,}: {drift.max():.3g} times the error)",
         f"its test rotates only {tested.layouts.iloc[0]}: the other layout was never compared"
@@ -154,10 +149,9 @@ def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFr
 @rule("SG-11", "sglang_head_sizes", basis=Basis.PACKAGE)
 def flashinfer_is_limited(claim: Claim, by_size: pd.DataFrame) -> Verdict:
     """A cell is a layout, at the head size that the claim names."""
-    (named,) = _numbers(claim)
-    rows = rows_of(by_size, [cell for cell in measure.head_size_cells() if cell.head_dim == named], FLASHINFER)
-    if rows.empty:
-        return untold(claim.needs)
+    (named,) = map(float, claim.numbers)
+    cells = [cell for cell in measure.head_size_cells() if cell.head_dim == named]
+    rows = needed(rows_of(by_size, cells, FLASHINFER), claim.needs)
     own, newest = (ran(by_size[by_size.contender == name]) for name in (FLASHINFER, FLASHINFER_NEWEST))
     return counted(list(rows.status.str.startswith("failed")), claim.quantifier).said(
         _where_it_fails(own), f"in place, the newest version {_where_it_fails(newest)}" if len(newest) else ""
@@ -183,7 +177,8 @@ def faster_than_vllm(claim: Claim, protocols: pd.DataFrame) -> Verdict:
     effects = {name: list(times[REAL_VLLM] / times[name]) for name in (DOCUMENT, DOCUMENT_GATHER)}
     verdicts = [size(x, min(max(x.value, stated.low), stated.high)) for found in effects.values() for x in found]
     return sizes(verdicts, claim.quantifier, claim.needs).said(
-        f"{_range(effects[DOCUMENT])}x in {len(times)} cells, with the same gather {_range(effects[DOCUMENT_GATHER])}x",
+        f"{value_range(effects[DOCUMENT])}x in {len(times)} cells, with the same gather "
+        f"{value_range(effects[DOCUMENT_GATHER])}x",
         alone,
     )
 
@@ -195,15 +190,13 @@ def faster_than_flash_attention(claim: Claim, protocols: pd.DataFrame, moved: pd
     "Up to" is the largest of the first grid.
     """
     stated = evidence.published_speedups().low["SG-05"]
-    times = times_of(timed_alike(protocols), measure.first_cells(), DOCUMENT, FLASH, FLASH_PACKED)
-    if times.empty:
-        return untold(claim.needs)
+    times = needed(times_of(timed_alike(protocols), measure.first_cells(), DOCUMENT, FLASH, FLASH_PACKED), claim.needs)
     effects = {name: list(times[name] / times[DOCUMENT]) for name in (FLASH_PACKED, FLASH)}
     most = {name: max(found, key=lambda x: x.value) for name, found in effects.items()}
     steps = ratios(protocols, FLASH_FULL)
     measured = "; ".join(
         f"{name} takes at most {largest} times as long, median {median(x.value for x in effects[name]):.2f}, longer in "
-        f"{_how_many(above(x, 1) for x in effects[name])}"
+        f"{how_many(longer(effects[name]))}"
         for name, largest in most.items()
     )
     published = ", ".join(
@@ -213,7 +206,7 @@ def faster_than_flash_attention(claim: Claim, protocols: pd.DataFrame, moved: pd
     return sizes([size(x, max(stated, x.value)) for x in most.values()], claim.quantifier, claim.needs).said(
         measured,
         f"at most, by protocol: {published}",
-        f"its benchmark lets flash-attn move {_range(moved[moved.contender == FLASH].over)} times the bytes",
+        f"its benchmark lets flash-attn move {value_range(moved[moved.contender == FLASH].over)} times the bytes",
         timer(protocols),
     )
 
@@ -221,9 +214,7 @@ def faster_than_flash_attention(claim: Claim, protocols: pd.DataFrame, moved: pd
 @rule("SG-09", "sglang_diffusion", "sglang_published_kernel", basis=Basis.MODEL)
 def second_version_is_faster(claim: Claim, diffusion: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     cells = [cell for cell in measure.diffusion_cells() if cell.name == measure.QWEN_IMAGE]
-    times = times_of(diffusion, cells, DOCUMENT, SECOND, THIRD)
-    if times.empty:
-        return untold(claim.needs)
+    times = needed(times_of(diffusion, cells, DOCUMENT, SECOND, THIRD), claim.needs)
     (first, second, third), (row,) = times.iloc[0], published.itertuples()
     tokens = int(rows_of(diffusion, cells, SECOND).seq_len.iloc[0])
     return size(first / second, row.ratio, digits=3).said(
@@ -254,9 +245,9 @@ def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
         found.append(noise.mean(means[SECOND]))
         said.append(
             f"{name} takes {found[-1]} times as long as the second version (mean of {len(means[SECOND])} "
-            f"configurations; {_range(cells)} by cell, above 1 in {_how_many(above(x, 1) for x in cells)}) and "
+            f"configurations; {value_range(cells)} by cell, above 1 in {how_many(longer(cells))}) and "
             f"{noise.mean(means[THIRD])} times as long as the third; {name} finds its rows by itself: gathering them "
-            f"makes the first version take {_range(times[DOCUMENT_GATHER] / times[DOCUMENT])} times as long"
+            f"makes the first version take {value_range(times[DOCUMENT_GATHER] / times[DOCUMENT])} times as long"
         )
     return sizes([size(effect, stated) for effect in found], claim.quantifier, claim.needs).said(
         "; ".join(said), "the second version reads bf16 two bytes at a time, FlashInfer and the third 16"
@@ -266,7 +257,7 @@ def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
 @rule("SG-17", "sglang_second_grid", basis=Basis.MODEL)
 def flashinfer_is_mostly_slower(claim: Claim, second: pd.DataFrame) -> Verdict:
     effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
-    return _most([above(x, 1) for x in effects], claim.needs).said(_against_third(effects), AHEAD_OF_TIME)
+    return _most(longer(effects), claim.needs).said(_against_third(effects), AHEAD_OF_TIME)
 
 
 @rule("SG-18", "sglang_second_grid", basis=Basis.MODEL)
@@ -274,7 +265,7 @@ def flashinfer_is_never_faster(claim: Claim, second: pd.DataFrame) -> Verdict:
     effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
     faster = [below(x, 1) for x in effects]
     found = [None if x is None else not x for x in faster]
-    measured = f"{_against_third(effects)}, shorter in {_how_many(faster)}"
+    measured = f"{_against_third(effects)}, shorter in {how_many(faster)}"
     return counted(found, claim.quantifier, claim.needs).said(measured, AHEAD_OF_TIME)
 
 
@@ -294,14 +285,14 @@ def helps_language_models(claim: Claim, protocols: pd.DataFrame) -> Verdict:
             )
             found.setdefault(name, []).append(row[name] / shared)
     eager = found.pop(EAGER, [])
-    helped = [above(x, 1) for effects in found.values() for x in effects]
+    helped = [x for effects in found.values() for x in longer(effects)]
     said = [
-        f"{name} takes {_range(effects)} times as long as the third version with GQA and MQA, longer in "
-        f"{_how_many(above(x, 1) for x in effects)}; a gather is shared by {LAYERS} layers"
+        f"{name} takes {value_range(effects)} times as long as the third version with GQA and MQA, longer in "
+        f"{how_many(longer(effects))}; a gather is shared by {LAYERS} layers"
         for name, effects in found.items()
     ]
     return counted(helped, claim.quantifier, claim.needs).said(
-        "; ".join(said), f"plain torch takes {_range(eager)} times as long" if eager else ""
+        "; ".join(said), f"plain torch takes {value_range(eager)} times as long" if eager else ""
     )
 
 
@@ -311,18 +302,18 @@ def helps_language_models(claim: Claim, protocols: pd.DataFrame) -> Verdict:
 @rule("SG-07", "sglang_vector_widths", basis=Basis.MODEL)
 def wide_loads_help(claim: Claim, widths: pd.DataFrame) -> Verdict:
     """A cell is a layout, at addresses that are multiples of 16 bytes."""
-    aligned = ok(widths[widths.offset_bytes == 0]).set_index(["layout", "access_bytes"])
+    aligned = timed(widths[widths.offset_bytes == 0]).set_index(["layout", "access_bytes"])
     if not set(product(LAYOUTS, (2, 16))) <= set(aligned.index):
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     gain = {layout: ratio(aligned, (layout, 2), (layout, 16)) for layout in LAYOUTS}
     fractions = aligned[aligned.index.get_level_values("access_bytes") == 16].fraction_of_copy
-    widest = ok(widths[widths.pairs_per_thread == widths.pairs_per_thread.max()])
+    widest = timed(widths[widths.pairs_per_thread == widths.pairs_per_thread.max()])
     offset = widest.pivot_table(index="layout", columns=widest.offset_bytes > 0, values="median_us")
-    return counted([above(x, 1) for x in gain.values()], claim.quantifier, claim.needs).said(
+    return counted(longer(gain.values()), claim.quantifier, claim.needs).said(
         "16-byte over 2-byte accesses: "
         + ", ".join(f"{layout} {x}x" for layout, x in gain.items())
-        + f", then at {_range(fractions)} of a copy",
-        f"2 bytes off a multiple of 16 they take {_range(offset[True] / offset[False])} times as long"
+        + f", then at {value_range(fractions)} of a copy",
+        f"2 bytes off a multiple of 16 they take {value_range(offset[True] / offset[False])} times as long"
         if len(offset.T) == 2
         else "",
     )
@@ -331,30 +322,30 @@ def wide_loads_help(claim: Claim, widths: pd.DataFrame) -> Verdict:
 @rule("SG-08", "sglang_low_tokens", basis=Basis.MODEL)
 def few_tokens_leave_processors_idle(claim: Claim, low: pd.DataFrame) -> Verdict:
     """A cell is a layout, a number of tokens and a number of blocks a token: one leaves some idle, more are faster."""
-    rows = ok(low[low.family == "model"])
+    rows = timed(low[low.family == "model"])
     rows = rows.assign(per_token=rows.blocks // rows.seq_len).set_index(["layout", "seq_len", "per_token"])
     cells = list(product(LAYOUTS, measure.LOW_TOKENS, measure.BLOCKS_A_TOKEN))
     if not set(cells) <= set(rows.index):
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     divided = [(*cell, tiles) for *cell, tiles in cells if tiles > 1]
     gain = [ratio(rows, (layout, tokens, 1), (layout, tokens, tiles)) for layout, tokens, tiles in divided]
     one = rows.xs(1, level="per_token")
     idle = {key: row.blocks < row.multiprocessors for key, row in one.iterrows()}
     found = [above(x, 1) if idle[cell[:2]] else False for x, cell in zip(gain, divided, strict=True)]
     return counted(found, claim.quantifier, claim.needs).said(
-        f"one block a token keeps {_range(one.blocks, '.0f')} of {one.multiprocessors.iloc[0]:.0f} multiprocessors "
-        f"busy; divided, {_list(measure.LOW_TOKENS)} tokens are {_range(gain)} times as fast"
+        f"one block a token keeps {value_range(one.blocks, '.0f')} of {one.multiprocessors.iloc[0]:.0f} "
+        f"multiprocessors busy; divided, {listed(measure.LOW_TOKENS)} tokens are {value_range(gain)} times as fast"
     )
 
 
 @rule("SG-19", "sglang_low_tokens", basis=Basis.MODEL)
 def launch_policy_helps(claim: Claim, low: pd.DataFrame) -> Verdict:
     """A cell is a layout and a number of tokens: with its policy the second version has more blocks, and is faster."""
-    rows = ok(low[low.policy.isin(("on", "off"))]).set_index(["family", "layout", "seq_len", "policy"])
+    rows = timed(low[low.policy.isin(("on", "off"))]).set_index(["family", "layout", "seq_len", "policy"])
     few = [tokens for tokens in measure.LOW_TOKENS if tokens <= FEW_TOKENS]
     cells = list(product(LAYOUTS, few))
     if not set(product(("second", "third"), LAYOUTS, few, ("on", "off"))) <= set(rows.index):
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     gain = {
         family: [ratio(rows, (family, *cell, "off"), (family, *cell, "on")) for cell in cells]
         for family in ("second", "third")
@@ -362,8 +353,9 @@ def launch_policy_helps(claim: Claim, low: pd.DataFrame) -> Verdict:
     blocks = rows.blocks.xs("second").unstack("policy").loc[cells]
     found = [above(x, 1) if more else False for x, more in zip(gain["second"], blocks.on > blocks.off, strict=True)]
     return counted(found, claim.quantifier, claim.needs).said(
-        f"{_range(blocks.on, '.0f')} blocks instead of {_range(blocks.off, '.0f')}, {_range(gain['second'])} times as "
-        f"fast up to {FEW_TOKENS} tokens; the third version's policy {_range(gain['third'])}"
+        f"{value_range(blocks.on, '.0f')} blocks instead of {value_range(blocks.off, '.0f')}, "
+        f"{value_range(gain['second'])} times as fast up to {FEW_TOKENS} tokens; the third version's policy "
+        f"{value_range(gain['third'])}"
     )
 
 
@@ -374,14 +366,14 @@ def simpler_is_enough(claim: Claim, protocols: pd.DataFrame, diffusion: pd.DataF
     cells = [*measure.first_cells(), *measure.diffusion_cells()]
     variants = [peer.name for peer in PERSISTENT_PEERS]
     times = times_of(pd.concat([timed_alike(protocols), diffusion]), cells, THIRD, *variants)
-    slower = {name: [above(x, 1) is True for x in times[name] / times[THIRD]] for name in variants if len(times)}
+    slower = {name: [x is True for x in longer(times[name] / times[THIRD])] for name in variants if len(times)}
     tokens = {cell.name: cell.batch * cell.seq_len for cell in cells}
     said = []
     for name, found in slower.items():
         first = min((tokens[cell] for (cell, _), x in zip(times.index, found, strict=True) if x), default=None)
         said.append(
-            f"{name} a multiprocessor: {_range(times[THIRD] / times[name])} times as fast as the third version, slower "
-            f"in {_how_many(found)}" + (f", the smallest of {first:,} tokens" if first else "")
+            f"{name} a multiprocessor: {value_range(times[THIRD] / times[name])} times as fast as the third version, "
+            f"slower in {how_many(found)}" + (f", the smallest of {first:,} tokens" if first else "")
         )
     enough = [not x for found in slower.values() for x in found]
     return counted(enough, claim.quantifier, claim.needs).said(
@@ -392,13 +384,11 @@ def simpler_is_enough(claim: Claim, protocols: pd.DataFrame, diffusion: pd.DataF
 @rule("SG-13", "sglang_diffusion", basis=Basis.MODEL)
 def keeping_tables_saves(claim: Claim, diffusion: pd.DataFrame) -> Verdict:
     cells = measure.diffusion_cells()
-    times = times_of(diffusion, cells, DOCUMENT, DOCUMENT_CAST)
-    if times.empty:
-        return untold(claim.needs)
+    times = needed(times_of(diffusion, cells, DOCUMENT, DOCUMENT_CAST), claim.needs)
     effects = list(times[DOCUMENT_CAST] / times[DOCUMENT])
     cast, kept = (rows_of(diffusion, cells, name).launches.to_numpy() for name in (DOCUMENT_CAST, DOCUMENT))
-    return counted([above(x, 1) for x in effects], claim.quantifier, claim.needs).said(
-        f"converting adds {_range(cast - kept, '.0f')} launches and makes a call take longer: "
+    return counted(longer(effects), claim.quantifier, claim.needs).said(
+        f"converting adds {value_range(cast - kept, '.0f')} launches and makes a call take longer: "
         + ", ".join(f"{x} times at {cell}" for (cell, _), x in zip(times.index, effects, strict=True)),
         "the call with the conversion contains the call without it, so only the size of the difference is open",
     )
@@ -410,9 +400,9 @@ def keeping_tables_saves(claim: Claim, diffusion: pd.DataFrame) -> Verdict:
 @rule("SG-06", "sglang_sources", basis=Basis.SOURCE)
 def helper_is_there_twice(claim: Claim, sources: pd.DataFrame) -> Verdict:
     if len(sources) < 2:
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     defining = sources[sources.defines]
-    where = _list(f"{row.file} at {row.commit[:8]}" for row in defining.itertuples())
+    where = listed(f"{row.file} at {row.commit[:8]}" for row in defining.itertuples())
     return fact(len(defining) > 1).said(f"{sources.helper.iloc[0]} is defined in {where}")
 
 
@@ -423,23 +413,19 @@ def end_to_end_is_unchanged(claim: Claim, e2e: pd.DataFrame, kernel: pd.DataFram
     total, stages = e2e[e2e.row == "E2E Latency"], e2e[e2e.row != "E2E Latency"]
     untouched = stages[stages.row != "DenoisingStage"]
     if total.empty or untouched.empty:
-        return untold(claim.needs)
-    (total,), (row,) = total.itertuples(), kernel.itertuples()
+        raise Untold(claim.needs)
+    (total,) = total.itertuples()
     together = 100 * abs(untouched.change_ms.sum()) / untouched.baseline.sum()
     alone = (100 * (untouched.change_ms.abs() - 0.01).clip(lower=0) / untouched.baseline).max()
     change, (least, most) = abs(total.change_percent), sorted((together, alone))
-    expected, everything = (100 * value / total.baseline for value in (row.expected_ms, row.all_ms))
     verdict = untold(claim.needs) if least < change <= most else fact(change <= least)
     return verdict.said(
         f"{total.change_percent:+.2f} % as a whole, {stages.change_ms.sum():+.0f} ms in the stages; stages that the "
         f"change does not touch differ by {together:.1f} % in sum and up to {alone:.1f} % each",
-        f"assuming {row.calls:,} calls an image, a kernel as much faster as claimed saves {row.expected_ms:.0f} ms, "
-        f"{expected:.2f} %, and all of the rotation is {everything:.1f} %"
-        + (
-            ": the two runs differ by more than that gain, so they say nothing about the kernel"
-            if expected < change
-            else ""
-        ),
+        findings.share_of_image(kernel, total.baseline),
+        "the two runs differ by more than that gain, so they say nothing about the kernel"
+        if 100 * kernel.expected_ms.item() / total.baseline < change
+        else "",
         "the document has one run of each; repeated runs would show the variance",
     )
 
@@ -449,8 +435,8 @@ def throughput_is_unchanged(claim: Claim, e2e: pd.DataFrame) -> Verdict:
     """One image at a time: the printed throughput is the reciprocal of the printed latency, rounded."""
     total = e2e[e2e.row == "E2E Latency"]
     if total.empty:
-        return untold(claim.needs)
-    (row,), printed = total.itertuples(), _numbers(claim)
+        raise Untold(claim.needs)
+    (row,), printed = total.itertuples(), list(map(float, claim.numbers))
     found = [1000 / row.baseline, 1000 / row.new]
     return fact(printed[0] == printed[1] and [round(x, 2) for x in found] == printed).said(
         f"the latencies are {found[0]:.4f} and {found[1]:.4f} images a second",
@@ -461,14 +447,13 @@ def throughput_is_unchanged(claim: Claim, e2e: pd.DataFrame) -> Verdict:
 @rule("SG-20", "sglang_alignment", basis=Basis.DOCUMENT)
 def heads_are_aligned(claim: Claim, alignment: pd.DataFrame) -> Verdict:
     """A cell is a head size of the document's benchmarks, in 16-bit numbers."""
-    (least,) = _numbers(claim)
+    (least,) = map(float, claim.numbers)
     heads = alignment[(alignment.part == "head") & alignment.listed]
     aligned = heads.multiple >= least
     return _most(list(aligned), claim.needs).said(
-        f"at multiples of {least:g} bytes: heads of {_list(heads[aligned].head_dim)} features in 16 bits, not of "
-        f"{_list(heads[~aligned].head_dim)}",
-        f"{alignment.aligned.sum()} of {len(alignment)} parts of heads and tables, of these and further sizes, lie at "
-        "multiples of 16 bytes",
+        f"at multiples of {least:g} bytes: heads of {listed(heads[aligned].head_dim)} features in 16 bits, not of "
+        f"{listed(heads[~aligned].head_dim)}",
+        findings.aligned_parts(alignment),
     )
 
 
@@ -480,9 +465,9 @@ def aligned_vector_is_wide(claim: Claim, instructions: pd.DataFrame) -> Verdict:
     """Columns form, dtype, load_bytes and store_bytes of the widest accesses in the machine code."""
     bytes_ = instructions.set_index(["form", "dtype"])[["load_bytes", "store_bytes"]].min(axis=1).unstack("form")
     if not {"float4", "AlignedVector"} <= set(bytes_) or bytes_.isna().any(axis=None):
-        return untold(claim.needs)
+        raise Untold(claim.needs)
     found = list(bytes_["AlignedVector"] >= bytes_["float4"])
-    return counted(found, claim.quantifier).said(f"{_range(bytes_['AlignedVector'], '.0f')} bytes an access")
+    return counted(found, claim.quantifier).said(f"{value_range(bytes_['AlignedVector'], '.0f')} bytes an access")
 
 
 @rule("SG-23", "sglang_rocm_tests", basis=Basis.CODE)
@@ -498,7 +483,7 @@ def rocm_is_repaired(claim: Claim, tests: pd.DataFrame) -> Verdict:
 def benchmark_is_fairer(claim: Claim, flaws: pd.DataFrame) -> Verdict:
     """Columns flaw, before and after (whether the files have it); a cell is a flaw that they had."""
     had = flaws[flaws.before]
-    return counted(list(~had.after), claim.quantifier, claim.needs).said(f"still there: {_list(had[had.after].flaw)}")
+    return counted(list(~had.after), claim.quantifier, claim.needs).said(f"still there: {listed(had[had.after].flaw)}")
 
 
 @rule("SG-25", "sglang_synchronize", basis=Basis.PACKAGE)
@@ -520,18 +505,9 @@ def _most(found: Sequence[bool | None], needs: str) -> Verdict:
     return FAILS if found and 2 * failing >= len(found) else untold(needs)
 
 
-def _how_many(found: Iterable[bool | None]) -> str:
-    """``"4 of 10 cells (2 cannot be told)"``."""
-    found = list(found)
-    open_ = sum(x is None for x in found)
-    return f"{sum(x is True for x in found)} of {len(found)} cells" + (f" ({open_} cannot be told)" if open_ else "")
-
-
 def _against_third(effects: list[Interval]) -> str:
-    if not effects:
-        return ""
-    longer = _how_many(above(x, 1) for x in effects)
-    return f"FlashInfer takes {_range(effects)} times as long as the third version, longer in {longer}"
+    much, often = value_range(effects), how_many(longer(effects))
+    return f"FlashInfer takes {much} times as long as the third version, longer in {often}" if effects else ""
 
 
 def _where_it_fails(rows: pd.DataFrame) -> str:
@@ -539,20 +515,5 @@ def _where_it_fails(rows: pd.DataFrame) -> str:
     for word, start in (("gives wrong results", "wrong"), ("fails", "failed")):
         some = rows[rows.status.str.startswith(start)]
         if len(some):
-            said.append(f"{word} at head sizes {_list(sorted(set(some.head_dim)))}")
+            said.append(f"{word} at head sizes {listed(sorted(set(some.head_dim)))}")
     return " and ".join(said) or "runs at every head size measured"
-
-
-def _numbers(claim: Claim) -> list[float]:
-    """The numbers that the claim's quotation prints."""
-    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", claim.quote)]
-
-
-def _range(values: Iterable[Interval | float], spec: str = ".2f") -> str:
-    numbers = [value.value if isinstance(value, Interval) else value for value in values]
-    low, high = format(min(numbers), spec), format(max(numbers), spec)
-    return low if low == high else f"{low} to {high}"
-
-
-def _list(values: Iterable) -> str:
-    return ", ".join(dict.fromkeys(str(value) for value in values)) or "none"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ropelab.bench.rows import is_right
 from ropelab.study.documents.sglang.contenders import (
     DOCUMENT,
     DOCUMENT_GATHER,
@@ -113,7 +114,7 @@ def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
 def _time(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
     """Microseconds by cell."""
     rows = protocols[
-        (protocols.status == "ok")
+        is_right(protocols)
         & (protocols.contender == timing.contender)
         & (protocols.layout == timing.layout)
         & (protocols.timer == timing.timer)

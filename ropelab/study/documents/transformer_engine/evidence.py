@@ -9,7 +9,7 @@ import pandas as pd
 from ropelab.bench.records import ROOT
 from ropelab.study.documents.transformer_engine import packings
 from ropelab.study.documents.transformer_engine.dispatch import OVERRIDE, VERSIONS, choose
-from ropelab.study.engine.ledger import evidence
+from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts, where
 
 DOCUMENTS = ROOT / "data" / "documents"

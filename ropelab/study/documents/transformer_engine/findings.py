@@ -7,13 +7,15 @@ import numpy as np
 import pandas as pd
 
 from ropelab.bench import records
+from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, NAMES, PACKAGE, SUMMED
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.noise import Interval
-from ropelab.study.plots.drawing import label, value_range
+from ropelab.study.engine.words import listed, value_range
+from ropelab.study.plots.drawing import label
 from ropelab.study.topics.performance import comparison
 
 OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
@@ -27,12 +29,11 @@ def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
 
 def intervals(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
     """The table of ``times`` with the interval of each time in place of the median."""
-    timed = kernels.status == "ok"
-    return _by_cell(kernels.assign(interval=kernels[timed].apply(noise.time, axis=1)), step, "interval")
+    return _by_cell(kernels.assign(interval=kernels[is_right(kernels)].apply(noise.time, axis=1)), step, "interval")
 
 
 def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
-    rows = kernels[(kernels.status == "ok") & (kernels.step == step)]
+    rows = kernels[is_right(kernels) & (kernels.step == step)]
     table = rows.pivot_table(index=CELL, columns="contender", values=values, aggfunc="first", sort=False)
     names = dict.fromkeys([OLD, NEW, "ropelab", *table])
     table = table.reindex(columns=list(names)).rename_axis(columns=None).reset_index()
@@ -129,16 +130,16 @@ def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def missed_words(table: pd.DataFrame, name: str) -> str:
-    """``"takes the slower grid in 3 of 9 cells, at worst 2.3 times as long"``."""
+    """``"takes the slower grid in 3 of 9 cells, at worst 2.31 times as long"``."""
     lost = missed(table, name)
-    worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.1f} times as long" if len(lost) else ""
+    worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.2f} times as long" if len(lost) else ""
     return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
 
 
 def shares(layer: pd.DataFrame) -> pd.DataFrame:
     """By n_seqs and contender: layer_us, alone_us, share (q and k alone over the layer, as the document has it) and
     added (what the layer takes beyond the one without a rotation, over the layer)."""
-    rows = layer[layer.status == "ok"]
+    rows = layer[is_right(layer)]
     table = rows.pivot_table(index=["n_seqs", "contender"], columns="what", values="median_us")
     if not {LAYER, ALONE} <= set(table):
         return pd.DataFrame(columns=["n_seqs", "contender", "layer_us", "alone_us", "share", "added"])
@@ -173,18 +174,23 @@ def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["contender", "given_us", "summed_us", "added_us", "added"]).dropna()
 
 
+def added_by_sum(kernels: pd.DataFrame, *contenders: str) -> str:
+    """The effect of the document's sum on the times of these contenders, by default of all."""
+    effects = sum_effects(kernels).sort_values("added_us")
+    rows = effects[effects.contender.isin(contenders or effects.contender)].itertuples()
+    added = listed(f"{row.added_us:+.0f} µs ({row.added:+.0%}) for {label(row.contender)}" for row in rows)
+    return (
+        f"`out.sum()` and a backward from its expanded gradient change the time by {added} (medians over the packings)"
+    )
+
+
 def sum_counts(kernels: pd.DataFrame) -> str:
     """What the sum of the document's loss adds to the times."""
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
-    effects = sum_effects(kernels).sort_values("added_us")
-    added = ", ".join(
-        f"{row.added_us:+.0f} µs ({row.added:+.0%}) for {label(row.contender)}" for row in effects.itertuples()
-    )
     return (
-        f"The document's times contain `out.sum()` and a backward from its expanded gradient. Against a given "
-        f"cotangent that makes {added} (medians over the packings). Without it the largest speed-up of the new grid "
-        f"over the old is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
+        f"The document's times contain a sum. Against a given cotangent, {added_by_sum(kernels)}. Without the sum the "
+        f"largest speed-up of the new grid over the old is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
     )
 
 
@@ -193,9 +199,7 @@ def beside_the_package(table: pd.DataFrame) -> str:
     if PACKAGE not in table or not {OLD, NEW} <= set(table):
         return ""
     ratio = (table[PACKAGE] / table[[OLD, NEW]].min(axis=1)).dropna()
-    return (
-        f"TransformerEngine itself takes {value_range(ratio, '.2f')} of the faster model's time" if len(ratio) else ""
-    )
+    return f"TransformerEngine itself takes {value_range(ratio)} of the faster model's time" if len(ratio) else ""
 
 
 def skew_counts(kernels: pd.DataFrame) -> str:
@@ -209,13 +213,19 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     )
 
 
+def block_price(fit: pd.DataFrame) -> str:
+    """The time that a block without a token takes, from the table of `dead_block_fit`."""
+    ns = fit.ns_per_dead_block
+    return f"{ns.median():.2f} ns for each dead block and pass (median; {value_range(ns)})"
+
+
 def blocks_count(kernels: pd.DataFrame) -> str:
     """What a block without a token costs."""
     fit = dead_block_fit(kernels)
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"A block that finds no token costs {fit.ns_per_dead_block.median():.2f} ns in each pass (median; "
-        f"{value_range(fit.ns_per_dead_block, '.2f')}): {row.dead_blocks:,} take {row.beyond_us / 1000:,.0f} ms."
+        f"The legacy grid takes {block_price(fit)}: {row.dead_blocks:,} dead blocks, those that find no token, take "
+        f"{row.beyond_us / 1000:,.0f} ms."
     )
 
 
@@ -233,7 +243,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
 
 def _beside_the_new_grid(layer: pd.DataFrame) -> str:
     """The whole layer with ropelab over that with the new grid, and how far a layer's own samples lie apart."""
-    whole = layer[(layer.status == "ok") & (layer.what == LAYER)].set_index("n_seqs")
+    whole = layer[is_right(layer) & (layer.what == LAYER)].set_index("n_seqs")
     by_name = {name: rows for name, rows in whole.groupby("contender")}
     if not {"ropelab", NEW, WITHOUT} <= by_name.keys():
         return ""
@@ -241,7 +251,7 @@ def _beside_the_new_grid(layer: pd.DataFrame) -> str:
     without = by_name[WITHOUT]
     spread = ((without.q80_us - without.q20_us) / without.median_us).max()
     return (
-        f"The whole layer takes with ropelab {value_range(ratio, '.2f')} of its time with the new one; the same layer "
+        f"The whole layer takes with ropelab {value_range(ratio)} of its time with the new one; the same layer "
         f"without a rotation varies by up to {spread:.1%} (between the 20 and 80 % quantiles of its samples)."
     )
 

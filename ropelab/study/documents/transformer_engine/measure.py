@@ -21,6 +21,7 @@ from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import peers, timing, varlen_models
 from ropelab.bench.compare import progress, tidy
+from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Workload
 from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
@@ -29,7 +30,6 @@ from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.transformer_engine import packings
 from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
 from ropelab.study.documents.transformer_engine.packings import Packing
-from ropelab.study.engine.ledger import Unavailable
 
 NAMES = {LEGACY: "legacy grid", LINEAR: "token-linear, reads twice"}
 """Strategy -> contender, as in the record ``packed``."""

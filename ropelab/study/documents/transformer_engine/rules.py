@@ -5,11 +5,9 @@ model. A fact of the source counts where the file itself was read: a fact that i
 tell whether the document is right.
 """
 
-import re
-from collections.abc import Sequence
-
 import pandas as pd
 
+from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine import findings, measure
 from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR
 from ropelab.study.documents.transformer_engine.evidence import THREADS
@@ -18,11 +16,11 @@ from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER
 from ropelab.study.documents.transformer_engine.measure import GIVEN, SUMMED
 from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
-from ropelab.study.engine.judging import above, counted, size, sizes
+from ropelab.study.engine.judging import counted, longer, needed, size, sizes
 from ropelab.study.engine.ledger import rule
 from ropelab.study.engine.noise import Interval, exact
-from ropelab.study.engine.verdict import Basis, Verdict, fact, untold
-from ropelab.study.plots.drawing import value_range
+from ropelab.study.engine.verdict import Basis, Untold, Verdict, fact, untold
+from ropelab.study.engine.words import by_count, followed, listed, value_range
 
 ROUTINE = (128, 512)
 """Sequences of TE-02, of 512 and of 128 tokens."""
@@ -41,9 +39,19 @@ def _timed(kernels: pd.DataFrame, query: str = "cp_size > 0", step: str = GIVEN)
     return found if len(found) == len(expected) else found.iloc[:0]
 
 
+def _table_b(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
+    """`_timed` at all counts of table B.
+
+    Raises:
+        Untold: one of them is missing.
+    """
+    needs = "both grids at all counts of table B, from a given cotangent and with sum()"
+    return needed(_timed(kernels, "part == 'table B'", step), needs)
+
+
 def _layer(layer: pd.DataFrame, published: pd.DataFrame, *whats: str) -> pd.DataFrame:
     """The intervals by n_seqs (rows), and by part of the layer and grid; no rows where one of them is missing."""
-    rows = layer[(layer.status == "ok") & layer.contender.isin((OLD, NEW)) & layer.what.isin(whats)]
+    rows = layer[is_right(layer) & layer.contender.isin((OLD, NEW)) & layer.what.isin(whats)]
     rows = rows.assign(time=[noise.time(row) for _, row in rows.iterrows()])
     table = rows.pivot_table(index="n_seqs", columns=["what", "contender"], values="time", aggfunc="first")
     wanted = pd.MultiIndex.from_product((whats, (OLD, NEW)))
@@ -56,42 +64,26 @@ def _speedup(effect: Interval, printed: float) -> Verdict:
     return fact(1.0 in effect) if 1.0 in noise.relative(printed, noise.FLOOR) else size(effect, printed, digits=3)
 
 
-def _listed(values: Sequence[Interval], counts: Sequence[int], spec: str = ".4g") -> str:
-    """``"1.881 for 128, 4.732 for 512"``."""
-    return ", ".join(f"{value.value:{spec}} for {n:,}" for value, n in zip(values, counts, strict=True))
-
-
-def _span(values: Sequence[Interval], spec: str) -> str:
-    return value_range(pd.Series([value.value for value in values]), spec)
-
-
 @rule("TE-01", "te_kernels", "te_published_b", basis=Basis.MODEL)
 def time_scales_with_blocks(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """The time beyond that of the live blocks must grow with the first power of the dead blocks, in either factor."""
     powers = findings.growth_with_blocks(kernels) if len(_timed(kernels)) else pd.DataFrame()
-    if powers.empty:
-        return untold("the old grid in all cells of te_kernels")
+    needed(powers, "the old grid in all cells of te_kernels")
     none = untold("a second cell whose time is beyond that of its live blocks")
     verdict = sizes(
         [none if power is None else size(power, 1.0, no_effect=0.0) for power in powers.power], claim.quantifier
     )
     fit, stated = findings.dead_block_fit(kernels), published.ns_per_dead_block[published.n_seqs >= 128]
-    off, shards = (fit[OLD] / fit.fitted_us - 1).abs(), _sharded(kernels)
-    measured = (
+    off = (fit[OLD] / fit.fitted_us - 1).abs()
+    shards = _timed(kernels, "part == 'context parallel' and kind == 'balanced' and cp_rank == 0")
+    each = listed(f"{row.tokens:,} tokens take {row[OLD].value:,.0f} µs" for _, row in shards.iterrows())
+    return verdict.said(
         f"with freqs or the sequences constant, the time beyond the live blocks grows with the power "
-        f"{_span(powers.power.dropna().tolist(), '.2f')} of the dead blocks; {fit.ns_per_dead_block.median():.2f} ns "
-        f"for each dead block and pass ({value_range(fit.ns_per_dead_block.dropna(), '.2f')}; table B: "
-        f"{value_range(stated, '.2f')} from 128 sequences on), and with {fit.live_us.iloc[0]:,.0f} µs for the live "
-        f"blocks this price explains {len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}"
-    )
-    return verdict.said(f"{measured}; {shards}", "few dead blocks cost less each: they hide behind live blocks")
-
-
-def _sharded(kernels: pd.DataFrame) -> str:
-    """What fewer tokens make of the time under equal blocks."""
-    rows = _timed(kernels, "part == 'context parallel' and kind == 'balanced' and cp_rank == 0")
-    return "under equal blocks " + ", ".join(
-        f"{row.tokens:,} tokens take {row[OLD].value:,.0f} µs" for _, row in rows.iterrows()
+        f"{value_range(powers.power.dropna())} of the dead blocks; {findings.block_price(fit)}, in table B "
+        f"{value_range(stated)} ns from 128 sequences on; with {fit.live_us.iloc[0]:,.0f} µs for the live blocks this "
+        f"price explains {len(fit)} cells within {off.max():.0%}, half of them within {off.median():.0%}; under equal "
+        f"blocks {each}",
+        "few dead blocks cost less each: they hide behind live blocks",
     )
 
 
@@ -105,7 +97,7 @@ def routine_shapes_lose(claim: Claim, kernels: pd.DataFrame) -> Verdict:
         f"{row.n_seqs} of {row.longest}: {value.value:.2f} with {row.freqs_len:,} rows of freqs"
         for row, value in zip(table.itertuples(), ratio, strict=True)
     ]
-    return counted([above(value, 1.0) for value in ratio], claim.quantifier, "both grids for both shapes").said(
+    return counted(longer(ratio), claim.quantifier, "both grids for both shapes").said(
         f"time of the old kernel over that of the new one, {'; '.join(told)}",
         "cut to the longest sequence, freqs leave equal sequences no block without a token, and no loss; one long "
         "sequence among them takes that remedy away (TE-14)",
@@ -118,7 +110,7 @@ def layer_speedup(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) ->
     ratio = table[LAYER, OLD] / table[LAYER, NEW]
     found = [_speedup(*pair) for pair in zip(ratio, published.stated_speedup[: len(ratio)], strict=True)]
     return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
-        f"time of a torch layer with the old grid over that with the new one: {_listed(ratio, table.index)} sequences",
+        f"time of a torch layer with the old grid over that with the new one: {by_count(ratio, table.index)} sequences",
         "TransformerEngine takes 4 warps below 16 heads, as here, and the model 8",
     )
 
@@ -143,10 +135,9 @@ def share_of_layer(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -
         found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(rest, stated, strict=True)]
         shown.append(", ".join(f"{100 * value.value:.{digits}f} %" for value in share) + f" {when}")
         ratios.append([value.value / odds for value, odds in zip(rest, stated, strict=True)])
-    if not found:
-        return untold("the layer and its rotation with both grids at all counts of table A")
-    before, after = (value_range(pd.Series(ratio), ".2f") for ratio in ratios)
-    return sizes(found, claim.quantifier).said(
+    before, after = map(value_range, ratios)
+    needs = "the layer and its rotation with both grids at all counts of table A"
+    return sizes(needed(found, needs), claim.quantifier).said(
         f"a torch layer: {', '.join(shown)}; the rotation over the rest of the layer is {before} times the published "
         f"ratio before, and {after} times after"
     )
@@ -159,20 +150,15 @@ def _odds(share: Interval) -> Interval:
 @rule("TE-05", "te_kernels", "te_published_b", basis=Basis.MODEL)
 def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """The document does not say where the cotangent comes from: a given one and that of a sum are cells."""
-    found, told, new = [], [], {}
+    found, told = [], []
     for step, how in ((SUMMED, "with sum()"), (GIVEN, "from a given cotangent")):
-        table = _timed(kernels, "part == 'table B'", step)
-        if table.empty:
-            return untold("both grids at all counts of table B, from a given cotangent and with sum()")
+        table = _table_b(kernels, step)
         ratio = table[OLD] / table[NEW]
         stated = table.n_seqs.map(published.set_index("n_seqs").stated_speedup)
         found += [_speedup(*pair) for pair in zip(ratio, stated, strict=True)]
-        told.append(f"{how} {_listed(ratio, table.n_seqs)} sequences")
-        new[step] = pd.Series([time.value for time in table[NEW]])
-    added = (new[SUMMED] / new[GIVEN] - 1).median()
+        told.append(f"{how} {by_count(ratio, table.n_seqs)} sequences")
     return sizes(found, claim.quantifier).said(
-        f"old over new time, {'; '.join(told)}; the sum, and the backward from its gradient, change the new kernel's "
-        f"time by {added:+.0%}",
+        f"old over new time, {'; '.join(told)}; {findings.added_by_sum(kernels, NEW)}",
         findings.beside_the_package(findings.times(kernels, SUMMED).query("part == 'table B'")),
         "the benchmark of the pull request (6c46696) takes the sum",
     )
@@ -188,12 +174,12 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
     table = table[(table.dead_blocks < table.tokens) & (table.n_seqs > 1)]
     ratio = table[NEW] / table[OLD]
     ends = _timed(kernels, f"part == 'table B' and n_seqs in (1, {published.n_seqs.max()})")
-    verdict = counted([above(x, 1.0) is not True for x in ratio], claim.quantifier, "both grids in all cells")
+    verdict = counted([x is not True for x in longer(ratio)], claim.quantifier, "both grids in all cells")
     if not len(ends):
         return verdict
     grown, stated = ends[NEW].iloc[-1] / ends[NEW].iloc[0], published.new_ms.iloc[-1] / published.new_ms.iloc[0]
     measured = (
-        f"where dead blocks are fewer than tokens, the new kernel takes {_span(ratio, '.2f')} of the old one's time; "
+        f"where dead blocks are fewer than tokens, the new kernel takes {value_range(ratio)} of the old one's time; "
         f"2,401 sequences take {grown.value - 1:+.1%} of the time of one (table B: {stated - 1:+.0%})"
     )
     if ends.ropelab.notna().all():
@@ -209,10 +195,8 @@ def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     """The cells have as many rows of freqs as the longest sequence has tokens: no table is longer than needed."""
     table = _timed(kernels, "freqs_len == longest")
     ratio = table[OLD] / table[NEW]
-    told = "; ".join(
-        f"{kind}: {_span([ratio[i] for i in rows.index], '.2f')}" for kind, rows in table.groupby("kind", sort=False)
-    )
-    return counted([above(x, 1.0) is not True for x in ratio], claim.quantifier, "both grids in all cells").said(
+    told = "; ".join(f"{kind}: {value_range(rows)}" for kind, rows in ratio.groupby(table.kind, sort=False))
+    return counted([x is not True for x in longer(ratio)], claim.quantifier, "both grids in all cells").said(
         f"old over new time where freqs is as long as the longest sequence, {told}",
         "the cells were chosen to find losses: their number is not how often a shape occurs",
     )
@@ -226,7 +210,7 @@ def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verd
         times = [_ms(time) for time in table[LAYER, name]]
         stated = published[column][: len(times)]
         found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
-        told.append(f"{_listed(times, table.index)} sequences")
+        told.append(f"{by_count(times, table.index)} sequences")
     return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
         f"milliseconds of a torch layer with the old grid {told[0]}; with the new one {told[1]}",
         "the document does not state the GPU of its layers",
@@ -238,14 +222,12 @@ def kernel_ms(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> V
     """From a given cotangent, and with the sum, as in TE-05."""
     found, told = [], []
     for step in (SUMMED, GIVEN):
-        table = _timed(kernels, "part == 'table B'", step)
+        table = _table_b(kernels, step)
         for name, column in ((OLD, "old_ms"), (NEW, "new_ms")):
             times = [_ms(time) for time in table[name]]
             stated = table.n_seqs.map(published.set_index("n_seqs")[column])
             found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
-            told.append(f"{name}, {step}: {_listed(times, table.n_seqs)} sequences")
-    if len(found) < 4 * len(published):
-        return untold("both grids at all counts of table B, from a given cotangent and with sum()")
+            told.append(f"{name}, {step}: {by_count(times, table.n_seqs)} sequences")
     return sizes(found, claim.quantifier).said(f"milliseconds, {'; '.join(told)}", "the document's GPU is an H100")
 
 
@@ -256,32 +238,29 @@ def _ms(time: Interval) -> Interval:
 @rule("TE-19", "te_kernels", basis=Basis.MODEL)
 def condition_avoids_overhead(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     """A cell holds if the new kernel, which the condition does not take there, is the slower one."""
-    complete = _timed(kernels)
-    if complete.empty:
-        return untold("both grids in all cells of te_kernels")
+    complete = needed(_timed(kernels), "both grids in all cells of te_kernels")
     table = findings.choices(kernels)
     kept = complete.merge(table.loc[table["first"] == LEGACY, CELL], on=CELL)
     told = [f"the {name} condition {_worst(table, name)}" for name in ("first", "merged")]
-    return counted([above(x, 1.0) for x in kept[NEW] / kept[OLD]], claim.quantifier).said(
-        f"where the condition keeps the old kernel, the new one takes {_span(kept[NEW] / kept[OLD], '.2f')} of its "
-        f"time; of all cells {'; '.join(told)}",
-        "in table B itself the condition takes the slower kernel for "
-        + ", ".join(map(str, sorted(findings.missed(table, "first").query("part == 'table B'").n_seqs)))
-        + " sequences",
+    slower = findings.missed(table, "first").query("part == 'table B'").n_seqs
+    return counted(longer(kept[NEW] / kept[OLD]), claim.quantifier).said(
+        f"where the condition keeps the old kernel, the new one takes {value_range(kept[NEW] / kept[OLD])} of its "
+        f"time; {'; '.join(told)}",
+        f"in table B itself the condition takes the slower kernel for {listed(sorted(slower))} sequences",
     )
 
 
 def _worst(table: pd.DataFrame, name: str) -> str:
     """In how many cells a heuristic takes the slower grid, the worst of them, and the kinds of all."""
     missed = findings.missed(table, name)
-    said = f"takes the slower grid in {len(missed)} of {len(table)}"
+    said = findings.missed_words(table, name)
     if missed.empty:
         return said
     row = missed.iloc[0]
     rank = f", {row.cp_size} ranks" if row.cp_size > 1 else ""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in missed.kind.value_counts().items())
+    kinds = listed(f"{count} {kind}" for kind, count in missed.kind.value_counts().items())
     cell = f"{row.n_seqs} sequences, the longest of {row.longest:,}, {row.freqs_len:,} rows of freqs{rank}"
-    return f"{said}, {row[f'{name}_costs']:.2f} times as long at worst ({cell}; {kinds})"
+    return f"{said} ({cell}; {kinds})"
 
 
 # -------------------------------------------------------------------------------------------------- bits of the model
@@ -292,14 +271,14 @@ def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
     """Equal in every row that is in a sequence, and right: two wrong kernels may agree."""
     cases = len(measure.SHARDS) * len(measure.DTYPES["cuda"]) * len(measure.LAYOUTS)
     if len(parity.drop_duplicates(["dtype", "layout", "cp_size", "cp_rank"])) < cases:
-        return untold("both grids in every dtype, layout and rank")
+        raise Untold("both grids in every dtype, layout and rank")
     equal = (parity.same_result & parity.same_gradient).astype(bool)
     right = equal & (parity.worst <= 1)
     left_out = (parity.dtype == "float16") | (parity.cp_rank > 0)
     empty = parity["empty"] > 0
     measured = (
         f"{equal.sum()} of {len(parity)} cases equal in result and gradient (random cotangents, "
-        f"{', '.join(parity.dtype.unique())}, cp_size up to {parity.cp_size.max()}); largest error "
+        f"{listed(parity.dtype)}, cp_size up to {parity.cp_size.max()}); largest error "
         f"{parity.worst.max():.2f} of its bound; equal and right in {right[left_out].sum()} of {left_out.sum()} cases "
         f"of float16 or a rank above 0, and in {right[empty].sum()} of {empty.sum()} with empty sequences"
     )
@@ -323,7 +302,7 @@ def _case(row: pd.Series) -> str:
 def reads_past_the_end(claim: Claim, past: pd.DataFrame) -> Verdict:
     outcome = past.set_index("contender").outcome
     if not {OLD, UNGUARDED} <= set(outcome.index):
-        return untold("the old grid, and the new one without a guard")
+        raise Untold("the old grid, and the new one without a guard")
     return fact(outcome[UNGUARDED] == PAST and outcome[OLD] == "left as allocated").said(
         "; ".join(f"{name}: {what}" for name, what in outcome.items())
     )
@@ -341,18 +320,13 @@ def _version(frame: pd.DataFrame, version: str = "first") -> pd.Series:
     return frame[frame.version == version].iloc[0]
 
 
-def _printed(claim: Claim) -> list[int]:
-    """The whole numbers of the quotation."""
-    return [int(number.replace(",", "")) for number in re.findall(r"\d(?:[\d,]*\d)?", claim.quote)]
-
-
 def _versions(source: pd.DataFrame, words) -> str:
     return "; ".join(f"{row.version} ({row.read}): {words(row)}" for row in source.itertuples())
 
 
 @rule("TE-07", "te_source", basis=Basis.SOURCE)
 def condition_of_the_new_kernel(claim: Claim, source: pd.DataFrame) -> Verdict:
-    first, (sequences, blocks) = _version(source), _printed(claim)
+    first, (sequences, blocks) = _version(source), map(int, claim.numbers)
     same = (first.least_sequences, first.blocks_per_token) == (sequences, blocks)
     return _of_file(first, fact(same and not first.more_than and not first.times_cp_size), claim).said(
         _versions(source, _condition), "unless the variable forces a kernel (TE-09)", "TE-19 has the times"
@@ -368,9 +342,7 @@ def _condition(row) -> str:
 @rule("TE-09", "te_source", basis=Basis.SOURCE)
 def variable_forces(claim: Claim, source: pd.DataFrame) -> Verdict:
     """The earliest version whose file was read decides; later names and the model's dispatch are beside the claim."""
-    read = source[source.read.str.contains("the file")]
-    if read.empty:
-        return untold(claim.needs)
+    read = needed(source[source.read.str.contains("the file")], claim.needs)
     forces = (source.zero == LEGACY) & (source.one == LINEAR)
     first = read.index[0]
     words = _versions(
@@ -380,7 +352,7 @@ def variable_forces(claim: Claim, source: pd.DataFrame) -> Verdict:
     later = [row.version for row in read.itertuples() if row.variable != read.variable[first]]
     return fact(bool(forces[first]) and read.variable[first] in claim.statement).said(
         f"{words}; our model of the dispatch does the same in {source.model.sum()} of {len(source)}",
-        f"no longer under that name in: {', '.join(later)}" if later else "",
+        followed("no longer under that name in: ", later),
     )
 
 
@@ -396,7 +368,7 @@ def no_guard(claim: Claim, source: pd.DataFrame) -> Verdict:
 
 @rule("TE-11", "te_search", "te_source", basis=Basis.SOURCE)
 def search_is_repeated(claim: Claim, search: pd.DataFrame, source: pd.DataFrame) -> Verdict:
-    n, steps, threads, reads = _printed(claim)
+    n, steps, threads, reads = map(int, claim.numbers)
     row, first = search[search.n_seqs == n].squeeze(), _version(source)
     found = int(row.steps) * int(first.threads)
     verdict = fact((row.steps, first.threads) == (steps, threads)) if found == reads else size(exact(found), reads)
@@ -427,7 +399,7 @@ def covered_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
     gone = sorted(set(tests.version) - set(both.version))
     return _of_file(first, verdict, claim).said(
         _versions(both, lambda row: f"empty {_tested(row.empty)}, cp_size > 1 {_tested(row.context_parallel)}"),
-        f"no test compares both kernels in: {', '.join(gone)}" if gone else "",
+        followed("no test compares both kernels in: ", gone),
         "TE-08 has these cases, of our models",
     )
 
@@ -440,9 +412,7 @@ def _tested(yes: bool) -> str:
 def one_thread_suffices(claim: Claim, search: pd.DataFrame, source: pd.DataFrame) -> Verdict:
     """The reads of a block beyond the steps of one search, in the versions after the review."""
     most = search.steps.max()
-    later = source[(source.version != "first") & source.read.str.contains("the file")]
-    if later.empty:
-        return untold(claim.needs)
+    later = needed(source[(source.version != "first") & source.read.str.contains("the file")], claim.needs)
     redundant = [int(most * (threads - 1)) for threads in later.threads]
     before = most * (_version(source).threads - 1)
     return counted([count == 0 for count in redundant], claim.quantifier).said(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from ropelab.bench import rows
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.records import Record
 
@@ -15,8 +16,8 @@ CELL = ["cell", "layout", "direction"]
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of implementations, copies left out, that were right and were timed."""
-    right = (frame.status == "ok") & frame.median_us.notna()
-    return frame[right & ~frame.contender.str.startswith(PREFIX)]
+    found = rows.timed(frame)
+    return found[~found.contender.str.startswith(PREFIX)]
 
 
 def named_cells(frame: pd.DataFrame) -> pd.Series:
@@ -42,11 +43,11 @@ def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
     ``slower`` is the peer's time over ours: below 1 the peer is faster. In-place peers are held against our
     in-place call where there is one, the others against the out-of-place call.
     """
-    rows = timed(frame)
-    ours = rows[rows.contender == OURS].set_index(CELL).median_us
-    in_place = rows[rows.contender == OURS_IN_PLACE].set_index(CELL).median_us
+    times = timed(frame)
+    ours = times[times.contender == OURS].set_index(CELL).median_us
+    in_place = times[times.contender == OURS_IN_PLACE].set_index(CELL).median_us
     in_place = in_place.reindex(ours.index).fillna(ours)
-    peers = rows[~rows.contender.isin((OURS, OURS_IN_PLACE))].set_index(CELL)
+    peers = times[~times.contender.isin((OURS, OURS_IN_PLACE))].set_index(CELL)
     own = ours.reindex(peers.index).where(~peers.in_place, in_place.reindex(peers.index))
     peers["slower"] = peers.median_us / own
     return peers[["contender", "median_us", "in_place", "slower"]].reset_index()
@@ -59,14 +60,11 @@ def number(value: object) -> str:
 
 def not_compared(found: Iterable[Record]) -> pd.DataFrame:
     """What was not timed and why: columns study, contender, reason, rows (how many)."""
-    rows = []
+    reasons = []
     for record in found:
-        untimed = record.frame[record.frame.status != "ok"]
-        reasons = [
-            *record.provenance["not_run"].items(),
-            *zip(untimed.contender, untimed.status, strict=True),
-        ]
-        rows += [{"study": record.study, "contender": name, "reason": reason} for name, reason in reasons]
-    frame = pd.DataFrame(rows, columns=["study", "contender", "reason"])
+        untimed = record.frame[~rows.is_right(record.frame)]
+        outcomes = zip(untimed.contender, untimed.status, strict=True)
+        reasons += [(record.study, *pair) for pair in (*record.provenance["not_run"].items(), *outcomes)]
+    frame = pd.DataFrame(reasons, columns=["study", "contender", "reason"])
     frame["reason"] = frame.reason.str.replace(r"\d+\.\d+(e[-+]\d+)?", "…", regex=True)
     return frame.groupby(["study", "contender", "reason"], sort=False).size().rename("rows").reset_index()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ropelab.bench import records
+from ropelab.bench.rows import is_right
 from ropelab.study.topics.performance.comparison import OURS, timed
 
 ONE, MANY, SKEWED = "n=1", "n=2401", "one of 34,336 and 2,400 of 13"
@@ -158,7 +159,7 @@ def fastest_compiled(qk_norm: pd.DataFrame) -> pd.Series:
 def memory_bars(memory: pd.DataFrame) -> list[Bar]:
     """A tensor beyond the results would show; what torch adds by rounding the results up does not count."""
     ours = memory[memory.contender.str.contains("ropelab|apply_", regex=True)]
-    beyond = (ours.peak_bytes - ours.result_bytes).where(_ok(ours))
+    beyond = (ours.peak_bytes - ours.result_bytes).where(is_right(ours))
     return [
         _bar(f"bytes beyond the results of {name}", beyond[rows.index].set_axis(rows.step), most=ROUNDED_UP)
         for name, rows in ours.groupby("contender", sort=False)
@@ -228,19 +229,15 @@ def _bar(what: str, values: pd.Series, *, least: float | None = None, most: floa
     )
 
 
-def _ok(frame: pd.DataFrame) -> pd.Series:
-    return frame.status == "ok" if "status" in frame else pd.Series(True, frame.index)
-
-
 def _ours(frame: pd.DataFrame) -> pd.DataFrame:
     """Ropelab's rows; those without a right result keep their place but no number."""
     rows = frame[frame.contender == OURS]
     numbers = [name for name in ("median_us", "fraction_of_copy") if name in rows]
-    return rows.assign(**{name: rows[name].where(_ok(rows)) for name in numbers})
+    return rows.assign(**{name: rows[name].where(is_right(rows)) for name in numbers})
 
 
 def _timed(frame: pd.DataFrame, contender: str) -> pd.DataFrame:
-    return frame[(frame.contender == contender) & _ok(frame)]
+    return frame[(frame.contender == contender) & is_right(frame)]
 
 
 def _by(rows: pd.DataFrame, *key: str) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 from ropelab.study.documents.sglang.steps import timed_alike
-from ropelab.study.plots.drawing import value_range
+from ropelab.study.engine.words import value_range
 from ropelab.study.topics.performance.comparison import OURS, timed
 from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SKEWED
 
@@ -64,8 +64,8 @@ def _at_positions(times: pd.DataFrame) -> str:
     flashinfer = _best(times, FLASHINFER)
     return (
         f"**At positions, in place, up to {FEW_IN_PLACE} tokens,** found there too. Every program waits for its "
-        f"position, then for the row that it names: {value_range(ours.fraction_of_copy, '.2f')} of a copy, where rows "
-        f"in the order of the tokens allow {value_range(in_order.fraction_of_copy, '.2f')}. FlashInfer's kernel, which "
+        f"position, then for the row that it names: {value_range(ours.fraction_of_copy)} of a copy, where rows "
+        f"in the order of the tokens allow {value_range(in_order.fraction_of_copy)}. FlashInfer's kernel, which "
         f"reads positions too, is {_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
     )
 
@@ -89,7 +89,7 @@ def _packed(times: pd.DataFrame) -> str:
     return (
         "**Packed sequences.** flash-attn's kernel, told the longest length, is "
         f"{_faster(flash[~skewed], ours.median_us)} as long as the sequences are alike; with one long among many short "
-        f"ones it takes {value_range(apart, '.0f')} times as long as this one, which takes {value_range(own, '.2f')} "
+        f"ones it takes {value_range(apart, '.0f')} times as long as this one, which takes {value_range(own)} "
         f"times as long as for {ours.loc[MANY].n_seqs.iloc[0]:,} alike. With {whole.tokens:,} tokens in one sequence "
         f"{tables / 1e6:.0f} MB of float32 tables are read too: at the copy's bytes per second that leaves "
         f"{whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel that reads everything twice takes "
@@ -125,10 +125,10 @@ def _one_tensor(times: pd.DataFrame) -> str:
     bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
     return (
         f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
-        f"{value_range(compiled.fraction_of_copy, '.2f')} of a copy and this kernel "
-        f"{value_range(ours.fraction_of_copy, '.2f')}; in bfloat16 forward torch.compile is "
+        f"{value_range(compiled.fraction_of_copy)} of a copy and this kernel "
+        f"{value_range(ours.fraction_of_copy)}; in bfloat16 forward torch.compile is "
         f"{_faster(compiled.median_us.loc[forward], ours.median_us)}. A kernel as fast as a copy would be "
-        f"{value_range(most, '.2f')} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
+        f"{value_range(most)} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
     )
 
 

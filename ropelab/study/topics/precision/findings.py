@@ -9,6 +9,7 @@ import torch
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.angles.model_config import rope_from_config
 from ropelab.bench.exact_waves import exact_product, exact_waves
+from ropelab.bench.rows import is_right
 from ropelab.study.topics.precision import methods as precision
 from ropelab.study.topics.precision.methods import METHODS, REFERENCE, Method, chord
 from ropelab.study.topics.precision.models import MODELS, Model
@@ -456,7 +457,7 @@ def memory_sentence(found: pd.DataFrame) -> str:
 
 def gpu_sentence(found: pd.DataFrame) -> str:
     """What TF32 and fast maths lose at the longest position, and which products are not made in TF32 at all."""
-    ran = found[(found.status == "ok") & found.method.isin([*ON_GPU, USUAL])]
+    ran = found[is_right(found) & found.method.isin([*ON_GPU, USUAL])]
     errors = ran.pivot(index="position", columns="method", values="angle_error")
     errors = errors[[name for name in (*ON_GPU, USUAL) if name in errors]]
     if set(errors) <= {USUAL}:

@@ -14,7 +14,7 @@ from ropelab.bench import timing
 from ropelab.bench.compare import progress
 from ropelab.bench.exact_waves import exact_waves
 from ropelab.bench.study import Study
-from ropelab.study.engine.ledger import Unavailable
+from ropelab.bench.unavailable import Unavailable
 from ropelab.study.topics.precision import methods as precision
 from ropelab.study.topics.precision.findings import SAMPLES, SMOKE_TOPS, TOPS, compare, octave
 from ropelab.study.topics.precision.methods import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
