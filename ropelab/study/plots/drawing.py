@@ -15,6 +15,12 @@ from ropelab.bench.copies import PREFIX
 COLORBLIND = sns.color_palette("colorblind")
 LAYOUT = {"split_half": "split-half", "interleaved": "interleaved"}
 DIRECTIONS = ("forward", "backward")
+ORDERS = {
+    "layout": ("split_half", "interleaved"),
+    "direction": ("forward", "backward", "forward and backward"),
+    "dtype": ("bfloat16", "float32"),
+}
+"""Column -> the order of its values in a figure."""
 
 # Contender -> label, colour (of the palette above), marker; two names of one thing share the latter two.
 _LOOKS = {
@@ -83,7 +89,7 @@ def contenders(times: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
 def ordered(values: pd.Series, order: Iterable[str]) -> list[str]:
     """Those of ``order`` that occur."""
     present = set(values)
-    return [value for value in order if value in present]
+    return [value for value in dict.fromkeys(order) if value in present]
 
 
 def value_range(values: pd.Series, spec: str) -> str:
