@@ -38,9 +38,9 @@ class Looks:
         order = {name: place for place, name in enumerate(self.known)}
         return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))
 
-    def extended(self, known: Mapping[str, tuple[str, int, str]]) -> "Looks":
-        """These looks and the looks of a document's own contenders, which win."""
-        return Looks(self.known | dict(known), self.other)
+    def extended(self, known: Mapping[str, tuple[str, int, str]], other: tuple[int, str] | None = None) -> "Looks":
+        """These looks and the looks of a document's own contenders, which win; ``other`` as above."""
+        return Looks(self.known | dict(known), other or self.other)
 
 
 # Two names of one implementation share colour and marker.
