@@ -39,10 +39,8 @@ class Looks:
         return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))
 
     def extended(self, known: Mapping[str, tuple[str, int, str]], other: tuple[int, str] | None = None) -> "Looks":
-        """The looks of a document's own contenders, which come first and win, and these; ``other`` as above."""
-        return Looks(
-            dict(known) | {name: look for name, look in self.known.items() if name not in known}, other or self.other
-        )
+        """These looks after the looks of a document's own contenders; a document's look wins. ``other`` as above."""
+        return Looks({**known, **self.known, **known}, other or self.other)
 
 
 # Two names of one implementation share colour and marker.

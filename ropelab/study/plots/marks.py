@@ -15,13 +15,13 @@ _WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 def places(names: Iterable) -> pd.Series:
-    """The height of each row of a figure, the first on top; the index holds the names once each."""
+    """The height of each row of a panel, the first row on top: ``names``, once each, are the index."""
     names = list(dict.fromkeys(names))
     return pd.Series(range(len(names))[::-1], pd.Index(names, tupleize_cols=True), dtype=int)
 
 
 def rows(ax: Axes, place: pd.Series, labels: Iterable[str] | None = None, *, left: float = 0, **style) -> None:
-    """Name the rows at ``place``, close around them and begin the other axis at ``left``."""
+    """Write the names of the rows at their heights, fit the axes to the rows and begin the x axis at ``left``."""
     ax.set_yticks(place, place.index if labels is None else labels, **style)
     ax.set(ylim=(-0.6, len(place) - 0.4))
     ax.set_xlim(left=left)
@@ -47,20 +47,19 @@ def published(ax: Axes, x, y, label: str, *, width: float, weight: float = 2.5) 
     ax.plot(x, y, "_k", markersize=width, markeredgewidth=weight, label=label)
 
 
-def bars(ax: Axes, y, widths, height: float, *, place: int = 0, texts: Iterable[str] = (), **style) -> None:
-    """Horizontal bars in a colour of the palette, with ``texts`` at their ends."""
+def bars(ax: Axes, y, widths, height: float, *, place: int = 0, texts: Iterable[str] | None = None, **style) -> None:
+    """Horizontal bars in colour ``place`` of `COLORBLIND`, with ``texts`` at their ends."""
     ax.barh(y, widths, height, **({"color": COLORBLIND[place]} | style))
-    ends = widths + style.get("left", 0)
-    beside(ax, ends, y, texts)
+    if texts is not None:
+        beside(ax, widths + style.get("left", 0), y, texts)
     ax.grid(False, axis="y")
 
 
 def beside(ax: Axes, xs, ys, texts: Iterable[str], *, gap: float = 4, **style) -> None:
     """Write each text right of its point, ``gap`` points away."""
-    for x, y, text in zip(xs, ys, texts, strict=False):
-        ax.annotate(
-            text, (x, y), (gap, 0), **({"textcoords": "offset points", "va": "center", "size": 8} | style)
-        )  # fmt: skip
+    style = {"textcoords": "offset points", "va": "center", "size": 8} | style
+    for x, y, text in zip(xs, ys, texts, strict=True):
+        ax.annotate(text, (x, y), (gap, 0), **style)
 
 
 def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
