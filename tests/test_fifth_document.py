@@ -46,13 +46,13 @@ PACKAGE = {
     ''',
     "figures": '''
         """The figure of the document."""
-        from ropelab.study.plots import drawing
+        from ropelab.study.plots.panels import grid
 
         def draw(frame, footer=""):
-            fig, axes = drawing.grid(1, 1, (4, 3), "slow against fast", footer)
+            panels = grid(1, 1, (4, 3), "slow against fast", footer)
             for name, rows in frame.groupby("contender"):
-                axes[0, 0].plot(rows.tokens, rows.median_us, label=name)
-            return fig
+                panels.axes[0, 0].plot(rows.tokens, rows.median_us, label=name)
+            return panels.finish("tokens", "µs", legend=2)
 
         FIGURES = {"made_up": (("made_up_times",), draw)}
     ''',

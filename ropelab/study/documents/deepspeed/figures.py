@@ -10,19 +10,26 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.documents.deepspeed.evidence import GB10_GB_S, bandwidths
 from ropelab.study.documents.deepspeed.rules import digits
-from ropelab.study.plots import drawing
+from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots.heatmap import heatmap
+from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots.panels import facet, grid
 
 _RIGHT = ("kernel", "formula", "as the formula: an error")
 _OUTCOMES = (*_RIGHT, "kernel, wrong result", "reads past the tables")
-_SHADES = ListedColormap([drawing.COLORBLIND[place] for place in (2, 9, 7, 3, 1)])
+_SHADES = ListedColormap([COLORBLIND[place] for place in (2, 9, 7, 3, 1)])
 _VERSIONS = {"first": "first\nversion", "merged": "merged\nversion", "ropelab": "ropelab"}
-_LOOKS = {who.TORCHEMBED: "torchembed", who.FORMULA: "eager", who.OURS: "ropelab"}
+_NAMES = {"torchembed": (who.TORCHEMBED, "raw kernel"), "eager": (who.FORMULA, "plain formula")}
+_LOOKS = CONTENDERS.extended(
+    {name: CONTENDERS.known[known] for known, names in _NAMES.items() for name in names},
+    other=CONTENDERS.known["torchembed API"][1:],  # of the paths through the package
+)
 
 
 def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
@@ -39,23 +46,23 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
         f"ropelab {wrong['ropelab']};\nthe kernel runs for {fused.get('merged', 0)} of {total} shapes of DeepSpeed's "
         f"own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
     )
-    fig, axes = drawing.grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
-    ax = axes[0, 0]
-    codes = table.map(_OUTCOMES.index).to_numpy()
-    ax.imshow(codes, cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5, aspect="auto")
-    for (row, column), code in np.ndenumerate(codes):
-        shade = "black" if _OUTCOMES[code] in ("formula", "as the formula: an error") else "white"
-        ax.text(column, row, _OUTCOMES[code], ha="center", va="center", size=8.5, color=shade)
-    marks = frame.drop_duplicates("caller").set_index("caller").in_tree.reindex(table.index)
-    labels = [f"{name}  (in DeepSpeed's tree)" if mark else name for name, mark in marks.items()]
-    ax.set_yticks(range(len(table)), labels)
-    ax.set_xticks(range(len(_VERSIONS)), list(_VERSIONS.values()))
-    ax.grid(False)
+    panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
+    ax = panels.axes[0, 0]
+
+    def write(row: int, column: int) -> tuple[str, str]:
+        said = table.iloc[row, column]
+        return said, "black" if said in ("formula", "as the formula: an error") else "white"
+
+    marked = frame.drop_duplicates("caller").set_index("caller").in_tree.reindex(table.index)
+    labels = [f"{name}  (in DeepSpeed's tree)" if mark else name for name, mark in marked.items()]
+    heatmap(ax, table.map(_OUTCOMES.index), write, rows=labels, columns=list(_VERSIONS.values()), size=8.5,
+            cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5)  # fmt: skip
+    ax.xaxis.tick_bottom()
     ax.set_xticks(np.arange(-0.5, len(_VERSIONS)), minor=True)
     ax.set_yticks(np.arange(-0.5, len(table)), minor=True)
     ax.grid(True, which="minor", color="white", linewidth=2)
     ax.tick_params(which="both", length=0)
-    return fig
+    return panels.finish()
 
 
 def _what(row) -> str:
@@ -85,27 +92,23 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
         if wrong
         else "The gradient of every version is right"
     )
-    fig, axes = drawing.grid(1, 3, (4.3, 3.4), title, footer, sharex=True)
+    panels = grid(1, 3, (4.3, 3.4), title, footer, sharex=True)
     versions = sorted(ran.version.unique(), key=str)
-    for ax, (column, what) in zip(axes[0], columns.items(), strict=True):
+    for ax, (column, what) in zip(panels.axes[0], columns.items(), strict=True):
         for place, version in enumerate(versions):
-            line = ran[ran.version == version].sort_values("seq_len")
-            ax.plot(line.seq_len, line[column], "osvD^P"[place], linestyle="-", markersize=7 - place, linewidth=1.2,
-                    color=drawing.COLORBLIND[place], label=f"torchembed {version}")  # fmt: skip
+            rows = ran[ran.version == version].sort_values("seq_len")
+            ax.plot(rows.seq_len, rows[column], "osvD^P"[place], linestyle="-", markersize=7 - place, linewidth=1.2,
+                    color=COLORBLIND[place], label=f"torchembed {version}")  # fmt: skip
         if column == "gradient_error":
-            line = ran[ran.version == versions[0]].sort_values("seq_len")
-            ax.plot(line.seq_len, line.wrong_backward_error, "--k", linewidth=1, label="a forward repeated: derived")
-        ax.set(title=what, xscale="log", xlabel="sequence length (tokens)")
+            rows = ran[ran.version == versions[0]].sort_values("seq_len")
+            ax.plot(rows.seq_len, rows.wrong_backward_error, "--k", linewidth=1, label="a forward repeated: derived")
+        ax.set(title=what, xscale="log", ylim=(0, 2))
         if column != "norm_ratio":
             ax.set_yscale("symlog", linthresh=1e-8)
             ax.yaxis.set_major_locator(FixedLocator([0, 1e-8, 1e-6, 1e-4, 1e-2, 1]))
             ax.yaxis.set_minor_locator(NullLocator())
             ax.set_ylim(-2e-9, 4)
-        else:
-            ax.set_ylim(0, 2)
-    axes[0, 0].set_ylabel("relative (L2), float32")
-    drawing.legend(fig, axes, columns=4)
-    return fig
+    return panels.finish("sequence length (tokens)", "relative (L2), float32", legend=4)
 
 
 def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -121,29 +124,23 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
     if len(ratio):
         launches, faster = drawing.value_range(theirs.launches.astype(int), "d"), drawing.value_range(ratio, ".1f")
         title += f" where DeepSpeed with torchembed launches {launches}, and is {faster} times as fast"
-    names = list(dict.fromkeys(_labels(frame)))
-    directions = drawing.ordered(frame.direction, drawing.DIRECTIONS)
-    height = 0.62 * len(names) + 1.0
-    fig, axes = drawing.grid(1, len(directions), (6.6, height), title, footer, sharex=True, sharey=True)
-    contenders = [name for name in _LOOKS if (frame.contender == name).any()]
-    offsets = np.linspace(0.27, -0.27, len(contenders))
-    for ax, direction in zip(axes[0], directions, strict=True):
-        panel = frame[frame.direction == direction]
-        for name, offset in zip(contenders, offsets, strict=True):
+    frame = frame.assign(row=_labels(frame))
+    place = marks.places(frame.row)
+    contenders = drawing.ordered(frame.contender, (who.TORCHEMBED, who.FORMULA, who.OURS))
+    size = (6.6, 0.62 * len(place) + 1.0)
+    panels = facet(frame, size, title, footer, column="direction", sharex=True, sharey=True)
+    for ax, panel, _ in panels:
+        for name, offset in zip(contenders, np.linspace(0.27, -0.27, len(contenders)), strict=True):
             rows = panel[panel.contender == name]
-            place = np.array([len(names) - 1 - names.index(label) for label in _labels(rows)]) + offset
-            look = drawing.look(_LOOKS[name])
-            ax.barh(place, rows.fraction_of_copy.fillna(0), 0.25, color=look["color"], label=name)
-            for y, row in zip(place, rows.itertuples(), strict=True):
-                ax.annotate(_what_runs(row), (max(0, np.nan_to_num(row.fraction_of_copy)), y), (4, 0),
-                            textcoords="offset points", va="center", size=7.5, zorder=4,
-                            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
-        ax.axvline(1, color="grey", linestyle="--", linewidth=1, zorder=3)  # below what is written
-        ax.set_yticks(range(len(names) - 1, -1, -1), names)
-        ax.set(title=direction, xlabel="fraction of the best copy of t", xlim=(0, 1.62))
-        ax.grid(axis="y", visible=False)
-    drawing.legend(fig, axes, columns=3)
-    return fig
+            texts = [_what_runs(row) for row in rows.itertuples()]
+            y, reached = place[rows.row] + offset, rows.fraction_of_copy.fillna(0)
+            marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=name)
+            marks.beside(ax, reached, y, texts, size=7.5, zorder=4,
+                         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
+        marks.one(ax, zorder=3)  # below what is written
+        ax.set_yticks(place, place.index)
+        ax.set(xlim=(0, 1.62))
+    return panels.finish("fraction of the best copy of t", legend=3)
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:
@@ -169,30 +166,20 @@ def readings(table: pd.DataFrame, footer: str = "") -> Figure:
         f"The document's fused kernel moved {spans['bfloat16']} of its GPU's bandwidth if the table is in bfloat16, "
         f"{spans['float32']} if in float32"
     )
-    places = ("published (GB10)", "measured here")
-    dtypes = ("bfloat16", "float32")
-    fig, axes = drawing.grid(len(dtypes), len(places), (5.6, 2.9), title, footer, sharex=True)
-    for row, dtype in zip(axes, dtypes, strict=True):
-        for ax, where in zip(row, places, strict=True):
-            panel = frame[(frame["where"] == where) & (frame.dtype == dtype)]
-            for name in (*dict.fromkeys(panel.contender[panel.contender != "best copy"]),):
-                line = panel[panel.contender == name].sort_values("seq_len")
-                ax.plot(line.seq_len, line.gb_s, **drawing.look(name), markersize=7, linewidth=1.4)
-            copy = panel[panel.contender == "best copy"].sort_values("seq_len")
-            if len(copy):
-                ax.plot(copy.seq_len, copy.gb_s, "--k", linewidth=1.2, label="best copy")
-            if where == places[0]:
-                ax.axhline(GB10_GB_S, color="black", linewidth=1.2, linestyle=":", label="the GB10's data sheet")
-            read = f"if {dtype}" if where == places[0] else dtype
-            ax.set(title=f"{where}, {read}", xscale="log", ylim=(0, None))
-            ax.xaxis.set_major_locator(FixedLocator(sorted(frame.seq_len.unique())))
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        row[0].set_ylabel("GB/s")
-    for ax in axes[-1]:
-        ax.set_xlabel("sequence length (tokens)")
-    drawing.legend(fig, axes, columns=4)
-    return fig
+    size = (5.6, 2.9)
+    panels = facet(frame, size, title, footer, row="dtype", column="where", sharex=True)
+    for ax, panel, (where, dtype) in panels:
+        rows = panel.sort_values("seq_len")
+        for name in dict.fromkeys(panel.contender):
+            known = rows[rows.contender == name]
+            look = CONTENDERS(name) | {"markersize": 7, "linewidth": 1.4}
+            ax.plot(known.seq_len, known.gb_s, **marks.COPY if name == "best copy" else look)
+        if where == "published (GB10)":
+            ax.axhline(GB10_GB_S, color="black", linewidth=1.2, linestyle=":", label="the GB10's data sheet")
+            ax.set_title(f"{where}, if {dtype}")
+        ax.set(xscale="log", ylim=(0, None))
+        ticks.at(ax.xaxis, sorted(frame.seq_len.unique()))
+    return panels.finish("sequence length (tokens)", "GB/s", legend=4)
 
 
 def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
@@ -205,22 +192,21 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
         f"{drawing.value_range(api.launches, 'd')} launches, "
         f"{drawing.value_range(api.extra_bytes / api.tensor_bytes, '.0f')} tensors of extra memory"
     )
-    fig, axes = drawing.grid(1, 1, (11, 0.45 * len(frame) + 1.2), title, footer)
-    ax = axes[0, 0]
+    panels = grid(1, 1, (11, 0.45 * len(frame) + 1.2), title, footer)
+    ax = panels.axes[0, 0]
     place = np.arange(len(frame))[::-1]
-    looks = {"plain formula": "eager", "ropelab": "ropelab", "raw kernel": "torchembed"}
-    colors = [drawing.look(looks.get(path, "torchembed API"))["color"] for path in frame.path]
-    ax.barh(place, frame.copies, 0.6, color=colors)
-    for y, row in zip(place, frame.itertuples(), strict=True):
-        extra = round(row.extra_bytes / row.tensor_bytes)
-        text = f"{row.launches} launch{'es' * (row.launches > 1)}, {extra} extra tensor{'s' * (extra != 1)}, "
-        text += f"{row.median_us:.0f} µs"
-        ax.annotate(text, (row.copies, y), (5, 0), textcoords="offset points", va="center", size=8.5)
-    ax.axvline(1, color="grey", linestyle="--", linewidth=1)
+    extra = (frame.extra_bytes / frame.tensor_bytes).round()
+    texts = [
+        f"{row.launches} launch{'es' * (row.launches > 1)}, {more:.0f} extra tensor{'s' * (more != 1)}, "
+        f"{row.median_us:.0f} µs"
+        for row, more in zip(frame.itertuples(), extra, strict=True)
+    ]
+    marks.bars(ax, place, frame.copies, 0.6, color=[_LOOKS.color(path) for path in frame.path])
+    marks.beside(ax, frame.copies, place, texts, gap=5, size=8.5)
+    marks.one(ax)
     ax.set_yticks(place, frame.path + ": " + frame.input)
-    ax.set(xlabel="time of a call, in times of the best copy of the tensor", xlim=(0, 1.5 * frame.copies.max()))
-    ax.grid(axis="y", visible=False)
-    return fig
+    ax.set(xlim=(0, 1.5 * frame.copies.max()))
+    return panels.finish("time of a call, in times of the best copy of the tensor")
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {

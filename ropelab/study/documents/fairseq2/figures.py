@@ -10,23 +10,27 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.study.documents.fairseq2 import findings
 from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS, log, ratios, summary
-from ropelab.study.plots import drawing
+from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots.looks import COLORBLIND
+from ropelab.study.plots.panels import facet, grid
 
 MODES = ("eager", "compiled")
 IMPLS = {"llama": "adjacent pairs (llama)", "reference": "halves (reference)"}
 _CELL = ["batch", "seq_len", "encoding_dim", "mode", "direction"]
 _RATIO_LABELS = {"llama": "both in pairs\nRRE/RE llama", "reference": "both in halves\nRRE/RE reference",
                  "native": "each at home\nRRE ref./RE llama"}  # fmt: skip
-_PUBLISHED, _HERE = "0.45", {"forward": drawing.COLORBLIND[0], "forward and backward": drawing.COLORBLIND[1]}
+_STATED = "published, 27 cells"
+_SERIES = {_STATED: "0.45", "here, forward": COLORBLIND[0], "here, forward and backward": COLORBLIND[1]}
+_MODES = {("compiled", "compiled"): 3, ("eager", "eager"): 7, ("kernel", "ropelab"): 0}  # and the name in the legend
+_TIMES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20)
 
 
-def slowdowns(grid: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
+def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
     """Heat maps over the 27 shapes: how many times as long as our kernel each implementation takes."""
-    times = drawing.timed(grid)
+    times = drawing.timed(timings)
     times = times[times.direction == direction]
     cell = ["batch", "seq_len", "encoding_dim"]
     ours = {i: times[times.contender == f"ropelab {i}"].set_index(cell).median_us for i in IMPLS}
@@ -45,42 +49,33 @@ def slowdowns(grid: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", dire
     title = f"{direction.capitalize()}: times as long as our kernel, one launch in either layout: " + ", ".join(
         f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values)
     )
-    if repeat := findings.apart(findings.same_kernels(grid, inductor), direction):
+    if repeat := findings.apart(findings.same_kernels(timings, inductor), direction):
         title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
     limit = 2 if every.empty else max(every.max(), 1 / every.min(), 2)
-    fig, axes = drawing.grid(2, 4, (3.5, 3.5), title, footer)
-    for row, impl in zip(axes, IMPLS, strict=True):
-        for ax, key in zip(row, [k for k in panels if k[0] == impl], strict=True):
-            table = panels[key]
-            _, mode, name = key
-            native = " (native)" if (name == "RE") == (impl == "llama") else ""
-            ax.set_title(f"{name} {impl}{native}, {mode}", size=9)
-            if table.empty:
-                continue  # what could not be timed is named at the foot
-            sns.heatmap(
-                table, ax=ax, annot=True, fmt=".2f", cmap="vlag", norm=LogNorm(1 / limit, limit), cbar=False,
-                linewidths=0.5, annot_kws={"size": 8},
-            )  # fmt: skip
-            ax.set(xlabel="", ylabel="")
-            ax.set_yticks(np.arange(len(table)) + 0.5, [f"B{b} S{s:,}" for b, s in table.index], rotation=0, size=8)
-            ax.set_xticks(np.arange(table.shape[1]) + 0.5, [f"{e:,}" for e in table], size=8)
-    for ax in axes[-1]:
-        ax.set_xlabel("encoding dimension E")
-    _say_untimed(fig, grid)
-    return fig
+    sheet = grid(2, 4, (3.5, 3.5), title, footer)
+    for ax, ((impl, mode, name), table) in zip(sheet.axes.flat, panels.items(), strict=True):
+        native = " (native)" if (name == "RE") == (impl == "llama") else ""
+        ax.set_title(f"{name} {impl}{native}, {mode}", size=9)
+        if table.empty:
+            continue  # what could not be timed is named at the foot
+        sns.heatmap(table, ax=ax, annot=True, fmt=".2f", cmap="vlag", norm=LogNorm(1 / limit, limit), cbar=False,
+                    linewidths=0.5, annot_kws={"size": 8})  # fmt: skip
+        ax.set(xlabel="", ylabel="")
+        ax.set_yticks(np.arange(len(table)) + 0.5, [f"B{b} S{s:,}" for b, s in table.index], rotation=0, size=8)
+        ax.set_xticks(np.arange(table.shape[1]) + 0.5, [f"{e:,}" for e in table], size=8)
+    named = timings.assign(contender=timings["mode"].fillna("") + " " + timings.contender)
+    return sheet.finish("encoding dimension E", untimed=named)
 
 
-def of_a_copy(grid: pd.DataFrame, footer: str = "") -> Figure:
+def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
     """Our kernel's fraction of a copy of x over the size of the tables, and what they leave of it."""
-    found = findings.of_a_copy(grid)
+    found = findings.of_a_copy(timings)
     here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
     title = f"Our kernel at {here} of a copy of x, which reads no tables: shared by all batches they leave {once}, "
     title += f"read anew by each {each}"
-    fig, axes = drawing.grid(1, len(_HERE), (5.6, 4.0), title, footer, sharey=True)
-    batches = sorted(found.batch.unique())
-    colors = dict(zip(batches, drawing.COLORBLIND, strict=False))
-    for ax, direction in zip(axes[0], _HERE, strict=True):
-        rows = found[found.direction == direction]
+    colors = dict(zip(sorted(found.batch.unique()), COLORBLIND, strict=False))
+    panels = facet(found, (5.6, 4.0), title, footer, column="direction", sharey=True)
+    for ax, rows, _ in panels:
         for place, (batch, part) in enumerate(rows.groupby("batch")):
             at = part.tables_bytes / 1e6 * 1.08 ** (place - 1)  # beside one another
             ax.plot(at, part.fraction_of_copy, "o", color=colors[batch], markersize=5, alpha=0.7, markeredgewidth=0,
@@ -90,20 +85,16 @@ def of_a_copy(grid: pd.DataFrame, footer: str = "") -> Figure:
                            label=f"B = {batch}, if the batches share the tables")  # fmt: skip
         for left in rows.each_batch.unique():
             ax.axhline(left, color="grey", linewidth=1.2, linestyle=":", label="if every batch reads the tables anew")
-        ax.set(title=direction, xscale="log", xlabel="cosines and sines of the S positions, MB")
-        sizes = sorted((rows.tables_bytes / 1e6).unique())
-        ax.xaxis.set_major_locator(FixedLocator(sizes))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-        ax.xaxis.set_minor_locator(NullLocator())
-    axes[0, 0].set_ylabel("fraction of the best copy of x")
-    drawing.legend(fig, axes, columns=3)
-    return fig
+        ax.set(xscale="log")
+        ticks.at(ax.xaxis, sorted((rows.tables_bytes / 1e6).unique()), "{:.0f}".format)
+    label = "cosines and sines of the S positions, MB"
+    return panels.finish(label, "fraction of the best copy of x", legend=3)
 
 
-def published_ratios(grid: pd.DataFrame, footer: str = "") -> Figure:
+def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     """The document's ratios of each cell beside those measured here, per mode and ratio."""
     stated = ratios(log(), "ms")
-    here = ratios(drawing.timed(grid)[[*_CELL, "contender", "median_us"]], "median_us")
+    here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
     forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
     printed = summary().set_index(["mode", "ratio"]).printed
     title = "RRE's time over RE's, mean of the cells, forward here (printed in the document): " + "; ".join(
@@ -113,34 +104,23 @@ def published_ratios(grid: pd.DataFrame, footer: str = "") -> Figure:
         )
         for mode in MODES
     )  # fmt: skip
-    fig, axes = drawing.grid(1, 2, (6.2, 4.0), title, footer)
-    series = {"published, 27 cells": (stated, _PUBLISHED)}
-    series |= {f"here, {d}": (here[here.direction == d], color) for d, color in _HERE.items()}
-    spread = np.random.default_rng(0)  # of the points across; the heights are the data
-    for ax, mode in zip(axes[0], MODES, strict=True):
-        for shift, (name, (frame, color)) in zip((-0.25, 0, 0.25), series.items(), strict=True):
-            for place, ratio in enumerate(_RATIO_LABELS):
-                values = frame[(frame["mode"] == mode) & (frame.ratio == ratio)].times
-                at = place + shift + spread.uniform(-0.07, 0.07, len(values))
-                ax.plot(at, values, "o", color=color, markersize=4, alpha=0.6, markeredgewidth=0, label=name)
-                ax.plot([place + shift - 0.1, place + shift + 0.1], [values.mean()] * 2, color=color, linewidth=2.5)
-        ax.axhline(1, color="grey", linewidth=1, linestyle="--")
-        ax.set_xticks(range(len(_RATIO_LABELS)), list(_RATIO_LABELS.values()), size=9)
-        ax.set(title=f"{mode} (above 1: RE is the faster one)", yscale="log")
-        ax.grid(False, axis="x")
-        _plain(ax.yaxis)
-    axes[0, 0].set_ylabel("RRE's time over RE's")
-    drawing.legend(fig, axes, columns=3)
-    return fig
+    stated = stated.assign(direction=_STATED)
+    every = pd.concat([stated, here.assign(direction="here, " + here.direction)])
+    sheet = grid(1, 2, (6.2, 4.0), title, footer)
+    spread = np.random.default_rng(0)
+    for ax, mode in zip(sheet.axes[0], MODES, strict=True):
+        _cloud(ax, every[every["mode"] == mode], "ratio", _RATIO_LABELS, spread, size=9)
+        ax.set(title=f"{mode} (above 1: RE is the faster one)")
+    return sheet.finish(ylabel="RRE's time over RE's", legend=3)
 
 
-def by_compiling(grid: pd.DataFrame, footer: str = "") -> Figure:
+def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
     """Time compiled over time eager of each implementation: published and measured."""
-    stated = _compiled_over_eager(log(), "ms").assign(direction="published, 27 cells")
-    here = _compiled_over_eager(drawing.timed(grid), "median_us")
+    stated = _compiled_over_eager(log(), "ms").assign(direction=_STATED)
+    here = _compiled_over_eager(drawing.timed(timings), "median_us")
     here = here.assign(direction="here, " + here.direction)
     means = {d: rows.groupby("contender").times.mean() for d, rows in pd.concat([stated, here]).groupby("direction")}
-    native = {"published": "published, 27 cells", "here, forward": "here, forward"}
+    native = {"published": _STATED, "here, forward": "here, forward"}
     title = "Compiled, RE llama takes " + " and ".join(
         f"{means[d]['RE llama']:.2f} ({name})" for name, d in native.items() if "RE llama" in means.get(d, ())
     )
@@ -148,24 +128,25 @@ def by_compiling(grid: pd.DataFrame, footer: str = "") -> Figure:
     others = means.get("here, forward", pd.Series(dtype=float)).drop("RE llama", errors="ignore")
     if len(others):
         title += f"; the others here {drawing.value_range(others, '.2f')} times"
-    fig, axes = drawing.grid(1, 1, (9.5, 3.8), title, footer)
-    ax = axes[0, 0]
-    colors = {"published, 27 cells": _PUBLISHED} | {f"here, {d}": color for d, color in _HERE.items()}
-    spread = np.random.default_rng(0)
-    frame = pd.concat([stated, here])
-    for shift, (name, color) in zip((-0.25, 0, 0.25), colors.items(), strict=True):
-        for place, contender in enumerate(IMPLEMENTATIONS):
-            values = frame[(frame.direction == name) & (frame.contender == contender)].times
+    sheet = grid(1, 1, (9.5, 3.8), title, footer)
+    names = dict(zip(IMPLEMENTATIONS, IMPLEMENTATIONS, strict=True))
+    _cloud(sheet.axes[0, 0], pd.concat([stated, here]), "contender", names, np.random.default_rng(0))
+    return sheet.finish(ylabel="time compiled over time eager", legend=3)
+
+
+def _cloud(ax, frame: pd.DataFrame, column: str, names: dict[str, str], spread: np.random.Generator, **style) -> None:
+    """Each cell's ``times`` by ``column``, published and here, and their means; ``spread`` moves points across only."""
+    for shift, (series, color) in zip((-0.25, 0, 0.25), _SERIES.items(), strict=True):
+        for place, name in enumerate(names):
+            values = frame[(frame.direction == series) & (frame[column] == name)].times
             at = place + shift + spread.uniform(-0.07, 0.07, len(values))
-            ax.plot(at, values, "o", color=color, markersize=4, alpha=0.6, markeredgewidth=0, label=name)
+            ax.plot(at, values, "o", color=color, markersize=4, alpha=0.6, markeredgewidth=0, label=series)
             ax.plot([place + shift - 0.1, place + shift + 0.1], [values.mean()] * 2, color=color, linewidth=2.5)
-    ax.axhline(1, color="grey", linewidth=1, linestyle="--")
-    ax.set_xticks(range(len(IMPLEMENTATIONS)), IMPLEMENTATIONS)
-    ax.set(yscale="log", ylabel="time compiled over time eager")
+    marks.one(ax, upright=False)
+    ax.set_xticks(range(len(names)), list(names.values()), **style)
+    ax.set(yscale="log")
     ax.grid(False, axis="x")
-    _plain(ax.yaxis)
-    drawing.legend(fig, axes, columns=3)
-    return fig
+    ticks.at(ax.yaxis, _TIMES, "{:g}".format)
 
 
 def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
@@ -183,25 +164,19 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     title += f"{drawing.value_range(compiled, '.1f')} times the result, eager ones at "
     title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, our kernel at "
     title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
-    directions = drawing.ordered(shown.direction, _HERE)
-    labels = list(dict.fromkeys(shown.sort_values(["contender", "mode"], ascending=[True, False]).label))
-    place = pd.Series(range(len(labels))[::-1], labels)
-    fig, axes = drawing.grid(1, len(directions), (5.8, 0.4 * len(labels) + 1.2), title, footer, sharey=True)
-    colors = {"eager": drawing.COLORBLIND[7], "compiled": drawing.COLORBLIND[3], "kernel": drawing.COLORBLIND[0]}
-    for ax, direction in zip(axes[0], directions, strict=True):
-        rows = shown[shown.direction == direction]
-        for mode, part in rows.groupby("mode"):
-            name = {"kernel": "ropelab"}.get(mode, mode)
-            ax.barh(place[part.label], part.peak, 0.65, color=colors[mode], label=name)
-        for row in rows.itertuples():
-            text = f"{row.kernels:.0f} launch{'es' if row.kernels != 1 else ''}, {row.median_us / 1000:.2f} ms"
-            ax.annotate(text, (row.peak, place[row.label]), (4, 0), textcoords="offset points", va="center", size=8)
-        ax.set_yticks(place, labels)
-        ax.set(title=direction, xlabel="peak memory of a call, in results' sizes")
+    place = marks.places(shown.sort_values(["contender", "mode"], ascending=[True, False]).label)
+    panels = facet(shown, (5.8, 0.4 * len(place) + 1.2), title, footer, column="direction", sharey=True)
+    for ax, rows, _ in panels:
+        for (mode, name), color in _MODES.items():
+            part = rows[rows["mode"] == mode]
+            texts = [
+                f"{row.kernels:.0f} launch{'es' * (row.kernels != 1)}, {row.median_us / 1000:.2f} ms"
+                for row in part.itertuples()
+            ]
+            marks.bars(ax, place[part.label], part.peak, 0.65, place=color, texts=texts, label=name)
+        ax.set_yticks(place, place.index)
         ax.margins(x=0.45)
-        ax.grid(False, axis="y")
-    drawing.legend(fig, axes)
-    return fig
+    return panels.finish("peak memory of a call, in results' sizes", legend=6)
 
 
 def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -209,19 +184,6 @@ def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     frame = frame[frame.contender.isin(IMPLEMENTATIONS)]
     wide = frame.pivot_table(index=keys, columns="mode", values=value)
     return (wide.compiled / wide.eager).rename("times").dropna().reset_index()
-
-
-def _plain(axis) -> None:
-    """0.5, 1, 2, 5 instead of powers of ten."""
-    axis.set_major_locator(FixedLocator([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
-
-
-def _say_untimed(fig: Figure, grid: pd.DataFrame) -> None:
-    """As `drawing.say_untimed`, with the mode in the contender's name."""
-    named = grid["mode"].fillna("") + " " + grid.contender
-    drawing.say_untimed(fig, grid.assign(contender=named))
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {

@@ -1,88 +1,60 @@
 """Figures of the study of SGLang#14302: each takes its records' tables; titles are computed from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ropelab.study.documents.sglang.contenders import (
-    COMPILED,
-    DOCUMENT,
-    DOCUMENT_CAST,
-    EAGER,
-    FLASH,
-    FLASH_FULL,
-    FLASH_PACKED,
-    FLASHINFER,
-    FLASHINFER_NEWEST,
-    OURS,
-    OURS_CACHE,
-    OURS_FLOAT32,
-    PERSISTENT,
-    REAL_VLLM,
-    SECOND,
-    SGL_KERNEL,
-    THIRD,
-    VLLM,
-)
+from ropelab.study.documents.sglang import contenders as of
+from ropelab.study.documents.sglang import steps
 from ropelab.study.documents.sglang.evidence import published_speedups
 from ropelab.study.documents.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
-from ropelab.study.documents.sglang.steps import (
-    APART,
-    FAIR,
-    NAMES,
-    PUBLISHED,
-    STEP_NAMES,
-    STEPS,
-    fastest_persistent,
-    mixed_timers,
-    ratios,
-    timed_alike,
-)
-from ropelab.study.plots import drawing
-from ropelab.study.plots.drawing import COLORBLIND
+from ropelab.study.documents.sglang.steps import APART, FAIR, NAMES, PUBLISHED, STEP_NAMES, STEPS
+from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots.panels import LAYOUT, facet, grid
 
-# Contender -> colour of the palette, marker.
-_LOOKS = {
-    OURS: (0, "o"), OURS_CACHE: (9, "P"), OURS_FLOAT32: (9, "X"), DOCUMENT: (2, "v"), SECOND: (2, "<"), THIRD: (2, "^"),
-    VLLM: (1, "s"), FLASH: (3, "D"), FLASH_PACKED: (6, "d"), PERSISTENT: (5, "*"), DOCUMENT_CAST: (2, ">"),
-    EAGER: (7, "p"), COMPILED: (7, "X"), FLASHINFER: (8, "H"), FLASHINFER_NEWEST: (4, "h"), SGL_KERNEL: (4, "8"),
-    REAL_VLLM: (1, ">"),
-}  # fmt: skip
-_CLAIMS = {VLLM: "SG-04", FLASH_FULL: "SG-05"}
+_LOOKS = CONTENDERS.extended({
+    of.OURS: ("", 0, "o"), of.OURS_CACHE: ("", 9, "P"), of.OURS_FLOAT32: ("", 9, "X"), of.DOCUMENT: ("", 2, "v"),
+    of.SECOND: ("", 2, "<"), of.THIRD: ("", 2, "^"), of.VLLM: ("", 1, "s"), of.FLASH: ("", 3, "D"),
+    of.FLASH_PACKED: ("", 6, "d"), of.PERSISTENT: ("", 5, "*"), of.DOCUMENT_CAST: ("", 2, ">"),
+    of.EAGER: ("", 7, "p"), of.COMPILED: ("", 7, "X"), of.FLASHINFER: ("", 8, "H"),
+    of.FLASHINFER_NEWEST: ("", 4, "h"), of.SGL_KERNEL: ("", 4, "8"), of.REAL_VLLM: ("", 1, ">"),
+})  # fmt: skip
+_LARGE = 2048
+_FAMILIES = {
+    "model": (of.DOCUMENT, 2, "v"),
+    "second": (of.SECOND, 8, "<"),
+    "third": (of.THIRD, 4, "^"),
+    "ropelab": (of.OURS, 0, "o"),
+}
+_CLAIMS = {of.VLLM: "SG-04", of.FLASH_FULL: "SG-05"}
 
 
 def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The peer's time over the kernel's, from the published protocol to a fair one, a flaw less at a time."""
-    tables = {peer: ratios(frame, peer) for peer in STEPS}
+    tables = {peer: steps.ratios(frame, peer) for peer in STEPS}
     said = []
     for peer, table in tables.items():
         fair = " or ".join(f"{table[step].median():.2f}" for step in (FAIR, APART) if step in table)
         how = " (q and k packed or apart)" if APART in table else ""
         said.append(f"{NAMES[peer]} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}")
-    title = "Time over that of the first version's kernel (model), fairly compared, median of the cells:\n" + "; ".join(
-        said
-    )
-    footer = _sampled(footer, frame)
+    title = "Time over that of the first version's kernel (model), fairly compared, median of the cells:\n"
     stated = published_speedups()
-    fig, axes = drawing.grid(1, len(tables), (6.4, 4.2), title, footer, sharey=True)
-    for ax, (peer, table) in zip(axes[0], tables.items(), strict=True):
+    panels = grid(1, len(tables), (6.4, 4.2), title + "; ".join(said), _sampled(footer, frame), sharey=True)
+    for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
         large = table.index.map(_tokens) >= _LARGE
         place = np.arange(len(table.columns))
-        steps = sum(step.name != APART for step in STEPS[peer])  # this one does not follow upon the others
-        shown = (
+        joined = sum(step.name != APART for step in STEPS[peer])  # this one does not follow upon the others
+        for label, color, marker, rows in (
             ("fewer than 2048 tokens", 0, "o", ~large),
             ("2048 tokens and more", 1, "D", large),
-        )
-        for label, color, marker, rows in shown:
+        ):
+            look = {"color": COLORBLIND[color], "marker": marker, "markersize": 5, "linewidth": 0.8, "alpha": 0.6}
             for number, (_, line) in enumerate(table[rows].iterrows()):
-                look = {"color": COLORBLIND[color], "marker": marker, "markersize": 5, "linewidth": 0.8, "alpha": 0.6}
-                ax.plot(place[:steps], line[:steps], label=label if not number else None, **look)
-                ax.plot(place[steps:], line[steps:], **look)
+                ax.plot(place[:joined], line[:joined], label=label if not number else None, **look)
+                ax.plot(place[joined:], line[joined:], **look)
         ax.plot(place, table.median(), "_k", markersize=34, markeredgewidth=2.5, label="median", zorder=5)
         low, high = stated.loc[_CLAIMS[peer], ["low", "high"]]
         if np.isfinite(high):
@@ -92,11 +64,8 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.axhline(1, color="grey", linewidth=0.8)
         ax.set_xticks(place, [_step_label(peer, step.name) for step in STEPS[peer]], size=8)
         ax.set(yscale="log", xlim=(-0.4, len(place) - 0.6), title=f"{NAMES[peer]} against the first version")
-        drawing.plain_log(ax.yaxis)
-        ax.yaxis.set_major_locator(FixedLocator([0.3, 0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5, 10]))
-    axes[0, 0].set_ylabel("peer's time / kernel's time")
-    drawing.legend(fig, axes, columns=4)
-    return fig
+        ticks.at(ax.yaxis, [0.3, 0.5, 0.7, 1, 1.25, 1.5, 2, 3, 5, 10], "{:,g}".format)
+    return panels.finish(ylabel="peer's time / kernel's time", legend=4)
 
 
 def _step_label(peer: str, step: str) -> str:
@@ -112,50 +81,41 @@ def _sampled(footer: str, protocols: pd.DataFrame) -> str:
 
 def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Figure:
     """Everybody in both grids, fairly timed, as a fraction of the copy."""
-    panels = {("first grid", "split_half", FIRST_GRID_CELLS): timed_alike(first)}
+    parts = {("first grid", "split_half", FIRST_GRID_CELLS): steps.timed_alike(first)}
     for layout, frame in second.groupby("layout", sort=False):
-        panels["later grid", layout, SECOND_GRID_CELLS // 2] = frame
-    shown = (OURS, OURS_CACHE, DOCUMENT, SECOND, THIRD, VLLM, FLASH, FLASH_PACKED, PERSISTENT, EAGER, COMPILED,
-             FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL, REAL_VLLM)  # fmt: skip
-    both = fastest_persistent(drawing.timed(pd.concat(panels.values())))
+        parts["later grid", layout, SECOND_GRID_CELLS // 2] = frame
+    shown = [name for name in _LOOKS.known if name not in (of.OURS_FLOAT32, of.DOCUMENT_CAST)]
+    both = steps.fastest_persistent(drawing.timed(pd.concat(parts.values())))
     tokens = both.batch * both.seq_len
     least = min(_LARGE, tokens.max())
     large = both[tokens >= least]
-    ours = large[large.contender == OURS].fraction_of_copy
-    models = large[large.contender == DOCUMENT].fraction_of_copy
+    ours = large[large.contender == of.OURS].fraction_of_copy
+    models = large[large.contender == of.DOCUMENT].fraction_of_copy
     title = (
         f"From {least:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, "
         f"the first version's kernel at {drawing.value_range(models, '.2f')} (model)"
     )
-    rows = [max(1, frame.cell.nunique()) for frame in panels.values()]
-    fig, axes = drawing.grid(
-        len(panels), 1, (12.0, 0.42 * sum(rows) / len(rows) + 0.7), title, footer, sharex=True,
-        gridspec_kw={"height_ratios": [count + 1 for count in rows]},
-    )  # fmt: skip
-    for ax, ((name, layout, all_cells), frame) in zip(axes[:, 0], panels.items(), strict=True):
-        times = fastest_persistent(drawing.timed(frame))
-        cells = sorted(dict.fromkeys(times.cell), key=_cell_order)
-        place = {cell: len(cells) - 1 - i for i, cell in enumerate(cells)}
-        names = [contender for contender in shown if (times.contender == contender).any()]
+    rows = [max(1, frame.cell.nunique()) for frame in parts.values()]
+    size = (12.0, 0.42 * sum(rows) / len(rows) + 0.7)
+    heights = [count + 1 for count in rows]
+    panels = grid(len(parts), 1, size, title, footer, sharex=True, height_ratios=heights)
+    for ax, ((name, layout, all_cells), frame) in zip(panels.axes[:, 0], parts.items(), strict=True):
+        times = steps.fastest_persistent(drawing.timed(frame))
+        place = marks.places(sorted(times.cell, key=_cell_order))
+        names = drawing.ordered(times.contender, shown)
         # Each a little lower than the one before: markers of the same value lie beside each other.
         for contender, shift in zip(names, np.linspace(0.33, -0.33, len(names)), strict=True):
-            points = times[times.contender == contender]
-            ax.plot(points.fraction_of_copy, points.cell.map(place) + shift, linestyle="none", markersize=8,
-                    markeredgecolor="white", markeredgewidth=0.4, zorder=5 if contender == OURS else 4,
-                    **_look(contender))  # fmt: skip
-        for at in place.values():
+            points, zorder = times[times.contender == contender], 5 if contender == of.OURS else 4
+            marks.dots(ax, points.fraction_of_copy, place[points.cell] + shift, _LOOKS(contender), markersize=8,
+                       markeredgewidth=0.4, zorder=zorder)  # fmt: skip
+        for at in place:
             ax.axhspan(at - 0.5, at + 0.5, color="0.95" if at % 2 else "white", zorder=0)
-        ax.axvline(1, color="grey", linestyle="--", linewidth=1)
-        ax.set_yticks(list(place.values()), list(place), size=8)
+        marks.one(ax)
         ax.grid(False, axis="y")
-        said = f"{name}, {drawing.LAYOUT[layout]}: {len(cells)} of its {all_cells} cells"
-        ax.set(title=said, ylim=(-0.6, len(cells) - 0.4))
-        ax.set_xlim(left=0)
-    axes[-1, 0].set_xlabel("fraction of the best copy")
-    axes[0, 0].set_ylabel("batch x tokens, q/k heads, head size")
-    drawing.legend(fig, axes, columns=5)
-    drawing.say_untimed(fig, pd.concat(panels.values()))
-    return fig
+        ax.set(title=f"{name}, {LAYOUT[layout]}: {len(place)} of its {all_cells} cells")
+        marks.rows(ax, place, size=8)
+    panels.axes[0, 0].set_ylabel("batch x tokens, q/k heads, head size")
+    return panels.finish("fraction of the best copy", legend=5, untimed=pd.concat(parts.values()))
 
 
 def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -168,42 +128,27 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     title = "Time of 1 to 8 tokens against the blocks of the launch"
     if {"on", "off"} <= set(switched):
         gains = (switched["off"] / switched["on"]).dropna().groupby("family")
-        said = [f"{_FAMILIES[name]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
+        said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
         title = f"With the launch policy, 1 to 8 tokens are so many times as fast as without: {', '.join(said)}"
-    tokens = [int(count) for count in sorted(times.seq_len.unique())]
-    layouts = drawing.ordered(times.layout, drawing.LAYOUT)
-    fig, axes = drawing.grid(len(layouts), len(tokens), (3.3, 2.8), title, footer, sharex="col", sharey=True)
-    for row, layout in zip(axes, layouts, strict=True):
-        for ax, count in zip(row, tokens, strict=True):
-            here = frame[(frame.seq_len == count) & (frame.layout == layout)]
-            _blocks(ax, drawing.timed(here))
-            copy = drawing.copies(drawing.timed(here)).median_us.min()
-            ax.axhline(copy, color="black", linestyle="--", linewidth=1.2, label="best copy")
-            ax.axvline(processors, color="grey", linewidth=1, linestyle=":", label=f"{processors} multiprocessors")
-            ax.set(title=f"{count} token{'s' * (count > 1)}, {drawing.LAYOUT[layout]}")
-            ax.set_ylim(0, 1.1 * times.median_us.max())
-        row[0].set_ylabel("GPU time (µs)")
-    for ax in axes[-1]:
-        ax.set_xlabel("blocks of the launch")
-    drawing.legend(fig, axes, columns=4)
-    return fig
-
-
-def _blocks(ax, times: pd.DataFrame) -> None:
-    """A line for each family, and its policy marked."""
-    looks = {"model": (2, "v"), "second": (8, "<"), "third": (4, "^"), "ropelab": (0, "o")}
-    for family, (color, marker) in looks.items():
-        line = times[times.family == family].sort_values("blocks")
-        ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
-                label=_FAMILIES[family], linewidth=1)  # fmt: skip
-        for policy, outline in (("off", "o"), ("on", "s")):
-            chosen = line[line.policy == policy]
-            ax.plot(chosen.blocks, chosen.median_us, outline, markerfacecolor="none", markeredgecolor="0.2",
-                    markersize=11, label=f"policy {policy}")  # fmt: skip
-    ax.set(xscale="log")
-    ax.xaxis.set_major_locator(FixedLocator([1, 2, 4, 8, 16, 32, 64, 128, 256]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_locator(NullLocator())
+    shown = frame[frame.seq_len.isin(times.seq_len)].sort_values("seq_len", kind="stable")
+    words = LAYOUT | {count: f"{count} token{'s' * (count > 1)}" for count in shown.seq_len}
+    share = {"sharex": "col", "sharey": True}
+    panels = facet(shown, (3.3, 2.8), title, footer, column="seq_len", row="layout", words=words, **share)
+    for ax, rows, _ in panels:
+        here = drawing.timed(rows)
+        for family, (label, color, marker) in _FAMILIES.items():
+            line = here[here.family == family].sort_values("blocks")
+            ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
+                    label=label, linewidth=1)  # fmt: skip
+            for policy, outline in (("off", "o"), ("on", "s")):
+                chosen = line[line.policy == policy]
+                ax.plot(chosen.blocks, chosen.median_us, outline, markerfacecolor="none", markeredgecolor="0.2",
+                        markersize=11, label=f"policy {policy}")  # fmt: skip
+        ax.axhline(drawing.copies(here).median_us.min(), **marks.COPY | {"zorder": 2})
+        ax.axvline(processors, color="grey", linewidth=1, linestyle=":", label=f"{processors} multiprocessors")
+        ax.set(xscale="log", ylim=(0, 1.1 * times.median_us.max()))
+        ticks.at(ax.xaxis, [1, 2, 4, 8, 16, 32, 64, 128, 256], "{:g}".format)
+    return panels.finish("blocks of the launch", "GPU time (µs)", legend=4)
 
 
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -211,33 +156,26 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     times = drawing.timed(frame[~frame.contender.str.startswith("copy")])
     aligned = times[times.offset_bytes == 0].pivot_table(index="layout", columns="access_bytes", values="median_us")
     gain = aligned[2] / aligned[16]
-    ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
+    ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
         f"16-byte accesses make the model {drawing.value_range(gain, '.2f')} times as fast as 2-byte ones; "
         f"2 bytes off, where none is possible, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
     )
-    layouts = drawing.ordered(times.layout, drawing.LAYOUT)
-    fig, axes = drawing.grid(1, len(layouts), (5.2, 3.4), title, footer, sharey=True)
-    for ax, layout in zip(axes[0], layouts, strict=True):
-        panel = times[times.layout == layout]
+    words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}
+    panels = facet(times, (5.2, 3.4), title, footer, column="layout", words=words, sharey=True)
+    for ax, panel, _ in panels:
         names = list(dict.fromkeys(panel.contender))
         for shift, (offset, rows) in enumerate(panel.groupby("offset_bytes")):
-            values = rows.set_index("contender").fraction_of_copy.reindex(names)
-            at = np.arange(len(names)) + (shift - 0.5) * 0.38
+            at = rows.contender.map(names.index) + (shift - 0.5) * 0.38
             label = "at multiples of 16 bytes" if not offset else f"{offset:g} bytes off"
-            ax.bar(at, values, 0.36, color=COLORBLIND[(0, 1)[shift]], label=label)
-            widths = rows.set_index("contender").access_bytes.reindex(names)
-            for x, value, width in zip(at, values, widths, strict=True):
-                if np.isfinite(value) and np.isfinite(width):
-                    ax.annotate(f"{width:.0f} B", (x, value), (0, 2), textcoords="offset points", ha="center", size=8)
-        ax.axhline(1, color="grey", linestyle="--", linewidth=1)
-        ax.set_xticks(np.arange(len(names)), [name.replace("model, ", "model,\n") for name in names], size=8)
-        ax.set(title=f"{drawing.LAYOUT[layout]} (on the bars: bytes per access)")
+            ax.bar(at, rows.fraction_of_copy, 0.36, color=COLORBLIND[shift], label=label)
+            known = rows.access_bytes.dropna()
+            marks.above(ax, at[known.index], rows.fraction_of_copy[known.index], known.map("{:.0f} B".format))
+        marks.one(ax, upright=False)
+        ax.set_xticks(range(len(names)), [name.replace("model, ", "model,\n") for name in names], size=8)
         ax.grid(False, axis="x")
-    axes[0, 0].set_ylabel("fraction of the best copy")
-    drawing.legend(fig, axes)
-    return fig
+    return panels.finish(ylabel="fraction of the best copy", legend=6)
 
 
 def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -246,73 +184,64 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     frame = frame[~frame.status.str.startswith("not run")]
     times = drawing.timed(frame)
     failed = frame[frame.status != "ok"]
-    ours = times[times.contender == OURS]
+    ours = times[times.contender == of.OURS]
     power = ours.head_dim.map(lambda size: size & (size - 1) == 0)
     uncommon, common = (drawing.value_range(ours[rows].fraction_of_copy, ".2f") for rows in (~power, power))
     title = f"Split-half: ropelab runs at {uncommon} of a copy where the head size is no power of two, "
     title += f"at {common} where it is"
     for name, rows in failed.groupby("contender"):
         title += f";\n{name} fails at {', '.join(map(str, sorted(rows.head_dim)))}"
-    fig, axes = drawing.grid(1, 1, (10.0, 4.2), title, footer)
-    ax, sizes = axes[0, 0], sorted(frame.head_dim.unique())
+    panels = grid(1, 1, (10.0, 4.2), title, footer)
+    ax, sizes = panels.axes[0, 0], sorted(frame.head_dim.unique())
     place, foot = {size: i for i, size in enumerate(sizes)}, 0.03
     for name in dict.fromkeys(frame.contender):
         line = times[times.contender == name].set_index("head_dim").fraction_of_copy.reindex(sizes)
-        ax.plot(line.index.map(place), line, markersize=7, linewidth=1.2, **_look(name))
-        gone = failed[failed.contender == name]
+        ax.plot(line.index.map(place), line, markersize=7, linewidth=1.2, **_LOOKS(name))
+        gone = failed[failed.contender == name].head_dim.map(place)
         if len(gone):
-            ax.plot(gone.head_dim.map(place), np.full(len(gone), foot), "x", color=_look(name)["color"], markersize=8,
-                    markeredgewidth=2.5, label=f"{name} fails")  # fmt: skip
+            ax.plot(gone, np.full(len(gone), foot), "x", color=_LOOKS.color(name), markersize=8, markeredgewidth=2.5,
+                    label=f"{name} fails")  # fmt: skip
             foot += 0.06
-    ax.axhline(1, color="grey", linestyle="--", linewidth=1)
+    marks.one(ax, upright=False)
     ax.set_xticks(list(place.values()), sizes)
-    ax.set(xlabel="head size (features)", ylabel="fraction of the best copy", ylim=(0, 1.08))
-    drawing.legend(fig, axes, columns=4)
-    return fig
+    ax.set(ylim=(0, 1.08))
+    return panels.finish("head size (features)", "fraction of the best copy", legend=4)
 
 
 def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The production shape and the Qwen-Image-shaped one."""
-    times = fastest_persistent(drawing.timed(frame[~frame.contender.str.startswith("copy")]))
+    times = steps.fastest_persistent(drawing.timed(frame[~frame.contender.str.startswith("copy")]))
     by_cell = times.pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    fastest = by_cell.drop(columns=[name for name in by_cell if name.startswith(OURS)]).min(axis=1)
-    slower = drawing.value_range(fastest / by_cell[OURS], ".2f")
+    fastest = by_cell.drop(columns=[name for name in by_cell if name.startswith(of.OURS)]).min(axis=1)
+    slower = drawing.value_range(fastest / by_cell[of.OURS], ".2f")
     title = f"Diffusion, 24 heads of 128 features: the fastest other takes {slower} times as long as ropelab"
-    if {DOCUMENT, DOCUMENT_CAST} <= set(by_cell):
-        cast = by_cell[DOCUMENT_CAST] / by_cell[DOCUMENT]
+    if {of.DOCUMENT, of.DOCUMENT_CAST} <= set(by_cell):
+        cast = by_cell[of.DOCUMENT_CAST] / by_cell[of.DOCUMENT]
         title += f";\nconverting the tables in every call makes it {drawing.value_range(cast, '.2f')} times as long"
-    cells = list(by_cell.index)
-    fig, axes = drawing.grid(1, len(cells), (5.6, 3.8), title, footer, sharey=True)
-    order = [name for name in _LOOKS if name in set(times.contender)][::-1]
-    for ax, cell in zip(axes[0], cells, strict=True):
-        rows = times[times.cell == cell].set_index("contender").reindex(order)
-        ax.barh(np.arange(len(order)), rows.fraction_of_copy, 0.7, color=[_look(name)["color"] for name in order])
-        for at, row in enumerate(rows.itertuples()):
-            if np.isfinite(row.median_us):
-                ax.annotate(f"{row.median_us:,.1f} µs", (row.fraction_of_copy, at), (4, 0), textcoords="offset points",
-                            va="center", size=8)  # fmt: skip
-        ax.axvline(1, color="grey", linestyle="--", linewidth=1)
-        ax.set_yticks(np.arange(len(order)), [name for name in order])
-        tokens = int(times[times.cell == cell].seq_len.iloc[0])
+    place = marks.places(_LOOKS.ordered(times.contender))
+    panels = facet(times, (5.6, 3.8), title, footer, column="cell", sharey=True)
+    for ax, rows, cell in panels:
+        y, reached = place[rows.contender], rows.fraction_of_copy
+        marks.bars(ax, y, reached, 0.7, color=rows.contender.map(_LOOKS.color),
+                   texts=rows.median_us.map("{:,.1f} µs".format))  # fmt: skip
+        marks.one(ax)
+        ax.set_yticks(place, place.index)
         named = "Qwen-Image, 1024 x 1024 pixels" if cell == "Qwen-Image" else "seen in production"
-        ax.set(title=f"{named}: {tokens:,} tokens", xlabel="fraction of the best copy", xlim=(0, 1.25))
-        ax.grid(False, axis="y")
-    drawing.say_untimed(fig, frame)
-    return fig
+        ax.set(title=f"{named}: {int(rows.seq_len.iloc[0]):,} tokens", xlim=(0, 1.25))
+    return panels.finish("fraction of the best copy", untimed=frame)
 
 
 def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     """One timer for the peer and another for the kernel: what is then compared."""
-    mixed = {peer: mixed_timers(frame, peer) for peer in STEPS}
-    same = {peer: ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
+    mixed = {peer: steps.mixed_timers(frame, peer) for peer in STEPS}
+    same = {peer: steps.ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
     said = [
         f"{NAMES[peer]} would take {mixed[peer].median():.1f} times as long instead of {same[peer].median():.1f}"
         for peer in STEPS
     ]
-    footer = _sampled(footer, frame)
     title = "With do_bench for the peer and CUDA graphs for the kernel, median of the cells: " + "; ".join(said)
-    fig, axes = drawing.grid(1, 1, (9.0, 3.8), title, footer)
-    ax = axes[0, 0]
+    panels = grid(1, 1, (9.0, 3.8), title, _sampled(footer, frame))
+    ax = panels.axes[0, 0]
     for peer, color in zip(STEPS, (1, 3), strict=True):
         for values, marker, label in ((mixed[peer], "s", "mixed timers"), (same[peer], "o", "graphs for both")):
             line = values.groupby(values.index.map(_tokens)).median()
@@ -320,11 +249,10 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
             ax.plot(line.index, line, marker=marker, color=COLORBLIND[color], linewidth=1.2, markersize=7,
                     markerfacecolor=face, label=f"{NAMES[peer]}, {label}")  # fmt: skip
     ax.axhline(1, color="grey", linewidth=0.8)
-    ax.set(xscale="log", yscale="log", xlabel="tokens (median of the cells)", ylabel="peer's time / kernel's time")
-    drawing.plain_log(ax.yaxis)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    drawing.legend(fig, axes, columns=2)
-    return fig
+    ax.set(xscale="log", yscale="log")
+    ticks.plain_log(ax.yaxis)
+    ax.xaxis.set_major_formatter("{x:,g}")
+    return panels.finish("tokens (median of the cells)", "peer's time / kernel's time", legend=2)
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
@@ -337,14 +265,6 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "sglang_diffusion": (("sglang_diffusion",), diffusion),
 }
 """Figure -> the studies it draws, and how: a function of their tables and the footer."""
-
-_LARGE = 2048
-_FAMILIES = {"model": DOCUMENT, "second": SECOND, "third": THIRD, "ropelab": OURS}
-
-
-def _look(contender: str) -> dict[str, object]:
-    color, marker = _LOOKS.get(contender, (7, "h"))
-    return {"label": contender, "color": COLORBLIND[color], "marker": marker}
 
 
 def _tokens(cell: str) -> int:

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ropelab.study.documents.transformer_engine import findings
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS
@@ -14,14 +13,16 @@ from ropelab.study.documents.transformer_engine.evidence import published_a, pub
 from ropelab.study.documents.transformer_engine.findings import NEW, OLD
 from ropelab.study.documents.transformer_engine.layer import WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, NAMES, PACKAGE, SUMMED
-from ropelab.study.plots import drawing
-from ropelab.study.plots.drawing import COLORBLIND, value_range
+from ropelab.study.plots import drawing, marks, ticks
+from ropelab.study.plots.drawing import value_range
+from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots.panels import facet, grid
 
 _PUBLISHED = "published (H100, TransformerEngine)"
 _PUBLISHED_LAYER = "published (TransformerEngine, GPU not stated)"
-_LOOKS = {INTEROP: {"label": "ropelab, called as TransformerEngine", "color": COLORBLIND[9], "marker": "P"}}
+_LOOKS = CONTENDERS.extended({INTEROP: ("ropelab, called as TransformerEngine", 9, "P")})
 _STEPS = {GIVEN: "from a given cotangent", SUMMED: "with sum()"}
-_RINGS = {"first": ("o", "the first heuristic's choice"), "merged": ("s", "the merged heuristic's choice")}
+_RINGS = {"first": ("o", 9), "merged": ("s", 13)}  # heuristic -> the mark around its choice and the mark's size
 
 
 def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
@@ -36,30 +37,25 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
         f"(published {published[last]:.0f} with sum()); ropelab's own time moves by {_spread(tables[GIVEN])} over the "
         f"packings{_with_sum(kernels)}"
     )
-    fig, axes = drawing.grid(1, 3, (4.7, 3.9), title, footer)
-    for ax, (step, table) in zip(axes[0], tables.items(), strict=False):
+    panels = grid(1, 3, (4.7, 3.9), title, footer)
+    for ax, (step, table) in zip(panels.axes[0], tables.items(), strict=False):
         _lines(ax, table)
-        ax.set(
-            title=f"GPU time of both passes, {_STEPS[step]}",
-            xlabel="sequences in 65,536 tokens",
-            ylabel="GPU time (µs)",
-            yscale="log",
-        )
-        drawing.plain_log(ax.yaxis)
-    axes[0, 1].sharey(axes[0, 0])
-    ax = axes[0, 2]
-    ax.plot(published.index, published, "_k", markersize=22, markeredgewidth=2.5, label=_PUBLISHED)
+        ax.set(title=f"GPU time of both passes, {_STEPS[step]}")
+    panels.axes[0, 1].sharey(panels.axes[0, 0])
+    ax = panels.axes[0, 2]
+    marks.published(ax, published.index, published, _PUBLISHED, width=22)
     for (step, ratio), marker in zip(ratios.items(), ("o", "^"), strict=False):
         ax.plot(ratio.index, ratio, marker, color=COLORBLIND[0], label=f"our models here, {_STEPS[step]}", markersize=7,
                 markerfacecolor=COLORBLIND[0] if step == SUMMED else "white")  # fmt: skip
-    ax.set(title="speed-up of the new grid over the old", xlabel="sequences in 65,536 tokens", yscale="log",
-           ylabel="old time / new time")  # fmt: skip
-    drawing.plain_log(ax.yaxis)
-    for ax in axes[0]:
-        _counts(ax, published.index)
-    drawing.legend(fig, axes, columns=4)
-    drawing.say_untimed(fig, kernels)
-    return fig
+    ax.set(title="speed-up of the new grid over the old", yscale="log", ylabel="old time / new time")
+    ticks.plain_log(ax.yaxis)
+    counts = sorted(published.index)
+    counts = [n for n, before in zip(counts, [0, *counts], strict=False) if n > 1.3 * before]  # room for each number
+    for ax in panels.axes[0]:
+        ax.set(xscale="log")
+        ticks.at(ax.xaxis, counts)
+        ax.tick_params(axis="x", labelsize=8)
+    return panels.finish("sequences in 65,536 tokens", legend=4, untimed=kernels)
 
 
 def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
@@ -75,27 +71,24 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
         f"{value_range(stated[stated.index > 2], '.2f')}); this one number explains {len(fit)} cells within "
         f"{off.max():.0%}, half of them within {off.median():.0%}"
     )
-    fig, axes = drawing.grid(1, 2, (5.6, 3.9), title, footer)
-    beyond, each = axes[0]
+    panels = grid(1, 2, (5.6, 3.9), title, footer)
+    beyond, each = panels.axes[0]
     for (part, rows), marker, color in zip(fit.groupby("part", sort=False), "os^D", (0, 1, 2, 4), strict=False):
         many = rows[rows.ns_per_dead_block.notna()]
-        look = {"color": COLORBLIND[color], "marker": marker, "linestyle": "none", "markeredgecolor": "white",
-                "markersize": 7}  # fmt: skip
-        beyond.plot(many.dead_blocks, many.beyond_us, label=_PARTS.get(part, part), **look)
-        each.plot(many.dead_blocks, many.ns_per_dead_block, **look)
+        look = {"color": COLORBLIND[color], "marker": marker, "markersize": 7, "markeredgewidth": 1, "zorder": 2}
+        marks.dots(beyond, many.dead_blocks, many.beyond_us, look, label=_PARTS.get(part, part))
+        marks.dots(each, many.dead_blocks, many.ns_per_dead_block, look)
     ends = np.array([fit.dead_blocks[fit.ns_per_dead_block.notna()].min(), fit.dead_blocks.max()])
-    beyond.plot(ends, ends * 2 * ns.median() / 1000, color="black", linewidth=1,
-                label=f"{ns.median():.2f} ns a block and pass")  # fmt: skip
+    label = f"{ns.median():.2f} ns a block and pass"
+    beyond.plot(ends, ends * 2 * ns.median() / 1000, color="black", linewidth=1, label=label)
     table = published_b().dropna()
-    each.plot(table.dead_blocks, table.ns_per_dead_block, "_k", markersize=16, markeredgewidth=2.5, label=_PUBLISHED)
-    beyond.set(title="time beyond that of the blocks with a token", yscale="log", ylabel="GPU time, two passes (µs)")
-    drawing.plain_log(beyond.yaxis)
-    each.set(title="time of each dead block", ylabel="ns for each block and pass")
+    marks.published(each, table.dead_blocks, table.ns_per_dead_block, _PUBLISHED, width=16)
+    beyond.set(title="time beyond that of the blocks with a token", xscale="log", yscale="log",
+               ylabel="GPU time, two passes (µs)")  # fmt: skip
+    ticks.plain_log(beyond.yaxis)
+    each.set(title="time of each dead block", xscale="log", ylabel="ns for each block and pass")
     each.set_ylim(bottom=0)
-    for ax in (beyond, each):
-        ax.set(xscale="log", xlabel="blocks without a token")
-    drawing.legend(fig, axes, columns=4)
-    return fig
+    return panels.finish("blocks without a token", legend=4)
 
 
 def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
@@ -116,19 +109,18 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
         + " and ".join(phrases)
         + " as the new one"
     )
-    fig, axes = drawing.grid(1, len(counts), (4.6, 3.7), title, footer, sharey=True)
-    for ax, n in zip(axes[0], counts, strict=True):
-        rows = equal[(equal.n_seqs == n)].sort_values(["freqs_len", "part"]).drop_duplicates("freqs_len")
+    words = {n: f"{n:,} equal sequences" for n in counts}
+    shown = equal[equal.n_seqs.isin(counts)].sort_values(["n_seqs", "freqs_len", "part"])
+    panels = facet(shown, (4.6, 3.7), title, footer, column="n_seqs", words=words, sharey=True)
+    for ax, rows, _ in panels:
+        rows = rows.drop_duplicates("freqs_len")
         for name in (OLD, NEW, "ropelab"):
-            ax.plot(rows.freqs_len, rows[name], **_look(name), markersize=7, markeredgecolor="white")
-        ax.set(xscale="log", yscale="log", title=f"{n:,} equal sequences", xlabel="rows of freqs")
-        ax.xaxis.set_major_locator(FixedLocator(rows.freqs_len))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xticklabels([f"{value:,}" for value in rows.freqs_len], size=8, rotation=30)
-        drawing.plain_log(ax.yaxis)
-    axes[0, 0].set_ylabel("GPU time (µs)")
-    drawing.legend(fig, axes)
-    return fig
+            ax.plot(rows.freqs_len, rows[name], **_LOOKS(name), markersize=7, markeredgecolor="white")
+        ax.set(xscale="log", yscale="log")
+        ticks.at(ax.xaxis, rows.freqs_len)
+        ax.tick_params(axis="x", labelsize=8, labelrotation=30)
+        ticks.plain_log(ax.yaxis)
+    return panels.finish("rows of freqs", "GPU time (µs)", legend=6)
 
 
 def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
@@ -142,24 +134,18 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
         f"and searches nothing, moves by {_spread(shown[shown.cp_size == 1])}"
     )
     columns = -(-len(panels) // 2) if len(panels) > 3 else max(1, len(panels))
-    fig, axes = drawing.grid(-(-len(panels) // columns), columns, (4.6, 3.5), title, footer)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax, panel in zip(axes.flat, panels, strict=False):
+    sheet = grid(-(-len(panels) // columns), columns, (4.6, 3.5), title, footer, shown=len(panels))
+    for ax, panel in zip(sheet.axes.flat, panels, strict=False):
         panel = panel.sort_values("n_seqs").reset_index(drop=True)  # a place for each count: 63 and 64 are apart
         _lines(ax, panel, (OLD, NEW, "ropelab", "flash_attn"))
-        for name, (marker, label) in _RINGS.items():
+        for name, (marker, size) in _RINGS.items():
             taken = [row[NAMES[row[name]]] for _, row in panel.iterrows()]
-            ax.plot(panel.index, taken, marker, markersize=9 if marker == "o" else 13, markerfacecolor="none",
-                    markeredgecolor="0.2", markeredgewidth=1, label=label, zorder=6)  # fmt: skip
+            ax.plot(panel.index, taken, marker, markersize=size, markerfacecolor="none", markeredgecolor="0.2",
+                    markeredgewidth=1, label=f"the {name} heuristic's choice", zorder=6)  # fmt: skip
         ranks = f", {panel.cp_size.iloc[0]} ranks" if panel.cp_size.iloc[0] > 1 else ""
-        ax.set(title=f"the longest has {panel.longest.iloc[0]:,} tokens{ranks}", yscale="log", xlabel="sequences")
-        drawing.plain_log(ax.yaxis)
+        ax.set(title=f"the longest has {panel.longest.iloc[0]:,} tokens{ranks}", xlabel="sequences")
         ax.set_xticks(panel.index, [f"{n:,}" for n in panel.n_seqs], size=8)
-        ax.set_ylabel("GPU time (µs)")
-    drawing.legend(fig, axes, columns=3)
-    drawing.say_untimed(fig, kernels[kernels.part == "skew"])
-    return fig
+    return sheet.finish(legend=3, untimed=kernels[kernels.part == "skew"])
 
 
 def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -179,35 +165,26 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
         + f" (published {value_range(stated.old_share_percent, '.0f')} % and "
         f"{value_range(stated.new_share_percent, '.0f')} %)"
     )
-    fig, axes = drawing.grid(1, 2, (6.2, 3.9), title, footer)
-    bars, shares = axes[0]
-    place = np.arange(len(times))
-    width = 0.8 / len(names)
+    panels = grid(1, 2, (6.2, 3.9), title, footer)
+    bars, shares = panels.axes[0]
+    place, width = np.arange(len(times)), 0.8 / len(names)
+    stated_as = {OLD: "old_share_percent", NEW: "new_share_percent"}
     for i, name in enumerate(names):
-        at = place + (i - (len(names) - 1) / 2) * width
-        color = _look(name)["color"]
-        base = times.index.map(without) / 1000
-        bars.bar(at, times[name] / 1000, width * 0.92, color=color, label=drawing.label(name))
-        bars.bar(at, base, width * 0.92, color="0.8", label=WITHOUT, hatch="//", edgecolor="white")
-        for x, value in zip(at, times[name] / 1000, strict=True):
-            bars.annotate(f"{value:,.0f}", (x, value), (0, 2), textcoords="offset points", ha="center", size=8)
-        shares.plot(at, 100 * share[name], linestyle="none", markersize=8, clip_on=False, zorder=4,
-                    **_look(name, label=False))  # fmt: skip
-    for column, name in (("old_share_percent", OLD), ("new_share_percent", NEW)):
-        if name not in names:
-            continue
-        at = place + (names.index(name) - (len(names) - 1) / 2) * width
-        shares.plot(at, stated[column].reindex(times.index), "_k", markersize=24, markeredgewidth=2,
-                    label=_PUBLISHED_LAYER)  # fmt: skip
+        at, look = place + (i - (len(names) - 1) / 2) * width, _LOOKS(name)
+        bars.bar(at, times[name] / 1000, width * 0.92, color=look["color"], label=look.pop("label"))
+        bars.bar(at, times.index.map(without) / 1000, width * 0.92, color="0.8", label=WITHOUT, hatch="//",
+                 edgecolor="white")  # fmt: skip
+        marks.above(bars, at, times[name] / 1000, (times[name] / 1000).map("{:,.0f}".format))
+        shares.plot(at, 100 * share[name], linestyle="none", markersize=8, clip_on=False, zorder=4, **look)
+        if name in stated_as:
+            dashes = stated[stated_as[name]].reindex(times.index)
+            marks.published(shares, at, dashes, _PUBLISHED_LAYER, width=24, weight=2)
     bars.set(title="layer, forward and backward", ylabel="GPU time (ms)")
     shares.set(title="q and k alone, over the layer", ylabel="share (%)", ylim=(-3, 103))
     for ax in (bars, shares):
         ax.set_xticks(place, [f"{n:,}" for n in times.index])
-        ax.set_xlabel("sequences in 65,536 tokens")
     bars.grid(False, axis="x")
-    drawing.legend(fig, axes, columns=5)
-    drawing.say_untimed(fig, frame)
-    return fig
+    return panels.finish("sequences in 65,536 tokens", legend=5, untimed=frame)
 
 
 _PARTS = {"table B": "table B", "freqs_len": "other lengths of freqs", "skew": "one long sequence",
@@ -218,30 +195,16 @@ def _of(table: pd.DataFrame, part: str) -> pd.DataFrame:
     return table[table.part == part].set_index("n_seqs").sort_index()
 
 
-def _look(name: str, *, label: bool = True) -> dict[str, object]:
-    look = _LOOKS.get(name) or drawing.look(name)
-    return look if label else {key: value for key, value in look.items() if key != "label"}
-
-
 def _lines(
     ax: Axes, table: pd.DataFrame, names: tuple[str, ...] = (OLD, NEW, "ropelab", INTEROP, "flash_attn", PACKAGE)
 ) -> None:
-    """A line for each contender, over the number of sequences."""
+    """A line for each contender, over the number of sequences, on a logarithmic axis of times."""
     for name in names:
         if name in table and table[name].notna().any():
-            line = table[name].dropna()
-            ax.plot(line.index, line, **_look(name), markersize=6, markeredgecolor="white", markeredgewidth=0.5,
-                    linewidth=1.4, zorder=5 if name == "ropelab" else 3)  # fmt: skip
-
-
-def _counts(ax: Axes, counts) -> None:
-    """Numbers of sequences as plain numbers on a logarithmic axis."""
-    counts = [n for i, n in enumerate(sorted(counts)) if i == 0 or n > 1.3 * sorted(counts)[i - 1]]
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(counts))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    ax.tick_params(axis="x", labelsize=8)
+            known = table[name].dropna()
+            marks.line(ax, known.index, known, _LOOKS(name), markersize=6, zorder=5 if name == "ropelab" else 3)
+    ax.set(yscale="log", ylabel="GPU time (µs)")
+    ticks.plain_log(ax.yaxis)
 
 
 def _spread(table: pd.DataFrame) -> str:

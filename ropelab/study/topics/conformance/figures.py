@@ -14,11 +14,14 @@ from ropelab.bench.conformance import NOT_RUN
 from ropelab.conformance import LAWS
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import THEMES as LAW_THEMES
-from ropelab.study.plots import drawing
+from ropelab.study.plots import marks
+from ropelab.study.plots.heatmap import heatmap
+from ropelab.study.plots.looks import COLORBLIND
+from ropelab.study.plots.panels import grid
 from ropelab.study.topics.conformance import findings
 
 # Dark against light, so that the map survives grey print and every kind of colour vision.
-_BROKEN, _HOLDS, _NOT_ASKED = drawing.COLORBLIND[3], "#cfe0ee", "#f7f7f7"
+_BROKEN, _HOLDS, _NOT_ASKED = COLORBLIND[3], "#cfe0ee", "#f7f7f7"
 _SHADES = {"broken": _BROKEN, "holds": _HOLDS, "not applicable, or not asked": _NOT_ASKED}
 _CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2}
 
@@ -32,9 +35,8 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
     for theme, rows in themes.groupby(themes, sort=False):
         if len(rows) < 4:
             continue  # no room for its name
-        ax.annotate(theme.replace(" and ", "\nand "), (1, rows.index.values.mean()), (106, 0), size=8, va="center",
-                    ha="center", xycoords=("axes fraction", "data"), textcoords="offset points",
-                    rotation=270)  # fmt: skip
+        middle, text = rows.index.values.mean(), theme.replace(" and ", "\nand ")
+        marks.beside(ax, [1], [middle], [text], gap=106, xycoords=marks.ACROSS, ha="center", rotation=270)
     others = killed.drop(columns=findings.DEFINITION, errors="ignore").sum(axis=1)
     for row, name in enumerate(matrix.index):
         names = found.named[name]
@@ -42,8 +44,8 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
         text = f"{killed.loc[name].sum()} laws" if killed.loc[name].sum() != 1 else "1 law"
         text += ", named" if place == 1 else f", named {place}. of {len(names)}" if place else ", not named"
         weight = "normal" if others[name] and place else "bold"
-        ax.annotate(text, (1, row), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                    va="center", size=7, color="0.3" if weight == "normal" else _BROKEN, fontweight=weight)  # fmt: skip
+        marks.beside(ax, [1], [row], [text], xycoords=marks.ACROSS, size=7, fontweight=weight,
+                     color="0.3" if weight == "normal" else _BROKEN)  # fmt: skip
     counts = killed.sum()
     ax.set_xlabel("faults that each law kills")
     for column, law in enumerate(matrix.columns):
@@ -65,38 +67,30 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
         + f"; the widest, {laws.kills.idxmax()}, misses {laws['lets pass'][laws.kills.idxmax()]} of "
         f"{len(found.matrix)}" + (f"; {len(none)} laws kill none: {', '.join(none)}" if len(none) else "")
     )
-    height = 0.2 * len(laws) + 1.2
-    fig, axes = drawing.grid(1, 2, (6.4, height), title, footer, sharey=True, width_ratios=(1, 1.25))
-    bars, table = axes[0]
-    place = range(len(laws))
+    panels = grid(1, 2, (6.4, 0.2 * len(laws) + 1.2), title, footer, sharey=True, width_ratios=(1, 1.25))
+    bars, table = panels.axes[0]
     start = pd.Series(0, laws.index)
-    parts = {
-        "kills, and no other law does": (laws.alone, _BROKEN),
-        "kills, as others do": (laws.kills - laws.alone, drawing.COLORBLIND[1]),
-        "is blind: applies and holds": (laws["lets pass"], _HOLDS),
-    }
-    for text, (widths, color) in parts.items():
-        bars.barh(place, widths, 0.8, left=start, color=color, label=text)
+    for text, widths, color in (
+        ("kills, and no other law does", laws.alone, _BROKEN),
+        ("kills, as others do", laws.kills - laws.alone, COLORBLIND[1]),
+        ("is blind: applies and holds", laws["lets pass"], _HOLDS),
+    ):
+        marks.bars(bars, range(len(laws)), widths, 0.8, left=start.copy(), color=color, label=text)
         start += widths
-    bars.set_yticks(place, laws.index, size=8)
-    bars.set_ylim(len(laws) - 0.5, -0.5)
-    bars.set_xlabel("faults")
-    bars.grid(False, axis="y")
+    bars.set_yticks(range(len(laws)), laws.index, size=8)
+    bars.set(xlabel="faults", ylim=(len(laws) - 0.5, -0.5))
     share = (killed / asked.where(asked > 0)).reindex(laws.index)
-    table.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=1.3)
-    for row, law in enumerate(laws.index):
-        for column, theme in enumerate(share):
-            of, hits = asked.loc[law, theme], killed.loc[law, theme]
-            blind = of and not hits
-            table.text(column, row, f"{hits} of {of}" if hits else "0" if of else "–", ha="center", va="center",
-                       size=7, color=_BROKEN if blind else "0.1" if of else "0.6")  # fmt: skip
-    table.set_xticks(range(share.shape[1]), [theme.replace(" and ", "\nand ") for theme in share], size=8)
-    table.xaxis.tick_top()
+
+    def write(row: int, column: int) -> tuple[str, str]:
+        of, hits = asked.loc[laws.index[row], share.columns[column]], killed.loc[laws.index[row], share.columns[column]]
+        text = f"{hits} of {of}" if hits else "0" if of else "–"
+        return text, _BROKEN if of and not hits else "0.1" if of else "0.6"
+
+    themes = [theme.replace(" and ", "\nand ") for theme in share]
+    heatmap(table, share, write, rows=None, columns=themes, size=7, labels=8, cmap="Blues", vmin=0, vmax=1.3)
     table.set_title("kills of those it applies to; red: cannot see the class", pad=30)
-    table.grid(False)
-    table.tick_params(length=0, labelleft=False)
-    drawing.legend(fig, axes[:, :1], columns=3)
-    return fig
+    table.tick_params(labelleft=False)
+    return panels.finish(legend=3)
 
 
 def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
@@ -125,20 +119,18 @@ def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
         f"without a reference to compare with {len(without)} laws kill {without.kills.sum()}"
     )
     height = 0.24 * max(len(with_it), len(without)) + 1.0
-    fig, axes = drawing.grid(1, 2, (6.6, height), title, footer, sharex=True)
-    for ax, cover, name in zip(axes[0], (with_it, without), ("all laws", "laws that need no reference"), strict=True):
-        place = range(len(cover))
-        before = cover.kills.cumsum() - cover.kills
-        ax.barh(place, before, 0.75, color=_HOLDS)
-        ax.barh(place, cover.kills, 0.75, left=before, color=drawing.COLORBLIND[0])
-        for row in cover.itertuples():
-            few = f" {', '.join(row.faults)}" if row.kills <= 1 else ""
-            ax.annotate(f"+{row.kills}{few}", (before[row.Index] + row.kills, row.Index), (4, 0), va="center", size=7,
-                        textcoords="offset points")  # fmt: skip
+    panels = grid(1, 2, (6.6, height), title, footer, sharex=True)
+    covers = {"all laws": with_it, "laws that need no reference": without}
+    for ax, (name, cover) in zip(panels.axes[0], covers.items(), strict=True):
+        place, so_far = range(len(cover)), cover.kills.cumsum()
+        ax.barh(place, so_far - cover.kills, 0.75, color=_HOLDS)
+        few = cover.faults.map(", ".join).where(cover.kills <= 1, "")
+        texts = [f"+{kills} {names}".rstrip() for kills, names in zip(cover.kills, few, strict=True)]
+        marks.bars(ax, place, cover.kills, 0.75, left=so_far - cover.kills)
+        marks.beside(ax, so_far, place, texts, size=7)
         ax.set_yticks(place, [f"{number}. {law}" for number, law in enumerate(cover.law, 1)], size=8)
-        ax.set(ylim=(len(cover) - 0.4, -0.6), xlim=(0, 1.75 * total), title=name, xlabel="faults killed so far")
-        ax.grid(False, axis="y")
-    return fig
+        ax.set(ylim=(len(cover) - 0.4, -0.6), xlim=(0, 1.75 * total), title=name)
+    return panels.finish("faults killed so far")
 
 
 def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
@@ -168,8 +160,8 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     """A map of statuses, laws in columns."""
     rows, columns = matrix.shape
     size = (left + 0.21 * columns + 1.6, 0.165 * rows + 2.0)
-    fig, axes = drawing.grid(1, 1, size, title, footer)
-    ax = axes[0, 0]
+    panels = grid(1, 1, size, title, footer)
+    fig, ax = panels.figure, panels.axes[0, 0]
     codes = matrix.apply(lambda column: column.map(_CODES))
     colors = ListedColormap(list(_SHADES.values()))
     norm = BoundaryNorm([-0.5, 0.5, 1.5, 2.5], colors.N)

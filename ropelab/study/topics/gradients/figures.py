@@ -17,10 +17,13 @@ from matplotlib.figure import Figure
 from ropelab.conformance.bounds import fraction
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.plots.heatmap import heatmap
+from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.topics.gradients import bound_evidence, copy_task, wrong_backward
 
-PALETTE = sns.color_palette("colorblind")
 _STYLE = {"axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left"}
+_OVER_BOUND = "largest error / derived bound"
+_SMALL_LEGEND = {"title": None, "fontsize": 8}
 
 
 @mpl.rc_context(_STYLE)
@@ -29,28 +32,15 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
     panels = 1 if faults is None else 2
     fig, axes = plt.subplots(1, panels, figsize=(6 + 4.6 * (panels - 1), 4.2), squeeze=False, layout="constrained")
     ax = axes[0, 0]
-    sns.stripplot(
-        evidence,
-        x="dtype",
-        y="fraction",
-        hue="law",
-        dodge=True,
-        jitter=False,
-        size=7,
-        palette="colorblind",
-        ax=ax,
-    )
+    dots = {"dodge": True, "jitter": False, "size": 7, "palette": "colorblind"}
+    sns.stripplot(evidence, x="dtype", y="fraction", hue="law", ax=ax, **dots)
     ax.axhline(1, color="black", lw=1)
     ax.text(-0.45, 1.02, "derived bound", va="bottom", fontsize=9)
     worst = evidence.fraction.max()
     holds = "Every error stays within its bound" if worst <= 1 else "A bound is broken"
-    ax.set(
-        ylim=(-0.03, max(1.45, worst * 1.3)),
-        xlabel="dtype of q and k (two dots: the two layouts)",
-        ylabel="largest error / derived bound",
-        title=f"{holds}:\nthe worst reaches {worst:.3f} of it",
-    )
-    ax.legend(title=None, fontsize=8, loc="upper left", ncols=2, frameon=False, columnspacing=0.8, handletextpad=0.1)
+    ax.set(ylim=(-0.03, max(1.45, worst * 1.3)), xlabel="dtype of q and k (two dots: the two layouts)",
+           ylabel=_OVER_BOUND, title=f"{holds}:\nthe worst reaches {worst:.3f} of it")  # fmt: skip
+    ax.legend(**_SMALL_LEGEND, loc="upper left", ncols=2, frameon=False, columnspacing=0.8, handletextpad=0.1)
     if faults is not None:
         _fault_panel(axes[0, 1], faults)
     return _finish(fig, bound_evidence.backend())
@@ -58,17 +48,12 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
 
 def _fault_panel(ax, faults: pd.DataFrame) -> None:
     sns.barplot(faults, y="fault", x="fraction", hue="dtype", palette="colorblind", ax=ax)
-    ax.set_xscale("log")
     ax.axvline(1, color="black", lw=1)
     caught, mildest = (faults.fraction > 1).sum(), faults.fraction.min()
     verdict = f"all {len(faults)}" if caught == len(faults) else f"{caught} of {len(faults)}"
-    ax.set(
-        xlim=(0.3, None),
-        ylabel="",
-        xlabel="largest error / derived bound",
-        title=f"The bound rejects {verdict} faulty rotations,\nthe mildest at {mildest:.0f} times the bound",
-    )
-    ax.legend(title=None, fontsize=8, loc="upper right")
+    title = f"The bound rejects {verdict} faulty rotations,\nthe mildest at {mildest:.0f} times the bound"
+    ax.set(xscale="log", xlim=(0.3, None), ylabel="", xlabel=_OVER_BOUND, title=title)
+    ax.legend(**_SMALL_LEGEND, loc="upper right")
 
 
 @mpl.rc_context(_STYLE)
@@ -77,33 +62,21 @@ def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = tor
     measured, truth, bound = bound_evidence.relative_scores(case, dtype, LAYOUTS[0])
     one = (0, slice(None), slice(None), 0)
     distance = np.arange(case.seq_len)[None, :] - np.arange(case.seq_len)[:, None]
+    distances = range(1 - case.seq_len, case.seq_len)
     score, curve = (a[one].sum(-1).astype(float) for a in (measured, truth))
 
     fig, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
-    ax.scatter(
-        distance,
-        score,
-        s=22,
-        color=PALETTE[0],
-        lw=0,
-        zorder=3,
-        label=f"measured in {bound_evidence.short_name(dtype)}, all {score.size} pairs (m, n)",
-    )
-    ax.plot(
-        np.arange(1 - case.seq_len, case.seq_len),
-        [curve[distance == d].mean() for d in range(1 - case.seq_len, case.seq_len)],
-        color=PALETTE[1],
-        lw=2.5,
-        label="definition, from n − m alone",
-    )
-    spread = max(np.ptp(score[distance == d]) for d in range(1 - case.seq_len, case.seq_len)) / np.ptp(score)
+    label = f"measured in {bound_evidence.short_name(dtype)}, all {score.size} pairs (m, n)"
+    ax.scatter(distance, score, s=22, color=COLORBLIND[0], lw=0, zorder=3, label=label)
+    meant = [curve[distance == d].mean() for d in distances]
+    ax.plot(distances, meant, color=COLORBLIND[1], lw=2.5, label="definition, from n − m alone")
+    spread = max(np.ptp(score[distance == d]) for d in distances) / np.ptp(score)
     last = case.first_position + case.seq_len - 1
-    ax.set(
-        xlabel="n − m (positions)",
-        ylabel="score  ⟨R$_m$ q, R$_n$ k⟩",
-        title=f"{score.size} scores at positions {case.first_position} to {last} lie on one curve of n − m:\n"
-        f"spread {spread:.1%} of the range, {fraction(measured - truth, bound):.2f} of the rounding bound",
+    title = (
+        f"{score.size} scores at positions {case.first_position} to {last} lie on one curve of n − m:\n"
+        f"spread {spread:.1%} of the range, {fraction(measured - truth, bound):.2f} of the rounding bound"
     )
+    ax.set(xlabel="n − m (positions)", ylabel="score  ⟨R$_m$ q, R$_n$ k⟩", title=title)
     ax.legend(fontsize=9)
     return _finish(fig, bound_evidence.backend())
 
@@ -113,25 +86,15 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     """Measured gradient error per position and plane: against the angle on the closed form, and as a map."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=(1.15, 1))
     turn = np.linspace(0, 2 * np.pi, 400)
-    left.plot(turn, wrong_backward.closed_form(turn), color=PALETTE[1], lw=3.5, label="closed form 2 |sin θ|")
-    left.scatter(
-        errors.angle % (2 * np.pi),
-        errors.error,
-        s=6,
-        color=PALETTE[0],
-        lw=0,
-        zorder=3,
-        label=f"{name}, each position and plane",
-    )
+    left.plot(turn, wrong_backward.closed_form(turn), color=COLORBLIND[1], lw=3.5, label="closed form 2 |sin θ|")
+    points = {"color": COLORBLIND[0], "lw": 0, "zorder": 3, "label": f"{name}, each position and plane"}
+    left.scatter(errors.angle % (2 * np.pi), errors.error, s=6, **points)
     gap = fraction((errors.error - errors.closed_form).to_numpy(), errors.bound.to_numpy())
-    follows = "lies on" if gap <= 1 else "departs from"
-    left.set(
-        xlabel="angle θ (rad, modulo 2π)",
-        ylabel="relative error of the gradient",
-        ylim=(0, 2.8),
-        title=f"The error of {name} {follows} 2 |sin θ|:\n"
-        f"all {len(errors)} points within {gap:.2f} of the rounding bound",
+    title = (
+        f"The error of {name} {'lies on' if gap <= 1 else 'departs from'} 2 |sin θ|:\n"
+        f"all {len(errors)} points within {gap:.2f} of the rounding bound"
     )
+    left.set(xlabel="angle θ (rad, modulo 2π)", ylabel="relative error of the gradient", ylim=(0, 2.8), title=title)
     left.set_xticks(np.pi * np.arange(0, 2.5, 0.5), ["0", "π/2", "π", "3π/2", "2π"])
     left.legend(fontsize=9, loc="upper left", frameon=False)
 
@@ -139,12 +102,8 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
     image = right.pcolormesh(grid.columns, grid.index, grid, cmap="cividis", vmin=0, vmax=2, shading="nearest")
     fig.colorbar(image, ax=right, label="relative error of the gradient")
     right.invert_yaxis()
-    half_wrong = (errors.error > 1).mean()
-    right.set(
-        xlabel="position",
-        ylabel="plane (0 = highest frequency)",
-        title=f"Right at position 0, wrong by more than\n100% in {half_wrong:.0%} of the map",
-    )
+    title = f"Right at position 0, wrong by more than\n100% in {(errors.error > 1).mean():.0%} of the map"
+    right.set(xlabel="position", ylabel="plane (0 = highest frequency)", title=title)
     return _finish(fig, bound_evidence.backend() if name == wrong_backward.MUTANT else _where())
 
 
@@ -154,35 +113,14 @@ def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
     table = outcomes[[right, wrong]]
     sees = outcomes[right] & ~outcomes[wrong]
     fig, ax = plt.subplots(figsize=(7.6, 0.36 * len(table) + 1.5), layout="constrained")
-    ax.imshow(np.where(table, 0, 1), cmap=ListedColormap([PALETTE[9], PALETTE[1]]), vmin=0, vmax=1, aspect="auto")
-    for row, check in enumerate(table.index):
-        for column, name in enumerate(table):
-            ax.text(
-                column,
-                row,
-                "passes" if table.loc[check, name] else "fails",
-                ha="center",
-                va="center",
-                fontsize=9,
-            )
-        ax.text(
-            1.55,
-            row,
-            "sees it" if sees[check] else "blind",
-            va="center",
-            fontsize=9,
-            weight="bold" if sees[check] else "normal",
-        )
-    ax.set_xticks(range(2), [f"{right}\n(right backward)", f"{wrong}\n(wrong backward)"])
-    ax.set_yticks(range(len(table)), table.index)
-    ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.grid(False)
-    fig.suptitle(
-        f"{(~sees).sum()} of {len(sees)} usual checks cannot see the wrong backward",
-        fontsize=10,
-        fontweight="bold",
-    )
+    heatmap(ax, np.where(table, 0, 1), lambda row, column: ("passes" if table.iloc[row, column] else "fails", "black"),
+            rows=table.index, columns=[f"{right}\n(right backward)", f"{wrong}\n(wrong backward)"],
+            cmap=ListedColormap([COLORBLIND[9], COLORBLIND[1]]), vmin=0, vmax=1)  # fmt: skip
+    for row, seen in enumerate(sees):
+        weight = "bold" if seen else "normal"
+        ax.text(1.55, row, "sees it" if seen else "blind", va="center", fontsize=9, weight=weight)
+    title = f"{(~sees).sum()} of {len(sees)} usual checks cannot see the wrong backward"
+    fig.suptitle(title, fontsize=10, fontweight="bold")
     return _finish(fig, _where())
 
 
@@ -190,31 +128,15 @@ def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
 def training_figure(curves: pd.DataFrame) -> Figure:
     """Loss curves, median and range over the seeds."""
     fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    sns.lineplot(
-        curves,
-        x="step",
-        y="loss",
-        hue="backward",
-        estimator="median",
-        errorbar=("pi", 100),
-        palette="colorblind",
-        ax=ax,
-    )
+    spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": "colorblind"}
+    sns.lineplot(curves, x="step", y="loss", hue="backward", ax=ax, **spread)
     ax.axhline(copy_task.CHANCE, color="black", lw=1, ls=":")
     ax.text(curves.step.max(), copy_task.CHANCE, "guessing", ha="right", va="bottom", fontsize=9)
-    final = final_losses(curves).median()
-    parts = ", ".join(f"{loss:.3f} ({backward})" for backward, loss in final.items())
-    ax.set(
-        ylim=(0, None),
-        xlabel="training step (Adam)",
-        ylabel="cross entropy (nats)",
-        title=f"Same weights, same data, other backward: final loss\n{parts}",
-    )
-    ax.legend(
-        title=f"backward of RoPE\n(median and range of {curves.seed.nunique()} seeds)",
-        fontsize=9,
-        loc="center right",
-    )
+    parts = ", ".join(f"{loss:.3f} ({backward})" for backward, loss in final_losses(curves).median().items())
+    title = f"Same weights, same data, other backward: final loss\n{parts}"
+    ax.set(ylim=(0, None), xlabel="training step (Adam)", ylabel="cross entropy (nats)", title=title)
+    title = f"backward of RoPE\n(median and range of {curves.seed.nunique()} seeds)"
+    ax.legend(title=title, fontsize=9, loc="center right")
     return _finish(fig, "torch, float64, CPU")
 
 

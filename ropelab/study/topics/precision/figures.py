@@ -7,34 +7,41 @@ import math
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ropelab.study.plots import drawing
+from ropelab.study.plots import ticks
+from ropelab.study.plots.heatmap import heatmap
+from ropelab.study.plots.looks import Looks
+from ropelab.study.plots.panels import Panels, grid
 from ropelab.study.topics.precision import findings
-from ropelab.study.topics.precision.findings import LOSSES, OURS, USUAL
+from ropelab.study.topics.precision.findings import LOSSES, OURS, TABLE_FREE, USUAL
 
-# Method -> colour (of the palette) and marker; others take the last.
-_LOOKS = {
-    "bf16 positions": (3, "v"),
-    "bf16 frequencies": (1, "s"),
-    "TF32, emulated": (4, "^"),
-    "TF32 matmul": (4, "<"),
-    "TF32 batched matmul": (8, ">"),
-    "TF32 matmul, padded": (6, "p"),
-    "fast-math sincos": (5, "D"),
-    "fp32 angles": (0, "o"),
-    "bf16 tables": (7, "X"),
-    OURS: (2, "P"),
-    "table-free kernel": (9, "*"),
-}
-_OTHER = (8, "h")
+_LOOKS = Looks(
+    {
+        "bf16 positions": ("", 3, "v"),
+        "bf16 frequencies": ("", 1, "s"),
+        "TF32, emulated": ("", 4, "^"),
+        "TF32 matmul": ("", 4, "<"),
+        "TF32 batched matmul": ("", 8, ">"),
+        "TF32 matmul, padded": ("", 6, "p"),
+        "fast-math sincos": ("", 5, "D"),
+        USUAL: ("", 0, "o"),
+        "bf16 tables": ("", 7, "X"),
+        OURS: ("", 2, "P"),
+        TABLE_FREE: ("", 9, "*"),
+    },
+    other=(8, "h"),
+)
+"""The looks of the methods."""
 _SIZE = (6.2, 4.6)
+_BOUND = {"linestyle": (0, (4, 2)), "linewidth": 1}
 
 
-def rotations(found: pd.DataFrame, footer: str = "", *, title: str | None = None) -> Figure:
+def rotations(
+    found: pd.DataFrame, footer: str = "", *, title: str | None = None, untimed: pd.DataFrame | None = None
+) -> Figure:
     """Largest error of an angle and of a rotated pair in each octave of positions, each with its bound."""
-    fig, axes = drawing.grid(1, 2, _SIZE, findings.sentence(found) if title is None else title, footer, sharex=True)
-    left, right = axes[0]
+    panels = grid(1, 2, _SIZE, findings.sentence(found) if title is None else title, footer, sharex=True)
+    left, right = panels.axes[0]
     _curves(left, found, "angle")
     _curves(right, found, "output")
     for place, (name, radians) in enumerate(LOSSES.items()):
@@ -43,46 +50,41 @@ def rotations(found: pd.DataFrame, footer: str = "", *, title: str | None = None
     _line(right, findings.FP32_ROUNDING, "storing in fp32 rounds by this", 0.6)
     left.set(ylabel="largest error of an angle (rad)", title="The angle, full turns included")
     right.set(ylabel="largest error over the length of the pair", title="A rotated pair of features")
-    _finish(fig, axes, "position (tokens; largest error of each octave)")
-    return fig
+    return _finish(panels, "position (tokens; largest error of each octave)", untimed)
 
 
 def on_gpu(found: pd.DataFrame, footer: str = "") -> Figure:
     """The methods that need a GPU, as measured on one, and float32 angles for comparison."""
     shown = found[(found.status == "ok") & found.method.isin([*findings.ON_GPU, USUAL])]
-    fig = rotations(shown, footer, title=findings.gpu_sentence(found))
-    drawing.say_untimed(fig, found.rename(columns={"method": "contender"}))
-    return fig
+    untimed = found.rename(columns={"method": "contender"})
+    return rotations(shown, footer, title=findings.gpu_sentence(found), untimed=untimed)
 
 
 def law(found: pd.DataFrame, footer: str = "") -> Figure:
     """How scores of pairs at fixed distances change as both tokens move, and how far they are from right."""
     distances = list(found.distance.unique())
     title = findings.law_sentence(found)
-    fig, axes = drawing.grid(len(distances), 2, (_SIZE[0], 4.0), title, footer, sharex=True, sharey=True)
-    for row, distance in zip(axes, distances, strict=True):
+    panels = grid(len(distances), 2, (_SIZE[0], 4.0), title, footer, sharex=True, sharey=True)
+    for row, distance in zip(panels.axes, distances, strict=True):
         part = found[found.distance == distance]
         tokens = f"{distance:,} token{'s' if distance > 1 else ''} apart"
-        for ax, column, what in zip(
-            row, ("moved", "off"), ("change since position 0: the law", "error: the right score"), strict=True
-        ):
+        quantities = {"moved": "change since position 0: the law", "off": "error: the right score"}
+        for ax, (column, what) in zip(row, quantities.items(), strict=True):
             _curves(ax, part, column, error=column)
             ax.set_title(f"{tokens}, {what}")
         row[0].set_ylabel("of the largest possible score")
-    _finish(fig, axes, "position of the key (tokens; largest of each octave)")
-    return fig
+    return _finish(panels, "position of the key (tokens; largest of each octave)")
 
 
 def attention(found: pd.DataFrame, footer: str = "") -> Figure:
     """Errors of the scores and of the attention weights of random queries, each with its bound."""
-    fig, axes = drawing.grid(1, 2, _SIZE, findings.attention_sentence(found), footer, sharex=True)
-    left, right = axes[0]
+    panels = grid(1, 2, _SIZE, findings.attention_sentence(found), footer, sharex=True)
+    left, right = panels.axes[0]
     _curves(left, found, "score")
     _curves(right, found, "weights")
     left.set(ylabel="largest error of a score (logit)", title="Scores before the softmax")
     right.set(ylabel="share of the attention moved", title="Attention weights: share that goes to other keys")
-    _finish(fig, axes, "position of the query (tokens; largest of each octave)")
-    return fig
+    return _finish(panels, "position of the query (tokens; largest of each octave)")
 
 
 def models(found: pd.DataFrame, footer: str = "") -> Figure:
@@ -92,72 +94,55 @@ def models(found: pd.DataFrame, footer: str = "") -> Figure:
     lengths = found.drop_duplicates("model").set_index("model").length
     bits = bits.loc[lengths.sort_values(kind="stable").index]
     size = (4.4 + 1.15 * bits.shape[1], 0.3 * len(bits) + 0.9)
-    fig, axes = drawing.grid(1, 1, size, findings.models_sentence(found), footer)
-    ax = axes[0, 0]
-    ax.imshow(bits, aspect="auto", cmap="cividis", vmin=0, vmax=24)
-    for row, values in enumerate(bits.itertuples(index=False)):
-        for column, value in enumerate(values):
-            ax.text(column, row, f"{value:.1f}" if value else "none", ha="center", va="center", size=9,
-                    color="black" if value > 14 else "white")  # fmt: skip
-    ax.set_xticks(range(bits.shape[1]), [name.replace(" ", "\n", 1) for name in bits.columns], size=9)
-    ax.set_yticks(range(len(bits)), [f"{name}   {lengths[name]:,}" for name in bits.index], size=9)
-    ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.grid(False)
-    ax.set_xlabel("right bits of a rotated pair (worst plane and position) at the model's longest context, in tokens")
-    return fig
+    panels = grid(1, 1, size, findings.models_sentence(found), footer)
+
+    def write(row: int, column: int) -> tuple[str, str]:
+        value = bits.iloc[row, column]
+        return f"{value:.1f}" if value else "none", "black" if value > 14 else "white"
+
+    names, methods = [f"{name}   {lengths[name]:,}" for name in bits.index], bits.columns.str.replace(" ", "\n", n=1)
+    heatmap(panels.axes[0, 0], bits, write, rows=names, columns=methods, labels=9, cmap="cividis", vmin=0, vmax=24)
+    return panels.finish(
+        "right bits of a rotated pair (worst plane and position) at the model's longest context, in tokens"
+    )
 
 
 def memory(found: pd.DataFrame, errors: pd.DataFrame, footer: str = "") -> Figure:
     """Bytes of cos and sin against length; and at the longest, bytes against error."""
     last = found.positions.max()
-    fig, axes = drawing.grid(1, 2, _SIZE, findings.memory_sentence(found), footer)
-    left, right = axes[0]
+    panels = grid(1, 2, _SIZE, findings.memory_sentence(found), footer)
+    left, right = panels.axes[0]
     for name, part in found.groupby("method", sort=False):
-        color, marker = _look(name)
-        left.plot(part.positions, part.bytes, color=color, marker=marker, markersize=5, linewidth=1.3)
+        left.plot(part.positions, part.bytes, **_LOOKS(name) | {"label": None}, markersize=5, linewidth=1.3)
     note = "without a table: the frequencies"
     left.annotate(note, (1, found.bytes.min()), (4, 6), textcoords="offset points", size=9)
     left.margins(y=0.08)
-    left.set(xlabel="positions (tokens)", ylabel="bytes of cos and sin, or of the frequencies",
-             title="What they take")  # fmt: skip
+    left.set(xlabel="positions (tokens)", ylabel="bytes of cos and sin, or of the frequencies", title="What they take")
     left.set_yscale("log", base=2)
-    left.yaxis.set_major_locator(FixedLocator([2**k for k in range(8, 33, 4)]))
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
+    ticks.at(left.yaxis, [2**k for k in range(8, 33, 4)], _bytes)
     _positions_axis(left, found.positions)
 
     at_last = found[found.positions == last].set_index("method").bytes
     worst = errors[errors.position == errors.position.max()].set_index("method").output_error
     for name in worst.index.intersection(at_last.index, sort=False):
-        color, marker = _look(name)
-        right.plot(at_last[name], worst[name], marker, color=color, markersize=9, label=name, linestyle="none")
+        right.plot(at_last[name], worst[name], **_LOOKS(name), markersize=9, linestyle="none")
     right.set_xscale("log", base=2)
-    right.xaxis.set_major_locator(FixedLocator([2**k for k in range(8, 33, 8)]))
-    right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _bytes(value)))
-    right.xaxis.set_minor_locator(NullLocator())
+    ticks.at(right.xaxis, [2**k for k in range(8, 33, 8)], _bytes)
     right.set(yscale="log", xlabel=f"bytes for {last:,} positions", ylabel="largest error of a rotated pair",
               title="What they take and what they give")  # fmt: skip
     right.margins(0.12)
-    drawing.legend(fig, axes[:, 1:], columns=4)
-    return fig
+    return panels.finish(legend=4)
 
 
 # ---------------------------------------------------------------------------------------------------------- helpers
 
 
-def _look(name: str) -> tuple[object, str]:
-    color, marker = _LOOKS.get(name, _OTHER)
-    return drawing.COLORBLIND[color], marker
-
-
 def _curves(ax, found: pd.DataFrame, quantity: str, *, error: str | None = None) -> None:
     """Measured values with markers, their bounds dashed, against the position."""
     for name, part in found.groupby("method", sort=False):
-        color, marker = _look(name)
         part = part.sort_values("position")
-        ax.plot(part.position, part[error or f"{quantity}_error"], color=color, marker=marker, markersize=4.5,
-                linewidth=1.3, label=name)  # fmt: skip
-        ax.plot(part.position, part[f"{quantity}_bound"], color=color, linestyle=(0, (4, 2)), linewidth=1, alpha=0.8)
+        ax.plot(part.position, part[error or f"{quantity}_error"], **_LOOKS(name), markersize=4.5, linewidth=1.3)
+        ax.plot(part.position, part[f"{quantity}_bound"], color=_LOOKS.color(name), alpha=0.8, **_BOUND)
     ax.set_yscale("log")
     _positions_axis(ax, found.position)
 
@@ -165,9 +150,7 @@ def _curves(ax, found: pd.DataFrame, quantity: str, *, error: str | None = None)
 def _positions_axis(ax, positions: pd.Series) -> None:
     ax.set_xscale("log", base=2)
     first, last = (round(math.log2(value)) for value in (positions.min(), positions.max()))
-    ax.xaxis.set_major_locator(FixedLocator([2**k for k in range(first, last + 1, 4)]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    ax.xaxis.set_minor_locator(NullLocator())
+    ticks.at(ax.xaxis, [2**k for k in range(first, last + 1, 4)])
 
 
 def _line(ax, height: float, text: str, place: float = 0.01) -> None:
@@ -176,11 +159,9 @@ def _line(ax, height: float, text: str, place: float = 0.01) -> None:
                 color="0.25")  # fmt: skip
 
 
-def _finish(fig: Figure, axes, label: str) -> None:
-    for ax in axes[-1]:
-        ax.set_xlabel(label)
-    axes[0, 0].plot([], [], color="0.3", linestyle=(0, (4, 2)), linewidth=1, label="its derived bound")
-    drawing.legend(fig, axes, columns=5)
+def _finish(panels: Panels, label: str, untimed: pd.DataFrame | None = None) -> Figure:
+    panels.axes[0, 0].plot([], [], color="0.3", label="its derived bound", **_BOUND)
+    return panels.finish(label, legend=5, untimed=untimed)
 
 
 def _bytes(value: float) -> str:

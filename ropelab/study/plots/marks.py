@@ -1,0 +1,73 @@
+"""This file draws the marks that figures share: dots, bars, lines of reference, numbers beside marks."""
+
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ropelab.study.plots.looks import COLORBLIND
+
+ACROSS = ("axes fraction", "data")
+"""Coordinates of a remark beside a row: x as a part of the axes' width, y in the data's units."""
+COPY = {"color": "black", "linestyle": "--", "linewidth": 1.2, "zorder": 1, "label": "best copy"}
+"""The line of the time or of the bytes per second of a copy."""
+_WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+
+
+def places(names: Iterable) -> pd.Series:
+    """The height of each row of a panel, the first row on top: ``names``, once each, are the index."""
+    names = list(dict.fromkeys(names))
+    return pd.Series(range(len(names))[::-1], pd.Index(names, tupleize_cols=True), dtype=int)
+
+
+def rows(ax: Axes, place: pd.Series, labels: Iterable[str] | None = None, *, left: float = 0, **style) -> None:
+    """Write the names of the rows at their heights, fit the axes to the rows and begin the x axis at ``left``."""
+    ax.set_yticks(place, place.index if labels is None else labels, **style)
+    ax.set(ylim=(-0.6, len(place) - 0.4))
+    ax.set_xlim(left=left)
+
+
+def dots(ax: Axes, x, y, look: Mapping, **style) -> None:
+    """Points with a white edge and no line."""
+    ax.plot(x, y, **({"linestyle": "none", "zorder": 4} | _WHITE | dict(look) | style))
+
+
+def line(ax: Axes, x, y, look: Mapping, **style) -> None:
+    """Points with a white edge, joined by a line."""
+    ax.plot(x, y, **({"linewidth": 1.4} | _WHITE | dict(look) | style))
+
+
+def one(ax: Axes, *, at: float = 1, upright: bool = True, **style) -> None:
+    """A dashed line at a ratio, by default at 1, the speed of a copy; ``upright`` where the ratios run along x."""
+    (ax.axvline if upright else ax.axhline)(at, **({"color": "grey", "linestyle": "--", "linewidth": 1} | style))
+
+
+def published(ax: Axes, x, y, label: str, *, width: float, weight: float = 2.5) -> None:
+    """What a document prints: a black dash of ``width`` points at each value."""
+    ax.plot(x, y, "_k", markersize=width, markeredgewidth=weight, label=label)
+
+
+def bars(ax: Axes, y, widths, height: float, *, place: int = 0, texts: Iterable[str] | None = None, **style) -> None:
+    """Horizontal bars in colour ``place`` of `COLORBLIND`, with ``texts`` at their ends."""
+    ax.barh(y, widths, height, **({"color": COLORBLIND[place]} | style))
+    if texts is not None:
+        beside(ax, widths + style.get("left", 0), y, texts)
+    ax.grid(False, axis="y")
+
+
+def beside(ax: Axes, xs, ys, texts: Iterable[str], *, gap: float = 4, **style) -> None:
+    """Write each text right of its point, ``gap`` points away."""
+    style = {"textcoords": "offset points", "va": "center", "size": 8} | style
+    for x, y, text in zip(xs, ys, texts, strict=True):
+        ax.annotate(text, (x, y), (gap, 0), **style)
+
+
+def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
+    """Write each text over its point."""
+    for x, y, text in zip(xs, ys, texts, strict=True):
+        ax.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", size=8)
+
+
+def band(ax: Axes, place: pd.Series, limits: pd.Series, reach: float) -> None:
+    """The bar that each row has to reach: a black stroke at its limit."""
+    ax.vlines(limits, place - reach, place + reach, color="black", linewidth=2, label="bar", zorder=3)

@@ -1,0 +1,160 @@
+"""This file lays a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ropelab.study.plots.drawing import ORDERS, ordered
+from ropelab.study.plots.looks import CONTENDERS
+
+LAYOUT = {"split_half": "split-half", "interleaved": "interleaved"}
+CELLS = "batch x tokens, q/k heads, head_dim"
+"""The label of an axis whose ticks name cells."""
+_TITLE_LETTERS_PER_INCH, _SMALL_LETTERS_PER_INCH = 9, 15  # of bold 12 and of 8 points, on the safe side
+_STYLE = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "figure.titlesize": 12,
+    "svg.fonttype": "none",
+}
+_SMALL = {"va": "bottom", "size": 8, "color": "0.35"}
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A figure and its panels.
+
+    Attributes:
+        figure: unknown to pyplot, so that a notebook shows it once.
+        axes: ``[rows, columns]``.
+        parts: for each panel its axes, its rows of the table and its value (of column and row, where there are both).
+    """
+
+    figure: Figure
+    axes: np.ndarray
+    parts: tuple[tuple[Axes, pd.DataFrame, object], ...] = ()
+
+    def __iter__(self) -> Iterator[tuple[Axes, pd.DataFrame, object]]:
+        return iter(self.parts)
+
+    def finish(
+        self,
+        xlabel: str = "",
+        ylabel: str = "",
+        *,
+        legend: int = 0,
+        size: float | None = None,
+        untimed: pd.DataFrame | None = None,
+    ) -> Figure:
+        """Label the outer edges, then draw the foot.
+
+        Args:
+            xlabel, ylabel: of the last row and of the first column; "" leaves the labels as they are.
+            legend: columns of the legend of all panels; 0 draws no legend.
+            size: of the markers in the legend; by default as in the panels.
+            untimed: a record; its contenders without a time are named at the foot.
+        """
+        for ax in self.axes[-1] if xlabel else ():
+            ax.set_xlabel(xlabel)
+        for ax in self.axes[:, 0] if ylabel else ():
+            ax.set_ylabel(ylabel)
+        if legend:
+            _legend(self.figure, self.axes, legend, size)
+        if untimed is not None:
+            _say_untimed(self.figure, untimed)
+        return self.figure
+
+
+def grid(
+    rows: int, columns: int, size: tuple[float, float], title: str, footer: str, *, shown: int | None = None, **share
+) -> Panels:
+    """A figure of ``rows`` by ``columns`` panels, each of ``size`` (inches); only the first ``shown`` are visible."""
+    with sns.axes_style("whitegrid", rc=_STYLE), mpl.rc_context(_STYLE):
+        fig = Figure(figsize=(columns * size[0], rows * size[1] + 1.1), layout="constrained")
+        axes = fig.subplots(rows, columns, squeeze=False, **share)
+        fig.suptitle(_wrapped(title, fig.get_figwidth()), x=0.01, ha="left", fontweight="bold")
+        if footer:
+            fig.text(0.99, 0.004, footer, ha="right", **_SMALL)
+        margin = 0.3 / fig.get_figheight()  # inches, for the footer
+        fig.get_layout_engine().set(rect=(0, margin, 1, 1 - margin))
+    for ax in axes.flat[shown:] if shown is not None else ():
+        ax.set_visible(False)
+    return Panels(fig, axes)
+
+
+def facet(
+    frame: pd.DataFrame,
+    size: tuple[float, float],
+    title: str,
+    footer: str,
+    *,
+    column: str,
+    row: str = "",
+    wrap: int = 0,
+    words: Mapping = LAYOUT,
+    **share,
+) -> Panels:
+    """A panel for each value of ``column``, by each value of ``row``, with its rows of ``frame``.
+
+    Args:
+        wrap: panels beside each other, where there is no ``row``; 0 for all.
+        words: value -> its words in the title of a panel.
+    """
+    across, down = (ordered(frame[name], ORDERS.get(name, frame[name])) if name else [None] for name in (column, row))
+    keys = [(x, y) for y in down for x in across]
+    width = min(wrap or len(across), len(across))
+    found = grid(-(-len(keys) // width), width, size, title, footer, shown=len(keys), **share)
+    parts = []
+    for ax, key in zip(found.axes.flat, keys, strict=False):
+        named = [(name, value) for name, value in zip((column, row), key, strict=True) if name]
+        part = frame[np.logical_and.reduce([frame[name] == value for name, value in named])]
+        ax.set_title(", ".join(str(words.get(value, value)) for _, value in named))
+        parts.append((ax, part, key if row else key[0]))
+    return Panels(found.figure, found.axes, tuple(parts))
+
+
+def _wrapped(title: str, inches: float) -> str:
+    width = int(_TITLE_LETTERS_PER_INCH * inches)
+    return "\n".join(textwrap.fill(line, width) for line in title.split("\n"))
+
+
+def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> None:
+    """One legend for all panels, below them."""
+    entries: dict[str, object] = {}
+    for ax in axes.flat:
+        for handle, text in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(text, handle)
+    # The pad, in font sizes, leaves room for the footer below the legend.
+    options = {"loc": "outside lower center", "borderaxespad": 2, "frameon": False}
+    found = fig.legend(entries.values(), entries.keys(), ncols=columns, **options)
+    for handle in found.legend_handles if size is not None else ():
+        handle.set_markersize(size)
+
+
+def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
+    """Name the contenders that have no time, and why, at the foot of the figure, left of its footer."""
+    untimed = frame[frame.status != "ok"]
+    reasons = untimed.status.str.split(" has relative error").str[0]
+    pairs = dict.fromkeys(zip(untimed.contender, reasons, strict=True))
+    found = [f"{CONTENDERS.label(name)} ({textwrap.shorten(why, 60, placeholder=' …')})" for name, why in pairs]
+    if not found:
+        return
+    footer = max((len(text.get_text()) for text in fig.texts if text.get_ha() == "right"), default=0)
+    width = max(40, int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth()) - footer)
+    lines = textwrap.wrap("not shown: " + ", ".join(found), width)
+    fig.text(0.01, 0.004, "\n".join(lines), ha="left", **_SMALL)
+    more = 0.95 * (len(lines) - 1)  # font sizes of the legend; the lines are smaller
+    for entries in fig.legends:
+        entries.borderaxespad += more
+    engine = fig.get_layout_engine()  # which keeps no room for that pad
+    x, y, width, height = engine.get()["rect"]
+    room = more * _STYLE["font.size"] / 72 / fig.get_figheight()
+    engine.set(rect=(x, y + room, width, height - room))
