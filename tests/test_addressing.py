@@ -288,7 +288,7 @@ def test_axial_tables_of_packed_tokens_and_of_none(device):
     y = ropelab.apply_rope(q, cos=c, sin=s, seq_format="thd")
     assert not y[3, :, :12].any() and torch.equal(y[3, :, 12:], q[3, :, 12:])
     for change, message in (
-        ({"axes": [0, 1]}, "axes: expected one for each of the 6 columns of cos, got 2"),
+        ({"axes": [0, 1]}, "axes: expected an axis for each of the 6 columns of cos, got 2"),
         ({"axes": [0, 1, 2] * 2}, r"axes\[2\]: expected an integer >= 0 and < 2, got 2"),
         ({"positions": positions[0]}, r"positions: expected shape \[axes, S\]"),
         ({"positions": positions.float()}, "positions: expected one of int32, int64, got float32"),
