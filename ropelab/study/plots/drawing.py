@@ -1,11 +1,15 @@
-"""This file selects what figures and sentences speak of: rows with a time, copies, contenders, ranges of values."""
+"""This file selects the rows that figures and sentences speak of, in the order in which they speak of them."""
 
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
+from ropelab.bench.rows import timed
+from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
+
+__all__ = ["ORDERS", "contenders", "copies", "label", "ordered", "timed", "value_range"]
 
 label = CONTENDERS.label
 ORDERS = {
@@ -16,28 +20,18 @@ ORDERS = {
 """Column -> the order of its values in a figure."""
 
 
-def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have a time."""
-    return frame[(frame.status == "ok") & frame.median_us.notna()]
-
-
 def copies(times: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the copies."""
     return times[times.contender.str.startswith(PREFIX)]
 
 
 def contenders(times: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Those that are no copies, in the order of the legend."""
+    """The name and the rows of every contender that is no copy, in the order of the legend."""
     for name in CONTENDERS.ordered(name for name in times.contender if not name.startswith(PREFIX)):
         yield name, times[times.contender == name]
 
 
 def ordered(values: Iterable, order: Iterable) -> list:
-    """Those of ``order`` that occur, once each."""
+    """The elements of ``order`` that occur in ``values``, once each."""
     present = set(values)
     return [value for value in dict.fromkeys(order) if value in present]
-
-
-def value_range(values: pd.Series, spec: str) -> str:
-    """``"0.93 to 0.98"``, or one number where they are the same."""
-    low, high = format(values.min(), spec), format(values.max(), spec)
-    return low if low == high else f"{low} to {high}"
