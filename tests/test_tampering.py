@@ -174,7 +174,12 @@ def code(tmp_path_factory):
     [
         ("study.documents.transformer_engine.measure", "bench.varlen_models", "tl.constexpr(8)", "tl.constexpr(4)"),
         ("study.documents.sglang.measure", "study.documents.sglang.models", "_WARPS = 4", "_WARPS = 8"),
-        ("study.documents.fairseq2.measure", "interop.fairseq2", "class RotaryEncoder", "WIDTH = 2\n\n\nclass RotaryEncoder"),
+        (
+            "study.documents.fairseq2.measure",
+            "interop.fairseq2",
+            "class RotaryEncoder",
+            "WIDTH = 2\n\n\nclass RotaryEncoder",
+        ),
         ("bench.studies", "bench.timing", "_WARM_UP = 3", "_WARM_UP = 2"),
         ("bench.studies", "kernels.rotate_triton", "import triton\n", "import triton\n\nWARPS = 2\n"),
     ],
