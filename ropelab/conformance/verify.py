@@ -14,6 +14,7 @@ from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
+from ropelab.conformance.identify import Identification, identify
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
@@ -38,7 +39,7 @@ def verify(
             may raise NotImplementedError for a call that it does not offer.
         convention: how the function is called, a name of ``CONVENTIONS``.
         shrink: look for a smaller counterexample if a law does not hold.
-        diagnose: look for the fault in the catalogue if a law does not hold.
+        diagnose: look for the fault in the catalogue if a law does not hold, and measure the deviations.
         declared: the claims that the laws hold the function to: the other arguments of `declare`.
 
     Returns:
@@ -51,7 +52,11 @@ def verify(
     declaration = declare(convention, **declared)
     check_device(declaration.about["device"])
     check_function(function)
-    return judge(function, declaration, Surroundings(), shrink=shrink, diagnose=diagnose)
+    surroundings = Surroundings()
+    report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
+    if report.failed and diagnose:
+        report = replace(report, identification=measure(function, declaration, surroundings))
+    return report
 
 
 def check_function(function: Any) -> None:
@@ -97,6 +102,12 @@ def judge(
             diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
     return Report(about, tuple(results), diagnosis)
+
+
+def measure(function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings) -> Identification:
+    """Return the measured deviations of a function that broke a law; the arguments are those of `judge`."""
+    with surroundings.ours():
+        return identify(declaration.subject(function, surroundings), declaration.sizes)
 
 
 def hold(

@@ -21,21 +21,21 @@ class Scope:
         name: q, k or x; empty for all inputs.
         gradient: whether only gradients deviate.
         words: the circumstances, such as ``"for a single token"``; empty for all.
-        asked: whether a question has these circumstances.
+        asked: whether an input of a question has these circumstances.
         mask: the elements that deviate: an array that broadcasts to ``[B, S, H, pairs]``.
     """
 
     name: str = ""
     gradient: bool = False
     words: str = ""
-    asked: Callable[[Question], bool] = field(default=lambda question: True, compare=False)
+    asked: Callable[[Question, int], bool] = field(default=lambda question, which: True, compare=False)
     mask: Callable[[Plan], np.ndarray] | None = field(default=None, compare=False)
 
     def covers(self, plan: Plan) -> bool:
         """Return whether the deviation reaches any element of this tensor in this call."""
         if (self.name and self.name != plan.name) or (self.gradient and not plan.is_gradient):
             return False
-        return self.asked(plan.question)
+        return self.asked(plan.question, plan.which)
 
     @property
     def narrow(self) -> int:
@@ -55,6 +55,7 @@ class Deviation:
         parameters: the values that were recovered, by name.
         scope: the part of the behaviour that changes.
         rotary_dim: the number of features that rotate, if it changes.
+        rounds: how many times as often as the definition the function may round.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Deviation:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     scope: Scope = Scope()
     rotary_dim: Callable[[Plan], int] | None = field(default=None, compare=False)
+    rounds: float = 1.0
 
     def apply(self, plan: Plan) -> None:
         """Change the plan within the scope."""
@@ -78,7 +80,7 @@ class Deviation:
                     setattr(plan, part, np.where(mask, getattr(plan, part), value))
 
     def __str__(self) -> str:
-        who = self.scope.name or "every input"
+        who = self.scope.name or "each input"
         who = f"the gradient of {who}" if self.scope.gradient else who
         where = f" {self.scope.words}" if self.scope.words else ""
         return f"{who} {self.words}{where}"

@@ -17,6 +17,10 @@ SECONDS = 20.0
 """The time limit of an identification."""
 
 
+ROUNDS = 3
+"""The number of searches, each with the fresh answers that refuted the description of the search before."""
+
+
 @dataclass(frozen=True)
 class Identification:
     """What a function does, as deviations from the definition.
@@ -74,26 +78,28 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
     deadline = time.monotonic() + seconds
     best: tuple[Deviation, ...] = ()
-    evidence: Evidence | None = None
+    left: list = []
     try:
         evidence = Evidence(subject, sizes, deadline)
-        for description in search(evidence):
-            best = description
-        left = evidence.wrong(best)
-        if left:
-            return Identification(best, False, tuple(_unexplained(left)))
-        fresh = Evidence(subject, sizes, deadline, fresh=True)
-        left = fresh.wrong(best)
-        if left:
-            return Identification(best, False, tuple(_unexplained(left)))
-        wrong = evidence.wrong(())
-        example = "" if not wrong else _example(wrong)
-        return Identification(best, True, (), repaired(subject, sizes, best) if best else None, example)
+        for variant in range(1, ROUNDS + 1):
+            for description in search(evidence):
+                best = description
+            if left := evidence.wrong(best):
+                return Identification(best, False, tuple(_unexplained(left)))
+            fresh = Evidence(subject, sizes, deadline, variant)
+            left = fresh.wrong(best)
+            if not left:
+                repair = repaired(subject, sizes, best) if best else None
+                return Identification(best, True, (), repair, _example(evidence.wrong(())))
+            evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
+        return Identification(best, False, tuple(_unexplained(left)))
     except OutOfTime:
         return Identification(best, False, (f"the search did not end within {seconds:g} s",))
 
 
 def _example(wrong) -> str:
+    if not wrong:
+        return ""
     answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
     case = answer.question.case
     shape = list(case.inputs[answer.which].shape)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+import torch
 
-from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes
-from ropelab.conformance.identify.deviation import Deviation, Scope
+from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrices
-from ropelab.conformance.identify.plan import Plan
+from ropelab.conformance.identify.plan import FORMATS, Plan, columns
 from ropelab.conformance.identify.questions import Question
-from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, ROW, set_row
+from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, ROW, rounding, set_row
 from ropelab.conformance.subject import Subject
 
 FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
@@ -71,7 +70,8 @@ class Measured:
 
     def __init__(self, subject: Subject, asked: dict[str, Question], which: int, pairing: tuple[str, str, int]):
         self.subject, self.asked, self.which, self.pairing = subject, asked, which, pairing
-        self.frequency = inverse_frequencies(pairing[2], subject.base).numpy()
+        declared = next(iter(asked.values())).case.rotary_dim
+        self.frequency = columns(declared, pairing[2], subject.base).numpy()
         self._blocks: dict[str, list[Blocks] | None] = {}
 
     def blocks(self, name: str) -> Blocks | None:
@@ -82,10 +82,16 @@ class Measured:
         found = self._blocks[name]
         return None if found is None else found[self.which]
 
-    def deviations(self, site: Site) -> Iterator[Deviation]:
-        """Yield the deviations that the angles at a sequence and head suggest."""
-        long = next(n for n in self.asked if n.startswith(("a longer", "the gradient for tokens from position 0")))
-        found = self.blocks(long)
+    def deviations(self, site: Site, wrong: set[str]) -> Iterator[Deviation]:
+        """Yield the deviations that the angles at a sequence and head suggest.
+
+        Args:
+            site: the sequence and the head.
+            wrong: the names of the questions that the function answers wrong.
+        """
+        counted = [n for n, q in self.asked.items() if _counts_from_zero(q)]
+        counted = [n for n in counted if n in wrong] or counted
+        found = self.blocks(max(counted, key=lambda n: self.asked[n].case.shape[1])) if counted else None
         if found is not None and all(np.isfinite(v).all() for v in vars(found).values()):
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             sense = -1.0 if self.subject.reversed else 1.0
@@ -106,7 +112,7 @@ class Measured:
         if power != 1:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
             yield Deviation("factor", words, PAIR, lambda p: _scale(p, p.question.case.factor ** (power - 1)),
-                            {"power": power})  # fmt: skip
+                            {"power": power}, rounds=2.0)  # fmt: skip
         if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
             yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
         for parts, words, values in (
@@ -135,12 +141,19 @@ class Measured:
         matched = [_matched(values[at], table) for values, table in zip((found.cos0, found.sin1), tables, strict=True)]
         right = list(range(len(self.frequency)))
         order = [o for o in matched if o is not None]
-        if len(order) == 2 and order != [right, right]:
+        if len(order) == 2 and order != [right, right] and len(set(order[0])) > 1:
             same = order[0] == order[1]
             words = f"takes the cosines of pairs {order[0]}" if order[0] != right else ""
             words += f"{' and ' if words else 'takes '}the sines of pairs {order[1]}" if order[1] != right else ""
             words = f"takes the frequencies of pairs {order[0]}" if same else words
             words += f" for pairs {right}" + (" (-1: zero)" if any(-1 in o for o in order) else "")
+
+            rolls = [k for k in range(len(right)) if same and order[0] == list(np.roll(right, -k))]
+            if rolls:
+                yield self._rolled(rolls[0])
+            if same and order[0] == right[::-1]:
+                yield Deviation("order of frequencies", "takes the frequencies in reverse order", FREQUENCY,
+                                _reversed_frequencies, {"cosines": order[0], "sines": order[1]})  # fmt: skip
 
             def change(plan: Plan) -> None:
                 if plan.frequency.shape[-1] == len(right):
@@ -150,6 +163,19 @@ class Measured:
                     )
 
             yield Deviation("order of frequencies", words, FREQUENCY, change, {"cosines": order[0], "sines": order[1]})
+
+    def _rolled(self, by: int) -> Deviation:
+        count = len(self.frequency)
+        half = 2 * by == count
+
+        def change(plan: Plan) -> None:
+            width = plan.frequency.shape[-1]
+            plan.frequency = plan.sine_frequency = np.roll(plan.frequency, -(width // 2 if half else by), axis=-1)
+
+        words = "swaps the frequencies of the first half of the pairs with those of the second half" if half else (
+            f"takes for pair i the frequency of pair (i + {by}) mod {count}"
+        )  # fmt: skip
+        return Deviation("order of frequencies", words, FREQUENCY, change, {"shift": by})
 
     def _frequencies(self, found: Blocks, at, sense: float, site: Site) -> Iterator[Deviation]:
         slope, intercept = slopes(np.arctan2(sense * found.sin1[at], found.cos0[at]))
@@ -163,11 +189,15 @@ class Measured:
             value = simple(multiple)
             if value not in (0.0, 1.0, -1.0):
                 yield Deviation("multiple", f"turns by {value:.6g} times the angle", ANGLE,
-                                lambda p: setattr(p, "multiple", p.multiple * value), {"multiple": value})  # fmt: skip
+                                lambda p: _turned_more(p, value), {"multiple": value},
+                                rounds=max(1.0, abs(value)))  # fmt: skip
             shift = _constant((intercept / slope)[:1]) if multiple else None
             if shift is not None and abs(shift - round(shift)) > CLOSE:
                 yield self._offset(simple(shift))
             return
+        for name, rounded in FORMATS.items():
+            if np.allclose(rounded(self.frequency).astype(float), slope, rtol=1e-5, atol=1e-7):
+                yield rounding("frequency", name)
         yield from self._other_base(slope)
         if len(slope) and (abs(slope - slope[0]) < CLOSE).all():
             yield self._fixed(np.full_like(slope, simple(float(slope[0]))), "the same frequency for all pairs")
@@ -253,7 +283,7 @@ class Measured:
         wrap = math.gcd(*(abs(apart).tolist()))
         if wrap > 1 and (read >= 0).all():
             for modulus in [m for m in range(int(read.max()) + 1, wrap + 1) if wrap % m == 0]:
-                yield _wrap(modulus)
+                yield from _wraps(modulus)
         last = int(read.max())
         if (read == np.minimum(positions, last)).all():
             yield Deviation("clamp", f"takes position {last} for all positions beyond", ROW,
@@ -262,8 +292,10 @@ class Measured:
         if moved.any():
             stride = round(float(np.median(positions[moved] / np.maximum(read[moved], 1))))
             if stride > 1 and (read == positions // stride).all():
-                yield Deviation("stride", f"changes the row every {stride} positions only", ROW,
-                                lambda p: set_row(p, p.row // stride), {"stride": stride})  # fmt: skip
+                words = f"changes the row every {stride} positions only"
+                yield Deviation("stride", words, ROW, lambda p: set_row(p, p.row // stride), {"stride": stride})
+                yield Deviation("stride", f"{words}, towards 0", ROW, lambda p: set_row(p, np.trunc(p.row / stride)),
+                                {"stride": stride})  # fmt: skip
 
     def _shifted(self, cosines: np.ndarray, sines: np.ndarray, positions: np.ndarray) -> Iterator[Deviation]:
         shift = int((sines - cosines)[0])
@@ -287,16 +319,30 @@ def exact_array(values: np.ndarray) -> np.ndarray:
     return exact(torch.from_numpy(np.array(values, dtype=np.float64)))
 
 
-def scoped(deviation: Deviation, **scope) -> Deviation:
-    """Return the deviation with changes of its scope."""
-    return replace(deviation, scope=replace(deviation.scope, **scope))
+def _turned_more(plan: Plan, multiple: float) -> None:
+    plan.multiple, plan.several = plan.multiple * multiple, True
 
 
-def _wrap(modulus: int) -> Deviation:
-    def change(plan: Plan) -> None:
-        set_row(plan, np.mod(plan.row, modulus))
+def _reversed_frequencies(plan: Plan) -> None:
+    plan.frequency = plan.sine_frequency = plan.frequency[..., ::-1]
 
-    return Deviation("wrap", f"takes positions modulo {modulus}", ROW, change, {"modulus": modulus})
+
+def _wraps(modulus: int) -> Iterator[Deviation]:
+    """Yield the deviations that take positions modulo a number: as in Python, as in C, and positions above 0 only."""
+    words, parameters = f"takes positions modulo {modulus}", {"modulus": modulus}
+    yield Deviation("wrap", words, ROW, lambda p: set_row(p, np.mod(p.row, modulus)), parameters)
+    yield Deviation("wrap", f"{words}, with the sign of the position", ROW,
+                    lambda p: set_row(p, np.fmod(p.row, modulus)), parameters)  # fmt: skip
+    yield Deviation("wrap", f"{words}, but not negative positions", ROW,
+                    lambda p: set_row(p, np.where(p.row < 0, p.row, np.mod(p.row, modulus))), parameters)  # fmt: skip
+
+
+def _counts_from_zero(question: Question) -> bool:
+    """Return whether the tokens of all sequences have the positions 0, 1, 2, ..., at least three of them."""
+    case = question.case
+    positions = case.token_positions()
+    counted = bool((positions == torch.arange(case.shape[1])).all()) and case.lengths is None
+    return counted and case.shape[1] > 2 and case.factor == 1 and not case.inverse
 
 
 def _count(number: int) -> str:
@@ -337,6 +383,3 @@ def _matched(values: np.ndarray, table: np.ndarray) -> list[int] | None:
             return None
         order.append(hits[0] if hits else -1)
     return order
-
-
-__all__ = ["FREQUENCY", "LAYOUT", "Measured", "Scope", "scoped", "structure"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +29,13 @@ def _to_tf32(values: np.ndarray) -> np.ndarray:
     return np.ldexp(np.round(significand * 2**11) / 2**11, exponent)
 
 
+def _reduced_in_float32(values: np.ndarray) -> np.ndarray:
+    """Return angles reduced to one turn by float32 arithmetic, as fast maths does."""
+    angles = torch.from_numpy(np.array(values, dtype=np.float64)).float()
+    turns = (angles / (2 * math.pi)).round()
+    return exact(angles - turns * torch.tensor(2 * math.pi, dtype=torch.float32))
+
+
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bfloat16": _to_dtype(torch.bfloat16),
     "float16": _to_dtype(torch.float16),
@@ -35,6 +43,15 @@ FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "an integer": np.trunc,
 }
 """The name of a format -> a function that rounds to it."""
+REDUCED = "one turn, with a remainder computed in float32"
+
+
+def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:
+    """Return the inverse frequencies of the first ``rotary_dim`` features of tables for ``declared`` features.
+
+    A function that rotates more features than declared has frequencies for all of its features.
+    """
+    return inverse_frequencies(max(declared, rotary_dim), base)[: rotary_dim // 2]
 
 
 class Plan:
@@ -51,11 +68,14 @@ class Plan:
         row, sine_row: the number of the row from which cosines and sines come.
         frequency, sine_frequency: rad per row.
         multiple: the factor of the angle; -1 for the inverse.
-        cos0, cos1, sin0, sin1: factors.
+        cos0, cos1, sin0, sin1: factors of the four products.
+        factor: the factor of the tables.
         tail, tail_added: the factor of the features that do not rotate, and a number added to them.
         order: axis -> the indices in whose order the input is read.
         rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
+        padding: the result of tokens without a position.
         raises: the name of the exception that the function raises in place of an answer; empty if it answers.
+        several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
         changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
     """
@@ -71,17 +91,21 @@ class Plan:
         positions = case.token_positions()
         self.nowhere = (positions == NO_POSITION).numpy()
         self.position = positions.masked_fill(positions == NO_POSITION, 0).numpy()[..., None, None].astype(EXACT)
+        inverse = case.inverse
+        if inverse and subject.convention.name == "plain":  # the caller negates the positions
+            self.position, inverse = -self.position, False
         self.batch = np.arange(batch)[:, None, None, None]
         self.token = np.arange(tokens)[None, :, None, None]
         self.head = np.arange(heads)[None, None, :, None]
         self.row = self.sine_row = self.position
-        self.frequency = self.sine_frequency = exact(inverse_frequencies(self.rotary_dim, subject.base))
-        self.multiple = np.array(-1.0 if case.inverse != subject.reversed else 1.0)
-        self.cos0 = self.cos1 = self.sin0 = self.sin1 = np.array(case.factor)
-        self.tail, self.tail_added, self.raises = 1.0, 0.0, ""
+        self.frequency = self.sine_frequency = exact(columns(case.rotary_dim, self.rotary_dim, subject.base))
+        self.multiple = np.array(-1.0 if inverse != subject.reversed else 1.0)
+        self.factor = case.factor
+        self.cos0 = self.cos1 = self.sin0 = self.sin1 = np.ones(())
+        self.tail, self.tail_added, self.padding, self.raises = 1.0, 0.0, 0.0, ""
         self.order: dict[int, np.ndarray] = {}
         self.rounded: dict[str, str] = {}
-        self.swapped = self.changed_inputs = self.changed_arguments = False
+        self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
 
     @property
     def is_gradient(self) -> bool:
@@ -106,7 +130,9 @@ class Plan:
         sine_frequency, sine_row = self._round("frequency", self.sine_frequency), self._round("position", self.sine_row)
         angles = self._round("angle", self.multiple * (row * frequency))
         sine_angles = self._round("angle", self.multiple * (sine_row * sine_frequency))
-        c, s = self._round("table", np.cos(angles)), self._round("table", np.sin(sine_angles))
+        with np.errstate(invalid="ignore"):
+            c = self._round("table", self.factor * np.cos(angles))
+            s = self._round("table", self.factor * np.sin(sine_angles))
         c, s = (s, c) if self.swapped else (c, s)
         c0, c1, s0, s1 = c * self.cos0, c * self.cos1, s * self.sin0, s * self.sin1
         source, target = self.layout, self.out_layout
@@ -122,12 +148,14 @@ class Plan:
             x0, x1, (c0, c1, s0, s1), np.maximum(abs(angles), abs(sine_angles)), frequency
         ), strict=True):  # fmt: skip
             features[...] = values
-        y[self.nowhere] = bound[self.nowhere] = 0
+        y[self.nowhere], bound[self.nowhere] = self.padding, 0
         return y, bound
 
     def _bounds(self, x0, x1, factors, angles, frequency) -> tuple[np.ndarray, np.ndarray]:
         c0, c1, s0, s1 = map(abs, factors)
-        size = np.maximum(abs(self.cos0), abs(self.sin0))
+        if self.several:  # a rounding of either member reaches both, whatever the last angle is
+            c0 = c1 = s0 = s1 = np.maximum(np.maximum(c0, s0), np.hypot(c1, s1))
+        size = abs(self.factor) * np.maximum(abs(self.cos0), abs(self.sin0))
         with np.errstate(all="ignore"):
             error = table_angle_error(angles) + np.nan_to_num(
                 self.subject.convention.angle_error(angles, abs(frequency))
@@ -140,4 +168,5 @@ class Plan:
     def _round(self, what: str, values: np.ndarray) -> np.ndarray:
         if what not in self.rounded:
             return values
-        return FORMATS[self.rounded[what]](values)
+        name = self.rounded[what]
+        return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)

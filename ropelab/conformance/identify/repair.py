@@ -10,7 +10,6 @@ from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.convention import Arguments, Convention
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.laws import LAWS
-from ropelab.conformance.result import Result
 from ropelab.conformance.subject import Subject
 
 PROOF = ("definition", "offsets", "isometry", "adjoint")
@@ -118,6 +117,3 @@ def _status(name: str, subject: Subject, sizes: Sizes) -> str:
     except Exception:  # an exception of the function is a finding
         return "error"
     return "pass"
-
-
-__all__ = ["PROOF", "Changed", "Repair", "Result", "repaired"]

@@ -12,50 +12,60 @@ from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import GRADIENT, Question
 
-CIRCUMSTANCES: dict[str, Callable[[Question], bool]] = {
-    "where the call has a single token": lambda q: q.case.shape[1] == 1,
-    "where the input has a single head": lambda q: q.case.inputs[0].shape[2] == 1,
-    "in packed documents": lambda q: q.case.lengths is not None,
-    "in packed documents of which some are empty": lambda q: 0 in (q.case.lengths or ()),
-    "on ranks beyond the first": lambda q: q.case.shard is not None,
-    "where each sequence has its own offset": lambda q: isinstance(q.case.offsets, tuple) and q.case.lengths is None,
-    "where each sequence has its own positions": lambda q: len(q.case.token_positions().unique(dim=0)) > 1,
-    "where positions do not begin at 0": lambda q: bool((q.case.token_positions()[:, :1] != 0).any()),
-    "at negative positions": lambda q: bool((q.case.token_positions() < 0).any()),
-    "under autocast": lambda q: "autocast" in q.name,
-    "where TF32 is allowed": lambda q: "TF32" in q.name,
-    "after a call with a longer sequence": lambda q: "after a longer" in q.name,
-    "for the inverse rotation": lambda q: q.case.inverse,
-    "where all features rotate": lambda q: q.case.rotary_dim == q.case.inputs[0].shape[-1],
-    "where some features do not rotate": lambda q: q.case.rotary_dim < q.case.inputs[0].shape[-1],
-    "for the cotangent of a sum": lambda q: q.name == "the gradient of a sum",
-    "for strided cotangents": lambda q: q.name == "the gradient of a strided cotangent",
-    "for cotangents that are expanded or strided": lambda q: "gradient of a s" in q.name,
-    "in sequences of more than 16 tokens": lambda q: q.case.shape[1] > 16,
+CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
+    "where the call has a single token": lambda q, i: q.case.shape[1] == 1,
+    "where the input has a single head": lambda q, i: q.case.inputs[i].shape[2] == 1,
+    "in packed documents": lambda q, i: q.case.lengths is not None,
+    "in packed documents of which some are empty": lambda q, i: 0 in (q.case.lengths or ()),
+    "on ranks beyond the first": lambda q, i: q.case.shard is not None,
+    "where each sequence has its own offset": lambda q, i: isinstance(q.case.offsets, tuple) and not q.case.lengths,
+    "where each sequence has its own positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) > 1,
+    "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
+    "at negative positions": lambda q, i: bool((q.case.token_positions() < 0).any()),
+    "where positions are passed one by one": lambda q, i: q.case.positions is not None,
+    "under autocast": lambda q, i: "autocast" in q.name,
+    "where TF32 is allowed": lambda q, i: "TF32" in q.name,
+    "after a call with a longer sequence": lambda q, i: "after a longer" in q.name,
+    "in the second step of a training": lambda q, i: "second step" in q.name,
+    "for the inverse rotation": lambda q, i: q.case.inverse,
+    "where all features rotate": lambda q, i: q.case.rotary_dim == q.case.inputs[i].shape[-1],
+    "where some features do not rotate": lambda q, i: q.case.rotary_dim < q.case.inputs[i].shape[-1],
+    "for the cotangent of a sum": lambda q, i: q.name == "the gradient of a sum",
+    "for strided cotangents": lambda q, i: q.name == "the gradient of a strided cotangent",
+    "for cotangents that are expanded or strided": lambda q, i: (
+        q.name.startswith("the gradient of a s") and "step" not in q.name
+    ),
+    "in sequences of more than 16 tokens": lambda q, i: q.case.shape[1] > 16,
 }
-"""Circumstances in words -> whether a question has them."""
+"""Circumstances in words -> whether an input of a question has them."""
 
 
 def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Iterator[Scope]:
     """Yield scopes that contain all wrong answers of some inputs, the widest first."""
-    asked = {id(a.question): a.question for a in answers}.values()
     every = dict.fromkeys(a.name for a in answers)
     hit = dict.fromkeys(a.name for a, _ in wrong)
+    failing = {id(a) for a, _ in wrong}
     for name in ("", *(n for n in hit if len(every) > 1)):
         ours = [(a, elements) for a, elements in wrong if name in ("", a.name)]
-        failing = {id(a.question): a.question for a, _ in ours}
-        if not ours:
-            continue
-        gradients = (False, True) if all(a.question.kind == GRADIENT for a, _ in ours) else (False,)
-        for gradient in gradients[::-1]:
+        only_gradients = all(a.question.kind == GRADIENT for a, _ in ours)
+        for gradient in (True, False) if only_gradients else (False,):
             wide = Scope(name, gradient)
             yield wide
-            for words, holds in CIRCUMSTANCES.items():
-                others = [q for q in asked if id(q) not in failing and (q.kind == GRADIENT or not gradient)]
-                if all(map(holds, failing.values())) and any(not holds(q) for q in others):
-                    yield replace(wide, words=words, asked=holds)
+            right = [
+                a for a in answers
+                if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
+            ]  # fmt: skip
+            narrower = [
+                replace(wide, words=words, asked=holds)
+                for words, holds in CIRCUMSTANCES.items()
+                if all(holds(a.question, a.which) for a, _ in ours)
+                and any(not holds(a.question, a.which) for a in right)
+            ]
+            yield from narrower
             for words, mask in _masks(ours):
                 yield replace(wide, words=words, mask=mask)
+                for scope in narrower:
+                    yield replace(scope, words=f"{words} {scope.words}", mask=mask)
 
 
 def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:

@@ -92,11 +92,13 @@ def _longer(evidence: Evidence, description: Description, measured: list[Deviati
     possible = list(scopes(wrong, evidence.answers))
     candidates = [*measured, *raised(wrong), *vocabulary()]
     first = min(wrong, key=lambda w: _ease(w[0].question))[0] if wrong else None
+    helps: dict[tuple, bool] = {}
     for scope in possible:
         named = [w for w in wrong if scope.name in ("", w[0].name)]
         probe = min(named, key=lambda w: _ease(w[0].question), default=(first, None))[0]
         before = None if probe is None else float(probe.wrong(evidence.subject, description).mean())
         for candidate in candidates:
+            evidence.in_time()
             if candidate in description and candidate.scope == scope:
                 continue
             if candidate.scope.name and scope.name and candidate.scope.name != scope.name:
@@ -105,7 +107,10 @@ def _longer(evidence: Evidence, description: Description, measured: list[Deviati
             longer = (*description, replace(candidate, scope=own))
             # A deviation that does not help with the simplest wrong answer is no candidate.
             if probe is not None and before is not None and own.name in ("", probe.name):
-                if probe.wrong(evidence.subject, longer).mean() >= before:
+                key = (id(candidate), own.name, own.gradient, None if own.mask is None else own.words, probe)
+                if key not in helps:
+                    helps[key] = bool(probe.wrong(evidence.subject, longer).mean() < before)
+                if not helps[key]:
                     continue
             yield longer
 
@@ -143,7 +148,7 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
         about = Measured(subject, asked, inputs[name], pairing)
         for site in _sites([w for w in wrong if w[0].name == name and w[0].question.kind == kind]):
             evidence.in_time()
-            own += about.deviations(site)
+            own += about.deviations(site, {a.question.name for a, _ in wrong})
         found[name] = list({str(d): d for d in own}.values())
     everywhere = set.intersection(*({str(d) for d in own} for own in found.values())) if found else set()
     seen = set()

@@ -9,7 +9,7 @@ import numpy as np
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, Plan
+from ropelab.conformance.identify.plan import FORMATS, REDUCED, Plan
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
@@ -18,6 +18,7 @@ TAIL = "features beyond rotary_dim pass unchanged"
 ADJOINT = "the gradient applies the transposed matrix"
 OWN = "every element of the result depends on its own token and head only"
 PURE = "a call changes nothing but its result"
+NOWHERE = "a token without a position is zero"
 BITS = "no intermediate has fewer bits than declared"
 
 Change = Callable[[Plan], object]
@@ -47,6 +48,37 @@ def _contiguous(plan: Plan) -> np.ndarray:
     return plan.position if size == 1 else rank * case.shape[1] + plan.token
 
 
+def _last_row(plan: Plan) -> int:
+    """Return the last row of the tables that the caller passes; see the conventions."""
+    return _last(plan) + 3
+
+
+def _row_of_head(plan: Plan) -> np.ndarray:
+    """Return the position of the token whose number in the call is the number of the head."""
+    positions = plan.position[..., 0, 0]
+    rows = positions.flatten() if (positions != positions[0]).any() else positions[0]
+    return rows[np.minimum(plan.head, len(rows) - 1)]
+
+
+def _one_document(plan: Plan) -> np.ndarray:
+    """Return positions that count on from the first empty packed document as if no other document began."""
+    begin = 0
+    for length in plan.question.case.lengths or ():
+        if not length:
+            return np.where(plan.token >= begin, np.minimum(plan.token - begin, _last_row(plan)), plan.position)
+        begin += length
+    return plan.position
+
+
+def _from_decreases(plan: Plan) -> np.ndarray:
+    """Return positions that count on from the first token and from each token whose position is smaller than before."""
+    positions = plan.position[..., 0, 0]
+    begins = np.concatenate((np.ones_like(positions[:, :1], dtype=bool), np.diff(positions) < 0), axis=1)
+    begin = np.maximum.accumulate(np.where(begins, np.arange(positions.shape[1]), 0), axis=1)
+    counted = np.take_along_axis(positions, begin, axis=1) + np.arange(positions.shape[1]) - begin
+    return counted[..., None, None]
+
+
 ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the number of the token within the call for the position": lambda p: p.token,
     "takes the positions of the first sequence for all sequences": lambda p: p.position[:1],
@@ -61,6 +93,13 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes positions modulo the number of tokens": lambda p: np.mod(p.position, p.shape[1]),
     "takes positions modulo the largest position plus 1": lambda p: np.mod(p.position, _last(p) + 1),
     "counts positions from the end of the sequence": lambda p: p.position[:, ::-1],
+    "takes the number of the token within the call for the position, up to the last row of the tables": lambda p: (
+        np.minimum(p.token, _last_row(p))
+    ),
+    "takes the position of the token whose number is the number of the head": _row_of_head,
+    "continues the first empty document to the end": _one_document,
+    "counts positions on from the first token and from every decrease": _from_decreases,
+    "adds 1 to the position after the first token": lambda p: p.position + (p.token > 0),
     "takes the positions of rank 0 on all ranks": _of_rank,
     "takes the tokens of a rank for contiguous tokens of the sequence": _contiguous,
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
@@ -88,18 +127,30 @@ def vocabulary() -> Iterator[Deviation]:
         return Deviation(kind, words, breaks, change)
 
     yield make("sign", "turns by minus the angle", ANGLE, _times("multiple", -1))
-    yield make("identity", "is not rotated", PAIR, _identity)
     for words, row in ROWS.items():
         yield make("row", words, ROW, _reads(row))
+    yield make("identity", "is not rotated", PAIR, _identity)
     for part, line in SIGNS.items():
         yield make("reflection", f"is reflected: {line}", PAIR, _times(part, -1))
         yield make("lost term", f"lacks the term with {TERMS[part]}", PAIR, _times(part, 0))
-    yield make("reflection", "turns and mirrors every pair: the cosines have the wrong sign", PAIR, _negative_cosines)
+    yield make(
+        "reflection", "turns and mirrors every pair: the cosines have the wrong sign", PAIR, _negative("cos0", "cos1")
+    )
+    yield make(
+        "reflection", "is reflected: first members of pairs have the wrong sign", PAIR, _negative("cos0", "sin0")
+    )
+    yield make(
+        "reflection", "is reflected: second members of pairs have the wrong sign", PAIR, _negative("cos1", "sin1")
+    )
+    yield make("reflection", f"is reflected: {SIGNS['sin0']}, {SIGNS['cos1']}", PAIR, _negative("sin0", "cos1"))
+    yield make("reflection", f"is reflected: {SIGNS['sin1']}, {SIGNS['cos0']}", PAIR, _negative("sin1", "cos0"))
     yield make("tables swapped", "takes cosines for sines and sines for cosines", PAIR, _with("swapped", True))
     yield make("zero", "is zero", PAIR, _zero)
     yield make("tail", "has NaN or unwritten memory in the features that do not rotate", TAIL, _with("tail", np.nan))
     for number in (0.0, 1.0):
         yield make("tail", f"has {number:g} in the features that do not rotate", TAIL, _tail(number))
+    yield make("padding", "leaves the rows of tokens without a position unwritten", NOWHERE, _with("padding", np.nan))
+    yield make("NaN", "has NaN in the features that rotate", PAIR, _times("multiple", np.nan))
     yield make("NaN", "is NaN or unwritten memory", PAIR, _not_a_number)
     for axis, what in AXES.items():
         yield make("order", f"has its {what} in reverse order", OWN, _ordered(axis, lambda n: np.arange(n)[::-1]))
@@ -108,11 +159,16 @@ def vocabulary() -> Iterator[Deviation]:
             yield make("order", f"has its {what} moved by one", OWN, _ordered(axis, lambda n: np.roll(np.arange(n), 1)))
     yield make("inputs", "overwrites its input", PURE, _with("changed_inputs", True))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
-    for where, words in ROUNDED.items():
+    yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding("angle", REDUCED))
+    for where in ROUNDED:
         for name in FORMATS:
-            yield Deviation(
-                f"rounding of {where}", f"rounds {words} to {name}", BITS, _rounding(where, name), {"format": name}
-            )
+            yield rounding(where, name)
+
+
+def rounding(where: str, name: str) -> Deviation:
+    """Return the deviation that rounds one intermediate, a key of ``ROUNDED``, to a format of ``FORMATS``."""
+    words = f"rounds {ROUNDED[where]} to {name}"
+    return Deviation(f"rounding of {where}", words, BITS, _rounding(where, name), {"format": name})
 
 
 def _with(part: str, value: object) -> Change:
@@ -121,6 +177,14 @@ def _with(part: str, value: object) -> Change:
 
 def _times(part: str, factor: float) -> Change:
     return lambda plan: setattr(plan, part, factor * getattr(plan, part))
+
+
+def _negative(*parts: str) -> Change:
+    def change(plan: Plan) -> None:
+        for part in parts:
+            setattr(plan, part, -getattr(plan, part))
+
+    return change
 
 
 def _reads(row: Callable[[Plan], np.ndarray]) -> Change:
@@ -148,13 +212,9 @@ def _not_a_number(plan: Plan) -> None:
 
 def _identity(plan: Plan) -> None:
     plan.multiple = 0 * plan.multiple
-    plan.cos0 = plan.cos1 = np.ones(())
+    plan.cos0 = plan.cos1 = np.array(1 / plan.factor)
 
 
 def _zero(plan: Plan) -> None:
     plan.cos0 = plan.cos1 = plan.sin0 = plan.sin1 = np.zeros(())
     plan.tail = 0.0
-
-
-def _negative_cosines(plan: Plan) -> None:
-    plan.cos0, plan.cos1 = -plan.cos0, -plan.cos1
