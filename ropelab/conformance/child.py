@@ -103,7 +103,7 @@ def _hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     notes.write("report", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
     if report.failed:
         # The report is complete. A function that hangs now ends the process soon, not at the time limit of the run.
-        watchdog = threading.Timer(2 * SECONDS, _end_process, (0,))
+        watchdog = threading.Timer(4 * SECONDS, _end_process, (0,))
         watchdog.daemon = True
         watchdog.start()
         found = measure(function, declaration, surroundings)

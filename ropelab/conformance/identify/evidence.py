@@ -88,7 +88,7 @@ class Evidence:
 
     def in_time(self) -> None:
         """Raise OutOfTime after the deadline."""
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise OutOfTime
 
     def wrong(self, deviations: tuple[Deviation, ...]) -> list[tuple[Answer, np.ndarray]]:

@@ -13,8 +13,8 @@ from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.search import search
 from ropelab.conformance.subject import Subject
 
-SECONDS = 20.0
-"""The time limit of an identification."""
+SECONDS = 10.0
+"""The time limit of an identification. It is CPU time of the thread, so that other work cannot end the search."""
 
 
 ROUNDS = 3
@@ -68,7 +68,7 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
         subject: the function.
         sizes: the extents of most calls; by default `Sizes`, with heads that rotate as a whole unless the convention
             is partial.
-        seconds: the time limit. A search that is not done by then has an identification without a proof.
+        seconds: the limit of CPU time. A search that is not done by then has an identification without a proof.
 
     Returns:
         A description that reproduces every answer, to questions that led to it and to fresh questions; or else the
@@ -76,7 +76,7 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
     """
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import exact
+from ropelab.conformance.bounds import FLOAT32_UNIT, exact
 from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrices
@@ -111,7 +111,7 @@ class Measured:
             power = simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
         if power != 1:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
-            yield Deviation("factor", words, PAIR, lambda p: _scale(p, p.question.case.factor ** (power - 1)),
+            yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power),
                             {"power": power}, rounds=2.0)  # fmt: skip
         if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
             yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
@@ -187,6 +187,9 @@ class Measured:
         multiple = _constant(slope / self.frequency)
         if multiple is not None:
             value = simple(multiple)
+            if value > 1 and value.is_integer():
+                yield Deviation("multiple", f"is rotated {value:g} times", PAIR, lambda p: _turned_again(p, int(value)),
+                                {"multiple": value}, rounds=value)  # fmt: skip
             if value not in (0.0, 1.0, -1.0):
                 yield Deviation("multiple", f"turns by {value:.6g} times the angle", ANGLE,
                                 lambda p: _turned_more(p, value), {"multiple": value},
@@ -319,6 +322,11 @@ def exact_array(values: np.ndarray) -> np.ndarray:
     return exact(torch.from_numpy(np.array(values, dtype=np.float64)))
 
 
+def _turned_again(plan: Plan, times: int) -> None:
+    _turned_more(plan, times)
+    plan.factor = plan.factor**times
+
+
 def _turned_more(plan: Plan, multiple: float) -> None:
     plan.multiple, plan.several = plan.multiple * multiple, True
 
@@ -349,9 +357,10 @@ def _count(number: int) -> str:
     return "one position" if number == 1 else f"{number} positions"
 
 
-def _scale(plan: Plan, factor: float) -> None:
-    for part in ("cos0", "cos1", "sin0", "sin1"):
-        setattr(plan, part, getattr(plan, part) * factor)
+def _to_power(plan: Plan, power: float) -> None:
+    plan.factor = plan.factor**power
+    if not power:  # the function computes the angles again: two roundings, each up to an ulp of an angle up to pi
+        plan.inexact = 4 * math.pi * FLOAT32_UNIT
 
 
 def _constant(values: np.ndarray) -> float | None:

@@ -75,6 +75,7 @@ class Plan:
         rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
         padding: the result of tokens without a position.
         raises: the name of the exception that the function raises in place of an answer; empty if it answers.
+        inexact: the error of the angles (rad) beyond the error of a right function.
         several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
         changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
@@ -105,6 +106,7 @@ class Plan:
         self.tail, self.tail_added, self.padding, self.raises = 1.0, 0.0, 0.0, ""
         self.order: dict[int, np.ndarray] = {}
         self.rounded: dict[str, str] = {}
+        self.inexact = 0.0
         self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
 
     @property
@@ -157,8 +159,10 @@ class Plan:
             c0 = c1 = s0 = s1 = np.maximum(np.maximum(c0, s0), np.hypot(c1, s1))
         size = abs(self.factor) * np.maximum(abs(self.cos0), abs(self.sin0))
         with np.errstate(all="ignore"):
-            error = table_angle_error(angles) + np.nan_to_num(
-                self.subject.convention.angle_error(angles, abs(frequency))
+            error = (
+                self.inexact
+                + table_angle_error(angles)
+                + np.nan_to_num(self.subject.convention.angle_error(angles, abs(frequency)))
             )
         arithmetic = self.subject.arithmetic(self.question.case.inputs[0].dtype)
         first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]

@@ -159,7 +159,12 @@ def vocabulary() -> Iterator[Deviation]:
             yield make("order", f"has its {what} moved by one", OWN, _ordered(axis, lambda n: np.roll(np.arange(n), 1)))
     yield make("inputs", "overwrites its input", PURE, _with("changed_inputs", True))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
-    yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding("angle", REDUCED))
+    yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding(("angle",), REDUCED))
+    for name in FORMATS:
+        for together in (("position", "frequency"), ("position", "frequency", "angle")):
+            words = f"computes the angles from {ROUNDED['position']} and {ROUNDED['frequency']} in {name}"
+            words += f" and rounds them to {name}" if "angle" in together else ""
+            yield Deviation("rounding of operands", words, BITS, _rounding(together, name), {"format": name})
     for where in ROUNDED:
         for name in FORMATS:
             yield rounding(where, name)
@@ -168,7 +173,7 @@ def vocabulary() -> Iterator[Deviation]:
 def rounding(where: str, name: str) -> Deviation:
     """Return the deviation that rounds one intermediate, a key of ``ROUNDED``, to a format of ``FORMATS``."""
     words = f"rounds {ROUNDED[where]} to {name}"
-    return Deviation(f"rounding of {where}", words, BITS, _rounding(where, name), {"format": name})
+    return Deviation(f"rounding of {where}", words, BITS, _rounding((where,), name), {"format": name})
 
 
 def _with(part: str, value: object) -> Change:
@@ -191,8 +196,8 @@ def _reads(row: Callable[[Plan], np.ndarray]) -> Change:
     return lambda plan: set_row(plan, row(plan))
 
 
-def _rounding(where: str, name: str) -> Change:
-    return lambda plan: plan.rounded.__setitem__(where, name)
+def _rounding(where: tuple[str, ...], name: str) -> Change:
+    return lambda plan: plan.rounded.update(dict.fromkeys(where, name))
 
 
 def _ordered(axis: int, order: Callable[[int], np.ndarray]) -> Change:
