@@ -17,6 +17,7 @@ Reading order:
 - `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws.
 - `faults/`: the catalogue of faults. `kill_matrix` tabulates the faults that each law kills.
 - `probes`, `diagnose`: find the known faults that explain a wrong function.
+- `identify/`: measures a wrong function, and describes the deviations from the definition.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
 """

@@ -13,15 +13,17 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
 
 from ropelab.conformance.declared import DTYPES, check_device, declare
-from ropelab.conformance.report import diagnosis
+from ropelab.conformance.identify.identification import SECONDS
+from ropelab.conformance.report import diagnosis, identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.conformance.verify import check_function, judge
+from ropelab.conformance.verify import check_function, judge, measure
 from ropelab.conformance.words import failure
 
 REQUEST, NOTES = "request.json", "notes"
@@ -99,6 +101,13 @@ def _hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         function, declaration, surroundings, begun=lambda what: notes.write("begun", what), found=notes.result
     )
     notes.write("report", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
+    if report.failed:
+        # The report is complete. A function that hangs now ends the process soon, not at the time limit of the run.
+        watchdog = threading.Timer(4 * SECONDS, _end_process, (0,))
+        watchdog.daemon = True
+        watchdog.start()
+        found = measure(function, declaration, surroundings)
+        notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
 
 
 def _load(target: str) -> Any:

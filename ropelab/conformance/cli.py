@@ -139,6 +139,7 @@ def _show(console: Console, target: str, outcome: Outcome, asked: int) -> None:
     if outcome.failed:
         parts = [outcome.results[law]["words"] for law in outcome.failed]
         parts.append(outcome.diagnosis_words or f"Diagnosis: none, because {outcome.stopped}.")
+        parts += filter(None, [outcome.identification_words])
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
 
 

@@ -33,6 +33,8 @@ class Outcome:
         about: the declaration, name by name.
         diagnosis: a line for each fault that explains the failures.
         diagnosis_words: the diagnosis as the report prints it; empty if the run ended before it.
+        identification: `Identification.as_dict`; None for a right function, and if the run ended before it.
+        identification_words: the identification as the report prints it; empty if there is none.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -41,6 +43,8 @@ class Outcome:
     about: dict[str, Any] = field(default_factory=dict)
     diagnosis: list[str] = field(default_factory=list)
     diagnosis_words: str = ""
+    identification: dict[str, Any] | None = None
+    identification_words: str = ""
 
     @property
     def failed(self) -> list[str]:
@@ -56,7 +60,8 @@ class Outcome:
     def to_json(self) -> str:
         """Return the findings in the format of `Report.to_json`."""
         stopped = self.stopped or self.refused
-        return as_json(self.verdict, self.about, list(self.results.values()), self.diagnosis, stopped)
+        results = list(self.results.values())
+        return as_json(self.verdict, self.about, results, self.diagnosis, stopped, self.identification)
 
 
 def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], timeout: float) -> Outcome:
@@ -90,6 +95,8 @@ def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], time
         elif kind == "report":
             reported = outcome.results.keys() == set(law_names)
             outcome.diagnosis, outcome.diagnosis_words = value["diagnosis"], value["words"]
+        elif kind == "identification":
+            outcome.identification, outcome.identification_words = value["found"], value["words"]
     if not reported and not outcome.refused:
         outcome.stopped = f"{ended} during {begun}"
     return outcome

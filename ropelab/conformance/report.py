@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ropelab.conformance.identify import Identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.words import failure
 
@@ -27,11 +28,13 @@ class Report:
         about: the declaration of the function, name by name.
         results: the result of each law, in the order of `LAWS`.
         diagnosis: the faults of the catalogue that explain the failures, the best explanation first.
+        identification: the measured deviations of a wrong function; None if the function was not measured.
     """
 
     about: dict[str, Any]
     results: tuple[Result, ...]
     diagnosis: tuple[Any, ...] = field(default=())
+    identification: Identification | None = None
 
     @property
     def verdict(self) -> str:
@@ -58,7 +61,9 @@ class Report:
     def to_json(self) -> str:
         """Return everything but the numbers in the tensors as JSON."""
         results = [result.as_dict() for result in self.results]
-        return as_json(self.verdict, self.about, results, [str(fault) for fault in self.diagnosis])
+        measured = None if self.identification is None else self.identification.as_dict()
+        faults = [str(fault) for fault in self.diagnosis]
+        return as_json(self.verdict, self.about, results, faults, identification=measured)
 
     def raise_if_failed(self) -> None:
         """Raise ConformanceError unless the verdict is ``"right"``; its message is ``text(report)``."""
@@ -84,6 +89,7 @@ def as_json(
     results: Sequence[Mapping[str, Any]],
     diagnosis: Sequence[str],
     stopped: str = "",
+    identification: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a report as JSON.
 
@@ -93,10 +99,12 @@ def as_json(
         results: `Result.as_dict` of each law.
         diagnosis: a line for each fault.
         stopped: why the run ended before the last law; empty if it did not.
+        identification: `Identification.as_dict`; None if the function was not measured.
     """
     found = {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
     found |= {"about": {name: str(value) for name, value in about.items()}}
-    return json.dumps(found | {"results": list(results), "diagnosis": list(diagnosis)}, indent=1)
+    found |= {"results": list(results), "diagnosis": list(diagnosis), "identification": identification}
+    return json.dumps(found, indent=1)
 
 
 def text(report: Report) -> str:
@@ -105,7 +113,8 @@ def text(report: Report) -> str:
         return f"{sum(result.status == 'pass' for result in report.results)} laws hold"
     if report.verdict == "not judged":
         return f"nothing was compared with the definition: {why_not_judged([r.as_dict() for r in report.results])}"
-    return "\n\n".join((*(failure(r) for r in report.results if r.failed), diagnosis(report)))
+    measured = () if report.identification is None else (identification(report.identification),)
+    return "\n\n".join((*(failure(r) for r in report.results if r.failed), diagnosis(report), *measured))
 
 
 def why_not_judged(results: Sequence[Mapping[str, Any]]) -> str:
@@ -126,3 +135,14 @@ def diagnosis(report: Report) -> str:
         return "Diagnosis: no fault of the catalogue does the same on these inputs."
     lines = (f"  - {line}" for line in report.diagnosis)
     return "\n".join(("Diagnosis: on these inputs it does what these known faults do:", *lines))
+
+
+def identification(found: Identification) -> str:
+    """Return the measured deviations of a wrong function, in a line each."""
+    if not found.proven:
+        head = "Identification: no description reproduces all answers of the function."
+    elif not found.deviations:
+        head = "Identification: the measured answers do not show the failure."
+    else:
+        head = "Identification: on fresh inputs, too, the function does this, within the bound of rounding:"
+    return "\n".join((head, *(f"  - {line}" for line in found.words())))

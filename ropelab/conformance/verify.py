@@ -14,6 +14,7 @@ from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
+from ropelab.conformance.identify import Identification, identify
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
@@ -97,6 +98,15 @@ def judge(
             diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
     return Report(about, tuple(results), diagnosis)
+
+
+def measure(function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings) -> Identification:
+    """Return the measured deviations of a function that broke a law; the arguments are those of `judge`.
+
+    The command ``ropelab verify`` measures a wrong function after the laws, for at most some seconds.
+    """
+    with surroundings.ours():
+        return identify(declaration.subject(function, surroundings), declaration.sizes)
 
 
 def hold(

@@ -1,0 +1,17 @@
+"""This package answers: what does a function do that is wrong? It measures the rotation and describes the deviations.
+
+A description is a set of deviations from the definition. The package knows no published fault and imports nothing from
+the catalogue. Reading order:
+
+- `questions`: the calls whose answers are explained.
+- `plan`: the definition in parts that can deviate. `deviation`: one change of a plan, and the simulation.
+- `matrix`, `angles`: measure matrices with basis vectors, and recover rows and frequencies.
+- `measured`, `vocabulary`: deviations with measured parameters, and deviations without parameters.
+- `evidence`, `scopes`, `search`: find the fewest deviations that reproduce all answers.
+- `repair`: a change of the call that makes the function right.
+- `identification`: the result.
+"""
+
+from ropelab.conformance.identify.identification import Identification, identify
+
+__all__ = ["Identification", "identify"]

@@ -1,0 +1,64 @@
+"""This file recovers rows and frequencies from measured cosines and sines."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+CLOSE = 2e-4
+"""Measured and computed cosines agree if they differ by less; proofs use the derived bound instead."""
+
+
+def rows(values: np.ndarray, table: np.ndarray, first: int, near: np.ndarray) -> np.ndarray | None:
+    """Return for each vector of cosines or sines the number of the table's row with the same numbers.
+
+    Args:
+        values: ``[K, pairs]``.
+        table: ``[P, pairs]``, whose first row has the number ``first``.
+        near: ``[K]``, the numbers of rows that win a tie, such as the positions.
+
+    Returns:
+        ``[K]`` integers; None if a vector is in no row.
+    """
+    found = []
+    for value, guess in zip(values, near, strict=True):
+        hits = np.flatnonzero((abs(table - value) < CLOSE).all(axis=-1)) + first
+        if not len(hits):
+            return None
+        found.append(hits[np.argmin(abs(hits - guess))])
+    return np.array(found)
+
+
+def slopes(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return slope (rad per token) and intercept (rad) of angles modulo 2 pi.
+
+    Args:
+        angles: ``[tokens, pairs]``, for consecutive positions from 0 on.
+    """
+    slope = np.median(_wrapped(np.diff(angles, axis=0)), axis=0)
+    for token in range(2, len(angles)):  # each later token has a longer lever
+        slope = slope + _wrapped(angles[token] - angles[0] - token * slope) / token
+    return slope, angles[0]
+
+
+def refined(slope: np.ndarray, intercept: np.ndarray, angles: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return slopes corrected by angles ``[K, pairs]`` at larger and larger positions ``[K]``."""
+    for angle, position in zip(angles, positions, strict=True):
+        off = _wrapped(angle - intercept - position * slope)
+        if (abs(off) > 1).any():
+            return slope
+        slope = slope + off / position
+    return slope
+
+
+def simple(value: float) -> float:
+    """Return a number with few digits near ``value`` if there is one within the precision of float32 measurements."""
+    for candidate in (float(Fraction(value).limit_denominator(12)), float(f"{value:.2g}"), float(f"{value:.4g}")):
+        if abs(candidate - value) <= 1e-4 * abs(value) + 1e-7:
+            return candidate
+    return value
+
+
+def _wrapped(angle: np.ndarray) -> np.ndarray:
+    return (angle + np.pi) % (2 * np.pi) - np.pi

@@ -1,0 +1,99 @@
+"""This file defines deviations from the definition, which compose to a description of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ropelab.conformance.identify.plan import PARTS, Plan
+from ropelab.conformance.identify.questions import Question
+from ropelab.conformance.subject import Subject
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The part of a function's behaviour to which a deviation is confined.
+
+    Attributes:
+        name: q, k or x; empty for all inputs.
+        gradient: whether only gradients deviate.
+        words: the circumstances, such as ``"for a single token"``; empty for all.
+        asked: whether an input of a question has these circumstances.
+        mask: the elements that deviate: an array that broadcasts to ``[B, S, H, pairs]``.
+    """
+
+    name: str = ""
+    gradient: bool = False
+    words: str = ""
+    asked: Callable[[Question, int], bool] = field(default=lambda question, which: True, compare=False)
+    mask: Callable[[Plan], np.ndarray] | None = field(default=None, compare=False)
+
+    def covers(self, plan: Plan) -> bool:
+        """Return whether the deviation reaches any element of this tensor in this call."""
+        if (self.name and self.name != plan.name) or (self.gradient and not plan.is_gradient):
+            return False
+        return self.asked(plan.question, plan.which)
+
+    @property
+    def narrow(self) -> int:
+        """The number of restrictions."""
+        return bool(self.name) + self.gradient + bool(self.words)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One change of the definition.
+
+    Attributes:
+        kind: the part that changes: ``"sign"``, ``"offset"``, ``"layout"``, ...
+        words: the change as a predicate, such as ``"turns by minus the angle"``.
+        breaks: the line of the definition that the change breaks.
+        change: changes a plan.
+        parameters: the values that were recovered, by name.
+        scope: the part of the behaviour that changes.
+        rotary_dim: the number of features that rotate, if it changes.
+        rounds: how many times as often as the definition the function may round.
+    """
+
+    kind: str
+    words: str
+    breaks: str
+    change: Callable[[Plan], object] = field(compare=False)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    scope: Scope = Scope()
+    rotary_dim: Callable[[Plan], int] | None = field(default=None, compare=False)
+    rounds: float = 1.0
+
+    def apply(self, plan: Plan) -> None:
+        """Change the plan within the scope."""
+        if not self.scope.covers(plan):
+            return
+        before = {part: getattr(plan, part) for part in PARTS}
+        self.change(plan)
+        if self.scope.mask is not None:
+            mask = self.scope.mask(plan)
+            for part, value in before.items():
+                if getattr(plan, part) is not value:
+                    setattr(plan, part, np.where(mask, getattr(plan, part), value))
+
+    def __str__(self) -> str:
+        who = self.scope.name or "each input"
+        who = f"the gradient of {who}" if self.scope.gradient else who
+        where = f" {self.scope.words}" if self.scope.words else ""
+        return f"{who} {self.words}{where}"
+
+
+def simulate(
+    subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]
+) -> tuple[np.ndarray, np.ndarray] | str:
+    """Return the answer of the definition with deviations to a question and its bound, or the name of an exception."""
+    plan = Plan(subject, question, which)
+    for deviation in deviations:
+        if deviation.rotary_dim is not None and deviation.scope.covers(plan):
+            plan = Plan(subject, question, which, deviation.rotary_dim(plan))
+    for deviation in deviations:
+        deviation.apply(plan)
+    return plan.raises or plan.answer()

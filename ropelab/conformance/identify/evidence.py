@@ -1,0 +1,113 @@
+"""This file compares the answers of a function with the answers of a description."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.identify.deviation import Deviation, simulate
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question, questions
+from ropelab.conformance.law import names
+from ropelab.conformance.subject import Subject
+from ropelab.kernels import NO_POSITION
+
+ROOM = 2
+"""A description with deviations may be off by this many bounds: the bound was derived for a function that is right, and
+a function with a deviation may round once more for each rounding of a right function."""
+
+
+class OutOfTime(Exception):
+    """The time of the identification is over."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer of a function for one input of one call."""
+
+    question: Question
+    which: int
+    values: np.ndarray | str
+
+    @property
+    def name(self) -> str:
+        """The name of the input."""
+        return names(self.question.case)[self.which]
+
+    @cached_property
+    def given(self) -> np.ndarray:
+        """The input, or the cotangent for a gradient."""
+        case = self.question.case
+        return exact((case.cotangents if self.question.kind == GRADIENT else case.inputs)[self.which])
+
+    def wrong(self, subject: Subject, deviations: tuple[Deviation, ...]) -> np.ndarray:
+        """Return which elements differ from the description by more than the bound allows, ``[B, S, H, D]``."""
+        told = simulate(subject, self.question, self.which, deviations)
+        if isinstance(self.values, str) or isinstance(told, str):
+            return np.full(
+                (1, 1, 1, 1), not (isinstance(told, str) and isinstance(self.values, str) and told == self.values)
+            )
+        y, bound = told
+        with np.errstate(invalid="ignore"):
+            room = ROOM * max(d.rounds for d in deviations) if deviations else 1
+            near = abs(self.values - y) <= room * bound
+        nowhere = (self.question.case.token_positions() == NO_POSITION).numpy()
+        if nowhere.any() and self.question.kind in (FORWARD, GRADIENT):  # such a token may also pass unchanged
+            near[nowhere] |= (self.values == self.given)[nowhere]
+        return ~(near | (np.isnan(self.values) & np.isnan(y)))
+
+    @cached_property
+    def size(self) -> int:
+        """The number of elements."""
+        return 1 if isinstance(self.values, str) else self.values.size
+
+
+class Evidence:
+    """The answers of a function to all questions that its convention can express.
+
+    Attributes:
+        subject: the function.
+        answers: the answers, one for each input of each call.
+    """
+
+    def __init__(self, subject: Subject, sizes: Sizes, deadline: float, variant: int = 0):
+        self.subject, self.deadline = subject, deadline
+        self.answers: list[Answer] = []
+        for question in questions(subject, sizes, variant):
+            self.in_time()
+            try:
+                found = question.answer(subject)
+            except NotApplicable:
+                continue
+            for which in range(len(question.case.inputs)):
+                self.answers.append(Answer(question, which, found if isinstance(found, str) else found[which]))
+
+    def in_time(self) -> None:
+        """Raise OutOfTime after the deadline."""
+        if time.thread_time() > self.deadline:
+            raise OutOfTime
+
+    def wrong(self, deviations: tuple[Deviation, ...]) -> list[tuple[Answer, np.ndarray]]:
+        """Return the answers that a description does not reproduce, with their wrong elements."""
+        found = []
+        for answer in self.answers:
+            self.in_time()
+            elements = answer.wrong(self.subject, deviations)
+            if elements.any():
+                found.append((answer, elements))
+        return found
+
+    def left(self, deviations: tuple[Deviation, ...], least: float = np.inf) -> float:
+        """Return the unexplained part: the sum over answers of the share of wrong elements; stop beyond ``least``."""
+        total = 0.0
+        for answer in self.answers:
+            self.in_time()
+            elements = answer.wrong(self.subject, deviations)
+            total += float(elements.mean()) + 0.05 * bool(elements.any())
+            if total > least:
+                break
+        return total

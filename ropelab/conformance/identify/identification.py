@@ -1,0 +1,117 @@
+"""This file defines the result of an identification, and carries the identification out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ropelab.conformance.case import Sizes
+from ropelab.conformance.identify.deviation import Deviation
+from ropelab.conformance.identify.evidence import Evidence, OutOfTime
+from ropelab.conformance.identify.repair import Repair, repaired
+from ropelab.conformance.identify.search import search
+from ropelab.conformance.subject import Subject
+
+SECONDS = 10.0
+"""The time limit of an identification. It is CPU time of the thread, so that other work cannot end the search."""
+
+
+ROUNDS = 3
+"""The number of searches, each with the fresh answers that refuted the description of the search before."""
+
+
+@dataclass(frozen=True)
+class Identification:
+    """What a function does, as deviations from the definition.
+
+    Attributes:
+        deviations: the deviations; empty if nothing deviates or nothing was identified.
+        proven: whether the description reproduces the answers of the function to all questions, also to fresh ones.
+        unexplained: the answers that the description does not reproduce, in words with their share of elements.
+        repair: a change of the call that makes the function right; None if no such change was found.
+        example: the smallest call among the questions whose answer deviates, in words.
+    """
+
+    deviations: tuple[Deviation, ...] = ()
+    proven: bool = False
+    unexplained: tuple[str, ...] = ()
+    repair: Repair | None = None
+    example: str = ""
+
+    def words(self) -> list[str]:
+        """Return the description in lines of plain text; empty if there is nothing to say."""
+        if self.proven and not self.deviations:
+            return ["nothing deviates from the definition in any answer"]
+        if not self.proven:
+            return [f"unexplained: {line}" for line in self.unexplained]
+        lines = [f"{deviation} (breaks: {deviation.breaks})" for deviation in self.deviations]
+        lines += [f"smallest example: {self.example}"] if self.example else []
+        return lines + ([f"repair: {self.repair.words}"] if self.repair is not None else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the identification for JSON."""
+        found = [
+            {"words": str(d), "kind": d.kind, "breaks": d.breaks, "input": d.scope.name,
+             "gradient": d.scope.gradient, "where": d.scope.words, "parameters": _plain(d.parameters)}
+            for d in self.deviations
+        ]  # fmt: skip
+        repair = None if self.repair is None else self.repair.words
+        return {"proven": self.proven, "deviations": found, "unexplained": list(self.unexplained),
+                "example": self.example, "repair": repair}  # fmt: skip
+
+
+def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECONDS) -> Identification:
+    """Measure what a function does, and describe it by the fewest deviations from the definition.
+
+    Args:
+        subject: the function.
+        sizes: the extents of most calls; by default `Sizes`, with heads that rotate as a whole unless the convention
+            is partial.
+        seconds: the limit of CPU time. A search that is not done by then has an identification without a proof.
+
+    Returns:
+        A description that reproduces every answer, to questions that led to it and to fresh questions; or else the
+        answers that remain unexplained.
+    """
+    if sizes is None:
+        sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
+    deadline = time.thread_time() + seconds
+    best: tuple[Deviation, ...] = ()
+    left: list = []
+    try:
+        evidence = Evidence(subject, sizes, deadline)
+        for variant in range(1, ROUNDS + 1):
+            for description in search(evidence):
+                best = description
+            if left := evidence.wrong(best):
+                return Identification(best, False, tuple(_unexplained(left)))
+            fresh = Evidence(subject, sizes, deadline, variant)
+            left = fresh.wrong(best)
+            if not left:
+                repair = repaired(subject, sizes, best) if best else None
+                return Identification(best, True, (), repair, _example(evidence.wrong(())))
+            evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
+        return Identification(best, False, tuple(_unexplained(left)))
+    except OutOfTime:
+        return Identification(best, False, (f"the search did not end within {seconds:g} s",))
+
+
+def _example(wrong) -> str:
+    if not wrong:
+        return ""
+    answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
+    case = answer.question.case
+    shape = list(case.inputs[answer.which].shape)
+    return f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+
+
+def _unexplained(wrong):
+    for answer, elements in wrong[:6]:
+        yield f"{answer.name} for {answer.question.name}: {elements.mean():.0%} of the elements"
+    if len(wrong) > 6:
+        yield f"and {len(wrong) - 6} other answers"
+
+
+def _plain(parameters) -> dict[str, Any]:
+    return {name: value if isinstance(value, (int, str, list)) else float(value) for name, value in parameters.items()}

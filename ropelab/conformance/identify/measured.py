@@ -1,0 +1,394 @@
+"""This file turns measured matrices into deviations with parameters: pairs, factors, frequencies, rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import FLOAT32_UNIT, exact
+from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes
+from ropelab.conformance.identify.deviation import Deviation
+from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrices
+from ropelab.conformance.identify.plan import FORMATS, Plan, columns
+from ropelab.conformance.identify.questions import Question
+from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, ROW, rounding, set_row
+from ropelab.conformance.subject import Subject
+
+FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
+LAYOUT = "pair i is (i, i + rotary_dim/2) for split_half, (2i, 2i + 1) for interleaved"
+FAR = 140_000
+"""Rows of larger numbers are not looked for."""
+
+Site = tuple[int, int]
+"""A sequence and a head, where angles are measured."""
+
+
+def structure(subject: Subject, question: Question, which: int) -> tuple[tuple[str, str, int], Deviation | None]:
+    """Return how the function pairs the features of an input, and the deviation from the declared pairs.
+
+    The declared pairs come back without a deviation if they explain the matrix, or if nothing does.
+    """
+    declared = (subject.layout, subject.out_layout, question.case.rotary_dim)
+    found = matrices(subject, question)
+    possible = list(layouts(found[which])) if found is not None else []
+    if not possible or declared in possible:
+        return declared, None
+    source, target, rotary_dim = possible[0]
+    near = [p for p in possible if p[2] == question.case.rotary_dim]
+    if near:
+        source, target, rotary_dim = near[0]
+    parameters = {"layout": source, "out_layout": target, "rotary_dim": rotary_dim}
+    parts = []
+    if (source, target) != declared[:2]:
+        parts.append(f"pairs features as {source}" + (f" and writes them as {target}" if target != source else ""))
+    width = question.case.inputs[which].shape[-1]
+    if rotary_dim != declared[2]:
+        parts.append("rotates all features" if rotary_dim == width else f"rotates {rotary_dim} features")
+
+    def change(plan: Plan) -> None:
+        plan.layout, plan.out_layout = source, target
+
+    def extent(plan: Plan) -> int:
+        if rotary_dim == declared[2]:
+            return plan.rotary_dim
+        return plan.shape[-1] if rotary_dim == width else min(rotary_dim, plan.shape[-1])
+
+    return (source, target, rotary_dim), Deviation(
+        "layout", " and ".join(parts), LAYOUT, change, parameters, rotary_dim=extent
+    )
+
+
+class Measured:
+    """The angles of one input at one sequence and head.
+
+    Attributes:
+        frequency: the right inverse frequencies ``[pairs]``.
+    """
+
+    def __init__(self, subject: Subject, asked: dict[str, Question], which: int, pairing: tuple[str, str, int]):
+        self.subject, self.asked, self.which, self.pairing = subject, asked, which, pairing
+        declared = next(iter(asked.values())).case.rotary_dim
+        self.frequency = columns(declared, pairing[2], subject.base).numpy()
+        self._blocks: dict[str, list[Blocks] | None] = {}
+
+    def blocks(self, name: str) -> Blocks | None:
+        """Return the blocks for a question; None if the function does not answer it."""
+        if name not in self._blocks:
+            question = self.asked.get(name)
+            self._blocks[name] = None if question is None else blocks(self.subject, question, *self.pairing)
+        found = self._blocks[name]
+        return None if found is None else found[self.which]
+
+    def deviations(self, site: Site, wrong: set[str]) -> Iterator[Deviation]:
+        """Yield the deviations that the angles at a sequence and head suggest.
+
+        Args:
+            site: the sequence and the head.
+            wrong: the names of the questions that the function answers wrong.
+        """
+        counted = [n for n, q in self.asked.items() if _counts_from_zero(q)]
+        counted = [n for n in counted if n in wrong] or counted
+        found = self.blocks(max(counted, key=lambda n: self.asked[n].case.shape[1])) if counted else None
+        if found is not None and all(np.isfinite(v).all() for v in vars(found).values()):
+            at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
+            sense = -1.0 if self.subject.reversed else 1.0
+            yield from self._factors(found, at)
+            yield from self._columns(found, at, sense)
+            yield from self._frequencies(found, at, sense, site)
+        yield from self._rows(site)
+
+    def _factors(self, found: Blocks, at) -> Iterator[Deviation]:
+        first = np.hypot(found.cos0[at], found.sin1[at])
+        constant = _constant(first)
+        scaled = self.blocks("tables with a factor")
+        power = 1.0
+        if scaled is not None:
+            factor = self.asked["tables with a factor"].case.factor
+            other = np.hypot(scaled.cos0[at[0], 0, at[2]], scaled.sin1[at[0], 0, at[2]])
+            power = simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
+        if power != 1:
+            words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
+            yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power),
+                            {"power": power}, rounds=2.0)  # fmt: skip
+        if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
+            yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
+        for parts, words, values in (
+            ("cos0 cos1", "has cosines multiplied", found.cos0[at][:1]),
+            ("sin0 sin1", "has sines multiplied", _amplitude(found.sin1[at])),
+            ("cos0 sin0", "has first members of pairs multiplied", found.cos0[at][:1]),
+            ("cos1 sin1", "has second members of pairs multiplied", found.cos1[at][:1]),
+        ):
+            each = _constant(values)
+            if each is not None and abs(each - 1) > CLOSE and each > 0:
+                yield from self._factor(parts, words, each)
+
+    def _factor(self, parts: str, words: str, value: float) -> Iterator[Deviation]:
+        for factor in dict.fromkeys((simple(value), value)):
+
+            def change(plan: Plan, factor=factor) -> None:
+                for part in parts.split():
+                    setattr(plan, part, getattr(plan, part) * factor)
+
+            yield Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
+
+    def _columns(self, found: Blocks, at, sense: float) -> Iterator[Deviation]:
+        """Yield deviations in which columns of the tables belong to other pairs, from tokens at positions 0, 1, ..."""
+        positions = np.arange(found.cos0.shape[1])[:, None]
+        tables = np.cos(positions * self.frequency), sense * np.sin(positions * self.frequency)
+        matched = [_matched(values[at], table) for values, table in zip((found.cos0, found.sin1), tables, strict=True)]
+        right = list(range(len(self.frequency)))
+        order = [o for o in matched if o is not None]
+        if len(order) == 2 and order != [right, right] and len(set(order[0])) > 1:
+            same = order[0] == order[1]
+            words = f"takes the cosines of pairs {order[0]}" if order[0] != right else ""
+            words += f"{' and ' if words else 'takes '}the sines of pairs {order[1]}" if order[1] != right else ""
+            words = f"takes the frequencies of pairs {order[0]}" if same else words
+            words += f" for pairs {right}" + (" (-1: zero)" if any(-1 in o for o in order) else "")
+
+            rolls = [k for k in range(len(right)) if same and order[0] == list(np.roll(right, -k))]
+            if rolls:
+                yield self._rolled(rolls[0])
+            if same and order[0] == right[::-1]:
+                yield Deviation("order of frequencies", "takes the frequencies in reverse order", FREQUENCY,
+                                _reversed_frequencies, {"cosines": order[0], "sines": order[1]})  # fmt: skip
+
+            def change(plan: Plan) -> None:
+                if plan.frequency.shape[-1] == len(right):
+                    plan.frequency, plan.sine_frequency = (
+                        np.where(np.array(o) < 0, 0, f[..., o])
+                        for f, o in zip((plan.frequency, plan.sine_frequency), order, strict=True)
+                    )
+
+            yield Deviation("order of frequencies", words, FREQUENCY, change, {"cosines": order[0], "sines": order[1]})
+
+    def _rolled(self, by: int) -> Deviation:
+        count = len(self.frequency)
+        half = 2 * by == count
+
+        def change(plan: Plan) -> None:
+            width = plan.frequency.shape[-1]
+            plan.frequency = plan.sine_frequency = np.roll(plan.frequency, -(width // 2 if half else by), axis=-1)
+
+        words = "swaps the frequencies of the first half of the pairs with those of the second half" if half else (
+            f"takes for pair i the frequency of pair (i + {by}) mod {count}"
+        )  # fmt: skip
+        return Deviation("order of frequencies", words, FREQUENCY, change, {"shift": by})
+
+    def _frequencies(self, found: Blocks, at, sense: float, site: Site) -> Iterator[Deviation]:
+        slope, intercept = slopes(np.arctan2(sense * found.sin1[at], found.cos0[at]))
+        far = self.blocks("large positions")
+        if far is not None and np.isfinite(far.cos0).all():
+            where = (min(site[0], len(far.cos0) - 1), slice(None), min(site[1], far.cos0.shape[2] - 1))
+            positions = self.asked["large positions"].case.token_positions()[0].numpy()
+            slope = refined(slope, intercept, np.arctan2(sense * far.sin1[where], far.cos0[where]), positions)
+        multiple = _constant(slope / self.frequency)
+        if multiple is not None:
+            value = simple(multiple)
+            if value > 1 and value.is_integer():
+                yield Deviation("multiple", f"is rotated {value:g} times", PAIR, lambda p: _turned_again(p, int(value)),
+                                {"multiple": value}, rounds=value)  # fmt: skip
+            if value not in (0.0, 1.0, -1.0):
+                yield Deviation("multiple", f"turns by {value:.6g} times the angle", ANGLE,
+                                lambda p: _turned_more(p, value), {"multiple": value},
+                                rounds=max(1.0, abs(value)))  # fmt: skip
+            shift = _constant((intercept / slope)[:1]) if multiple else None
+            if shift is not None and abs(shift - round(shift)) > CLOSE:
+                yield self._offset(simple(shift))
+            return
+        for name, rounded in FORMATS.items():
+            if np.allclose(rounded(self.frequency).astype(float), slope, rtol=1e-5, atol=1e-7):
+                yield rounding("frequency", name)
+        yield from self._other_base(slope)
+        if len(slope) and (abs(slope - slope[0]) < CLOSE).all():
+            yield self._fixed(np.full_like(slope, simple(float(slope[0]))), "the same frequency for all pairs")
+        factors = np.array([simple(float(r)) for r in slope / self.frequency])
+        listed = ", ".join(f"{r:.4g}" for r in factors)
+        yield self._fixed(factors * self.frequency, f"frequencies that are right times [{listed}]")
+        yield self._fixed(slope, f"frequencies that are right times [{listed}], rounded")
+
+    def _other_base(self, slope: np.ndarray) -> Iterator[Deviation]:
+        if len(slope) < 2 or not (slope * np.sign(slope[0]) > 0).all():
+            return
+        width, pair = 2 * len(slope), np.arange(len(slope))
+        fitted = np.polyfit(pair[:4], np.log(abs(slope[:4])), 1)
+        base, multiple = math.exp(-fitted[0] * width / 2), simple(float(np.sign(slope[0]) * math.exp(fitted[1])))
+        if base <= 1 or not np.allclose(np.log(abs(slope)), np.polyval(fitted, pair), atol=3e-3):
+            return
+        turned = "" if multiple == 1 else f", times {multiple:.6g}"
+        divisor = width * math.log(self.subject.base) / math.log(base) if self.subject.base > 1 else 0.0
+        if abs(divisor - round(divisor)) < 1e-3 * divisor and round(divisor) != width:
+            exponent = -2 * pair / round(divisor)
+            yield self._fixed(multiple * self.subject.base**exponent,
+                              f"an exponent that is divided by {round(divisor)} in place of {width}{turned}",
+                              {"divisor": round(divisor), "multiple": multiple})  # fmt: skip
+        for value in dict.fromkeys((float(f"{base:.1g}"), float(f"{base:.2g}"), float(f"{base:.3g}"))):
+            if abs(value / base - 1) < 5e-3:
+                yield self._fixed(multiple * value ** (-2 * pair / width), f"the base {value:g}{turned}",
+                                  {"base": value, "multiple": multiple})  # fmt: skip
+
+    def _fixed(self, frequency: np.ndarray, words: str, parameters=None) -> Deviation:
+        count = len(frequency)
+
+        def change(plan: Plan) -> None:
+            if plan.frequency.shape[-1] == count:
+                plan.frequency = plan.sine_frequency = exact_array(frequency)
+            elif parameters and "base" in parameters:
+                width = 2 * plan.frequency.shape[-1]
+                value = parameters["multiple"] * parameters["base"] ** (-np.arange(0, width, 2) / width)
+                plan.frequency = plan.sine_frequency = exact_array(value)
+            elif (frequency == frequency[0]).all():
+                plan.frequency = plan.sine_frequency = 0 * plan.frequency + frequency[0]
+
+        found = parameters or {"frequencies": frequency.tolist()}
+        return Deviation("frequencies", f"has {words}", FREQUENCY, change, found)
+
+    def _rows(self, site: Site) -> Iterator[Deviation]:
+        """Yield deviations of the rows that tokens read, from rows recovered at known positions."""
+        seen: dict[str, Deviation] = {}
+        for name, question in self.asked.items():
+            if not name.endswith(("from position 7 on", "large positions", "from position 0 on", "each sequence")):
+                continue
+            found = self.blocks(name)
+            if found is None or not all(np.isfinite(v).all() for v in vars(found).values()):
+                continue
+            at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
+            positions = question.case.token_positions()[at[0]].numpy()
+            limit = FAR if positions.max() > 1000 else 300
+            numbers = np.arange(-limit, limit)[:, None]
+            angles = numbers * self.frequency * (-1.0 if self.subject.reversed else 1.0)
+            size = np.median(np.hypot(found.cos0[at], found.sin1[at]))
+            both = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
+            values = np.concatenate((found.cos0[at], found.sin1[at]), axis=1) / (size or 1)
+            read = rows(values, both, -limit, positions)
+            if read is not None:
+                seen |= {d.words: d for d in self._regressed(read, positions)}
+                continue
+            if limit == 300:
+                cosines = rows(found.cos0[at], np.cos(angles), -limit, positions)
+                sines = rows(found.sin1[at], np.sin(angles), -limit, positions)
+                if cosines is not None and sines is not None and len(set((sines - cosines).tolist())) == 1:
+                    seen |= {d.words: d for d in self._shifted(cosines, sines, positions)}
+        yield from seen.values()
+
+    def _offset(self, offset: float) -> Deviation:
+        return Deviation("offset", f"takes position {'+' if offset > 0 else '-'} {abs(offset):g} for the position", ROW,
+                         lambda p: set_row(p, p.row + offset), {"offset": offset})  # fmt: skip
+
+    def _regressed(self, read: np.ndarray, positions: np.ndarray) -> Iterator[Deviation]:
+        apart = read - positions
+        if not apart.any():
+            return
+        if (apart == apart[0]).all():
+            yield self._offset(float(apart[0]))
+        wrap = math.gcd(*(abs(apart).tolist()))
+        if wrap > 1 and (read >= 0).all():
+            for modulus in [m for m in range(int(read.max()) + 1, wrap + 1) if wrap % m == 0]:
+                yield from _wraps(modulus)
+        last = int(read.max())
+        if (read == np.minimum(positions, last)).all():
+            yield Deviation("clamp", f"takes position {last} for all positions beyond", ROW,
+                            lambda p: set_row(p, np.minimum(p.row, last)), {"last": last})  # fmt: skip
+        moved = positions != 0
+        if moved.any():
+            stride = round(float(np.median(positions[moved] / np.maximum(read[moved], 1))))
+            if stride > 1 and (read == positions // stride).all():
+                words = f"changes the row every {stride} positions only"
+                yield Deviation("stride", words, ROW, lambda p: set_row(p, p.row // stride), {"stride": stride})
+                yield Deviation("stride", f"{words}, towards 0", ROW, lambda p: set_row(p, np.trunc(p.row / stride)),
+                                {"stride": stride})  # fmt: skip
+
+    def _shifted(self, cosines: np.ndarray, sines: np.ndarray, positions: np.ndarray) -> Iterator[Deviation]:
+        shift = int((sines - cosines)[0])
+        if not shift:
+            return
+        side = "behind" if shift < 0 else "ahead of"
+        words = f"reads rows of sin that are {_count(abs(shift))} {side} those of cos"
+
+        def change(plan: Plan) -> None:
+            plan.row = plan.row + int((cosines - positions)[0])
+            plan.sine_row = plan.sine_row + int((sines - positions)[0])
+
+        if ((cosines - positions) == (cosines - positions)[0]).all():
+            yield Deviation("sine row", words, ROW, change, {"shift": shift})
+
+
+def exact_array(values: np.ndarray) -> np.ndarray:
+    """Return an array as ``EXACT`` numbers."""
+    import torch
+
+    return exact(torch.from_numpy(np.array(values, dtype=np.float64)))
+
+
+def _turned_again(plan: Plan, times: int) -> None:
+    _turned_more(plan, times)
+    plan.factor = plan.factor**times
+
+
+def _turned_more(plan: Plan, multiple: float) -> None:
+    plan.multiple, plan.several = plan.multiple * multiple, True
+
+
+def _reversed_frequencies(plan: Plan) -> None:
+    plan.frequency = plan.sine_frequency = plan.frequency[..., ::-1]
+
+
+def _wraps(modulus: int) -> Iterator[Deviation]:
+    """Yield the deviations that take positions modulo a number: as in Python, as in C, and positions above 0 only."""
+    words, parameters = f"takes positions modulo {modulus}", {"modulus": modulus}
+    yield Deviation("wrap", words, ROW, lambda p: set_row(p, np.mod(p.row, modulus)), parameters)
+    yield Deviation("wrap", f"{words}, with the sign of the position", ROW,
+                    lambda p: set_row(p, np.fmod(p.row, modulus)), parameters)  # fmt: skip
+    yield Deviation("wrap", f"{words}, but not negative positions", ROW,
+                    lambda p: set_row(p, np.where(p.row < 0, p.row, np.mod(p.row, modulus))), parameters)  # fmt: skip
+
+
+def _counts_from_zero(question: Question) -> bool:
+    """Return whether the tokens of all sequences have the positions 0, 1, 2, ..., at least three of them."""
+    case = question.case
+    positions = case.token_positions()
+    counted = bool((positions == torch.arange(case.shape[1])).all()) and case.lengths is None
+    return counted and case.shape[1] > 2 and case.factor == 1 and not case.inverse
+
+
+def _count(number: int) -> str:
+    return "one position" if number == 1 else f"{number} positions"
+
+
+def _to_power(plan: Plan, power: float) -> None:
+    plan.factor = plan.factor**power
+    if not power:  # the function computes the angles again: two roundings, each up to an ulp of an angle up to pi
+        plan.inexact = 4 * math.pi * FLOAT32_UNIT
+
+
+def _constant(values: np.ndarray) -> float | None:
+    """Return the mean if all values agree, else None."""
+    values = np.asarray(values)
+    if not values.size or not np.isfinite(values).all():
+        return None
+    mean = float(values.mean())
+    return mean if (abs(values - mean) <= CLOSE * max(1.0, abs(mean))).all() else None
+
+
+def _amplitude(sines: np.ndarray) -> np.ndarray:
+    """Return the amplitude of sines at consecutive tokens ``[tokens, pairs]``, as a vector of equal estimates.
+
+    ``s[t-1] + s[t+1] = 2 cos(f) s[t]`` holds for any amplitude, so the amplitude follows from the first pair only:
+    its angle is 1 rad per token.
+    """
+    return sines[1:2, 0] / math.sin(1.0)
+
+
+def _matched(values: np.ndarray, table: np.ndarray) -> list[int] | None:
+    """Return for each column of ``values`` the equal column of ``table``, or -1 for zeros; None if there is none."""
+    order = []
+    for pair in range(values.shape[1]):
+        hits = [j for j in range(table.shape[1]) if (abs(values[:, pair] - table[:, j]) < CLOSE / 20).all()]
+        if pair in hits:
+            hits = [pair]
+        if not hits and not (abs(values[:, pair]) < CLOSE / 20).all():
+            return None
+        order.append(hits[0] if hits else -1)
+    return order

@@ -1,0 +1,176 @@
+"""This file holds a plan: the definition of the rotation for one tensor of one call, in parts that can deviate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.conformance.bounds import EXACT, exact, rotation_bound, table_angle_error
+from ropelab.conformance.identify.questions import ARGUMENTS, GRADIENT, INPUTS, Question
+from ropelab.conformance.law import names
+from ropelab.conformance.subject import Subject
+from ropelab.kernels import NO_POSITION
+from ropelab.layout.pairing import pairs
+
+PARTS = ("row", "sine_row", "frequency", "sine_frequency", "multiple", "cos0", "cos1", "sin0", "sin1")
+
+
+def _to_dtype(dtype: torch.dtype) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: exact(torch.from_numpy(np.array(values, dtype=np.float64)).to(dtype))
+
+
+def _to_tf32(values: np.ndarray) -> np.ndarray:
+    """Return the values with 10 explicit bits of the significand, as tensor cores read operands."""
+    significand, exponent = np.frexp(values)
+    return np.ldexp(np.round(significand * 2**11) / 2**11, exponent)
+
+
+def _reduced_in_float32(values: np.ndarray) -> np.ndarray:
+    """Return angles reduced to one turn by float32 arithmetic, as fast maths does."""
+    angles = torch.from_numpy(np.array(values, dtype=np.float64)).float()
+    turns = (angles / (2 * math.pi)).round()
+    return exact(angles - turns * torch.tensor(2 * math.pi, dtype=torch.float32))
+
+
+FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bfloat16": _to_dtype(torch.bfloat16),
+    "float16": _to_dtype(torch.float16),
+    "TF32": _to_tf32,
+    "an integer": np.trunc,
+}
+"""The name of a format -> a function that rounds to it."""
+REDUCED = "one turn, with a remainder computed in float32"
+
+
+def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:
+    """Return the inverse frequencies of the first ``rotary_dim`` features of tables for ``declared`` features.
+
+    A function that rotates more features than declared has frequencies for all of its features.
+    """
+    return inverse_frequencies(max(declared, rotary_dim), base)[: rotary_dim // 2]
+
+
+class Plan:
+    """The parts of the definition, as arrays that broadcast to ``[B, S, H, pairs]``; a deviation changes some of them.
+
+    A pair becomes ``y0 = x0 cos0 C - x1 sin0 S`` and ``y1 = x1 cos1 C + x0 sin1 S`` with
+    ``C = cos(multiple row frequency)`` and ``S = sin(multiple sine_row sine_frequency)``.
+
+    Attributes:
+        question, which: the call and the number of its input.
+        name: the name of the input: x, q or k.
+        rotary_dim, layout, out_layout: the features that rotate, how they are read, and how they are written.
+        position, batch, token, head: coordinates, which broadcast to ``[B, S, H, 1]``.
+        row, sine_row: the number of the row from which cosines and sines come.
+        frequency, sine_frequency: rad per row.
+        multiple: the factor of the angle; -1 for the inverse.
+        cos0, cos1, sin0, sin1: factors of the four products.
+        factor: the factor of the tables.
+        tail, tail_added: the factor of the features that do not rotate, and a number added to them.
+        order: axis -> the indices in whose order the input is read.
+        rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
+        padding: the result of tokens without a position.
+        raises: the name of the exception that the function raises in place of an answer; empty if it answers.
+        inexact: the error of the angles (rad) beyond the error of a right function.
+        several: whether the function may turn every pair several times.
+        swapped: whether cosines and sines change places.
+        changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
+    """
+
+    def __init__(self, subject: Subject, question: Question, which: int, rotary_dim: int | None = None):
+        case = question.case
+        self.subject, self.question, self.which = subject, question, which
+        self.name = names(case)[which]
+        self.shape = tuple(case.inputs[which].shape)
+        batch, tokens, heads, _ = self.shape
+        self.rotary_dim = case.rotary_dim if rotary_dim is None else rotary_dim
+        self.layout, self.out_layout = subject.layout, subject.out_layout
+        positions = case.token_positions()
+        self.nowhere = (positions == NO_POSITION).numpy()
+        self.position = positions.masked_fill(positions == NO_POSITION, 0).numpy()[..., None, None].astype(EXACT)
+        inverse = case.inverse
+        if inverse and subject.convention.name == "plain":  # the caller negates the positions
+            self.position, inverse = -self.position, False
+        self.batch = np.arange(batch)[:, None, None, None]
+        self.token = np.arange(tokens)[None, :, None, None]
+        self.head = np.arange(heads)[None, None, :, None]
+        self.row = self.sine_row = self.position
+        self.frequency = self.sine_frequency = exact(columns(case.rotary_dim, self.rotary_dim, subject.base))
+        self.multiple = np.array(-1.0 if inverse != subject.reversed else 1.0)
+        self.factor = case.factor
+        self.cos0 = self.cos1 = self.sin0 = self.sin1 = np.ones(())
+        self.tail, self.tail_added, self.padding, self.raises = 1.0, 0.0, 0.0, ""
+        self.order: dict[int, np.ndarray] = {}
+        self.rounded: dict[str, str] = {}
+        self.inexact = 0.0
+        self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the answer is a gradient."""
+        return self.question.kind == GRADIENT
+
+    def answer(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the answer to the question, and how far rounding may take a function from the answer."""
+        case = self.question.case
+        x = exact(case.inputs[self.which])
+        if self.question.kind == ARGUMENTS:
+            return np.full((1, 1, 1, 1), float(self.changed_arguments)), np.zeros(1)
+        if self.question.kind == INPUTS and not self.changed_inputs:
+            return x, np.zeros(1)
+        return self._turned(exact(case.cotangents[self.which])) if self.is_gradient else self._turned(x)
+
+    def _turned(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        for axis, order in self.order.items():
+            x = np.take(x, np.argsort(order) if self.is_gradient else order, axis=axis)
+        x = self._round("input", x)
+        frequency, row = self._round("frequency", self.frequency), self._round("position", self.row)
+        sine_frequency, sine_row = self._round("frequency", self.sine_frequency), self._round("position", self.sine_row)
+        angles = self._round("angle", self.multiple * (row * frequency))
+        sine_angles = self._round("angle", self.multiple * (sine_row * sine_frequency))
+        with np.errstate(invalid="ignore"):
+            c = self._round("table", self.factor * np.cos(angles))
+            s = self._round("table", self.factor * np.sin(sine_angles))
+        c, s = (s, c) if self.swapped else (c, s)
+        c0, c1, s0, s1 = c * self.cos0, c * self.cos1, s * self.sin0, s * self.sin1
+        source, target = self.layout, self.out_layout
+        if self.is_gradient:  # the transposed matrix
+            s0, s1, source, target = -s1, -s0, target, source
+        x0, x1 = pairs(x[..., : self.rotary_dim], source)
+        product = [self._round("product", p) for p in (x0 * c0, x1 * s0, x1 * c1, x0 * s1)]
+        turned = self._round("output", product[0] - product[1]), self._round("output", product[2] + product[3])
+        y, bound = x * self.tail + self.tail_added, np.zeros_like(x)
+        for features, values in zip(pairs(y[..., : self.rotary_dim], target), turned, strict=True):
+            features[...] = values
+        for features, values in zip(pairs(bound[..., : self.rotary_dim], target), self._bounds(
+            x0, x1, (c0, c1, s0, s1), np.maximum(abs(angles), abs(sine_angles)), frequency
+        ), strict=True):  # fmt: skip
+            features[...] = values
+        y[self.nowhere], bound[self.nowhere] = self.padding, 0
+        return y, bound
+
+    def _bounds(self, x0, x1, factors, angles, frequency) -> tuple[np.ndarray, np.ndarray]:
+        c0, c1, s0, s1 = map(abs, factors)
+        if self.several:  # a rounding of either member reaches both, whatever the last angle is
+            c0 = c1 = s0 = s1 = np.maximum(np.maximum(c0, s0), np.hypot(c1, s1))
+        size = abs(self.factor) * np.maximum(abs(self.cos0), abs(self.sin0))
+        with np.errstate(all="ignore"):
+            error = (
+                self.inexact
+                + table_angle_error(angles)
+                + np.nan_to_num(self.subject.convention.angle_error(angles, abs(frequency)))
+            )
+        arithmetic = self.subject.arithmetic(self.question.case.inputs[0].dtype)
+        first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]
+        second = rotation_bound(abs(x0), abs(x1), c1, s1, arithmetic, size * error)[1]
+        return first, second
+
+    def _round(self, what: str, values: np.ndarray) -> np.ndarray:
+        if what not in self.rounded:
+            return values
+        name = self.rounded[what]
+        return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)

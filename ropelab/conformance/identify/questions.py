@@ -1,0 +1,169 @@
+"""This file asks a subject the questions of the identification: calls on random inputs, under many circumstances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.case import Case, NotApplicable, Sizes
+from ropelab.conformance.subject import Subject
+from ropelab.conformance.tensors import Tensors, copied
+
+FORWARD, GRADIENT, INPUTS, ARGUMENTS = "forward", "gradient", "inputs", "arguments"
+"""The kinds of answers: results, gradients, inputs after the call, whether other arguments changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A call and the circumstances in which it happens.
+
+    Attributes:
+        name: the circumstances in words that complete "for ...".
+        case: the call.
+        kind: ``"forward"``, ``"gradient"``, ``"inputs"`` or ``"arguments"``.
+        ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
+    """
+
+    name: str
+    case: Case
+    kind: str
+    ask: Callable[[Subject, Case], Tensors]
+
+    def answer(self, subject: Subject) -> tuple[np.ndarray, ...] | str:
+        """Return the answer as arrays ``[B, S, H, D]``, or the name of the exception that the function raised.
+
+        The state of the subject stays as it is.
+
+        Raises:
+            NotApplicable: the convention of the subject cannot express the question.
+        """
+        case = self.case
+        kept = replace(case, inputs=tuple(map(copied, case.inputs)), cotangents=tuple(map(copied, case.cotangents)))
+        try:
+            return tuple(exact(y) for y in self.ask(replace(subject, state=dict(subject.state)), kept))
+        except NotApplicable:
+            raise
+        except Exception as error:  # an exception is an answer, too
+            return type(error).__name__
+
+
+def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Question]:
+    """Yield all questions, the simplest first.
+
+    Args:
+        subject: the subject that will be asked; its claims decide the dtype and the order of the axes.
+        sizes: the extents of most cases.
+        variant: each number above 0 gives other random numbers, positions, offsets, lengths and numbers of tokens
+            than the questions from which a description is derived.
+    """
+    seed, more = 5 + 972 * variant, 3 * variant + (variant > 0)
+    if variant:
+        sizes = replace(sizes, batch=sizes.batch - 1, tokens=sizes.tokens + 2)
+    drawn = iter(range(seed, seed + 1000))
+
+    def case(extents: Sizes = sizes, **where) -> Case:
+        return subject.cotangents(subject.draw(extents, seed=next(drawn), **where), seed=next(drawn))
+
+    batch, tokens = sizes.batch, sizes.tokens
+    far = torch.tensor([523, 1777, 4093 + variant, 9001, 30_011] if variant else [509, 4095, 5001, 20_003, 32_767])
+    apart = torch.randint(0, 60, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+    moved, offsets = 7 + more, tuple((3 + more, 0, 9)[:batch])
+    one_row = replace(sizes, batch=1)
+    cases = {
+        "tokens from position 0 on": case(),
+        f"tokens from position {moved} on": case(offsets=moved),
+        "a longer sequence": case(replace(sizes, tokens=37 + more)),
+        "a single token": case(replace(sizes, tokens=1), offsets=moved),
+        "a single head": case(replace(sizes, q_heads=1, k_heads=1)),
+        "an offset for each sequence": case(offsets=offsets),
+        "negative positions": case(offsets=-3 - more),
+        "positions for each sequence": case(positions=apart),
+        "large positions": case(replace(sizes, tokens=5), positions=far),
+        "large negative positions": case(replace(sizes, tokens=5), positions=-far),
+        "packed documents": case(replace(one_row, tokens=9 + more), lengths=(2, 1, 1, 5 + more)),
+        "packed documents, some of them empty": case(
+            replace(one_row, tokens=6 + more), lengths=(0, 2, 0, 1, 0, 3 + more)
+        ),
+        "packed documents with offsets": case(replace(one_row, tokens=6 + more), lengths=(2, 4 + more), offsets=(5, 1)),
+        "packed documents, one of them empty": case(replace(one_row, tokens=8 + more), lengths=(2, 0, 3, 3 + more)),
+        "packed documents and tokens after them": case(replace(one_row, tokens=9 + more), lengths=(2, 4 + more)),
+        "the second rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 1)),
+        "tables with a factor": case(factor=1.5 if variant else 1.25),
+        "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),
+        "the inverse rotation": case(inverse=True),
+    }
+    for name, at in cases.items():
+        yield Question(name, at, FORWARD, _forward)
+    plain, later = cases["tokens from position 0 on"], cases[f"tokens from position {moved} on"]
+    yield Question("a call under autocast", plain, FORWARD, _autocast)
+    # Beyond 65504 float16 overflows and TF32 does not. A function that gets tables makes no angles.
+    beyond = 70_001 if subject.convention.computes_cosines else 4099
+    yield Question("a call with TF32 allowed", case(offsets=beyond + more), FORWARD, _tf32)
+    yield Question("a call after a longer sequence", plain, FORWARD, _after_longer)
+    for kept in (plain, later, cases["an offset for each sequence"]):
+        name = next(n for n, at in cases.items() if at is kept)
+        yield Question(f"the gradient for {name}", kept, GRADIENT, _gradient)
+    ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
+    yield Question("the gradient of a sum", replace(plain, cotangents=ones), GRADIENT, _gradient)
+    strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
+    yield Question("the gradient of a strided cotangent", strided, GRADIENT, _gradient)
+    yield Question("the gradient of a second step", plain, GRADIENT, _second_gradient)
+    yield Question("the inputs after the call", plain, INPUTS, _inputs)
+    yield Question("the other arguments after the call", cases["an offset for each sequence"], ARGUMENTS, _arguments)
+
+
+def _forward(subject: Subject, case: Case) -> Tensors:
+    return subject(case)
+
+
+def _gradient(subject: Subject, case: Case) -> Tensors:
+    return subject.gradients(case)[1]
+
+
+def _second_gradient(subject: Subject, case: Case) -> Tensors:
+    """Return the gradients of the second of two training steps that also differentiate the parameters of a module."""
+    subject.require_gradients()
+    for _ in range(2):
+        inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
+        outputs = subject(replace(case, inputs=inputs))
+        with subject.surroundings.theirs():
+            torch.autograd.backward(outputs, case.cotangents)
+    return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+
+
+def _autocast(subject: Subject, case: Case) -> Tensors:
+    with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
+        return subject(case)
+
+
+def _tf32(subject: Subject, case: Case) -> Tensors:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return subject(case)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _after_longer(subject: Subject, case: Case) -> Tensors:
+    subject(replace(case, inputs=tuple(x.repeat(1, 4, 1, 1) for x in case.inputs)))
+    return subject(case)
+
+
+def _inputs(subject: Subject, case: Case) -> Tensors:
+    if subject.in_place:
+        raise NotApplicable("the function works in place")
+    subject(case)
+    return case.inputs
+
+
+def _arguments(subject: Subject, case: Case) -> Tensors:
+    arguments = subject.arguments(case)
+    before = {name: value.clone() for name, value in arguments.others().items()}
+    subject.call(case, arguments)
+    changed = any(not torch.equal(before[name], value) for name, value in arguments.others().items())
+    return tuple(torch.full((1, 1, 1, 1), float(changed)) for _ in case.inputs)

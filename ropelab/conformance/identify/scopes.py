@@ -1,0 +1,132 @@
+"""This file finds the parts of a function's behaviour to which wrong answers are confined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ropelab.conformance.identify.deviation import Scope
+from ropelab.conformance.identify.evidence import Answer
+from ropelab.conformance.identify.plan import Plan
+from ropelab.conformance.identify.questions import GRADIENT, Question
+
+CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
+    "where the call has a single token": lambda q, i: q.case.shape[1] == 1,
+    "where the input has a single head": lambda q, i: q.case.inputs[i].shape[2] == 1,
+    "in packed documents": lambda q, i: q.case.lengths is not None,
+    "in packed documents of which some are empty": lambda q, i: 0 in (q.case.lengths or ()),
+    "on ranks beyond the first": lambda q, i: q.case.shard is not None,
+    "where each sequence has its own offset": lambda q, i: isinstance(q.case.offsets, tuple) and not q.case.lengths,
+    "where each sequence has its own positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) > 1,
+    "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
+    "at negative positions": lambda q, i: bool((q.case.token_positions() < 0).any()),
+    "where positions are passed one by one": lambda q, i: q.case.positions is not None,
+    "under autocast": lambda q, i: "autocast" in q.name,
+    "where TF32 is allowed": lambda q, i: "TF32" in q.name,
+    "after a call with a longer sequence": lambda q, i: "after a longer" in q.name,
+    "in the second step of a training": lambda q, i: "second step" in q.name,
+    "for the inverse rotation": lambda q, i: q.case.inverse,
+    "where all features rotate": lambda q, i: q.case.rotary_dim == q.case.inputs[i].shape[-1],
+    "where some features do not rotate": lambda q, i: q.case.rotary_dim < q.case.inputs[i].shape[-1],
+    "for the cotangent of a sum": lambda q, i: q.name == "the gradient of a sum",
+    "for strided cotangents": lambda q, i: q.name == "the gradient of a strided cotangent",
+    "for cotangents that are expanded or strided": lambda q, i: (
+        q.name.startswith("the gradient of a s") and "step" not in q.name
+    ),
+    "in sequences of more than 16 tokens": lambda q, i: q.case.shape[1] > 16,
+}
+"""Circumstances in words -> whether an input of a question has them."""
+
+
+def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Iterator[Scope]:
+    """Yield scopes that contain all wrong answers of some inputs, the widest first."""
+    every = dict.fromkeys(a.name for a in answers)
+    hit = dict.fromkeys(a.name for a, _ in wrong)
+    failing = {id(a) for a, _ in wrong}
+    for name in ("", *(n for n in hit if len(every) > 1)):
+        ours = [(a, elements) for a, elements in wrong if name in ("", a.name)]
+        only_gradients = all(a.question.kind == GRADIENT for a, _ in ours)
+        for gradient in (True, False) if only_gradients else (False,):
+            wide = Scope(name, gradient)
+            yield wide
+            right = [
+                a for a in answers
+                if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
+            ]  # fmt: skip
+            narrower = [
+                replace(wide, words=words, asked=holds)
+                for words, holds in CIRCUMSTANCES.items()
+                if all(holds(a.question, a.which) for a, _ in ours)
+                and any(not holds(a.question, a.which) for a in right)
+            ]
+            yield from narrower
+            for words, mask in _masks(ours):
+                yield replace(wide, words=words, mask=mask)
+                for scope in narrower:
+                    yield replace(scope, words=f"{words} {scope.words}", mask=mask)
+
+
+def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
+    """Yield masks in words that contain all wrong elements."""
+    full = [(a, e) for a, e in wrong if e.ndim == 4 and e.size > 1]
+    for axis, noun, coordinate in ((2, "head", "head"), (0, "sequence", "batch"), (1, "token", "token")):
+        sizes = {e.shape[axis] for _, e in full}
+        if not full or sizes == {1}:
+            continue
+        most = max(sizes)
+        hits = {int(i) for _, e in full for i in np.flatnonzero(e.any(axis=tuple(k for k in range(4) if k != axis)))}
+        if hits and len(hits) < most:
+            yield from _indices(sorted(hits), most, noun, coordinate)
+    beyond = _threshold(full)
+    if beyond is not None:
+        yield f"at positions >= {beyond}", lambda p: np.asarray(abs(p.position) >= beyond)
+        yield f"at positions > {beyond}", lambda p: abs(p.position) > beyond
+    pairs_hit = {int(i) for a, e in full for i in _pairs_of(a, e)}
+    count = max((a.question.case.rotary_dim // 2 for a, _ in full), default=0)
+    if pairs_hit and len(pairs_hit) < count:
+        listed = sorted(pairs_hit)
+        yield f"in pairs {listed}", lambda p: np.isin(np.arange(p.frequency.shape[-1]), listed)
+        if listed[-1] == count - 1 and listed == list(range(listed[0], count)):
+            yield f"in pairs >= {listed[0]}", lambda p: np.arange(p.frequency.shape[-1]) >= listed[0]
+        if listed[0] == 1 and count > 2:
+            yield "in odd pairs", lambda p: np.arange(p.frequency.shape[-1]) % 2 == 1
+
+
+def _pairs_of(answer: Answer, elements: np.ndarray) -> np.ndarray:
+    case = answer.question.case
+    turned = np.flatnonzero(np.asarray(elements.any(axis=(0, 1, 2)))[: case.rotary_dim])
+    return turned % (case.rotary_dim // 2)
+
+
+def _indices(hits: list[int], size: int, noun: str, coordinate: str):
+    def value(plan: Plan) -> np.ndarray:
+        return getattr(plan, coordinate)
+
+    if hits == list(range(0, size, 2)):
+        yield f"in even {noun}s", lambda p: value(p) % 2 == 0
+    if hits == list(range(1, size, 2)):
+        yield f"in odd {noun}s", lambda p: value(p) % 2 == 1
+    if hits == list(range(hits[0], size)) and hits[0] > 0:
+        yield f"in {noun}s >= {hits[0]}", lambda p: value(p) >= hits[0]
+    if hits == list(range(hits[-1] + 1)):
+        yield f"in {noun}s <= {hits[-1]}", lambda p: value(p) <= hits[-1]
+    listed = f"{noun} {hits[0]}" if len(hits) == 1 else f"{noun}s {', '.join(map(str, hits))}"
+    yield f"in {listed}", lambda p: np.isin(value(p), hits)
+    if hits == [size - 1]:
+        axis = {"batch": 0, "token": 1, "head": 2}[coordinate]
+        yield f"in the last {noun}", lambda p: value(p) == p.shape[axis] - 1
+
+
+def _threshold(wrong: list[tuple[Answer, np.ndarray]]) -> int | None:
+    """Return a power of two between the smallest wrong position and the largest right position below it."""
+    smallest = []
+    for answer, elements in wrong:
+        positions = answer.question.case.token_positions().abs().numpy()
+        hit = elements.any(axis=(2, 3))
+        if hit.shape != positions.shape or not hit.any():
+            return None
+        smallest.append(int(positions[hit].min()))
+    least = min(smallest, default=0)
+    return 1 << (least.bit_length() - 1) if least > 64 else None

@@ -1,0 +1,173 @@
+"""This file searches for the shortest description that reproduces all answers of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ropelab.conformance.identify.deviation import Deviation
+from ropelab.conformance.identify.evidence import Answer, Evidence
+from ropelab.conformance.identify.measured import Measured, structure
+from ropelab.conformance.identify.plan import Plan
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
+from ropelab.conformance.identify.scopes import scopes
+from ropelab.conformance.identify.vocabulary import vocabulary
+
+MOST = 4
+"""The largest number of deviations in a description."""
+BEAM = 3
+
+Description = tuple[Deviation, ...]
+
+
+def search(evidence: Evidence) -> Iterator[Description]:
+    """Yield better and better descriptions; a description that reproduces all answers comes last.
+
+    Raises:
+        OutOfTime: the deadline of the evidence passed.
+    """
+    wrong = evidence.wrong(())
+    if not wrong:
+        yield ()
+        return
+    measured = list(_measured(evidence, wrong))
+    beam: list[tuple[float, Description]] = [(evidence.left(()), ())]
+    best = beam[0][0]
+    yield ()
+    for start in _starts(measured):
+        left = evidence.left(start, best * 1.5)
+        beam.append((left, start))
+        if left == 0:
+            yield _shortest(evidence, start)
+            return
+    beam = _pruned(beam)
+    for _ in range(MOST):
+        found: dict[tuple[str, ...], tuple[float, Description]] = {}
+        for left, description in beam:
+            for longer in _longer(evidence, description, measured):
+                score = evidence.left(longer, left)
+                if score < left:
+                    found.setdefault(tuple(sorted(map(str, longer))), (score, longer))
+                if score == 0:
+                    yield _shortest(evidence, longer)
+                    return
+        if not found:
+            return
+        beam = _pruned(found.values())
+        if beam[0][0] < best:
+            best = beam[0][0]
+            yield beam[0][1]
+
+
+def _pruned(found: Iterable[tuple[float, Description]]) -> list[tuple[float, Description]]:
+    return sorted(found, key=lambda scored: (round(scored[0], 6), len(scored[1])))[:BEAM]
+
+
+def _shortest(evidence: Evidence, description: Description) -> Description:
+    """Return the description without deviations that it does not need, and without scopes that it does not need."""
+    for deviation in description:
+        shorter = tuple(d for d in description if d is not deviation)
+        if len(description) > 1 and evidence.left(shorter, 0) == 0:
+            return _shortest(evidence, shorter)
+    return description
+
+
+def _starts(measured: list[Deviation]) -> Iterator[Description]:
+    """Yield descriptions of measured deviations: the structure of each input with and without its first parameters."""
+    structural = tuple(d for d in measured if d.kind == "layout")
+    if structural:
+        yield structural
+    kinds = [dict.fromkeys(d.kind for d in measured if d.kind != "layout")]
+    for kind in kinds[0]:
+        of_kind = [d for d in measured if d.kind == kind]
+        if len(of_kind) > 1 and len({d.scope.name for d in of_kind}) == len(of_kind):
+            yield (*structural, *of_kind)
+
+
+def _longer(evidence: Evidence, description: Description, measured: list[Deviation]) -> Iterator[Description]:
+    """Yield the description with one deviation more, in each scope that contains its wrong answers."""
+    wrong = evidence.wrong(description)
+    possible = list(scopes(wrong, evidence.answers))
+    candidates = [*measured, *raised(wrong), *vocabulary()]
+    first = min(wrong, key=lambda w: _ease(w[0].question))[0] if wrong else None
+    helps: dict[tuple, bool] = {}
+    for scope in possible:
+        named = [w for w in wrong if scope.name in ("", w[0].name)]
+        probe = min(named, key=lambda w: _ease(w[0].question), default=(first, None))[0]
+        before = None if probe is None else float(probe.wrong(evidence.subject, description).mean())
+        for candidate in candidates:
+            evidence.in_time()
+            if candidate in description and candidate.scope == scope:
+                continue
+            if candidate.scope.name and scope.name and candidate.scope.name != scope.name:
+                continue
+            own = replace(scope, name=scope.name or candidate.scope.name)
+            longer = (*description, replace(candidate, scope=own))
+            # A deviation that does not help with the simplest wrong answer is no candidate.
+            if probe is not None and before is not None and own.name in ("", probe.name):
+                key = (id(candidate), own.name, own.gradient, None if own.mask is None else own.words, probe)
+                if key not in helps:
+                    helps[key] = bool(probe.wrong(evidence.subject, longer).mean() < before)
+                if not helps[key]:
+                    continue
+            yield longer
+
+
+def _ease(question: Question) -> tuple[bool, int]:
+    return question.kind != FORWARD, question.case.shape[1]
+
+
+def raised(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
+    """Yield a deviation for each exception among wrong answers."""
+    for name in dict.fromkeys(a.values for a, _ in wrong if isinstance(a.values, str)):
+
+        def change(plan: Plan, name=name) -> None:
+            plan.raises = name
+
+        yield Deviation("exception", f"raises {name}", "every call that the convention expresses has a result", change,
+                        {"exception": name})  # fmt: skip
+
+
+def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
+    """Yield the deviations that the matrices of each wrong input suggest, the same for all inputs without a name."""
+    subject = evidence.subject
+    found: dict[str, list[Deviation]] = {}
+    forward = any(a.question.kind == FORWARD for a, _ in wrong)
+    kind = FORWARD if forward else GRADIENT
+    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    bases = [n for n in asked if n.endswith("tokens from position 7 on")] or list(asked)[:1]
+    inputs = {a.name: a.which for a in evidence.answers if a.name in ("x", "q", "k") and a.question.kind == kind}
+    for name in dict.fromkeys(a.name for a, _ in wrong):
+        if name not in inputs or not bases:
+            continue
+        evidence.in_time()
+        pairing, structural = structure(subject, asked[bases[0]], inputs[name])
+        own = [structural] if structural is not None else []
+        about = Measured(subject, asked, inputs[name], pairing)
+        for site in _sites([w for w in wrong if w[0].name == name and w[0].question.kind == kind]):
+            evidence.in_time()
+            own += about.deviations(site, {a.question.name for a, _ in wrong})
+        found[name] = list({str(d): d for d in own}.values())
+    everywhere = set.intersection(*({str(d) for d in own} for own in found.values())) if found else set()
+    seen = set()
+    for name, own in found.items():
+        for deviation in own:
+            said = str(deviation)
+            common = said in everywhere and (len(found) > 1 or len({a.name for a in evidence.answers}) == 1)
+            if common and said in seen:
+                continue
+            seen.add(said)
+            yield deviation if common else replace(deviation, scope=replace(deviation.scope, name=name))
+
+
+def _sites(wrong: list[tuple[Answer, np.ndarray]]) -> list[tuple[int, int]]:
+    """Return the sequences and heads at which to measure: the first and the last that are wrong."""
+    sites = []
+    for _, elements in wrong:
+        if elements.ndim == 4 and elements.size > 1:
+            hit = np.argwhere(elements.any(axis=(1, 3)))
+            sites += [(int(hit[0][0]), int(hit[0][1])), (int(hit[-1][0]), int(hit[-1][1]))]
+            break
+    return list(dict.fromkeys(sites))

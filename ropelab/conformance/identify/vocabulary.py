@@ -1,0 +1,225 @@
+"""This file lists the deviations without a parameter to measure: wrong rows, orders, signs, roundings, lost parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ropelab.conformance.bounds import EXACT
+from ropelab.conformance.case import rank_positions
+from ropelab.conformance.identify.deviation import Deviation
+from ropelab.conformance.identify.plan import FORMATS, REDUCED, Plan
+
+ROW = "token t of sequence b reads the row of its own position p"
+ANGLE = "the angle is the position times the inverse frequency"
+PAIR = "y0 = x0 c0 - x1 s0, y1 = x1 c1 + x0 s1"
+TAIL = "features beyond rotary_dim pass unchanged"
+ADJOINT = "the gradient applies the transposed matrix"
+OWN = "every element of the result depends on its own token and head only"
+PURE = "a call changes nothing but its result"
+NOWHERE = "a token without a position is zero"
+BITS = "no intermediate has fewer bits than declared"
+
+Change = Callable[[Plan], object]
+
+
+def set_row(plan: Plan, row: np.ndarray) -> None:
+    """Let cosines and sines come from other rows."""
+    plan.row = plan.sine_row = np.asarray(row).astype(EXACT)
+
+
+def _last(plan: Plan) -> int:
+    """Return the largest position of the call."""
+    return int(abs(plan.position).max()) if plan.position.size else 0
+
+
+def _of_rank(plan: Plan) -> np.ndarray:
+    case = plan.question.case
+    size, _ = case.shard or (1, 0)
+    if size == 1:
+        return plan.position
+    return rank_positions(case.shape[1] * size, size, 0).numpy()[None, :, None, None]
+
+
+def _contiguous(plan: Plan) -> np.ndarray:
+    case = plan.question.case
+    size, rank = case.shard or (1, 0)
+    return plan.position if size == 1 else rank * case.shape[1] + plan.token
+
+
+def _last_row(plan: Plan) -> int:
+    """Return the last row of the tables that the caller passes; see the conventions."""
+    return _last(plan) + 3
+
+
+def _row_of_head(plan: Plan) -> np.ndarray:
+    """Return the position of the token whose number in the call is the number of the head."""
+    positions = plan.position[..., 0, 0]
+    rows = positions.flatten() if (positions != positions[0]).any() else positions[0]
+    return rows[np.minimum(plan.head, len(rows) - 1)]
+
+
+def _one_document(plan: Plan) -> np.ndarray:
+    """Return positions that count on from the first empty packed document as if no other document began."""
+    begin = 0
+    for length in plan.question.case.lengths or ():
+        if not length:
+            return np.where(plan.token >= begin, np.minimum(plan.token - begin, _last_row(plan)), plan.position)
+        begin += length
+    return plan.position
+
+
+def _from_decreases(plan: Plan) -> np.ndarray:
+    """Return positions that count on from the first token and from each token whose position is smaller than before."""
+    positions = plan.position[..., 0, 0]
+    begins = np.concatenate((np.ones_like(positions[:, :1], dtype=bool), np.diff(positions) < 0), axis=1)
+    begin = np.maximum.accumulate(np.where(begins, np.arange(positions.shape[1]), 0), axis=1)
+    counted = np.take_along_axis(positions, begin, axis=1) + np.arange(positions.shape[1]) - begin
+    return counted[..., None, None]
+
+
+ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
+    "takes the number of the token within the call for the position": lambda p: p.token,
+    "takes the positions of the first sequence for all sequences": lambda p: p.position[:1],
+    "takes the position of the first token for all tokens": lambda p: p.position[:, :1],
+    "takes the position of the last token for all tokens": lambda p: p.position[:, -1:],
+    "takes the number of the head for the position": lambda p: p.head,
+    "adds the number of the head to the position": lambda p: p.position + p.head,
+    "adds the number of the sequence to the position": lambda p: p.position + p.batch,
+    "counts tokens on across sequences": lambda p: p.batch * p.shape[1] + p.token,
+    "takes the number of the sequence for the position": lambda p: p.batch,
+    "takes the absolute value of the position": lambda p: abs(p.position),
+    "takes positions modulo the number of tokens": lambda p: np.mod(p.position, p.shape[1]),
+    "takes positions modulo the largest position plus 1": lambda p: np.mod(p.position, _last(p) + 1),
+    "counts positions from the end of the sequence": lambda p: p.position[:, ::-1],
+    "takes the number of the token within the call for the position, up to the last row of the tables": lambda p: (
+        np.minimum(p.token, _last_row(p))
+    ),
+    "takes the position of the token whose number is the number of the head": _row_of_head,
+    "continues the first empty document to the end": _one_document,
+    "counts positions on from the first token and from every decrease": _from_decreases,
+    "adds 1 to the position after the first token": lambda p: p.position + (p.token > 0),
+    "takes the positions of rank 0 on all ranks": _of_rank,
+    "takes the tokens of a rank for contiguous tokens of the sequence": _contiguous,
+    "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
+}
+"""A predicate -> the rows that the definition would read with this mistake."""
+
+SIGNS = {
+    "sin0": "y0 has + x1 s0 in place of - x1 s0",
+    "sin1": "y1 has - x0 s1 in place of + x0 s1",
+    "cos0": "y0 has - x0 c0 in place of + x0 c0",
+    "cos1": "y1 has - x1 c1 in place of + x1 c1",
+}
+TERMS = {"sin0": "x1 s0", "sin1": "x0 s1", "cos0": "x0 c0", "cos1": "x1 c1"}
+AXES = {0: "sequences", 1: "tokens", 2: "heads", 3: "features"}
+ROUNDED = {
+    "position": "positions", "frequency": "inverse frequencies", "angle": "angles", "table": "cosines and sines",
+    "input": "the input", "product": "the products", "output": "the result",
+}  # fmt: skip
+
+
+def vocabulary() -> Iterator[Deviation]:
+    """Yield the deviations without parameters, the most common first."""
+
+    def make(kind: str, words: str, breaks: str, change: Change) -> Deviation:
+        return Deviation(kind, words, breaks, change)
+
+    yield make("sign", "turns by minus the angle", ANGLE, _times("multiple", -1))
+    for words, row in ROWS.items():
+        yield make("row", words, ROW, _reads(row))
+    yield make("identity", "is not rotated", PAIR, _identity)
+    for part, line in SIGNS.items():
+        yield make("reflection", f"is reflected: {line}", PAIR, _times(part, -1))
+        yield make("lost term", f"lacks the term with {TERMS[part]}", PAIR, _times(part, 0))
+    yield make(
+        "reflection", "turns and mirrors every pair: the cosines have the wrong sign", PAIR, _negative("cos0", "cos1")
+    )
+    yield make(
+        "reflection", "is reflected: first members of pairs have the wrong sign", PAIR, _negative("cos0", "sin0")
+    )
+    yield make(
+        "reflection", "is reflected: second members of pairs have the wrong sign", PAIR, _negative("cos1", "sin1")
+    )
+    yield make("reflection", f"is reflected: {SIGNS['sin0']}, {SIGNS['cos1']}", PAIR, _negative("sin0", "cos1"))
+    yield make("reflection", f"is reflected: {SIGNS['sin1']}, {SIGNS['cos0']}", PAIR, _negative("sin1", "cos0"))
+    yield make("tables swapped", "takes cosines for sines and sines for cosines", PAIR, _with("swapped", True))
+    yield make("zero", "is zero", PAIR, _zero)
+    yield make("tail", "has NaN or unwritten memory in the features that do not rotate", TAIL, _with("tail", np.nan))
+    for number in (0.0, 1.0):
+        yield make("tail", f"has {number:g} in the features that do not rotate", TAIL, _tail(number))
+    yield make("padding", "leaves the rows of tokens without a position unwritten", NOWHERE, _with("padding", np.nan))
+    yield make("NaN", "has NaN in the features that rotate", PAIR, _times("multiple", np.nan))
+    yield make("NaN", "is NaN or unwritten memory", PAIR, _not_a_number)
+    for axis, what in AXES.items():
+        yield make("order", f"has its {what} in reverse order", OWN, _ordered(axis, lambda n: np.arange(n)[::-1]))
+    for axis, what in AXES.items():
+        if axis < 3:
+            yield make("order", f"has its {what} moved by one", OWN, _ordered(axis, lambda n: np.roll(np.arange(n), 1)))
+    yield make("inputs", "overwrites its input", PURE, _with("changed_inputs", True))
+    yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
+    yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding(("angle",), REDUCED))
+    for name in FORMATS:
+        for together in (("position", "frequency"), ("position", "frequency", "angle")):
+            words = f"computes the angles from {ROUNDED['position']} and {ROUNDED['frequency']} in {name}"
+            words += f" and rounds them to {name}" if "angle" in together else ""
+            yield Deviation("rounding of operands", words, BITS, _rounding(together, name), {"format": name})
+    for where in ROUNDED:
+        for name in FORMATS:
+            yield rounding(where, name)
+
+
+def rounding(where: str, name: str) -> Deviation:
+    """Return the deviation that rounds one intermediate, a key of ``ROUNDED``, to a format of ``FORMATS``."""
+    words = f"rounds {ROUNDED[where]} to {name}"
+    return Deviation(f"rounding of {where}", words, BITS, _rounding((where,), name), {"format": name})
+
+
+def _with(part: str, value: object) -> Change:
+    return lambda plan: setattr(plan, part, value)
+
+
+def _times(part: str, factor: float) -> Change:
+    return lambda plan: setattr(plan, part, factor * getattr(plan, part))
+
+
+def _negative(*parts: str) -> Change:
+    def change(plan: Plan) -> None:
+        for part in parts:
+            setattr(plan, part, -getattr(plan, part))
+
+    return change
+
+
+def _reads(row: Callable[[Plan], np.ndarray]) -> Change:
+    return lambda plan: set_row(plan, row(plan))
+
+
+def _rounding(where: tuple[str, ...], name: str) -> Change:
+    return lambda plan: plan.rounded.update(dict.fromkeys(where, name))
+
+
+def _ordered(axis: int, order: Callable[[int], np.ndarray]) -> Change:
+    return lambda plan: plan.order.__setitem__(axis, order(plan.shape[axis]))
+
+
+def _tail(number: float) -> Change:
+    def change(plan: Plan) -> None:
+        plan.tail, plan.tail_added = 0.0, number
+
+    return change
+
+
+def _not_a_number(plan: Plan) -> None:
+    plan.multiple, plan.tail = plan.multiple * np.nan, np.nan
+
+
+def _identity(plan: Plan) -> None:
+    plan.multiple = 0 * plan.multiple
+    plan.cos0 = plan.cos1 = np.array(1 / plan.factor)
+
+
+def _zero(plan: Plan) -> None:
+    plan.cos0 = plan.cos1 = plan.sin0 = plan.sin1 = np.zeros(())
+    plan.tail = 0.0
