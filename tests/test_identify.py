@@ -292,6 +292,18 @@ def test_the_report_has_the_identification_in_words_and_as_json():
     assert '"kind": "sign"' in report.to_json()
 
 
+def test_an_input_that_is_right_is_named():
+    def k_turns_back(q, k, cos, sin, unsqueeze_dim=1):
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        half = lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1)  # noqa: E731
+        return q * cos + half(q) * sin, k * cos - half(k) * sin
+
+    found = identified(k_turns_back, "huggingface")
+    assert found.right == ("q",) and {"k turns by minus the angle", "q is right"} <= {
+        line.split(" (breaks")[0] for line in found.words()
+    }
+
+
 def test_a_repair_keeps_the_laws():
     found = identified(FAULTS["positions_from_one"].function, "plain")
     assert found.repair is not None and found.repair.words == "pass positions - 1"

@@ -31,6 +31,7 @@ class Identification:
         unexplained: the answers that the description does not reproduce, in words with their share of elements.
         repair: a change of the call that makes the function right; None if no such change was found.
         example: the smallest call among the questions whose answer deviates, in words.
+        right: the inputs of which no answer deviates, where another input's answers do.
     """
 
     deviations: tuple[Deviation, ...] = ()
@@ -38,6 +39,7 @@ class Identification:
     unexplained: tuple[str, ...] = ()
     repair: Repair | None = None
     example: str = ""
+    right: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         """Return the description in lines of plain text; empty if there is nothing to say."""
@@ -46,6 +48,7 @@ class Identification:
         if not self.proven:
             return [f"unexplained: {line}" for line in self.unexplained]
         lines = [f"{deviation} (breaks: {deviation.breaks})" for deviation in self.deviations]
+        lines += [f"{name} is right" for name in self.right]
         lines += [f"smallest example: {self.example}"] if self.example else []
         return lines + ([f"repair: {self.repair.words}"] if self.repair is not None else [])
 
@@ -58,7 +61,7 @@ class Identification:
         ]  # fmt: skip
         repair = None if self.repair is None else self.repair.words
         return {"proven": self.proven, "deviations": found, "unexplained": list(self.unexplained),
-                "example": self.example, "repair": repair}  # fmt: skip
+                "example": self.example, "right": list(self.right), "repair": repair}  # fmt: skip
 
 
 def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECONDS) -> Identification:
@@ -90,7 +93,8 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             left = fresh.wrong(best)
             if not left:
                 repair = repaired(subject, sizes, best) if best else None
-                return Identification(best, True, (), repair, _example(evidence.wrong(())))
+                wrong = evidence.wrong(())
+                return Identification(best, True, (), repair, _example(wrong), _right(wrong, evidence.answers))
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
         return Identification(best, False, tuple(_unexplained(left)))
     except OutOfTime:
@@ -104,6 +108,11 @@ def _example(wrong) -> str:
     case = answer.question.case
     shape = list(case.inputs[answer.which].shape)
     return f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+
+
+def _right(wrong, answers) -> tuple[str, ...]:
+    hit = {answer.name for answer, _ in wrong}
+    return tuple(dict.fromkeys(answer.name for answer in answers if hit and answer.name not in hit))
 
 
 def _unexplained(wrong):
