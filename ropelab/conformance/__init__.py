@@ -15,9 +15,10 @@ Reading order:
 - `declared`: the claims about a function, checked.
 - `verify`: holds a function to laws. `where` describes wrong elements.
 - `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws.
-- `faults/`: the catalogue of faults. `kill_matrix` tabulates the faults that each law kills.
+- `faults/`: the catalogue of faults.
 - `probes`, `diagnose`: find the known faults that explain a wrong function.
 - `identify/`: measures a wrong function, and describes the deviations from the definition.
+- `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the two before.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
 """

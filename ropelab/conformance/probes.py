@@ -11,6 +11,7 @@ from torch.autograd import backward
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
+from ropelab.conformance.circumstances import after_longer, autocast, tf32
 from ropelab.conformance.convention import accepts
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart
@@ -124,9 +125,9 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
     }
     for name, at in forwards.items():
         yield Probe(name, at, _forward, _definition)
-    yield Probe("autocast", plain, _autocast, _definition)
-    yield Probe("TF32 allowed", case(offsets=4099), _tf32, _definition)
-    yield Probe("after a longer sequence", plain, _after_longer, _definition)
+    yield Probe("autocast", plain, autocast, _definition)
+    yield Probe("TF32 allowed", case(offsets=4099), tf32, _definition)
+    yield Probe("after a longer sequence", plain, after_longer, _definition)
     yield Probe("the inputs after the call", plain, _inputs_after, _unchanged, order="layout")
     yield Probe("the other arguments after the call", case(offsets=(3, 0, 9)), _others_changed, _nothing, order=None)
     yield Probe("the gradient", plain, _gradient, _adjoint, order="layout")
@@ -155,25 +156,6 @@ def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
 
 
 def _forward(subject, case):
-    return subject(case)
-
-
-def _autocast(subject, case):
-    with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
-        return subject(case)
-
-
-def _tf32(subject, case):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        return subject(case)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _after_longer(subject, case):
-    subject(replace(case, inputs=tuple(x.repeat(1, 4, 1, 1) for x in case.inputs)))
     return subject(case)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
+from ropelab.conformance.circumstances import after_longer, autocast, tf32
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
@@ -99,11 +100,11 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     for name, at in cases.items():
         yield Question(name, at, FORWARD, _forward)
     plain, later = cases["tokens from position 0 on"], cases[f"tokens from position {moved} on"]
-    yield Question("a call under autocast", plain, FORWARD, _autocast)
+    yield Question("a call under autocast", plain, FORWARD, autocast)
     # Beyond 65504 float16 overflows and TF32 does not. A function that gets tables makes no angles.
     beyond = 70_001 if subject.convention.computes_cosines else 4099
-    yield Question("a call with TF32 allowed", case(offsets=beyond + more), FORWARD, _tf32)
-    yield Question("a call after a longer sequence", plain, FORWARD, _after_longer)
+    yield Question("a call with TF32 allowed", case(offsets=beyond + more), FORWARD, tf32)
+    yield Question("a call after a longer sequence", plain, FORWARD, after_longer)
     for kept in (plain, later, cases["an offset for each sequence"]):
         name = next(n for n, at in cases.items() if at is kept)
         yield Question(f"the gradient for {name}", kept, GRADIENT, _gradient)
@@ -133,25 +134,6 @@ def _second_gradient(subject: Subject, case: Case) -> Tensors:
         with subject.surroundings.theirs():
             torch.autograd.backward(outputs, case.cotangents)
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
-
-
-def _autocast(subject: Subject, case: Case) -> Tensors:
-    with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
-        return subject(case)
-
-
-def _tf32(subject: Subject, case: Case) -> Tensors:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        return subject(case)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _after_longer(subject: Subject, case: Case) -> Tensors:
-    subject(replace(case, inputs=tuple(x.repeat(1, 4, 1, 1) for x in case.inputs)))
-    return subject(case)
 
 
 def _inputs(subject: Subject, case: Case) -> Tensors:

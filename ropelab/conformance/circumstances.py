@@ -1,0 +1,33 @@
+"""This file calls a subject under circumstances that change a wrong function and no right one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ropelab.conformance.case import Case
+from ropelab.conformance.subject import Subject
+from ropelab.conformance.tensors import Tensors
+
+
+def autocast(subject: Subject, case: Case) -> Tensors:
+    """Return the results of the case under autocast to bfloat16."""
+    with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
+        return subject(case)
+
+
+def tf32(subject: Subject, case: Case) -> Tensors:
+    """Return the results of the case where matrix products may take TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return subject(case)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def after_longer(subject: Subject, case: Case) -> Tensors:
+    """Return the results of the case after a call with a longer sequence."""
+    subject(replace(case, inputs=tuple(x.repeat(1, 4, 1, 1) for x in case.inputs)))
+    return subject(case)
