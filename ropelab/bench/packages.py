@@ -47,6 +47,23 @@ def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tup
     return version, found[version]
 
 
+def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Path:
+    """The file of a public repository at a commit, as ``make peers`` puts it into ``build/peers/commits/``.
+
+    Args:
+        repository: owner and name, for example ``"facebookresearch/fairseq2"``.
+        commit: the full hash of the commit.
+        path: the path of the file in the repository.
+
+    Raises:
+        NotInstalled: the file is not there.
+    """
+    file = peers / "commits" / repository / commit / path
+    if not file.is_file():
+        raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (make peers)")
+    return file
+
+
 @cache
 def load_file(package: str, version: str, file: str) -> ModuleType:
     """Execute one file of a package, for example ``"flash_attn/ops/triton/rotary.py"``, as a separate module.
