@@ -1,6 +1,6 @@
 # Every command of the project; `make help` lists them.
 
-# An existing environment to use as it is: nothing is installed and the code runs from this checkout.
+# An existing environment to use as it is: nothing is installed into it and the code runs from this checkout.
 PYTHON ?=
 # Without it, make builds its own environment in VENV from BASE_PYTHON, at the versions of constraints.txt.
 BASE_PYTHON ?= python3
@@ -9,6 +9,8 @@ VENV ?= .venv
 ONLY ?=
 # Whose records to draw, as nvidia-h200; by default those of the GPU at hand, or of the first that has any.
 GPU ?=
+# Libraries of hundreds of MB for `make peers`: 1 fetches them, 0 does not; by default where there is an NVIDIA GPU.
+LARGE ?=
 # Everything generated goes here.
 BUILD ?= build
 # pip says nothing of its newer versions: this one is of constraints.txt.
@@ -38,13 +40,8 @@ else
 endif
 STUDY = '$(RUN)' -m ropelab.study --build '$(BUILD)$(SMOKE)'
 
-# Packages the study compares with, each version in a folder of its own, without its dependencies.
-PEERS := torchembed==0.2.4 torchembed==0.3.0 torchembed==0.3.1 torchembed==0.3.2 \
-         liger-kernel==0.8.5 flash-attn==2.8.3.post2 deepspeed==0.19.8 fairseq2==0.8.1 \
-         flashinfer-python==0.5.3 flashinfer-python==0.6.13 \
-         rotary-embedding-torch==0.9.1 einops==0.8.2
-
 OF_GPU = $(if $(GPU),--gpu '$(GPU)')
+LARGE_OR_NOT = $(if $(LARGE),$(if $(filter 0,$(LARGE)),--no-large,--large))
 
 .DEFAULT_GOAL := help
 .PHONY: help test check memcheck smoke reproduce measure figures lab peers clean existing-environment
@@ -52,7 +49,7 @@ OF_GPU = $(if $(GPU),--gpu '$(GPU)')
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "  PYTHON=/path/to/python       use this environment as it is and install nothing"
+	@echo "  PYTHON=/path/to/python       use this environment as it is and install nothing into it"
 	@echo "  BASE_PYTHON=python3.12       build the environment in $(VENV) from this Python (>= 3.11)"
 
 test: NEEDS := study test
@@ -127,18 +124,8 @@ existing-environment:
 	@command -v '$(PYTHON)' >/dev/null || { echo "make: PYTHON=$(PYTHON) is not there or cannot be run"; exit 1; }
 	@'$(PYTHON)' ropelab/study/doctor.py $(NEEDS)
 
-# Comparison packages are welcome, never required: what is missing is listed by the study as not run.
-peers: $(READY) ## fetch the packages that the study compares with, as far as they can be had
-ifeq ($(PYTHON),)
-	@for peer in $(PEERS); do \
-	  folder=build/peers/$${peer%%==*}-$${peer##*==}; \
-	  test -d $$folder && continue; \
-	  rm -rf $$folder.partial; \
-	  FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
-	  '$(RUN)' -m pip install --quiet --retries 0 --no-deps --no-build-isolation --target $$folder.partial $$peer \
-	    && mv $$folder.partial $$folder && echo "peers: $$peer" \
-	    || { echo "peers: $$peer cannot be had; the study goes on without what is missing"; break; }; \
-	done
-else
-	@echo "peers: PYTHON is set, so nothing is installed; using what build/peers holds"
-endif
+# Comparison packages are welcome, never required: the study lists a missing one as not run. With PYTHON they come to
+# build/peers as well, and nothing comes into that environment. The file is run by its path, because
+# `-m ropelab.bench.fetch_peers` would import torch, which takes longer than all else where nothing is missing.
+peers: $(READY) ## fetch the published code that the study compares with, as far as it can be had
+	@'$(RUN)' -P ropelab/bench/fetch_peers.py $(LARGE_OR_NOT)

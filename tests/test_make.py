@@ -85,6 +85,18 @@ def test_paths_reach_the_commands_as_they_are(checkout):
     assert "--gpu" not in make(checkout, "-n", "figures", "PYTHON=true").stdout
 
 
+@pytest.mark.parametrize("large, option", [("", []), ("0", ["--no-large"]), ("1", ["--large"])])
+def test_peers_come_with_every_python_and_before_every_measurement(large, option, checkout):
+    for name in ("pyproject.toml", "constraints.txt", ".venv/.ready"):
+        (checkout / name).touch()
+    for python, run in (("", ".venv/bin/python"), ("true", "true")):
+        for target in ("peers", "reproduce", "measure"):
+            commands = make(checkout, "-n", target, f"LARGE={large}", f"PYTHON={python}").stdout.splitlines()
+            (fetch,) = (command for command in commands if "fetch_peers" in command)
+            assert fetch.split() == [f"'{run}'", "-P", "ropelab/bench/fetch_peers.py", *option]
+            assert fetch == commands[-1] or target != "peers"
+
+
 def test_what_a_target_needs_is_declared():
     """The names after ``NEEDS :=`` are extras or dependency groups of pyproject.toml, and make installs all of them."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -4,6 +4,7 @@ A single file of a package is loaded as a separate module. The ``__init__`` of t
 that are not installed, and only one version of a package can be imported by name.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -62,6 +63,18 @@ def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Pat
     if not file.is_file():
         raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (make peers)")
     return file
+
+
+def sha256(file: Path) -> str:
+    """The checksum of a file, 64 hexadecimal digits. The checksum is computed once for each state of the file."""
+    state = file.stat()
+    return _sha256(file, state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _sha256(file: Path, size: int, changed_ns: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 @cache

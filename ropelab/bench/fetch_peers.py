@@ -1,0 +1,385 @@
+"""This file fetches the published code that the study compares with: from ``data/peers.toml`` into ``build/peers``.
+
+``make peers`` runs this file by its path. The file imports the standard library only, so a run with nothing to fetch
+ends before an import of torch would end. Packages come from the index that pip is configured for. Files of repositories
+come from GitHub. The list has the checksum of every download. A download goes to ``build/peers/.partial`` and moves to
+its place when the download is complete. After an interruption, the next run fetches the rest.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import http.client
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = ROOT / "data" / "peers.toml"
+PEERS = ROOT / "build" / "peers"
+RAW_FILES = "https://raw.githubusercontent.com"
+TIMEOUT_S = 20
+
+_UNREACHABLE = re.compile(r"Could not fetch URL \S+: (connection error|timed out|There was a problem confirming)")
+_OTHER_HASH = re.compile(r"Got\s+([0-9a-f]{64})")
+
+
+class Unreachable(Exception):
+    """There is no network, or the server does not answer."""
+
+
+class Refused(Exception):
+    """The download differs from the list, or it cannot be had. The message says why."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A release of a package.
+
+    Attributes:
+        name, version: the distribution and its version.
+        download: the name of the wheel or of the source distribution.
+        bytes, sha256: the size and the checksum of the download.
+        files: the files that the project loads, as paths in the installed package.
+        only_files: whether nothing but ``files`` is kept; only of a wheel.
+        large: whether the download is large and of use with an NVIDIA GPU only.
+        environment: environment variables for the build of a source distribution.
+    """
+
+    name: str
+    version: str
+    download: str
+    bytes: int
+    sha256: str
+    files: Sequence[str]
+    only_files: bool = False
+    large: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    def missing(self, peers: Path) -> list[str]:
+        """The files that neither ``peers`` nor the environment has; ``["."]`` for a whole package."""
+        kept = self.files if self.only_files else (".",)
+        folders = [peers / self.folder]
+        try:
+            distribution = metadata.distribution(self.name)
+            if distribution.version == self.version:
+                folders.append(Path(str(distribution.locate_file(""))))
+        except metadata.PackageNotFoundError:
+            pass
+        return [file for file in kept if not any((folder / file).exists() for folder in folders)]
+
+    @property
+    def folder(self) -> str:
+        """The folder under ``build/peers``: see `ropelab.bench.packages.locate`."""
+        return f"{self.name}-{self.version}"
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this machine can load the files. Python files are for every machine."""
+        if not any(file.endswith(".so") for file in self.files):
+            return True
+        return any(sys.platform in tag and tag.endswith(platform.machine()) for tag in self.tags[2])
+
+    @property
+    def is_wheel(self) -> bool:
+        return self.download.endswith(".whl")
+
+    @property
+    def tags(self) -> tuple[str, str, list[str]]:
+        """(Python, ABI, platforms) in the name of the wheel, for example ``("py3", "none", ["any"])``."""
+        python, abi, platforms = self.download.removesuffix(".whl").split("-")[-3:]
+        return python, abi, platforms.split(".")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Files of a public repository on GitHub at a commit.
+
+    Attributes:
+        repository: owner and name.
+        commit: the full hash.
+        under: the folder of the files in the repository.
+        files: the path of each file in this folder -> its checksum (SHA-256). The first file needs the others.
+    """
+
+    repository: str
+    commit: str
+    under: str
+    files: Mapping[str, str]
+    large = False
+    runs_here = True
+
+    def __str__(self) -> str:
+        return f"{self.repository} at {self.commit[:9]}"
+
+    @property
+    def name(self) -> str:
+        return self.repository
+
+    @property
+    def sha256(self) -> dict[str, str]:
+        """The path of each file in the repository -> its checksum."""
+        return {f"{self.under}/{file}": sha256 for file, sha256 in self.files.items()}
+
+    def missing(self, peers: Path) -> list[str]:
+        """The paths of the files that ``peers`` does not have."""
+        return [path for path in self.sha256 if not (peers / self.folder / path).is_file()]
+
+    @property
+    def folder(self) -> str:
+        """The folder under ``build/peers``: see `ropelab.bench.packages.file_at`."""
+        return f"commits/{self.repository}/{self.commit}"
+
+
+Entry = Package | Commit
+
+
+def read_list(file: Path = LIST) -> list[Entry]:
+    """The entries of the list: packages, libraries (packages of which some files are kept), and files at a commit."""
+    found = tomllib.loads(file.read_text(encoding="utf-8"))
+    packages = [Package(**entry) for entry in found.get("package", ())]
+    libraries = [Package(**entry, only_files=True) for entry in found.get("library", ())]
+    commits = [Commit(**entry) for entry in found.get("commit", ())]
+    return [*packages, *commits, *sorted(libraries, key=lambda library: library.large)]
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether the machine has an NVIDIA GPU, without a CUDA context and without torch."""
+    if any(devices.glob("nvidia[0-9]*")):
+        return True
+    smi = shutil.which("nvidia-smi")  # of the Windows Subsystem for Linux, which has no such devices
+    if smi is None:
+        return False
+    try:
+        return "GPU 0" in subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def fetch(entries: Sequence[Entry], peers: Path, *, large: bool | None = None) -> None:
+    """Fetch every entry that is missing, and print a line for each entry: that it is there, or why it is not.
+
+    If nothing is missing, the function starts no process, opens no connection and prints nothing.
+
+    Args:
+        peers: the folder, such as ``build/peers``.
+        large: whether to fetch the large packages; by default if the machine has an NVIDIA GPU.
+    """
+    if not any(entry.missing(peers) for entry in entries):
+        return
+    with _alone(peers):
+        missing = [entry for entry in entries if entry.missing(peers)]
+        foreign = [entry for entry in missing if not entry.runs_here]
+        for_gpus = [entry for entry in missing if entry.large and entry.runs_here]
+        if for_gpus and (has_gpu() if large is None else large):
+            for_gpus = []
+        for left_out, why in (
+            (foreign, f"for other machines than {platform.machine()}"),
+            (for_gpus, "for an NVIDIA GPU (`make peers LARGE=1` fetches them)"),
+        ):
+            if left_out:
+                _say(f"not fetched: {_with_sizes(left_out)}, {why}")
+        if wanted := [entry for entry in missing if entry not in foreign + for_gpus]:
+            _say(f"to fetch: {_with_sizes(wanted)}")
+            _fetch_all(wanted, peers)
+
+
+def _fetch_all(wanted: Sequence[Entry], peers: Path) -> None:
+    unreachable: dict[type, list[Entry]] = {}
+    for number, entry in enumerate(wanted, 1):
+        if type(entry) in unreachable:
+            unreachable[type(entry)].append(entry)
+            continue
+        if isinstance(entry, Package) and entry.large:
+            _say(f"[{number}/{len(wanted)}] {entry}, {_size(entry.bytes)}")
+        try:
+            with _partial(peers) as partial:
+                if isinstance(entry, Commit):
+                    _fetch_files(entry, peers, partial)
+                else:
+                    _fetch_package(entry, peers, partial)
+        except Unreachable:
+            unreachable[type(entry)] = [entry]
+        except (Refused, OSError, zipfile.BadZipFile) as error:
+            _say(f"{entry}: {error}")
+        else:
+            _say(f"[{number}/{len(wanted)}] {entry} is there")
+    if unreachable:
+        names = dict.fromkeys(entry.name for entries in unreachable.values() for entry in entries)
+        _say(f"no network, so these stay missing, and the study goes on: {', '.join(names)}")
+
+
+# ------------------------------------------------------------------------------------------------------------ packages
+
+
+def _fetch_package(package: Package, peers: Path, partial: Path) -> None:
+    unpacked = partial / "unpacked"
+    if package.is_wheel:
+        _pip(package, partial, "download", "--dest", str(partial), *_tag_options(package))
+        missing = package.missing(peers)
+        with zipfile.ZipFile(partial / package.download) as wheel:
+            if lacking := [file for file in package.files if file not in wheel.namelist()]:
+                raise Refused(f"expected {', '.join(lacking)} in {package.download}, got a wheel without")
+            wheel.extractall(unpacked, missing if package.only_files else None)
+    else:
+        options = ("--no-build-isolation", f"--no-binary={package.name}", "--target", str(unpacked))
+        _pip(package, partial, "install", *options)
+    folder = peers / package.folder
+    if package.only_files:
+        for file in missing:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (unpacked / file).replace(folder / file)
+    else:
+        unpacked.replace(folder)
+
+
+def _tag_options(package: Package) -> list[str]:
+    """The options that make pip take the wheel of this name on every Python and platform."""
+    python, abi, platforms = package.tags
+    implementation, digits = python[:2], python[2:]
+    version = ".".join(filter(None, (digits[:1], digits[1:])))
+    options = ["--only-binary=:all:", "--ignore-requires-python", "--implementation", implementation, "--abi", abi]
+    return [*options, "--python-version", version, *(f"--platform={platform}" for platform in platforms)]
+
+
+def _pip(package: Package, partial: Path, command: str, *options: str) -> None:
+    """Run pip for one package. Before pip unpacks or builds a download, pip compares its checksum.
+
+    pip shows the progress of a large download.
+
+    Raises:
+        Unreachable: pip found no index to ask.
+        Refused: there is no pip, the checksum differs, or pip failed.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise Refused("this Python has no pip to fetch it with; without PYTHON= make uses its own environment")
+    requirements, log = partial / "requirements.txt", partial / "pip.log"
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+    asked = [sys.executable, "-m", "pip", command, "--require-hashes", "--requirement", str(requirements)]
+    asked += ["--no-deps", "--retries", "0", "--log", str(log), *options]
+    asked += [] if package.large else ["--quiet"]
+    # The constraints of a container name versions of their own, and --user contradicts --target.
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **package.environment}
+    done = subprocess.run(asked, stderr=subprocess.PIPE, text=True, env=environment, cwd=partial, check=False)
+    if done.returncode == 0:
+        return
+    if other := _OTHER_HASH.search(done.stderr):
+        raise Refused(f"expected sha256 {package.sha256}, got {other[1]}")
+    if log.exists() and _UNREACHABLE.search(log.read_text(encoding="utf-8", errors="replace")):
+        raise Unreachable
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or done.stderr.splitlines()
+    raise Refused(errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}")
+
+
+# ---------------------------------------------------------------------------------------------- files of repositories
+
+
+def _fetch_files(commit: Commit, peers: Path, partial: Path) -> None:
+    for path in commit.missing(peers):
+        content = _download(f"{RAW_FILES}/{commit.repository}/{commit.commit}/{path}")
+        if (found := hashlib.sha256(content).hexdigest()) != commit.sha256[path]:
+            raise Refused(f"{path}: expected sha256 {commit.sha256[path]}, got {found}")
+        (partial / "file").write_bytes(content)
+        file = peers / commit.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (partial / "file").replace(file)
+
+
+def _download(address: str) -> bytes:
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as error:
+        raise Refused(f"{address}: expected the file, got {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable from error
+
+
+# ------------------------------------------------------------------------------------------------------------- helpers
+
+
+@contextmanager
+def _alone(peers: Path) -> Iterator[None]:
+    """Wait until no other process fetches into the folder."""
+    peers.mkdir(parents=True, exist_ok=True)
+    folder = os.open(peers, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("another process is fetching; waiting for its end")
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _partial(peers: Path) -> Iterator[Path]:
+    """An empty folder on the same file system, for downloads that are not complete."""
+    folder = peers / ".partial"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_sizes(entries: Sequence[Entry]) -> str:
+    """The number of the entries, their size, and the names of the large entries."""
+    parts = []
+    packages = [entry for entry in entries if isinstance(entry, Package)]
+    if packages:
+        parts.append(f"{_count(packages, 'package')} of {_size(sum(package.bytes for package in packages))}")
+    if files := [path for entry in entries if isinstance(entry, Commit) for path in entry.files]:
+        parts.append(_count(files, "file") + " of public repositories")
+    large = ", ".join(f"{entry} {_size(entry.bytes)}" for entry in packages if entry.large)
+    return " and ".join(parts) + (f" ({large})" if large else "")
+
+
+def _count(things: Sequence[object], word: str) -> str:
+    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} KB"
+
+
+def _say(what: str) -> None:
+    print(f"peers: {what}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fetch the published code that the study compares with.")
+    parser.add_argument(
+        "--large", action=argparse.BooleanOptionalAction, default=None,
+        help="fetch the large libraries, which need an NVIDIA GPU; by default where there is such a GPU",
+    )  # fmt: skip
+    try:
+        fetch(read_list(), PEERS, large=parser.parse_args().large)
+    except OSError as error:  # a folder that cannot be written
+        _say(f"{error}; the study goes on")
+    except KeyboardInterrupt:
+        sys.exit("peers: interrupted; the next run fetches the rest")
+
+
+if __name__ == "__main__":
+    main()
