@@ -453,7 +453,9 @@ def frame():
 
 
 def test_record_round_trip(tmp_path, frame):
-    written = records.write("dense", frame, tmp_path, parameters={"rounds": 3}, not_run={"liger": "not run"})
+    files = {"liger-kernel 0.8.5: liger_kernel/ops/rope.py": "3a1bb8c0"}
+    notes = {"parameters": {"rounds": 3}, "peer_files": files, "not_run": {"liger": "not run"}}
+    written = records.write("dense", frame, tmp_path, **notes)
     read = records.load("dense", tmp_path)
     pd.testing.assert_frame_equal(read.frame, frame)
     assert read.provenance == json.loads(json.dumps(written.provenance, default=str))
@@ -470,6 +472,7 @@ def test_record_round_trip(tmp_path, frame):
         "python",
     }
     assert expected | {"study", "parameters", "peers", "not_run"} <= read.provenance.keys()
+    assert read.provenance["peer_files"] == files
     assert not read.stale and read.footer.endswith(f"triton {records._short(read.provenance['triton'])}")
 
 

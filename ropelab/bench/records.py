@@ -103,6 +103,7 @@ def write(
     *,
     parameters: Mapping[str, Any] | None = None,
     peers: Mapping[str, str] | None = None,
+    peer_files: Mapping[str, str] | None = None,
     not_run: Mapping[str, str] | None = None,
     modules: Mapping[str, str] | None = None,
 ) -> Record:
@@ -111,6 +112,7 @@ def write(
     Args:
         parameters: the parameters of the study.
         peers: the name of each package that the study compares with -> the version of the package.
+        peer_files: each file of these packages that studies load -> its checksum (`ropelab.bench.peer_files`).
         not_run: the name of each contender that could not run -> the reason.
         modules: the name of each module that the study imports -> the hash of its code
             (`ropelab.bench.staleness.module_hashes`).
@@ -123,6 +125,7 @@ def write(
         **environment(),
         "parameters": dict(parameters or {}),
         "peers": dict(peers or {}),
+        "peer_files": dict(peer_files or {}),
         "not_run": dict(not_run or {}),
         "modules": dict(modules or {}),
     }

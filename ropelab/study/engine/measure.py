@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import checksums, gpu_memory, packages, peers, records, staleness, studies, timing
+from ropelab.bench import checksums, gpu_memory, packages, peer_files, peers, records, staleness, studies, timing
 from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
@@ -131,6 +131,7 @@ def _recorded(
         directory,
         parameters={"smoke": smoke, **outcome.parameters},
         peers=_versions(),
+        peer_files=peer_files.checksums(),
         not_run=not_run,
         modules=staleness.module_hashes(study.modules, records.ROOT),
     )
