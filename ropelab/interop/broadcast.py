@@ -90,6 +90,7 @@ def rotate_in_one_launch(
     layout: str = "split_half",
     out_layout: str | None = None,
     per_pair: bool = False,
+    inverse: bool = False,
 ) -> list[torch.Tensor] | None:
     """The rotation of one or two tensors in one launch of the kernel, or None where one launch cannot rotate them.
 
@@ -105,6 +106,7 @@ def rotate_in_one_launch(
         cos, sin: tables that broadcast against ``xs``, as for `formula`.
         layout, out_layout: as for `ropelab.apply_rope`.
         per_pair: the tables have a column for each pair, ``R/2`` columns, instead of a column for each feature.
+        inverse: apply the transposed matrices, as for `ropelab.apply_rope`.
 
     Returns:
         Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider, and differentiable.
@@ -119,7 +121,9 @@ def rotate_in_one_launch(
     cos, sin = (_table_with_rows(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
     rotary_slice = None if per_pair else (0, rotary_dim)
     q, k = _to_bshd(xs[0], axes), None if len(xs) == 1 else _to_bshd(xs[1], axes)
-    ys = apply_rope(q, k, cos=cos, sin=sin, layout=layout, out_layout=out_layout, rotary_slice=rotary_slice)
+    ys = apply_rope(
+        q, k, cos=cos, sin=sin, layout=layout, out_layout=out_layout, rotary_slice=rotary_slice, inverse=inverse
+    )
     return [_from_bshd(y, axes) for y in ((ys,) if isinstance(ys, torch.Tensor) else ys)]
 
 
