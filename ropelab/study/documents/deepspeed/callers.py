@@ -19,11 +19,10 @@ from ropelab.bench.workloads import DIRECTIONS
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import peers
-from ropelab.study.documents.deepspeed.dispatch import merged_function, rounding_bound
+from ropelab.study.documents.deepspeed.dispatch import Function, merged_function, rounding_bound
 
 TORCHEMBED, FORMULA, OURS = "DeepSpeed with torchembed", "DeepSpeed without torchembed", "ropelab"
 ROUNDS, SMOKE_ROUNDS = 10, 3
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,9 @@ def caller_tables(case: Caller, device: str) -> tuple[torch.Tensor, torch.Tensor
 def contenders(device: str) -> tuple[dict[str, tuple[Function, str]], list]:
     """Name -> function and whose code it is; and a list that grows with every call of torchembed's kernel."""
     reached: list[bool] = []
-    without, code = merged_function(available=False)
-    found = {FORMULA: (without, code), OURS: (apply_rotary_pos_emb, "ropelab.interop.deepspeed")}
+    found: dict[str, tuple[Function, str]] = {OURS: (apply_rotary_pos_emb, "ropelab.interop.deepspeed")}
     try:
+        found = {FORMULA: merged_function(available=False)} | found
         kernel = peers.torchembed().fused_rope_forward
     except Unavailable:
         return found, reached
@@ -122,8 +121,8 @@ def contenders(device: str) -> tuple[dict[str, tuple[Function, str]], list]:
         reached.append(True)
         return kernel(*args)
 
-    merged, code = merged_function(rotate, on_device=lambda t: t.is_cuda or device == "cpu")
-    return {TORCHEMBED: (merged, code)} | found, reached
+    merged = merged_function(rotate, on_device=lambda t: t.is_cuda or device == "cpu")
+    return {TORCHEMBED: merged} | found, reached
 
 
 def checked(

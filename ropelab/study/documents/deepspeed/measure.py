@@ -20,8 +20,9 @@ from ropelab.bench import timing
 from ropelab.bench.copies import copies as copy_contenders
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
+from ropelab.interop.broadcast import formula
 from ropelab.study.documents.deepspeed import peers
-from ropelab.study.documents.deepspeed.dispatch import formula, merged_function
+from ropelab.study.documents.deepspeed.dispatch import merged_function
 from ropelab.study.topics.gradients.wrong_backward import expected_error
 
 HEADS, HEAD_DIM = 4, 64

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import os
+import runpy
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
 from ropelab.bench import packages
 from ropelab.bench.unavailable import Unavailable
+from ropelab.study.engine.sources import facts
 
 KERNEL_FILE = "torchembed/_triton.py"
 DEEPSPEED_FILE = "deepspeed/sequence/layer.py"
+
+
+REVIEWED = "0.3.0"
+"""The newest torchembed on the day of the review, and the only one that the document measured."""
 
 
 def torchembed_kernels() -> dict[str, bool]:
@@ -32,15 +42,39 @@ def torchembed(version: str | None = None) -> ModuleType:
     Raises:
         Unavailable: that version is not at hand, or ships no such module.
     """
-    if version is None:
-        with_kernel = [version for version, has in torchembed_kernels().items() if has]
-        if not with_kernel:
-            raise Unavailable("no torchembed with a fused kernel (make peers)")
-        version = with_kernel[-1]
     try:
-        return packages.load_file("torchembed", version, KERNEL_FILE)
+        return packages.load_file("torchembed", version or newest_torchembed(), KERNEL_FILE)
     except packages.NotInstalled as error:
         raise Unavailable(str(error)) from error
+
+
+def newest_torchembed() -> str:
+    """The newest version at hand that ships the fused kernel.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    with_kernel = [version for version, has in torchembed_kernels().items() if has]
+    if not with_kernel:
+        raise Unavailable("no torchembed with a fused kernel (make peers)")
+    return with_kernel[-1]
+
+
+def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """torchembed's ``fused_rope_forward`` for CPU tensors: Triton's interpreter runs the kernel.
+
+    Raises:
+        Unavailable: that version is not at hand, ships no kernel, or Triton is not installed.
+    """
+    if not torchembed_kernels().get(version):
+        raise Unavailable(f"no torchembed {version} with a fused kernel (make peers)")
+    with contextlib.suppress(ImportError):  # a launch imports it, and must not while the interpreter is at work
+        importlib.import_module("triton.experimental.gluon")
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads it where a kernel is defined
+        module = runpy.run_path(str(torchembed_file(version)))
+    if module["triton"] is None:
+        raise Unavailable("Triton is not installed")
+    return module["fused_rope_forward"]
 
 
 def torchembed_file(version: str) -> Path:
@@ -71,6 +105,19 @@ def deepspeed_source() -> tuple[str, Path]:
     except packages.NotInstalled as error:
         raise Unavailable(str(error)) from error
     return version, directory / DEEPSPEED_FILE
+
+
+def first_source() -> tuple[str, Path]:
+    """(commit, file) of ``apply_rotary_pos_emb`` as DeepSpeed#8052 proposed it first.
+
+    Raises:
+        Unavailable: the file is not at hand.
+    """
+    (first,) = (entry for entry in facts("version", "deepspeed") if entry["version"] == "first")
+    try:
+        return first["commit"], packages.file_at(first["repository"], first["commit"], first["path"])
+    except packages.NotInstalled as error:
+        raise Unavailable(str(error)) from error
 
 
 def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., torch.Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from ropelab.bench.table_free import TABLE_FREE
+from ropelab.study.documents.deepspeed import findings as deepspeed
 from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 from ropelab.study.documents.sglang.steps import timed_alike
 from ropelab.study.engine.words import value_range
@@ -118,17 +119,16 @@ def _partial_sums(memory: pd.DataFrame) -> str:
 
 
 def _one_tensor(times: pd.DataFrame) -> str:
-    times = times.set_index(["cell", "dtype", "direction"])
-    ours, compiled = (times[times.contender == name] for name in (OURS, "compile"))
+    cells = times.set_index(["cell", "dtype", "direction"])
+    ours, compiled = (cells[cells.contender == name].median_us for name in (OURS, "compile"))
     forward = [index for index in compiled.index if index[1:] == ("bfloat16", "forward")]
-    most = 1 / compiled.fraction_of_copy
+    most = deepspeed.most_over(times, "compile")
     bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
     return (
         f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
-        f"{value_range(compiled.fraction_of_copy)} of a copy and this kernel "
-        f"{value_range(ours.fraction_of_copy)}; in bfloat16 forward torch.compile is "
-        f"{_faster(compiled.median_us.loc[forward], ours.median_us)}. A kernel as fast as a copy would be "
-        f"{value_range(most)} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
+        f"{deepspeed.of_a_copy(times, 'compile')} of a copy and this kernel {deepspeed.of_a_copy(times, OURS)}; in "
+        f"bfloat16 forward torch.compile is {_faster(compiled.loc[forward], ours)}. A kernel as fast as a copy would "
+        f"be {value_range(most)} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
     )
 
 
