@@ -127,15 +127,28 @@ def test_what_one_launch_cannot_compute_goes_to_deepspeeds_own_function(files, l
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("wrong", [(S, H, 7), (S + 1, 1, D), (S, 1, D + 2)], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"freqs_cos": torch.ones(S, H, 7)},
+        {"freqs_cos": torch.ones(S, 1, 7), "freqs_sin": torch.ones(S, 1, 7)},
+        {"freqs_cos": torch.ones(S + 1, 1, D), "freqs_sin": torch.ones(S + 1, 1, D)},
+        {"freqs_cos": torch.ones(S, 1, D + 2), "freqs_sin": torch.ones(S, 1, D + 2)},
+        {"freqs_cos": torch.ones(())},
+        {"freqs_sin": None},
+        {"t": 1.0},
+        {"t": torch.ones(())},
+        {"freqs_sin": torch.ones(S, 1, D, device="meta")},
+    ],
+    ids=str,
+)
 def test_a_wrong_call_fails_as_in_deepspeed(files, wrong):
     layer, _ = files
-    t, *_ = draw((S, H, D), (S, 1, D))
+    arguments = {"t": torch.ones(S, H, D), "freqs_cos": torch.ones(S, 1, D), "freqs_sin": torch.ones(S, 1, D)} | wrong
     raised = []
-    for attempt in range(2):
-        patched = patch() if attempt else mock.MagicMock()
+    for patched in (mock.MagicMock(), patch()):
         with patched, pytest.raises(Exception) as error:
-            layer.apply_rotary_pos_emb(t, torch.ones(wrong, device=DEVICE), torch.ones(wrong, device=DEVICE))
+            layer.apply_rotary_pos_emb(*arguments.values())
         raised.append((error.type, str(error.value)))
     assert raised[0] == raised[1]
 

@@ -143,11 +143,10 @@ def _over_kernel(name: str, original: RotationFunction, inverse: bool) -> Rotati
 
     @functools.wraps(original)
     def over_kernel(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
-        try:
-            check_tables({"t": t}, {"freqs_cos": freqs_cos, "freqs_sin": freqs_sin})
-        except (TypeError, ValueError):
-            return original(t, freqs_cos, freqs_sin)  # the original says what is wrong
-        rotated = _rotate_promoted([t], freqs_cos, freqs_sin, inverse=inverse)
+        rotated = None
+        if all(isinstance(x, torch.Tensor) and x.ndim for x in (t, freqs_cos, freqs_sin)):
+            rotated = _rotate_promoted([t], freqs_cos, freqs_sin, inverse=inverse)
+        # The original also says what is wrong with a wrong call.
         return original(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
 
     over_kernel.__dict__["_rotates_with_ropelab"] = True
