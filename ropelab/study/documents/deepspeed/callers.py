@@ -1,4 +1,4 @@
-"""DeepSpeed's function and ours over the same kernel contract, for the shapes that callers pass: who launches what."""
+"""This file counts and times the launches of DeepSpeed's function and of ours, for the shapes that callers pass."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def cases(tokens: int = 4096) -> tuple[Caller, ...]:
 def callers(*, smoke: bool = False) -> pd.DataFrame:
     """Launches, memory and GPU time of each caller's call, forward and backward.
 
-    Contenders are DeepSpeed's function with the newest torchembed at hand, the same where torchembed is not
-    installed (the formula), and `ropelab.interop.deepspeed`. Each is checked in that direction before it is timed.
+    Contenders are DeepSpeed's function with the newest torchembed at hand, DeepSpeed's function without torchembed (the
+    formula), and `ropelab.interop.deepspeed`. Each contender is checked in a direction before it is timed there.
 
     Returns:
         Columns caller, in_tree, t, tables, dtype, table_dtype, direction, contender, code (which of DeepSpeed's code
@@ -108,7 +108,7 @@ def caller_tables(case: Caller, device: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def contenders(device: str) -> tuple[dict[str, tuple[Function, str]], list]:
-    """Name -> function and whose code it is; and a list that grows with every call of torchembed's kernel."""
+    """Name -> the function and the source of its code; and a list that grows with every call of torchembed's kernel."""
     reached: list[bool] = []
     found: dict[str, tuple[Function, str]] = {OURS: (apply_rotary_pos_emb, "ropelab.interop.deepspeed")}
     try:
@@ -144,7 +144,7 @@ def checked(
             (found,) = torch.autograd.grad(found, leaf, cotangent.to(dtype))
             (expected,) = torch.autograd.grad(expected, exact, cotangent.double())
             dtype = case.dtype
-    except Exception as error:  # recorded: what cannot run is a result too
+    except Exception as error:  # a contender that cannot run is a result too
         return {"status": timing.failure(error)}
     error = ((found.double() - expected).norm() / expected.norm()).item()
     allowed = rounding_bound(dtype)

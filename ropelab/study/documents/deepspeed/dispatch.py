@@ -1,4 +1,4 @@
-"""The function that DeepSpeed#8052 changed, as first proposed and as merged, with a kernel of the caller's choice.
+"""This file holds the function that DeepSpeed#8052 changed, as first proposed and as merged, with any kernel.
 
 Contract of ``deepspeed.sequence.layer.apply_rotary_pos_emb(t, cos, sin)``: the tables hold cosines and sines (not
 angles) in R <= D columns, both halves equal, and broadcast against ``t [..., D]``. The function rotates split-half
@@ -32,7 +32,7 @@ def rounding_bound(dtype: torch.dtype | str) -> float:
     elements of a pair err). 5 % cover the products of two roundings.
 
     Args:
-        dtype: the narrowest on the way; a string is its name without "torch.".
+        dtype: the narrowest dtype on the way; a string is the name of the dtype without "torch.".
     """
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
@@ -42,7 +42,7 @@ def rounding_bound(dtype: torch.dtype | str) -> float:
 def first_function(
     rotate: Rotate | None = None, *, available: bool = True, on_device: Callable[[torch.Tensor], bool] = lambda t: True
 ) -> tuple[Function, str]:
-    """The function of the first commit with ``rotate`` in place of torchembed's kernel, and which code it is.
+    """The function of the first commit with ``rotate`` in place of torchembed's kernel, and the source of its code.
 
     Args:
         rotate, available, on_device: as for `merged_function`.
@@ -68,11 +68,11 @@ def first_function(
 def merged_function(
     rotate: Rotate | None = None, *, available: bool = True, on_device: Callable[[torch.Tensor], bool] = lambda t: True
 ) -> tuple[Function, str]:
-    """The merged function with ``rotate`` in place of torchembed's kernel, and which code it is.
+    """The merged function with ``rotate`` in place of torchembed's kernel, and the source of its code.
 
     Args:
         rotate: ``(q, k, cos, sin) -> (q, k)`` in torchembed's convention; None where no call reaches the kernel.
-        available: what the guarded import of torchembed found.
+        available: whether the guarded import of torchembed succeeded.
         on_device: the device test of the gate. The default lets CPU tensors through, so that gate and reshaping can
             be studied without a GPU.
 

@@ -1,4 +1,4 @@
-"""The evidence for claims DS-01 to DS-17 that a CPU computes in seconds."""
+"""This file computes the evidence for claims DS-01 to DS-17 that takes a CPU seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CALLERS = (
     ("[s, h, d] with [s, d], as many heads as tokens", False, (S, S, D), (S, D)),
     ("[s, b, h, d] with [s, 1, d], batch as long as the sequence", False, (S, S, H, D), (S, 1, D)),
 )
-"""In DeepSpeed's tree are those of ``data/sources.toml``, both in the release that is compared with."""
+"""``data/sources.toml`` lists the callers in DeepSpeed's tree; both are in the release under study."""
 
 PAST_THE_TABLES = "reads past the tables"
 """An outcome of `dispatch`."""
@@ -66,12 +66,12 @@ def callers_dispatched() -> pd.DataFrame:
 
     The versions are DeepSpeed's own source, with torchembed's own kernel in Triton's interpreter: the first version
     with the newest torchembed of its day, the merged version with the newest at hand. NaN lies behind the tables in
-    memory, so that a result shows what was read past their end. Without the file of the first commit there is no
+    memory, so that a result shows a read past their end. Without the file of the first commit there is no
     first version.
 
-    Columns version, code (whose code was run), caller, in_tree, t, tables, tokens, heads (the size of axis -2 of t),
-    gate_open (the kernel was used), kernel_tokens (the size of the axis that torchembed's kernel took for the sequence;
-    0 where it was not called), expected, outcome, error (relative L2).
+    Columns version, code (the source of the code), caller, in_tree, t, tables, tokens, heads (the size of axis -2 of
+    t), gate_open (the kernel was used), kernel_tokens (the size of the axis that torchembed's kernel took for the
+    sequence; 0 where the kernel was not called), expected, outcome, error (relative L2).
     """
     opened: list[int] = []
 
@@ -124,8 +124,8 @@ def callers_dispatched() -> pd.DataFrame:
 def tests() -> pd.DataFrame:
     """Every case of the test file as first proposed, as fixed, and of a later commit, with the merged function.
 
-    Columns: version, test, read (the commit, and what was read of it), device, tokens, head_dim, rotary_dim,
-        broadcasts, passes (on the CPU the function does what the test asks of it), reaches_kernel.
+    Columns: version, test, read (the commit, and the part of it that was read), device, tokens, head_dim, rotary_dim,
+        broadcasts, passes (on the CPU the function passes the test), reaches_kernel.
     """
     rows = []
     for test in facts("test", "deepspeed"):
@@ -156,8 +156,8 @@ ABSENT, OLD = "torchembed is not installed", "torchembed 0.2.4 is installed"
 def fallback() -> pd.DataFrame:
     """The merged function where the fused path cannot run.
 
-    Columns case, code (whose code was run), available (the guarded import found the kernel), warnings (their number,
-    of the import and of the call), expected, outcome, error.
+    Columns case, code (the source of the code), available (the guarded import found the kernel), warnings (the number
+    of warnings of the import and of the call), expected, outcome, error.
     """
     t = torch.randn(S, B, H, D, dtype=torch.float64)
     cos, sin = _tables((S, 1, 1, D))
@@ -201,10 +201,10 @@ def wheels() -> pd.DataFrame:
 
 @evidence("deepspeed_kernel", "the source of torchembed's kernel under build/peers")
 def kernel_source() -> pd.DataFrame:
-    """How often the source of the fused kernel reads and writes: a row for each version at hand.
+    """The number of reads and writes in the source of the fused kernel: a row for each version at hand.
 
-    Columns version, loads (of the tensor), stores, repeated (loads and stores of an address that an earlier one has),
-    loops.
+    Columns version, loads (of the tensor), stores, repeated (loads and stores of an address that was loaded or stored
+    before), loops.
     """
     rows = []
     for version in (version for version, has in peers.torchembed_kernels().items() if has):
@@ -226,7 +226,7 @@ def kernel_source() -> pd.DataFrame:
 
 @evidence("deepspeed_extra", "the metadata of DeepSpeed under build/peers")
 def extra() -> pd.DataFrame:
-    """What the extra ``torchembed`` of DeepSpeed requires: columns release, requirement, least (its lower bound)."""
+    """The requirement of DeepSpeed's extra ``torchembed``: columns release, requirement, least (the lower bound)."""
     release, requirement = peers.deepspeed_extra("torchembed")
     least = requirement.partition(">=")[2] or "0"
     return pd.DataFrame([{"release": release, "requirement": requirement, "least": least}])
@@ -247,20 +247,22 @@ def patterns() -> pd.DataFrame:
 
 @evidence("wrong_backward", "computed on the CPU: our own backward that repeats the forward")
 def wrong_backward() -> pd.DataFrame:
-    """A backward that rotates forward again: its error, the closed form's, and the norm it keeps."""
+    """A backward that rotates forward again: the error, the error by the closed form, and the ratio of the norms."""
     mutant = {"mutant": with_wrong_backward(definition)}
     frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=measure.HEAD_DIM)
     return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
 
 
 GB10_GB_S = 273
-"""Memory bandwidth of the GPU of the document's table, by its data sheet (LPDDR5X, 273 GB/s)."""
+"""Memory bandwidth of the GPU of the document's table, by the GPU's data sheet (LPDDR5X, 273 GB/s)."""
 
 
 @evidence("deepspeed_published", "the document's table")
 def published() -> pd.DataFrame:
-    """The document's table with what follows from its milliseconds: the ratios, and the bytes per second of
-    the fused kernel under either reading of the dtype."""
+    """The document's table, with the ratios of its times and the bytes per second of the fused kernel.
+
+    The document does not state the dtype, so there are bytes per second for each of two dtypes.
+    """
     frame = pd.read_csv(PUBLISHED)
     elements = 2 * frame.batch * frame.heads * frame.seq_len * frame.head_dim
     return frame.assign(
@@ -272,7 +274,7 @@ def published() -> pd.DataFrame:
 
 
 def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
-    """Bytes per second of the document's three contenders under each reading of the dtype, and of those measured here.
+    """Bytes per second of the document's three contenders for each possible dtype, and of the contenders measured here.
 
     Args:
         table: the record deepspeed_table.
@@ -306,7 +308,7 @@ def _from_code(rows: list[dict], code: str) -> pd.DataFrame:
 
 
 def _tables(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables of the shape, one row for each of its leading sizes; both halves equal."""
+    """Tables of the shape, with a row for each of the leading elements; both halves are equal."""
     rows = torch.Size(shape[:-1]).numel()
     cos, sin = rotary_table(rows, shape[-1], dtype=torch.float64)
     return torch.cat((cos, cos), -1).reshape(shape), torch.cat((sin, sin), -1).reshape(shape)
@@ -320,7 +322,7 @@ def _before_nan(table: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 class _Reached(Exception):
-    """Raised in place of the kernel, to see whether a call gets there."""
+    """Raised in place of the kernel, to show that a call reaches the kernel."""
 
 
 def _reached(*args):
@@ -330,7 +332,7 @@ def _reached(*args):
 def _attempt(function, *args) -> torch.Tensor | Exception:
     try:
         return function(*args)
-    except Exception as error:  # what is raised is part of the result
+    except Exception as error:  # an error is a result too
         return error
 
 

@@ -1,6 +1,6 @@
-"""Figures of DeepSpeed#8052: who gets the kernel, what the gradient is worth, what a call launches, bytes per second.
+"""This file draws the figures of DeepSpeed#8052: callers, gradients, launches, and bytes per second.
 
-As in ``ropelab.study.plots.registry``: titles are computed, ``footer`` says machine and date.
+The titles are computed from the records. ``footer`` names the machine and the date (`ropelab.study.plots.registry`).
 """
 
 import textwrap
@@ -38,7 +38,7 @@ _LOOKS = CONTENDERS.extended(
 
 
 def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
-    """What every shape gets from the first version, the merged one and ours: a cell each."""
+    """A cell for each shape and version: the kernel, the formula, or a wrong result."""
     frame = dispatch.assign(what=dispatch.apply(_what, axis=1))
     table = frame.pivot(index="caller", columns="version", values="what")
     shown = [version for version in _VERSIONS if version in table]  # the first needs the file of a commit
@@ -119,7 +119,7 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Speed of each caller's call as a fraction of a copy, with its launches and extra memory."""
+    """The speed of each caller's call as a fraction of a copy, with the launches and the extra memory of the call."""
     timed = frame[frame.status == "ok"]
     own = timed[timed.in_tree]
     ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
@@ -144,14 +144,14 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
             marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=name)
             marks.beside(ax, reached, y, texts, size=7.5, zorder=4,
                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
-        marks.one(ax, zorder=3)  # below what is written
+        marks.one(ax, zorder=3)  # below the text
         ax.set_yticks(place, place.index)
         ax.set(xlim=(0, 1.62))
     return panels.finish("fraction of the best copy of t", legend=3)
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:
-    """Callers by their shapes, those of DeepSpeed's tree marked."""
+    """The label of each caller: the shapes, and a mark on the callers in DeepSpeed's tree."""
     dtypes = np.where(frame.dtype == frame.table_dtype, "", "\nfp16 with fp32 tables")
     return frame.t + " with " + frame.tables + dtypes + np.where(frame.in_tree, "\nin DeepSpeed's tree", "")
 
@@ -164,7 +164,7 @@ def _what_runs(row) -> str:
 
 
 def readings(table: pd.DataFrame, footer: str = "") -> Figure:
-    """Bytes per second under each reading of the document's dtype, beside those measured here in that dtype."""
+    """Bytes per second of the document for each possible dtype, beside bytes per second measured here."""
     frame = bandwidths(table)
     published = frame[frame["where"] == "published (GB10)"]
     fused = published[published.contender == "torchembed"].groupby("dtype").gb_s

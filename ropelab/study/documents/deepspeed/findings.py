@@ -1,4 +1,4 @@
-"""What the evidence of DeepSpeed#8052 says, in words that rules, README.md and the notebooks share."""
+"""This file words the findings about DeepSpeed#8052 once, for the rules, README.md and the notebooks."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from ropelab.study.engine.words import value_range
 
 
 def gate_of_callers(dispatch: pd.DataFrame) -> str:
-    """For how many shapes of DeepSpeed's own callers the merged gate opens, and for how many ours."""
+    """The number of shapes of DeepSpeed's own callers for which the merged gate opens, and ropelab's gate."""
     own = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].groupby("version").gate_open.agg(["sum", "size"])
     merged, ours = (own.loc[version] for version in ("merged", "ropelab"))
     return (

@@ -1,4 +1,4 @@
-"""The two packages that the document speaks of, in the versions at hand: torchembed and DeepSpeed."""
+"""This file loads the two packages of the document, torchembed and DeepSpeed, in the versions at hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REVIEWED = "0.3.0"
 
 
 def torchembed_kernels() -> dict[str, bool]:
-    """Version of torchembed at hand, oldest first -> whether it ships the fused kernel's module."""
+    """Each version of torchembed at hand, oldest first -> whether the version ships the module of the fused kernel."""
     return {
         version: (directory / KERNEL_FILE).is_file()
         for version, directory in packages.installations("torchembed").items()
@@ -37,10 +37,10 @@ def torchembed_kernels() -> dict[str, bool]:
 
 
 def torchembed(version: str | None = None) -> ModuleType:
-    """The ``torchembed._triton`` module of that version, by default of the newest that has one.
+    """The module ``torchembed._triton`` of the version, by default of the newest version that ships the module.
 
     Raises:
-        Unavailable: that version is not at hand, or ships no such module.
+        Unavailable: the version is not at hand, or does not ship the module.
     """
     try:
         return packages.load_file("torchembed", version or newest_torchembed(), KERNEL_FILE)
@@ -64,13 +64,13 @@ def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.
     """torchembed's ``fused_rope_forward`` for CPU tensors: Triton's interpreter runs the kernel.
 
     Raises:
-        Unavailable: that version is not at hand, ships no kernel, or Triton is not installed.
+        Unavailable: the version is not at hand, ships no kernel, or Triton is not installed.
     """
     if not torchembed_kernels().get(version):
         raise Unavailable(f"no torchembed {version} with a fused kernel (make peers)")
-    with contextlib.suppress(ImportError):  # a launch imports it, and must not while the interpreter is at work
+    with contextlib.suppress(ImportError):  # a launch would import the module while the interpreter is at work
         importlib.import_module("triton.experimental.gluon")
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads it where a kernel is defined
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads the variable where a kernel is defined
         module = runpy.run_path(str(torchembed_file(version)))
     if module["triton"] is None:
         raise Unavailable("Triton is not installed")
@@ -78,12 +78,12 @@ def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.
 
 
 def torchembed_file(version: str) -> Path:
-    """The source of the fused kernel of that version, which must be at hand."""
+    """The source of the fused kernel of a version at hand."""
     return packages.installations("torchembed")[version] / KERNEL_FILE
 
 
 def deepspeed_extra(name: str) -> tuple[str, str]:
-    """(version of DeepSpeed, what its extra requires, as ``"torchembed>=0.3.1"``; "" if there is no such extra).
+    """(version of DeepSpeed, requirement of the extra, as ``"torchembed>=0.3.1"``; "" if DeepSpeed lacks the extra).
 
     Raises:
         Unavailable: no DeepSpeed is at hand.
@@ -121,10 +121,9 @@ def first_source() -> tuple[str, Path]:
 
 
 def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., torch.Tensor]:
-    """DeepSpeed's ``apply_rotary_pos_emb`` from its source file, with ``names`` in place of its module's
-    globals.
+    """DeepSpeed's ``apply_rotary_pos_emb`` from the source file, with ``names`` in place of the module's globals.
 
-    Only the two functions are compiled: importing the package would pull in its launcher and its op builders.
+    Only two functions are compiled. An import of the package would load the launcher and the op builders.
     """
     wanted = {"apply_rotary_pos_emb", "_rotate_half"}
     tree = ast.parse(source.read_text(encoding="utf-8"))
@@ -137,7 +136,7 @@ def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., to
 
 
 def deepspeed_import_guard(source: Path) -> bool:
-    """Run DeepSpeed's guarded import of torchembed here; the value of its availability flag afterwards."""
+    """Run DeepSpeed's guarded import of torchembed here, and return the flag that the import sets."""
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Try) and "torchembed" in ast.unparse(node):
             namespace: dict[str, Any] = {}
@@ -147,7 +146,7 @@ def deepspeed_import_guard(source: Path) -> bool:
 
 
 def _rearrange_halves(x: torch.Tensor, pattern: str, j: int) -> torch.Tensor:
-    """The single einops pattern that the file uses, so that einops need not be installed."""
+    """The only einops pattern of the file, so that einops need not be installed."""
     if pattern != "... (j d) -> ... j d":
         raise Unavailable(f"DeepSpeed's source uses the einops pattern {pattern!r}")
     return x.unflatten(-1, (j, -1))

@@ -26,7 +26,7 @@ EAGER, COMPILED, TORCHEMBED, MODULE = "eager", "compile", "torchembed", "torchem
 """Contenders of the record deepspeed_table: the document's three columns, and torchembed's module."""
 
 DTYPES = ("float32", "bfloat16")
-"""The document states neither dtype nor direction: every one that is measured is a cell."""
+"""The document states neither dtype nor direction: every measured dtype and direction is a cell."""
 
 PRINTED = 5e-6
 """The largest relative error of a number that a record keeps to six significant digits."""
@@ -159,7 +159,7 @@ def compile_keeps_intermediates(claim: Claim, inductor: pd.DataFrame) -> Verdict
 
 @rule("DS-10", "deepspeed_launches", "deepspeed_kernel", basis=Basis.PACKAGE)
 def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFrame) -> Verdict:
-    """The kernel, not DeepSpeed's function: one launch without extra memory, and source that repeats no access."""
+    """The claim is about the kernel: one launch without extra memory, and a source that repeats no access."""
     raw = needed(launches[launches.path == "raw kernel"], claim.needs)
     api = launches[launches.path == "DeepSpeed API"]
     runs = list((raw.launches == 1) & (raw.extra_bytes == 0))
@@ -191,10 +191,10 @@ def works_without_torchembed(claim: Claim, fallback: pd.DataFrame) -> Verdict:
 
 @rule("DS-12", "deepspeed_correctness", "wrong_backward", basis=Basis.PACKAGE)
 def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd.DataFrame) -> Verdict:
-    """Error and norm are those of a repeated forward, up to rounding, in every dtype at every length beyond 1.
+    """A cell is a dtype and a length beyond 1: error and norm must be a repeated forward's, up to rounding.
 
-    A repeated forward R g has the closed form's distance from the gradient, and its norm. Rounding moves both by at
-    most `rounding_bound`. Our own backward that repeats the forward shows that the closed form is right.
+    A repeated forward R g has the closed form's distance from the gradient, and the gradient's norm. Rounding moves
+    both by at most `rounding_bound`. Our own backward that repeats the forward shows that the closed form is right.
     """
     whole = correctness[correctness.table == "whole"].astype({"version": str})
     longer = whole[whole.seq_len > 1]
@@ -221,7 +221,7 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
 
 @rule("DS-13", "deepspeed_extra", "deepspeed_packages", basis=Basis.SOURCE)
 def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.DataFrame) -> Verdict:
-    """A cell is a version that the document's bound or the release's admits; it must have the kernel."""
+    """A cell is a version that the document's bound or the release's bound admits: the version must have the kernel."""
     ships, (stated,) = _ships(packages), claim.numbers
     required = extra.iloc[0]
     bound = min(_order(stated), _order(required.least))
@@ -267,7 +267,7 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
 
 @rule("DS-17", "deepspeed_patterns", basis=Basis.SOURCE)
 def others_do_the_same(claim: Claim, patterns: pd.DataFrame) -> Verdict:
-    """A cell is a project: the import of an optional package that rotates is guarded, and without it there is a way."""
+    """A cell is a project: the import of an optional rotation is guarded, and the project computes without it."""
     _need(patterns, claim.needs, project=("transformers", "vLLM"))
     shown = "; ".join(
         f"{row.project} {row.release} imports {row.optional}, catches {row.catches} and "
@@ -281,7 +281,7 @@ def others_do_the_same(claim: Claim, patterns: pd.DataFrame) -> Verdict:
 
 
 def digits(error: float) -> str:
-    """How far a ratio that should be 1 is from it; records keep six digits."""
+    """The distance of a ratio from 1 in words; records keep six digits."""
     return f"{error:.0e}" if error >= 1e-6 else "6 digits"
 
 
@@ -353,7 +353,7 @@ def _device(correctness: pd.DataFrame) -> str:
 
 
 def _code(frame: pd.DataFrame) -> str:
-    """Whose code was run, and where."""
+    """The source of the code that was run, and the place."""
     return f"run on the CPU, the kernel in Triton's interpreter: {listed(frame.code)}"
 
 

@@ -1,4 +1,4 @@
-"""Where the kernels fall short, and why: sentences for README.md whose numbers are those of the records."""
+"""This file words the shortfalls of the kernels for README.md, with the numbers of the records."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ OVER_COMPILED = 1.5
 
 
 def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """One for each shortfall, its name in bold; ``frames`` holds a table for each of ``STUDIES``."""
+    """A sentence for each shortfall, with a name in bold; ``frames`` holds a table for each of ``STUDIES``."""
     times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # which has no times
     return [
         _few_tokens(pd.concat([times["dense"], times["few_tokens"]])),
@@ -43,7 +43,7 @@ def _few_tokens(times: pd.DataFrame) -> str:
 
 
 def _as_called(times: pd.DataFrame) -> pd.DataFrame:
-    """SGLang's cells as its kernel is called: few tokens, halves, nothing cloned, in CUDA graphs."""
+    """The cells that SGLang's kernel is called with: few tokens, halves, nothing cloned, in CUDA graphs."""
     times = timed_alike(times)
     return times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
 
@@ -60,7 +60,7 @@ def _in_place(times: pd.DataFrame) -> str:
 
 
 def _at_positions(times: pd.DataFrame) -> str:
-    """What a position costs where a call is little more than the wait for memory."""
+    """The cost of a position in a call that is little more than a wait for memory."""
     ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
     flashinfer = _best(times, FLASHINFER)
     return (
@@ -72,7 +72,7 @@ def _at_positions(times: pd.DataFrame) -> str:
 
 
 def _best(times: pd.DataFrame, named: str) -> pd.Series:
-    """Microseconds in each cell of the best contender whose name begins so."""
+    """Microseconds in each cell of the best contender whose name begins with ``named``."""
     return times[times.contender.str.startswith(named)].groupby("cell").median_us.min()
 
 
