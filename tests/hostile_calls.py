@@ -375,6 +375,11 @@ TARGETS = {
         deepspeed.apply_rotary_pos_emb, {"t": Q, "freqs_cos": FULL[0][:, None], "freqs_sin": FULL[1][:, None]},
         {"t": ANY_SHAPE, "freqs_cos": TABLE, "freqs_sin": TABLE},
     ),
+    "deepspeed.fused_rope_forward": Target(
+        deepspeed.fused_rope_forward,
+        {"q": Q.transpose(1, 2), "k": K.transpose(1, 2), "cos": FULL[0], "sin": FULL[1]},
+        {"q": ANY_SHAPE, "k": ANY_SHAPE, "cos": TABLE, "sin": TABLE},
+    ),
     "huggingface.apply_rotary_pos_emb": Target(
         huggingface.apply_rotary_pos_emb,
         {"q": Q, "k": K, "cos": FULL[0][None], "sin": FULL[1][None], "unsqueeze_dim": 2, "layout": "split_half"},

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from ropelab import reference, rotary_table
+from ropelab.bench import packages as at_hand
 from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
 from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, gpus, load
+from ropelab.bench.unavailable import Unavailable
+from ropelab.interop.broadcast import formula
 from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, measure, peers, rules
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
@@ -107,7 +110,11 @@ def kernel(**changes):
 
 
 def patterns(**guarded):
-    return lambda: pd.DataFrame(guarded.items(), columns=["project", "guarded_import"])
+    return lambda: pd.DataFrame(
+        [{"project": project, "release": "1.0", "path": "a/file.py", "optional": "a_package", "catches": "ImportError",
+          "falls_back": has, "only": "always", "names_torchembed": False, "guarded_import": has}
+         for project, has in guarded.items()]
+    )  # fmt: skip
 
 
 def mutant(**changes):
@@ -117,7 +124,6 @@ def mutant(**changes):
 
 
 HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
-MODEL_HOLDS, MODEL_FAILS = ((UNTOLD, f"our model: {inner}") for inner in (HOLDS, FAILS))
 SAME = "dtype == table_dtype"
 CALLER = "caller.str.startswith('[b, h, s, d]') and contender == 'DeepSpeed without torchembed'"
 
@@ -143,11 +149,12 @@ CASES = [
     ),
     *cases(
         "DS-02", "deepspeed_dispatch",
-        (dispatched, MODEL_FAILS),
-        (but(dispatched, "version == 'first'", outcome="equal"), MODEL_HOLDS),
-        (but(but(dispatched, outcome="equal"), "version == 'first' and in_tree", outcome="different"), MODEL_FAILS),
-        (but(dispatched, "version != 'first'", outcome="different"), MODEL_FAILS),
-        (lacking(dispatched, "in_tree"), (UNTOLD, "our model: cannot be told")),
+        (dispatched, FAILS),
+        (but(dispatched, "version == 'first'", outcome="equal"), HOLDS),
+        (but(but(dispatched, outcome="equal"), "version == 'first' and in_tree", outcome="different"), FAILS),
+        (but(dispatched, "version != 'first'", outcome="different"), FAILS),
+        (lacking(dispatched, "in_tree"), UNTOLD),
+        (lacking(dispatched, "version == 'first'"), UNTOLD),
     ),
     *cases(
         "DS-03", "deepspeed_packages",
@@ -170,11 +177,13 @@ CASES = [
     ),
     *cases(
         "DS-05", "deepspeed_dispatch",
-        (dispatched, MODEL_HOLDS),
-        (but(dispatched, "version == 'first'", outcome="equal"), MODEL_FAILS),
-        (but(dispatched, "version == 'first' and caller.str.endswith('one sequence')", outcome="equal"), MODEL_FAILS),
-        (but(dispatched, "version == 'merged' and in_tree", outcome="different"), MODEL_FAILS),
-        (lacking(dispatched, "caller == 'the same, one sequence'"), (UNTOLD, "our model: cannot be told")),
+        (dispatched, HOLDS),
+        (but(dispatched, "version == 'first'", outcome="equal"), FAILS),
+        (but(dispatched, "version == 'first'", kernel_tokens=5), FAILS),  # then along the tokens
+        (but(dispatched, "version == 'first' and caller.str.endswith('one sequence')", outcome="equal"), FAILS),
+        (but(dispatched, "version == 'merged' and in_tree", outcome="different"), FAILS),
+        (lacking(dispatched, "caller == 'the same, one sequence'"), UNTOLD),
+        (lacking(dispatched, "version == 'first'"), UNTOLD),
     ),
     *cases(
         "DS-06", "deepspeed_dispatch",
@@ -182,8 +191,7 @@ CASES = [
         (but(dispatched, "version == 'merged'", outcome="equal"), HOLDS),
         (but(but(dispatched, outcome="equal"), "version == 'merged' and in_tree", outcome="different"), FAILS),
         (but(dispatched, "version != 'merged'", outcome="different"), FAILS),
-        (but(dispatched, "version == 'merged'", code="our model of the merged code"), MODEL_FAILS),
-        (but(dispatched, "version == 'merged'", code="our model of the merged code", outcome="equal"), MODEL_HOLDS),
+        (lacking(dispatched, "version == 'first'"), FAILS),
         (lacking(dispatched, "gate_open"), UNTOLD),
     ),
     *cases(
@@ -238,7 +246,6 @@ CASES = [
         (but(fell_back, "case.str.contains('fails')", outcome="equal"), HOLDS),  # not the claim
         (but(fell_back, "case == 'torchembed is not installed'", outcome="raises ImportError"), FAILS),
         (but(fell_back, "case == 'torchembed is not installed'", available=True), FAILS),
-        (but(fell_back, code="our model of the merged code"), MODEL_HOLDS),
         (lacking(fell_back, "case == 'torchembed is not installed'"), UNTOLD),
     ),
     *cases(
@@ -297,23 +304,38 @@ CASES = [
         (patterns(transformers=True, vLLM=True), HOLDS),
         (patterns(transformers=True, vLLM=False), FAILS),
         (patterns(transformers=True), UNTOLD),
+        (evidence.patterns, HOLDS),
+        (but(evidence.patterns, "project == 'transformers'", guarded_import=False), FAILS),
+        (lacking(evidence.patterns, "project == 'vLLM'"), UNTOLD),
     ),
 ]  # fmt: skip
 
-NEEDS_PEERS = {"DS-06", "DS-11", "DS-14"}
+NEEDS_PEERS = {"DS-02", "DS-04", "DS-05", "DS-06", "DS-11", "DS-14"}
+
+
+def first_commit_at_hand():
+    try:
+        peers.first_source()
+    except Unavailable:
+        return False
+    return True
+
+
+PEERS_AT_HAND = all(map(packages_at_hand, ("deepspeed", "torchembed"))) and first_commit_at_hand()
+needs_peers = pytest.mark.skipif(
+    not PEERS_AT_HAND, reason="DeepSpeed, its first commit or torchembed is not under build/peers: run make peers"
+)
 
 
 @pytest.mark.parametrize("claim, given, expected", CASES, ids=[f"{claim}-{n}" for n, (claim, *_) in enumerate(CASES)])
 def test_evidence_decides_the_verdict(claim, given, expected, tmp_path):
     """Without a record: the evidence that is given decides, and only what is missing besides is computed."""
-    if claim in NEEDS_PEERS and not all(packages_at_hand(name) for name in ("deepspeed", "torchembed")):
-        pytest.skip("DeepSpeed and torchembed are not under build/peers: run make peers")
+    if claim in NEEDS_PEERS and not PEERS_AT_HAND:
+        pytest.skip("DeepSpeed, its first commit or torchembed is not under build/peers: run make peers")
     frames = {name: make() for name, make in given.items()}
     (row,) = ledger(frames, document="deepspeed", only=[claim], records=tmp_path).itertuples()
-    outcome, inner = expected if isinstance(expected, tuple) else (expected, "")
-    assert row.outcome == outcome, f"{row.words}: {row.measured} [{row.needs}]"
-    assert row.measured.startswith(inner)
-    assert (row.basis == Basis.MODEL) == (bool(inner))
+    assert row.outcome == expected, f"{row.words}: {row.measured} [{row.needs}]"
+    assert row.basis != Basis.MODEL
 
 
 def test_every_claim_can_come_out_in_several_ways():
@@ -378,32 +400,66 @@ def test_the_formula_is_the_definition():
     t = torch.randn(2, 5, 3, 8, dtype=torch.float64)
     cos, sin = rotary_table(5, 6, dtype=torch.float64)
     wide = [torch.cat((half, half), -1)[None, :, None] for half in (cos, sin)]
-    torch.testing.assert_close(dispatch.formula(t, *wide), reference.rotate(t, cos, sin))
+    torch.testing.assert_close(formula(t, *wide), reference.rotate(t, cos, sin))
 
 
+@needs_peers
 def test_the_formula_promotes_and_the_kernel_does_not():
     t, table = torch.zeros(5, 8, dtype=torch.float16), torch.zeros(5, 8)
-    assert dispatch.formula(t, table, table).dtype == torch.float32
-    assert dispatch.kernel_contract(t, t, table, table)[0].dtype == torch.float16
+    assert formula(t, table, table).dtype == torch.float32
+    assert peers.interpreted_kernel("0.3.2")(t, t, table, table)[0].dtype == torch.float16
 
 
-@pytest.mark.parametrize("caller, in_tree, t_shape, table_shape", evidence.CALLERS)
-def test_the_gate_looks_at_the_leading_axis_only(caller, in_tree, t_shape, table_shape):
-    gate = dispatch.merged_gate(torch.empty(t_shape), torch.empty(table_shape))
-    assert gate == (t_shape[0] == table_shape[0] == torch.Size(table_shape[:-1]).numel())
+@needs_peers
+def test_the_versions_are_deepspeeds_own_code():
+    """Their source is compiled as it is, and each version reshapes in its own way what it hands to the kernel."""
+    t, table = torch.randn(2, 5, 3, 8), torch.ones(2, 1, 1, 8)
+    seen = []
+
+    def rotate(q, k, cos, sin):
+        seen.append((tuple(q.shape), tuple(cos.shape), type(q)))
+        return q, k
+
+    for make, x, tables in (
+        (dispatch.first_function, (10, 3, 8), (2, 1, 1, 8)),
+        (dispatch.merged_function, (5, 3, 2, 8), (2, 8)),
+    ):
+        function, code = make(rotate)
+        assert "own source" in code
+        assert type(function(t, table, table)) is torch.Tensor
+        assert seen.pop() == (x, tables, torch.Tensor)
+        for shut in ({"available": False}, {"on_device": lambda t: False}):
+            assert torch.equal(make(rotate, **shut)[0](t, table, table), formula(t, table, table))
+        assert not seen
 
 
-@pytest.mark.skipif(
-    not packages_at_hand("deepspeed"), reason="DeepSpeed's source is not under build/peers: run make peers"
-)
-@pytest.mark.parametrize("caller, in_tree, t_shape, table_shape", evidence.CALLERS)
-def test_our_model_is_the_merged_code(caller, in_tree, t_shape, table_shape):
-    merged, code = dispatch.merged_function()
-    assert "own source" in code
-    t = torch.randn(t_shape, dtype=torch.float64)
-    tables = evidence._tables(table_shape)
-    ours, theirs = (evidence._attempt(function, t, *tables) for function in (dispatch.merged_dispatch, merged))
-    assert evidence._compare(theirs, ours)["outcome"] == "equal"
+@needs_peers
+def test_the_reviewed_code_is_that_of_the_first_commit():
+    """The first version gets a single shape right: as many heads as tokens, and tables of two axes."""
+    first = dispatched().query("version == 'first' and expected == 'a result'")
+    assert list(first.caller[first.outcome == "equal"]) == ["[s, h, d] with [s, d], as many heads as tokens"]
+    assert (first.kernel_tokens == first.heads).all()
+    merged = dispatched().query("version == 'merged' and gate_open")
+    assert (merged.kernel_tokens == merged.t.str[0]).all()
+
+
+def test_a_read_past_the_tables_shows():
+    table = torch.rand(1, 5, 1, 8)
+    t = torch.rand(2, 5, 3, 8)
+    guarded = evidence._before_nan(table, t)
+    assert torch.equal(guarded, table) and guarded.stride() == table.stride()
+    first_two = guarded.as_strided((3, 4), table.stride()[:2])  # as torchembed's kernel reads them
+    assert first_two[0].isfinite().all() and first_two[1:].isnan().all()
+
+
+def test_without_the_packages_nothing_is_computed(monkeypatch):
+    monkeypatch.setattr(at_hand, "installations", lambda *_: {})
+    evidence.callers_dispatched.cache_clear()
+    for compute in (evidence.dispatch, evidence.tests, evidence.fallback):
+        with pytest.raises(Unavailable, match="make peers|not installed"):
+            compute()
+    evidence.callers_dispatched.cache_clear()
+    assert list(callers.contenders("cpu")[0]) == [callers.OURS]
 
 
 def test_generated_code_is_counted():
@@ -465,13 +521,11 @@ def test_a_wrong_function_is_not_timed():
     tables = callers.caller_tables(TINY, "cpu")
     how = {"direction": "forward"}
     check = callers.checked
-    assert check(dispatch.formula, TINY, t, g, tables, **how)["status"] == "ok"
-    assert check(lambda t, c, s: dispatch.formula(t, c, -s), TINY, t, g, tables, **how)["status"].startswith(
-        "wrong: rel"
-    )
+    assert check(formula, TINY, t, g, tables, **how)["status"] == "ok"
+    assert check(lambda t, c, s: formula(t, c, -s), TINY, t, g, tables, **how)["status"].startswith("wrong: rel")
     assert "float64, the formula's float32" in check(lambda t, *_: t.double(), TINY, t, g, tables, **how)["status"]
     assert check(lambda t, *_: 1 / 0, TINY, t, g, tables, **how)["status"].startswith("failed: ZeroDivisionError")
-    detached = callers.checked(lambda t, c, s: dispatch.formula(t, c, s).detach(), TINY, t, g, tables, "backward")
+    detached = callers.checked(lambda t, c, s: formula(t, c, s).detach(), TINY, t, g, tables, "backward")
     assert detached["status"].startswith("failed: RuntimeError")
 
 
@@ -525,16 +579,20 @@ def test_the_figures_say_what_the_records_say(tmp_path):
     slow = record("deepspeed_launches").query("path in ('raw kernel', 'DeepSpeed API')").head(2)
     slow = slow.assign(median_us=[20.0, 60.0], copy_us=10.0)
     assert "3.0 times as long as alone: 4 launches, 3 tensors" in figures.paths(slow).get_suptitle().replace("\n", " ")
-    figures.gates(dispatched()).savefig(tmp_path / "gates.png")
+    if PEERS_AT_HAND:
+        figures.gates(dispatched()).savefig(tmp_path / "gates.png")
 
 
+@needs_peers
 def test_the_figure_of_the_gate_counts():
     """0 of 3 after the merge; with ours, all."""
     title = figures.gates(dispatched()).get_suptitle().replace("\n", " ")
     assert "runs for 0 of 3 shapes of DeepSpeed's own callers after the merge, with ropelab for 3" in title
-    assert "the merged one 3 and ropelab 0" in title
+    assert "Of 12 shapes come out wrong: 11 in the first version, 3 in the merged version, 0 in ropelab" in title
     wrong = change(dispatched(), "version == 'ropelab'", outcome="different")
-    assert "ropelab 12" in figures.gates(wrong).get_suptitle()
+    assert "12 in ropelab" in figures.gates(wrong).get_suptitle()
+    later = figures.gates(dispatched().query("version != 'first'")).get_suptitle()
+    assert "come out wrong: 3 in the merged version" in later
 
 
 def test_bytes_per_second_of_both_readings():

@@ -90,6 +90,7 @@ def rotate_in_one_launch(
     layout: str = "split_half",
     out_layout: str | None = None,
     per_pair: bool = False,
+    inverse: bool = False,
 ) -> list[torch.Tensor] | None:
     """The rotation of one or two tensors in one launch of the kernel, or None where one launch cannot rotate them.
 
@@ -105,21 +106,23 @@ def rotate_in_one_launch(
         cos, sin: tables that broadcast against ``xs``, as for `formula`.
         layout, out_layout: as for `ropelab.apply_rope`.
         per_pair: the tables have a column for each pair, ``R/2`` columns, instead of a column for each feature.
+        inverse: apply the transposed matrices, as for `ropelab.apply_rope`.
 
     Returns:
         Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider, and differentiable.
     """
-    axes = _named_axes([x.shape for x in xs], cos.shape)
     fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
     fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
+    axes = _named_axes([x.shape for x in xs], cos.shape) if fits else None
     rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
-    if axes is None or not fits or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
+    if axes is None or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
         return None
     seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
-    cos, sin = (_table_with_rows(table, axes, xs[0].ndim, seq_len) for table in (cos, sin))
     rotary_slice = None if per_pair else (0, rotary_dim)
-    q, k = _to_bshd(xs[0], axes), None if len(xs) == 1 else _to_bshd(xs[1], axes)
-    ys = apply_rope(q, k, cos=cos, sin=sin, layout=layout, out_layout=out_layout, rotary_slice=rotary_slice)
+    ys = apply_rope(
+        *(_to_bshd(x, axes) for x in xs), cos=_rows(cos, seq_len), sin=_rows(sin, seq_len), layout=layout,
+        out_layout=out_layout, rotary_slice=rotary_slice, inverse=inverse,
+    )  # fmt: skip
     return [_from_bshd(y, axes) for y in ((ys,) if isinstance(ys, torch.Tensor) else ys)]
 
 
@@ -144,16 +147,18 @@ def _named_axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:
     return Axes(next((axis for axis in others if axis != seq), None), seq, heads)
 
 
-def _table_with_rows(table: torch.Tensor, axes: Axes, rank: int, seq_len: int) -> torch.Tensor:
-    """The table as ``[S, W]``, or as ``[B, S, W]`` where it differs between batches."""
-    rows = _to_bshd(table.reshape((1,) * (rank - table.ndim) + table.shape), axes)[:, :, 0]
-    rows = rows[0] if len(rows) == 1 else rows
-    return rows if rows.shape[-2] == seq_len else rows.expand(*rows.shape[:-2], seq_len, rows.shape[-1])
+def _rows(table: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """The table as ``[S, W]``, or as ``[B, S, W]`` where it differs between batches: without its axes of size 1."""
+    sizes = [size for size in table.shape[:-1] if size != 1]
+    rows = table.reshape(*sizes, table.shape[-1])
+    return rows if sizes else rows.expand(seq_len, -1)
 
 
 def _to_bshd(x: torch.Tensor, axes: Axes) -> torch.Tensor:
     """View ``x`` as ``[B, S, H, D]``. An axis that ``x`` lacks has size 1."""
-    x = x.permute(*(axis for axis in axes if axis is not None), x.ndim - 1)
+    if axes == (0, 1, 2):
+        return x
+    x = x.permute(*(axis for axis in axes if axis is not None), -1)
     for place, axis in enumerate(axes):
         x = x.unsqueeze(place) if axis is None else x
     return x
@@ -161,7 +166,9 @@ def _to_bshd(x: torch.Tensor, axes: Axes) -> torch.Tensor:
 
 def _from_bshd(x: torch.Tensor, axes: Axes) -> torch.Tensor:
     """The inverse of `_to_bshd`."""
+    if axes == (0, 1, 2):
+        return x
     for place in (2, 1, 0):
         x = x.squeeze(place) if axes[place] is None else x
     present = [axis for axis in axes if axis is not None]
-    return x.permute(*(present.index(axis) for axis in range(len(present))), len(present))
+    return x.permute(*(present.index(axis) for axis in range(len(present))), -1)

@@ -1,8 +1,20 @@
-"""This file holds ``deepspeed.sequence.layer.apply_rotary_pos_emb`` over ropelab's kernel."""
+"""This file holds DeepSpeed's rotation over ropelab's kernel, and a patch that makes DeepSpeed use the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import torch
 
 from ropelab.interop.broadcast import check_tables, formula, rotate_in_one_launch
+from ropelab.interop.patch import Patch, Place
+
+RotationFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
@@ -30,6 +42,123 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: to
         ValueError: the tables have a wrong number of columns, shapes do not broadcast, or devices differ.
     """
     check_tables({"t": t}, {"freqs_cos": freqs_cos, "freqs_sin": freqs_sin})
-    dtype = torch.promote_types(torch.promote_types(t.dtype, freqs_cos.dtype), freqs_sin.dtype)
-    rotated = rotate_in_one_launch([t.to(dtype)], freqs_cos, freqs_sin)
+    rotated = _rotate_promoted([t], freqs_cos, freqs_sin)
     return formula(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
+
+
+def fused_rope_forward(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate q and k where DeepSpeed calls the optional package torchembed: ``torchembed._triton.fused_rope_forward``.
+
+    DeepSpeed from 0.19.3 calls the function for tensors on the accelerator whose tables follow axis 0, and computes the
+    formula otherwise (github.com/deepspeedai/DeepSpeed, commit 5ca819bc2, deepspeed/sequence/layer.py). `patch` puts
+    this function there. It differs from torchembed 0.3.2 in three ways: the dtype of the result is the formula's, the
+    tables may have any strides and gradients, and a ``k`` that is ``q`` is rotated once.
+
+    Args:
+        q, k: ``[..., s, r]``, any strides and any number of leading axes. DeepSpeed passes one tensor as both.
+        cos, sin: ``[s, r]`` with ``r`` even, a column for each feature.
+
+    Returns:
+        ``(q, k)``, each in the dtype to which the tensor and the tables promote, and differentiable any number of
+        times. If ``k`` is ``q``, both results are one tensor.
+
+    Raises:
+        TypeError: an argument is not a tensor, q or k holds bools, or the tables are not floating.
+        ValueError: the tables have a wrong number of columns, shapes do not broadcast, or devices differ.
+    """
+    check_tables({"q": q, "k": k}, {"cos": cos, "sin": sin})
+    q_out = _rotate_rows(q, cos, sin)
+    return q_out, q_out if k is q else _rotate_rows(k, cos, sin)
+
+
+def patch() -> Patch:
+    """Make DeepSpeed rotate with the kernel: ``patch()``, or ``with patch(): ...``.
+
+    The patch replaces ``apply_rotary_pos_emb`` of ``deepspeed.sequence.layer`` and ``apply_rotary_pos_emb_backward`` of
+    ``deepspeed.sequence.fpdt_layer``, in each loaded module that has imported the function by its name. A call that one
+    launch cannot compute goes to DeepSpeed's own function, and so does a call with wrong arguments. In DeepSpeed from
+    0.19.3 `fused_rope_forward` takes the place of torchembed as well, whether torchembed is installed or not.
+
+    A result has the dtype of DeepSpeed's result. With bfloat16 a result is closer to the definition than DeepSpeed's
+    result, as DeepSpeed's own function rounds after every operation. A function that is patched already stays patched
+    until the first patch is undone.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+        ValueError: DeepSpeed's functions have another convention. The patch replaces nothing then.
+    """
+    layer = importlib.import_module("deepspeed.sequence.layer")
+    functions = [(layer, "apply_rotary_pos_emb", False)]
+    with contextlib.suppress(ImportError):  # an early DeepSpeed has no FPDT layer
+        fpdt_layer = importlib.import_module("deepspeed.sequence.fpdt_layer")
+        functions.append((fpdt_layer, "apply_rotary_pos_emb_backward", True))
+    new: dict[Place, object] = {}
+    for module, name, inverse in functions:
+        original = getattr(module, name)
+        if not _is_ours(original):
+            rotate = _over_kernel(f"{module.__name__}.{name}", original, inverse)
+            new |= dict.fromkeys(_places(name, original), rotate)
+    if getattr(layer, "_torchembed_rope_forward", None) is not fused_rope_forward and hasattr(layer, _AVAILABLE):
+        new |= {(layer, "_torchembed_rope_forward"): fused_rope_forward, (layer, _AVAILABLE): True}
+    return Patch(new)
+
+
+_AVAILABLE = "_torchembed_available"
+"""The flag of DeepSpeed that says whether the import of torchembed succeeded."""
+
+
+def _rotate_promoted(
+    xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, *, inverse: bool = False
+) -> list[torch.Tensor] | None:
+    """`rotate_in_one_launch` of the tensors in the dtype to which the first tensor and the tables promote."""
+    dtype = torch.promote_types(torch.promote_types(xs[0].dtype, cos.dtype), sin.dtype)
+    return rotate_in_one_launch([x.to(dtype) for x in xs], cos, sin, inverse=inverse)
+
+
+def _rotate_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`apply_rotary_pos_emb` of ``[..., s, r]`` by tables ``[s, r]``, in one launch for any number of leading axes."""
+    batched = x.flatten(0, -3) if x.ndim > 3 else x
+    return apply_rotary_pos_emb(batched, cos, sin).reshape(x.shape)
+
+
+def _over_kernel(name: str, original: RotationFunction, inverse: bool) -> RotationFunction:
+    """The function over the kernel that replaces ``original``; ``inverse`` as for `ropelab.apply_rope`.
+
+    Raises:
+        ValueError: ``original`` does not rotate halves by tables that broadcast.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    shapes = (2, 5, 3, 8), (1, 5, 1, 6), (1, 5, 1, 6)  # the columns of the tables differ between the halves
+    probe = [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for shape in shapes]
+    (expected,) = _rotate_promoted(probe[:1], *probe[1:], inverse=inverse) or probe[:1]
+    try:
+        found = original(*probe)
+        agrees = found.shape == expected.shape and torch.allclose(found, expected)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        agrees = False
+    if not agrees:
+        raise ValueError(f"{name}: expected a rotation of halves by (t, freqs_cos, freqs_sin), got another function")
+
+    @functools.wraps(original)
+    def over_kernel(t: torch.Tensor, freqs_cos: torch.Tensor, freqs_sin: torch.Tensor) -> torch.Tensor:
+        rotated = None
+        if all(isinstance(x, torch.Tensor) and x.ndim for x in (t, freqs_cos, freqs_sin)):
+            rotated = _rotate_promoted([t], freqs_cos, freqs_sin, inverse=inverse)
+        # The original also says what is wrong with a wrong call.
+        return original(t, freqs_cos, freqs_sin) if rotated is None else rotated[0]
+
+    over_kernel.__dict__["_rotates_with_ropelab"] = True
+    return over_kernel
+
+
+def _is_ours(function: object) -> bool:
+    return getattr(function, "_rotates_with_ropelab", False)
+
+
+def _places(name: str, function: RotationFunction) -> Iterator[Place]:
+    """Each loaded module that has the function under the name."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and vars(module).get(name) is function:
+            yield module, name

@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 
 from ropelab.arguments import integer, shown, tensor
 from ropelab.interop.broadcast import check_tables, formula, rotate_in_one_launch
+from ropelab.interop.patch import Patch, Place
 from ropelab.layout.pairing import check_layout
 
 RotationFunction = Callable[..., "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
@@ -66,34 +66,6 @@ def apply_rotary_pos_emb(
     return q_out, k_out
 
 
-class Patch:
-    """The functions that `patch` replaced. ``undo()`` puts the originals back, as does the end of a ``with`` block.
-
-    A function that other code has replaced after the patch stays as it is.
-    """
-
-    def __init__(self, replaced: dict[tuple[ModuleType, str], tuple[RotationFunction, RotationFunction]]):
-        self._replaced = replaced
-
-    @property
-    def functions(self) -> list[str]:
-        """The names of the replaced functions, ``"module.name"``."""
-        return sorted(f"{module.__name__}.{name}" for module, name in self._replaced)
-
-    def undo(self) -> None:
-        """Put the originals back where the replacements still are. A second call does nothing."""
-        while self._replaced:
-            (module, name), (original, replacement) = self._replaced.popitem()
-            if getattr(module, name, None) is replacement:
-                setattr(module, name, original)
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.undo()
-
-
 def patch(model: torch.nn.Module) -> Patch:
     """Make a Transformers model rotate with the kernel: ``patch(model)``, or ``with patch(model): ...``.
 
@@ -125,9 +97,7 @@ def patch(model: torch.nn.Module) -> Patch:
         for (module, name), function in functions.items()
         if not _is_ours(function)
     }
-    for (module, name), function in new.items():
-        setattr(module, name, function)
-    return Patch({place: (functions[place], replacement) for place, replacement in new.items()})
+    return Patch(new)
 
 
 # ----------------------------------------------------------------------------------- the convention of a function
@@ -182,7 +152,7 @@ _LAST_BUT_ONE = -2
 """The place at which tables get the axis of the heads if a function has no such parameter: ``[..., S, H, D]``."""
 
 
-def _rotation_functions(model: torch.nn.Module) -> Iterator[tuple[tuple[ModuleType, str], RotationFunction]]:
+def _rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, RotationFunction]]:
     """((module, name), function) of all rotations in the files that define the model's layers."""
     for name in dict.fromkeys(type(layer).__module__ for layer in model.modules()):
         module = sys.modules.get(name)

@@ -1,4 +1,4 @@
-"""Proofs by computer algebra: an identity holds when the difference of its sides reduces to zero."""
+"""This file proves identities by computer algebra: the difference of the two sides must reduce to zero."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,10 @@ def head_rotation(angles: Sequence, layout: str, width: int, first: int = 0) -> 
 
 
 def conversion_identities(source: str, target: str) -> dict[str, sp.Matrix]:
-    """Why `convert_layout` leaves every score as it was, in steps: LaTeX -> difference of the two sides.
+    """The steps that show that `convert_layout` leaves every score as it was: LaTeX -> difference of the two sides.
 
-    Heads have 6 features, of which the 4 in the middle rotate; two heads of q share one of k. The converted matrices
-    (primed) are what the library makes of row numbers, put in their order.
+    Heads have 6 features, and the 4 features in the middle rotate. Two heads of q share a head of k. The library
+    converts row numbers; the converted matrices (primed) have their rows in the order of these numbers.
     """
     width, rotated, inputs = 6, (1, 5), 2
 
@@ -67,10 +67,10 @@ def conversion_identities(source: str, target: str) -> dict[str, sp.Matrix]:
 
 
 def is_zero(difference: sp.Matrix) -> bool:
-    """Whether every entry is zero for all values of its symbols.
+    """Whether every entry is zero for all values of the symbols.
 
-    Sines and cosines become exponentials, whose products combine by themselves: expanding them is a normal
-    form, and a hundred times faster than simplification.
+    Sines and cosines become exponentials, and products of exponentials combine when sympy expands them. The expanded
+    sum is a normal form. Expansion is a hundred times faster than simplification.
     """
     return difference.applyfunc(lambda entry: sp.expand(entry.rewrite(sp.exp))) == sp.zeros(*difference.shape)
 
@@ -79,7 +79,7 @@ def prove(identities: dict[str, sp.Matrix]) -> None:
     """Prove and show each statement (LaTeX): the difference of its two sides must be zero.
 
     Raises:
-        AssertionError: one is not.
+        AssertionError: a difference is not zero.
     """
     from IPython.display import Math, display
 

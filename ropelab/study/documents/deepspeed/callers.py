@@ -1,4 +1,4 @@
-"""DeepSpeed's function and ours over the same kernel contract, for the shapes that callers pass: who launches what."""
+"""This file counts and times the launches of DeepSpeed's function and of ours, for the shapes that callers pass."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from ropelab.bench.workloads import DIRECTIONS
 from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import peers
-from ropelab.study.documents.deepspeed.dispatch import merged_function, rounding_bound
+from ropelab.study.documents.deepspeed.dispatch import Function, merged_function, rounding_bound
 
 TORCHEMBED, FORMULA, OURS = "DeepSpeed with torchembed", "DeepSpeed without torchembed", "ropelab"
 ROUNDS, SMOKE_ROUNDS = 10, 3
-Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ def cases(tokens: int = 4096) -> tuple[Caller, ...]:
 def callers(*, smoke: bool = False) -> pd.DataFrame:
     """Launches, memory and GPU time of each caller's call, forward and backward.
 
-    Contenders are DeepSpeed's function with the newest torchembed at hand, the same where torchembed is not
-    installed (the formula), and `ropelab.interop.deepspeed`. Each is checked in that direction before it is timed.
+    Contenders are DeepSpeed's function with the newest torchembed at hand, DeepSpeed's function without torchembed (the
+    formula), and `ropelab.interop.deepspeed`. Each contender is checked in a direction before it is timed there.
 
     Returns:
         Columns caller, in_tree, t, tables, dtype, table_dtype, direction, contender, code (which of DeepSpeed's code
@@ -109,11 +108,11 @@ def caller_tables(case: Caller, device: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def contenders(device: str) -> tuple[dict[str, tuple[Function, str]], list]:
-    """Name -> function and whose code it is; and a list that grows with every call of torchembed's kernel."""
+    """Name -> the function and the source of its code; and a list that grows with every call of torchembed's kernel."""
     reached: list[bool] = []
-    without, code = merged_function(available=False)
-    found = {FORMULA: (without, code), OURS: (apply_rotary_pos_emb, "ropelab.interop.deepspeed")}
+    found: dict[str, tuple[Function, str]] = {OURS: (apply_rotary_pos_emb, "ropelab.interop.deepspeed")}
     try:
+        found = {FORMULA: merged_function(available=False)} | found
         kernel = peers.torchembed().fused_rope_forward
     except Unavailable:
         return found, reached
@@ -122,8 +121,8 @@ def contenders(device: str) -> tuple[dict[str, tuple[Function, str]], list]:
         reached.append(True)
         return kernel(*args)
 
-    merged, code = merged_function(rotate, on_device=lambda t: t.is_cuda or device == "cpu")
-    return {TORCHEMBED: (merged, code)} | found, reached
+    merged = merged_function(rotate, on_device=lambda t: t.is_cuda or device == "cpu")
+    return {TORCHEMBED: merged} | found, reached
 
 
 def checked(
@@ -145,7 +144,7 @@ def checked(
             (found,) = torch.autograd.grad(found, leaf, cotangent.to(dtype))
             (expected,) = torch.autograd.grad(expected, exact, cotangent.double())
             dtype = case.dtype
-    except Exception as error:  # recorded: what cannot run is a result too
+    except Exception as error:  # a contender that cannot run is a result too
         return {"status": timing.failure(error)}
     error = ((found.double() - expected).norm() / expected.norm()).item()
     allowed = rounding_bound(dtype)

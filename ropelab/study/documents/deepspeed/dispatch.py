@@ -1,38 +1,27 @@
-"""The function that DeepSpeed#8052 changed, and the two ways in which the change handed it to torchembed.
+"""This file holds the function that DeepSpeed#8052 changed, as first proposed and as merged, with any kernel.
 
-Contract of ``deepspeed.sequence.layer.apply_rotary_pos_emb(t, cos, sin)``: tables of cos and sin (not
-angles), width R <= D, both halves equal, broadcast against ``t [..., D]``; split-half pairs; features beyond
-R pass unchanged; the result has the promoted dtype of input and table. torchembed's kernel takes ``x [*lead,
-S, R]`` and tables ``[S, R]``, rotates axis -2 by the rows, and returns x's dtype.
+Contract of ``deepspeed.sequence.layer.apply_rotary_pos_emb(t, cos, sin)``: the tables hold cosines and sines (not
+angles) in R <= D columns, both halves equal, and broadcast against ``t [..., D]``. The function rotates split-half
+pairs. Features from R on pass unchanged. The result has the dtype to which input and tables promote. torchembed's
+kernel takes ``x [*lead, S, R]`` and tables ``[S, R]``, rotates axis -2 by the rows, and returns x's dtype.
 
-Two dispatches are studied. The *first* is the pull request as opened, whose source was overwritten by a force
-push: it is modelled here from the review. The *merged* one is tested on DeepSpeed's own source when
-``build/peers`` has it (``make peers``), otherwise on our model of it.
+Both functions are DeepSpeed's own source: the merged function of the release under ``build/peers``, the first function
+of the first commit (``data/sources.toml``). A force push gave this commit another hash. The hash that the review
+names, 3855dbb0c2, follows from the commit's tree, parent, author and message without the line that signs it off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from ropelab.bench.unavailable import Unavailable
-from ropelab.interop.broadcast import formula
 from ropelab.study.documents.deepspeed import peers
 
+Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def kernel_contract(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torchembed's kernel computes: axis -2 of ``[*lead, S, R]`` rotated by table rows, in the input's
-    dtype."""
-    rows = q.shape[-2]
-    if rows > cos.shape[0]:
-        raise IndexError(f"the kernel reads row {rows - 1} of tables with {cos.shape[0]} rows")
-    return tuple(formula(x, cos[:rows], sin[:rows]).to(x.dtype) for x in (q, k))
 
 
 def rounding_bound(dtype: torch.dtype | str) -> float:
@@ -43,67 +32,62 @@ def rounding_bound(dtype: torch.dtype | str) -> float:
     elements of a pair err). 5 % cover the products of two roundings.
 
     Args:
-        dtype: the narrowest on the way; a string is its name without "torch.".
+        dtype: the narrowest dtype on the way; a string is the name of the dtype without "torch.".
     """
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     return 1.05 * 4 * torch.finfo(dtype).eps / 2
 
 
-def first_dispatch(
-    t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotate: Rotate = kernel_contract
-) -> torch.Tensor:
-    """The pull request as opened: whatever the shapes, axis -2 is taken for the sequence."""
-    rotary_dim = cos.shape[-1]
-    if rotary_dim % 2:
-        return formula(t, cos, sin)
-    x = t[..., :rotary_dim]
-    rotated, _ = rotate(x, x, cos.reshape(-1, rotary_dim), sin.reshape(-1, rotary_dim))
-    return torch.cat((rotated, t[..., rotary_dim:]), dim=-1)
+def first_function(
+    rotate: Rotate | None = None, *, available: bool = True, on_device: Callable[[torch.Tensor], bool] = lambda t: True
+) -> tuple[Function, str]:
+    """The function of the first commit with ``rotate`` in place of torchembed's kernel, and the source of its code.
 
+    Args:
+        rotate, available, on_device: as for `merged_function`.
 
-def merged_gate(t: torch.Tensor, cos: torch.Tensor) -> bool:
-    """Whether the merged code takes the fused path for these shapes (its device and import tests aside)."""
-    tokens, rotary_dim = cos.shape[0], cos.shape[-1]
-    return rotary_dim % 2 == 0 and tokens == t.shape[0] and cos.numel() == tokens * rotary_dim
+    Raises:
+        Unavailable: the file of the commit is not under ``build/peers``.
+    """
 
+    def plain(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rotate(*(x.as_subclass(torch.Tensor) for x in tensors))
 
-def merged_dispatch(
-    t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotate: Rotate = kernel_contract
-) -> torch.Tensor:
-    """Our model of the merged code: where the gate opens, axis 0 is the sequence; elsewhere the formula."""
-    if not merged_gate(t, cos):
-        return formula(t, cos, sin)
-    rotary_dim = cos.shape[-1]
-    x = t[..., :rotary_dim].movedim(0, -2).contiguous()
-    rotated, _ = rotate(x, x, cos.reshape(-1, rotary_dim), sin.reshape(-1, rotary_dim))
-    return torch.cat((rotated.movedim(-2, 0), t[..., rotary_dim:]), dim=-1)
+    commit, source = peers.first_source()
+    names = {"_torchembed_available": available, "_torchembed_rope_forward": plain}
+    function = peers.deepspeed_functions(source, names)
+
+    def first(t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        t = t.as_subclass(_SaysCuda) if on_device(t) and not t.is_cuda else t
+        return function(t, cos, sin).as_subclass(torch.Tensor)
+
+    return first, f"DeepSpeed's own source at {commit[:7]}"
 
 
 def merged_function(
-    rotate: Rotate = kernel_contract,
-    *,
-    available: bool = True,
-    on_device: Callable[[torch.Tensor], bool] = lambda t: True,
-) -> tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], str]:
-    """The merged function with ``rotate`` in place of torchembed's kernel, and which code it is.
+    rotate: Rotate | None = None, *, available: bool = True, on_device: Callable[[torch.Tensor], bool] = lambda t: True
+) -> tuple[Function, str]:
+    """The merged function with ``rotate`` in place of torchembed's kernel, and the source of its code.
 
     Args:
-        rotate: ``(q, k, cos, sin) -> (q, k)`` in torchembed's convention; may be the real kernel.
-        available: what the guarded import of torchembed found.
+        rotate: ``(q, k, cos, sin) -> (q, k)`` in torchembed's convention; None where no call reaches the kernel.
+        available: whether the guarded import of torchembed succeeded.
         on_device: the device test of the gate. The default lets CPU tensors through, so that gate and reshaping can
             be studied without a GPU.
+
+    Raises:
+        Unavailable: no DeepSpeed is under ``build/peers``.
     """
+    version, source = peers.deepspeed_source()
     accelerator = SimpleNamespace(on_accelerator=on_device)
-    names = {"get_accelerator": lambda: accelerator, "_torchembed_available": available,
-             "_torchembed_rope_forward": rotate}  # fmt: skip
-    try:
-        version, source = peers.deepspeed_source()
-        return peers.deepspeed_functions(source, names), f"DeepSpeed {version}'s own source"
-    except Unavailable:
-        pass
+    names: dict[str, Any] = {"get_accelerator": lambda: accelerator, "_torchembed_available": available,
+                             "_torchembed_rope_forward": rotate}  # fmt: skip
+    return peers.deepspeed_functions(source, names), f"DeepSpeed {version}'s own source"
 
-    def model(t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return merged_dispatch(t, cos, sin, rotate) if available and on_device(t) else formula(t, cos, sin)
 
-    return model, "our model of the merged code"
+class _SaysCuda(torch.Tensor):
+    """A CPU tensor that says that it is a CUDA tensor, for a gate that asks ``t.is_cuda`` and ``t.device.type``."""
+
+    is_cuda = True
+    device = torch.device("cuda")

@@ -1,15 +1,15 @@
-"""The evidence for claims DS-01 to DS-17 that a CPU computes in seconds."""
+"""This file computes the evidence for claims DS-01 to DS-17 that takes a CPU seconds."""
 
 from __future__ import annotations
 
 import ast
-import importlib
+import builtins
 import itertools
 import runpy
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from unittest import mock
 
 import pandas as pd
@@ -22,9 +22,10 @@ from ropelab.bench.records import ROOT
 from ropelab.bench.rows import timed
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import broadcast
+from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.study.documents.deepspeed import measure, peers
-from ropelab.study.documents.deepspeed.dispatch import first_dispatch, formula, kernel_contract, merged_function
+from ropelab.study.documents.deepspeed.dispatch import Function, first_function, merged_function
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts, where
 from ropelab.study.topics.gradients.wrong_backward import definition, overall_errors, with_wrong_backward
@@ -47,84 +48,104 @@ CALLERS = (
     ("[s, h, d] with [s, d], as many heads as tokens", False, (S, S, D), (S, D)),
     ("[s, b, h, d] with [s, 1, d], batch as long as the sequence", False, (S, S, H, D), (S, 1, D)),
 )
+"""``data/sources.toml`` lists the callers in DeepSpeed's tree; both are in the release under study."""
 
-"""In DeepSpeed's tree are those of ``data/sources.toml``, both in the release that is compared with."""
+PAST_THE_TABLES = "reads past the tables"
+"""An outcome of `dispatch`."""
 
 
 @evidence("deepspeed_dispatch", "computed on the CPU")
 def dispatch() -> pd.DataFrame:
+    """`callers_dispatched`, which takes seconds in Triton's interpreter and is computed once in a process."""
+    return callers_dispatched().copy()
+
+
+@cache
+def callers_dispatched() -> pd.DataFrame:
     """First and merged version, and our own function, against the formula, per caller.
 
-    Columns version, code (whose code was run), caller, in_tree, t, tables, tokens, gate_open (the kernel was used),
-    expected, outcome, error (relative L2).
+    The versions are DeepSpeed's own source, with torchembed's own kernel in Triton's interpreter: the first version
+    with the newest torchembed of its day, the merged version with the newest at hand. NaN lies behind the tables in
+    memory, so that a result shows a read past their end. Without the file of the first commit there is no
+    first version.
+
+    Columns version, code (the source of the code), caller, in_tree, t, tables, tokens, heads (the size of axis -2 of
+    t), gate_open (the kernel was used), kernel_tokens (the size of the axis that torchembed's kernel took for the
+    sequence; 0 where the kernel was not called), expected, outcome, error (relative L2).
     """
-    opened = []
+    opened: list[int] = []
 
-    def rotate(*args):
-        opened.append(True)
-        return kernel_contract(*args)
+    def watched(kernel: Callable) -> Callable:
+        def rotate(q, *others):
+            opened.append(q.shape[-2])
+            return kernel(q, *others)
 
-    def watched(*args):
-        rotated = broadcast.rotate_in_one_launch(*args)
+        return rotate
+
+    def in_one_launch(*args, **options):
+        rotated = broadcast.rotate_in_one_launch(*args, **options)
         if rotated is not None:
-            opened.append(True)
+            opened.append(0)
         return rotated
 
     def ours(t, cos, sin):
-        with mock.patch("ropelab.interop.deepspeed.rotate_in_one_launch", watched):
+        with mock.patch("ropelab.interop.deepspeed.rotate_in_one_launch", in_one_launch):
             return apply_rotary_pos_emb(t, cos, sin)
 
-    merged, code = merged_function(rotate)
-    versions = {
-        "first": (partial(first_dispatch, rotate=rotate), "our model of the first version"),
-        "merged": (merged, code),
-        "ropelab": (ours, "ropelab.interop.deepspeed"),
-    }
+    versions: dict[str, tuple[Function, str]] = {}
+    newest = peers.newest_torchembed()
+    for version, make, kernel in (("first", first_function, peers.REVIEWED), ("merged", merged_function, newest)):
+        try:
+            function, code = make(watched(peers.interpreted_kernel(kernel)))
+        except Unavailable:
+            if version == "merged":
+                raise
+            continue
+        versions[version] = function, f"{code} with torchembed {kernel}'s own kernel"
+    versions["ropelab"] = ours, "ropelab.interop.deepspeed"
     generator = torch.Generator().manual_seed(0)
     rows = []
     for caller, in_tree, t_shape, table_shape in CALLERS:
         t = torch.randn(t_shape, generator=generator, dtype=torch.float64)
-        cos, sin = _tables(table_shape)
+        cos, sin = (_before_nan(table, t) for table in _tables(table_shape))
         expected = _attempt(formula, t, cos, sin)
         for version, (function, source) in versions.items():
             opened.clear()
             found = _attempt(function, t, cos, sin)
             rows.append({
                 "version": version, "code": source, "caller": caller, "in_tree": in_tree, "t": t_shape,
-                "tables": table_shape, "tokens": max(table_shape[:-1]), "gate_open": bool(opened),
-                **_compare(found, expected),
+                "tables": table_shape, "tokens": max(table_shape[:-1]), "heads": t_shape[-2],
+                "gate_open": bool(opened), "kernel_tokens": sum(opened), **_compare(found, expected),
             })  # fmt: skip
     return _from_code(rows, ", ".join(source for _, source in versions.values()))
 
 
 @evidence("deepspeed_tests", "the parametrisation of the tests (data/sources.toml), run on the CPU")
 def tests() -> pd.DataFrame:
-    """Every case of the test file: as first proposed, whose tables lack the axis of heads, and as fixed; and those of a
-    later commit.
+    """Every case of the test file as first proposed, as fixed, and of a later commit, with the merged function.
 
-    Columns: version, test, read (the commit, and what was read of it), device, tokens, head_dim, rotary_dim,
-        broadcasts, passes (on the CPU the function does what the test asks of it), reaches_kernel.
+    Columns: version, test, read (the commit, and the part of it that was read), device, tokens, head_dim, rotary_dim,
+        broadcasts, passes (on the CPU the function passes the test), reaches_kernel.
     """
     rows = []
     for test in facts("test", "deepspeed"):
         on_device = {"cpu": False, "cuda": True}[test["device"]]
         merged, _ = merged_function(_reached, on_device=lambda t, on_device=on_device: on_device)
         on_cpu, _ = merged_function(_reached, on_device=lambda t: False)
-        for version in ("first", "fixed") if test["version"] == "fixed" else (test["version"],):
-            for case in cases(test):
-                tokens, dim, rotary = case["tokens"], case["head_dim"], case["rotary_dim"] or case["head_dim"]
-                if rotary > dim:
-                    continue
-                dtype = getattr(torch, case.get("dtype", "float32"))
-                t = torch.linspace(-1, 1, tokens * test["heads"] * dim, dtype=dtype).view(tokens, test["heads"], dim)
-                table = torch.ones((tokens, rotary) if version == "first" else (tokens, 1, rotary), dtype=dtype)
-                rows.append({
-                    "version": version, "test": test["name"], "read": where(test), "device": test["device"],
-                    "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
-                    "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
-                    "passes": _passes(on_cpu, t, table, test["tolerance"]),
-                    "reaches_kernel": isinstance(_attempt(merged, t, table, table), _Reached),
-                })  # fmt: skip
+        for case in cases(test):
+            tokens, dim, rotary = case["tokens"], case["head_dim"], case["rotary_dim"] or case["head_dim"]
+            if rotary > dim:
+                continue
+            dtype = getattr(torch, case.get("dtype", "float32"))
+            t = torch.linspace(-1, 1, tokens * test["heads"] * dim, dtype=dtype).view(tokens, test["heads"], dim)
+            table = torch.ones(tokens, *(1,) * (test["table_axes"] - 2), rotary, dtype=dtype)
+            rows.append({
+                "version": test["version"], "test": test["name"], "read": where(test), "device": test["device"],
+                "tokens": tokens, "head_dim": dim, "rotary_dim": rotary,
+                "broadcasts": isinstance(_attempt(formula, t, table, table), torch.Tensor),
+                "passes": _passes(on_cpu, t, table, test["tolerance"]),
+                "reaches_kernel": isinstance(_attempt(merged, t, table, table), _Reached),
+            })  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -135,8 +156,8 @@ ABSENT, OLD = "torchembed is not installed", "torchembed 0.2.4 is installed"
 def fallback() -> pd.DataFrame:
     """The merged function where the fused path cannot run.
 
-    Columns case, code (whose code was run), available (the guarded import found the kernel), warnings (their number,
-    of the import and of the call), expected, outcome, error.
+    Columns case, code (the source of the code), available (the guarded import found the kernel), warnings (the number
+    of warnings of the import and of the call), expected, outcome, error.
     """
     t = torch.randn(S, B, H, D, dtype=torch.float64)
     cos, sin = _tables((S, 1, 1, D))
@@ -180,10 +201,10 @@ def wheels() -> pd.DataFrame:
 
 @evidence("deepspeed_kernel", "the source of torchembed's kernel under build/peers")
 def kernel_source() -> pd.DataFrame:
-    """How often the source of the fused kernel reads and writes: a row for each version at hand.
+    """The number of reads and writes in the source of the fused kernel: a row for each version at hand.
 
-    Columns version, loads (of the tensor), stores, repeated (loads and stores of an address that an earlier one has),
-    loops.
+    Columns version, loads (of the tensor), stores, repeated (loads and stores of an address that was loaded or stored
+    before), loops.
     """
     rows = []
     for version in (version for version, has in peers.torchembed_kernels().items() if has):
@@ -205,28 +226,43 @@ def kernel_source() -> pd.DataFrame:
 
 @evidence("deepspeed_extra", "the metadata of DeepSpeed under build/peers")
 def extra() -> pd.DataFrame:
-    """What the extra ``torchembed`` of DeepSpeed requires: columns release, requirement, least (its lower bound)."""
+    """The requirement of DeepSpeed's extra ``torchembed``: columns release, requirement, least (the lower bound)."""
     release, requirement = peers.deepspeed_extra("torchembed")
     least = requirement.partition(">=")[2] or "0"
     return pd.DataFrame([{"release": release, "requirement": requirement, "least": least}])
 
 
+@evidence("deepspeed_patterns", "the releases of transformers and vLLM, read (data/sources.toml)")
+def patterns() -> pd.DataFrame:
+    """Optional packages that rotate in transformers and in vLLM: a row for each project.
+
+    Columns project, release, path, optional (the package), catches (the error for which the import is guarded),
+    falls_back, guarded_import (the error is one of an import, and the project computes without the package), only
+    (where the package is called), names_torchembed (a file of the release does).
+    """
+    frame = pd.DataFrame(facts("pattern", "deepspeed")).drop(columns=["document", "read_in"])
+    of_an_import = frame.catches.map(lambda name: issubclass(getattr(builtins, name), ImportError))
+    return frame.assign(guarded_import=frame.falls_back & of_an_import)
+
+
 @evidence("wrong_backward", "computed on the CPU: our own backward that repeats the forward")
 def wrong_backward() -> pd.DataFrame:
-    """A backward that rotates forward again: its error, the closed form's, and the norm it keeps."""
+    """A backward that rotates forward again: the error, the error by the closed form, and the ratio of the norms."""
     mutant = {"mutant": with_wrong_backward(definition)}
     frame = overall_errors(mutant, (1, 2, 8, 17, 128, 1024), rotary_dim=measure.HEAD_DIM)
     return frame.rename(columns={"error": "gradient_error", "expected_error": "wrong_backward_error"})
 
 
 GB10_GB_S = 273
-"""Memory bandwidth of the GPU of the document's table, by its data sheet (LPDDR5X, 273 GB/s)."""
+"""Memory bandwidth of the GPU of the document's table, by the GPU's data sheet (LPDDR5X, 273 GB/s)."""
 
 
 @evidence("deepspeed_published", "the document's table")
 def published() -> pd.DataFrame:
-    """The document's table with what follows from its milliseconds: the ratios, and the bytes per second of
-    the fused kernel under either reading of the dtype."""
+    """The document's table, with the ratios of its times and the bytes per second of the fused kernel.
+
+    The document does not state the dtype, so there are bytes per second for each of two dtypes.
+    """
     frame = pd.read_csv(PUBLISHED)
     elements = 2 * frame.batch * frame.heads * frame.seq_len * frame.head_dim
     return frame.assign(
@@ -238,7 +274,7 @@ def published() -> pd.DataFrame:
 
 
 def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
-    """Bytes per second of the document's three contenders under each reading of the dtype, and of those measured here.
+    """Bytes per second of the document's three contenders for each possible dtype, and of the contenders measured here.
 
     Args:
         table: the record deepspeed_table.
@@ -272,14 +308,21 @@ def _from_code(rows: list[dict], code: str) -> pd.DataFrame:
 
 
 def _tables(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables of the shape, one row for each of its leading sizes; both halves equal."""
+    """Tables of the shape, with a row for each of the leading elements; both halves are equal."""
     rows = torch.Size(shape[:-1]).numel()
     cos, sin = rotary_table(rows, shape[-1], dtype=torch.float64)
     return torch.cat((cos, cos), -1).reshape(shape), torch.cat((sin, sin), -1).reshape(shape)
 
 
+def _before_nan(table: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """The table in memory that goes on with NaN, as far as a kernel reads that takes two of the strides for others."""
+    beyond = (t.shape[-2] + table.shape[-1]) * max(table.stride())
+    memory = torch.cat((table.flatten(), table.new_full((beyond,), float("nan"))))
+    return memory.as_strided(table.shape, table.stride())
+
+
 class _Reached(Exception):
-    """Raised in place of the kernel, to see whether a call gets there."""
+    """Raised in place of the kernel, to show that a call reaches the kernel."""
 
 
 def _reached(*args):
@@ -289,7 +332,7 @@ def _reached(*args):
 def _attempt(function, *args) -> torch.Tensor | Exception:
     try:
         return function(*args)
-    except Exception as error:  # what is raised is part of the result
+    except Exception as error:  # an error is a result too
         return error
 
 
@@ -300,14 +343,14 @@ def _compare(found: torch.Tensor | Exception, expected: torch.Tensor | Exception
     }
     if isinstance(found, Exception) and isinstance(expected, Exception):
         return nothing | {"outcome": "equal"}
-    if isinstance(found, IndexError):
-        return nothing | {"outcome": "reads past the tables"}
     if isinstance(found, Exception):
         return nothing | {"outcome": f"raises {type(found).__name__}"}
     if isinstance(expected, Exception):
         return nothing | {"outcome": "answers where the formula raises"}
     if found.shape != expected.shape:
         return nothing | {"outcome": f"shape {tuple(found.shape)} for {tuple(expected.shape)}"}
+    if found.isnan().any():
+        return nothing | {"outcome": PAST_THE_TABLES}
     error = ((found - expected).norm() / expected.norm()).item()
     return nothing | {"outcome": "equal" if error < 1e-12 else "different", "error": error}
 
@@ -325,14 +368,6 @@ def _passes(function: Callable, t: torch.Tensor, table: torch.Tensor, tolerance:
 
 
 def _import_guard() -> bool:
-    """Whether the guarded import finds torchembed's kernel: DeepSpeed's own guard, or the same in our words."""
-    try:
-        _, source = peers.deepspeed_source()
-        return peers.deepspeed_import_guard(source)
-    except Unavailable:
-        pass
-    try:
-        importlib.import_module("torchembed._triton")
-    except ImportError:
-        return False
-    return True
+    """Whether DeepSpeed's own guarded import finds torchembed's kernel."""
+    _, source = peers.deepspeed_source()
+    return peers.deepspeed_import_guard(source)

@@ -1,6 +1,6 @@
-"""Figures of DeepSpeed#8052: who gets the kernel, what the gradient is worth, what a call launches, bytes per second.
+"""This file draws the figures of DeepSpeed#8052: callers, gradients, launches, and bytes per second.
 
-As in ``ropelab.study.plots.registry``: titles are computed, ``footer`` says machine and date.
+The titles are computed from the records. ``footer`` names the machine and the date (`ropelab.study.plots.registry`).
 """
 
 import textwrap
@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
-from ropelab.study.documents.deepspeed.evidence import GB10_GB_S, bandwidths
+from ropelab.study.documents.deepspeed.evidence import GB10_GB_S, PAST_THE_TABLES, bandwidths
 from ropelab.study.documents.deepspeed.rules import digits
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
@@ -22,9 +22,14 @@ from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import facet, grid
 
 _RIGHT = ("kernel", "formula", "as the formula: an error")
-_OUTCOMES = (*_RIGHT, "kernel, wrong result", "reads past the tables")
+_OUTCOMES = (*_RIGHT, "kernel, wrong result", PAST_THE_TABLES)
 _SHADES = ListedColormap([COLORBLIND[place] for place in (2, 9, 7, 3, 1)])
-_VERSIONS = {"first": "first\nversion", "merged": "merged\nversion", "ropelab": "ropelab"}
+_VERSIONS = {
+    "first": ("the first version", "first\nversion"),
+    "merged": ("the merged version", "merged\nversion"),
+    "ropelab": ("ropelab", "ropelab"),
+}
+"""Each version of the evidence deepspeed_dispatch -> its name in a sentence, and above its column."""
 _NAMES = {"torchembed": (who.TORCHEMBED, "raw kernel"), "eager": (who.FORMULA, "plain formula")}
 _LOOKS = CONTENDERS.extended(
     {name: CONTENDERS.known[known] for known, names in _NAMES.items() for name in names},
@@ -33,18 +38,19 @@ _LOOKS = CONTENDERS.extended(
 
 
 def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
-    """What every shape gets from the first version, the merged one and ours: a cell each."""
+    """A cell for each shape and version: the kernel, the formula, or a wrong result."""
     frame = dispatch.assign(what=dispatch.apply(_what, axis=1))
     table = frame.pivot(index="caller", columns="version", values="what")
-    table = table.reindex(index=dict.fromkeys(frame.caller), columns=list(_VERSIONS))
+    shown = [version for version in _VERSIONS if version in table]  # the first needs the file of a commit
+    table = table.reindex(index=dict.fromkeys(frame.caller), columns=shown)
     in_tree = frame[frame.in_tree & (frame.tokens > 1)]
     wrong = {version: int((~rows.what.isin(_RIGHT)).sum()) for version, rows in frame.groupby("version")}
     fused = in_tree[in_tree.what == "kernel"].groupby("version").size()
     total = len(in_tree) // in_tree.version.nunique()
+    counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
     title = (
-        f"Of {len(table)} shapes the first version gets {wrong['first']} wrong, the merged one {wrong['merged']} and "
-        f"ropelab {wrong['ropelab']};\nthe kernel runs for {fused.get('merged', 0)} of {total} shapes of DeepSpeed's "
-        f"own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
+        f"Of {len(table)} shapes come out wrong: {counts};\nthe kernel runs for {fused.get('merged', 0)} of {total} "
+        f"shapes of DeepSpeed's own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
     )
     panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
     ax = panels.axes[0, 0]
@@ -55,10 +61,11 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
 
     marked = frame.drop_duplicates("caller").set_index("caller").in_tree.reindex(table.index)
     labels = [f"{name}  (in DeepSpeed's tree)" if mark else name for name, mark in marked.items()]
-    heatmap(ax, table.map(_OUTCOMES.index), write, rows=labels, columns=list(_VERSIONS.values()), size=8.5,
+    columns = [_VERSIONS[version][1] for version in shown]
+    heatmap(ax, table.map(_OUTCOMES.index), write, rows=labels, columns=columns, size=8.5,
             cmap=_SHADES, vmin=-0.5, vmax=len(_OUTCOMES) - 0.5)  # fmt: skip
     ax.xaxis.tick_bottom()
-    ax.set_xticks(np.arange(-0.5, len(_VERSIONS)), minor=True)
+    ax.set_xticks(np.arange(-0.5, len(shown)), minor=True)
     ax.set_yticks(np.arange(-0.5, len(table)), minor=True)
     ax.grid(True, which="minor", color="white", linewidth=2)
     ax.tick_params(which="both", length=0)
@@ -70,7 +77,7 @@ def _what(row) -> str:
         if row.expected == "an error":
             return "as the formula: an error"
         return "kernel" if row.gate_open else "formula"
-    return "reads past the tables" if row.outcome == "reads past the tables" else "kernel, wrong result"
+    return PAST_THE_TABLES if row.outcome == PAST_THE_TABLES else "kernel, wrong result"
 
 
 def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
@@ -112,7 +119,7 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Speed of each caller's call as a fraction of a copy, with its launches and extra memory."""
+    """The speed of each caller's call as a fraction of a copy, with the launches and the extra memory of the call."""
     timed = frame[frame.status == "ok"]
     own = timed[timed.in_tree]
     ours, theirs = (own[own.contender == name] for name in (who.OURS, who.TORCHEMBED))
@@ -137,14 +144,14 @@ def callers(frame: pd.DataFrame, footer: str = "") -> Figure:
             marks.bars(ax, y, reached, 0.25, color=_LOOKS.color(name), label=name)
             marks.beside(ax, reached, y, texts, size=7.5, zorder=4,
                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
-        marks.one(ax, zorder=3)  # below what is written
+        marks.one(ax, zorder=3)  # below the text
         ax.set_yticks(place, place.index)
         ax.set(xlim=(0, 1.62))
     return panels.finish("fraction of the best copy of t", legend=3)
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:
-    """Callers by their shapes, those of DeepSpeed's tree marked."""
+    """The label of each caller: the shapes, and a mark on the callers in DeepSpeed's tree."""
     dtypes = np.where(frame.dtype == frame.table_dtype, "", "\nfp16 with fp32 tables")
     return frame.t + " with " + frame.tables + dtypes + np.where(frame.in_tree, "\nin DeepSpeed's tree", "")
 
@@ -157,7 +164,7 @@ def _what_runs(row) -> str:
 
 
 def readings(table: pd.DataFrame, footer: str = "") -> Figure:
-    """Bytes per second under each reading of the document's dtype, beside those measured here in that dtype."""
+    """Bytes per second of the document for each possible dtype, beside bytes per second measured here."""
     frame = bandwidths(table)
     published = frame[frame["where"] == "published (GB10)"]
     fused = published[published.contender == "torchembed"].groupby("dtype").gb_s

@@ -1,7 +1,7 @@
-"""The measurements behind claims DS-01 to DS-17. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""This file measures the evidence for claims DS-01 to DS-17. `ropelab.bench.records` keeps the data frames.
 
-``packages`` needs the wheels of torchembed under ``build/peers``; ``correctness`` also a GPU, or Triton's
-interpreter (TRITON_INTERPRET=1); the others a GPU.
+``packages`` needs the wheels of torchembed under ``build/peers``. ``correctness`` also needs a GPU, or Triton's
+interpreter (TRITON_INTERPRET=1). The other measurements need a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ropelab.bench import timing
 from ropelab.bench.copies import copies as copy_contenders
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
+from ropelab.interop.broadcast import formula
 from ropelab.study.documents.deepspeed import peers
-from ropelab.study.documents.deepspeed.dispatch import formula, merged_function
+from ropelab.study.documents.deepspeed.dispatch import merged_function
 from ropelab.study.topics.gradients.wrong_backward import expected_error
 
 HEADS, HEAD_DIM = 4, 64
@@ -54,10 +55,10 @@ def packages(*, smoke: bool = False) -> pd.DataFrame:
 def correctness(*, smoke: bool = False) -> pd.DataFrame:
     """Errors of torchembed's kernel against the float64 definition, per version, sequence length and dtype.
 
-    Errors are relative L2 norms. ``formula_error`` and ``formula_gradient_error`` are those of the plain
-    formula in the same dtypes; ``wrong_backward_error`` is what the closed form predicts for a backward that
-    repeats the forward (`topics.gradients.wrong_backward`); ``norm_ratio`` is the norm of the gradient over the norm of
-    the right gradient.
+    Errors are relative L2 norms. ``formula_error`` and ``formula_gradient_error`` are the errors of the plain formula
+    in the same dtypes. ``wrong_backward_error`` is the error that the closed form predicts for a backward that repeats
+    the forward (`topics.gradients.wrong_backward`). ``norm_ratio`` is the norm of the gradient over the norm of the
+    right gradient.
     """
     device = _kernel_device()
     versions = _versions_with_kernel()
@@ -127,11 +128,11 @@ def _errors(
 
 
 def launch_evidence(*, smoke: bool = False) -> pd.DataFrame:
-    """Kernel launches, extra memory and time of torchembed's kernel, and of the ways DeepSpeed reaches it.
+    """Kernel launches, extra memory and time of torchembed's kernel, and of DeepSpeed's calls of the kernel.
 
     One tensor of shape (S, B, H, D) = (4096, 1, 32, 128) in bf16, forward. ``extra_bytes`` is the peak of
-    allocated memory beyond inputs and result; ``fraction_of_copy`` the time of the best copy of the tensor
-    over that of the call.
+    allocated memory beyond inputs and result. ``fraction_of_copy`` is the time of the best copy of the tensor over the
+    time of the call.
     """
     if not torch.cuda.is_available():
         raise Unavailable("launches are counted on a GPU")
@@ -185,8 +186,9 @@ def launch_evidence(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def inductor_evidence(*, smoke: bool = False) -> pd.DataFrame:
-    """What torch.compile generates for the formula: kernels, and buffers that are not results, per dtype and
-    direction.
+    """The kernels that torch.compile generates for the formula, and the buffers that are not results.
+
+    There is a row for each dtype and direction.
 
     One tensor (1, 32, 4096, 128), tables (4096, 128). ``fraction_of_copy`` as in :func:`launch_evidence`,
     forward.
@@ -218,7 +220,7 @@ def _compiled(dtype: torch.dtype) -> list[dict]:
 
 
 def generated(code: str) -> dict[str, int | str]:
-    """Count the kernels that Inductor's wrapper code launches and the buffers it allocates."""
+    """Count the kernels that Inductor's wrapper code launches, and the buffers that the code allocates."""
     kernels = re.findall(r"^\s*(\w+)\.run\(", code, flags=re.MULTILINE)
     extern = re.findall(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", code, flags=re.MULTILINE)
     buffers = re.findall(r"= empty_strided_(?:cuda|cpu)\(", code)
@@ -247,7 +249,7 @@ def _times_and_copy(calls: Mapping, tensors: Sequence[torch.Tensor]) -> tuple[di
 
 
 def _duplicated(half: torch.Tensor, table: str) -> torch.Tensor:
-    """Table of both halves, ``[S, R]``: whole, or the leading columns of a wider one (row stride 5 R / 4)."""
+    """The table of both halves, ``[S, R]``: whole, or the leading columns of a wider table (row stride 5 R / 4)."""
     both = torch.cat((half, half), dim=-1)
     if table == "whole":
         return both

@@ -1,25 +1,35 @@
-"""The two packages that the document speaks of, in the versions at hand: torchembed and DeepSpeed."""
+"""This file loads the two packages of the document, torchembed and DeepSpeed, in the versions at hand."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import os
+import runpy
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
 from ropelab.bench import packages
 from ropelab.bench.unavailable import Unavailable
+from ropelab.study.engine.sources import facts
 
 KERNEL_FILE = "torchembed/_triton.py"
 DEEPSPEED_FILE = "deepspeed/sequence/layer.py"
 
 
+REVIEWED = "0.3.0"
+"""The newest torchembed on the day of the review, and the only one that the document measured."""
+
+
 def torchembed_kernels() -> dict[str, bool]:
-    """Version of torchembed at hand, oldest first -> whether it ships the fused kernel's module."""
+    """Each version of torchembed at hand, oldest first -> whether the version ships the module of the fused kernel."""
     return {
         version: (directory / KERNEL_FILE).is_file()
         for version, directory in packages.installations("torchembed").items()
@@ -27,29 +37,53 @@ def torchembed_kernels() -> dict[str, bool]:
 
 
 def torchembed(version: str | None = None) -> ModuleType:
-    """The ``torchembed._triton`` module of that version, by default of the newest that has one.
+    """The module ``torchembed._triton`` of the version, by default of the newest version that ships the module.
 
     Raises:
-        Unavailable: that version is not at hand, or ships no such module.
+        Unavailable: the version is not at hand, or does not ship the module.
     """
-    if version is None:
-        with_kernel = [version for version, has in torchembed_kernels().items() if has]
-        if not with_kernel:
-            raise Unavailable("no torchembed with a fused kernel (make peers)")
-        version = with_kernel[-1]
     try:
-        return packages.load_file("torchembed", version, KERNEL_FILE)
+        return packages.load_file("torchembed", version or newest_torchembed(), KERNEL_FILE)
     except packages.NotInstalled as error:
         raise Unavailable(str(error)) from error
 
 
+def newest_torchembed() -> str:
+    """The newest version at hand that ships the fused kernel.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    with_kernel = [version for version, has in torchembed_kernels().items() if has]
+    if not with_kernel:
+        raise Unavailable("no torchembed with a fused kernel (make peers)")
+    return with_kernel[-1]
+
+
+def interpreted_kernel(version: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """torchembed's ``fused_rope_forward`` for CPU tensors: Triton's interpreter runs the kernel.
+
+    Raises:
+        Unavailable: the version is not at hand, ships no kernel, or Triton is not installed.
+    """
+    if not torchembed_kernels().get(version):
+        raise Unavailable(f"no torchembed {version} with a fused kernel (make peers)")
+    with contextlib.suppress(ImportError):  # a launch would import the module while the interpreter is at work
+        importlib.import_module("triton.experimental.gluon")
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):  # Triton reads the variable where a kernel is defined
+        module = runpy.run_path(str(torchembed_file(version)))
+    if module["triton"] is None:
+        raise Unavailable("Triton is not installed")
+    return module["fused_rope_forward"]
+
+
 def torchembed_file(version: str) -> Path:
-    """The source of the fused kernel of that version, which must be at hand."""
+    """The source of the fused kernel of a version at hand."""
     return packages.installations("torchembed")[version] / KERNEL_FILE
 
 
 def deepspeed_extra(name: str) -> tuple[str, str]:
-    """(version of DeepSpeed, what its extra requires, as ``"torchembed>=0.3.1"``; "" if there is no such extra).
+    """(version of DeepSpeed, requirement of the extra, as ``"torchembed>=0.3.1"``; "" if DeepSpeed lacks the extra).
 
     Raises:
         Unavailable: no DeepSpeed is at hand.
@@ -73,11 +107,23 @@ def deepspeed_source() -> tuple[str, Path]:
     return version, directory / DEEPSPEED_FILE
 
 
-def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., torch.Tensor]:
-    """DeepSpeed's ``apply_rotary_pos_emb`` from its source file, with ``names`` in place of its module's
-    globals.
+def first_source() -> tuple[str, Path]:
+    """(commit, file) of ``apply_rotary_pos_emb`` as DeepSpeed#8052 proposed it first.
 
-    Only the two functions are compiled: importing the package would pull in its launcher and its op builders.
+    Raises:
+        Unavailable: the file is not at hand.
+    """
+    (first,) = (entry for entry in facts("version", "deepspeed") if entry["version"] == "first")
+    try:
+        return first["commit"], packages.file_at(first["repository"], first["commit"], first["path"])
+    except packages.NotInstalled as error:
+        raise Unavailable(str(error)) from error
+
+
+def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """DeepSpeed's ``apply_rotary_pos_emb`` from the source file, with ``names`` in place of the module's globals.
+
+    Only two functions are compiled. An import of the package would load the launcher and the op builders.
     """
     wanted = {"apply_rotary_pos_emb", "_rotate_half"}
     tree = ast.parse(source.read_text(encoding="utf-8"))
@@ -90,7 +136,7 @@ def deepspeed_functions(source: Path, names: dict[str, Any]) -> Callable[..., to
 
 
 def deepspeed_import_guard(source: Path) -> bool:
-    """Run DeepSpeed's guarded import of torchembed here; the value of its availability flag afterwards."""
+    """Run DeepSpeed's guarded import of torchembed here, and return the flag that the import sets."""
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Try) and "torchembed" in ast.unparse(node):
             namespace: dict[str, Any] = {}
@@ -100,7 +146,7 @@ def deepspeed_import_guard(source: Path) -> bool:
 
 
 def _rearrange_halves(x: torch.Tensor, pattern: str, j: int) -> torch.Tensor:
-    """The single einops pattern that the file uses, so that einops need not be installed."""
+    """The only einops pattern of the file, so that einops need not be installed."""
     if pattern != "... (j d) -> ... j d":
         raise Unavailable(f"DeepSpeed's source uses the einops pattern {pattern!r}")
     return x.unflatten(-1, (j, -1))

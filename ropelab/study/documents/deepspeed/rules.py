@@ -10,8 +10,9 @@ import pandas as pd
 
 from ropelab.bench.rows import is_right
 from ropelab.bench.workloads import DIRECTIONS
-from ropelab.study.documents.deepspeed import callers, evidence, measure
+from ropelab.study.documents.deepspeed import callers, evidence, findings, measure
 from ropelab.study.documents.deepspeed.dispatch import rounding_bound
+from ropelab.study.documents.deepspeed.peers import REVIEWED
 from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
 from ropelab.study.engine.judging import counted, needed, size, sizes
@@ -25,10 +26,7 @@ EAGER, COMPILED, TORCHEMBED, MODULE = "eager", "compile", "torchembed", "torchem
 """Contenders of the record deepspeed_table: the document's three columns, and torchembed's module."""
 
 DTYPES = ("float32", "bfloat16")
-"""The document states neither dtype nor direction: every one that is measured is a cell."""
-
-REVIEWED = "0.3.0"
-"""The newest torchembed on the day of the review (DS-12), and the only one that the document measured."""
+"""The document states neither dtype nor direction: every measured dtype and direction is a cell."""
 
 PRINTED = 5e-6
 """The largest relative error of a number that a record keeps to six significant digits."""
@@ -60,19 +58,19 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
     )
 
 
-@rule("DS-02", "deepspeed_dispatch", basis=Basis.MODEL)
+@rule("DS-02", "deepspeed_dispatch", basis=Basis.CODE)
 def reshaping_is_transparent(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     """Every shape for which the formula is defined must get the formula's result."""
-    _need_callers(dispatch, "first")
+    _need_callers(claim, dispatch, "first")
     first = dispatch[(dispatch.version == "first") & (dispatch.expected == "a result")]
     equal = first.outcome == "equal"
-    wrong = first[~equal].sort_values("error", ascending=False)
-    beyond = int((wrong.outcome == "reads past the tables").sum())
+    beyond = first.outcome == evidence.PAST_THE_TABLES
     return counted(list(equal), claim.quantifier).said(
-        f"{equal.sum()} of {len(first)} shapes get the formula's result",
-        "" if wrong.empty else f"axis -2 is not the sequence for {len(wrong)}, the worst {wrong.caller.iloc[0]} "
-        f"({_outcome(wrong.iloc[0])}); {beyond} read past the tables",
-        "the author calls it a real bug in the document (DS-05)",
+        f"{equal.sum()} of {len(first)} shapes get the formula's result ({', '.join(first.caller[equal]) or 'none'}); "
+        f"{beyond.sum()} shapes read past the tables, {(~equal & ~beyond).sum()} more come out wrong",
+        "the kernel takes the first two strides of the tables for those of rows and columns, and the helper hands it "
+        "tables of more axes" if beyond.any() else "",
+        _code(first),
     )  # fmt: skip
 
 
@@ -100,37 +98,38 @@ def tests_broadcast(claim: Claim, tests: pd.DataFrame) -> Verdict:
     )  # fmt: skip
 
 
-@rule("DS-05", "deepspeed_dispatch", basis=Basis.MODEL)
+@rule("DS-05", "deepspeed_dispatch", basis=Basis.CODE)
 def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
-    """A cell is the shape of a caller in DeepSpeed's tree, beyond one token: wrong at first, right when merged."""
-    _need_callers(dispatch, "first", "merged")
+    """A cell is the shape of a caller in DeepSpeed's tree, beyond one token.
+
+    At first the kernel must take the heads for the sequence and the result must be wrong; when merged it must be right.
+    """
+    _need_callers(claim, dispatch, "first", "merged")
     in_tree = dispatch[dispatch.in_tree & (dispatch.tokens > 1)].set_index("caller")
     first, merged = (in_tree[in_tree.version == version] for version in ("first", "merged"))
-    wrong, still = first.outcome != "equal", merged.outcome != "equal"
-    return counted(list(wrong & ~still), claim.quantifier).said(
-        f"first version wrong for {wrong.sum()} of {len(first)} shapes of in-tree callers "
-        f"({', '.join(_outcome(row) for row in first[wrong].itertuples())}); merged ({merged.code.iloc[0]}): "
-        f"{still.sum()} wrong",
-        "the review says that the first version takes axis -2 for the sequence, and the model takes it over; the "
-        "finding is which callers that hits",
+    along_heads, wrong = first.kernel_tokens == first.heads, first.outcome != "equal"
+    still = merged.outcome != "equal"
+    return counted(list(along_heads & wrong & ~still), claim.quantifier).said(
+        f"in the first version the kernel rotates along the heads for {along_heads.sum()} of {len(first)} shapes of "
+        f"in-tree callers, {wrong.sum()} come out wrong ({listed(first.outcome[wrong])}); in the merged version "
+        f"{still.sum()} come out wrong",
+        _code(in_tree[in_tree.version.isin(("first", "merged"))]),
     )
 
 
 @rule("DS-06", "deepspeed_dispatch", basis=Basis.PACKAGE)
 def mismatches_fall_back(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     """A cell is a shape: with the gate open or shut, the result must be the formula's."""
-    _need_callers(dispatch, "merged")
+    _need_callers(claim, dispatch, "merged", "ropelab")
     merged = dispatch[dispatch.version == "merged"]
-    right = merged.outcome == "equal"
-    opened, in_tree = merged[merged.gate_open], merged[merged.in_tree & (merged.tokens > 1)]
+    right, opened = merged.outcome == "equal", merged[merged.gate_open]
     wrong = "; ".join(f"{row.caller}: {_outcome(row)}" for row in merged[~right].itertuples())
-    return counted(list(right), claim.quantifier).on(_own_source(merged)).said(
+    return counted(list(right), claim.quantifier).said(
         f"gate opens for {len(opened)} of {len(merged)} shapes, {(opened.outcome != 'equal').sum()} of them wrongly"
         + (f" ({wrong})" if wrong else ""),
-        "the gate ran on the CPU, with the contract of torchembed's kernel in the kernel's place",
-        "" if in_tree.gate_open.any() else "the gate never opens for the in-tree callers beyond one token, whose "
-        "tables lead with an axis of size 1: they fall back always",
-    )  # fmt: skip
+        _code(merged),
+        findings.gate_of_callers(dispatch),
+    )
 
 
 @rule("DS-07", "deepspeed_published", "deepspeed_table", basis=Basis.PACKAGE)
@@ -160,7 +159,7 @@ def compile_keeps_intermediates(claim: Claim, inductor: pd.DataFrame) -> Verdict
 
 @rule("DS-10", "deepspeed_launches", "deepspeed_kernel", basis=Basis.PACKAGE)
 def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFrame) -> Verdict:
-    """The kernel, not DeepSpeed's function: one launch without extra memory, and source that repeats no access."""
+    """The claim is about the kernel: one launch without extra memory, and a source that repeats no access."""
     raw = needed(launches[launches.path == "raw kernel"], claim.needs)
     api = launches[launches.path == "DeepSpeed API"]
     runs = list((raw.launches == 1) & (raw.extra_bytes == 0))
@@ -184,9 +183,7 @@ def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFram
 def works_without_torchembed(claim: Claim, fallback: pd.DataFrame) -> Verdict:
     absent, others = (fallback[(fallback.case == evidence.ABSENT) == here] for here in (True, False))
     errors = others[others.outcome != "equal"]
-    return counted(list((absent.outcome == "equal") & ~absent.available), claim.quantifier, claim.needs).on(
-        _own_source(fallback)
-    ).said(
+    return counted(list((absent.outcome == "equal") & ~absent.available), claim.quantifier, claim.needs).said(
         "; ".join(f"{row.case}: {_outcome(row)}" for row in fallback.itertuples()),
         "" if errors.empty else "no fallback, an error instead, where " + " or where ".join(errors.case),
     )  # fmt: skip
@@ -194,10 +191,10 @@ def works_without_torchembed(claim: Claim, fallback: pd.DataFrame) -> Verdict:
 
 @rule("DS-12", "deepspeed_correctness", "wrong_backward", basis=Basis.PACKAGE)
 def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd.DataFrame) -> Verdict:
-    """Error and norm are those of a repeated forward, up to rounding, in every dtype at every length beyond 1.
+    """A cell is a dtype and a length beyond 1: error and norm must be a repeated forward's, up to rounding.
 
-    A repeated forward R g has the closed form's distance from the gradient, and its norm. Rounding moves both by at
-    most `rounding_bound`. Our own backward that repeats the forward shows that the closed form is right.
+    A repeated forward R g has the closed form's distance from the gradient, and the gradient's norm. Rounding moves
+    both by at most `rounding_bound`. Our own backward that repeats the forward shows that the closed form is right.
     """
     whole = correctness[correctness.table == "whole"].astype({"version": str})
     longer = whole[whole.seq_len > 1]
@@ -224,7 +221,7 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
 
 @rule("DS-13", "deepspeed_extra", "deepspeed_packages", basis=Basis.SOURCE)
 def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.DataFrame) -> Verdict:
-    """A cell is a version that the document's bound or the release's admits; it must have the kernel."""
+    """A cell is a version that the document's bound or the release's bound admits: the version must have the kernel."""
     ships, (stated,) = _ships(packages), claim.numbers
     required = extra.iloc[0]
     bound = min(_order(stated), _order(required.least))
@@ -242,7 +239,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
 def silent_with_the_old_package(claim: Claim, fallback: pd.DataFrame) -> Verdict:
     old = needed(fallback[fallback.case == evidence.OLD], claim.needs)
     row = old.iloc[0]
-    return fact(not row.available and row.warnings == 0 and row.outcome == "equal").on(_own_source(old)).said(
+    return fact(not row.available and row.warnings == 0 and row.outcome == "equal").said(
         f"{row.case}: the guarded import {'finds' if row.available else 'does not find'} the kernel, "
         f"{row.warnings} warning(s), result and formula: {_outcome(row)}"
     )  # fmt: skip
@@ -270,14 +267,21 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
 
 @rule("DS-17", "deepspeed_patterns", basis=Basis.SOURCE)
 def others_do_the_same(claim: Claim, patterns: pd.DataFrame) -> Verdict:
-    """The evidence would have columns project and guarded_import (bool); nobody has collected it."""
+    """A cell is a project: the import of an optional rotation is guarded, and the project computes without it."""
     _need(patterns, claim.needs, project=("transformers", "vLLM"))
-    shown = listed(f"{row.project} {'does' if row.guarded_import else 'does not'}" for row in patterns.itertuples())
-    return counted(list(patterns.guarded_import.astype(bool)), claim.quantifier).said(shown)
+    shown = "; ".join(
+        f"{row.project} {row.release} imports {row.optional}, catches {row.catches} and "
+        f"{'falls back' if row.falls_back else 'does not fall back'} ({row.path})" for row in patterns.itertuples()
+    )  # fmt: skip
+    return counted(list(patterns.guarded_import.astype(bool)), claim.quantifier).said(
+        shown,
+        *(f"{row.project} calls {row.optional} {row.only}" for row in patterns.itertuples()),
+        followed("no file names torchembed in ", patterns.project[~patterns.names_torchembed.astype(bool)]),
+    )
 
 
 def digits(error: float) -> str:
-    """How far a ratio that should be 1 is from it; records keep six digits."""
+    """The distance of a ratio from 1 in words; records keep six digits."""
     return f"{error:.0e}" if error >= 1e-6 else "6 digits"
 
 
@@ -293,8 +297,7 @@ def _judge_speedup(
         f"{dtype} {direction} " + ", ".join(f"{ratios[dtype, direction, n].value:.2f}x" for n in sorted(stated.index))
         for dtype, direction in itertools.product(DTYPES, DIRECTIONS)
     ]
-    of_copy = table[is_right(table)].groupby("contender").fraction_of_copy
-    roofs = " and ".join(f"{name} at {value_range(of_copy.get_group(name))}" for name in (fast, slow))
+    roofs = " and ".join(f"{name} at {findings.of_a_copy(table, name)}" for name in (fast, slow))
     module = [x for cell, x in _ratios(table, slow, MODULE).items() if DIRECTIONS[0] in cell]
     return found.said(
         f"{'; '.join(shown)}; of the copy's speed {roofs}",
@@ -326,10 +329,11 @@ def _need_errors(claim: Claim, frame: pd.DataFrame, lengths: Iterable[int], vers
     _need(frame, claim.needs, version=sorted(versions), pair=pairs, seq_len=lengths)
 
 
-def _need_callers(dispatch: pd.DataFrame, *versions: str) -> None:
+def _need_callers(claim: Claim, dispatch: pd.DataFrame, *versions: str) -> None:
     """`_need` of the evidence deepspeed_dispatch: the shapes of all callers, in these versions."""
-    names = [caller for caller, *_ in evidence.CALLERS]
-    _need(dispatch, "the shapes of all callers", version=versions, caller=names)
+    if missing := sorted({*versions} - {*dispatch.version}):
+        raise Untold(f"{claim.needs}; missing: {listed(missing)}")
+    _need(dispatch, "the shapes of all callers", version=versions, caller=[caller for caller, *_ in evidence.CALLERS])
 
 
 def _need(frame: pd.DataFrame, needs: str, **expected: Iterable) -> None:
@@ -348,9 +352,9 @@ def _device(correctness: pd.DataFrame) -> str:
     return "cuda" if correctness.empty else correctness.device.iloc[0]
 
 
-def _own_source(frame: pd.DataFrame) -> Basis:
-    """The basis of a frame whose column ``code`` says whose code was run: a package, or our model of it."""
-    return Basis.PACKAGE if frame.code.str.contains("own source").all() else Basis.MODEL
+def _code(frame: pd.DataFrame) -> str:
+    """The source of the code that was run, and the place."""
+    return f"run on the CPU, the kernel in Triton's interpreter: {listed(frame.code)}"
 
 
 def _order(version: str) -> tuple[int, ...]:

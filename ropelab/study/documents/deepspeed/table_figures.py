@@ -1,4 +1,4 @@
-"""This file draws the table of DeepSpeed#8052: times at the document's shapes, and its speed-ups beside ours."""
+"""This file draws the table of DeepSpeed#8052: times at the document's shapes, and speed-ups beside the document's."""
 
 from itertools import product
 
@@ -46,7 +46,7 @@ def document_table(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def published_speedups(frame: pd.DataFrame, published: pd.DataFrame, footer: str = "") -> Figure:
-    """The document's speed-ups of torchembed's kernel beside those measured here, forward."""
+    """The document's speed-ups of torchembed's kernel beside the speed-ups measured here, forward."""
     times = drawing.timed(frame)
     times = times[times.direction == "forward"]
     wide = times.pivot_table(index=["seq_len", "dtype"], columns="contender", values="median_us").reset_index()

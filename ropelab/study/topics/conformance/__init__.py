@@ -1,1 +1,1 @@
-"""This topic shows what the laws find in published implementations."""
+"""This topic shows the faults that the laws find in published implementations."""

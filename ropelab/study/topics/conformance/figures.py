@@ -1,6 +1,6 @@
-"""Figures of the laws: who kills which fault, who is blind to what, which few laws suffice, and what the peers keep.
+"""This file draws the figures of the laws: faults that a law kills, blind laws, small covers, and laws of the peers.
 
-Each takes what `conformance_findings` computed and returns a figure whose title states the finding.
+Each function takes a result of `conformance_findings` and returns a figure. The title states the finding.
 """
 
 import textwrap
@@ -34,7 +34,7 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
     _separate(ax, list(themes), horizontal=True)
     for theme, rows in themes.groupby(themes, sort=False):
         if len(rows) < 4:
-            continue  # no room for its name
+            continue  # no room for the name
         middle, text = rows.index.values.mean(), theme.replace(" and ", "\nand ")
         marks.beside(ax, [1], [middle], [text], gap=106, xycoords=marks.ACROSS, ha="center", rotation=270)
     others = killed.drop(columns=findings.DEFINITION, errors="ignore").sum(axis=1)
@@ -56,7 +56,7 @@ def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Left: what each law kills, alone or with others. Right: of which theme of faults it kills how many."""
+    """Left: the faults that each law kills, alone or with others. Right: the number of kills in each theme."""
     laws = findings.by_law(found)
     killed, asked = findings.by_theme(found)
     alone = laws.alone[laws.alone > 0].sort_values(ascending=False)
@@ -94,7 +94,7 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
-    """The faults that norm, adjoint, relative position and inverse all let pass, and who sees them."""
+    """The faults that norm, adjoint, relative position and inverse all let pass, and the laws that see them."""
     names = findings.unseen(found)
     others = found.killed.loc[names].drop(columns=list(findings.SELF_CONSISTENCY))
     columns = [*findings.SELF_CONSISTENCY, *(law for law in others if others[law].any())]
@@ -110,7 +110,7 @@ def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Greedy covers: of all laws, and for those who have no reference to compare with."""
+    """Greedy covers: of all laws, and of the laws that need no reference."""
     with_it = findings.cover(found.killed)
     without = findings.cover(findings.without_agreement(found.killed))
     total = int(found.killed.any(axis=1).sum())
@@ -134,7 +134,7 @@ def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Every implementation (rows) against every law (columns); what was not at hand is named at the foot."""
+    """Every implementation (rows) against every law (columns). The foot names the implementations not at hand."""
     rows = frame[frame.status != NOT_RUN]
     dtypes = rows.dtype.nunique() > 1
     names = rows.subject + (", " + rows.dtype if dtypes else "")
@@ -191,6 +191,6 @@ def _theme_of_law(law: str) -> str:
 
 
 def _citation(name: str) -> str:
-    """The fault's name and where it was seen, without remarks."""
+    """The name of the fault and the project that had it, without remarks."""
     seen_in = (FAULTS[name].seen_in or "").partition(" (")[0]
     return name.replace("_", " ") + (f"  ({seen_in})" if seen_in else "")

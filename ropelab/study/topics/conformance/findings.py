@@ -1,4 +1,4 @@
-"""What the laws of `ropelab.conformance` see of the catalogue of faults, and what of the implementations at hand."""
+"""This file holds the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
 
 import os
 import re
@@ -22,7 +22,7 @@ DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")
 """Laws that compare with the float64 definition: near, in 16 bits, far out, and in large tensors."""
 SELF_CONSISTENCY = ("isometry", "adjoint", "relative_position", "inverse")
-"""What is checked most often, because it needs no reference: norm, adjoint, relative position, inverse."""
+"""The laws that tests check most often, because the laws need no reference."""
 FEW = (
     ("backward_applies_forward", "layout_flag_ignored", "positions_from_one", "single_head_lost"),
     (DEFINITION, *SELF_CONSISTENCY, "identity", "layout", "single_head"),
@@ -41,8 +41,8 @@ class Catalogue:
     """The faults, held to the laws.
 
     Attributes:
-        matrix: fault x law -> status; missing where an opt-in law was not asked of a fault.
-        named: fault -> the faults that its diagnosis names, the likeliest first.
+        matrix: fault x law -> status; missing where a fault was not held to an opt-in law.
+        named: fault -> the faults that the diagnosis of the fault names, the likeliest first.
     """
 
     matrix: pd.DataFrame
@@ -55,7 +55,7 @@ class Catalogue:
 
     @property
     def diagnosed(self) -> list[str]:
-        """The faults whose diagnosis names them, alone or among others."""
+        """The faults that their own diagnosis names, alone or among others."""
         return [name for name, found in self.named.items() if name in found]
 
 
@@ -64,11 +64,12 @@ def catalogue(
 ) -> Catalogue:
     """Hold faults to laws and have each diagnosed, several at a time.
 
-    Triton's faults run on a GPU if there is one, else interpreted.
+    Faults in Triton run on a GPU if the machine has one, else in Triton's interpreter.
 
     Args:
         faults: names; by default all.
-        laws: names; by default all, of the opt-in ones those that the catalogue expects to kill the fault.
+        laws: names; by default all laws, but of the opt-in laws only the laws that the catalogue expects to kill
+            the fault.
         here: in this process.
     """
     names = list(FAULTS if faults is None else faults)
@@ -133,7 +134,7 @@ def sentence(found: Catalogue) -> str:
 
 
 def without_agreement(killed: pd.DataFrame) -> pd.DataFrame:
-    """What is left to those who have nothing to compare with."""
+    """The kills of the laws that need no reference."""
     return killed.drop(columns=list(NEEDS_TRUTH), errors="ignore")
 
 
@@ -160,7 +161,7 @@ def shortcomings(found: Catalogue) -> list[str]:
 
 
 def by_law(found: Catalogue) -> pd.DataFrame:
-    """For each law: how many faults it kills, kills alone, lets pass, and cannot be asked about."""
+    """For each law: the numbers of faults that it kills, kills alone and lets pass, and to which it does not apply."""
     killed = found.killed
     alone = killed[killed.sum(axis=1) == 1].sum()
     counts = {
@@ -173,7 +174,7 @@ def by_law(found: Catalogue) -> pd.DataFrame:
 
 
 def by_theme(found: Catalogue) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """law x theme -> how many faults the law kills, and of how many that it applies to."""
+    """law x theme -> the number of faults that the law kills, and the number of faults to which the law applies."""
     themes = pd.Series({name: theme_of(name) for name in found.matrix.index}, name="theme")
     killed = found.killed
     asked = killed | (found.matrix == "pass")
@@ -188,15 +189,15 @@ def unseen(found: Catalogue, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str
 
 
 def cover(killed: pd.DataFrame) -> pd.DataFrame:
-    """Laws that kill every fault that any kills, as few as greed finds.
+    """A greedy cover: few laws that together kill every fault that any law kills.
 
-    The next law is the one that kills most of those left; of equals the earlier in the list of laws.
+    The next law is the law that kills most of the faults left. Among equal laws the first of the list is next.
 
     Args:
         killed: fault x law -> bool.
 
     Returns:
-        Columns law, kills (that no law before it does), left, faults (their names).
+        Columns law, kills (the number of new kills), left (the number of faults left), faults (the names of the kills).
     """
     left, rows = killed[killed.any(axis=1)], []
     while len(left):
@@ -250,7 +251,7 @@ def violations(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def peers_sentence(frame: pd.DataFrame, where: str) -> str:
-    """Who keeps every law that applies to it, and who breaks which."""
+    """The sentence that counts the configurations that keep every law, and names the laws that the others break."""
     rows = frame[frame.status != NOT_RUN]
     broken = violations(rows)
     subjects = list(dict.fromkeys(rows.subject))
@@ -265,7 +266,7 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
 def violations_in_words(
     live: pd.DataFrame, record: records.Record | None = None, *, leave_out: str = DIAGNOSED
 ) -> list[tuple[str, str]]:
-    """Headline and counterexample as the tool prints it, for each contender and law; a GPU's before a CPU's."""
+    """The headline and the printed counterexample of each contender and law; a GPU's record precedes a CPU's."""
     tables = [live] if record is None else [record.frame, live]
     frame = violations(pd.concat(tables, ignore_index=True)).drop_duplicates(["subject", "law"])
     rows = frame[frame.subject != leave_out].itertuples()
@@ -276,10 +277,10 @@ def violations_in_words(
 
 
 def torchembed_report(laws: Iterable[str] | None = None) -> str:
-    """What the command line prints of torchembed 0.3.0's kernel, after the command itself.
+    """The command that verifies torchembed 0.3.0's kernel, and the output of the command.
 
     Args:
-        laws: by default all, but for compilation where the kernel is interpreted.
+        laws: by default all laws, without compilation where the kernel is interpreted.
     """
     contender = next(contender for contender in CONTENDERS if contender.name == DIAGNOSED)
     if reason := contender.missing():
@@ -288,11 +289,18 @@ def torchembed_report(laws: Iterable[str] | None = None) -> str:
     words = ["verify", f"{function.__module__}:{function.__name__}", "--convention", contender.convention]
     for option, value in contender.options.items():
         words += [f"--{option.replace('_', '-')}", value]
-    interpreted = ["--skip", "compile", "--q-heads", "2", "--k-heads", "1"]  # a program for every head takes its time
+    interpreted = [
+        "--skip",
+        "compile",
+        "--q-heads",
+        "2",
+        "--k-heads",
+        "1",
+    ]  # the interpreter runs a program for every head
     words += ["--device", "cuda"] if torch.cuda.is_available() else interpreted
     for law in laws or ():
         words += ["--law", law]
-    # A notebook asks its children for colours, which a page has no use for.
+    # A notebook asks its child processes for colours. A page has no use for colours.
     plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     plain |= {"COLUMNS": "120", "TERM": "dumb"}
     done = subprocess.run([sys.executable, "-m", "ropelab", *words], capture_output=True, text=True, env=plain)
@@ -318,7 +326,8 @@ def law_table(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
     """Every law: name, statement, latex, bound, and the violation of one contender.
 
     Args:
-        frame: with that contender's rows; the bound is the one at its worst element, 0 where bits must be equal.
+        frame: has the rows of the contender. The bound is the bound at the worst element, and 0 where bits must be
+            equal.
     """
     numbers = frame[frame.subject == subject].drop_duplicates("law").set_index("law")
     rows = []

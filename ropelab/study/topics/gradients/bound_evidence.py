@@ -1,7 +1,7 @@
 """This file measures how close `ropelab.apply_rope` comes to its bounds, law by law and dtype by dtype.
 
-Everything is compared pair by pair. A sum over a head or a whole tensor would average random rounding errors
-away and hide a bound that is ten times too loose.
+Results are compared pair by pair. A sum over a head or over a whole tensor would average random rounding errors, and
+would hide a bound that is ten times too loose.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def device() -> str:
-    """Where the evidence is computed: the GPU if there is one."""
+    """The device that computes the evidence: the GPU if the machine has one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def backend() -> str:
-    """What `ropelab.apply_rope` runs here, in words for a reader."""
+    """The backend of `ropelab.apply_rope` on this machine, in words for a reader."""
     if torch.cuda.is_available() and not INTERPRETED:
         return f"the Triton kernel on {torch.cuda.get_device_name()}"
     return "the Triton kernel, interpreted on the CPU" if INTERPRETED else "the torch path on the CPU"
@@ -76,7 +76,7 @@ class Case:
         return tuple(t[self.first_position :] for t in tables)
 
     def table_arguments(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The tables that go with tensors of ``dtype``, as `ropelab.apply_rope` takes them."""
+        """The arguments of `ropelab.apply_rope` for the tables that go with tensors of ``dtype``."""
         return dict(zip(("cos", "sin"), self.tables(table_dtype(dtype)), strict=True))
 
     def inputs(self, dtype: torch.dtype, count: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -111,7 +111,7 @@ def rotary_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
 
 
 def gradient_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
-    """As `rotary_evidence`, for the gradient: its definition, and the adjoint identity."""
+    """The table of `rotary_evidence` for the gradient: the definition, and the adjoint identity."""
     random = _table({"gradient = R(-θ) g": gradient, "⟨Rx, g⟩ = ⟨x, Rᵀg⟩": adjoint}, Gradient.of_random, case, dtypes)
     constant = _table({"⟨Rx, g⟩ = ⟨x, Rᵀg⟩, stride-0 g": adjoint}, Gradient.of_constant, case, dtypes)
     return pd.concat((random, constant), ignore_index=True)
@@ -128,7 +128,7 @@ def _table(laws: dict[str, Callable], sample: Callable, case: Case, dtypes) -> p
 
 @dataclass(frozen=True)
 class Rotation:
-    """What `ropelab.apply_rope` makes of a case: q and k of different head counts in one call."""
+    """The results of `ropelab.apply_rope` for a case: q and k with different numbers of heads in one call."""
 
     case: Case
     dtype: torch.dtype
@@ -170,7 +170,7 @@ def definition(rotation: Rotation) -> float:
 
 
 def norm(rotation: Rotation) -> float:
-    """Every pair keeps its length: | |y| - |x| | is at most the length of the error vector."""
+    """The length of every pair stays: | |y| - |x| | is at most the length of the error vector."""
     return max(fraction(np.hypot(*y) - np.hypot(*truth), np.hypot(*bound)) for y, truth, bound in rotation.compared())
 
 
@@ -188,7 +188,7 @@ def layouts_agree(rotation: Rotation) -> float:
 
 
 def relative_position(rotation: Rotation) -> float:
-    """Each pair's share of the score q_m . k_n against its value computed from n - m alone."""
+    """Each pair's share of the score q_m . k_n against the share computed from n - m alone."""
     scores, truth, bound = relative_scores(rotation.case, rotation.dtype, rotation.layout)
     return fraction(scores - truth, bound)
 
@@ -228,7 +228,7 @@ def relative_scores(case: Case, dtype: torch.dtype, layout: str) -> Triple:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A rotation and what autograd hands back for the cotangent g."""
+    """A rotation, and the gradient that autograd returns for the cotangent g."""
 
     case: Case
     dtype: torch.dtype
@@ -245,7 +245,7 @@ class Gradient:
 
     @classmethod
     def of_constant(cls, case: Case, dtype: torch.dtype, layout: str) -> Gradient:
-        """The cotangent is one number expanded over the tensor (all strides 0): what ``sum()`` sends."""
+        """The cotangent is one number expanded over the tensor (all strides 0), as ``sum()`` sends it."""
         shape = (case.batch, case.seq_len, case.q_heads, case.head_dim)
         return cls._of(case, dtype, layout, torch.ones((), dtype=dtype, device=device()).expand(shape))
 
@@ -266,7 +266,7 @@ def gradient(sample: Gradient) -> float:
 
 
 def adjoint(sample: Gradient) -> float:
-    """<R x, g> = <x, R^T g>, pair by pair: both sides are off by what their rotation is off."""
+    """<R x, g> = <x, R^T g>, pair by pair: the error of a side is the error of the rotation in it."""
     x, g, y, grad = (sample.case.rotary_pairs(t, sample.layout) for t in (sample.x, sample.g, sample.y, sample.grad))
     _, y_bound = _truth(x, sample.case, sample.dtype)
     _, grad_bound = _truth(g, sample.case, sample.dtype, inverse=True)
@@ -277,11 +277,11 @@ def adjoint(sample: Gradient) -> float:
 def gradchecks() -> pd.DataFrame:
     """Autograd's numerical checks of `ropelab.apply_rope` in float64, first and second order.
 
-    Of q and k with different head counts, partly rotated, and of the tables, along random directions
-    (``fast_mode``): entry by entry they would take Triton's interpreter minutes.
+    The checks differentiate in q and k with different numbers of heads, partly rotated, and in the tables. They follow
+    random directions (``fast_mode``), because a check of every entry takes Triton's interpreter minutes.
 
     Returns:
-        Columns order, layout, inputs (how many numbers it is differentiated in), passes.
+        Columns order, layout, inputs (the number of elements of the inputs), passes.
     """
     case = Case(batch=2, seq_len=3, q_heads=2, k_heads=1, head_dim=8, rotary_dim=6, first_position=3)
     [(q, k)] = case.inputs(torch.float64)
@@ -299,7 +299,7 @@ def gradchecks() -> pd.DataFrame:
 
 
 def fault_evidence(case: Case, dtypes=(torch.bfloat16, torch.float32)) -> pd.DataFrame:
-    """What small faults reach on the scale of `definition`: a bound is worth something if it rejects them.
+    """The errors of small faults on the scale of `definition`: a useful bound rejects the faults.
 
     Returns:
         Columns fault, dtype, fraction.
@@ -316,7 +316,7 @@ def fault_evidence(case: Case, dtypes=(torch.bfloat16, torch.float32)) -> pd.Dat
 
 
 def _faulty_rotations(case: Case, x0: torch.Tensor, x1: torch.Tensor) -> Iterator[tuple[str, Pair]]:
-    """Faults seen in public code, each as the rotated pair before it is rounded to the tensor's dtype."""
+    """Faults seen in public code: the rotated pair before the rounding to the tensor's dtype."""
     cos, sin = (t[:, None, :] for t in case.tables(torch.float64))
     positions = torch.arange(case.first_position, case.first_position + case.seq_len, device=cos.device)
     low = (positions[:, None].float() * inverse_frequencies(case.rotary_dim).to(positions.device).float())[:, None, :]
@@ -340,7 +340,7 @@ def _exact_tables(case: Case) -> Pair:
 
 
 def _truth(pair: Pair, case: Case, dtype: torch.dtype, inverse: bool = False) -> tuple[Pair, Pair]:
-    """The rotated pair and the bound of its error."""
+    """The rotated pair, and the bound of the pair's error."""
     c, s = _exact_tables(case)
     s = -s if inverse else s
     return rotate_exactly(*pair, c, s), rotation_bound(*pair, c, s, arithmetic(dtype))

@@ -1,7 +1,7 @@
-"""A training run in which the gradient of RoPE decides: emit the token that came ``offset`` places before.
+"""This file trains a model whose success depends on RoPE's gradient: emit the token ``offset`` places before.
 
-One attention layer, one head. Content says nothing about where to look, so the query has to learn a relative
-position, which it can only through the gradient that comes back from the rotation.
+The model has one attention layer with one head. The content of a token does not tell its position, so the query must
+learn a relative position. Only the gradient of the rotation teaches the position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def losses(
     batch: int = 16,
     learning_rate: float = 3e-3,
 ) -> list[float]:
-    """Train with Adam in float64 on the CPU; the cross entropy (nats) of each step.
+    """Train with Adam in float64 on the CPU, and return the cross entropy (nats) of each step.
 
     The seed fixes the initial weights and every batch, so two runs of one seed differ by ``rotate`` alone.
     """

@@ -1,4 +1,4 @@
-"""Figures of the notebooks on the algebra and on the gradients. Each title states what the data say."""
+"""This file draws the figures of the notebooks on the algebra and on the gradients. Each title states a finding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SMALL_LEGEND = {"title": None, "fontsize": 8}
 
 @mpl.rc_context(_STYLE)
 def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) -> Figure:
-    """Worst error over bound: of our rotation per law and dtype; beside it, of faulty ones on a log axis."""
+    """The worst error over the bound: our rotation for each law and dtype, and faulty rotations on a log axis."""
     panels = 1 if faults is None else 2
     fig, axes = plt.subplots(1, panels, figsize=(6 + 4.6 * (panels - 1), 4.2), squeeze=False, layout="constrained")
     ax = axes[0, 0]
@@ -58,7 +58,7 @@ def _fault_panel(ax, faults: pd.DataFrame) -> None:
 
 @mpl.rc_context(_STYLE)
 def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = torch.bfloat16) -> Figure:
-    """Scores of one query and one key at all positions (m, n), against n - m, on the curve that is meant."""
+    """Scores of one query and one key at all positions (m, n), against n - m, on the exact curve."""
     measured, truth, bound = bound_evidence.relative_scores(case, dtype, LAYOUTS[0])
     one = (0, slice(None), slice(None), 0)
     distance = np.arange(case.seq_len)[None, :] - np.arange(case.seq_len)[:, None]
@@ -109,7 +109,7 @@ def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
 
 @mpl.rc_context(_STYLE)
 def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
-    """Which checks tell the wrong backward from a right one."""
+    """The checks that tell the wrong backward from a right backward."""
     table = outcomes[[right, wrong]]
     sees = outcomes[right] & ~outcomes[wrong]
     fig, ax = plt.subplots(figsize=(7.6, 0.36 * len(table) + 1.5), layout="constrained")
@@ -147,19 +147,19 @@ def final_losses(curves: pd.DataFrame, last: int = 10) -> pd.DataFrame:
 
 
 def _where() -> str:
-    """What ran other people's code."""
+    """The device or the interpreter that ran other packages' code."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return "Triton's interpreter on the CPU" if INTERPRETED else "torch on the CPU"
 
 
 def _finish(fig: Figure, where: str) -> Figure:
-    """Grid, frame and the footer that says what computed the figure, with what and when."""
+    """Finish the axes, and add the footer: the device, the version of torch, and the date."""
     for ax in fig.axes:
         if ax.get_lines() or ax.collections:
             sns.despine(ax=ax)
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     note = f"computed in this run by {where} · torch {torch.__version__} · {platform.machine()} · {when}"
     fig.supxlabel(note, fontsize=7.5, color="0.4", x=0.99, ha="right")
-    plt.close(fig)  # shown once, by the notebook that returns it
+    plt.close(fig)  # the notebook shows the figure that it returns
     return fig

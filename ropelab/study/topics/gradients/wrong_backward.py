@@ -1,11 +1,11 @@
-"""A backward that rotates the gradient forward: torchembed 0.3.0's fault, as a mutant and in closed form.
+"""This file holds torchembed 0.3.0's fault, a backward that rotates forward, as a mutant and in closed form.
 
 The forward is y = R(a) x, so the gradient is R(-a) g. The faulty backward calls the forward kernel again and
 hands back R(a) g. On one plane R(a) - R(-a) = 2 sin(a) J with J a quarter turn, hence
 
     |R(a) g - R(-a) g| = 2 |sin a| |g|    and    |R(a) g| = |R(-a) g| = |g|:
 
-as wrong as can be where sin(a) is large, and of the right length everywhere.
+the error is as large as possible where sin(a) is large, and the length is right everywhere.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class _ForwardInBackward(torch.autograd.Function):
 
 
 def with_wrong_backward(rotate: Rotate) -> Rotate:
-    """The same rotation, but its backward applies the forward instead of the transpose."""
+    """The same rotation with a backward that applies the forward instead of the transpose."""
     return lambda x, cos, sin: _ForwardInBackward.apply(x, cos, sin, rotate)
 
 
 def implementations() -> tuple[dict[str, Rotate], list[str]]:
-    """What can be examined on this machine, by name, and a line on each package that cannot.
+    """The implementations that this machine can run, by name, and a line on each package that cannot run.
 
-    torchembed's own kernels need a GPU or Triton's interpreter, and its wheels under ``build/peers``.
+    torchembed's own kernels need a GPU or Triton's interpreter, and torchembed's wheels under ``build/peers``.
     """
     found: dict[str, Rotate] = {
         "ropelab": _ropelab,
@@ -69,7 +69,7 @@ def implementations() -> tuple[dict[str, Rotate], list[str]]:
         except packages.NotInstalled as error:
             missing.append(f"{name}: {error}")
         else:
-            # Its public function rotates a q and a k; this is the one-tensor step that it calls for each.
+            # The public function rotates a q and a k, and calls this step for each of them.
             found[name] = module._FusedRoPE.apply
     return found, missing
 
@@ -135,11 +135,11 @@ def gradient_errors(rotate: Rotate, seq_len: int, *, rotary_dim: int = 64, seed:
 def overall_errors(
     found: dict[str, Rotate], seq_lens=(1, 8, 128), *, rotary_dim: int = 64, seed: int = 0
 ) -> pd.DataFrame:
-    """What a test that looks at the whole gradient would see.
+    """The error and the norm of the whole gradient.
 
     Returns:
-        Columns implementation, seq_len, error (relative L2), expected_error (what the fault would make it),
-        norm_ratio (norm of the gradient over that of the right one).
+        Columns implementation, seq_len, error (relative L2), expected_error (the error of
+        a repeated forward), norm_ratio (the norm of the gradient over the norm of the right gradient).
     """
     rows = []
     for name, rotate in found.items():

@@ -1,4 +1,4 @@
-"""Tables out of the records of the benchmark: who reaches what, who is faster, who was not compared."""
+"""This file makes tables of the benchmark's records: fractions of the copy, ratios to peers, missing contenders."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CELL = ["cell", "layout", "direction"]
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of implementations, copies left out, that were right and were timed."""
+    """The rows of implementations that were right and were timed, without the copies."""
     found = rows.timed(frame)
     return found[~found.contender.str.startswith(PREFIX)]
 
 
 def named_cells(frame: pd.DataFrame) -> pd.Series:
-    """The cells' names, with what a record may say beside them: a format other than bshd, q and k as views of qkv."""
+    """The name of each cell, with the format if it is not bshd, and with the storage if it is not contiguous."""
     names = frame.cell
     for column, usual in (("seq_format", "bshd"), ("storage", "contiguous")):
         if column in frame:
@@ -40,8 +40,8 @@ def fractions(frame: pd.DataFrame) -> pd.DataFrame:
 def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
     """Every peer against ropelab in the same cell: the cell, contender, median_us, in_place, slower.
 
-    ``slower`` is the peer's time over ours: below 1 the peer is faster. In-place peers are held against our
-    in-place call where there is one, the others against the out-of-place call.
+    ``slower`` is the peer's time over ours: below 1 the peer is faster. A peer that works in place is compared with our
+    call in place where the record has it, and every other peer with our call into new tensors.
     """
     times = timed(frame)
     ours = times[times.contender == OURS].set_index(CELL).median_us
@@ -54,12 +54,12 @@ def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def number(value: object) -> str:
-    """A cell of a table: counts and words as they are, other numbers to four digits."""
+    """The text of a cell of a table: counts and words stay as they are, other numbers have four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def not_compared(found: Iterable[Record]) -> pd.DataFrame:
-    """What was not timed and why: columns study, contender, reason, rows (how many)."""
+    """The contenders that were not timed: columns study, contender, reason, rows (the number of rows)."""
     reasons = []
     for record in found:
         untimed = record.frame[~rows.is_right(record.frame)]

@@ -1,7 +1,7 @@
-"""Figures of the kernel family: every format, packed sequences, few tokens, QK norm, memory.
+"""This file draws the figures of the kernel family: every format, packed sequences, few tokens, QK norm, memory.
 
-As in ``figures``: each takes the tables of its records and returns a figure, whose title is computed from them;
-whether a bar is met is said by ``family_findings``.
+Each function takes the tables of the records and returns a figure. The title is computed from the tables, and
+``family_findings`` says whether a bar is met.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ _FORMATS = {
     for name in FORMATS
 }
 _MISSED = COLORBLIND[3]
-# A pass over q and k reads and writes them once. The backward of a norm reads its input as well as the cotangent and
-# writes the gradient: three tensors where a copy moves two. Forward and backward together: five.
+# A pass over q and k reads and writes q and k once. The backward of a norm reads the input and the cotangent and writes
+# the gradient: three tensors, where a copy moves two. Forward and backward together move five.
 _CEILINGS = {"forward": 1, "backward": 2 / 3, "forward and backward": 2 / 5}
 
 
@@ -76,7 +76,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
 
 
 def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Time of 65,536 packed tokens against how many sequences they are, and in the skewed case."""
+    """The time of 65,536 packed tokens against the number of sequences, and in the skewed case."""
     times = drawing.timed(frame)
     bars = family_findings.packed_bars(frame)
     title = "Packed, ropelab at worst: " + "; ".join(bar.phrase() for bar in bars)
@@ -110,7 +110,7 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def _growth(times: pd.DataFrame) -> list[str]:
-    """How many times as long each peer takes for the other cases as for one sequence, at most."""
+    """The largest ratio of each peer's time in the other cases to the peer's time for one sequence."""
     phrases = []
     for name, rows in drawing.contenders(times):
         table = rows.pivot_table(index=["layout", "direction"], columns="case", values="median_us", aggfunc="max")
@@ -128,7 +128,7 @@ def _growth(times: pd.DataFrame) -> list[str]:
 
 
 def _with_tables(name: str, points: pd.DataFrame) -> str:
-    """The label, with the rows of the tables where the record says them."""
+    """The label, with the number of rows of the tables where the record has the number."""
     rows = points.get("freqs_len", pd.Series()).dropna()
     return drawing.label(name) + (f", tables of {drawing.value_range(rows, ',.0f')} rows" if len(rows) else "")
 
@@ -164,7 +164,7 @@ def few_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """QK norm and rotation as a fraction of the copy of q and k, per step, with what the bytes of a step allow."""
+    """QK norm and rotation as a fraction of the copy of q and k, per step, with the limit that the bytes set."""
     times = drawing.timed(frame)
     bars = family_findings.qk_norm_bars(frame)
     title = "QK norm and rotation in one pass: " + "; ".join(bar.phrase() for bar in bars)
@@ -198,7 +198,7 @@ def _qk_norm_bar(step: str, panel: pd.DataFrame) -> pd.Series | None:
 
 
 def memory(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Peak memory of a call: its results, and what it takes beyond them."""
+    """The peak memory of a call: the results, and the memory beyond the results."""
     shown = frame[frame.status == "ok"] if "status" in frame else frame
     title = "Peak memory: " + "; ".join(bar.phrase() for bar in family_findings.memory_bars(frame))
     place = marks.places(shown.contender)
@@ -227,4 +227,4 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "qk_norm": (("qk_norm",), qk_norm),
     "memory": (("memory",), memory),
 }
-"""Figure -> the studies it draws, and how: a function of their tables and the footer."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""

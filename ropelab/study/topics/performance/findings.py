@@ -11,26 +11,27 @@ from ropelab.bench.rows import is_right
 from ropelab.study.topics.performance.comparison import OURS, timed
 
 ONE, MANY, SKEWED = "n=1", "n=2401", "one of 34,336 and 2,400 of 13"
-"""Cases of the record ``packed``: 65,536 tokens as one sequence, as 2,401 alike, and as one long among short ones."""
+"""Cases of the record ``packed``: 65,536 tokens as one sequence, as 2,401 sequences alike, and as one long sequence
+among short sequences."""
 READS_TWICE = "token-linear, reads twice"
 FORMATS = ("bshd", "sbhd", "bhsd", "qkv")
-"""As ``formats`` names them; "qkv": q and k are views of one bshd buffer that holds v too."""
+"""The names of the record ``formats``; "qkv": q and k are views of one bshd buffer that holds v too."""
 LEAST_OF_COPY, LEAST_OF_COPY_NORM, LEAST_OVER_COMPILED = 0.95, 0.90, 1.5
-"""Fraction of a copy that a rotation reaches, and a norm with it; how many times as fast as compiled the latter is."""
+"""The bars: fraction of a copy for a rotation, and for norm and rotation; ratio to the compiled norm and rotation."""
 ROUNDED_UP = 6 * 512
 """Bytes: torch rounds every allocation up to 512; QK norm has six results, q, k and four gradients."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit and the worst of the cases that it is for.
+    """A limit, and the worst of the cases to which the limit applies.
 
     Attributes:
         what: follows the number in a sentence: "of a copy in bhsd".
         worst: NaN if ropelab has no time in a case, which misses the bar.
         at_least: the limit is the smallest number allowed, else the largest.
         where: the worst case.
-        cases, missed: how many there are, and how many miss the bar.
+        cases, missed: the number of cases, and the number of cases that miss the bar.
     """
 
     what: str
@@ -68,14 +69,14 @@ class Bar:
 
 
 def toward_worse(value: float, *, at_least: bool) -> str:
-    """Three decimals, or none of 0 and from 100 on (bytes), rounded so that nothing is lifted over its bar."""
+    """The number with three decimals, or with none for 0 and from 100 on (bytes), rounded away from the bar."""
     places = 0 if value == 0 or value >= 100 else 3
     toward = math.floor if at_least else math.ceil
     return f"{toward(round(10**places * value, 6)) / 10**places:,.{places}f}"
 
 
 def in_all_formats(dense: pd.DataFrame, formats: pd.DataFrame) -> pd.DataFrame:
-    """Both records with a column ``format``, one of ``FORMATS``."""
+    """The rows of both records, with a column ``format`` that has a name of ``FORMATS``."""
     frame = pd.concat([dense, formats], ignore_index=True)
     is_view = frame.storage == "qkv" if "storage" in frame else False
     return frame.assign(format=frame.seq_format.mask(is_view, "qkv"))
@@ -84,7 +85,7 @@ def in_all_formats(dense: pd.DataFrame, formats: pd.DataFrame) -> pd.DataFrame:
 def smallest_fractions(dense: pd.DataFrame, formats: pd.DataFrame) -> pd.DataFrame:
     """The smallest fraction of a copy over layouts and directions: a row per format and cell, a column per contender.
 
-    NaN: not offered, not right or not at hand in any of them.
+    NaN stands for a contender that is not offered, not right or not at hand in the whole cell.
     """
     times = timed(in_all_formats(dense, formats))
     table = times.groupby(["format", "cell", "contender"], sort=False).fraction_of_copy.min().unstack("contender")
@@ -124,7 +125,7 @@ def few_tokens_bars(few: pd.DataFrame) -> list[Bar]:
 
 
 def host_bars(host: pd.DataFrame) -> list[Bar]:
-    """Host time over that of Liger's public function in the same run; none where Liger was not measured."""
+    """Host time over the host time of Liger's public function in the same run; none where Liger was not measured."""
     bars = []
     for autograd, most, how in ((False, 0.5, "without"), (True, 0.8, "with")):
         run = host[host.autograd == autograd]
@@ -151,13 +152,13 @@ def qk_norm_bars(qk_norm: pd.DataFrame) -> list[Bar]:
 
 
 def fastest_compiled(qk_norm: pd.DataFrame) -> pd.Series:
-    """Microseconds of norm and rotation by torch.compile, apart or as one, whichever is faster, by cell and layout."""
+    """Microseconds of norm and rotation by torch.compile, the faster of one and two functions, by cell and layout."""
     compiled = pd.concat([_timed(qk_norm, name) for name in ("compiled separate", "compiled together")])
     return compiled.groupby(["cell", "layout"]).median_us.min()
 
 
 def memory_bars(memory: pd.DataFrame) -> list[Bar]:
-    """A tensor beyond the results would show; what torch adds by rounding the results up does not count."""
+    """The bars show a tensor beyond the results. Bytes that torch adds to round the results up do not count."""
     ours = memory[memory.contender.str.contains("ropelab|apply_", regex=True)]
     beyond = (ours.peak_bytes - ours.result_bytes).where(is_right(ours))
     return [
@@ -174,11 +175,11 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], Callable[..., list[Bar]]]] = {
     "QK norm and rotation": (("qk_norm",), qk_norm_bars),
     "Memory": (("memory",), memory_bars),
 }
-"""Question -> the studies that answer it, and its bars as a function of their tables."""
+"""Each question -> the studies that answer the question, and the bars as a function of the studies' tables."""
 
 
 def bars(question: str, where: records.Where = records.MEASUREMENTS) -> list[Bar]:
-    """The bars of one of ``QUESTIONS`` from the records that ``records.load_together`` finds.
+    """The bars of a question of ``QUESTIONS`` from the records that ``records.load_together`` finds.
 
     Raises:
         Unusable: a record is missing, or cannot be believed.
@@ -201,7 +202,7 @@ def scoreboard(where: records.Where = records.MEASUREMENTS) -> pd.DataFrame:
 
 
 def sentence(question: str, where: records.Where = records.MEASUREMENTS) -> str:
-    """What the records say to one question, for the first page; "" if a record cannot be had or has no bar."""
+    """The answer of the records to a question, for the first page; "" if a record is missing or has no bar."""
     try:
         found = bars(question, where)
     except records.Unusable:
@@ -230,7 +231,7 @@ def _bar(what: str, values: pd.Series, *, least: float | None = None, most: floa
 
 
 def _ours(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ropelab's rows; those without a right result keep their place but no number."""
+    """Ropelab's rows. A row without a right result stays, without a number."""
     rows = frame[frame.contender == OURS]
     numbers = [name for name in ("median_us", "fraction_of_copy") if name in rows]
     return rows.assign(**{name: rows[name].where(is_right(rows)) for name in numbers})

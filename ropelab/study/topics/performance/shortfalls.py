@@ -1,10 +1,11 @@
-"""Where the kernels fall short, and why: sentences for README.md whose numbers are those of the records."""
+"""This file words the shortfalls of the kernels for README.md, with the numbers of the records."""
 
 from collections.abc import Mapping
 
 import pandas as pd
 
 from ropelab.bench.table_free import TABLE_FREE
+from ropelab.study.documents.deepspeed import findings as deepspeed
 from ropelab.study.documents.sglang.contenders import FLASH_PACKED, FLASHINFER, OURS_CACHE, PERSISTENT
 from ropelab.study.documents.sglang.steps import timed_alike
 from ropelab.study.engine.words import value_range
@@ -20,7 +21,7 @@ OVER_COMPILED = 1.5
 
 
 def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """One for each shortfall, its name in bold; ``frames`` holds a table for each of ``STUDIES``."""
+    """A sentence for each shortfall, with a name in bold; ``frames`` holds a table for each of ``STUDIES``."""
     times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # which has no times
     return [
         _few_tokens(pd.concat([times["dense"], times["few_tokens"]])),
@@ -42,7 +43,7 @@ def _few_tokens(times: pd.DataFrame) -> str:
 
 
 def _as_called(times: pd.DataFrame) -> pd.DataFrame:
-    """SGLang's cells as its kernel is called: few tokens, halves, nothing cloned, in CUDA graphs."""
+    """The cells that SGLang's kernel is called with: few tokens, halves, nothing cloned, in CUDA graphs."""
     times = timed_alike(times)
     return times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
 
@@ -59,7 +60,7 @@ def _in_place(times: pd.DataFrame) -> str:
 
 
 def _at_positions(times: pd.DataFrame) -> str:
-    """What a position costs where a call is little more than the wait for memory."""
+    """The cost of a position in a call that is little more than a wait for memory."""
     ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
     flashinfer = _best(times, FLASHINFER)
     return (
@@ -71,7 +72,7 @@ def _at_positions(times: pd.DataFrame) -> str:
 
 
 def _best(times: pd.DataFrame, named: str) -> pd.Series:
-    """Microseconds in each cell of the best contender whose name begins so."""
+    """Microseconds in each cell of the best contender whose name begins with ``named``."""
     return times[times.contender.str.startswith(named)].groupby("cell").median_us.min()
 
 
@@ -118,17 +119,16 @@ def _partial_sums(memory: pd.DataFrame) -> str:
 
 
 def _one_tensor(times: pd.DataFrame) -> str:
-    times = times.set_index(["cell", "dtype", "direction"])
-    ours, compiled = (times[times.contender == name] for name in (OURS, "compile"))
+    cells = times.set_index(["cell", "dtype", "direction"])
+    ours, compiled = (cells[cells.contender == name].median_us for name in (OURS, "compile"))
     forward = [index for index in compiled.index if index[1:] == ("bfloat16", "forward")]
-    most = 1 / compiled.fraction_of_copy
+    most = deepspeed.most_over(times, "compile")
     bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
     return (
         f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
-        f"{value_range(compiled.fraction_of_copy)} of a copy and this kernel "
-        f"{value_range(ours.fraction_of_copy)}; in bfloat16 forward torch.compile is "
-        f"{_faster(compiled.median_us.loc[forward], ours.median_us)}. A kernel as fast as a copy would be "
-        f"{value_range(most)} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
+        f"{deepspeed.of_a_copy(times, 'compile')} of a copy and this kernel {deepspeed.of_a_copy(times, OURS)}; in "
+        f"bfloat16 forward torch.compile is {_faster(compiled.loc[forward], ours)}. A kernel as fast as a copy would "
+        f"be {value_range(most)} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
     )
 
 

@@ -1,1 +1,1 @@
-"""This topic shows what each way to compute cosines and sines loses."""
+"""This topic shows the error of each way to compute cosines and sines."""

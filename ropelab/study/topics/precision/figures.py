@@ -1,6 +1,6 @@
-"""Figures of what cos and sin lose: measured errors beside their bounds, what that does to scores, models and memory.
+"""This file draws the errors of cos and sin beside their bounds, and the effects on scores, models and memory.
 
-Each takes what `precision_findings` computed and returns a figure whose title states the finding.
+Each function takes a result of `precision_findings` and returns a figure. The title states the finding.
 """
 
 import math
@@ -39,7 +39,7 @@ _BOUND = {"linestyle": (0, (4, 2)), "linewidth": 1}
 def rotations(
     found: pd.DataFrame, footer: str = "", *, title: str | None = None, untimed: pd.DataFrame | None = None
 ) -> Figure:
-    """Largest error of an angle and of a rotated pair in each octave of positions, each with its bound."""
+    """The largest errors of an angle and of a rotated pair in each octave of positions, with their bounds."""
     panels = grid(1, 2, _SIZE, findings.sentence(found) if title is None else title, footer, sharex=True)
     left, right = panels.axes[0]
     _curves(left, found, "angle")
@@ -54,14 +54,14 @@ def rotations(
 
 
 def on_gpu(found: pd.DataFrame, footer: str = "") -> Figure:
-    """The methods that need a GPU, as measured on one, and float32 angles for comparison."""
+    """The methods that need a GPU, as measured on a GPU, and float32 angles for comparison."""
     shown = found[(found.status == "ok") & found.method.isin([*findings.ON_GPU, USUAL])]
     untimed = found.rename(columns={"method": "contender"})
     return rotations(shown, footer, title=findings.gpu_sentence(found), untimed=untimed)
 
 
 def law(found: pd.DataFrame, footer: str = "") -> Figure:
-    """How scores of pairs at fixed distances change as both tokens move, and how far they are from right."""
+    """The change of scores at fixed distances as both tokens move, and the error of the scores."""
     distances = list(found.distance.unique())
     title = findings.law_sentence(found)
     panels = grid(len(distances), 2, (_SIZE[0], 4.0), title, footer, sharex=True, sharey=True)
@@ -77,7 +77,7 @@ def law(found: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def attention(found: pd.DataFrame, footer: str = "") -> Figure:
-    """Errors of the scores and of the attention weights of random queries, each with its bound."""
+    """The errors of the scores and of the attention weights of random queries, with their bounds."""
     panels = grid(1, 2, _SIZE, findings.attention_sentence(found), footer, sharex=True)
     left, right = panels.axes[0]
     _curves(left, found, "score")

@@ -1,4 +1,4 @@
-"""This file tabulates what each method of `topics.precision.methods` loses beside its bound, and says it in words."""
+"""This file tabulates the error and the bound of each method of `topics.precision.methods`, and words the tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ SMOKE_TOPS = (1, 256, 2048, 2**17, 2**22)
 SAMPLES = 2048
 LOSSES = {"1 rad": 1.0, "half a turn": math.pi, "a full turn": 2 * math.pi}
 BF16_ROUNDING = 2.0**-precision.BF16
-"""By how much, relatively, storing a rotated feature in bfloat16 may put it off."""
+"""The largest relative error of storing a rotated feature in bfloat16."""
 FP32_ROUNDING = 2.0**-precision.FP32
 _CHUNK = 2**14
 
@@ -33,10 +33,11 @@ Methods = Mapping[str, Method]
 
 
 def octave(top: int, samples: int) -> torch.Tensor:
-    """Positions from beyond ``top/2`` up to ``top``, in order: all, or a random choice and where formats round.
+    """Positions from beyond ``top/2`` up to ``top``, in order: all positions, or a random choice and positions at
+    which formats round.
 
-    Half-way between two numbers of ``t`` digits, where rounding turns from down to up, lies among others the integer
-    ``top/2 + top/2**(t+1)``; its neighbours are tried too.
+    Rounding to ``t`` digits turns from down to up half-way between two numbers of ``t`` digits. The integer
+    ``top/2 + top/2**(t+1)`` is half-way between two such numbers. The integers beside it are tried too.
     """
     first = top // 2 + 1
     if top - first < samples:
@@ -60,8 +61,8 @@ def errors(
 
     Returns:
         Columns method, position (the octave's end), angle_error and angle_bound (rad), output_error and output_bound
-        (relative error of a rotated pair), fraction (largest error over its own bound, of both kinds and all elements:
-        at most 1), ulps (of the cosine's or sine's own value, in float32).
+        (relative error of a rotated pair), fraction (the largest ratio of an error to its bound, of both kinds and all
+        elements: at most 1), ulps (of the cosine's or sine's own value, in float32).
     """
     rows = []
     for top in tops:
@@ -83,11 +84,11 @@ def compare(
     frequencies: torch.Tensor,
     angles: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """One row of `errors`, less what identifies it.
+    """One row of `errors` without the method and the position.
 
     Args:
-        angles: errors of the angles, where the method has any. Else they are those seen in (cos, sin): the direction of
-            a vector that is off by less than its length 1 is off by at most the arc sine.
+        angles: errors of the angles, if the method has angles. Else the errors follow from (cos, sin): the direction of
+            a vector of length 1 whose error is e < 1 is off by at most the arc sine of e.
     """
     output, bound = precision.output_error(waves, truth), method.bound.output(positions, frequencies)
     if angles is None:
@@ -106,12 +107,12 @@ def compare(
 
 
 def _fraction(error: torch.Tensor, bound: torch.Tensor) -> float:
-    """Largest error over its bound; where nothing may be off, infinite unless nothing is."""
+    """The largest ratio of an error to its bound; infinite for an error where the bound is 0."""
     return float(torch.where(error > 0, error / bound, 0.0).max())
 
 
 def tightness(found: pd.DataFrame) -> pd.DataFrame:
-    """For each method: largest error over its bound, and at what share of the bound's curve that of the error ends."""
+    """For each method: the largest ratio of an error to its bound, and the ratio of the two curves at their ends."""
     last = found[found.position == found.position.max()].set_index("method")
     table = found.groupby("method", sort=False).fraction.max().to_frame("largest error / its bound")
     table["curve / curve of bounds, angle"] = last.angle_error / last.angle_bound
@@ -136,7 +137,7 @@ def losses(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods 
 def first_loss(method: Method, frequencies: torch.Tensor, radians: float, longest: int = TOPS[-1]) -> int | None:
     """The first position up to ``longest`` at which the angle of some plane is off by ``radians`` or more.
 
-    Every position is tried in the octaves where the bound allows such an error, and none in the others.
+    The function tries every position of the octaves in which the bound allows such an error.
     """
     if method.angles is None:
         return None
@@ -183,11 +184,11 @@ def law(
     samples: int = SAMPLES // 8,
     methods: Methods = METHODS,
 ) -> pd.DataFrame:
-    """What becomes of ``<R_{t+d} q, R_t k>`` as t grows, which should depend on d alone.
+    """The change of ``<R_{t+d} q, R_t k>`` as t grows. The exact score depends on d alone.
 
     With the pair i of q and k as complex numbers the score is the real part of ``sum_i conj(q_i) k_i w_i``, where
-    ``w_i = conj(e^{i (t+d) f_i}) e^{i t f_i}``. Over all q and k whose pairs have given lengths its error is
-    ``sum_i |q_i| |k_i| |w'_i - w_i|`` at most, and some q and k attain that. Errors here are in units of
+    ``w_i = conj(e^{i (t+d) f_i}) e^{i t f_i}``. Over all q and k whose pairs have given lengths the error of the score
+    is at most ``sum_i |q_i| |k_i| |w'_i - w_i|``, and some q and k attain this error. Errors here are in units of
     ``sum_i |q_i| |k_i|`` with pairs of equal lengths: the mean of ``|w'_i - w_i|``.
 
     Returns:
@@ -219,7 +220,7 @@ def law(
 
 
 def _relative(method: Method, queries: torch.Tensor, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """``w`` of `law`, conjugated: that of a query at one and a key at the other position, ``[P, F]``."""
+    """``w`` of `law`, conjugated, for a query at one position and a key at the other position, ``[P, F]``."""
     q, k = (_as_complex(method.waves(positions, frequencies)) for positions in (queries, keys))
     return q * k.conj()
 
@@ -241,7 +242,7 @@ def attention(
 ) -> pd.DataFrame:
     """Scores of random queries and the keys before them, and the attention weights, against the right ones.
 
-    The errors of cos and sin alone: everything else is in float64. q and k are standard normal, scores are divided by
+    Only cos and sin have errors: all other arithmetic is in float64. q and k are standard normal, scores are divided by
     the root of the rotated features.
 
     Returns:
@@ -285,7 +286,7 @@ def _phase(waves: precision.Function, query: torch.Tensor, keys: torch.Tensor, f
 
 
 def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods: Methods = METHODS) -> pd.DataFrame:
-    """What models lose near their longest context, `rope_from_config` having read their configurations.
+    """The errors of models near their longest context; `rope_from_config` reads the configurations.
 
     Returns:
         Columns model, length, planes (that turn), method, output_error (largest, of a rotated pair), output_bound,
@@ -335,7 +336,7 @@ def memory(rotary_dim: int, tops: Sequence[int] = TOPS, methods: Methods = METHO
 
 
 def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count: int = 64) -> pd.DataFrame:
-    """Is float64 enough? Some cosines and sines near ``longest`` against mpmath with 200 bits.
+    """Some cosines and sines in float64 near ``longest`` against mpmath with 200 bits.
 
     Returns:
         Columns what, error (largest, absolute), bound, and share of half a float32 ulp below 1 (2**-25).
@@ -358,7 +359,7 @@ def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count
             return float(max(errors))
 
         plain = precision.float64_tables(positions, frequencies, torch.float64)
-        # Product and cosine; and 2i/R rounds, of which the power makes ``e ln base``, and is itself right to 2 units.
+        # Product and cosine round. 2i/R rounds too: the power makes ``e ln base`` of its error e, and errs by 2 units.
         bound = 2.0**-53 * longest + precision.wave_error(precision.FP64, halves=4) + REFERENCE
         e = torch.arange(0, rotary_dim, 2).double() / rotary_dim
         frequency_bound = 2.0**-53 * float((longest * base**-e * (e * math.log(base) + 2)).max())
@@ -375,7 +376,7 @@ def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count
 
 
 def sentence(found: pd.DataFrame) -> str:
-    """What the table of `errors` says at the longest position."""
+    """The sentence on the table of `errors` at the longest position."""
     last = found[found.position == found.position.max()].set_index("method")
     parts = [
         f"{_angle(last.angle_error[name])} with {name}" for name in ("bf16 positions", USUAL) if name in last.index
@@ -389,7 +390,7 @@ def sentence(found: pd.DataFrame) -> str:
 
 
 def bounds_sentence(found: pd.DataFrame) -> str:
-    """Whether every error stays within its bound, and how near it comes."""
+    """The sentence that says whether every error stays within its bound, and names the largest ratio."""
     table = tightness(found)
     largest = table["largest error / its bound"]
     curves = table.drop(columns="largest error / its bound")
@@ -402,7 +403,7 @@ def bounds_sentence(found: pd.DataFrame) -> str:
 
 
 def losses_sentence(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods = METHODS) -> str:
-    """Who loses a full turn where, and what is left of the others."""
+    """The sentence that names the methods that lose a full turn, and the errors of the other methods."""
     found = {name: first_loss(method, frequencies, LOSSES["a full turn"], longest) for name, method in methods.items()}
     lost = [f"{name} at {position:,}" for name, position in found.items() if position]
     kept = [name for name, position in found.items() if not position]
@@ -427,7 +428,7 @@ def law_sentence(found: pd.DataFrame) -> str:
 
 
 def attention_sentence(found: pd.DataFrame) -> str:
-    """What share of the attention goes to other keys at the longest position."""
+    """The sentence on the share of the attention that goes to other keys at the longest position."""
     last = found[found.position == found.position.max()].set_index("method").weights_error
     names = [name for name in ("bf16 positions", "bf16 frequencies", USUAL, "bf16 tables", OURS) if name in last.index]
     shares = ", ".join(f"{_share(last[name])} with {name}" for name in names)
@@ -446,7 +447,7 @@ def models_sentence(found: pd.DataFrame) -> str:
 
 
 def memory_sentence(found: pd.DataFrame) -> str:
-    """What tables for the most positions take, and what is enough without one."""
+    """The sentence on the bytes of tables for the most positions, and on the bytes of the frequencies."""
     sizes = found.pivot(index="method", columns="positions", values="bytes").loc[list(dict.fromkeys(found.method))]
     first, last = sizes.iloc[:, 0], sizes.iloc[:, -1]
     tables = ", ".join(f"{size / 2**30:.2g} GiB as {name}" for name, size in last[last > first].items())
@@ -456,7 +457,7 @@ def memory_sentence(found: pd.DataFrame) -> str:
 
 
 def gpu_sentence(found: pd.DataFrame) -> str:
-    """What TF32 and fast maths lose at the longest position, and which products are not made in TF32 at all."""
+    """The sentence on the errors of TF32 and fast maths at the longest position, and on products not made in TF32."""
     ran = found[is_right(found) & found.method.isin([*ON_GPU, USUAL])]
     errors = ran.pivot(index="position", columns="method", values="angle_error")
     errors = errors[[name for name in (*ON_GPU, USUAL) if name in errors]]

@@ -1,4 +1,4 @@
-"""This file measures what only a GPU can show: tensor cores in TF32, and the sine of fast maths."""
+"""This file measures methods that need a GPU: tensor cores in TF32, and the sine of fast maths."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,8 +32,8 @@ def precision_study(*, smoke: bool = False) -> pd.DataFrame:
     """Errors of every method on the GPU, octave by octave, for the frequencies of Llama 3.
 
     Returns:
-        Columns as of `topics.precision.findings.errors`, and status (``"ok"`` or ``"failed: ..."``), emulated:
-        share of the angles that have the bits of TF32 emulated on a CPU, of those methods that use TF32.
+        The columns of `topics.precision.findings.errors`, and status (``"ok"`` or ``"failed: ..."``), and emulated: the
+        share of the angles that have the bits of TF32 emulated on a CPU, for the methods that use TF32.
 
     Raises:
         Unavailable: no GPU.
@@ -54,7 +54,7 @@ def held(methods: Mapping[str, Method], tops: Sequence[int], samples: int) -> pd
             row = {"method": name, "position": top, "status": "ok"}
             try:
                 row |= _row(method, positions, frequencies)
-            except Exception as error:  # recorded: what cannot run is a result too
+            except Exception as error:  # a method that cannot run is a result too
                 row["status"] = timing.failure(error)
             rows.append(row)
     return pd.DataFrame(rows).reindex(columns=COLUMNS)
@@ -71,7 +71,7 @@ def _row(method: Method, positions: torch.Tensor, frequencies: torch.Tensor) -> 
 
 
 def on_gpu(method: Method) -> Method:
-    """The same method on the GPU, which has its own cosine."""
+    """The same method with the cosine of the GPU."""
 
     def there(function):
         return function and (lambda positions, frequencies: function(positions.cuda(), frequencies.cuda()))
@@ -100,7 +100,7 @@ def _batched_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torc
 
 
 def _padded_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """The outer product as a sum of 16 terms, all but one of them zero: an inner dimension that tensor cores take."""
+    """The outer product as a sum of 16 terms, 15 of them zero: an inner dimension that tensor cores take."""
     columns = torch.zeros(len(positions), 16, device="cuda")
     rows = torch.zeros(16, len(frequencies), device="cuda")
     columns[:, 0], rows[0] = positions.cuda(), frequencies.cuda()
@@ -128,7 +128,7 @@ _MUFU = wave_error(0, halves=2) * 2.0**-20.5
 
 @triton.jit
 def fast_sincos(angles, cos, sin, count, BLOCK: tl.constexpr):
-    """The hardware's cosine and sine, as ``__cosf`` and ``__sinf`` or ``--use_fast_math`` give them."""
+    """The cosine and sine of the hardware: ``__cosf`` and ``__sinf``, or ``--use_fast_math``."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(angles + at, mask=at < count)
     c = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
@@ -145,9 +145,9 @@ def _fast_waves(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
 
 
 def fast_reduction(angle: torch.Tensor) -> torch.Tensor:
-    """Error of an angle (rad) that is turned into turns by one product, which is cut off to 24 digits.
+    """The error of an angle (rad) that one product converts to turns; the product is truncated to 24 digits.
 
-    The constant is off by a share of its own, and the product by less than a unit in the last place.
+    The constant has a relative error, and the product has an error of less than a unit in the last place.
     """
     constant = abs(INVERSE_TURN * 2 * torch.pi - 1)
     turns = angle * INVERSE_TURN
@@ -160,6 +160,6 @@ GPU_METHODS: dict[str, Method] = {
     "TF32 matmul, padded": from_angles(_padded_product, TF32_BOUND),
     "fast-math sincos": Method(_fast_waves, Bound((FP32,), (FP32,), (FP32,), reduction=fast_reduction, wave=_MUFU)),
 }
-"""Name -> method; they take tensors of the CPU."""
+"""Name -> method; the methods take CPU tensors."""
 
 STUDIES = {"precision": Study(precision_study, gpu_gib=1, timed=False)}

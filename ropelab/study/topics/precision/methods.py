@@ -1,8 +1,8 @@
-"""How far cos and sin of ``position * frequency`` are from the truth, method by method, and how far they can be.
+"""This file holds methods to compute cos and sin of ``position * frequency``, and a bound of each method's error.
 
-A `Method` is a function of positions and inverse frequencies, and a `Bound`, which is derived from the formats that the
-method rounds to and from nothing that was measured. Everything else here works on any method: to compare another one,
-add it to ``METHODS``.
+A `Method` is a function of positions and inverse frequencies, with a `Bound`. The bound is derived from the formats to
+which the method rounds, and from no measurement. All other functions here work on any method: to compare another
+method, add it to ``METHODS``.
 
 Rounding to ``t`` significant binary digits, to nearest, puts ``x`` off by at most ``2**-t * ufp(x)``, where ``ufp(x)``,
 the unit in the first place, is the largest power of two up to ``|x|`` (Rump, Ogita and Oishi 2008). Integers up to
@@ -44,12 +44,13 @@ def chord(angle: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a method may be off by, derived from what it rounds.
+    """The largest error of a method, derived from the roundings of the method.
 
     Attributes:
-        positions, frequencies, products: significant binary digits of each rounding of these, one after the other.
-        reduction: what reducing an angle of up to this size to one turn may put it off by (rad).
-        wave: by how much the pair (cos, sin) may miss that of the angle it was given, as a distance.
+        positions, frequencies, products: the significant binary digits of each rounding of the positions, of the
+            frequencies and of their products, one after the other.
+        reduction: the largest angle to reduce to one turn -> the largest error of the reduction (rad).
+        wave: the largest distance of the pair (cos, sin) from the exact pair of the method's own angle.
     """
 
     positions: tuple[int, ...] = ()
@@ -59,14 +60,14 @@ class Bound:
     wave: float = 0.0
 
     def drift(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """Error of the frequency, rad per position: what it does to an angle grows in step with the position."""
+        """The error of the frequency, rad per position: the error of the angle grows in step with the position."""
         return _rounded_once(frequencies.double(), self.frequencies)
 
     def noise(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
         """Error of an angle that differs from position to position (rad), ``[P, F]``.
 
-        With ``p' = p + a``, ``f' = f + b`` the angle is ``fl(p' f') = p f + p b + a f' + c``; this bounds ``a f' + c``
-        and what the reduction adds.
+        With ``p' = p + a``, ``f' = f + b`` the angle is ``fl(p' f') = p f + p b + a f' + c``. The result bounds
+        ``a f' + c`` and the error of the reduction.
         """
         p, f = positions.double().abs()[:, None], frequencies.double()
         a = _rounded_once(p, self.positions)
@@ -87,12 +88,12 @@ class Bound:
 
 
 def _rounded(x: torch.Tensor, digits: tuple[int, ...]) -> torch.Tensor:
-    """How far numbers up to ``x`` may be off after roundings to that many digits, one after the other."""
+    """The largest error of numbers up to ``x`` after roundings to these numbers of digits, one after the other."""
     return sum((2.0**-t for t in digits), start=0.0) * ufp(x)
 
 
 def _rounded_once(x: torch.Tensor, digits: tuple[int, ...]) -> torch.Tensor:
-    """As `_rounded` for the numbers ``x`` themselves, of which powers of two, such as most first frequencies, stay."""
+    """The largest error of the numbers ``x`` themselves after `_rounded`'s roundings; powers of two stay exact."""
     return torch.where(x == ufp(x), 0.0, _rounded(x, digits))
 
 
@@ -106,14 +107,14 @@ def wave_error(digits: int, halves: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to have cos and sin.
+    """A way to compute cos and sin.
 
     Attributes:
         waves: (positions int64 ``[P]``, inverse frequencies float64 ``[F]``) -> (cos, sin), ``[P, F]``.
-        bound: what it may be off by.
-        table_bytes: for each position and plane, cosine and sine together; 0 where they are computed as needed.
-        frequency_bytes: for each plane, where there is no table.
-        angles: the angles behind ``waves``, where the method has any: they show errors of more than half a turn.
+        bound: the largest error.
+        table_bytes: bytes for each position and plane, cosine and sine together; 0 for a method without a table.
+        frequency_bytes: bytes for each plane, for a method without a table.
+        angles: the angles behind ``waves``, if the method has angles. Angles show errors of more than half a turn.
     """
 
     waves: Function
@@ -124,7 +125,7 @@ class Method:
 
 
 def from_angles(angles: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], bound: Bound) -> Method:
-    """Cosine and sine, as torch computes them, of float32 angles."""
+    """The method that takes torch's cosine and sine of float32 angles."""
 
     def waves(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
         found = angles(positions, frequencies)
@@ -185,10 +186,10 @@ METHODS: dict[str, Method] = {
     "float64-built tables": Method(
         float64_tables, Bound(products=(FP64,), wave=wave_error(FP32) + _FP64_LIBRARY), table_bytes=8
     ),
-    # It promises an ulp, two halves.
+    # The kernel promises an ulp, two halves.
     "table-free kernel": Method(_table_free, Bound(wave=wave_error(FP32, halves=2)), frequency_bytes=24),
 }
-"""Name -> method, those that lose most first. What only a GPU can run is in `ropelab.study.topics.precision.gpu`."""
+"""Name -> method, the largest errors first. `ropelab.study.topics.precision.gpu` has the methods that need a GPU."""
 
 
 # ------------------------------------------------------------------------------------------------------------ errors
@@ -212,5 +213,5 @@ def output_error(waves: Waves, truth: Waves) -> torch.Tensor:
 
 
 def worst_ulps(waves: Waves, truth: Waves) -> float:
-    """Largest error of a cosine or sine in float32 ulps of its own value, which is tiny near a zero."""
+    """The largest error of a cosine or sine in float32 ulps of the value; an ulp is tiny near a zero."""
     return max(ulps(wave.cpu(), right) for wave, right in zip(waves, truth, strict=True))

@@ -1,6 +1,6 @@
-"""Configurations as models ship them: the parts of ``config.json`` that say how they rotate, one model of each family.
+"""This file holds the parts of ``config.json`` that set the rotation, for one model of each family.
 
-What `ropelab.rope_from_config` does not read is left out. Each is named as on the Hugging Face hub.
+Keys that `ropelab.rope_from_config` does not read are left out. Each model has its name on the Hugging Face hub.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Model:
-    """A configuration, and for which type of its layers."""
+    """A configuration, and the type of the layers."""
 
     config: Mapping[str, Any] = field(repr=False)
     layer_type: str | None = None
