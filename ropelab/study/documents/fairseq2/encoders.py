@@ -9,7 +9,7 @@ from ropelab.bench.packages import NotInstalled
 from ropelab.interop.fairseq2 import BatchLayout
 from ropelab.study.documents.fairseq2 import models, peers
 
-CODE = "encoder_code"
+ENCODER_CODE = "encoder_code"
 """The column of a table that says which code ran: `Encoders.source`, of every row with a contender of the document."""
 
 MODEL = "our model"

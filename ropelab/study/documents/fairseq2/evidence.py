@@ -18,7 +18,7 @@ from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, KernelRotaryEncoder
 from ropelab.layout.pairing import join, permutation
-from ropelab.study.documents.fairseq2.encoders import CODE, Encoders, proposed
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, Encoders, proposed
 from ropelab.study.documents.fairseq2.peers import Fairseq2, released
 from ropelab.study.engine.claims import CLAIMS
 from ropelab.study.engine.computed import evidence
@@ -147,7 +147,7 @@ def comparisons(encoders: Encoders) -> pd.DataFrame:
       (``second`` is "exact") and against one another.
     """
     frame = pd.DataFrame([*formulas(encoders), *permutations(encoders), *_tables(encoders)])
-    frame = frame.astype({"positions": "Int64"}).assign(**{CODE: encoders.source})
+    frame = frame.astype({"positions": "Int64"}).assign(**{ENCODER_CODE: encoders.source})
     frame.attrs["source"] = f"computed on the CPU with {encoders.source}"
     return frame
 
@@ -257,7 +257,7 @@ def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:
         same_keys = new.state_dict().keys() == old.state_dict().keys()
         for case, equal in zip(_WHOLE, (same, same_keys, _callable_as_before(*pair)), strict=True):
             rows.append({"encoder": name, "case": case, "equal": equal})
-    frame = pd.DataFrame(rows).assign(**{CODE: encoders.source})
+    frame = pd.DataFrame(rows).assign(**{ENCODER_CODE: encoders.source})
     frame.attrs["source"] = f"computed on the CPU: {encoders.source} against {theirs.source}"
     return frame
 

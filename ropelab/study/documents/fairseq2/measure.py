@@ -36,7 +36,7 @@ from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder, SeqsLayout
 from ropelab.layout.pairing import pairs
 from ropelab.study.documents.fairseq2 import evidence
-from ropelab.study.documents.fairseq2.encoders import CODE, under_study
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, under_study
 from ropelab.study.documents.fairseq2.evidence import DIRECTIONS, IMPLEMENTATIONS
 
 NAMES = tuple(f"{name} {impl}" for name in ("RE", "RRE", "ropelab") for impl in LAYOUTS)
@@ -223,7 +223,7 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
             status[name] = timing.failure(error)
     del expected
     frame = tidy(_gpu_times(contenders, cell, _rounds(cell, smoke)), cell.columns, status)
-    frame = frame.rename(columns={"contender": "variant"}).assign(**{CODE: encoders.source})
+    frame = frame.rename(columns={"contender": "variant"}).assign(**{ENCODER_CODE: encoders.source})
     columns = pd.DataFrame([facts.get(name, {}) for name in frame.variant])
     return pd.concat([frame, columns.drop(columns=["warnings", "complex_warning"], errors="ignore")], axis=1)
 
@@ -353,7 +353,7 @@ def _timed(
     frame = tidy(_gpu_times(ready, cell, rounds), cell.columns | {"direction": direction}, status)
     frame.insert(frame.columns.get_loc("contender"), "mode", [mode for mode, _ in frame.contender])
     frame["contender"] = [name for _, name in frame.contender]
-    frame[CODE] = frame.contender.map(dict.fromkeys(IMPLEMENTATIONS, under_study().source))
+    frame[ENCODER_CODE] = frame.contender.map(dict.fromkeys(IMPLEMENTATIONS, under_study().source))
     return copies.with_fraction(frame)
 
 

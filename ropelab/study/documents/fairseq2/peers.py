@@ -22,6 +22,9 @@ REPOSITORY = "facebookresearch/fairseq2"
 COMMIT = "eb69a67ca78cdea45688e2515b2491bbf2e8aa00"
 """The head of the pull request."""
 
+PROPOSED = f"fairseq2 {COMMIT[:9]}"
+"""How `Fairseq2.source` of the pull request's code begins."""
+
 ENCODERS = "src/fairseq2/nn/_position_encoder.py"
 """The file that the pull request changes."""
 
