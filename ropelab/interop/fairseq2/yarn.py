@@ -76,7 +76,8 @@ class YaRNRotaryEncoder(KernelEncoder):
                 beta_fast=self.beta_fast, beta_slow=self.beta_slow, truncate=self.truncate,
             )  # fmt: skip
         except ValueError as error:
-            raise renamed(error, base="theta", factor="scale_factor") from error
+            names = {"base": "theta", "factor": "scale_factor"}
+            raise renamed(error, original_max_position_embeddings="original_max_seq_len", **names) from error
 
     def _factor(self) -> float:
         if self.mscale_param and self.mscale_all_dim:
