@@ -3,6 +3,8 @@
 The file is no part of the project: ``make peers`` puts it into ``build/peers``.
 """
 
+import sys
+
 import pytest
 import torch
 
@@ -107,8 +109,6 @@ def test_the_code_says_what_it_is(code):
 
 def test_two_versions_do_not_meet(code):
     """Each version has classes of its own, and none is left behind as ``fairseq2``."""
-    import sys
-
     assert not [name for name in sys.modules if name.partition(".")[0] == "fairseq2"]
     try:
         released = peers.released()

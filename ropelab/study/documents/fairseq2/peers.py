@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 from ropelab.bench import packages
@@ -109,19 +110,19 @@ def _loaded(version: str, directory: Path, encoders: Path, names: tuple[str, ...
         for name in names:
             found[name] = importlib.import_module(f"fairseq2.{name}")
             # models.olmo.yarn_rope imports these classes from fairseq2.nn, whose own file would gather them.
-            stand_ins["fairseq2.nn"].__dict__.update(_classes(found[name]))
+            stand_ins["fairseq2.nn"].__dict__.update(_definitions(found[name]))
         executed = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "fairseq2"}
     sys.modules.update(others)
     prefix = f"_ropelab_peer_fairseq2_{version}".replace(".", "_")
     for name, module in executed.items():
         module.__name__ = prefix + name.removeprefix("fairseq2")
         sys.modules[module.__name__] = module
-        for cls in _classes(module, name).values():
-            cls.__module__ = module.__name__
+        for definition in _definitions(module, name).values():
+            definition.__module__ = module.__name__
     return Fairseq2(version, hashlib.sha256(encoders.read_bytes()).hexdigest()[:12], found)
 
 
-def _classes(module: ModuleType, name: str | None = None) -> dict[str, type]:
-    """The classes that the file of a module defines, by name."""
+def _definitions(module: ModuleType, name: str | None = None) -> dict[str, Any]:
+    """The classes and functions that the file of a module defines, by name."""
     name = name or module.__name__
     return {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == name}
