@@ -445,11 +445,25 @@ TARGETS = {
          "state_bag": Kind([3, SimpleNamespace(step_nr=1.5), SimpleNamespace(step_nr=-1), SimpleNamespace(step_nr=100)])},
     ),
 }  # fmt: skip
-for reference in (fairseq2.RotaryEncoder, fairseq2.ReferenceRotaryEncoder):
-    TARGETS[f"fairseq2.{reference.__name__}"] = Target(
-        lambda make=reference, **options: make(**options)(Q, PADDED), {"encoding_dim": 16, "max_seq_len": 8, "theta": 1e4, "impl": "llama", "device": "cpu"},
-        {"encoding_dim": also(INTEGER, 7, 0), "max_seq_len": also(INTEGER, 0), "theta": NUMBER, "impl": also(CHOICE, None)},
-    )  # fmt: skip
+ENCODER = {"encoding_dim": 16, "max_seq_len": 8, "theta": 1e4, "device": "cpu"}
+HOSTILE_ENCODER = {
+    "encoding_dim": also(INTEGER, 7, 0),
+    "max_seq_len": also(INTEGER, 0),
+    "theta": NUMBER,
+    "device": DEVICE,
+}
+TARGETS["fairseq2.DualRotaryEncoder"] = Target(
+    lambda **options: fairseq2.DualRotaryEncoder(**options)(Q, PADDED), ENCODER | {"dual_theta": 1e5},
+    HOSTILE_ENCODER | {"encoding_dim": also(INTEGER, 6, 0), "dual_theta": NUMBER},
+)  # fmt: skip
+TARGETS["fairseq2.YaRNRotaryEncoder"] = Target(
+    lambda **options: fairseq2.YaRNRotaryEncoder(**options)(Q, PADDED),
+    ENCODER | {"scale_factor": 4.0, "original_max_seq_len": 32, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+               "mscale_all_dim": 0.5, "truncate": True},
+    HOSTILE_ENCODER | {"scale_factor": NUMBER, "original_max_seq_len": also(INTEGER, 0), "beta_fast": NUMBER,
+                       "beta_slow": NUMBER, "mscale": but(NUMBER, 0.0), "mscale_all_dim": but(NUMBER, 0.0),
+                       "truncate": FLAG},
+)  # fmt: skip
 for rope_type, parameters in SCALING.items():
     TARGETS[f"rope_from_config, {rope_type}"] = of_scaling(rope_type, parameters)
 

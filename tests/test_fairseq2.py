@@ -1,6 +1,7 @@
 """Claims FS-01 to FS-17: the log, what is measured, and that every outcome moves with its evidence."""
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -8,14 +9,15 @@ import pytest
 import torch
 
 from ropelab.bench import timing
-from ropelab.bench.packages import installations
+from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT, gpus, load
-from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure
+from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure, peers
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, MODEL, MODELS, proposed
 from ropelab.study.documents.fairseq2.studies import STUDIES
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.measure import all_studies
-from ropelab.study.engine.verdict import Outcome
+from ropelab.study.engine.verdict import Basis, Outcome
 from tests.support import change
 
 HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
@@ -73,7 +75,8 @@ def inductor(where=None, **changes):
     return change(change(pd.DataFrame(rows), "mode == 'eager'", **eager), where, **changes)
 
 
-GPUS = "nvidia-h200", "nvidia-h100-80gb-hbm3"
+H100 = "nvidia-h100-80gb-hbm3"
+"""Its records, of our models, are not measured anew."""
 
 
 def at_a_millisecond(compiled_us=1000.0):
@@ -82,7 +85,7 @@ def at_a_millisecond(compiled_us=1000.0):
     return frame.query("dtype == 'float32'")
 
 
-def recorded(name, gpu=GPUS[0]):
+def recorded(name, gpu=H100):
     return load(f"fairseq2_{name}", gpu=gpu).frame
 
 
@@ -110,8 +113,7 @@ def one(name, make, **changes):
     return {name: partial(make, **changes)}
 
 
-H200, H100 = ((partial(recorded, "grid", gpu), partial(recorded, "inductor", gpu)) for gpu in GPUS)
-on_h200, on_h100 = partial(both, of=H200), partial(both, of=H100)
+on_h100 = partial(both, of=(partial(recorded, "grid"), partial(recorded, "inductor")))
 without = partial(both, pd.DataFrame.query)
 halves, pairs = "contender == 'RE reference'", "contender == 'RE llama'"
 compiled, eager = "mode == 'compiled'", "mode == 'eager'"
@@ -145,6 +147,20 @@ def computed(name, where=None, **changes):
     return {f"fairseq2_{name}": lambda: change(getattr(evidence, name)(), where, **changes)}
 
 
+def equality(where=None, **changes):
+    """Comparisons of our models, which a CPU makes without fairseq2."""
+    return {"fairseq2_equality": lambda: change(evidence.comparisons(MODELS), where, **changes)}
+
+
+def of_the_code(frames):
+    """The same evidence, as if the pull request's own encoders had made it."""
+    code = f"{peers.PROPOSED}, sha256 0123456789ab"
+    return {
+        name: frame if name in ("fairseq2_log", "fairseq2_summary") else frame.assign(**{ENCODER_CODE: code})
+        for name, frame in frames.items()
+    }
+
+
 def model(words):
     """What a ledger says of a model: the package's outcome, and how the measured figures begin."""
     return UNTOLD, f"our model: {words}"
@@ -168,15 +184,15 @@ CASES = [
     ("FS-02", both(slower, "contender == 'RRE reference'", 0.1), NO),
     ("FS-02", both(slower, f"contender == 'RRE reference' and {compiled}", 0.5), model("holds in 58 of 116 cells")),
     ("FS-02", both(slower, f"contender == 'RRE reference' and {compiled}", 1 / 1.12), model("holds in 58 of 116")),
-    ("FS-02", on_h200(), model("holds in 108 of 116 cells")),
-    ("FS-02", on_h200(slower, eager, 10), model("holds in 108 of 116 cells")),
-    ("FS-02", on_h200(swapped, "RE llama", "RRE reference"), model("holds in 7 of 116 cells")),
-    ("FS-03", computed("equality"), YES),
-    ("FS-03", computed("equality", "what == 'tables'", equal=True), YES),
-    ("FS-03", computed("equality", "what == 'formula' and second == 'RRE'", equal=False), NO),
-    ("FS-03", computed("equality", "what == 'permutation' and second == 'RE llama'", equal=False), NO),
-    ("FS-03", computed("equality", "second == 'kernel'", equal=False), YES),
-    ("FS-03", {"fairseq2_equality": lambda: evidence.equality().query("layout != 'split_half'")}, UNSEEN),
+    ("FS-02", on_h100(), model("holds in 108 of 116 cells")),
+    ("FS-02", on_h100(slower, eager, 10), model("holds in 108 of 116 cells")),
+    ("FS-02", on_h100(swapped, "RE llama", "RRE reference"), model("holds in 8 of 116 cells")),
+    ("FS-03", equality(), YES),
+    ("FS-03", equality("what == 'tables'", equal=True), YES),
+    ("FS-03", equality("what == 'formula' and second == 'RRE'", equal=False), NO),
+    ("FS-03", equality("what == 'permutation' and second == 'RE llama'", equal=False), NO),
+    ("FS-03", equality("second == 'kernel'", equal=False), YES),
+    ("FS-03", {"fairseq2_equality": lambda: evidence.comparisons(MODELS).query("layout != 'split_half'")}, UNSEEN),
     ("FS-04", large(), YES),
     ("FS-04", large(where=f"{halves} and {BACKWARD} and {DTYPE}", peak_bytes=2**32), model("holds in 3 of 4 cells")),
     ("FS-04", large(where=halves, peak_bytes=2**31 + 2**20), NO),
@@ -187,7 +203,7 @@ CASES = [
     ("FS-05", both(slower, f"{pairs} and {compiled}", 0.5), NO),
     ("FS-05", both(slower, f"{pairs} and {compiled} and {DTYPE}", 2), model("holds in 4 of 6 cells")),
     ("FS-05", both(swapped, "RE llama", "RRE reference"), NO),
-    ("FS-05", on_h200(), NO),
+    ("FS-05", on_h100(), NO),
     ("FS-06", large(), YES),
     ("FS-06", large(where=f"{halves} and {DTYPE}", kernels=1), model("holds in 2 of 4 cells")),
     ("FS-06", large(where=halves, kernels=1), NO),
@@ -207,7 +223,7 @@ CASES = [
     ("FS-08", both(slower, pairs, 0.5), NO),
     ("FS-08", both(slower, f"{pairs} and {DTYPE}", 2), model("holds in 4 of 6 cells")),
     ("FS-08", both(swapped, "RE llama", "RRE llama"), NO),
-    ("FS-08", on_h200(), NO),
+    ("FS-08", on_h100(), NO),
     ("FS-09", one("fairseq2_reorderings", reorderings), YES),
     ("FS-09", one("fairseq2_reorderings", lambda: recorded("reorderings")), YES),
     ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'empty, filled'", code="b"), YES),
@@ -222,7 +238,7 @@ CASES = [
     ("FS-11", both(slower, f"contender == 'RRE llama' and {BACKWARD}", 1.5), model("holds in 29 of 58 cells")),
     ("FS-11", both(swapped, "RE llama", "RRE llama"), YES),
     ("FS-11", both(swapped, "RE reference", "RRE llama"), NO),
-    ("FS-11", on_h200(), YES),
+    ("FS-11", on_h100(), YES),
     ("FS-12", {"fairseq2_defaults": defaults}, YES),
     ("FS-12", one("fairseq2_defaults", defaults, where="case == 'padded'", equal=False), NO),
     ("FS-12", {"fairseq2_defaults": lambda: defaults().query("case == 'padded'")}, UNSEEN),
@@ -237,20 +253,20 @@ CASES = [
     ("FS-14", tampered(pd.DataFrame.query, "contender != 'RRE llama'"), UNSEEN),
     ("FS-15", large(), YES),
     ("FS-15", tampered(slower, compiled, 1.2), resized(1.20)),
-    ("FS-15", tampered(slower, halves, 8), NO),
-    ("FS-15", tampered(slower, f"{halves} and {DTYPE}", 8), model("holds in 2 of 4")),
-    ("FS-15", tampered(swapped, "RE llama", "RE reference"), NO),
-    ("FS-15", one("fairseq2_inductor", lambda: recorded("inductor")), NO),
+    ("FS-15", tampered(slower, halves, 8), UNSEEN),
+    ("FS-15", tampered(slower, f"{halves} and {DTYPE}", 8), UNSEEN),
+    ("FS-15", tampered(swapped, "RE llama", "RE reference"), UNSEEN),
+    ("FS-15", one("fairseq2_inductor", lambda: recorded("inductor")), UNSEEN),
     ("FS-16", both(), YES),
     ("FS-16", both(slower, RRE_EAGER, 1.2), resized(1.20)),
     ("FS-16", both(slower, f"contender == 'RRE llama' and {eager}", 2), model("holds in 6 of 12 cells")),
     ("FS-16", both(slower, RRE_EAGER, 2), NO),
     ("FS-16", both(swapped, "RE llama", "RE reference"), NO),
-    ("FS-16", on_h200(), model("holds in 1 of 12 cells")),
+    ("FS-16", on_h100(), model("holds in 1 of 12 cells")),
     ("FS-17", both(), YES),
     ("FS-17", both(slower, eager, 0.8), resized(1.25)),
     ("FS-17", both(slower, eager, 10), NO),
-    ("FS-17", on_h200(), NO),
+    ("FS-17", on_h100(), NO),
 ]  # fmt: skip
 OF_TIMES = {"FS-02", "FS-05", "FS-07", "FS-08", "FS-11", "FS-15", "FS-16", "FS-17"}
 LACKING = [
@@ -272,10 +288,14 @@ CASES += [(claim, without(rows), UNTOLD) for rows, claims in LACKING for claim i
 # ------------------------------------------------------------------------------------------------------ outcomes
 
 
+def ledger_of(frames, only):
+    """The ledger by these frames and by what a CPU computes; no record is read."""
+    return ledger(frames, document="fairseq2", only=only, records=ROOT / "no records").set_index("id")
+
+
 def judged(frames, only):
-    """Id -> outcome and measured figures, by these frames and by what a CPU computes; no record is read."""
-    found = ledger(frames, document="fairseq2", only=only, records=ROOT / "no records")
-    return {row.id: (Outcome(row.outcome), row.measured) for row in found.itertuples()}
+    """Id -> outcome and measured figures."""
+    return {row.Index: (Outcome(row.outcome), row.measured) for row in ledger_of(frames, only).itertuples()}
 
 
 @pytest.mark.parametrize("claim, frames, expected", CASES, ids=[f"{n}-{case[0]}" for n, case in enumerate(CASES)])
@@ -284,6 +304,25 @@ def test_the_outcome_follows_the_evidence(claim, frames, expected):
     assert (outcome, measured[: len(expected[1])]) == expected if isinstance(expected, tuple) else outcome == expected
     if expected == UNTOLD:
         assert not measured or measured.startswith(f"our model: {UNTOLD}")
+
+
+MODELLED = [case for case in CASES if isinstance(case[2], tuple)]
+
+
+@pytest.mark.parametrize("claim, frames, expected", MODELLED, ids=[f"{n}-{c[0]}" for n, c in enumerate(MODELLED)])
+def test_the_code_confirms_and_refutes_where_a_model_cannot(claim, frames, expected):
+    """The same numbers, measured on the pull request's own encoders, give the outcome that the model had."""
+    row = ledger_of(of_the_code({name: make() for name, make in frames.items()}), [claim]).loc[claim]
+    assert row.basis == Basis.CODE
+    assert f"our model: {row.words}".startswith(expected[1]) and not row.measured.startswith("our model")
+
+
+def test_evidence_of_both_is_of_the_model():
+    of_code = of_the_code({name: make() for name, make in both().items()})
+    for name in of_code:
+        mixed = of_code | {name: change(of_code[name], "contender == 'RE llama'", **{ENCODER_CODE: MODEL})}
+        assert ledger_of(mixed, ["FS-05"]).loc["FS-05"].basis == Basis.MODEL
+    assert ledger_of(of_code, ["FS-05"]).loc["FS-05"].basis == Basis.CODE
 
 
 def test_every_claim_has_cases_of_several_outcomes():
@@ -363,20 +402,31 @@ def test_ratios_of_a_log_and_of_a_record():
     assert len(native) == 4 and native.times.round(3).eq(1.12).all()
 
 
-@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
 def test_what_a_cpu_computes():
-    found = judged({}, ["FS-03", "FS-10", "FS-12", "FS-13"])
-    assert {id: outcome for id, (outcome, _) in found.items()} == dict.fromkeys(("FS-03", "FS-12"), UNTOLD) | {
-        "FS-10": HOLDS, "FS-13": HOLDS,
-    }  # fmt: skip
-    assert all(found[id][1].startswith(YES[1]) for id in ("FS-03", "FS-12"))
+    found = ledger_of({}, ["FS-03", "FS-10", "FS-12", "FS-13"])
+    assert found.outcome[["FS-10", "FS-13"]].eq(HOLDS).all()
+    try:
+        peers.proposed(), peers.released()
+    except NotInstalled as missing:
+        assert found.basis[["FS-03", "FS-12"]].eq(Basis.NONE).all()
+        pytest.skip(str(missing))
+    assert found.outcome.eq(HOLDS).all() and found.basis[["FS-03", "FS-12"]].eq(Basis.CODE).all()
 
 
 # -------------------------------------------------------------------------------------------------- what is measured
 
 
+@pytest.fixture(params=[MODEL, peers.PROPOSED])
+def encoders(request):
+    """Those under study: our models, and the pull request's own."""
+    try:
+        return MODELS if request.param == MODEL else proposed()
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+
+
 @pytest.fixture
-def without_a_gpu(monkeypatch):
+def without_a_gpu(monkeypatch, encoders):
     """Everything but the clock: compiled means eager, and every time is 1."""
 
     def gpu_times(contenders, **options):
@@ -387,10 +437,11 @@ def without_a_gpu(monkeypatch):
             rows.append({"contender": name, "status": "ok", "median_us": 1.0, "samples": 1})
         return pd.DataFrame(rows, columns=["contender", "status", "median_us", "samples"])
 
+    monkeypatch.setattr(measure, "under_study", lambda: encoders)
     monkeypatch.setattr(timing, "gpu_times", gpu_times)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(measure, "_device", lambda: "cpu")
+    monkeypatch.setattr(measure, "_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(measure, "_free_bytes", lambda: 10**6)
     monkeypatch.setattr(measure, "_empty_cache", lambda: None)
     monkeypatch.setattr(measure, "kernel_names", lambda call: ["void kernel<int>"])
@@ -404,7 +455,7 @@ def test_the_studies_are_known():
     assert STUDIES.keys() <= all_studies().keys()
 
 
-def test_the_grid(without_a_gpu, monkeypatch):
+def test_the_grid(without_a_gpu, encoders, monkeypatch):
     monkeypatch.setattr(measure, "SMOKE_GRID", (measure.Cell(2, 5, 16), measure.Cell(1, 5, 16), measure.Cell(1, 5, 8)))
     frame = measure.grid(smoke=True)
     assert (frame.status == "ok").all(), frame[frame.status != "ok"]
@@ -413,6 +464,8 @@ def test_the_grid(without_a_gpu, monkeypatch):
     expected = sorted([*measure.NAMES, *NAMES, "copy: copy_"])
     assert all(names == expected for names in rows)
     assert (frame[frame.contender.str.startswith("ropelab")]["mode"] == "kernel").all()
+    assert frame[frame.contender.isin(NAMES)][ENCODER_CODE].eq(encoders.source).all()
+    assert frame[~frame.contender.isin(NAMES)][ENCODER_CODE].isna().all()
     assert frame[(frame.batch == 2)].bytes.eq(5 * 16 * (2 * 2 * 4 + 4)).all()
 
 
@@ -422,7 +475,9 @@ def test_with_the_clock_stopped_the_grid_visits_what_is_compiled_for(without_a_g
     with timing.stopped():
         frame = measure.grid(smoke=True)
     visited = frame[["batch", "seq_len", "encoding_dim"]].drop_duplicates().itertuples(index=False)
-    assert [tuple(cell) for cell in visited] == [(2, 4, 8), (1, 4, 8), (2, 4, 16), (1, 4, 16)]
+    assert [tuple(cell) for cell in visited] == [
+        (batch, seq_len, e) for e in (8, 16) for batch in (2, 1) for seq_len in (4, 9)
+    ]
     assert "eager" not in set(frame["mode"]) and (frame.status == "ok").all()
 
 
@@ -446,14 +501,18 @@ def test_what_inductor_makes(without_a_gpu, monkeypatch):
     assert state["RRE llama"] == 2 * state["RE llama"] == 2 * 6 * 16 * 4
 
 
-def test_reorderings(without_a_gpu):
+def test_reorderings(without_a_gpu, encoders, monkeypatch):
     frame = measure.reorderings(smoke=True)
     assert (frame.status == "ok").all() and list(frame.variant) == list(measure.REORDERINGS)
+    assert frame[ENCODER_CODE].eq(encoders.source).all()
+    monkeypatch.setitem(measure.REORDERINGS, "unsqueeze, cat", lambda x, source, target: x)
+    frame = measure.reorderings(smoke=True).set_index("variant")
+    assert frame.status["unsqueeze, cat"] == "wrong: other bits than the encoder's"
 
 
 def test_a_wrong_contender_is_not_timed(without_a_gpu):
     def halves_for_pairs(seqs, layout):
-        return measure.CLASSES["RE"](seqs.shape[-1], 16, impl="reference")(seqs, layout)
+        return MODELS.classes["RE"](seqs.shape[-1], 16, impl="reference")(seqs, layout)
 
     def fails(seqs, layout):
         raise RuntimeError("no")
@@ -468,7 +527,7 @@ def test_a_wrong_contender_is_not_timed(without_a_gpu):
 
 @pytest.mark.parametrize("fault", [1e-5, float("nan")])
 def test_the_check_sees_small_errors(without_a_gpu, fault):
-    right = measure.CLASSES["RRE"](16, 16, impl="llama")
+    right = MODELS.classes["RRE"](16, 16, impl="llama")
 
     def almost(seqs, layout):
         y = right(seqs, layout).clone()
@@ -579,7 +638,8 @@ def test_who_reads_the_tables(reached, cache, expected):
 
 def test_what_is_generated_is_what_runs():
     """Inductor's code against the profiler: the same kernels, each as often."""
-    for frame in map(recorded, ("inductor", "reorderings")):
+    for name, gpu in product(("inductor", "reorderings"), gpus()):
+        frame = recorded(name, gpu)
         frame = frame[(frame.status == "ok") & frame.generated_bytes.notna()]
         assert len(frame)
         for row in frame.fillna({"generated": ""}).itertuples():
@@ -600,7 +660,7 @@ def test_two_timings_of_the_same_kernels():
 
 
 def test_the_same_code_in_two_records():
-    again = partial(reorderings, where="variant == 'stack, flatten'", median_us=1087.0)
+    again = partial(reorderings, where="variant == 'stack, view, cat'", median_us=1087.0)
     assert findings.same_code(again(), at_a_millisecond()) is None
     found = findings.same_code(again(code="code of RE reference"), at_a_millisecond())
     assert found == pytest.approx(1.087)
@@ -619,7 +679,7 @@ def test_the_warning_is_given_again():
 @pytest.mark.gpu
 def test_the_gpu_evidence_runs():
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
-    timed = {name: study for name, study in STUDIES.items() if name != "fairseq2_defaults"}
+    timed = {name: study for name, study in STUDIES.items() if study.timed}
     frames = {name: study(smoke=True) for name, study in timed.items()}
     for name, frame in frames.items():
         assert (frame.status == "ok").all(), (name, frame[frame.status != "ok"])

@@ -1,4 +1,4 @@
-"""fairseq2's encoders: the contract of the released ones, both layouts, padding, packing, decoding."""
+"""fairseq2's encoders and our models of them: the contract, both layouts, padding, packing, decoding."""
 
 from types import SimpleNamespace
 
@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from ropelab import conformance, reference, rotary_table
-from ropelab.bench.packages import installations
-from ropelab.interop.fairseq2 import (
-    LAYOUTS,
-    BatchLayout,
-    KernelRotaryEncoder,
-    ReferenceRotaryEncoder,
-    RotaryEncoder,
-)
-from ropelab.study.documents.fairseq2 import evidence
+from ropelab.angles.frequencies import yarn
+from ropelab.angles.tables import frequency_tables
+from ropelab.bench.packages import NotInstalled
+from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, DualRotaryEncoder, KernelRotaryEncoder, YaRNRotaryEncoder
+from ropelab.study.documents.fairseq2 import evidence, peers
+from ropelab.study.documents.fairseq2.encoders import MODELS
+from ropelab.study.documents.fairseq2.models import ReferenceRotaryEncoder, RotaryEncoder
 
 ENCODERS = (RotaryEncoder, ReferenceRotaryEncoder, KernelRotaryEncoder)
 E, MAX = 16, 32
@@ -113,12 +111,12 @@ def test_computes_in_float32_and_casts_back(encoder_class, impl, dtype):
 
 
 def test_the_layouts_are_permutations_of_one_another():
-    rows = list(evidence.permutations())
+    rows = list(evidence.permutations(MODELS))
     assert len(rows) == 2 * len(ENCODERS) and all(row["equal"] for row in rows)
 
 
 def test_the_formulas_are_the_same():
-    rows = list(evidence.formulas())
+    rows = list(evidence.formulas(MODELS))
     assert len(rows) == 8 and all(row["equal"] for row in rows)
 
 
@@ -270,23 +268,150 @@ def test_compiled_once_for_all_lengths(encoder_class, impl):
     assert len(compilations) == 1
 
 
-@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
-def test_the_released_encoders_have_the_same_bits():
-    rows = evidence.defaults()
+@pytest.fixture
+def released():
+    """fairseq2 as released."""
+    try:
+        return peers.released()
+    except NotInstalled as missing:
+        pytest.skip(f"{missing} (make peers)")
+
+
+def test_the_released_encoders_have_the_bits_of_the_models(released):
+    rows = evidence.kept(MODELS, released)
     assert rows.equal.all(), rows[~rows.equal]
     assert "fairseq2 0." in rows.attrs["source"]
 
 
-@pytest.mark.skipif(not installations("fairseq2"), reason="fairseq2 is not under build/peers: run make peers")
 @pytest.mark.parametrize(
     ("shape", "lengths", "packed"),
     [((2, 4), None, False), ((2, 4), [4, 1], False), ((6,), [2, 3], True), ((6,), [2, 4], True), ((6,), None, True)],
 )
-def test_our_batch_layout_is_theirs(shape, lengths, packed):
-    ours, theirs = (c(shape, lengths, packed=packed) for c in (BatchLayout, evidence.released()[2]))
-    for name in ("packed", "padded", "max_seq_len"):
+def test_our_batch_layout_is_theirs(shape, lengths, packed, released):
+    ours, theirs = (c(shape, lengths, packed=packed) for c in (BatchLayout, released.BatchLayout))
+    for name in ("width", "packed", "padded", "max_seq_len"):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert torch.equal(ours.position_indices, theirs.position_indices)
+
+
+# ------------------------------------------------------------------------------------- the encoders with other angles
+
+YARN = {"scale_factor": 8.0, "original_max_seq_len": 64, "theta": 500_000.0}
+OTHERS = {
+    "dual": (DualRotaryEncoder, {}),
+    "dual, other bases": (DualRotaryEncoder, {"theta": 500.0, "dual_theta": 20.0}),
+    "yarn": (YaRNRotaryEncoder, YARN),
+    "yarn, other ramp": (YaRNRotaryEncoder, YARN | {"beta_fast": 4.0, "beta_slow": 0.25, "truncate": False}),
+    "yarn, quotient": (YaRNRotaryEncoder, YARN | {"mscale": 0.5, "mscale_all_dim": 2.0}),
+    "yarn, mscale alone": (YaRNRotaryEncoder, YARN | {"mscale": 0.5}),
+    "yarn, no mscale": (YaRNRotaryEncoder, YARN | {"mscale": 0.0, "mscale_all_dim": 2.0}),
+    "yarn, shorter": (YaRNRotaryEncoder, YARN | {"scale_factor": 0.5}),
+}
+others = pytest.mark.parametrize("case", OTHERS)
+CALLS = {
+    # shape, lengths, packed, tokens decoded before (None: no state bag)
+    "[N, S, E]": ((3, 7, 32), None, False, None),
+    "[N, S, G, H, E]": ((3, 7, 2, 3, 32), None, False, None),
+    "padded": ((3, 7, 2, 32), [7, 2, 5], False, None),
+    "packed": ((9, 2, 32), [4, 3], True, None),
+    "decoding": ((3, 1, 2, 32), None, False, 40),
+    "decoding, padded": ((3, 7, 2, 32), [7, 2, 5], False, 5),
+}
+
+
+@others
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_angles_are_fairseq2s(case, call, dtype, released):
+    """Forward and gradient, by fairseq2's own BatchLayout and IncrementalStateBag.
+
+    fairseq2's frequencies and angles are products in float32: at a position below 64, an angle is off by 64 times a few
+    roundings, and every cosine by as much.
+    """
+    encoder_class, options = OTHERS[case]
+    shape, lengths, packed, step = CALLS[call]
+    ours = encoder_class(32, 64, **options).eval()
+    theirs = getattr(released, encoder_class.__name__)(32, 64, **options).eval()
+    layout = released.BatchLayout(shape[: 1 if packed else 2], lengths, packed=packed)
+    bag = None
+    if step is not None:
+        bag = released.IncrementalStateBag(64)
+        bag.increment_step_nr(step)
+    x, cotangent = seqs_and_cotangent(*shape, dtype=dtype)
+    x.requires_grad_()
+    found, expected = [], []
+    for encoder, results in ((ours, found), (theirs, expected)):
+        y = encoder(x, layout, state_bag=bag)
+        results += [y.detach(), *torch.autograd.grad(y, x, cotangent)]
+    token = layout.position_indices >= 0
+    factor = getattr(ours, "attention_scaling", 1.0)
+    for y, z, source in zip(found, expected, (x.detach(), cotangent), strict=True):
+        size = factor * source.abs().max().item()
+        close = {"rtol": 0, "atol": size * (2.0**-24 * (8 * 64 + 8) + torch.finfo(dtype).eps)}
+        assert y.dtype == z.dtype == dtype
+        torch.testing.assert_close(y[token].double(), z[token].double(), **close)
+        assert not y[~token].any()
+
+
+def test_fairseq2_rotates_padding_while_decoding(released):
+    """By the position before the first token of the call, as its row of padding lies ``step_nr`` rows further on."""
+    bag = released.IncrementalStateBag(64)
+    bag.increment_step_nr(3)
+    before = released.IncrementalStateBag(64)
+    before.increment_step_nr(2)
+    x, _ = seqs_and_cotangent(2, 4, 2, 32)
+    layout = released.BatchLayout((2, 4), [4, 2])
+    for name, options in (("RotaryEncoder", {}), ("DualRotaryEncoder", {}), ("YaRNRotaryEncoder", YARN)):
+        encoder = getattr(released, name)(32, 64, **options).eval()
+        padding = encoder(x, layout, state_bag=bag)[1, 2:]
+        as_if = encoder(x[1, 2:].unsqueeze(1), released.BatchLayout((2, 1), None), state_bag=before).squeeze(1)
+        torch.testing.assert_close(padding, as_if, rtol=0, atol=0)
+        assert padding.any()
+
+
+@others
+def test_other_angles_are_right_to_a_rounding(case):
+    """The tables against the definition in float64."""
+    encoder_class, options = OTHERS[case]
+    encoder = encoder_class(32, 64, **options)
+    if encoder_class is DualRotaryEncoder:
+        halves = [rotary_table(64, 16, base, dtype=torch.float64) for base in (encoder.theta, encoder.dual_theta)]
+        expected = [torch.cat(tables, dim=-1) for tables in zip(*halves, strict=True)]
+    else:
+        frequencies = yarn(32, encoder.theta, encoder.scale_factor, 64, beta_fast=encoder.beta_fast,
+                           beta_slow=encoder.beta_slow, truncate=encoder.truncate)  # fmt: skip
+        expected = frequency_tables(frequencies, 64, encoder.attention_scaling, dtype=torch.float64)
+    for table, wide in zip((encoder.cos, encoder.sin), expected, strict=True):
+        assert torch.equal(table, wide.float())
+
+
+@others
+def test_other_encoders_keep_the_contract(case):
+    encoder_class, options = OTHERS[case]
+    encoder = encoder_class(32, 64, **options)
+    assert not encoder.state_dict() and not list(encoder.parameters())
+    empty = encoder_class(32, 64, device="meta", **options).to_empty(device="cpu")
+    empty.reset_parameters()
+    assert torch.equal(empty.cos, encoder.cos) and torch.equal(empty.sin, encoder.sin)
+    x, _ = seqs_and_cotangent(2, 5, 3, 32, dtype=torch.float64)
+    assert encoder(x, BatchLayout((2, 5))).dtype == torch.float64
+    with pytest.raises(ValueError, match="seqs: expected positions below max_seq_len = 64, got 64"):
+        encoder(torch.zeros(1, 65, 32), BatchLayout((1, 65)))
+
+
+def test_other_encoders_name_wrong_arguments():
+    with pytest.raises(ValueError, match="encoding_dim: expected a multiple of 4, got 6"):
+        DualRotaryEncoder(6, 8)
+    with pytest.raises(ValueError, match="dual_theta: expected a finite number > 0, got 0"):
+        DualRotaryEncoder(8, 8, dual_theta=0)
+    with pytest.raises(ValueError, match="scale_factor: expected a finite number > 0, got -1"):
+        YaRNRotaryEncoder(8, 8, scale_factor=-1, original_max_seq_len=4)
+    with pytest.raises(ValueError, match="original_max_seq_len: expected an integer >= 1, got 0"):
+        YaRNRotaryEncoder(8, 8, scale_factor=2, original_max_seq_len=0)
+    with pytest.raises(ValueError, match="beta_fast: expected at least beta_slow = 2.0, got 1.0"):
+        YaRNRotaryEncoder(8, 8, scale_factor=2, original_max_seq_len=4, beta_fast=1, beta_slow=2)
+    with pytest.raises(ValueError, match="theta: expected a number > 1"):
+        YaRNRotaryEncoder(8, 8, theta=1, scale_factor=2, original_max_seq_len=4)
 
 
 @pytest.mark.gpu

@@ -16,15 +16,10 @@ from ropelab import rotary_table
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
-from ropelab.interop.fairseq2 import (
-    LAYOUTS,
-    BatchLayout,
-    KernelRotaryEncoder,
-    ReferenceRotaryEncoder,
-    RotaryEncoder,
-)
+from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, KernelRotaryEncoder
 from ropelab.layout.pairing import join, permutation
-from ropelab.study.documents.fairseq2.peers import released
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, Encoders, proposed
+from ropelab.study.documents.fairseq2.peers import Fairseq2, released
 from ropelab.study.engine.claims import CLAIMS
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts
@@ -36,7 +31,7 @@ DIRECTIONS = ("forward", "forward and backward")
 """The document states neither dtype nor direction, so claims are judged in all of these."""
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
-"""RE: `RotaryEncoder`; RRE: `ReferenceRotaryEncoder`; with the value of ``impl``. The document's four columns."""
+"""RE: ``RotaryEncoder``; RRE: ``ReferenceRotaryEncoder``; with the value of ``impl``. The document's four columns."""
 RATIOS = {
     "llama": ("RRE llama", "RE llama"),
     "reference": ("RRE reference", "RE reference"),
@@ -123,20 +118,27 @@ def ratios(times: pd.DataFrame, value: str) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------------------- are they equal?
 
-ENCODERS = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "kernel": KernelRotaryEncoder}
 _TABLES = {
     # the rows after that for padding, of cosines and sines with a column per pair
-    RotaryEncoder: lambda e: (e.freqs[1:, :, 0], e.freqs[1:, :, 1]),
-    ReferenceRotaryEncoder: lambda e: tuple(t[1:, : e.encoding_dim // 2] for t in (e.cos_freqs, e.sin_freqs)),
-    KernelRotaryEncoder: lambda e: (e.cos, e.sin),
+    "RE": lambda e: (e.freqs[1:, :, 0], e.freqs[1:, :, 1]),
+    "RRE": lambda e: tuple(t[1:, : e.encoding_dim // 2] for t in (e.cos_freqs, e.sin_freqs)),
+    "kernel": lambda e: (e.cos, e.sin),
 }
 POSITIONS = (2048, 4096, 16384)
 
 
-@evidence("fairseq2_equality", "computed on the CPU")
+@evidence("fairseq2_equality", "computed on the CPU with the pull request's own encoders")
 def equality() -> pd.DataFrame:
+    """`comparisons` of the pull request's own encoders."""
+    try:
+        return comparisons(proposed())
+    except NotInstalled as error:
+        raise Unavailable(str(error)) from error
+
+
+def comparisons(encoders: Encoders) -> pd.DataFrame:
     """Whether the encoders compute the same: columns what, first, second, layout, direction, positions, equal,
-    difference (largest, absolute).
+    difference (largest, absolute), and encoder_code.
 
     - "formula": tables and inputs are small integers, on which float32 errs nowhere. A rotation is linear in both,
       so two that agree on random integers are the same polynomial, but for an accident.
@@ -144,44 +146,52 @@ def equality() -> pd.DataFrame:
     - "tables": of each encoder as it makes them, for positions below ``positions``, against float64 rounded once
       (``second`` is "exact") and against one another.
     """
-    frame = pd.DataFrame([*formulas(), *permutations(), *_tables()])
-    return frame.astype({"positions": "Int64"})
+    frame = pd.DataFrame([*formulas(encoders), *permutations(encoders), *_tables(encoders)])
+    frame = frame.astype({"positions": "Int64"}).assign(**{ENCODER_CODE: encoders.source})
+    frame.attrs["source"] = f"computed on the CPU with {encoders.source}"
+    return frame
 
 
-def formulas() -> Iterator[dict]:
-    """See ``equality``."""
+def formulas(encoders: Encoders) -> Iterator[dict]:
+    """See ``comparisons``."""
     generator = torch.Generator().manual_seed(0)
     seqs, cotangent = (torch.randint(-64, 65, (3, 7, 2, 16), generator=generator).float() for _ in range(2))
     cos, sin = (torch.randint(-8, 9, (7, 8), generator=generator).float() for _ in range(2))
     for impl, layout in LAYOUTS.items():
         results = {}
-        for name, encoder_class in ENCODERS.items():
+        for name, encoder_class in _and_kernel(encoders).items():
             encoder = encoder_class(16, 7, impl=impl)
-            _fill(encoder, cos, sin)
-            results[name] = _both_directions(encoder, seqs, cotangent)
+            _fill(name, encoder, cos, sin)
+            results[name] = _both_directions(encoders, encoder, seqs, cotangent)
         for other in ("RRE", "kernel"):
             for direction, first, second in zip(("forward", "backward"), results["RE"], results[other], strict=True):
                 yield _compared("formula", "RE", other, first, second, layout=layout, direction=direction)
 
 
-def permutations() -> Iterator[dict]:
-    """See ``equality``."""
+def permutations(encoders: Encoders) -> Iterator[dict]:
+    """See ``comparisons``."""
     generator = torch.Generator().manual_seed(1)
     seqs, cotangent = (torch.randn(3, 7, 2, 16, generator=generator) for _ in range(2))
     to_pairs, to_halves = (
         permutation(16, *names) for names in (("split_half", "interleaved"), ("interleaved", "split_half"))
     )
-    for name, encoder_class in ENCODERS.items():
-        halves = _both_directions(encoder_class(16, 7, impl="reference"), seqs, cotangent)
-        adjacent = _both_directions(encoder_class(16, 7, impl="llama"), seqs[..., to_pairs], cotangent[..., to_pairs])
+    sorted_seqs, sorted_cotangent = seqs[..., to_pairs], cotangent[..., to_pairs]
+    for name, encoder_class in _and_kernel(encoders).items():
+        halves = _both_directions(encoders, encoder_class(16, 7, impl="reference"), seqs, cotangent)
+        adjacent = _both_directions(encoders, encoder_class(16, 7, impl="llama"), sorted_seqs, sorted_cotangent)
         for direction, first, second in zip(("forward", "backward"), halves, adjacent, strict=True):
             what = f"{name} reference", f"{name} llama"
             yield _compared("permutation", *what, first, second[..., to_halves], direction=direction)
 
 
-def _tables(encoding_dim: int = 256) -> Iterator[dict]:
+def _and_kernel(encoders: Encoders) -> dict[str, type]:
+    """The two classes and our kernel's."""
+    return {**encoders.classes, "kernel": KernelRotaryEncoder}
+
+
+def _tables(encoders: Encoders, encoding_dim: int = 256) -> Iterator[dict]:
     most = max(POSITIONS)
-    found = {name: _TABLES[c](c(encoding_dim, most, impl="reference")) for name, c in ENCODERS.items()}
+    found = {name: _TABLES[name](c(encoding_dim, most, impl="reference")) for name, c in _and_kernel(encoders).items()}
     found["exact"] = rotary_table(most, encoding_dim, dtype=torch.float64)
     for first, second in (("RE", "exact"), ("RRE", "exact"), ("kernel", "exact"), ("RE", "RRE")):
         for positions in POSITIONS:
@@ -189,21 +199,21 @@ def _tables(encoding_dim: int = 256) -> Iterator[dict]:
             yield _compared("tables", first, second, *tables, positions=positions)
 
 
-def _fill(encoder: torch.nn.Module, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Give the encoder these tables, ``[max_seq_len, E/2]``, in place of its own."""
-    if isinstance(encoder, RotaryEncoder):
+def _fill(name: str, encoder: torch.nn.Module, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Give the encoder of that name these tables, ``[max_seq_len, E/2]``, in place of its own."""
+    if name == "RE":
         encoder.freqs[1:] = torch.stack((cos, sin), dim=-1)
-    elif isinstance(encoder, ReferenceRotaryEncoder):
+    elif name == "RRE":
         encoder.cos_freqs[1:], encoder.sin_freqs[1:] = (join(t, t, LAYOUTS[encoder.impl]) for t in (cos, sin))
     else:
         encoder.cos, encoder.sin = cos, sin
 
 
 def _both_directions(
-    encoder: Callable, seqs: torch.Tensor, cotangent: torch.Tensor
+    encoders: Encoders, encoder: Callable, seqs: torch.Tensor, cotangent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     leaf = seqs.clone().requires_grad_()
-    result = encoder(leaf, BatchLayout(seqs.shape[:2]))
+    result = encoder(leaf, encoders.batch_layout(seqs.shape[:2], None))
     return result.detach(), torch.autograd.grad(result, leaf, cotangent)[0]
 
 
@@ -219,34 +229,40 @@ def _compared(what: str, first: str, second: str, a: torch.Tensor, b: torch.Tens
 
 @evidence("fairseq2_defaults", "computed on the CPU with released fairseq2")
 def defaults() -> pd.DataFrame:
-    """The encoders with ``impl`` left out against those of released fairseq2, which has none: columns encoder, case,
-    equal. In bits; the cases are the ways to be called, the buffers, and the signature."""
+    """`kept` of the pull request's own encoders and of released fairseq2."""
     try:
-        version, theirs, batch_layout = released()
+        return kept(proposed(), released())
     except NotInstalled as error:
         raise Unavailable(str(error)) from error
+
+
+def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:
+    """The encoders with ``impl`` left out against those of released fairseq2, which has none: columns encoder, case,
+    equal, encoder_code. In bits; the cases are the ways to be called, the buffers, and the signature."""
     rows = []
-    for encoder_class in (RotaryEncoder, ReferenceRotaryEncoder):
-        name = encoder_class.__name__
-        pair = encoder_class, getattr(theirs, name)
-        ours_made, theirs_made = (made(16, 32) for made in pair)
-        for case, seqs, layout, training, step in _calls(batch_layout):
+    for key, name in CLASS_NAMES.items():
+        pair = encoders.classes[key], getattr(theirs, name)
+        new, old = (made(16, 32) for made in pair)
+        for case, seqs, layouts, training, step in _calls(encoders.batch_layout, theirs.BatchLayout):
             bag = None if step is None else SimpleNamespace(step_nr=step)
-            outputs = [e.train(training)(seqs, layout, state_bag=bag) for e in (ours_made, theirs_made)]
+            outputs = [
+                e.train(training)(seqs, layout, state_bag=bag) for e, layout in zip((new, old), layouts, strict=True)
+            ]
             same = outputs[0].dtype == outputs[1].dtype and torch.equal(*outputs)
             rows.append({"encoder": name, "case": case, "equal": same})
-        buffers = [dict(e.named_buffers()) for e in (ours_made, theirs_made)]
+        buffers = [dict(e.named_buffers()) for e in (new, old)]
         same = buffers[0].keys() == buffers[1].keys() and all(
             torch.equal(buffers[0][n], t) for n, t in buffers[1].items()
         )
-        same_keys = ours_made.state_dict().keys() == theirs_made.state_dict().keys()
+        same_keys = new.state_dict().keys() == old.state_dict().keys()
         for case, equal in zip(_WHOLE, (same, same_keys, _callable_as_before(*pair)), strict=True):
             rows.append({"encoder": name, "case": case, "equal": equal})
-    frame = pd.DataFrame(rows)
-    frame.attrs["source"] = f"computed on the CPU with fairseq2 {version}"
+    frame = pd.DataFrame(rows).assign(**{ENCODER_CODE: encoders.source})
+    frame.attrs["source"] = f"computed on the CPU: {encoders.source} against {theirs.source}"
     return frame
 
 
+CLASS_NAMES = {"RE": "RotaryEncoder", "RRE": "ReferenceRotaryEncoder"}
 _WHOLE = ("names and contents of the buffers", "keys of a checkpoint", "signature")
 """The cases of ``defaults`` that call nothing."""
 
@@ -254,18 +270,18 @@ _WHOLE = ("names and contents of the buffers", "keys of a checkpoint", "signatur
 def default_cases() -> list[tuple[str, str]]:
     """Encoder and case of each row of ``defaults``."""
     cases = [case for case, *_ in _calls(BatchLayout)] + list(_WHOLE)
-    return [(c.__name__, case) for c in (RotaryEncoder, ReferenceRotaryEncoder) for case in cases]
+    return [(name, case) for name in CLASS_NAMES.values() for case in cases]
 
 
-def _calls(batch_layout: type) -> Iterator[tuple[str, torch.Tensor, object, bool, int | None]]:
-    """Case, seqs, layout, whether training, and tokens decoded before (None: no state bag)."""
+def _calls(*batch_layouts: type) -> Iterator[tuple[str, torch.Tensor, list[Any], bool, int | None]]:
+    """Case, seqs, a layout of each class, whether training, and tokens decoded before (None: no state bag)."""
     generator = torch.Generator().manual_seed(2)
 
     def draw(*shape, dtype=torch.float32):
         return torch.randn(shape, generator=generator).to(dtype)
 
-    dense, padded = batch_layout((3, 7), None), batch_layout((3, 7), [7, 2, 5])
-    packed = batch_layout((9,), [4, 3], packed=True)
+    dense, padded = ([made((3, 7), lengths) for made in batch_layouts] for lengths in (None, [7, 2, 5]))
+    packed = [made((9,), [4, 3], packed=True) for made in batch_layouts]
     yield "[N, S, E]", draw(3, 7, 16), dense, True, None
     yield "[N, S, H, E]", draw(3, 7, 2, 16), dense, True, None
     yield "[N, S, G, H, E]", draw(3, 7, 2, 3, 16), dense, True, None

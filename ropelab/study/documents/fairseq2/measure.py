@@ -1,15 +1,17 @@
 """The measurements behind claims FS-01 to FS-17. A study returns a data frame, which ``ropelab.bench.records`` keeps.
 
 The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
-one with it; the grid is in float32, one large cell also in bfloat16. The encoders are those of
-`ropelab.interop.fairseq2`, made for the grid's longest sequence as a model is. GPU time only, from CUDA graphs
-(`ropelab.bench.timing`): what an eager call costs the host, which the document's figures of small cells include, is
-not in it.
+one with it; the grid is in float32, one large cell also in bfloat16. The encoders are the pull request's own classes at
+its commit, or our models of them (`ropelab.study.documents.fairseq2.encoders`); the column ``encoder_code`` says whose
+ran. An encoder serves the grid's longest sequence, as the encoder of a model does. Times are GPU time only, from CUDA
+graphs (`ropelab.bench.timing`): the host's time of an eager call, which the document's figures of small cells include,
+is not in them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import math
@@ -31,19 +33,13 @@ from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
-from ropelab.interop.fairseq2 import (
-    LAYOUTS,
-    BatchLayout,
-    KernelRotaryEncoder,
-    ReferenceRotaryEncoder,
-    RotaryEncoder,
-)
-from ropelab.layout.pairing import join, pairs
+from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder, SeqsLayout
+from ropelab.layout.pairing import pairs
 from ropelab.study.documents.fairseq2 import evidence
-from ropelab.study.documents.fairseq2.evidence import DIRECTIONS
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, under_study
+from ropelab.study.documents.fairseq2.evidence import DIRECTIONS, IMPLEMENTATIONS
 
-CLASSES = {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder, "ropelab": KernelRotaryEncoder}
-NAMES = tuple(f"{name} {impl}" for name in CLASSES for impl in LAYOUTS)
+NAMES = tuple(f"{name} {impl}" for name in ("RE", "RRE", "ropelab") for impl in LAYOUTS)
 """Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
 
 _MOST_SETS = 16  # of tensors: as many as keep the smallest cell of the grid out of the cache of an H200
@@ -90,9 +86,10 @@ LARGE = {False: Cell(4, 8192, 8192), True: Cell(2, 64, 64)}
 def grid(*, smoke: bool = False) -> pd.DataFrame:
     """GPU time of every encoder, eager and compiled, at the document's 27 shapes, in float32.
 
-    Compiled as a script would that goes through shapes with one model: B and S are dynamic, E is the model's. So an
-    encoder is compiled once for all batches above 1 and once for batches of 1, per direction and E; static shapes are
-    in ``inductor``.
+    Compiled as a script would that goes through shapes with one model: B and S are dynamic, E is the model's. The
+    layout of a batch has the width S as an int, which torch.compile takes for a constant at first and as dynamic from
+    the second S on. So an encoder is compiled for the first S, for all other S, and for batches of 1, per direction and
+    E; static shapes are in ``inductor``.
 
     Returns:
         A row per cell, direction and contender: the columns of the cell, direction, mode ("eager", "compiled",
@@ -103,7 +100,8 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
     cells = SMOKE_GRID if smoke else GRID
     longest = max(cell.seq_len for cell in cells)
     if timing.is_stopped():  # the first of each kind is what is compiled for, the others take memory only
-        cells = list({(cell.encoding_dim, cell.batch > 1): cell for cell in reversed(cells)}.values())[::-1]
+        kinds = {(cell.encoding_dim, cell.batch > 1, cell.seq_len == cells[0].seq_len): cell for cell in cells[::-1]}
+        cells = list(kinds.values())[::-1]
     frames, encoders, compiled = [], {}, {}
     with torch._dynamo.config.patch(recompile_limit=64):  # of one function, which two encoders share
         for cell in progress(cells, str):
@@ -193,23 +191,28 @@ def _large_cells(smoke: bool) -> tuple[Cell, ...]:
 
 
 def reorderings(*, smoke: bool = False) -> pd.DataFrame:
-    """Ways to write the reordering that `RotaryEncoder` needs for halves, compiled; forward, float32.
+    """Ways to write the reordering that RE needs for halves, compiled; forward, float32.
+
+    The encoder is the one under study. Its two methods that reorder are its own in the first variant, and are replaced
+    in the others.
 
     Returns:
         Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, kernels, launched, generated,
-        fallbacks, generated_bytes (see ``inductor``), and code: a hash of the generated kernels without their names
-        and comments. Times are means over several inputs: where a tensor lies in memory counts too.
+        fallbacks, generated_bytes (see ``inductor``), code: a hash of the generated kernels without their names and
+        comments, and encoder_code: which code ran. Times are means over several inputs: where a tensor lies in memory
+        counts too.
     """
     cell = Cell(*LARGE[smoke].shape)
     torch._dynamo.reset()
-    encoder = RotaryEncoder(cell.encoding_dim, cell.seq_len, device=_device(), impl="reference")
-    turns = torch.view_as_complex(encoder.freqs)[1:].unsqueeze(0)
+    encoders = under_study()
+    encoder = encoders.classes["RE"](cell.encoding_dim, cell.seq_len, device=_device(), impl="reference")
+    layout = encoders.batch_layout(cell.shape[:2], None, device=_device())
     inputs = _tensors(cell, 3)
-    expected = _forward(encoder, inputs[0], BatchLayout(cell.shape[:2]))
-    compiled = torch.compile(_rotated_by, dynamic=False, fullgraph=True)
+    expected = _forward(encoder, inputs[0], layout)
     contenders, facts, status = {}, {}, {}
     for name, reorder in REORDERINGS.items():
-        calls = [partial(_without_grad, compiled, reorder, x, turns) for x in inputs]
+        compiled = torch.compile(_reordering_by(reorder, encoder), dynamic=False, fullgraph=True)
+        calls = [partial(_forward, compiled, x, layout) for x in inputs]
         try:
             facts[name] = _generated(calls[0]) | _launched(calls[0])
             if torch.equal(calls[0](), expected):
@@ -220,16 +223,12 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
             status[name] = timing.failure(error)
     del expected
     frame = tidy(_gpu_times(contenders, cell, _rounds(cell, smoke)), cell.columns, status)
-    frame = frame.rename(columns={"contender": "variant"})
+    frame = frame.rename(columns={"contender": "variant"}).assign(**{ENCODER_CODE: encoders.source})
     columns = pd.DataFrame([facts.get(name, {}) for name in frame.variant])
     return pd.concat([frame, columns.drop(columns=["warnings", "complex_warning"], errors="ignore")], axis=1)
 
 
 # ------------------------------------------------------------------------------------------------- the reordering
-
-
-def _stacked(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
-    return join(*pairs(x, source), target)
 
 
 def _transposed(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
@@ -251,18 +250,22 @@ def _filled(x: torch.Tensor, source: str, target: str) -> torch.Tensor:
     return y
 
 
-REORDERINGS: dict[str, Callable[[torch.Tensor, str, str], torch.Tensor]] = {
-    "stack, flatten": _stacked,
+REORDERINGS: dict[str, Callable[[torch.Tensor, str, str], torch.Tensor] | None] = {
+    "stack, view, cat": None,
     "unflatten, transpose, flatten": _transposed,
     "unsqueeze, cat": _concatenated,
     "empty, filled": _filled,
 }
-"""The first is the pull request's."""
+"""Operators -> a function of x and the layouts before and after. The first is the pull request's own way."""
 
 
-def _rotated_by(reorder: Callable, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    z = torch.view_as_complex(reorder(x, "split_half", "interleaved").unflatten(-1, (-1, 2)))
-    return reorder(torch.view_as_real(z * turns).flatten(-2), "interleaved", "split_half")
+def _reordering_by(reorder: Callable | None, encoder: torch.nn.Module) -> torch.nn.Module:
+    """The encoder with another way to reorder, over the same table."""
+    found = copy.copy(encoder)
+    if reorder is not None:
+        found._split_to_consecutive_layout = lambda tensor: reorder(tensor, "split_half", "interleaved")
+        found._consecutive_to_split_layout = lambda tensor: reorder(tensor, "interleaved", "split_half")
+    return found
 
 
 # ----------------------------------------------------------------------------------------------- what is compared
@@ -275,15 +278,15 @@ def _rounds(cell: Cell, smoke: bool) -> int:
     return 3 if math.prod(cell.shape) >= 2**28 else 5
 
 
-def _device() -> str:
+def _device() -> torch.device:
     if not torch.cuda.is_available():
         raise Unavailable("the encoders are timed on a GPU")
-    return "cuda"
+    return torch.device("cuda")
 
 
 def _encoders(encoding_dim: int, max_seq_len: int) -> dict[str, torch.nn.Module]:
     found = {}
-    for name, encoder_class in CLASSES.items():
+    for name, encoder_class in (under_study().classes | {"ropelab": KernelRotaryEncoder}).items():
         for impl in LAYOUTS:
             found[f"{name} {impl}"] = encoder_class(encoding_dim, max_seq_len, impl=impl, device=_device())
     return found
@@ -299,14 +302,9 @@ def _tensors(cell: Cell, count: int) -> list[torch.Tensor]:
     return [torch.randn(cell.shape, device=_device(), dtype=cell.dtype) for _ in range(count)]
 
 
-def _without_grad(function: Callable, *arguments: object) -> torch.Tensor:
-    with torch.no_grad():
-        return function(*arguments)
-
-
 def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iterator[Callable[[Callable], object]]:
     """For each set of buffers what calls a given encoder; B and S marked as dynamic if asked for."""
-    layout = BatchLayout(cell.shape[:2])
+    layout = under_study().batch_layout(cell.shape[:2], None, device=_device())
     for _ in range(sets):
         x, *cotangent = _tensors(cell, 1 if direction == "forward" else 2)
         if cotangent:
@@ -320,12 +318,12 @@ def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iter
             yield partial(_forward, x=x, layout=layout)
 
 
-def _forward(encoder: Callable, x: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
+def _forward(encoder: Callable, x: torch.Tensor, layout: SeqsLayout) -> torch.Tensor:
     with torch.no_grad():
         return encoder(x, layout)
 
 
-def _with_backward(encoder: Callable, x: torch.Tensor, layout: BatchLayout, cotangent: torch.Tensor) -> torch.Tensor:
+def _with_backward(encoder: Callable, x: torch.Tensor, layout: SeqsLayout, cotangent: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(encoder(x, layout), x, cotangent)
     return gradient
@@ -355,6 +353,7 @@ def _timed(
     frame = tidy(_gpu_times(ready, cell, rounds), cell.columns | {"direction": direction}, status)
     frame.insert(frame.columns.get_loc("contender"), "mode", [mode for mode, _ in frame.contender])
     frame["contender"] = [name for _, name in frame.contender]
+    frame[ENCODER_CODE] = frame.contender.map(dict.fromkeys(IMPLEMENTATIONS, under_study().source))
     return copies.with_fraction(frame)
 
 
@@ -499,5 +498,10 @@ def _body(source: str) -> str:
 
 
 def defaults(*, smoke: bool = False) -> pd.DataFrame:
-    """`evidence.defaults`, kept for where released fairseq2 is not at hand."""
+    """`evidence.defaults`, kept for where fairseq2 is not at hand."""
     return evidence.defaults()
+
+
+def equality(*, smoke: bool = False) -> pd.DataFrame:
+    """`evidence.equality`, kept for where the pull request's file is not at hand."""
+    return evidence.equality()

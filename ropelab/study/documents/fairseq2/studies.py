@@ -1,12 +1,13 @@
 """This file lists the studies that measure the records of fairseq2#1213."""
 
 from ropelab.bench.study import Study
-from ropelab.study.documents.fairseq2.measure import defaults, generated, grid, inductor, reorderings
+from ropelab.study.documents.fairseq2.measure import defaults, equality, generated, grid, inductor, reorderings
 
 STUDIES: dict[str, Study] = {
     # The tables of six encoders, x and its cotangent, and what a compiled call keeps, in float32: with the clock
     # stopped nothing eager is called, and of the grid only the cells that are compiled for.
     "fairseq2_defaults": Study(defaults, gpu_gib=1, timed=False),
+    "fairseq2_equality": Study(equality, gpu_gib=1, timed=False),
     "fairseq2_grid": Study(grid, gpu_gib=4),
     "fairseq2_inductor": Study(inductor, untimed=generated, gpu_gib=9),
     "fairseq2_reorderings": Study(reorderings, gpu_gib=8),
