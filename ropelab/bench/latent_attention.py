@@ -159,7 +159,7 @@ class Latent:
         return lambda kv, k_pe: module.fused_apply_mla_rope_for_kv(kv, k_pe, cos, sin, *sizes, packed)
 
 
-def latent_attention(*, smoke: bool = False) -> pd.DataFrame:
+def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time both parts, dense and packed, forward and backward.
 
     Columns: seq_format, tokens, heads, nope_dim, rotary_dim, value_dim, sequences, dtype, part, direction; contender,
@@ -168,14 +168,14 @@ def latent_attention(*, smoke: bool = False) -> pd.DataFrame:
     """
     cases = [(Latent(fmt, **({"tokens": 256} if smoke else {})), part) for fmt in FORMATS for part in PARTS]
     described = progress(cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].seq_format}")
-    return pd.concat([_compare(*case, rounds=3 if smoke else 15) for case in described], ignore_index=True)
+    return pd.concat([_compare(*case, device, rounds=3 if smoke else 15) for case in described], ignore_index=True)
 
 
-def _compare(case: Latent, part: str, rounds: int) -> pd.DataFrame:
-    draw = case.normal("cuda")
+def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    draw = case.normal(device)
     sets = [(case.inputs(part, draw), case.cotangents(part, draw)) for _ in range(2)]
-    functions, status, facts = contenders(case, part, "cuda")
-    status |= {name: check(case, part, function) for name, function in functions.items()}
+    functions, status, facts = contenders(case, part, device)
+    status |= {name: check(case, part, function, device) for name, function in functions.items()}
     right = {name: function for name, function in functions.items() if status[name] == "ok"}
     frames = []
     for direction in DIRECTIONS:
@@ -187,7 +187,7 @@ def _compare(case: Latent, part: str, rounds: int) -> pd.DataFrame:
         frames.append(tidy(copies.with_fraction(frame), identity, wrong))
         torch.cuda.empty_cache()  # the graphs have memory of their own
     frame = pd.concat(frames, ignore_index=True)
-    return frame.assign(**{name: frame.contender.map(values).fillna("") for name, values in facts.items()})
+    return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
 
 
 def contenders(

@@ -18,7 +18,7 @@ MOST_DECODED = 64
 """Up to this number, every token belongs to another sequence. More tokens are one prompt."""
 
 
-def paged_cache(*, smoke: bool = False) -> pd.DataFrame:
+def paged_cache(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time both operations for 1, 64 and 4,096 tokens.
 
     Columns: operation, tokens, q_heads, k_heads (an entry of the cache in heads), head_dim, dtype, layout, bytes;
@@ -27,12 +27,12 @@ def paged_cache(*, smoke: bool = False) -> pd.DataFrame:
     """
     cases = [kind(tokens) for kind in (NormAndCache, LatentCache) for tokens in (TOKENS[:1] if smoke else TOKENS)]
     described = progress(cases, lambda case: f"{case.name}, {case.tokens} tokens")
-    return pd.concat([_compare(case, rounds=3 if smoke else 15) for case in described], ignore_index=True)
+    return pd.concat([_compare(case, device, rounds=3 if smoke else 15) for case in described], ignore_index=True)
 
 
-def _compare(case: Operation, rounds: int) -> pd.DataFrame:
-    sets = calls(case, case.work.cold_count(timing.cache_bytes()), "cuda")
-    runs, status, facts = contenders(case, "cuda")
+def _compare(case: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    sets = calls(case, case.work.cold_count(timing.cache_bytes()), device)
+    runs, status, facts = contenders(case, device)
     status |= {name: check(case, run, sets[0]) for name, run in runs.items()}
     timed = {name: partial(_ready, run, sets) for name, run in runs.items() if status[name] == "ok"}
     with torch.no_grad():
@@ -43,7 +43,7 @@ def _compare(case: Operation, rounds: int) -> pd.DataFrame:
     }
     frame = tidy(copies.with_fraction(frame), identity, {name: why for name, why in status.items() if why != "ok"})
     torch.cuda.empty_cache()  # the graphs have memory of their own
-    return frame.assign(**{name: frame.contender.map(values).fillna("") for name, values in facts.items()})
+    return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
 
 
 def _ready(run: Run, sets: Sequence[Tensors]) -> list[Callable[[], object]]:

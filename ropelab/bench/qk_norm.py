@@ -43,17 +43,17 @@ def _compare(shape: Workload, rounds: int) -> pd.DataFrame:
     learned = weights(shape, sets[0].q.device)
     found = contenders(shape, sets[0])
     outcome = {name: status(rotate, shape, sets[0], learned) for name, rotate in found.items()}
-    in_qkv, missing = qk_norm_in_qkv.operators(shape, sets[0], learned, EPS)
-    outcome |= {name: status(run, shape, sets[0], learned, STEPS[:1]) for name, run in in_qkv.items()} | missing
-    right = {name: rotate for name, rotate in found.items() if outcome[name] == "ok"}
-    wrong = {name: why for name, why in outcome.items() if why != "ok"}
+    in_qkv, forward_outcome = qk_norm_in_qkv.operators(shape, sets[0], learned, EPS)
+    forward_outcome |= {name: status(run, shape, sets[0], learned, STEPS[:1]) for name, run in in_qkv.items()}
     identity = {name: value for name, value in shape.columns.items() if name != "direction"}
     frames = []
     for step in STEPS:
-        timed = {name: partial(calls, rotate, sets, learned, step) for name, rotate in right.items()}
-        if step == "forward":
-            timed |= {name: partial(run.calls, sets) for name, run in in_qkv.items() if outcome[name] == "ok"}
+        here = outcome | (forward_outcome if step == "forward" else {})
+        right = [name for name, why in here.items() if why == "ok"]
+        timed = {name: partial(calls, found[name], sets, learned, step) for name in right if name in found}
+        timed |= {name: partial(in_qkv[name].calls, sets) for name in right if name in in_qkv}
         frame = timing.gpu_times(timed | copies.contenders([b.inputs for b in sets]), rounds=rounds)
+        wrong = {name: why for name, why in here.items() if why != "ok"}
         frames.append(tidy(copies.with_fraction(frame), identity | {"step": step}, wrong))
         torch.cuda.empty_cache()  # the graphs have memory of their own
     return pd.concat(frames, ignore_index=True)

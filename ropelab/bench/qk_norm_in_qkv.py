@@ -56,7 +56,7 @@ class InQKV:
 def operators(
     shape: Workload, buffers: Buffers, weights: Sequence[torch.Tensor], eps: float
 ) -> tuple[dict[str, InQKV], dict[str, str]]:
-    """vLLM's and SGLang's operators by name, and the status of each contender that cannot run here."""
+    """The operators of vLLM ("vllm") and SGLang ("sglang"), and the status of each contender that cannot run here."""
     sizes = (shape.q_heads, shape.k_heads, shape.k_heads, shape.head_dim, eps)
     q_weight, k_weight = (weight.detach() for weight in weights)
     is_neox = shape.layout == "split_half"
@@ -65,17 +65,17 @@ def operators(
         operator = vllm.operators().fused_qk_norm_rope
         rows = positions(shape, buffers.q.device, torch.int64)
         cache = torch.cat((buffers.cos, buffers.sin), dim=-1).to(shape.dtype)
-        found["vLLM"] = InQKV(shape, lambda qkv: operator(qkv, *sizes, q_weight, k_weight, cache, is_neox, rows))
+        found["vllm"] = InQKV(shape, lambda qkv: operator(qkv, *sizes, q_weight, k_weight, cache, is_neox, rows))
     except packages.NotInstalled as error:
-        missing["vLLM"] = f"not run: {error}"
+        missing["vllm"] = f"not run: {error}"
     try:
         own_angles = sglang_kernel.operators().fused_qk_norm_rope
         int_rows = positions(shape, buffers.q.device, torch.int32)
         without_yarn = (1.0, 1.0, 1.0, 1.0, shape.rotary_dim)
-        found["SGLang"] = InQKV(
+        found["sglang"] = InQKV(
             shape,
             lambda qkv: own_angles(qkv, *sizes, q_weight, k_weight, BASE, is_neox, int_rows, *without_yarn),
         )
     except packages.NotInstalled as error:
-        missing["SGLang"] = f"not run: {error}"
+        missing["sglang"] = f"not run: {error}"
     return found, missing
