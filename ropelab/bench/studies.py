@@ -134,7 +134,7 @@ STUDIES: dict[str, Study] = {
     "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
     "qk_norm": Study(qk_norm, gpu_gib=8),
     # With 4,096 tokens a set of q, kv and the latent vectors takes 0.2 GiB, and the check copies two sets.
-    "paged_cache": Study(paged_cache, gpu_gib=3),
+    "paged_cache": Study(paged_cache, gpu_gib=4),
     # The tensors of k and v take 0.8 GiB in two sets, their gradients as much, and the check about as much again.
     "latent_attention": Study(latent_attention, gpu_gib=8),
     "table_free": Study(table_free, gpu_gib=18),

@@ -20,7 +20,6 @@ import torch
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.bench import packages
 from ropelab.bench.peers import flashinfer, vllm
-from ropelab.bench.peers.torch_library import Operators
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
 
@@ -170,14 +169,14 @@ def vllm_operator(positions, query, key, head_size, cos_sin_cache, is_neox) -> N
     """vLLM's operator in place, in the newest installed version."""
     if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise NotImplementedError("vLLM rotates float32, bfloat16 and float16")
-    _vllm().rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)
+    _vllm()(positions, query, key, head_size, cos_sin_cache, is_neox)
 
 
 @cache
-def _vllm() -> Operators:
+def _vllm() -> Callable[..., None]:
     if not torch.cuda.is_available():
         raise packages.NotInstalled("vLLM's CUDA kernel needs a GPU")
-    return vllm.operators()
+    return vllm.operators().rotary_embedding
 
 
 class _TorchWithoutGPU:

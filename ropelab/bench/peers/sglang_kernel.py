@@ -1,5 +1,7 @@
 """This file calls the operators of SGLang, out of the library of its wheel. SGLang itself is not imported."""
 
+from collections.abc import Callable
+
 import torch
 
 from ropelab.bench import packages
@@ -16,18 +18,20 @@ LIBRARIES = ("sgl_kernel/sm90/common_ops.abi3.so", "sgl_kernel/common_ops.abi3.s
 
 
 class _Operators(Operators):
-    def apply_rope_with_cos_sin_cache_inplace(
-        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, head_size: int, cache: torch.Tensor,
-        is_neox: bool,
-    ) -> None:  # fmt: skip
-        """Overwrite q and k ``[T, H D]`` as the Python function of this name in SGLang's package does.
+    @property
+    def apply_rope_with_cos_sin_cache_inplace(self) -> Callable[..., None]:
+        """``apply(positions, q, k, head_size, cache, is_neox)``, as the function of this name in SGLang's package.
 
         Raises:
-            NotInstalled: the version has no such operator. Version 0.4.1.post1 is the last version that has it.
+            NotInstalled: the version has no such operator. Version 0.4.0 is the last version that has it.
         """
-        apply = self.apply_rope_pos_ids_cos_sin_cache
-        q, k = (x.view(len(x), -1, head_size) for x in (q, k))
-        apply(q, k, q, k, cache, positions, not is_neox, False, None, None, None, None)
+        operator = self.apply_rope_pos_ids_cos_sin_cache
+
+        def apply(positions, q, k, head_size, cache, is_neox):
+            q, k = (x.view(len(x), -1, head_size) for x in (q, k))
+            operator(q, k, q, k, cache, positions, not is_neox, False, None, None, None, None)
+
+        return apply
 
 
 def operators(version: str | None = None) -> _Operators:

@@ -18,7 +18,7 @@ def operators(version: str | None = None) -> Operators:
     """The operators of a version of vLLM, by default of the newest version that is installed.
 
     The operators work on CUDA tensors and return nothing. Positions and slots are int64 ``[T]``. A cache of cosines and
-    sines has the cosines of a position before its sines, ``[P, R]``. (Facts from the sources of vLLM 0.33.0, ``csrc``.)
+    sines has the cosines of a position before its sines, ``[P, R]``.
 
     - ``rotary_embedding(positions, q, k, head_size, cache, is_neox)`` overwrites q and k ``[T, H D]``; k may be None.
     - ``fused_qk_norm_rope(qkv, q_heads, k_heads, v_heads, head_dim, eps, q_weight, k_weight, cache, is_neox,
@@ -29,6 +29,9 @@ def operators(version: str | None = None) -> Operators:
     - ``concat_and_cache_mla_rope_fused(positions, q_pe, k_pe, kv_c, cache, is_neox, slots, kv_cache, "auto", scale)``
       overwrites q_pe ``[T, H, R]`` and k_pe ``[T, R]``, and writes kv_c ``[T, L]`` and k_pe into the slots of the cache
       ``[blocks, block_size, L + R]``.
+
+    A token with a negative slot is not stored. (Facts from the schemas of the library and from ``vllm/_custom_ops.py``
+    of vLLM 0.33.0.)
 
     Raises:
         NotInstalled: the version is not installed, or its library cannot be loaded here.
