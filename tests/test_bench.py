@@ -233,13 +233,15 @@ def layout_of(is_neox: bool) -> str:
     return "split_half" if is_neox else "interleaved"
 
 
-@pytest.mark.parametrize("name", ["transformer_engine", "flashinfer", "vllm"])
+@pytest.mark.parametrize("name", ["transformer_engine", "flashinfer", "vllm", "sglang"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_adapters_call_as_documented(name, layout, monkeypatch):
     """These packages need a GPU; what is tested is the adapter."""
-    places = ("transformer_engine.pytorch.attention", "vllm._custom_ops")
+    places = ("transformer_engine.pytorch.attention",)
     monkeypatch.setattr(importlib, "import_module", {place: FakeOperators for place in places}.__getitem__)
     monkeypatch.setattr(peers.flashinfer, "module", lambda version: FakeOperators)
+    for module in (peers.vllm, peers.sglang_kernel):
+        monkeypatch.setattr(module, "operators", lambda version: FakeOperators)
     peer = replace(PEERS[name], bind=partial(PEERS[name].bind, version="0"))
     whole = replace(SMALL, head_dim=64, rotary_dim=64)
     packed = replace(whole, batch=1, seq_len=7, seq_format="thd", lengths=(4, 3), first_position=0)

@@ -10,7 +10,7 @@ import torch._functorch.config
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, timing
+from ropelab.bench import copies, qk_norm_in_qkv, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
 from ropelab.layout import pairing
@@ -26,7 +26,8 @@ NormRope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tu
 def qk_norm(*, smoke: bool = False) -> pd.DataFrame:
     """Time all contenders that are right, in two cells, in both layouts, for every step.
 
-    The backward computes the gradients of q, k and both weights from given gradients of the new q and k.
+    The backward computes the gradients of q, k and both weights from given gradients of the new q and k. vLLM's and
+    SGLang's operators have a forward only, and work in place in a packed qkv.
 
     Columns: the columns of the workload without direction; step, contender, status, median_us, q20_us, q80_us,
         samples; and fraction_of_copy. For every step, the copy reads q and k once and writes them once.
@@ -42,13 +43,17 @@ def _compare(shape: Workload, rounds: int) -> pd.DataFrame:
     learned = weights(shape, sets[0].q.device)
     found = contenders(shape, sets[0])
     outcome = {name: status(rotate, shape, sets[0], learned) for name, rotate in found.items()}
-    right = {name: rotate for name, rotate in found.items() if outcome[name] == "ok"}
-    wrong = {name: why for name, why in outcome.items() if why != "ok"}
+    in_qkv, forward_outcome = qk_norm_in_qkv.operators(shape, sets[0], learned, EPS)
+    forward_outcome |= {name: status(run, shape, sets[0], learned, STEPS[:1]) for name, run in in_qkv.items()}
     identity = {name: value for name, value in shape.columns.items() if name != "direction"}
     frames = []
     for step in STEPS:
-        timed = {name: partial(calls, rotate, sets, learned, step) for name, rotate in right.items()}
+        here = outcome | (forward_outcome if step == "forward" else {})
+        right = [name for name, why in here.items() if why == "ok"]
+        timed = {name: partial(calls, found[name], sets, learned, step) for name in right if name in found}
+        timed |= {name: partial(in_qkv[name].calls, sets) for name in right if name in in_qkv}
         frame = timing.gpu_times(timed | copies.contenders([b.inputs for b in sets]), rounds=rounds)
+        wrong = {name: why for name, why in here.items() if why != "ok"}
         frames.append(tidy(copies.with_fraction(frame), identity | {"step": step}, wrong))
         torch.cuda.empty_cache()  # the graphs have memory of their own
     return pd.concat(frames, ignore_index=True)
@@ -93,8 +98,12 @@ def contenders(shape: Workload, buffers: Buffers) -> dict[str, NormRope]:
     }
 
 
-def status(rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequence[torch.Tensor]) -> str:
+def status(
+    rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequence[torch.Tensor], steps: Sequence[str] = STEPS
+) -> str:
     """``"ok"`` if results and gradients agree with float64 within 12 unit roundoffs, else the reason.
+
+    The gradients are compared if the contender has another step than the forward.
 
     A contender with a separate norm rounds to the dtype of q at most eight times on the way to a result: the norm, the
     product of the norm and the weight, the tables, and the products and sums of the rotation. A rotation increases the
@@ -105,7 +114,9 @@ def status(rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequenc
     exact = [x.detach().double().requires_grad_() for x in tensors]
     try:
         outputs = rotate(*tensors)
-        found = [*outputs, *torch.autograd.grad(outputs, tensors, buffers.cotangents)]
+        found = list(outputs)
+        if "backward" in steps:
+            found += torch.autograd.grad(outputs, tensors, buffers.cotangents)
     except Exception as error:  # the status records the error
         return timing.failure(error)
     normed = [
@@ -113,7 +124,9 @@ def status(rotate: NormRope, shape: Workload, buffers: Buffers, learned: Sequenc
     ]
     truth = [reference.rotate(x, buffers.cos, buffers.sin, layout=shape.layout) for x in normed]
     truth += torch.autograd.grad(truth, exact, [g.double() for g in buffers.cotangents])
-    for name, y, right in zip(("q", "k", "dq", "dk", "dq_weight", "dk_weight"), found, truth, strict=True):
+    names = ("q", "k", "dq", "dk", "dq_weight", "dk_weight")
+    compared = len(names) if "backward" in steps else 2
+    for name, y, right in zip(names[:compared], found, truth[:compared], strict=True):
         error = ((y.double() - right).norm() / right.norm()).item()
         if not error <= 12 * torch.finfo(shape.dtype).eps / 2:
             return f"wrong: {name} has relative error {error:.3g}"

@@ -10,7 +10,9 @@ import torch
 from ropelab.bench import peers, timing
 from ropelab.bench.compare import bind, checked, compare, progress, tidy
 from ropelab.bench.conformance import conformance
+from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.packed import packed
+from ropelab.bench.paged_cache import paged_cache
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.study import Study
@@ -131,6 +133,10 @@ STUDIES: dict[str, Study] = {
     "packed": Study(packed, gpu_gib=16),
     "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
     "qk_norm": Study(qk_norm, gpu_gib=8),
+    # With 4,096 tokens a set of q, kv and the latent vectors takes 0.2 GiB, and the check copies two sets.
+    "paged_cache": Study(paged_cache, gpu_gib=4),
+    # The tensors of k and v take 0.8 GiB in two sets, their gradients as much, and the check about as much again.
+    "latent_attention": Study(latent_attention, gpu_gib=8),
     "table_free": Study(table_free, gpu_gib=18),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),

@@ -19,7 +19,7 @@ import torch
 
 from ropelab import apply_rope, rotary_frequencies
 from ropelab.bench import packages
-from ropelab.bench.peers import flashinfer
+from ropelab.bench.peers import flashinfer, vllm
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
 
@@ -165,6 +165,20 @@ def _flashinfer() -> ModuleType:
     return module
 
 
+def vllm_operator(positions, query, key, head_size, cos_sin_cache, is_neox) -> None:
+    """vLLM's operator in place, in the newest installed version."""
+    if query.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise NotImplementedError("vLLM rotates float32, bfloat16 and float16")
+    _vllm()(positions, query, key, head_size, cos_sin_cache, is_neox)
+
+
+@cache
+def _vllm() -> Callable[..., None]:
+    if not torch.cuda.is_available():
+        raise packages.NotInstalled("vLLM's CUDA kernel needs a GPU")
+    return vllm.operators().rotary_embedding
+
+
 class _TorchWithoutGPU:
     """``torch`` for a launcher that selects the GPU of its tensors. Interpreted kernels have no GPU."""
 
@@ -257,5 +271,7 @@ CONTENDERS: tuple[Contender, ...] = (
     _kernel("FlashInfer, split-half", flashinfer_cache, "vllm", _flashinfer, maths="wide", head_dim=64),
     _kernel("FlashInfer, interleaved", flashinfer_cache, "vllm", _flashinfer, maths="wide", head_dim=64,
             layout="interleaved"),
+    _kernel("vLLM, split-half", vllm_operator, "vllm", _vllm),
+    _kernel("vLLM, interleaved", vllm_operator, "vllm", _vllm, layout="interleaved"),
 )  # fmt: skip
 """All contenders, ropelab's first."""

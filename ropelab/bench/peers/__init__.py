@@ -17,6 +17,7 @@ from ropelab.bench.peers import (
     liger,
     ours,
     rotary_embedding_torch,
+    sglang_kernel,
     torchembed,
     transformer_engine,
     transformers,
@@ -45,7 +46,8 @@ PEERS: tuple[Peer, ...] = (
          package="rotary-embedding-torch", own_tables=True, narrow=True),
     Peer("transformer_engine", transformer_engine.bind, _OWN, package="transformer-engine", own_tables=True),
     Peer("flashinfer", flashinfer.bind, _FP32, package=flashinfer.PACKAGE, **_FORWARD),
-    Peer("vllm", vllm.bind, _OF_Q, package="vllm", narrow=True, in_place=True, **_FORWARD),
+    Peer("vllm", vllm.bind, _OF_Q, package=vllm.PACKAGE, narrow=True, in_place=True, **_FORWARD),
+    Peer("sglang", sglang_kernel.bind, _OF_Q, package=sglang_kernel.PACKAGE, narrow=True, in_place=True, **_FORWARD),
 )  # fmt: skip
 """The peers of the dense benchmark."""
 

@@ -60,6 +60,7 @@ CONTENDERS = Looks({
     "transformer_engine": ("TransformerEngine", 5, ">"),
     "flashinfer": ("FlashInfer", 4, "X"),
     "vllm": ("vLLM, in place", 5, "D"),
+    "sglang": ("SGLang, in place", 8, "<"),
     "token-linear, reads twice": ("token-linear (model)", 2, "^"),
     "legacy grid": ("legacy grid (model)", 5, "v"),
     "compile": ("torch.compile", 3, "X"),

@@ -1,0 +1,229 @@
+"""This file measures the rotation of multi-head latent attention in training, with Megatron-LM's kernels and with ours.
+
+Megatron-LM has two functions. The first rotates the last 64 of the 192 features of every head of q. The second rotates
+the k that all heads share, puts it beside the rest of k in every head, and splits v off. Both read adjacent pairs and
+write halves. (Facts from the docstrings of megatron-core 0.16.1.)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+
+import ropelab
+from ropelab import reference
+from ropelab.bench import copies, packages, timing
+from ropelab.bench.agreement import disagreement
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.peers import megatron
+from ropelab.bench.workloads import DIRECTIONS
+from ropelab.layout import pairing
+
+OURS, MEGATRON = "ropelab, separate launches", "Megatron-LM"
+PARTS = ("q", "k and v")
+FORMATS = ("sbhd", "thd")
+ROUNDINGS = 3
+"""The error of a rotated head that is allowed, in unit roundoffs, relative to the norm of the head. The result of a
+rotation is rounded once, and the gradient of the shared k also after the sum over the heads. The third roundoff is for
+the float32 arithmetic."""
+
+Function = Callable[..., Sequence[torch.Tensor]]
+"""A differentiable function of the inputs of a part that returns its results."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A training step of multi-head latent attention, by default with the sizes of DeepSeek-V3.
+
+    Attributes:
+        seq_format: "sbhd" with one sequence of ``tokens``, or "thd" with sequences of ``length``.
+        tokens, heads: the sizes.
+        length: tokens of a packed sequence.
+        dtype: the dtype of all tensors but the tables.
+        nope_dim, rotary_dim, value_dim: the features of a head of k that do not rotate, of k that rotate, and of v.
+    """
+
+    seq_format: str
+    tokens: int = 4096
+    heads: int = 128
+    length: int = 256
+    nope_dim: int = 128
+    rotary_dim: int = 64
+    value_dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """The columns that identify the workload in a record."""
+        names = ("seq_format", "tokens", "heads", "nope_dim", "rotary_dim", "value_dim")
+        sizes = {name: getattr(self, name) for name in names}
+        return sizes | {"sequences": len(self.cu_seqlens("cpu")) - 1, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def cu_seqlens(self, device: torch.device | str) -> torch.Tensor:
+        """int32 ``[n + 1]``: the boundaries of the sequences."""
+        step = self.tokens if self.seq_format == "sbhd" else self.length
+        return torch.arange(0, self.tokens + 1, step, dtype=torch.int32, device=device)
+
+    def normal(self, device: torch.device | str, seed: int = 0) -> Callable[..., torch.Tensor]:
+        """A function of a shape that draws normally distributed numbers."""
+        generator = torch.Generator(device).manual_seed(seed)
+        return lambda *shape: torch.randn(shape, generator=generator, device=device, dtype=self.dtype)
+
+    def inputs(self, part: str, draw: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        """q ``[S, B, H, nope + R]``; or kv ``[S, B, H, nope + V]`` and k_pe ``[S, B, 1, R]``; without B for thd."""
+        shape = (self.tokens, 1) if self.seq_format == "sbhd" else (self.tokens,)
+        if part == "q":
+            return [draw(*shape, self.heads, self.nope_dim + self.rotary_dim)]
+        return [draw(*shape, self.heads, self.nope_dim + self.value_dim), draw(*shape, 1, self.rotary_dim)]
+
+    def cotangents(self, part: str, draw: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        """The gradient of q; or the gradients of key ``[S, B, H, nope + R]`` and value ``[S, B, H, V]``."""
+        shape = (self.tokens, 1) if self.seq_format == "sbhd" else (self.tokens,)
+        grads = [draw(*shape, self.heads, self.nope_dim + self.rotary_dim)]
+        return grads if part == "q" else [*grads, draw(*shape, self.heads, self.value_dim)]
+
+    def tables(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+        """Cosines and sines ``[tokens, R/2]``."""
+        return list(ropelab.rotary_table(self.tokens, self.rotary_dim, dtype=dtype, device=device))
+
+    def where(self, device: torch.device | str) -> dict[str, Any]:
+        """The arguments of a rotation that say where the tokens are."""
+        if self.seq_format == "sbhd":
+            return {"seq_format": "sbhd"}
+        packed = ropelab.PackedSequences(self.cu_seqlens(device), self.tokens)
+        return {"seq_format": "thd", "positions": packed.positions}
+
+    def right(
+        self, part: str, inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Results and gradients: what is rotated in float64, what is moved as it is."""
+        cos, sin = self.tables(inputs[0].device, torch.float64)
+        where = {"cos": cos, "sin": sin} | self.where(inputs[0].device)
+        grad_kept, grad_turned = cotangents[0].split((self.nope_dim, self.rotary_dim), dim=-1)
+        turned = inputs[0][..., self.nope_dim :] if part == "q" else inputs[1]
+        result = reference.rotate(turned, layout="interleaved", out_layout="split_half", **where)
+        summed = grad_turned.double() if part == "q" else grad_turned.double().sum(-2, keepdim=True)
+        gradient = reference.rotate(summed, layout="split_half", out_layout="interleaved", inverse=True, **where)
+        found = {"rotated": result.expand(grad_turned.shape), "gradient of the rotated": gradient}
+        if part == "q":
+            return found | {"kept": inputs[0][..., : self.nope_dim], "gradient of the kept": grad_kept}
+        k, v = inputs[0].split((self.nope_dim, self.value_dim), dim=-1)
+        moved = {"kept": k, "v": v, "gradient of the kept": grad_kept, "gradient of v": cotangents[1]}
+        return found | moved
+
+    def named(
+        self, part: str, results: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Results and gradients of a function by the names that `right` has."""
+        kept, rotated = results[0].split((self.nope_dim, self.rotary_dim), dim=-1)
+        if part == "q":
+            grad_kept, grad_rotated = gradients[0].split((self.nope_dim, self.rotary_dim), dim=-1)
+            moved = {"kept": kept, "gradient of the kept": grad_kept}
+        else:
+            grad_kept, grad_v = gradients[0].split((self.nope_dim, self.value_dim), dim=-1)
+            moved = {"kept": kept, "v": results[1], "gradient of the kept": grad_kept, "gradient of v": grad_v}
+            grad_rotated = gradients[1]
+        return moved | {"rotated": rotated, "gradient of the rotated": grad_rotated}
+
+    def ours(self, part: str, device: torch.device | str) -> Function:
+        """Our rotation in one launch; for k and v also cat and a copy of torch."""
+        cos, sin = self.tables(device)
+        options = {"cos": cos, "sin": sin, "layout": "interleaved", "out_layout": "split_half", **self.where(device)}
+        if part == "q":
+            rotary_slice = (self.nope_dim, self.nope_dim + self.rotary_dim)
+            return lambda q: [ropelab.apply_rope(q, rotary_slice=rotary_slice, **options)]
+
+        def function(kv, k_pe):
+            k, v = kv.split((self.nope_dim, self.value_dim), dim=-1)
+            k_pe = ropelab.apply_rope(k_pe, **options).expand(*k.shape[:-1], self.rotary_dim)
+            return [torch.cat((k, k_pe), dim=-1), v.contiguous()]
+
+        return function
+
+    def theirs(self, part: str, device: torch.device | str) -> Function:
+        """Megatron-LM's function of the part.
+
+        Raises:
+            NotInstalled: Megatron-LM's file is not there, or cannot be imported.
+        """
+        module = megatron.kernels()
+        cos, sin = (pairing.join(t, t, "split_half")[:, None, None].contiguous() for t in self.tables(device))
+        packed = self.cu_seqlens(device) if self.seq_format == "thd" else None
+        if part == "q":
+            sizes = (self.nope_dim, self.rotary_dim)
+            return lambda q: [module.fused_apply_mla_rope_for_q(q, cos, sin, *sizes, packed)]
+        sizes = (self.rotary_dim, self.nope_dim, self.value_dim)
+        return lambda kv, k_pe: module.fused_apply_mla_rope_for_kv(kv, k_pe, cos, sin, *sizes, packed)
+
+
+def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time both parts, dense and packed, forward and backward.
+
+    Columns: seq_format, tokens, heads, nope_dim, rotary_dim, value_dim, sequences, dtype, part, direction; contender,
+        status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the file of a package. The
+        copy reads the inputs, or in the backward the cotangents, and writes as many bytes.
+    """
+    cases = [(Latent(fmt, **({"tokens": 256} if smoke else {})), part) for fmt in FORMATS for part in PARTS]
+    described = progress(cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].seq_format}")
+    return pd.concat([_compare(*case, device, rounds=3 if smoke else 15) for case in described], ignore_index=True)
+
+
+def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    draw = case.normal(device)
+    sets = [(case.inputs(part, draw), case.cotangents(part, draw)) for _ in range(2)]
+    functions, status, facts = contenders(case, part, device)
+    status |= {name: check(case, part, function, device) for name, function in functions.items()}
+    right = {name: function for name, function in functions.items() if status[name] == "ok"}
+    frames = []
+    for direction in DIRECTIONS:
+        timed = {name: partial(_calls, function, sets, direction) for name, function in right.items()}
+        moved = [call[DIRECTIONS.index(direction)] for call in sets]
+        frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
+        identity = case.columns | {"part": part, "direction": direction}
+        wrong = {name: why for name, why in status.items() if why != "ok"}
+        frames.append(tidy(copies.with_fraction(frame), identity, wrong))
+        torch.cuda.empty_cache()  # the graphs have memory of their own
+    frame = pd.concat(frames, ignore_index=True)
+    return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
+
+
+def contenders(
+    case: Latent, part: str, device: torch.device | str
+) -> tuple[dict[str, Function], dict[str, str], dict[str, dict[str, str]]]:
+    """The functions by name; the status of each contender that cannot run; the facts of packages, column by column."""
+    functions = {OURS: case.ours(part, device)}
+    try:
+        functions[MEGATRON] = case.theirs(part, device)
+        version, _ = packages.locate(megatron.PACKAGE)
+    except packages.NotInstalled as error:
+        return functions, {MEGATRON: f"not run: {error}"}, {"version": {}, "sha256": {}}
+    return functions, {}, {"version": {MEGATRON: version}, "sha256": {MEGATRON: megatron.sha256(version)}}
+
+
+def check(case: Latent, part: str, function: Function, device: torch.device | str = "cuda") -> str:
+    """``"ok"`` if results and gradients agree with float64, with random inputs and cotangents."""
+    draw = case.normal(device, seed=1)
+    inputs, cotangents = case.inputs(part, draw), case.cotangents(part, draw)
+    try:
+        # Megatron-LM's functions overwrite q and the gradient of q.
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        results = function(*leaves)
+        gradients = torch.autograd.grad(results, leaves, [g.clone() for g in cotangents])
+    except Exception as error:  # the status records the error
+        return timing.failure(error)
+    found = case.named(part, [y.detach() for y in results], gradients)
+    return disagreement(found, case.right(part, inputs, cotangents), ROUNDINGS)
+
+
+def _calls(function: Function, sets: Sequence[tuple[list, list]], direction: str) -> list[Callable[[], object]]:
+    """One call for each set. For the backward, this function runs the forward."""
+    if direction == "forward":
+        return [partial(function, *inputs) for inputs, _ in sets]
+    calls = []
+    for inputs, cotangents in sets:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        calls.append(partial(torch.autograd.grad, function(*leaves), leaves, cotangents, retain_graph=True))
+    return calls

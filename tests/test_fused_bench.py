@@ -1,0 +1,388 @@
+"""The studies of fused operators: what the adapters call, what the checks catch, and the tables of the records."""
+
+import hashlib
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+import ropelab
+from ropelab.bench import agreement, latent_attention, packages, paged_cache, qk_norm, qk_norm_in_qkv, timing
+from ropelab.bench.cache_operations import EPS, PAGE, LatentCache, NormAndCache
+from ropelab.bench.copies import PREFIX
+from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
+from ropelab.bench.workloads import DENSE_CELLS, Workload
+from ropelab.kernels import INTERPRETED
+from ropelab.layout import pairing
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.topics.performance import fused
+
+TIMES = ("contender", "status", "median_us", "q20_us", "q80_us", "samples", "fraction_of_copy", "version", "sha256")
+
+
+class FakeOperators:
+    """What vLLM's and SGLang's operators promise, in torch, for tensors on the CPU."""
+
+    version, sha256 = "0", "no library"
+
+    def fused_qk_norm_rope(self, qkv, hq, hk, hv, d, eps, q_weight, k_weight, cache, is_neox, positions):
+        assert qkv.shape == (len(positions), (hq + hk + hv) * d) and cache.shape[-1] == d
+        heads = qkv.view(len(qkv), -1, d)
+        cos, sin = cache.float()[positions].chunk(2, -1)
+        for first, end, weight in ((0, hq, q_weight), (hq, hq + hk, k_weight)):
+            x = normed(heads[:, first:end], weight, eps)
+            heads[:, first:end] = turned(x, cos, sin, is_neox).to(qkv.dtype)
+
+    def fused_qknorm_rope_cache(
+        self, q_out, k_out, v_out, qkv, q_weight, k_weight, cos, sin, positions, slots, k_cache, v_cache,
+        d, hq, hk, pairs, eps, bias,
+    ):  # fmt: skip
+        assert 2 * pairs == d and bias == 0.0 and cos.dtype == qkv.dtype and k_cache.shape[1:] == (PAGE, hk, d)
+        v_out.copy_(qkv[:, -hk * d :])
+        packed = qkv.clone()
+        self.fused_qk_norm_rope(
+            packed, hq, hk, hk, d, eps, q_weight, k_weight, torch.cat((cos, sin), -1), True, positions
+        )
+        q_out.copy_(packed[:, : hq * d])
+        k_out.copy_(packed[:, hq * d : (hq + hk) * d])
+        for cache, x in ((k_cache, k_out), (v_cache, v_out)):
+            cache.flatten(0, 1)[slots] = x.view(-1, hk, d)
+
+    def concat_and_cache_mla_rope_fused(
+        self, positions, q_pe, k_pe, kv_c, table, is_neox, slots, cache, dtype_name, scale
+    ):
+        assert table.dtype == q_pe.dtype and dtype_name == "auto" and scale.dtype == torch.float32
+        cos, sin = table.float()[positions].chunk(2, -1)
+        q_pe.copy_(turned(q_pe, cos, sin, is_neox))
+        k_pe.copy_(turned(k_pe[:, None], cos, sin, is_neox)[:, 0])
+        cache.flatten(0, 1)[slots] = torch.cat((kv_c, k_pe), dim=-1)
+
+
+def normed(x, weight, eps):
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def turned(x, cos, sin, is_neox):
+    layout = "split_half" if is_neox else "interleaved"
+    x0, x1 = pairing.pairs(x.float(), layout)
+    cos, sin = cos[:, None], sin[:, None]
+    return pairing.join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout)
+
+
+def fake_times(contenders, *, rounds, **_) -> pd.DataFrame:
+    """Call each contender once and say the same time of each."""
+    rows = []
+    for name, prepare in contenders.items():
+        if not (name.startswith(PREFIX) and "Triton" in name):  # interpreted copies take long
+            prepare()[0]()
+        rows.append({"contender": name, "status": "ok", "median_us": 2.0, "q20_us": 2.0, "q80_us": 2.0, "samples": 1})
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+    monkeypatch.setattr(vllm, "operators", FakeOperators)
+
+
+# --------------------------------------------------------------------------------------------------- paged caches
+
+
+OPERATIONS = (NormAndCache, LatentCache)
+PROMPT, DECODED = 32, 3
+"""Tokens of a prompt in these tests, and tokens of sequences of their own."""
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """The torch path of ropelab, because the interpreter takes long for heads of these sizes; and short prompts."""
+    monkeypatch.setattr(paged_cache, "MOST_DECODED", PROMPT - 1)
+    with ropelab.use_backend("torch"):
+        yield
+
+
+def test_the_table_of_paged_caches(on_cpu):
+    frame = paged_cache.paged_cache(smoke=True, device="cpu")
+    sizes = ("operation", "tokens", "q_heads", "k_heads", "head_dim", "dtype", "layout", "bytes")
+    assert set(frame.columns) == {*sizes, *TIMES} and (frame.status == "ok").all()
+    assert set(frame.operation) == {kind.name for kind in OPERATIONS} and set(frame.tokens) == {1}
+    of_vllm = frame.contender == paged_cache.VLLM
+    assert of_vllm.sum() == 2 and set(frame[of_vllm].version) == {"0"} and set(frame[~of_vllm].version) == {""}
+    assert set(fused.cache_times(frame).columns) == {paged_cache.OURS, paged_cache.VLLM, fused.COPY}
+
+
+def test_without_vllm_the_table_says_so(on_cpu, monkeypatch):
+    def absent():
+        raise packages.NotInstalled("vllm not installed")
+
+    monkeypatch.setattr(vllm, "operators", absent)
+    frame = paged_cache.paged_cache(smoke=True, device="cpu")
+    assert set(frame[frame.contender == paged_cache.VLLM].status) == {"not run: vllm not installed"}
+    assert (frame[frame.contender == paged_cache.OURS].status == "ok").all()
+    assert fused.cache_sentences(frame) == []
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize("tokens", [DECODED, PROMPT])
+def test_calls_write_to_slots_of_their_own(kind, tokens):
+    case = kind(tokens)
+    calls = paged_cache.calls(case, 3, "cpu")
+    slots = torch.cat([call["slots"] for call in calls])
+    assert len(set(slots.tolist())) == 3 * tokens and len({call[case.cached[0]].data_ptr() for call in calls}) == 1
+    assert slots.max() < calls[0][case.cached[0]].flatten(0, 1).shape[0]
+    copied = sum(x.numel() * x.element_size() for x in case.to_copy(calls[0]))
+    assert case.work.bytes == 2 * copied
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize("tokens", [DECODED, PROMPT])
+def test_right_runs_pass(kind, tokens):
+    case = kind(tokens)
+    (call,) = paged_cache.calls(case, 1, "cpu")
+    before = {name: x.clone() for name, x in call.items()}
+    for run in (case.ours("cpu"), case.vllm(FakeOperators(), "cpu")):
+        assert paged_cache.check(case, run, call) == "ok"
+    assert all(torch.equal(x, before[name]) for name, x in call.items())
+
+
+def spoiled(run, spoil):
+    """A run whose results ``spoil`` changes; it gets the tensors of the call and what the run returns."""
+
+    def wrong(call):
+        found = run(call)
+        spoil(call, found)
+        return found
+
+    return wrong
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize("what", ["another slot", "own slot", "q", "k", "one element"])
+def test_wrong_runs_are_caught(kind, what):
+    case = kind(PROMPT)
+    (call,) = paged_cache.calls(case, 1, "cpu")
+    cache, slots = case.cached[-1], call["slots"]
+    other = next(slot for slot in range(len(slots) + 1) if slot not in slots)
+
+    def spoil(call, found):
+        if "slot" in what:
+            rows = call[cache].flatten(0, 1)
+            rows[other if what == "another slot" else slots[7]] += 0.125
+        elif what == "one element":
+            found["q"][-1, -1, -1] += 1.0
+        else:
+            found[what] *= 1.25
+
+    told = paged_cache.check(case, spoiled(case.ours("cpu"), spoil), call)
+    names = {"another slot": "other slots", "own slot": "stored", "one element": "q"}
+    assert told.startswith("wrong: ") and names.get(what, what) in told
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_a_run_that_raises_or_gives_nan_is_caught(kind):
+    case = kind(2)
+    (call,) = paged_cache.calls(case, 1, "cpu")
+
+    def raises(call):
+        raise RuntimeError("no kernel image")
+
+    assert paged_cache.check(case, raises, call) == "failed: RuntimeError: no kernel image"
+    nan = spoiled(case.ours("cpu"), lambda call, found: found["q"].fill_(float("nan")))
+    assert paged_cache.check(case, nan, call) == "wrong: a head of q has relative error inf"
+
+
+def test_disagreement_tells_bits_and_shapes():
+    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    assert agreement.disagreement({"x": x}, {"x": x.double()}, 1) == "ok"
+    assert agreement.disagreement({"x": x}, {"x": x}, 1) == "ok"
+    assert agreement.disagreement({"x": x.float()}, {"x": x}, 1) == "wrong: x has other bits"
+    assert "has the shape (2, 8)" in agreement.disagreement({"x": x[:2]}, {"x": x}, 1)
+    other = x.clone()
+    other[0, 0] = torch.nextafter(other[0, 0], torch.tensor(9.0, dtype=x.dtype))
+    assert agreement.disagreement({"x": other}, {"x": x}, 1) == "wrong: x has other bits"
+
+
+# ------------------------------------------------------------------------------------------------ QK norm in qkv
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_operators_in_qkv_are_called_as_documented(layout, monkeypatch):
+    fake = FakeOperators()
+
+    class FakeSGLang:
+        @staticmethod
+        def fused_qk_norm_rope(
+            qkv, hq, hk, hv, d, eps, q_weight, k_weight, base, is_neox, positions, factor, low, high, scale, rotary_dim
+        ):
+            assert positions.dtype == torch.int32 and (factor, scale) == (1.0, 1.0) and rotary_dim == d
+            inv_freq = base ** (-torch.arange(0, d, 2) / d)
+            angles = torch.arange(int(positions.max()) + 1)[:, None] * inv_freq
+            cache = torch.cat((angles.cos(), angles.sin()), -1)
+            rest = (d, eps, q_weight, k_weight, cache, is_neox, positions.long())
+            fake.fused_qk_norm_rope(qkv, hq, hk, hv, *rest)
+
+    monkeypatch.setattr(vllm, "operators", lambda: fake)
+    monkeypatch.setattr(sglang_kernel, "operators", FakeSGLang)
+    work = Workload("small", 2, 5, 4, 2, 16, 16, layout=layout)
+    (buffers,) = work.buffers(device="cpu")
+    learned = qk_norm.weights(work, "cpu")
+    found, missing = qk_norm_in_qkv.operators(work, buffers, learned, qk_norm.EPS)
+    assert not missing and set(found) == {"vllm", "sglang"}
+    for run in found.values():
+        assert qk_norm.status(run, work, buffers, learned, ("forward",)) == "ok"
+        (call,) = run.calls([buffers])
+        call()
+    other = qk_norm_in_qkv.InQKV(work, lambda qkv: qkv.mul_(2))
+    assert qk_norm.status(other, work, buffers, learned, ("forward",)).startswith("wrong: q has relative error")
+    changes_v = qk_norm_in_qkv.InQKV(work, lambda qkv: qkv.add_(1))
+    assert "v: expected no change" in qk_norm.status(changes_v, work, buffers, learned, ("forward",))
+
+
+# ---------------------------------------------------------------------------------------------------- Megatron-LM
+
+
+SMALL = latent_attention.Latent("sbhd", tokens=6, heads=4, length=3, nope_dim=16, rotary_dim=8, value_dim=16)
+
+
+@pytest.fixture(scope="module")
+def megatron_kernels():
+    """Megatron-LM's file, whose kernels run in the interpreter without tuning."""
+    try:
+        module = megatron.kernels()
+    except packages.NotInstalled as error:
+        pytest.skip(f"make peers: {error}")
+    if INTERPRETED:
+        for name in ("rotary_fwd_q_kernel", "rotary_bwd_q_kernel", "rotary_fwd_kv_kernel", "rotary_bwd_kv_kernel"):
+            kernel = getattr(module, name)
+            kernel.configs = kernel.configs[:1]
+    return module
+
+
+@pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
+@pytest.mark.parametrize("part", latent_attention.PARTS)
+def test_ours_is_right(seq_format, part):
+    case = replace(SMALL, seq_format=seq_format)
+    assert latent_attention.check(case, part, case.ours(part, "cpu"), "cpu") == "ok"
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; on a GPU test_gpu_real_ops runs the kernels")
+@pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
+@pytest.mark.parametrize("part", latent_attention.PARTS)
+def test_megatrons_kernels_are_right(seq_format, part, megatron_kernels):
+    # The interpreter negates the bits of bfloat16 as an integer, which Megatron-LM's backward meets.
+    case = replace(SMALL, seq_format=seq_format, dtype=torch.float16)
+    functions, missing, facts = latent_attention.contenders(case, part, "cpu")
+    assert not missing and re.fullmatch("[0-9a-f]{64}", facts["sha256"][latent_attention.MEGATRON])
+    assert latent_attention.check(case, part, functions[latent_attention.MEGATRON], "cpu") == "ok"
+
+
+@pytest.mark.parametrize("part", latent_attention.PARTS)
+@pytest.mark.parametrize("wrong", ["result", "gradient", "moved"])
+def test_a_wrong_rotation_of_latent_attention_is_caught(part, wrong):
+    right = SMALL.ours(part, "cpu")
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+    def function(*inputs):
+        results = list(right(*inputs))
+        first = results[0]
+        if wrong == "gradient":
+            results[0] = Doubled.apply(first)
+        else:
+            at = 0 if wrong == "moved" else -1
+            change = torch.zeros_like(first)
+            change[..., at] = 0.5
+            results[0] = first + change
+        return results
+
+    told = latent_attention.check(SMALL, part, function, "cpu")
+    assert told.startswith("wrong: ") and ("kept" if wrong == "moved" else "") in told
+
+
+def test_the_table_of_latent_attention(on_cpu, monkeypatch):
+    def absent(version=None):
+        raise packages.NotInstalled("megatron-core not installed")
+
+    monkeypatch.setattr(megatron, "kernels", absent)
+    monkeypatch.setattr(latent_attention, "Latent", lambda fmt, **_: replace(SMALL, seq_format=fmt))
+    frame = latent_attention.latent_attention(device="cpu")
+    sizes = ("seq_format", "tokens", "heads", "nope_dim", "rotary_dim", "value_dim", "sequences", "dtype")
+    assert set(frame.columns) == {*sizes, "part", "direction", *TIMES}
+    absent_rows = frame[frame.contender == latent_attention.MEGATRON]
+    assert len(absent_rows) == 8 and set(absent_rows.status) == {"not run: megatron-core not installed"}
+    assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
+    assert fused.latent_sentences(frame) == []
+
+
+# ------------------------------------------------------------------------------------------- loading of libraries
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A package with a library that registers nothing, where ``make peers`` would put it."""
+    file = tmp_path / "vllm-1.0" / vllm.LIBRARIES[0]
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"library")
+    find = packages.locate
+    monkeypatch.setattr(packages, "locate", lambda package, version=None: find(package, version, tmp_path))
+    torch_library.load.cache_clear()
+    yield file
+    torch_library.load.cache_clear()
+
+
+def test_a_library_is_loaded_once_and_names_its_operators(library, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    for _ in range(2):
+        found = vllm.operators()
+    assert loaded == [library] and found.version == "1.0" and found.library == library
+    assert found.sha256 == hashlib.sha256(b"library").hexdigest()
+    with pytest.raises(packages.NotInstalled, match=re.escape("vllm 1.0 has no operator no_such_operator")):
+        found.no_such_operator()
+
+
+def test_what_cannot_be_loaded_is_not_installed(library):
+    with pytest.raises(packages.NotInstalled, match=r"vllm 1\.0 cannot be loaded: [^/]*$"):
+        vllm.operators()
+    library.unlink()
+    with pytest.raises(packages.NotInstalled, match="vllm 1.0 has no vllm/_C_stable_libtorch.abi3.so or "):
+        vllm.operators()
+    with pytest.raises(packages.NotInstalled, match="vllm 2.0 not installed"):
+        vllm.operators("2.0")
+    with pytest.raises(packages.NotInstalled, match="sglang-kernel not installed"):
+        sglang_kernel.operators()
+
+
+def test_flashinfers_operator_of_sglang_is_called_as_there(monkeypatch):
+    """Versions up to 0.4.0 have the operator. They need an older torch, so the test sees the call alone."""
+    calls = []
+    operators = sglang_kernel._Operators("sglang-kernel", "0", None, ())
+    monkeypatch.setattr(
+        sglang_kernel._Operators, "apply_rope_pos_ids_cos_sin_cache", lambda self, *a: calls.append(a), raising=False
+    )
+    q, k, cache, positions = torch.zeros(3, 64), torch.zeros(3, 32), torch.zeros(9, 32), torch.arange(3)
+    operators.apply_rope_with_cos_sin_cache_inplace(positions, q, k, 32, cache, True)
+    ((q_in, k_in, q_out, k_out, table, rows, interleave, *rest),) = calls
+    assert q_in.shape == q_out.shape == (3, 2, 32) and k_in.shape == k_out.shape == (3, 1, 32)
+    assert table is cache and rows is positions and interleave is False and rest == [False, None, None, None, None]
+    absent = sglang_kernel._Operators("sglang-kernel", "0", None, ())
+    monkeypatch.undo()
+    with pytest.raises(packages.NotInstalled, match="has no operator apply_rope_pos_ids_cos_sin_cache"):
+        absent.apply_rope_with_cos_sin_cache_inplace()
+
+
+def test_the_sizes_of_the_studies():
+    assert [cell.workload.head_dim for cell in DENSE_CELLS[:2]] == [128, 128] and qk_norm.EPS == EPS
+    assert paged_cache.TOKENS == (1, 64, 4096) and 4096 % PAGE == 0
+    assert latent_attention.Latent("thd").columns["sequences"] == 16

@@ -1,0 +1,123 @@
+"""The real operators of vLLM, SGLang, FlashInfer and Megatron-LM on a GPU: against the definition, and against ours."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import ropelab
+from ropelab.bench import latent_attention, packages, paged_cache, peers, qk_norm, qk_norm_in_qkv, studies
+from ropelab.bench.cache_operations import LatentCache, NormAndCache
+from ropelab.bench.peers import megatron, sglang_kernel, vllm
+from ropelab.bench.workloads import Workload
+from ropelab.interop import sglang as interop
+from ropelab.layout.pairing import LAYOUTS
+
+pytestmark = pytest.mark.gpu
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+WORK = Workload("small", 2, 33, 8, 2, 128, 128, first_position=1000)
+PACKED = replace(WORK, batch=1, seq_len=40, seq_format="thd", lengths=(7, 32, 1), first_position=0)
+CASES = (WORK, PACKED, replace(WORK, rotary_dim=64), replace(WORK, head_dim=80, rotary_dim=80, dtype=torch.float16))
+PEERS = {peer.name: peer for peer in peers.PEERS}
+
+
+def operators(module):
+    """The operators of a package, or a skip that says why there are none."""
+    try:
+        return module.operators()
+    except packages.NotInstalled as error:
+        pytest.skip(f"make peers: {error}")
+
+
+@layouts
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.seq_format} {case.rotary_dim} of {case.head_dim}")
+@pytest.mark.parametrize("name", ["vllm", "sglang", "flashinfer"])
+def test_rotations_agree_with_the_definition(name, case, layout):
+    found, missing = peers.available((PEERS[name],))
+    if missing:
+        pytest.skip(f"make peers: {missing[name]}")
+    (peer,) = found
+    case = replace(case, layout=layout)
+    buffers = case.buffers()[0]
+    try:
+        rotate = peer.bind(case, buffers.cos, buffers.sin)
+    except packages.NotInstalled as error:
+        pytest.skip(f"make peers: {error}")
+    except NotImplementedError as error:
+        pytest.skip(str(error))
+    assert peers.check(peer, rotate, case, buffers).status == "ok"
+
+
+@layouts
+@pytest.mark.parametrize("module", [vllm, sglang_kernel], ids=["vllm", "sglang"])
+def test_our_adapter_takes_the_same_arguments_and_agrees(module, layout):
+    rotate = operators(module).rotary_embedding
+    cos, sin = ropelab.rotary_table(64, 96, device="cuda")
+    cache, positions = torch.cat((cos, sin), -1).bfloat16(), torch.randint(64, (50,), device="cuda")
+    q, k = (torch.randn(50, heads * 128, device="cuda", dtype=torch.bfloat16) for heads in (8, 2))
+    theirs, ours = ([x.clone() for x in (q, k)] for _ in range(2))
+    arguments = (128, cache, layout == "split_half")
+    rotate(positions, *theirs, *arguments)
+    interop.apply_rope_with_cos_sin_cache_inplace(positions, *ours, *arguments)
+    for x, y, before in zip(theirs, ours, (q, k), strict=True):
+        heads = [t.view(50, -1, 128) for t in (x, y, before)]
+        # Each may round the products, the sums and the result: three unit roundoffs of a pair, of which there are two.
+        bound = 6 * torch.finfo(torch.bfloat16).eps / 2 * heads[2].double().norm(dim=-1)
+        assert ((heads[0].double() - heads[1].double()).norm(dim=-1) <= bound).all()
+        assert torch.equal(heads[0][..., 96:], heads[1][..., 96:])
+
+
+@layouts
+def test_norm_and_rotation_in_qkv(layout):
+    case = replace(WORK, layout=layout)
+    (buffers,) = case.buffers()
+    learned = qk_norm.weights(case)
+    found, missing = qk_norm_in_qkv.operators(case, buffers, learned, qk_norm.EPS)
+    for run in found.values():
+        assert qk_norm.status(run, case, buffers, learned, ("forward",)) == "ok"
+    if missing:
+        pytest.skip(f"make peers: {missing}")
+
+
+@pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
+@pytest.mark.parametrize("tokens", [1, 37, 4096])
+def test_writes_to_a_paged_cache(kind, tokens):
+    case = kind(tokens)
+    (call,) = paged_cache.calls(case, 1, "cuda")
+    assert paged_cache.check(case, case.ours("cuda"), call) == "ok"
+    assert paged_cache.check(case, case.vllm(operators(vllm), "cuda"), call) == "ok"
+
+
+@pytest.mark.parametrize("kind", [NormAndCache, LatentCache])
+def test_vllm_stores_no_token_without_a_slot(kind):
+    case = kind(16)
+    (call,) = paged_cache.calls(case, 1, "cuda")
+    run = case.vllm(operators(vllm), "cuda")
+    slots = call["slots"]
+    call["slots"] = slots.masked_fill(torch.arange(16, device="cuda") % 3 == 0, -1)
+    before = {name: call[name].clone() for name in case.cached}
+    run(call)
+    for name in case.cached:
+        changed = (call[name] != before[name]).flatten(0, 1).flatten(1).any(1).nonzero().flatten()
+        assert set(changed.tolist()) == set(call["slots"][call["slots"] >= 0].tolist())
+
+
+@pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
+@pytest.mark.parametrize("part", latent_attention.PARTS)
+def test_latent_attention_in_training(seq_format, part):
+    try:
+        megatron.kernels()
+    except packages.NotInstalled as error:
+        pytest.skip(f"make peers: {error}")
+    case = latent_attention.Latent(seq_format, tokens=512)
+    for function in (case.ours(part, "cuda"), case.theirs(part, "cuda")):
+        assert latent_attention.check(case, part, function) == "ok"
+
+
+@pytest.mark.parametrize("study", ["paged_cache", "latent_attention"])
+def test_studies_run(study):
+    frame = studies.STUDIES[study](smoke=True)
+    assert not frame.status.str.startswith(("wrong", "failed")).any(), frame[["contender", "status"]]
+    right = frame[frame.status == "ok"]
+    assert (right.median_us > 0).all() and (right.fraction_of_copy > 0).all()
