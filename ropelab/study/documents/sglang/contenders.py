@@ -1,32 +1,37 @@
 """Who is compared in the study of SGLang#14302, and how each is called: adapters for `ropelab.bench.peers`.
 
 All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens, with tables in the dtype of q as
-the document's operator asks. Names that end in "(model)" are re-creations (`documents.sglang.models`) and no
-measurement of the packages; the packages themselves are `PACKAGES`, and are not run where they are not installed.
+the document's operator asks. The names of `KERNELS` are the operator as published (`documents.sglang.kernels`). Names
+that end in "(model)" are re-creations (`documents.sglang.models`) and no measurement of the packages; the packages
+themselves are `PACKAGES`. Operators and packages that are not installed are not run.
 """
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
-from types import ModuleType
 
 import torch
 import torch._dynamo
 
 from ropelab.bench import packages
-from ropelab.bench.peers import Peer, Rotate, flashinfer
+from ropelab.bench.peers import Peer, Rotate, flashinfer, vllm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import Tile
 from ropelab.layout import pairing
-from ropelab.study.documents.sglang import models
+from ropelab.study.documents.sglang import kernels, models
 from ropelab.study.documents.sglang.models import Launch
 
 OURS, OURS_CACHE = "ropelab", "ropelab, positions"
 DOCUMENT, DOCUMENT_GATHER = "first version (model)", "first version (model), gather"
 SECOND, THIRD = "second version (model)", "third version (model)"
 DOCUMENT_CAST, OURS_FLOAT32 = "first version (model), cast", "ropelab, float32 tables"
+FIRST_KERNEL, FIRST_KERNEL_GATHER, FIRST_KERNEL_CAST = "first version", "first version, gather", "first version, cast"
+SECOND_KERNEL, THIRD_KERNEL = "second version", "third version"
+JUST_IN_TIME, LAST_KERNEL = "just-in-time version", "last version"
+"""The published operator, in the states of `kernels.STATES`."""
 VLLM = "vLLM (model)"
 """The first version's kernel with one load more, of the position: what divides the two is that load alone."""
 PERSISTENT = "warp per head (model)"
@@ -35,6 +40,12 @@ FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-att
 EAGER, COMPILED = "eager", "compile"
 FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
 REAL_VLLM = "vLLM"
+
+PUBLISHED: dict[str, str] = {
+    DOCUMENT: FIRST_KERNEL, DOCUMENT_GATHER: FIRST_KERNEL_GATHER, DOCUMENT_CAST: FIRST_KERNEL_CAST,
+    SECOND: SECOND_KERNEL, THIRD: THIRD_KERNEL, VLLM: REAL_VLLM,
+}  # fmt: skip
+"""The name of a model -> the name of the published kernel that the model re-creates."""
 
 FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""
@@ -212,13 +223,64 @@ def _native_compiled(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -
     return _in_place(overwrite)
 
 
-def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    ops = importlib.import_module("vllm._custom_ops")
-    table, positions = torch.cat((cos, sin), -1).to(workload.dtype), _positions(workload, cos.device)
-    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
-    return _in_place(
-        lambda q, k: ops.rotary_embedding(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox)
-    )
+def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables ``[S, R/2]`` as the published operator takes them: per token and in the dtype of q.
+
+    For adjacent pairs the operator takes ``[T, R/2]``, for halves ``[T, R]``.
+    """
+    tables = (_rows(workload, table) for table in (cos, sin))
+    if not _is_interleaved(workload):
+        tables = (torch.cat((table, table), dim=-1) for table in tables)
+    return tuple(table.contiguous() for table in tables)
+
+
+def _kernel(
+    workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, state: str, blocks: int = 1, operator=None
+) -> Rotate:
+    """The published operator.
+
+    Args:
+        blocks: views of q, k and the tables give a token so many rows of heads, and thereby so many blocks.
+        operator: by default the published operator in this state.
+    """
+    operator = operator or kernels.operator(state)
+    cos, sin = (table.repeat_interleave(blocks, dim=0) for table in published_tables(workload, cos, sin))
+    head_size, adjacent = workload.head_dim, _is_interleaved(workload)
+
+    def rotate(q, k):
+        q, k = (x.view(len(x) * blocks, -1, head_size) for x in (q, k))
+        operator(cos, sin, q, k, head_size, adjacent)
+
+    return _in_place(rotate)
+
+
+def _kernel_by_one_block(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, state: str, wide: bool) -> Rotate:
+    return _kernel(workload, cos, sin, state=state, operator=kernels.by_one_block(state, wide=wide))
+
+
+def _kernel_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """The first version with the two index kernels that make its tables, as a caller with a cache needs them."""
+    operator, positions = kernels.operator("first"), _positions(workload, cos.device)
+    one = replace(workload, batch=1)
+    tables = published_tables(one, cos, sin)
+    head_size, adjacent = workload.head_dim, _is_interleaved(workload)
+
+    def rotate(q, k):
+        operator(*(t.index_select(0, positions) for t in tables), q, k, head_size, adjacent)
+
+    return _in_place(rotate)
+
+
+def _kernel_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """The first version with tables that every call makes anew of a complex one, as diffusion models keep them."""
+    operator, head_size = kernels.operator("first"), workload.head_dim
+    turns, adjacent = torch.complex(cos, sin).repeat(workload.batch, 1), _is_interleaved(workload)
+
+    def rotate(q, k):
+        tables = (part.to(workload.dtype).contiguous() for part in (turns.real, turns.imag))
+        operator(*(t if adjacent else torch.cat((t, t), dim=-1) for t in tables), q, k, head_size, adjacent)
+
+    return _in_place(rotate)
 
 
 def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
@@ -232,10 +294,11 @@ def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
 
 
 def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    return _positions_api(workload, cos, sin, importlib.import_module("sgl_kernel"))
+    operators = importlib.import_module("ropelab.bench.peers.sglang_kernel").operators(version)
+    return _positions_api(workload, cos, sin, operators)
 
 
-def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module: ModuleType) -> Rotate:
+def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module) -> Rotate:
     """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
     apply = module.apply_rope_with_cos_sin_cache_inplace
     table, positions = flashinfer.cos_sin_cache(cos, sin), _positions(workload, cos.device)
@@ -271,18 +334,35 @@ CONTENDERS: dict[str, Peer] = {
 }
 """By name: all that run from this repository, and flash-attn's Triton kernel."""
 
+KERNELS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        _peer(FIRST_KERNEL, partial(_kernel, state="first")),
+        _peer(FIRST_KERNEL_GATHER, _kernel_gather),
+        _peer(SECOND_KERNEL, partial(_kernel, state="second")),
+        _peer(THIRD_KERNEL, partial(_kernel, state="third")),
+        _peer(JUST_IN_TIME, partial(_kernel, state="just in time")),
+        _peer(LAST_KERNEL, partial(_kernel, state="last")),
+    )
+}
+"""By name: the published operator of the document, in its states."""
+
 _FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
 
 PACKAGES: tuple[Peer, ...] = (
-    _peer(REAL_VLLM, _vllm, package="vllm"),
+    _peer(REAL_VLLM, vllm.bind, package="vllm"),
     _peer(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
     _peer(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
-    _peer(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sgl-kernel"})),
+    _peer(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sglang-kernel"})),
 )
 """The packages of which the document speaks, by their public operators."""
 
 
-CAST: tuple[Peer, ...] = (_peer(DOCUMENT_CAST, _model_cast), _peer(OURS_FLOAT32, _ours_float32))
+CAST: tuple[Peer, ...] = (
+    _peer(DOCUMENT_CAST, _model_cast),
+    _peer(FIRST_KERNEL_CAST, _kernel_cast),
+    _peer(OURS_FLOAT32, _ours_float32),
+)
 """With tables as diffusion models have them: converted in every call, and taken as they are."""
 
 
@@ -304,6 +384,23 @@ def width_variant(pairs_per_thread: int) -> Peer:
         f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", partial(_model, launch=launch)
     )
 
+
+def kernel_tile_variant(blocks: int) -> Peer:
+    """The first version with so many blocks a token: the operator gets views with fewer heads a row, and more rows."""
+    bind = partial(_kernel, state="first", blocks=blocks)
+    return _peer(f"{FIRST_KERNEL}, {blocks} block{'s' * (blocks > 1)} a token", bind)
+
+
+def by_one_block(name: str, state: str, *, wide: bool) -> Peer:
+    """The published kernel of a state with a block for each token: without launch policy, or with narrow accesses."""
+    return _peer(name, partial(_kernel_by_one_block, state=state, wide=wide))
+
+
+SECOND_KERNEL_OFF = by_one_block(f"{SECOND_KERNEL}, off", "second", wide=False)
+THIRD_KERNEL_OFF = by_one_block(f"{THIRD_KERNEL}, off", "third", wide=True)
+LAST_KERNEL_OFF = by_one_block(f"{LAST_KERNEL}, off", "last", wide=True)
+THIRD_KERNEL_NARROW = by_one_block(f"{THIRD_KERNEL}, narrow", "third", wide=False)
+LAST_KERNEL_NARROW = by_one_block(f"{LAST_KERNEL}, narrow", "last", wide=False)
 
 SECOND_OFF, THIRD_OFF = (
     _peer(f"{name}, off", partial(_model, launch=partial(launch, policy=False)))
