@@ -17,6 +17,7 @@ from ropelab.bench import packages, records, timing
 from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import (
+    binding,
     contenders,
     evidence,
     figures,
@@ -547,7 +548,7 @@ def test_a_wrong_contender_is_not_timed(stubbed):
         return lambda q, k: (q.detach(), k.detach())
 
     cell = measure._cell(1, 4, 4, 2, 8)
-    frame = measure._compared(cell, [contenders._peer("does nothing", nothing)], rounds=1)
+    frame = measure._compared(cell, [binding.contender("does nothing", nothing)], rounds=1)
     (row,) = frame[frame.contender == "does nothing"].itertuples()
     assert row.status.startswith("wrong") and pd.isna(row.median_us)
 

@@ -226,6 +226,37 @@ def sources() -> pd.DataFrame:
     return pd.read_csv(DOCUMENTS / "sglang_14302_sources.csv")
 
 
+@evidence("sglang_vector_instructions", "the machine code that nvcc 13.0 makes for sm_90 of both forms")
+def vector_instructions() -> pd.DataFrame:
+    """The widest accesses of a kernel that loads, changes and stores 16 bytes: columns form, dtype, load_bytes,
+    store_bytes.
+
+    ``AlignedVector`` is ``device::AlignedVector`` of python/sglang/jit_kernel/include/sgl_kernel/vec.cuh in
+    sgl-project/sglang at ba9f6d8f2 (#16884), the last state before the comment. ``float4`` is a union of a float4 and
+    the numbers, as the pull request has it.
+    """
+    return pd.read_csv(DOCUMENTS / "sglang_14302_instructions.csv")
+
+
+@evidence("sglang_rocm_parts", "the files that #16287 changes, at the commits before and after it")
+def rocm_parts() -> pd.DataFrame:
+    """The parts of multimodal inference that #16287 repairs for ROCm, read in sgl-project/sglang.
+
+    Columns part, missing_since and since_commit (the pull request that took the ROCm path away, and its commit), before
+    and after (the ROCm path at b7c7e03d9 and at 30cfb687f), repaired.
+    """
+    return pd.read_csv(DOCUMENTS / "sglang_14302_rocm.csv")
+
+
+@evidence("sglang_benchmark_flaws", "the benchmark and the test at ff398c2cd and at 2d2d8c3f7")
+def benchmark_flaws() -> pd.DataFrame:
+    """Flaws of the benchmark and of the test: columns flaw, file, before and after (whether the file has the flaw).
+
+    The commits are the last before the changes of 5 January 2026 and the last of them, in sgl-project/sglang.
+    """
+    return pd.read_csv(DOCUMENTS / "sglang_14302_flaws.csv")
+
+
 @evidence("sglang_published_e2e", "the document's table of stages")
 def published_e2e() -> pd.DataFrame:
     """The document's stages with the change recomputed: columns row, baseline, new, stated_change_percent, change_ms,

@@ -85,7 +85,7 @@ class _View(ctypes.Structure):
 
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("sizes", ctypes.c_int64 * 3),
+        ("sizes", ctypes.c_int64 * 4),
         ("rank", ctypes.c_int32),
         ("dtype", ctypes.c_int32),
         ("contiguous", ctypes.c_int32),
@@ -162,7 +162,7 @@ def _call(function: Callable[..., int], cos, sin, query, key, *options: int) -> 
 
 
 def _view(x: torch.Tensor) -> _View:
-    if x.ndim > 3:
-        raise ValueError(f"tensor: expected at most 3 axes, got shape {tuple(x.shape)}")
-    sizes = (ctypes.c_int64 * 3)(*x.shape)
+    if x.ndim > 4:
+        raise ValueError(f"tensor: expected at most 4 axes, got shape {tuple(x.shape)}")
+    sizes = (ctypes.c_int64 * 4)(*x.shape)
     return _View(x.data_ptr(), sizes, x.ndim, _DTYPES.get(x.dtype, -1), x.is_contiguous(), x.is_cuda)
