@@ -8,6 +8,6 @@ files in this order:
 3. `deepspeed` and `huggingface` hold the functions of DeepSpeed and of Transformers, over `broadcast`. `huggingface`
    also makes a whole model use the kernel.
 4. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.
-5. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer.
+5. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer, and the function of SGLang's diffusion models.
 6. `fairseq2` holds the rotary encoders of fairseq2.
 """

@@ -18,7 +18,7 @@ from ropelab.bench.peers import Peer, Rotate, flashinfer, vllm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
-from ropelab.kernels.tiles import Tile
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout import pairing
 from ropelab.study.documents.sglang import models
 from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
@@ -41,10 +41,19 @@ FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""
 
 
-def _ours(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, low_token_launch: bool = True) -> Rotate:
-    cos, sin = token_rows(workload, cos), token_rows(workload, sin)
-    options = {"interleaved": is_interleaved(workload), "low_token_launch": low_token_launch}
-    return in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, **options))
+def _ours(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    cos, sin, interleaved = token_rows(workload, cos), token_rows(workload, sin), is_interleaved(workload)
+    return in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, interleaved=interleaved))
+
+
+def token_tile(q_heads: int, rotary_dim: int) -> Tile:
+    """The tile of a program that rotates all heads of a token with at most 512 threads, as in vLLM."""
+    heads, width = next_power_of_2(q_heads), next_power_of_2(rotary_dim // 2)
+    return Tile(1, heads, min(16, max(1, heads * width // PAIRS_PER_ACCESS // 32)))
+
+
+def _ours_with_one_program_per_token(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    return _ours_with_tile(workload, cos, sin, tile=token_tile(workload.q_heads, workload.rotary_dim))
 
 
 def _ours_with_tile(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, tile: Tile) -> Rotate:
@@ -271,7 +280,7 @@ SECOND_OFF, THIRD_OFF = (
     contender(f"{name}, off", partial(_model, launch=partial(launch, policy=False)))
     for name, launch in ((SECOND, models.second_launch), (THIRD, models.third_launch))
 )
-OURS_OFF = contender("ropelab, off", partial(_ours, low_token_launch=False))
+OURS_OFF = contender("ropelab, off", _ours_with_one_program_per_token)
 """Without their launch policy for few tokens: one block a token."""
 
 

@@ -26,6 +26,12 @@ def judged(frame: pd.DataFrame, kernels: Mapping[str, str]) -> tuple[pd.DataFram
     return pd.concat([frame[~frame.contender.isin(kernels)], *published], ignore_index=True), Basis.CODE
 
 
-def published(*models: str) -> dict[str, str]:
+def without_stand_ins(frame: pd.DataFrame) -> pd.DataFrame:
+    """The record without the models whose published kernels were timed in it: what a figure shows."""
+    timed = set(frame.contender[frame.status == "ok"])
+    return frame[~frame.contender.isin([model for model, name in PUBLISHED.items() if name in timed])]
+
+
+def kernels_of(*models: str) -> dict[str, str]:
     """The part of `kernel_contenders.PUBLISHED` for these models."""
     return {model: PUBLISHED[model] for model in models}

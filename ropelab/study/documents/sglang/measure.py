@@ -22,7 +22,6 @@ from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Buffers, Workload
-from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout.pairing import LAYOUTS
@@ -311,7 +310,7 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
         for policy, peer in ((True, KERNELS[on]), (False, off)):
             launched = _launched(tokens, models.VERSIONS[family](*shape, policy=policy))
             found[peer.name] = peer, {"family": f"{family} kernel", "policy": "on" if policy else "off", **launched}
-    tile = token_tile(cell.q_heads, cell.rotary_dim)
+    tile = contenders.token_tile(cell.q_heads, cell.rotary_dim)
     found[OURS] = CONTENDERS[OURS], {"family": "ropelab", "blocks": _blocks(cell), "policy": "on"}
     found[OURS_OFF.name] = OURS_OFF, {"family": "ropelab", "blocks": _blocks(cell, tile), "policy": "off"}
     for heads in (4, 2, 1):
