@@ -113,7 +113,7 @@ def accuracy() -> pd.DataFrame:
     """Relative L2 errors of the operator, and what its tables add to them.
 
     The rows of the model are computed. The published operator's rows, where a committed record has them, hold only
-    operator (the state), dtype and difference.
+    operator (the state), dtype, difference and calls (how many calls of the pull request's test).
 
     Columns operator, dtype, position (of the last of 256 tokens), rounding (the largest relative error of a rounding),
     difference (the largest absolute difference from a reference in the dtype of q, as the document's test takes it),
@@ -145,10 +145,15 @@ def accuracy() -> pd.DataFrame:
             "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
             "ours": _relative(ours[0], truth),
         })  # fmt: skip
-    return _with_record(pd.DataFrame(rows), "sglang_operator_test")
+    return _with_record(pd.DataFrame(rows), "sglang_operator_test", _largest_differences)
 
 
-def _with_record(computed: pd.DataFrame, study: str) -> pd.DataFrame:
+def _largest_differences(calls_: pd.DataFrame) -> pd.DataFrame:
+    differences = calls_.groupby(["operator", "dtype"], sort=False).difference
+    return differences.agg(difference="max", calls="size").reset_index()
+
+
+def _with_record(computed: pd.DataFrame, study: str, of_record: Callable = lambda frame: frame) -> pd.DataFrame:
     """What the CPU computes, and the rows of the published operator from the first GPU that has the record.
 
     The operator's bits depend on no GPU, so the evidence is the same for all GPUs.
@@ -158,7 +163,7 @@ def _with_record(computed: pd.DataFrame, study: str) -> pd.DataFrame:
             record = records.load(study, records.MEASUREMENTS, gpu=gpu)
         except records.Missing:
             continue
-        frame = pd.concat([computed, record.frame], ignore_index=True)
+        frame = pd.concat([computed, of_record(record.frame)], ignore_index=True)
         frame.attrs["source"] = f"computed on the CPU, and the published operator: record, {record.footer}"
         return frame
     return computed

@@ -143,7 +143,7 @@ def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFr
     tolerance = float(tested.tolerance.iloc[0])
     differences = list(run.difference) or list(pd.concat([half.difference, half.fused]))
     found = [difference < tolerance for difference in differences]
-    cases = f" in {len(run):,} calls" if len(run) else ", with and without fused multiply-adds"
+    cases = f" in {run.calls.sum():,.0f} calls" if len(run) else ", with and without fused multiply-adds"
     more, drift = 100 * (half.exact / half.same - 1), half.float32_angles / half.exact
     worst = half.loc[drift.idxmax()]
     errors = listed(f"{name} {value_range(rows.same, '.1e')}" for name, rows in accuracy.groupby("dtype", sort=False))
