@@ -416,9 +416,17 @@ TARGETS = {
     "sglang.rotary_embedding_cos_sin": Target(
         in_place(sglang.rotary_embedding_cos_sin, "query", "key"),
         {"cos": COS[:4], "sin": SIN[:4], "query": Q, "key": K, "head_size": 16, "interleaved": False, "rotary_dim": 16,
-         "low_token_launch": True},
+         "positions": torch.arange(8) % 4},
         {"cos": TABLE, "sin": TABLE, "query": TENSOR, "key": KEY, "head_size": also(INTEGER, 8),
-         "interleaved": FLAG, "rotary_dim": but(also(INTEGER, 0, 7, 32), None), "low_token_launch": FLAG},
+         "interleaved": FLAG, "rotary_dim": but(also(INTEGER, 0, 7, 32), None),
+         "positions": but(also(POSITIONS, FEWER, ELSEWHERE, torch.full((8,), 8)), None)},
+    ),
+    "sglang.apply_rope_qk_inplace": Target(
+        in_place(sglang.apply_rope_qk_inplace, "q", "k"),
+        {"q": Q, "k": K, "cos_sin_cache": torch.cat((COS, SIN), -1), "head_size": 16, "is_neox": True,
+         "positions": torch.arange(8) % 4},
+        {"q": TENSOR, "k": but(KEY, None), "cos_sin_cache": TABLE, "head_size": but(also(INTEGER, 8), None),
+         "is_neox": FLAG, "positions": but(also(POSITIONS, FEWER, ELSEWHERE, torch.full((8,), 8)), None)},
     ),
     "sglang.apply_rope_with_cos_sin_cache_inplace": Target(
         in_place(sglang.apply_rope_with_cos_sin_cache_inplace, "query", "key"),

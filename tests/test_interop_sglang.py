@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-import ropelab.interop.sglang as interop
 from ropelab import reference, rotary_table
 from ropelab.conformance import pytest_laws
 from ropelab.interop.sglang import apply_rope_with_cos_sin_cache_inplace, rotary_embedding_cos_sin
-from ropelab.kernels import rotate_triton
+from ropelab.kernels import Rotation, rotate_triton
 from ropelab.layout.pairing import join
 from tests.support import assert_rotated
 
@@ -95,37 +94,38 @@ def test_views_of_one_buffer_are_rotated_where_they_lie():
     assert torch.equal(value, before[:, 6:])
 
 
-@pytest.mark.parametrize("tokens_", [0, 1, 2, 5])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_the_launch_policy_changes_nothing_but_the_launch(tokens_, interleaved, device):
-    cos, sin = (t.to(device) for t in tables(tokens_))
-    q, k = (tokens(tokens_, heads).to(device) for heads in (5, 1))
-    results = []
-    for low_token_launch in (True, False):
-        query, key = q.clone(), k.clone()
-        rotary_embedding_cos_sin(cos, sin, query, key, D, interleaved, low_token_launch=low_token_launch)
-        results.append((query, key))
-    (q_on, k_on), (q_off, k_off) = results
-    assert torch.equal(q_on, q_off) and torch.equal(k_on, k_off)
+@pytest.mark.parametrize("tokens_", [1, 2, 4])
+def test_several_programs_share_the_heads_of_few_tokens(tokens_, interleaved):
+    """The policy of SGLang#14302 for at most 4 tokens: no argument asks for it."""
+    xs = [torch.empty(1, tokens_, heads, 128, dtype=torch.bfloat16, device="meta") for heads in (32, 8)]
+    table = torch.empty(tokens_, 64, device="meta")
+    rotation = Rotation(128, interleaved=interleaved, out_interleaved=interleaved)
+    grid = rotate_triton.plan(xs, xs, table, table, None, rotation, None).grid
+    assert grid[0] * grid[1] * grid[2] >= 4 * tokens_
 
 
-def test_without_the_policy_a_token_is_one_program(monkeypatch):
-    tiles = []
-    monkeypatch.setattr(interop, "uses_triton", lambda x: True)
-    monkeypatch.setattr(interop, "backend", lambda operation, x: rotate_triton)
-    monkeypatch.setattr(rotate_triton, "rotate", lambda *args, tile, **kwargs: tiles.append(tile))
-    query = tokens(3, 40)
-    rotary_embedding_cos_sin(*tables(3), query, low_token_launch=False)
-    assert tiles[0].block_tokens == 1 and tiles[0].block_heads >= 40
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_positions_choose_the_rows_of_the_tables(rank, wide, interleaved, device):
+    cos, sin = (t.to(device) for t in rotary_table(40, D))
+    positions = torch.tensor([7, 0, 39, 39, 11, 3], device=device)
+    q, k = (tokens(heads=heads).to(device) for heads in (4, 2))
+    query, key = (rank_of(x.clone(), rank) for x in (q, k))
+    given = [join(t, t, LAYOUT[interleaved]) if wide else t for t in (cos, sin)]
+    rotary_embedding_cos_sin(*given, query, key, D, interleaved, positions=positions)
+    where = {"layout": LAYOUT[interleaved], "seq_format": "thd", "positions": positions}
+    for found, x in ((query, q), (key, k)):
+        assert_rotated(found.view(x.shape), x, cos, sin, **where)
 
 
 def test_autograd_learns_of_the_overwriting():
     x = torch.randn(TOKENS, 4, D, requires_grad=True)
     square = x * 1
     loss = square.square().sum()
-    for low_token_launch in (True, False):
-        with torch.no_grad():
-            rotary_embedding_cos_sin(*tables(), square, low_token_launch=low_token_launch)
+    with torch.no_grad():
+        rotary_embedding_cos_sin(*tables(), square)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -194,6 +194,12 @@ def wrong(what, match, **change):
         wrong("too many columns", "cos: expected a column for each of 4 pairs or 8 features", cos=torch.zeros(6, 16)),
         wrong("partial, not said", "see rotary_dim", cos=torch.zeros(6, 2), sin=torch.zeros(6, 2)),
         wrong("sin of another shape", "sin: expected", sin=torch.zeros(6, 8)),
+        wrong("positions of fewer tokens", "positions: expected a row for each of 6 tokens, got 5",
+              positions=torch.arange(5)),
+        wrong("positions of two axes", r"positions: expected shape \[tokens\], got \(2, 3\)",
+              positions=torch.arange(6).view(2, 3)),
+        wrong("positions beyond", "positions: expected .*below the 6 rows|positions: expected",
+              positions=torch.arange(6) + 1),
         wrong("odd rotary_dim", "rotary_dim: expected an even number up to head_size = 8, got 3", rotary_dim=3),
         wrong("fewer keys", "key: expected query's sequence length|cos", key=torch.zeros(5, 2, 8)),
         wrong("dtype of the key", "key: expected query's dtype float32, got float64",
@@ -203,17 +209,15 @@ def wrong(what, match, **change):
               query=torch.zeros(6, 1, 8).expand(6, 4, 8)),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("low_token_launch", [True, False])
-def test_errors_name_the_argument(arguments, match, low_token_launch):
+def test_errors_name_the_argument(arguments, match):
     with pytest.raises((TypeError, ValueError), match=match):
-        rotary_embedding_cos_sin(**arguments, low_token_launch=low_token_launch)
+        rotary_embedding_cos_sin(**arguments)
 
 
 def test_the_same_memory_twice():
     query = tokens()
-    for low_token_launch in (True, False):
-        with pytest.raises(ValueError, match="key: expected memory disjoint from query's"):
-            rotary_embedding_cos_sin(*tables(), query, query, low_token_launch=low_token_launch)
+    with pytest.raises(ValueError, match="key: expected memory disjoint from query's"):
+        rotary_embedding_cos_sin(*tables(), query, query)
 
 
 @pytest.mark.parametrize(

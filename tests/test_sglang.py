@@ -17,10 +17,13 @@ from ropelab.bench import packages, records, timing
 from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import (
+    binding,
     contenders,
     evidence,
     figures,
     findings,
+    kernel_contenders,
+    kernels,
     measure,
     models,
     operators,
@@ -39,15 +42,29 @@ from ropelab.study.documents.sglang.contenders import (
     SECOND,
     THIRD,
 )
+from ropelab.study.documents.sglang.kernel_contenders import (
+    FIRST_KERNEL,
+    JUST_IN_TIME,
+    JUST_IN_TIME_CAST,
+    LAST_KERNEL,
+    PUBLISHED,
+    THIRD_KERNEL,
+)
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.computed import computed
 from ropelab.study.engine.ledger import ledger
-from ropelab.study.engine.verdict import Outcome
+from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.plots.registry import draw
 from tests.support import change
 
 VARIANTS = tuple(peer.name for peer in contenders.PERSISTENT_PEERS)
 ROW = ["cell", "layout"]
+KERNEL_NAMES = {
+    *kernel_contenders.KERNELS, JUST_IN_TIME_CAST,
+    *(peer.name for peer in (kernel_contenders.SECOND_KERNEL_OFF, kernel_contenders.THIRD_KERNEL_OFF,
+                             kernel_contenders.LAST_KERNEL_OFF, kernel_contenders.THIRD_KERNEL_NARROW,
+                             kernel_contenders.LAST_KERNEL_NARROW)),
+}  # fmt: skip
 GPUS = records.gpus(records.MEASUREMENTS)
 
 without_a_gpu = pytest.mark.skipif(
@@ -57,8 +74,39 @@ without_a_gpu = pytest.mark.skipif(
 
 @cache
 def record(study, gpu="nvidia-h200"):
-    """A committed record. Frames of the cases are what the same measurement could have given instead."""
-    return records.load(study, records.MEASUREMENTS, gpu=gpu).frame
+    """A committed record without the published kernels. Frames of the cases are what it could have been instead."""
+    frame = records.load(study, records.MEASUREMENTS, gpu=gpu).frame
+    frame = frame[~frame.contender.isin((*KERNEL_NAMES, REAL_VLLM))]
+    return frame[~frame.family.fillna("").str.endswith("kernel")] if "family" in frame else frame
+
+
+def with_kernels(claim, frame):
+    """The same with the published kernels, each as fast as the model that the rule would take instead."""
+    if not {"operator", "contender"} & set(frame):
+        return frame
+    if "operator" in frame:
+        run = frame.assign(operator=FIRST_KERNEL)
+        if "difference" in frame:
+            run = run.assign(calls=10)[["operator", "dtype", "difference", "calls"]]
+        return pd.concat([frame, run], ignore_index=True)
+    if "family" in frame:
+        kernels_of = {"model": ["first"], "second": ["second"], "third": ["third", "last"]}
+        copies = [
+            frame[frame.family == model].assign(family=f"{name} kernel", contender=f"{name} kernel")
+            for model, names in kernels_of.items() for name in names
+        ]  # fmt: skip
+    elif "pairs_per_thread" in frame:
+        copies = [
+            frame[(frame.access_bytes == bytes_) & (frame.offset_bytes == 0)].assign(contender=name + narrow)
+            for name in (THIRD_KERNEL, LAST_KERNEL) for bytes_, narrow in ((2, ", narrow"), (16, ""))
+        ]  # fmt: skip
+        copies = [rows.assign(access_bytes=None, pairs_per_thread=None) for rows in copies]
+    else:
+        models_of = {published: model for model, published in PUBLISHED.items() if model != contenders.VLLM}
+        first = claim == "SG-13"
+        models_of |= {JUST_IN_TIME: DOCUMENT if first else THIRD, LAST_KERNEL: THIRD, JUST_IN_TIME_CAST: DOCUMENT_CAST}
+        copies = [frame[frame.contender == model].assign(contender=name) for name, model in models_of.items()]
+    return pd.concat([frame, *copies], ignore_index=True)
 
 
 def scaled(frame, where, by):
@@ -125,8 +173,19 @@ def low(where, by=1.0, **changes):
     return change(scaled(record("sglang_low_tokens"), where, by), where, **changes)
 
 
+def shapes():
+    """What the CPU computes of who takes what."""
+    frame = evidence.shapes()
+    return frame[frame.operator.isin((evidence.THEIR_OPERATOR, evidence.OUR_OPERATOR))]
+
+
+def computed_accuracy():
+    frame = evidence.accuracy()
+    return frame[frame.operator == evidence.THEIR_OPERATOR]
+
+
 def accuracy(where, **changes):
-    return change(evidence.accuracy(), where, **changes)
+    return change(computed_accuracy(), where, **changes)
 
 
 def sources(*defines):
@@ -169,9 +228,9 @@ POLICY = "family == 'second' and policy == '{}'"
 
 CASES = [
     # claim, evidence that is given in place of computations and records, what must come out
-    ("SG-01", {}, M_HOLDS),
-    ("SG-01", {"sglang_shapes": lambda: change(evidence.shapes(), "rank == 3", outcome="wrong")}, M_FAILS),
-    ("SG-01", {"sglang_shapes": lambda: evidence.shapes().query("layout == 'interleaved'")}, M_UNTOLD),
+    ("SG-01", {"sglang_shapes": shapes}, M_HOLDS),
+    ("SG-01", {"sglang_shapes": lambda: change(shapes(), "rank == 3", outcome="wrong")}, M_FAILS),
+    ("SG-01", {"sglang_shapes": lambda: shapes().query("layout == 'interleaved'")}, M_UNTOLD),
     ("SG-02", {HEADS: lambda: record(HEADS)}, SOME),
     ("SG-02", {HEADS: lambda: head_sizes(f"contender == '{FLASH}'", status="failed: x")}, HOLDS),
     ("SG-02", {HEADS: lambda: head_sizes(f"contender == '{FLASHINFER}'", status="ok")}, FAILS),
@@ -182,12 +241,12 @@ CASES = [
     ("SG-16", {HEADS: lambda: head_sizes("head_dim == 80", status="wrong: x")}, model("holds in 5 of 6 cells")),
     ("SG-16", {HEADS: lambda: head_sizes(f"contender == '{DOCUMENT}'", status="wrong: x")}, M_FAILS),
     ("SG-16", {HEADS: lambda: record(HEADS).query("layout != 'interleaved'")}, M_UNTOLD),
-    ("SG-03", {}, M_HOLDS),
+    ("SG-03", {"sglang_accuracy": computed_accuracy}, M_HOLDS),
     *(("SG-03", {"sglang_accuracy": partial(accuracy, "dtype == 'bfloat16'", **{name: 0.02})}, M_FAILS)
       for name in ("difference", "fused")),
     ("SG-03", {"sglang_sources": lambda: change(evidence.sources(), tolerance=1e-9),
                "sglang_accuracy": lambda: accuracy("index >= 0", fused=1e-8)}, M_FAILS),
-    ("SG-03", {"sglang_accuracy": lambda: evidence.accuracy().query("dtype != 'float16'")}, M_UNTOLD),
+    ("SG-03", {"sglang_accuracy": lambda: computed_accuracy().query("dtype != 'float16'")}, M_UNTOLD),
     ("SG-11", {HEADS: lambda: record(HEADS)}, HOLDS),
     ("SG-11", {HEADS: lambda: head_sizes("layout == 'interleaved'", status="ok")}, SOME),
     ("SG-11", {HEADS: lambda: head_sizes("head_dim == 96", status="wrong: far off")}, FAILS),
@@ -240,14 +299,14 @@ CASES = [
     *(("SG-13", {DIFFUSION: partial(diffusion, DOCUMENT_CAST, DOCUMENT, factor)}, found)
       for factor, found in ((1.2, M_HOLDS), (1.0, M_UNTOLD), (0.8, M_FAILS))),
     ("SG-13", {DIFFUSION: lambda: diffusion(DOCUMENT_CAST, DOCUMENT, 1.2, "cell == 'Qwen-Image'")}, M_UNTOLD),
-    ("SG-14", {PROTOCOLS: protocols}, model("holds in 9 of 21 cells")),
+    ("SG-14", {PROTOCOLS: protocols}, model("holds in")),
     *(("SG-14", {PROTOCOLS: partial(protocols, {FLASHINFER: (THIRD, factor)})}, found)
       for factor, found in ((1.5, M_HOLDS), (0.8, M_FAILS))),
     *(("SG-14", {PROTOCOLS: partial(protocols, where=where)}, M_UNTOLD)
       for where in (f"contender != '{FLASHINFER}'", f"contender != '{DOCUMENT_GATHER}'", ONE_CELL)),
     *(("SG-15", persistent(factor), found)
       for factor, found in ((1.0, M_HOLDS), (0.7, M_HOLDS), (1.5, M_FAILS))),
-    ("SG-15", {PROTOCOLS: protocols, DIFFUSION: lambda: record(DIFFUSION)}, model("holds in 45 of 87 cells")),
+    ("SG-15", {PROTOCOLS: protocols, DIFFUSION: lambda: record(DIFFUSION)}, model("holds in")),
     *(("SG-15", persistent(1.0, where), M_UNTOLD)
       for where in (f"contender != '{THIRD}'", f"contender != '{VARIANTS[0]}'", ONE_CELL)),
     ("SG-17", {SECOND_GRID: lambda: record(SECOND_GRID)}, M_UNTOLD),
@@ -271,18 +330,26 @@ CASES = [
     ("SG-21", {}, HOLDS),
     ("SG-21", {"sglang_published_e2e": lambda: e2e(16000.0)}, FAILS),
     ("SG-21", {"sglang_published_e2e": lambda: e2e().query("row != 'E2E Latency'")}, UNTOLD),
+    ("SG-22", {}, HOLDS),
     ("SG-22", {"sglang_vector_instructions": lambda: instructions(float4=16, AlignedVector=16)}, HOLDS),
     ("SG-22", {"sglang_vector_instructions": lambda: instructions(float4=16, AlignedVector=4)}, FAILS),
     ("SG-22", {"sglang_vector_instructions": lambda: instructions(AlignedVector=16)}, UNTOLD),
-    ("SG-23", {"sglang_rocm_tests": lambda: pairs_of("test", a=(False, True), b=(True, True))}, HOLDS),
-    ("SG-23", {"sglang_rocm_tests": lambda: pairs_of("test", a=(False, True), b=(False, False))}, FAILS),
-    ("SG-23", {"sglang_rocm_tests": lambda: pairs_of("test", a=(True, True))}, UNTOLD),
+    ("SG-23", {}, HOLDS),
+    ("SG-23", {"sglang_rocm_parts": lambda: change(evidence.rocm_parts(), "missing_since == 15812", repaired=False)},
+     FAILS),
+    ("SG-23", {"sglang_rocm_parts": lambda: change(evidence.rocm_parts(), "missing_since == 16062", repaired=False)},
+     HOLDS),
+    ("SG-23", {"sglang_rocm_parts": lambda: evidence.rocm_parts().query("missing_since not in (15812, 15813)")},
+     UNTOLD),
+    ("SG-24", {}, SOME),
+    ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, False), new=(False, True))}, SOME),
     ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, False))}, HOLDS),
     ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, False), flag=(True, True))}, SOME),
     ("SG-24", {"sglang_benchmark_flaws": lambda: pairs_of("flaw", clones=(True, True))}, FAILS),
     ("SG-25", {"sglang_synchronize": lambda: synchronized("AcceleratorError", "RuntimeError", "RuntimeError")}, HOLDS),
     ("SG-25", {"sglang_synchronize": lambda: synchronized("AcceleratorError")}, FAILS),
-    *((claim, {}, UNTOLD) for claim in ("SG-22", "SG-23", "SG-24", "SG-25")),
+    ("SG-25", {"sglang_synchronize": lambda: synchronized("AcceleratorError", "")}, FAILS),
+    ("SG-25", {"sglang_synchronize": lambda: synchronized("", "")}, UNTOLD),
 ]  # fmt: skip
 
 
@@ -299,6 +366,34 @@ def test_verdicts_move_with_their_evidence(claim, given, expected, tmp_path):
     assert "nan" not in row.measured + row.remarks
 
 
+KERNEL_CASES = {
+    (claim, expected[1]): (claim, given, expected[1].removeprefix("our model: ").removesuffix(";").split(" 1 of")[0])
+    for claim, given, expected in reversed(CASES)
+    if isinstance(expected, tuple) and expected != M_UNTOLD and given
+}
+
+
+@pytest.mark.parametrize("claim, given, words", KERNEL_CASES.values(), ids=[" ".join(key) for key in KERNEL_CASES])
+def test_a_record_with_the_published_kernels_is_judged_on_them(claim, given, words, tmp_path):
+    """The rule takes the kernels' rows: with the models' times ten times as long the verdict is the same."""
+    frames = {name: with_kernels(claim, make()) for name, make in given.items()}
+    for name, frame in frames.items():
+        if "median_us" in frame:
+            frames[name] = scaled(frame, f"contender in {[*PUBLISHED]}", 10.0)
+    (row,) = ledger(frames, document="sglang", only=[claim], records=tmp_path).itertuples()
+    assert row.words.startswith(words) and row.basis == Basis.CODE, (row.words, row.basis, row.measured)
+    assert "model" not in row.words and "nan" not in row.measured + row.remarks
+
+
+@pytest.mark.parametrize("claim", ["SG-05", "SG-09", "SG-14", "SG-17"])
+def test_kernels_that_were_not_run_are_no_evidence(claim, tmp_path):
+    studies_of = {"SG-05": PROTOCOLS, "SG-09": DIFFUSION, "SG-14": PROTOCOLS, "SG-17": SECOND_GRID}
+    frame = with_kernels(claim, record(studies_of[claim]))
+    frame = change(frame, f"contender in {[*KERNEL_NAMES]}", status="not run: not compiled")
+    (row,) = ledger({studies_of[claim]: frame}, document="sglang", only=[claim], records=tmp_path).itertuples()
+    assert row.outcome == UNTOLD and row.basis == Basis.MODEL
+
+
 def test_every_claim_has_cases_with_several_outcomes():
     found = {claim: {str(expected) for name, _, expected in CASES if name == claim} for claim, *_ in CASES}
     assert set(found) == {claim.id for claim in load_claims("sglang")}
@@ -309,7 +404,8 @@ def test_every_claim_has_cases_with_several_outcomes():
 def test_one_percent_of_noise_turns_no_verdict(gpu):
     """No claim moves between "holds" and "does not hold", nor does what the model says of it."""
     times = ("median_us", "q20_us", "q80_us")
-    frames = {study: record(study, gpu) for study in studies.STUDIES}
+    timed = [name for name, study in studies.STUDIES.items() if study.timed]
+    frames = {study: records.load(study, records.MEASUREMENTS, gpu=gpu).frame for study in timed}
     compute = cache(computed)
 
     def outcomes(given):
@@ -407,7 +503,7 @@ def test_the_models_are_the_definition(name, layout, tokens, q_heads, k_heads, h
 def test_launches_are_those_of_the_public_source():
     """32 heads of 128: threads, pairs a thread and blocks a token, by hand from the source that `models` names."""
     shape = 32, 64
-    first, second, third = models.VERSIONS.values()
+    first, second, third, last = models.VERSIONS.values()
     assert first(1, *shape) == first(2048, *shape) == models.Launch(512)
     assert first(1, 1, 16) == models.Launch(32)
     for tokens, tiles in ((1, 16), (4, 16), (5, 1)):
@@ -419,6 +515,10 @@ def test_launches_are_those_of_the_public_source():
     assert third(5, *shape) == models.Launch(256, 8) and third(5, *shape, True) == models.Launch(512, 4)
     assert third(1, *shape, policy=False) == third(5, *shape)
     assert third(5, 8, 64) == models.Launch(128, 8)
+    # Few tokens get blocks as large as other tokens: 32 heads of 128 are one block of work, 64 heads are two.
+    assert last(1, *shape) == last(5, *shape) == third(5, *shape) and last(4, *shape, True) == models.Launch(512, 4)
+    assert last(4, 64, 64, True) == models.Launch(512, 4, 2) and last(5, 64, 64, True) == models.Launch(512, 4)
+    assert last(4, 64, 64, True, policy=False) == models.Launch(512, 4)
     assert third(5, 1, 36) == models.Launch(128) and third(5, 1, 36, True) == models.Launch(128, 4)  # 36 is no 8s
 
 
@@ -468,7 +568,7 @@ def stubbed(monkeypatch):
         return x.copy_(join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout))
 
     def small(batch, seq_len, q_heads, k_heads, head_dim, layout="split_half"):
-        return cell(batch, min(seq_len, 4), min(q_heads, 4), min(k_heads, 2), head_dim, layout)
+        return cell(batch, min(seq_len, 4), min(q_heads, 4), min(k_heads, 4), head_dim, layout)
 
     cell = measure._cell
     monkeypatch.setattr(measure, "_cell", small)
@@ -482,6 +582,8 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(measure, "kernel_names", lambda call: (call(), ["kernel"])[1])
     monkeypatch.setattr(contenders, "_compiled", lambda layout: partial(contenders._overwrite, layout=layout))
     monkeypatch.setattr(measure, "copy_contenders", lambda *args: {"copy: none": lambda: [lambda: None]})
+    monkeypatch.setattr(kernels, "operator", lambda state: operators.document)
+    monkeypatch.setattr(kernels, "by_one_block", lambda state, wide=False: operators.document)
     monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: _locate(package))
     monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=apply_rotary))
     monkeypatch.setattr(timing, "gpu_times", gpu_times)
@@ -494,8 +596,11 @@ def _locate(package):
     return "2", Path("nowhere")
 
 
+TIMED = [name for name, study in studies.STUDIES.items() if study.timed]
+
+
 @without_a_gpu
-@pytest.mark.parametrize("study", studies.STUDIES)
+@pytest.mark.parametrize("study", TIMED)
 def test_every_contender_is_called_right(stubbed, study):
     frame = studies.STUDIES[study](smoke=True)
     untimed = frame[frame.status != "ok"]
@@ -532,8 +637,8 @@ def test_figures_and_sentences_from_records(stubbed, tmp_path):
             draw(name, tmp_path)
     for name, (needed, _) in findings.SENTENCES.items():
         assert bool(findings.sentence(name, tmp_path)) != bool(needed)
-    for study, measure_ in studies.STUDIES.items():
-        records.write(study, measure_(smoke=True), tmp_path)
+    for study in TIMED:
+        records.write(study, studies.STUDIES[study](smoke=True), tmp_path)
     for name in figures.FIGURES:
         figure = draw(name, tmp_path)
         texts = [figure.get_suptitle(), *(text.get_text() for text in figure.texts)]
@@ -547,7 +652,7 @@ def test_a_wrong_contender_is_not_timed(stubbed):
         return lambda q, k: (q.detach(), k.detach())
 
     cell = measure._cell(1, 4, 4, 2, 8)
-    frame = measure._compared(cell, [contenders._peer("does nothing", nothing)], rounds=1)
+    frame = measure._compared(cell, [binding.contender("does nothing", nothing)], rounds=1)
     (row,) = frame[frame.contender == "does nothing"].itertuples()
     assert row.status.startswith("wrong") and pd.isna(row.median_us)
 
@@ -623,6 +728,9 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch):
 @pytest.mark.parametrize("study", studies.STUDIES)
 def test_the_studies_run_on_a_gpu(study):
     frame = studies.STUDIES[study](smoke=True)
+    if study not in TIMED:
+        assert len(frame)
+        return
     ours = frame[frame.contender.str.startswith("ropelab")]
     assert len(ours) and (ours.status == "ok").all(), ours[["contender", "status"]].to_string()
 

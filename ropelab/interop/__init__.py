@@ -9,6 +9,6 @@ files in this order:
 4. `deepspeed` and `huggingface` hold the functions of DeepSpeed and of Transformers, over `broadcast`. With `patch`
    they make DeepSpeed, or a whole model, use the kernel.
 5. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.
-6. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer.
+6. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer, and the function of SGLang's diffusion models.
 7. `fairseq2` holds the rotary encoders of fairseq2.
 """

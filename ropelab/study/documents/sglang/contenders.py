@@ -1,26 +1,27 @@
 """Who is compared in the study of SGLang#14302, and how each is called: adapters for `ropelab.bench.peers`.
 
 All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens, with tables in the dtype of q as
-the document's operator asks. Names that end in "(model)" are re-creations (`documents.sglang.models`) and no
-measurement of the packages; the packages themselves are `PACKAGES`, and are not run where they are not installed.
+the document's operator asks. The operator as published is in `kernel_contenders`. Names that end in "(model)" are
+re-creations (`documents.sglang.models`) and no measurement of the packages. The packages themselves are `PACKAGES`, and
+are not run where they are not installed.
 """
 
 import importlib
 from collections.abc import Callable
 from functools import cache, partial
-from types import ModuleType
 
 import torch
 import torch._dynamo
 
 from ropelab.bench import packages
-from ropelab.bench.peers import Peer, Rotate, flashinfer
+from ropelab.bench.peers import Peer, Rotate, flashinfer, vllm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
-from ropelab.kernels.tiles import Tile
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout import pairing
 from ropelab.study.documents.sglang import models
+from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
 from ropelab.study.documents.sglang.models import Launch
 
 OURS, OURS_CACHE = "ropelab", "ropelab, positions"
@@ -40,117 +41,97 @@ FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""
 
 
-def _tokens(x: torch.Tensor) -> torch.Tensor:
-    """``[B, S, H, D]`` -> ``[T, H, D]``, without a gradient: what is overwritten may not be a leaf that has one."""
-    return x.detach().flatten(0, 1)
+def _ours(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    cos, sin, interleaved = token_rows(workload, cos), token_rows(workload, sin), is_interleaved(workload)
+    return in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, interleaved=interleaved))
 
 
-def _rows(workload: Workload, table: torch.Tensor) -> torch.Tensor:
-    """``[S, R/2]`` float32 -> ``[T, R/2]`` in the dtype of q: a row for each token."""
-    return table.to(workload.dtype).repeat(workload.batch, 1)
+def token_tile(q_heads: int, rotary_dim: int) -> Tile:
+    """The tile of a program that rotates all heads of a token with at most 512 threads, as in vLLM."""
+    heads, width = next_power_of_2(q_heads), next_power_of_2(rotary_dim // 2)
+    return Tile(1, heads, min(16, max(1, heads * width // PAIRS_PER_ACCESS // 32)))
 
 
-def _positions(workload: Workload, device: torch.device) -> torch.Tensor:
-    """``[T]``: the rows of the tables ``[S, R/2]``."""
-    return torch.arange(workload.seq_len, device=device).repeat(workload.batch)
-
-
-def _in_place(rotate: Callable[[torch.Tensor, torch.Tensor], object]) -> Rotate:
-    """A function of ``[T, H, D]`` that overwrites, as one that returns what it was given."""
-
-    def rotated(q, k):
-        rotate(_tokens(q), _tokens(k))
-        return q.detach(), k.detach()
-
-    return rotated
-
-
-def _is_interleaved(workload: Workload) -> bool:
-    return workload.layout == "interleaved"
-
-
-def _ours(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, low_token_launch: bool = True) -> Rotate:
-    cos, sin = _rows(workload, cos), _rows(workload, sin)
-    options = {"interleaved": _is_interleaved(workload), "low_token_launch": low_token_launch}
-    return _in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, **options))
+def _ours_with_one_program_per_token(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    return _ours_with_tile(workload, cos, sin, tile=token_tile(workload.q_heads, workload.rotary_dim))
 
 
 def _ours_with_tile(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, tile: Tile) -> Rotate:
-    cos, sin, interleaved = _rows(workload, cos), _rows(workload, sin), _is_interleaved(workload)
+    cos, sin, interleaved = token_rows(workload, cos), token_rows(workload, sin), is_interleaved(workload)
     rotation = Rotation(workload.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
 
     def rotate(q, k):
         xs = [q[None], k[None]]
         rotate_triton.rotate(xs, xs, cos, sin, rotation, tile=tile)
 
-    return _in_place(rotate)
+    return in_place(rotate)
 
 
 def _ours_float32(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
     cos, sin = cos.repeat(workload.batch, 1), sin.repeat(workload.batch, 1)
-    interleaved = _is_interleaved(workload)
-    return _in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, interleaved=interleaved))
+    interleaved = is_interleaved(workload)
+    return in_place(lambda q, k: interop.rotary_embedding_cos_sin(cos, sin, q, k, interleaved=interleaved))
 
 
 def _ours_cache(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    table, positions = torch.cat((cos, sin), -1).to(workload.dtype), _positions(workload, cos.device)
-    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
+    table, positions = torch.cat((cos, sin), -1).to(workload.dtype), token_positions(workload, cos.device)
+    head_size, is_neox = workload.head_dim, not is_interleaved(workload)
 
     def rotate(q, k):
         interop.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_size, table, is_neox)
 
-    return _in_place(rotate)
+    return in_place(rotate)
 
 
 def _model(
     workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, launch: Callable[..., Launch] = models.first_launch
 ) -> Rotate:
-    cos, sin, interleaved = _rows(workload, cos), _rows(workload, sin), _is_interleaved(workload)
+    cos, sin, interleaved = token_rows(workload, cos), token_rows(workload, sin), is_interleaved(workload)
     heads, pairs = max(workload.q_heads, workload.k_heads), workload.rotary_dim // 2
     chosen = launch(workload.batch * workload.seq_len, heads, pairs, interleaved)
-    return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, interleaved=interleaved, launch=chosen))
+    return in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, interleaved=interleaved, launch=chosen))
 
 
 def _model_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
     """The first version with the two index kernels that make its tables, as a caller with a cache needs them."""
-    positions, tables = _positions(workload, cos.device), [t.to(workload.dtype) for t in (cos, sin)]
-    interleaved = _is_interleaved(workload)
+    positions, tables = token_positions(workload, cos.device), [t.to(workload.dtype) for t in (cos, sin)]
+    interleaved = is_interleaved(workload)
 
     def rotate(q, k):
         models.rotate_tokens(q, k, *(t.index_select(0, positions) for t in tables), interleaved=interleaved)
 
-    return _in_place(rotate)
+    return in_place(rotate)
 
 
 def _model_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
     """The first version with tables that every call makes anew of a complex one, as diffusion models keep them."""
-    turns, interleaved = torch.complex(cos, sin).repeat(workload.batch, 1), _is_interleaved(workload)
+    turns, interleaved = torch.complex(cos, sin).repeat(workload.batch, 1), is_interleaved(workload)
 
     def rotate(q, k):
         tables = (part.to(workload.dtype).contiguous() for part in (turns.real, turns.imag))
         models.rotate_tokens(q, k, *tables, interleaved=interleaved)
 
-    return _in_place(rotate)
+    return in_place(rotate)
 
 
 def _vllm_model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
     cos, sin = torch.cat((cos, sin), -1).to(workload.dtype).chunk(2, -1)  # one cache, as there
-    options = {"interleaved": _is_interleaved(workload), "positions": _positions(workload, cos.device)}
-    return _in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
+    options = {"interleaved": is_interleaved(workload), "positions": token_positions(workload, cos.device)}
+    return in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
 
 
 def _persistent(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, per_processor: int) -> Rotate:
-    cos, sin = _rows(workload, cos), _rows(workload, sin)
+    cos, sin = token_rows(workload, cos), token_rows(workload, sin)
     processors = torch.cuda.get_device_properties(cos.device).multi_processor_count if cos.is_cuda else 1
-    options = {"interleaved": _is_interleaved(workload), "blocks": processors * per_processor}
-    return _in_place(lambda q, k: models.rotate_heads(q, k, cos, sin, **options))
+    options = {"interleaved": is_interleaved(workload), "blocks": processors * per_processor}
+    return in_place(lambda q, k: models.rotate_heads(q, k, cos, sin, **options))
 
 
 def _flash_rotary(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, version: str) -> Callable:
     """``rotate(x)`` in place by its Triton kernel; x ``[B, S, H, D]``."""
     apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
     cos, sin = cos.to(workload.dtype), sin.to(workload.dtype)
-    return partial(apply_rotary, cos=cos, sin=sin, interleaved=_is_interleaved(workload), inplace=True)
+    return partial(apply_rotary, cos=cos, sin=sin, interleaved=is_interleaved(workload), inplace=True)
 
 
 def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
@@ -196,29 +177,20 @@ def _compiled(layout: str) -> Callable:
 
 
 def _native(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    cos, sin = _rows(workload, cos), _rows(workload, sin)
-    return _in_place(lambda q, k: _overwrite(q, k, cos, sin, layout=workload.layout))
+    cos, sin = token_rows(workload, cos), token_rows(workload, sin)
+    return in_place(lambda q, k: _overwrite(q, k, cos, sin, layout=workload.layout))
 
 
 def _native_compiled(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
     """One compiled function a layout, with a dynamic number of tokens: a compilation takes longer than a cell."""
-    cos, sin = _rows(workload, cos), _rows(workload, sin)
+    cos, sin = token_rows(workload, cos), token_rows(workload, sin)
 
     def overwrite(q, k):
         for x in (q, k, cos, sin):
             torch._dynamo.maybe_mark_dynamic(x, 0)
         _compiled(workload.layout)(q, k, cos, sin)
 
-    return _in_place(overwrite)
-
-
-def _vllm(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    ops = importlib.import_module("vllm._custom_ops")
-    table, positions = torch.cat((cos, sin), -1).to(workload.dtype), _positions(workload, cos.device)
-    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
-    return _in_place(
-        lambda q, k: ops.rotary_embedding(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox)
-    )
+    return in_place(overwrite)
 
 
 def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
@@ -232,41 +204,37 @@ def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
 
 
 def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    return _positions_api(workload, cos, sin, importlib.import_module("sgl_kernel"))
+    operators = importlib.import_module("ropelab.bench.peers.sglang_kernel").operators(version)
+    return _positions_api(workload, cos, sin, operators)
 
 
-def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module: ModuleType) -> Rotate:
+def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module) -> Rotate:
     """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
     apply = module.apply_rope_with_cos_sin_cache_inplace
-    table, positions = flashinfer.cos_sin_cache(cos, sin), _positions(workload, cos.device)
-    head_size, is_neox = workload.head_dim, not _is_interleaved(workload)
-    return _in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
-
-
-def _peer(name: str, bind, **more) -> Peer:
-    options = {"tables": "rounded to the dtype of q", "directions": ("forward",), "in_place": True, "narrow": True}
-    return Peer(name, bind, **(options | more))
+    table, positions = flashinfer.cos_sin_cache(cos, sin), token_positions(workload, cos.device)
+    head_size, is_neox = workload.head_dim, not is_interleaved(workload)
+    return in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
 
 
 PERSISTENT_PEERS = tuple(
-    _peer(f"{PERSISTENT}, {count} blocks", partial(_persistent, per_processor=count))
+    contender(f"{PERSISTENT}, {count} blocks", partial(_persistent, per_processor=count))
     for count in models.BLOCKS_PER_MULTIPROCESSOR
 )
 
 CONTENDERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        _peer(OURS, _ours),
-        _peer(OURS_CACHE, _ours_cache),
-        _peer(DOCUMENT, _model),
-        _peer(DOCUMENT_GATHER, _model_gather),
-        _peer(SECOND, partial(_model, launch=models.second_launch)),
-        _peer(THIRD, partial(_model, launch=models.third_launch)),
-        _peer(VLLM, _vllm_model),
+        contender(OURS, _ours),
+        contender(OURS_CACHE, _ours_cache),
+        contender(DOCUMENT, _model),
+        contender(DOCUMENT_GATHER, _model_gather),
+        contender(SECOND, partial(_model, launch=models.second_launch)),
+        contender(THIRD, partial(_model, launch=models.third_launch)),
+        contender(VLLM, _vllm_model),
         *PERSISTENT_PEERS,
-        _peer(FLASH, _flash_attention, package="flash-attn"),
-        _peer(EAGER, _native),
-        _peer(COMPILED, _native_compiled),
+        contender(FLASH, _flash_attention, package="flash-attn"),
+        contender(EAGER, _native),
+        contender(COMPILED, _native_compiled),
     )
 }
 """By name: all that run from this repository, and flash-attn's Triton kernel."""
@@ -274,45 +242,48 @@ CONTENDERS: dict[str, Peer] = {
 _FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
 
 PACKAGES: tuple[Peer, ...] = (
-    _peer(REAL_VLLM, _vllm, package="vllm"),
-    _peer(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
-    _peer(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
-    _peer(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sgl-kernel"})),
+    contender(REAL_VLLM, vllm.bind, package="vllm"),
+    contender(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
+    contender(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
+    contender(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sglang-kernel"})),
 )
 """The packages of which the document speaks, by their public operators."""
 
 
-CAST: tuple[Peer, ...] = (_peer(DOCUMENT_CAST, _model_cast), _peer(OURS_FLOAT32, _ours_float32))
+CAST: tuple[Peer, ...] = (
+    contender(DOCUMENT_CAST, _model_cast),
+    contender(OURS_FLOAT32, _ours_float32),
+)
 """With tables as diffusion models have them: converted in every call, and taken as they are."""
 
 
 def flash_packed_peer(name: str) -> Peer:
     """flash-attn's packed form as a function of q and k, for the check."""
-    return _peer(name, _flash_packed_pair, package="flash-attn")
+    return contender(name, _flash_packed_pair, package="flash-attn")
 
 
 def tile_variant(tiles: int) -> Peer:
     """The first version's kernel with so many blocks a token."""
     launch = partial(models.first_launch, tiles=tiles)
-    return _peer(f"model, {tiles} block{'s' * (tiles > 1)} a token", partial(_model, launch=launch))
+    return contender(f"model, {tiles} block{'s' * (tiles > 1)} a token", partial(_model, launch=launch))
 
 
 def width_variant(pairs_per_thread: int) -> Peer:
     """The first version's kernel with so many pairs per thread and step."""
     launch = partial(models.first_launch, pairs_per_thread=pairs_per_thread)
-    return _peer(
+    return contender(
         f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", partial(_model, launch=launch)
     )
 
 
 SECOND_OFF, THIRD_OFF = (
-    _peer(f"{name}, off", partial(_model, launch=partial(launch, policy=False)))
+    contender(f"{name}, off", partial(_model, launch=partial(launch, policy=False)))
     for name, launch in ((SECOND, models.second_launch), (THIRD, models.third_launch))
 )
-OURS_OFF = _peer("ropelab, off", partial(_ours, low_token_launch=False))
+OURS_OFF = contender("ropelab, off", _ours_with_one_program_per_token)
 """Without their launch policy for few tokens: one block a token."""
 
 
 def tile_of_ours(name: str, tile: Tile) -> Peer:
     """Our kernel with a tile that it would not choose."""
-    return _peer(name, partial(_ours_with_tile, tile=tile))
+    return contender(name, partial(_ours_with_tile, tile=tile))

@@ -1,19 +1,19 @@
 """The evidence for the claims of SGLang#14302 that a CPU computes in seconds."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import pandas as pd
 import torch
 
 from ropelab import reference, rotary_table
+from ropelab.bench import records
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch
-from ropelab.layout.pairing import LAYOUTS, join, pairs
-from ropelab.study.documents.sglang import operators
+from ropelab.layout.pairing import join, pairs
+from ropelab.study.documents.sglang import calls, operators
 from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
 from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
 from ropelab.study.engine.computed import evidence
@@ -23,7 +23,6 @@ DOCUMENTS = ROOT / "data" / "documents"
 OUR_OPERATOR, THEIR_OPERATOR = "ropelab", "first version (model)"
 TOKENS, D = 5, 8
 ADJACENT, HALVES, NEITHER = "adjacent pairs", "halves", "neither"
-OUT_OF_BOUNDS = "out of bounds"
 QWEN_IMAGE_CALLS = 60 * 50 * 2 * 2
 """Of the rotation in one image. Assumed, as the document does not say: blocks, steps, conditional and unconditional
 pass, image and text tokens (the published configuration of Qwen-Image: 60 blocks, 50 steps, true classifier-free
@@ -84,61 +83,39 @@ def _flagged() -> dict[tuple[str, str], Callable]:
 
 
 def _formula_of(rotate: Callable, value: bool) -> str:
-    x = _random(TOKENS, 3, D)
+    x = calls.random_heads(TOKENS, 3, D)
     cos, sin = _tables(TOKENS, D)
     y = x.clone()
     rotate(y, cos, sin, value)
     for layout, name in (("interleaved", ADJACENT), ("split_half", HALVES)):
-        if torch.allclose(y.double(), _exact(x, cos, sin, layout), rtol=0, atol=1e-5):
+        if torch.allclose(y.double(), calls.exact(x, cos, sin, layout), rtol=0, atol=1e-5):
             return name
     return NEITHER
 
 
 @evidence("sglang_shapes", "computed on the CPU with our model of the first version, and with ours")
 def shapes() -> pd.DataFrame:
-    """Who takes what: columns operator, rank, layout, heads, tables (``"per pair"``, ``"per feature"``), claimed (that
-    the document lists it), outcome (``"right"``, ``"wrong"``, ``"raises ..."``, ``"out of bounds"``).
-
-    Every call asks for the rotation of whole heads.
-    """
-    rows = []
-    for rank, layout, (q_heads, k_heads), width in product(
-        (2, 3, 4), LAYOUTS, ((4, 4), (4, 2), (4, 1)), ("per pair", "per feature")
-    ):
-        interleaved = layout == "interleaved"
-        q, k = _random(6, q_heads, D), _random(6, k_heads, D)
-        cos, sin = _tables(6, D)
-        tables = (cos, sin) if width == "per pair" else [join(t, t, layout) for t in (cos, sin)]
-        for operator, rotate in (
-            (THEIR_OPERATOR, lambda t, a, b, flag: operators.document(*t, a, b, D, flag)),
-            (OUR_OPERATOR, lambda t, a, b, flag: interop.rotary_embedding_cos_sin(*t, a, b, D, flag)),
-        ):
-            query, key = (_of_rank(x.clone(), rank) for x in (q, k))
-            try:
-                rotate(tables, query, key, interleaved)
-                right = all(
-                    torch.allclose(y.reshape(x.shape).double(), _exact(x, cos, sin, layout), rtol=0, atol=1e-5)
-                    for y, x in ((query, q), (key, k))
-                )
-                outcome = "right" if right else "wrong"
-            except IndexError:
-                outcome = OUT_OF_BOUNDS
-            except (ValueError, RuntimeError) as error:
-                outcome = f"raises {type(error).__name__}"
-            # Its tables: one column per pair for adjacent pairs, one per feature for halves.
-            meant = width == ("per pair" if interleaved else "per feature")
-            rows.append({
-                "operator": operator, "rank": rank, "layout": layout, "heads": f"{q_heads}/{k_heads}", "tables": width,
-                "claimed": rank < 4 and meant, "outcome": outcome,
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+    """Who takes what, as `calls.outcomes` says; with the published operator where a committed record has its calls."""
+    theirs, ours = operators.document, interop.rotary_embedding_cos_sin
+    size = calls.HEAD_SIZE
+    computed = calls.outcomes(
+        {
+            THEIR_OPERATOR: lambda tables, query, key, flag: theirs(*tables, query, key, size, flag),
+            OUR_OPERATOR: lambda tables, query, key, flag: ours(*tables, query, key, size, flag),
+        },
+        "cpu",
+    )
+    return _with_record(computed, "sglang_operator_calls")
 
 
 @evidence("sglang_accuracy", "computed on the CPU: float32 maths as in the document's operator")
 def accuracy() -> pd.DataFrame:
     """Relative L2 errors of the operator, and what its tables add to them.
 
-    Columns dtype, position (of the last of 256 tokens), rounding (the largest relative error of one rounding),
+    The rows of the model are computed. The published operator's rows, where a committed record has them, hold only
+    operator (the state), dtype, difference and calls (how many calls of the pull request's test).
+
+    Columns operator, dtype, position (of the last of 256 tokens), rounding (the largest relative error of a rounding),
     difference (the largest absolute difference from a reference in the dtype of q, as the document's test takes it),
     fused (the same where the compiler fuses each second product with the sum, as nvcc does by default), same
     (error against float64 with the very same rounded tables, as a test sees it), exact (against exact tables, in the
@@ -160,14 +137,36 @@ def accuracy() -> pd.DataFrame:
         tables = (t.float() for t in truth_tables)
         rotate_torch.rotate([x[None]], [ours], *tables, Rotation(128, interleaved=True, out_interleaved=True))
         rows.append({
-            "dtype": str(dtype).removeprefix("torch."), "position": last, "rounding": torch.finfo(dtype).eps / 2,
+            "operator": THEIR_OPERATOR, "dtype": str(dtype).removeprefix("torch."), "position": last,
+            "rounding": torch.finfo(dtype).eps / 2,
             "difference": (y.double() - tested).abs().max().item(),
             "fused": (_rotated_with_fma(x, rounded).double() - tested).abs().max().item(),
             "same": _relative(y, same), "exact": _relative(y, truth),
             "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
             "ours": _relative(ours[0], truth),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    return _with_record(pd.DataFrame(rows), "sglang_operator_test", _largest_differences)
+
+
+def _largest_differences(calls_: pd.DataFrame) -> pd.DataFrame:
+    differences = calls_.groupby(["operator", "dtype"], sort=False).difference
+    return differences.agg(difference="max", calls="size").reset_index()
+
+
+def _with_record(computed: pd.DataFrame, study: str, of_record: Callable = lambda frame: frame) -> pd.DataFrame:
+    """What the CPU computes, and the rows of the published operator from the first GPU that has the record.
+
+    The operator's bits depend on no GPU, so the evidence is the same for all GPUs.
+    """
+    for gpu in records.gpus(records.MEASUREMENTS):
+        try:
+            record = records.load(study, records.MEASUREMENTS, gpu=gpu)
+        except records.Missing:
+            continue
+        frame = pd.concat([computed, of_record(record.frame)], ignore_index=True)
+        frame.attrs["source"] = f"computed on the CPU, and the published operator: record, {record.footer}"
+        return frame
+    return computed
 
 
 def _rotated(x: torch.Tensor, tables) -> torch.Tensor:
@@ -226,6 +225,37 @@ def sources() -> pd.DataFrame:
     return pd.read_csv(DOCUMENTS / "sglang_14302_sources.csv")
 
 
+@evidence("sglang_vector_instructions", "the machine code that nvcc 13.0 makes for sm_90 of both forms")
+def vector_instructions() -> pd.DataFrame:
+    """The widest accesses of a kernel that loads, changes and stores 16 bytes: columns form, dtype, load_bytes,
+    store_bytes.
+
+    ``AlignedVector`` is ``device::AlignedVector`` of python/sglang/jit_kernel/include/sgl_kernel/vec.cuh in
+    sgl-project/sglang at ba9f6d8f2 (#16884), the last state before the comment. ``float4`` is a union of a float4 and
+    the numbers, as the pull request has it.
+    """
+    return pd.read_csv(DOCUMENTS / "sglang_14302_instructions.csv")
+
+
+@evidence("sglang_rocm_parts", "the files that #16287 changes, at the commits before and after it")
+def rocm_parts() -> pd.DataFrame:
+    """The parts of multimodal inference that #16287 repairs for ROCm, read in sgl-project/sglang.
+
+    Columns part, missing_since and since_commit (the pull request that took the ROCm path away, and its commit), before
+    and after (the ROCm path at b7c7e03d9 and at 30cfb687f), repaired.
+    """
+    return pd.read_csv(DOCUMENTS / "sglang_14302_rocm.csv")
+
+
+@evidence("sglang_benchmark_flaws", "the benchmark and the test at ff398c2cd and at 2d2d8c3f7")
+def benchmark_flaws() -> pd.DataFrame:
+    """Flaws of the benchmark and of the test: columns flaw, file, before and after (whether the file has the flaw).
+
+    The commits are the last before the changes of 5 January 2026 and the last of them, in sgl-project/sglang.
+    """
+    return pd.read_csv(DOCUMENTS / "sglang_14302_flaws.csv")
+
+
 @evidence("sglang_published_e2e", "the document's table of stages")
 def published_e2e() -> pd.DataFrame:
     """The document's stages with the change recomputed: columns row, baseline, new, stated_change_percent, change_ms,
@@ -258,21 +288,9 @@ def published_speedups() -> pd.DataFrame:
 # -------------------------------------------------------------------------------------------------------- helpers
 
 
-def _random(tokens: int, heads: int, head_size: int) -> torch.Tensor:
-    return torch.randn(tokens, heads, head_size, generator=torch.Generator().manual_seed(heads))
-
-
 def _tables(tokens: int, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the positions from 1 on: at 0 both formulas are the identity."""
     return tuple(table[1:].contiguous() for table in rotary_table(tokens + 1, rotary_dim))
-
-
-def _exact(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
-    return reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
-
-
-def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
-    return {2: partial(x.flatten, 1), 3: x.clone, 4: partial(x.unflatten, 0, (2, -1))}[rank]()
 
 
 def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -10,11 +10,22 @@ from ropelab.bench import records
 from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH_FULL, OURS, OURS_CACHE
+from ropelab.study.documents.sglang.judged import without_stand_ins
+from ropelab.study.documents.sglang.kernel_contenders import (
+    FIRST_KERNEL,
+    JUST_IN_TIME,
+    JUST_IN_TIME_CAST,
+    LAST_KERNEL,
+    THIRD_KERNEL,
+)
+from ropelab.study.documents.sglang.kernel_contenders import PUBLISHED as PUBLISHED_KERNELS
 from ropelab.study.documents.sglang.steps import (
-    NAMES,
     PUBLISHED,
     STEP_NAMES,
+    STEPS,
     fastest_persistent,
+    kernel_of,
+    name_of,
     ratios,
     timed_alike,
     timer,
@@ -36,11 +47,13 @@ def flags() -> str:
 
 def protocol(protocols: pd.DataFrame) -> str:
     parts = []
-    for peer, name in NAMES.items():
+    for peer in STEPS:
         found = ratios(protocols, peer)
         fair = [f"{value_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
-        parts.append(f"{name} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
-    said = f"Times of the peers over that of the first version's kernel (model): {'; '.join(parts)}."
+        parts.append(
+            f"{name_of(protocols, peer)} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}"
+        )
+    said = f"Times of the peers over that of {kernel_of(protocols)}: {'; '.join(parts)}."
     repeated = timer(protocols)
     return f"{said} The timer is itself part of that: {repeated}." if repeated else said
 
@@ -49,7 +62,7 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
     parts = []
     grids = (("first", timed_alike(protocols), measure.FIRST_GRID_CELLS), ("later", second, measure.SECOND_GRID_CELLS))
     for name, frame, all_cells in grids:
-        times = fastest_persistent(timed(frame))
+        times = fastest_persistent(timed(without_stand_ins(frame)))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]
         table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
@@ -84,12 +97,24 @@ def aligned_parts(parts: pd.DataFrame) -> str:
     )
 
 
+def width_gain(widths: pd.DataFrame) -> tuple[str, pd.Series]:
+    """Whose accesses, in words, and the times of 2-byte accesses over the times of 16-byte accesses by layout."""
+    aligned = timed(widths[widths.offset_bytes == 0])
+    table = aligned.pivot_table(index="layout", columns="contender", values="median_us")
+    found = [(f"{name}, narrow", name) for name in (THIRD_KERNEL, LAST_KERNEL)]
+    if {name for pair in found for name in pair} <= set(table):
+        gains = pd.concat([table[narrow] / table[wide] for narrow, wide in found])
+        return "the third and the last version", gains
+    models = aligned.pivot_table(index="layout", columns="access_bytes", values="median_us")
+    return "the model", models[2] / models[16]
+
+
 def vector_widths(widths: pd.DataFrame) -> str:
     times = timed(widths)
-    aligned = times[times.offset_bytes == 0].pivot_table(index="layout", columns="access_bytes", values="median_us")
+    who, gain = width_gain(widths)
     ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     return (
-        f"16-byte accesses make the model {value_range(aligned[2] / aligned[16])} times as fast as 2-byte ones. "
+        f"16-byte accesses make {who} {value_range(gain)} times as fast as 2-byte ones. "
         f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow; "
         f"{aligned_parts(evidence.alignment())}."
     )
@@ -103,12 +128,54 @@ def head_sizes(sizes: pd.DataFrame) -> str:
 
 def diffusion(frame: pd.DataFrame) -> str:
     table = timed(frame).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    parts = [f"{cell} {row[OURS]:.1f} µs, first version (model) {row[DOCUMENT]:.1f}" for cell, row in table.iterrows()]
+    shown = [name for name in (FIRST_KERNEL, LAST_KERNEL) if name in table] or [DOCUMENT]
+    parts = [
+        ", ".join([f"{cell} {row[OURS]:.1f} µs", *(f"{name} {row[name]:.1f}" for name in shown)])
+        for cell, row in table.iterrows()
+    ]
     said = f"Diffusion shapes, ropelab in place: {'; '.join(parts)}."
-    if DOCUMENT_CAST in table:
-        factor = value_range(table[DOCUMENT_CAST] / table[DOCUMENT])
-        said += f" Converting its tables in every call makes that {factor} times as long."
+    cast, kept = cast_and_kept(table)
+    if cast in table:
+        factor = value_range(table[cast] / table[kept])
+        said += f" Converting the tables of the {kept} in every call makes that {factor} times as long."
     return said
+
+
+def cast_and_kept(table: pd.DataFrame) -> tuple[str, str]:
+    """The contenders that convert the tables in every call and that are given the tables, among the columns."""
+    published = JUST_IN_TIME_CAST in table and JUST_IN_TIME in table
+    return (JUST_IN_TIME_CAST, JUST_IN_TIME) if published else (DOCUMENT_CAST, DOCUMENT)
+
+
+def model_times(*frames: pd.DataFrame) -> pd.DataFrame:
+    """How long the models take beside the published kernels that they re-create, fairly timed.
+
+    Args:
+        frames: the records sglang_protocols, sglang_second_grid and sglang_diffusion, or some of them.
+
+    Returns:
+        A row for each model whose published kernel was timed: columns model, published, cells, and the time of the
+        model over the time of the kernel: median, least, most. Empty if no record has a published kernel.
+    """
+    rows = timed(pd.concat([timed_alike(frame) if "timer" in frame else frame for frame in frames]))
+    table = rows.pivot_table(index=["cell", "layout"], columns="contender", values="median_us")
+    found = []
+    for model, name in PUBLISHED_KERNELS.items():
+        if {model, name} <= set(table):
+            over = (table[model] / table[name]).dropna()
+            found.append((model, name, len(over), over.median(), over.min(), over.max()))
+    return pd.DataFrame(found, columns=["model", "published", "cells", "median", "least", "most"])
+
+
+def models(protocols: pd.DataFrame, second: pd.DataFrame, diffusion: pd.DataFrame) -> str | None:
+    found = model_times(protocols, second, diffusion)
+    if found.empty:
+        return None
+    parts = [f"{row.published} {row.median:.2f} ({row.least:.2f} to {row.most:.2f})" for row in found.itertuples()]
+    return (
+        f"Times of our models over those of the published kernels, median and range of {found.cells.max()} cells: "
+        f"{', '.join(parts)}."
+    )
 
 
 def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
@@ -139,6 +206,7 @@ SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "vector_widths": (("sglang_vector_widths",), vector_widths),
     "head_sizes": (("sglang_head_sizes",), head_sizes),
     "diffusion": (("sglang_diffusion",), diffusion),
+    "models": (("sglang_protocols", "sglang_second_grid", "sglang_diffusion"), models),
     "end_to_end": ((), end_to_end),
 }
 """What is said -> the records it needs, and the function of their tables."""

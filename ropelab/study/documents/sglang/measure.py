@@ -1,4 +1,4 @@
-"""The measurements behind claims of SGLang#14302, each a data frame; all need a GPU. About a minute in all.
+"""The timed measurements behind claims of SGLang#14302, each a data frame; all need a GPU. About 100 seconds in all.
 
 Unless a column says otherwise: in place, forward, bf16, GPU time of CUDA-graph replay over several sets of buffers
 (`ropelab.bench.timing`), every contender first checked against the float64 definition. Columns: those that identify
@@ -22,12 +22,11 @@ from ropelab.bench.compare import bind, checked, copy_contenders, progress, tidy
 from ropelab.bench.launches import kernel_names
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Buffers, Workload
-from ropelab.interop.sglang import token_tile
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions
-from ropelab.study.documents.sglang import contenders, models
+from ropelab.study.documents.sglang import contenders, kernel_contenders, models
 from ropelab.study.documents.sglang.contenders import (
     COMPILED,
     CONTENDERS,
@@ -42,11 +41,26 @@ from ropelab.study.documents.sglang.contenders import (
     OURS_OFF,
     PACKAGES,
     PERSISTENT_PEERS,
+    REAL_VLLM,
     SECOND,
     SECOND_OFF,
     THIRD,
     THIRD_OFF,
     VLLM,
+)
+from ropelab.study.documents.sglang.kernel_contenders import (
+    FIRST_KERNEL,
+    FIRST_KERNEL_GATHER,
+    JUST_IN_TIME,
+    KERNELS,
+    LAST_KERNEL,
+    LAST_KERNEL_NARROW,
+    LAST_KERNEL_OFF,
+    SECOND_KERNEL,
+    SECOND_KERNEL_OFF,
+    THIRD_KERNEL,
+    THIRD_KERNEL_NARROW,
+    THIRD_KERNEL_OFF,
 )
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
@@ -122,10 +136,15 @@ def diffusion_cells(production_tokens: int = PRODUCTION[1]) -> list[Workload]:
 _GRAPHED = (
     (DOCUMENT, "interleaved", True), (VLLM, "split_half", True), (FLASH_FULL, "split_half", True),
     (DOCUMENT, "interleaved", False), (FLASH_FULL, "split_half", False), (FLASH_PACKED, "split_half", False),
+    (FIRST_KERNEL, "interleaved", True), (FIRST_KERNEL, "interleaved", False), (REAL_VLLM, "split_half", True),
     *((name, "split_half", False) for name in (DOCUMENT, DOCUMENT_GATHER, SECOND, THIRD, VLLM, FLASH, OURS, OURS_CACHE,
-                                               EAGER, *(peer.name for peer in PERSISTENT_PEERS))),
+                                               EAGER, FIRST_KERNEL, FIRST_KERNEL_GATHER, SECOND_KERNEL, THIRD_KERNEL,
+                                               LAST_KERNEL, *(peer.name for peer in PERSISTENT_PEERS))),
 )  # fmt: skip
-_DO_BENCH = ((DOCUMENT, "interleaved"), (VLLM, "split_half"), (FLASH_FULL, "split_half"), (EAGER, "split_half"))
+_DO_BENCH = (
+    (DOCUMENT, "interleaved"), (FIRST_KERNEL, "interleaved"), (VLLM, "split_half"), (REAL_VLLM, "split_half"),
+    (FLASH_FULL, "split_half"), (EAGER, "split_half"),
+)  # fmt: skip
 """With clones, as the document timed; its flag for NeoX meant adjacent pairs, that of the others halves."""
 
 
@@ -134,7 +153,7 @@ def protocols(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns besides the usual ones: layout (of the contender: the document's differed), timer (``"do_bench"``: an eager
     call after a flush of the cache, or ``"graph"``), clones (whether q and k are cloned in the timed region).
-    Of the three versions the first is timed under each protocol, the others under the corrected one.
+    Of the pull request's versions the first is timed under each protocol, the others under the corrected one.
     ``flash-attn, all heads`` is its benchmark of flash-attn: a packed qkv with as many key and value heads as query
     heads, cloned as a whole. ``flash-attn, packed`` has the key and value heads that there are; both rotate q and k in
     one launch, ``flash-attn`` in two. torch.compile is only in the first configuration: a compilation takes 2 s.
@@ -233,23 +252,27 @@ def second_grid(*, smoke: bool = False) -> pd.DataFrame:
     """The document's later grid, corrected: 32 heads of q and of k, both layouts."""
     _require_gpu()
     names = (OURS, OURS_CACHE, DOCUMENT, SECOND, THIRD, VLLM, FLASH)
+    published = (FIRST_KERNEL, SECOND_KERNEL, THIRD_KERNEL, JUST_IN_TIME, LAST_KERNEL)
     cells = second_cells()
-    return _compare(cells[:2] if smoke else cells, (*_named(names), *PACKAGES), smoke)
+    return _compare(cells[:2] if smoke else cells, (*_named(names), *_published(published), *PACKAGES), smoke)
 
 
 def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
     """2048 tokens, 32/8 heads, of 64 to 320 features; 96 in both layouts. What cannot run says so in its status."""
     _require_gpu()
     cells = head_size_cells()
-    return _compare(cells[:2] if smoke else cells, (*_named((OURS, DOCUMENT, VLLM, FLASH)), *PACKAGES), smoke)
+    variants = (*_named((OURS, DOCUMENT, VLLM, FLASH)), *_published((FIRST_KERNEL, LAST_KERNEL)), *PACKAGES)
+    return _compare(cells[:2] if smoke else cells, variants, smoke)
 
 
 def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """1 to 8 tokens of 32/8 heads, both layouts: how many blocks share a token's heads.
 
-    Columns besides the usual ones: family (``"model"``: the first version's kernel with some blocks a token,
-    ``"second"`` and ``"third"``: those versions, ``"ropelab"``), blocks (of the launch), threads (of a block of a
-    model), multiprocessors, policy (``"on"`` or ``"off"`` for our operator and the versions that have one, else empty).
+    Columns besides the usual ones: family (``"model"``: the first version's model with some blocks a token,
+    ``"second"`` and ``"third"``: the models of these versions, ``"first kernel"``, ``"second kernel"``, ``"third
+    kernel"`` and ``"last kernel"``: the published operator, ``"ropelab"``), blocks (of the launch), threads (of a block
+    of a model or a published kernel), multiprocessors, policy (``"on"`` or ``"off"`` for our operator and the versions
+    that have one, else empty).
     """
     _require_gpu()
     frames = []
@@ -272,11 +295,22 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
     for tiles in BLOCKS_A_TOKEN:
         peer = contenders.tile_variant(tiles)
         found[peer.name] = peer, {"family": "model", **_launched(tokens, models.first_launch(*shape, tiles=tiles))}
+        peer = kernel_contenders.kernel_tile_variant(tiles)
+        threads = min(512, cell.q_heads // tiles * pairs)
+        found[peer.name] = peer, {"family": "first kernel", "blocks": tokens * tiles, "threads": threads}
     for family, on, off in (("second", CONTENDERS[SECOND], SECOND_OFF), ("third", CONTENDERS[THIRD], THIRD_OFF)):
         for policy, peer in ((True, on), (False, off)):
             launched = _launched(tokens, models.VERSIONS[family](*shape, policy=policy))
             found[peer.name] = peer, {"family": family, "policy": "on" if policy else "off", **launched}
-    tile = token_tile(cell.q_heads, cell.rotary_dim)
+    for family, on, off in (
+        ("second", SECOND_KERNEL, SECOND_KERNEL_OFF),
+        ("third", THIRD_KERNEL, THIRD_KERNEL_OFF),
+        ("last", LAST_KERNEL, LAST_KERNEL_OFF),
+    ):
+        for policy, peer in ((True, KERNELS[on]), (False, off)):
+            launched = _launched(tokens, models.VERSIONS[family](*shape, policy=policy))
+            found[peer.name] = peer, {"family": f"{family} kernel", "policy": "on" if policy else "off", **launched}
+    tile = contenders.token_tile(cell.q_heads, cell.rotary_dim)
     found[OURS] = CONTENDERS[OURS], {"family": "ropelab", "blocks": _blocks(cell), "policy": "on"}
     found[OURS_OFF.name] = OURS_OFF, {"family": "ropelab", "blocks": _blocks(cell, tile), "policy": "off"}
     for heads in (4, 2, 1):
@@ -303,13 +337,16 @@ def _blocks(cell: Workload, tile: Tile | None = None) -> int:
 def vector_widths(*, smoke: bool = False) -> pd.DataFrame:
     """8192 tokens of 32/8 heads of 128: one, two and eight pairs a thread, at addresses divisible by 16 or by 2 only.
 
-    Columns besides the usual ones: pairs_per_thread (None for our operator), offset_bytes of q and k from a multiple
-    of 16, access_bytes (the widest access that the two allow).
+    Columns besides the usual ones: pairs_per_thread (of a model), offset_bytes of q and k from a multiple of 16,
+    access_bytes (of a model: the widest access that the two allow), kernel_bytes (of a published kernel: its access to
+    q and k).
     """
     _require_gpu()
     cell, frames = _cell(1, 64 if smoke else 8192, 32, 8, 128), []
     widths = (1, 2, 8)
-    variants = [contenders.width_variant(width) for width in widths] + [CONTENDERS[OURS]]
+    published = {KERNELS[FIRST_KERNEL]: 2, KERNELS[THIRD_KERNEL]: 16, KERNELS[LAST_KERNEL]: 16, THIRD_KERNEL_NARROW: 2,
+                 LAST_KERNEL_NARROW: 2}  # fmt: skip
+    variants = [contenders.width_variant(width) for width in widths] + [CONTENDERS[OURS], *published]
     for layout, offset in progress(product(LAYOUTS, (0, 1)), lambda item: f"{item[0]}, {2 * item[1]} bytes off"):
         shape = replace(cell, layout=layout)
         sets = [_shifted(one, offset) for one in _buffers(shape)]
@@ -319,6 +356,9 @@ def vector_widths(*, smoke: bool = False) -> pd.DataFrame:
         together = frame.pairs_per_thread * (2 if layout == "interleaved" else 1)
         elements = together.where(frame.pairs_per_thread > 1, 1).clip(upper=1 if offset else 16 // cell.dtype.itemsize)
         frame["access_bytes"] = elements.where(frame.pairs_per_thread.notna()) * cell.dtype.itemsize
+        frame["kernel_bytes"] = frame.contender.map({peer.name: bytes_ for peer, bytes_ in published.items()})
+        if offset:
+            frame["kernel_bytes"] = frame.kernel_bytes.clip(upper=cell.dtype.itemsize)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
@@ -346,7 +386,11 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
     axial = rope.tables(512, positions, device=DEVICE)
     cases = list(zip(diffusion_cells(64) if smoke else diffusion_cells(), (None, axial), strict=True))
     names = (OURS, DOCUMENT, SECOND, THIRD, VLLM, FLASH, EAGER, COMPILED)
-    variants = (*_named(names), *PERSISTENT_PEERS, *contenders.CAST, *PACKAGES)
+    published = (
+        *_published((FIRST_KERNEL, SECOND_KERNEL, THIRD_KERNEL, JUST_IN_TIME, LAST_KERNEL)),
+        kernel_contenders.CAST,
+    )
+    variants = (*_named(names), *published, *PERSISTENT_PEERS, *contenders.CAST, *PACKAGES)
     frames = []
     for cell, tables in progress(cases, lambda case: case[0].name):
         sets = _buffers(cell)
@@ -373,8 +417,12 @@ def _named(names: Iterable[str]) -> tuple[peers.Peer, ...]:
     return tuple(CONTENDERS[name] for name in names)
 
 
+def _published(names: Iterable[str]) -> tuple[peers.Peer, ...]:
+    return tuple(KERNELS[name] for name in names)
+
+
 def _all_peers() -> tuple[peers.Peer, ...]:
-    return (*CONTENDERS.values(), *PACKAGES)
+    return (*CONTENDERS.values(), *KERNELS.values(), *PACKAGES)
 
 
 def _buffers(cell: Workload) -> list[Buffers]:

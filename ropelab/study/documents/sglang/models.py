@@ -1,9 +1,7 @@
 """Models of the kernels in SGLang#14302 and of vLLM's, to time how they divide the work and read memory.
 
 The packages' kernels are CUDA and need their builds. These are Triton, and no measurement of the packages; block sizes,
-blocks a token and widths are those of the pull request's kernel
-(``sgl-kernel/csrc/multimodal/rotary_embedding.cu``), of its source at 02f22ef8 and of two later states of that file,
-which are public too, but at commits that we do not know, see `VERSIONS`:
+blocks a token and widths are those of the pull request's kernel in the states of `kernels.STATES`, see `VERSIONS`:
 
 - ``rotate_tokens``: blocks that walk over the pairs of all query heads of a token, then of its key heads. With
   per-token tables these are the three versions, with positions it is vLLM's kernel.
@@ -50,7 +48,7 @@ def first_launch(
 
 
 def second_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
-    """The state that fits the comment of 2025-12-12: up to four tokens, so many blocks that a thread has one pair.
+    """The state of the comment of 2025-12-12: up to four tokens, so many blocks that a thread has one pair.
 
     As its source has it, blocks have 128 to 256 threads, whatever the number of tokens. The ``float2`` path is for
     float32 tensors alone: of 16-bit numbers a thread takes one pair at a time, as before.
@@ -71,7 +69,22 @@ def third_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False,
     return Launch(_power_of_2(min(512, max(128, wanted))), together)
 
 
-VERSIONS: dict[str, Callable[..., Launch]] = {"first": first_launch, "second": second_launch, "third": third_launch}
+def last_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
+    """The state of January 2026: blocks of up to 512 threads for few tokens too.
+
+    32 heads of 128 features have work for one such block of 16-byte accesses, so a token gets one block.
+    """
+    one = third_launch(FEW_TOKENS + 1, heads, pairs, interleaved)
+    tiles = triton.cdiv(triton.cdiv(heads * pairs, one.pairs_per_thread), one.threads)
+    return Launch(one.threads, one.pairs_per_thread, tiles if policy and tokens <= FEW_TOKENS else 1)
+
+
+VERSIONS: dict[str, Callable[..., Launch]] = {
+    "first": first_launch,
+    "second": second_launch,
+    "third": third_launch,
+    "last": last_launch,
+}
 """Version of the pull request's kernel -> its launch for tokens, heads (the more of q and k) and pairs of a head."""
 
 

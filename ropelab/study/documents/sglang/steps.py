@@ -12,8 +12,11 @@ from ropelab.study.documents.sglang.contenders import (
     FLASH_FULL,
     FLASH_PACKED,
     PERSISTENT,
+    REAL_VLLM,
     VLLM,
 )
+from ropelab.study.documents.sglang.judged import judged, kernels_of
+from ropelab.study.engine.verdict import Basis
 
 PUBLISHED, FAIR, APART = "as published", "corrected", "q and k apart"
 
@@ -65,11 +68,29 @@ two where they lie apart, as the document's operator takes them."""
 
 STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
 """What those steps put right."""
-NAMES = {VLLM: VLLM, FLASH_FULL: "flash-attn"}
+_KERNELS = {VLLM: kernels_of(DOCUMENT, DOCUMENT_GATHER, VLLM), FLASH_FULL: kernels_of(DOCUMENT)}
+"""Peer -> the published kernels that take the place of the models in its steps, where a record has all of them."""
+
+
+def name_of(protocols: pd.DataFrame, peer: str) -> str:
+    """The peer in words: vLLM's kernel is a model where the record lacks a published kernel."""
+    if peer == FLASH_FULL:
+        return "flash-attn"
+    return REAL_VLLM if judged(protocols, _KERNELS[peer])[1] is Basis.CODE else VLLM
+
+
+def kernel_of(protocols: pd.DataFrame) -> str:
+    """The document's kernel in words."""
+    model = "" if judged(protocols, _KERNELS[FLASH_FULL])[1] is Basis.CODE else " (model)"
+    return f"the first version's kernel{model}"
 
 
 def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
-    """How many times as long the peer takes: a row for each cell, a column for each step; NaN where not measured."""
+    """How many times as long the peer takes: a row for each cell, a column for each step; NaN where not measured.
+
+    Published kernels take the place of their models, where the record has them.
+    """
+    protocols, _ = judged(protocols, _KERNELS[peer])
     columns = {step.name: _time(protocols, step.peer) / _time(protocols, step.kernel) for step in STEPS[peer]}
     cells = list(dict.fromkeys(protocols.cell))
     return pd.DataFrame(columns).reindex(cells)
@@ -77,6 +98,7 @@ def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
 
 def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
     """The same with one timer for the peer and another for the kernel, as one version of the benchmark had it."""
+    protocols, _ = judged(protocols, _KERNELS[peer])
     published, graphs = STEPS[peer][:2]
     return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
 

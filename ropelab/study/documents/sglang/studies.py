@@ -1,6 +1,7 @@
 """This file lists the studies that measure the records of SGLang#14302."""
 
 from ropelab.bench.study import Study
+from ropelab.study.documents.sglang.calls import operator_calls, operator_test, synchronize
 from ropelab.study.documents.sglang.measure import (
     diffusion,
     head_sizes,
@@ -18,5 +19,8 @@ STUDIES: dict[str, Study] = {
     "sglang_low_tokens": Study(low_tokens, gpu_gib=1),
     "sglang_vector_widths": Study(vector_widths, gpu_gib=4),
     "sglang_diffusion": Study(diffusion, gpu_gib=8),
+    "sglang_operator_calls": Study(operator_calls, gpu_gib=1, timed=False),
+    "sglang_operator_test": Study(operator_test, gpu_gib=3, timed=False),
+    "sglang_synchronize": Study(synchronize, gpu_gib=1, timed=False),
 }
 """The name of a record -> the study that measures it."""

@@ -1,0 +1,47 @@
+"""This file holds what the adapters of the study of SGLang#14302 share.
+
+All adapters rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ropelab.bench.peers import Peer, Rotate
+from ropelab.bench.workloads import Workload
+
+
+def tokens(x: torch.Tensor) -> torch.Tensor:
+    """``[B, S, H, D]`` -> ``[T, H, D]``, without a gradient: what is overwritten may not be a leaf that has one."""
+    return x.detach().flatten(0, 1)
+
+
+def token_rows(workload: Workload, table: torch.Tensor) -> torch.Tensor:
+    """``[S, R/2]`` float32 -> ``[T, R/2]`` in the dtype of q: a row for each token."""
+    return table.to(workload.dtype).repeat(workload.batch, 1)
+
+
+def token_positions(workload: Workload, device: torch.device) -> torch.Tensor:
+    """``[T]``: the rows of the tables ``[S, R/2]``."""
+    return torch.arange(workload.seq_len, device=device).repeat(workload.batch)
+
+
+def in_place(rotate: Callable[[torch.Tensor, torch.Tensor], object]) -> Rotate:
+    """A function of ``[T, H, D]`` that overwrites, as one that returns what it was given."""
+
+    def rotated(q, k):
+        rotate(tokens(q), tokens(k))
+        return q.detach(), k.detach()
+
+    return rotated
+
+
+def is_interleaved(workload: Workload) -> bool:
+    """Whether the pairs of the workload are adjacent features."""
+    return workload.layout == "interleaved"
+
+
+def contender(name: str, bind, **more) -> Peer:
+    """A contender that rotates in place with tables in the dtype of q, unless ``more`` says otherwise."""
+    options = {"tables": "rounded to the dtype of q", "directions": ("forward",), "in_place": True, "narrow": True}
+    return Peer(name, bind, **(options | more))

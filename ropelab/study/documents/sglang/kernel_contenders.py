@@ -1,0 +1,118 @@
+"""This file binds the published operator of SGLang#14302, in its states, as contenders of the study."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ropelab.bench.peers import Peer, Rotate
+from ropelab.bench.workloads import Workload
+from ropelab.study.documents.sglang import kernels
+from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
+from ropelab.study.documents.sglang.contenders import DOCUMENT, DOCUMENT_GATHER, REAL_VLLM, SECOND, THIRD, VLLM
+
+FIRST_KERNEL, FIRST_KERNEL_GATHER = "first version", "first version, gather"
+SECOND_KERNEL, THIRD_KERNEL = "second version", "third version"
+JUST_IN_TIME, JUST_IN_TIME_CAST, LAST_KERNEL = "just-in-time version", "just-in-time version, cast", "last version"
+"""The published operator, in the states of `kernels.STATES`."""
+
+PUBLISHED: dict[str, str] = {
+    DOCUMENT: FIRST_KERNEL, DOCUMENT_GATHER: FIRST_KERNEL_GATHER,
+    SECOND: SECOND_KERNEL, THIRD: THIRD_KERNEL, VLLM: REAL_VLLM,
+}  # fmt: skip
+"""The name of a model -> the name of the published kernel that the model re-creates."""
+
+
+def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables ``[S, R/2]`` as the published operator takes them: per token and in the dtype of q.
+
+    For adjacent pairs the operator takes ``[T, R/2]``, for halves ``[T, R]``.
+    """
+    tables = (token_rows(workload, table) for table in (cos, sin))
+    if not is_interleaved(workload):
+        tables = (torch.cat((table, table), dim=-1) for table in tables)
+    return tuple(table.contiguous() for table in tables)
+
+
+def _kernel(
+    workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, state: str, blocks: int = 1, operator=None
+) -> Rotate:
+    """The published operator.
+
+    Args:
+        blocks: views of q, k and the tables give a token so many rows of heads, and thereby so many blocks.
+        operator: by default the published operator in this state.
+    """
+    operator = operator or kernels.operator(state)
+    cos, sin = (table.repeat_interleave(blocks, dim=0) for table in published_tables(workload, cos, sin))
+    head_size, adjacent = workload.head_dim, is_interleaved(workload)
+
+    def rotate(q, k):
+        q, k = (x.view(len(x) * blocks, -1, head_size) for x in (q, k))
+        operator(cos, sin, q, k, head_size, adjacent)
+
+    return in_place(rotate)
+
+
+def _kernel_by_one_block(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, state: str, wide: bool) -> Rotate:
+    return _kernel(workload, cos, sin, state=state, operator=kernels.by_one_block(state, wide=wide))
+
+
+def _kernel_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """The first version with the two index kernels that make its tables, as a caller with a cache needs them."""
+    operator, positions = kernels.operator("first"), token_positions(workload, cos.device)
+    one = replace(workload, batch=1)
+    tables = published_tables(one, cos, sin)
+    head_size, adjacent = workload.head_dim, is_interleaved(workload)
+
+    def rotate(q, k):
+        operator(*(t.index_select(0, positions) for t in tables), q, k, head_size, adjacent)
+
+    return in_place(rotate)
+
+
+def _kernel_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
+    """The just-in-time version with tables that every call makes anew of a complex one, as diffusion models have it."""
+    operator, head_size = kernels.operator("just in time"), workload.head_dim
+    turns, adjacent = torch.complex(cos, sin).repeat(workload.batch, 1), is_interleaved(workload)
+
+    def rotate(q, k):
+        tables = (part.to(workload.dtype).contiguous() for part in (turns.real, turns.imag))
+        operator(*(t if adjacent else torch.cat((t, t), dim=-1) for t in tables), q, k, head_size, adjacent)
+
+    return in_place(rotate)
+
+
+KERNELS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        contender(FIRST_KERNEL, partial(_kernel, state="first")),
+        contender(FIRST_KERNEL_GATHER, _kernel_gather),
+        contender(SECOND_KERNEL, partial(_kernel, state="second")),
+        contender(THIRD_KERNEL, partial(_kernel, state="third")),
+        contender(JUST_IN_TIME, partial(_kernel, state="just in time")),
+        contender(LAST_KERNEL, partial(_kernel, state="last")),
+    )
+}
+"""By name: the published operator of the document, in its states."""
+
+CAST: Peer = contender(JUST_IN_TIME_CAST, _kernel_cast)
+"""With tables as diffusion models have them, converted in every call."""
+
+
+def kernel_tile_variant(blocks: int) -> Peer:
+    """The first version with so many blocks a token: the operator gets views with fewer heads a row, and more rows."""
+    bind = partial(_kernel, state="first", blocks=blocks)
+    return contender(f"{FIRST_KERNEL}, {blocks} block{'s' * (blocks > 1)} a token", bind)
+
+
+def by_one_block(name: str, state: str, *, wide: bool) -> Peer:
+    """The published kernel of a state with a block for each token: without launch policy, or with narrow accesses."""
+    return contender(name, partial(_kernel_by_one_block, state=state, wide=wide))
+
+
+SECOND_KERNEL_OFF = by_one_block(f"{SECOND_KERNEL}, off", "second", wide=False)
+THIRD_KERNEL_OFF = by_one_block(f"{THIRD_KERNEL}, off", "third", wide=True)
+LAST_KERNEL_OFF = by_one_block(f"{LAST_KERNEL}, off", "last", wide=True)
+THIRD_KERNEL_NARROW = by_one_block(f"{THIRD_KERNEL}, narrow", "third", wide=False)
+LAST_KERNEL_NARROW = by_one_block(f"{LAST_KERNEL}, narrow", "last", wide=False)
