@@ -242,10 +242,14 @@ def test_claims_are_complete_and_unique():
 
 def test_disagreements_are_told():
     row = dict.fromkeys(ledger.COLUMNS, "") | {"id": "MU-01", "on_gpu": True, "measured": "2x"}
-    one, other = (pd.DataFrame([row | {"outcome": name, "words": name}]) for name in (Outcome.HOLDS, Outcome.FAILS))
+    outcomes = Outcome.HOLDS, Outcome.FAILS, Outcome.UNTOLD
+    one, other, silent = (pd.DataFrame([row | {"outcome": name, "words": name}]) for name in outcomes)
     found = disagreements({"a": one, "b": other})
     assert found.id.tolist() == ["MU-01"] and found.a[0] == "holds: 2x" and found.b[0] == "does not hold: 2x"
     assert disagreements({"a": one, "b": one}).empty and disagreements({}).empty
+    assert disagreements({"a": one, "b": silent}).empty
+    third = disagreements({"a": one, "b": silent, "c": other})
+    assert third.b[0] == "cannot be told: 2x" and third.c[0] == "does not hold: 2x"
 
 
 # ------------------------------------------------------------------------------------------------------------- words

@@ -25,7 +25,7 @@ from ropelab.bench.records import MEASUREMENTS, Selection, Where
 from ropelab.study.engine.claims import Claim, load_claims
 from ropelab.study.engine.computed import Evidence, computed
 from ropelab.study.engine.repeats import between_runs
-from ropelab.study.engine.verdict import Basis, Untold, Verdict, of_model, untold
+from ropelab.study.engine.verdict import Basis, Outcome, Untold, Verdict, of_model, untold
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def by_gpu(directory: Path = MEASUREMENTS, *, document: str | None = None) -> di
 
 
 def disagreements(ledgers: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The claims whose outcomes differ between GPUs on which both were measured.
+    """The claims whose outcomes differ between GPUs. A GPU on which a claim cannot be told differs from none.
 
     Args:
         ledgers: as ``by_gpu`` returns them.
@@ -201,7 +201,7 @@ def disagreements(ledgers: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         rows = rows[rows.on_gpu].set_index("id")
         said[gpu] = pd.DataFrame({"outcome": rows.outcome, "words": rows.words + ": " + rows.measured})
     outcomes = pd.DataFrame({gpu: found.outcome for gpu, found in said.items()})
-    differing = outcomes.index[outcomes.nunique(axis=1) > 1]
+    differing = outcomes.index[outcomes[outcomes != Outcome.UNTOLD].nunique(axis=1) > 1]
     words = pd.DataFrame({gpu: found.words for gpu, found in said.items()}).reindex(differing).fillna("")
     if not len(ledgers):
         return pd.DataFrame(columns=["id", "document", "statement"])
