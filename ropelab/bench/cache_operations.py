@@ -164,9 +164,12 @@ class LatentCache(Operation):
     """The rotation of multi-head latent attention in place, and the latent vector and k into one cache.
 
     The sizes are the sizes of DeepSeek-V3. Each of 128 heads has 192 features, and the last 64 features rotate. The
-    latent vector has 512 features. ``q`` is ``[tokens, 128, 192]``. ``kv`` ``[tokens, 576]`` is the projection. Its last
-    64 features are the k that all heads share. ``latent`` ``[tokens, 512]`` is the normalized rest. A cache is ``[pages,
-    PAGE, 576]``.
+    latent vector has 512 features.
+
+    - ``q``: ``[tokens, 128, 192]``.
+    - ``kv``: the projection ``[tokens, 576]``. Its last 64 features are the k that all heads share.
+    - ``latent``: the normalized rest of the projection, ``[tokens, 512]``.
+    - ``cache``: ``[pages, PAGE, 576]``.
     """
 
     name = "MLA, rotation, cache"
