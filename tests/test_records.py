@@ -462,9 +462,7 @@ def test_every_claim_is_judged_on_either_and_disagreements_are_told(two_gpus):
     assert other.evidence[other.on_gpu].str.contains(NAME).all() and not other.evidence.str.contains("H200").any()
     found = engine.disagreements(ledgers)
     first = ledgers["nvidia-h200"].set_index("id").outcome
-    changed = {
-        claim for claim in other.index if len({other.outcome[claim], first[claim]} - {Outcome.UNTOLD}) > 1
-    }
+    changed = {claim for claim in other.index if len({other.outcome[claim], first[claim]} - {Outcome.UNTOLD}) > 1}
     assert set(found.id) == changed and "DS-07" in changed and all(claim.startswith("DS-") for claim in changed)
     row = found.set_index("id").loc["DS-07"]
     assert row[OTHER].startswith(other.words["DS-07"]) and row["nvidia-h200"] != row[OTHER]
