@@ -52,12 +52,11 @@ def apply_rope_qk_inplace(
     cos, sin = _tables(cos_sin_cache, q.shape[-1])
     layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
     batch, seq_len = q.shape[:2]
-    rows: dict[str, torch.Tensor] = {}
     if positions is not None:
         check_tensor("positions", tensor("positions", positions), (1,), "[tokens]", POSITION_DTYPES)
         if len(positions) != batch * seq_len:
             raise ValueError(f"positions: expected a row for each of {batch * seq_len} tokens, got {len(positions)}")
-        rows = {"positions": positions.view(batch, seq_len)}
+        positions = positions.view(batch, seq_len)
     elif batch > 1 and len(cos) == batch * seq_len:
         cos, sin = (table.unflatten(0, (batch, seq_len)) for table in (cos, sin))
     elif len(cos) >= seq_len:
@@ -65,7 +64,16 @@ def apply_rope_qk_inplace(
     else:
         raise ValueError(f"cos_sin_cache: expected a row for each of {seq_len} tokens, got {len(cos)}")
     try:
-        apply_rope(q, k, cos=cos, sin=sin, layout=layout, rotary_slice=(0, 2 * cos.shape[-1]), inplace=True, **rows)
+        apply_rope(
+            q,
+            k,
+            cos=cos,
+            sin=sin,
+            layout=layout,
+            positions=positions,
+            rotary_slice=(0, 2 * cos.shape[-1]),
+            inplace=True,
+        )
     except (TypeError, ValueError) as error:
         raise renamed(error, cos="cos_sin_cache", sin="cos_sin_cache") from error
     return q, k
@@ -78,4 +86,7 @@ def _tables(freqs: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Te
     if not 0 < features <= head_size or features % 2:
         wanted = f"complex [positions, R/2] or [positions, R] with an even R up to head_size = {head_size}"
         raise ValueError(f"cos_sin_cache: expected {wanted}, got {tuple(freqs.shape)}")
-    return KEPT.split(freqs) if freqs.is_complex() else freqs.chunk(2, dim=-1)
+    if freqs.is_complex():
+        return KEPT.split(freqs)
+    cos, sin = freqs.chunk(2, dim=-1)
+    return cos, sin

@@ -200,20 +200,16 @@ def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
         flashinfer.require_whole_vectors(
             workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize
         )
-    return _positions_api(workload, cos, sin, flashinfer.module(version))
-
-
-def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    operators = importlib.import_module("ropelab.bench.peers.sglang_kernel").operators(version)
-    return _positions_api(workload, cos, sin, operators)
-
-
-def _positions_api(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, module) -> Rotate:
-    """FlashInfer's, or SGLang's copy of it; the cache is float32 there."""
-    apply = module.apply_rope_with_cos_sin_cache_inplace
+    apply = flashinfer.module(version).apply_rope_with_cos_sin_cache_inplace
     table, positions = flashinfer.cos_sin_cache(cos, sin), token_positions(workload, cos.device)
     head_size, is_neox = workload.head_dim, not is_interleaved(workload)
     return in_place(lambda q, k: apply(positions, q.flatten(1), k.flatten(1), head_size, table, is_neox))
+
+
+def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
+    """The operator of SGLang's package that takes positions and a cache in the dtype of q."""
+    bind = importlib.import_module("ropelab.bench.peers.sglang_kernel").bind
+    return bind(workload, cos, sin, version=version)
 
 
 PERSISTENT_PEERS = tuple(
@@ -245,7 +241,7 @@ PACKAGES: tuple[Peer, ...] = (
     contender(REAL_VLLM, vllm.bind, package="vllm"),
     contender(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
     contender(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
-    contender(SGL_KERNEL, _sgl_kernel, **(_FLASHINFER | {"package": "sglang-kernel"})),
+    contender(SGL_KERNEL, _sgl_kernel, package="sglang-kernel"),
 )
 """The packages of which the document speaks, by their public operators."""
 

@@ -58,8 +58,8 @@ LAYERS = 32
 """So many layers of a language model share one gather of the tables of a step: those of Llama 3 8B, whose heads are the
 document's 32/8 of 128."""
 
-FAST_POSITIONS = (FLASHINFER, SGL_KERNEL)
-"""Contenders that are the positions API on FlashInfer's kernel."""
+FAST_POSITIONS = (FLASHINFER,)
+"""Contenders that are the positions API on FlashInfer's kernel, which SGLang's own package no longer contains."""
 
 OF_LANGUAGE_MODELS = (REAL_VLLM, FLASHINFER, SGL_KERNEL)
 """Packages that serve language models."""
