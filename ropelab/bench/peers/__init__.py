@@ -46,6 +46,8 @@ PEERS: tuple[Peer, ...] = (
          package="rotary-embedding-torch", own_tables=True, narrow=True),
     Peer("transformer_engine", transformer_engine.bind, _OWN, package="transformer-engine", own_tables=True),
     Peer("flashinfer", flashinfer.bind, _FP32, package=flashinfer.PACKAGE, **_FORWARD),
+    Peer("flashinfer 0.6.13", partial(flashinfer.bind, version="0.6.13"), _FP32,
+         package=flashinfer.PACKAGE, version="0.6.13", **_FORWARD),
     Peer("vllm", vllm.bind, _OF_Q, package=vllm.PACKAGE, narrow=True, in_place=True, **_FORWARD),
     Peer("sglang", sglang_kernel.bind, _OF_Q, package=sglang_kernel.PACKAGE, narrow=True, in_place=True, **_FORWARD),
 )  # fmt: skip

@@ -59,6 +59,7 @@ CONTENDERS = Looks({
     "rotary-embedding-torch": ("", 5, "<"),
     "transformer_engine": ("TransformerEngine", 5, ">"),
     "flashinfer": ("FlashInfer", 4, "X"),
+    "flashinfer 0.6.13": ("FlashInfer 0.6.13", 4, "h"),
     "vllm": ("vLLM, in place", 5, "D"),
     "sglang": ("SGLang, in place", 8, "<"),
     "token-linear, reads twice": ("token-linear (model)", 2, "^"),

@@ -6,7 +6,6 @@ re-creations (`documents.sglang.models`) and no measurement of the packages. The
 are not run where they are not installed.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -14,7 +13,7 @@ import torch
 import torch._dynamo
 
 from ropelab.bench import packages
-from ropelab.bench.peers import Peer, Rotate, flashinfer, vllm
+from ropelab.bench.peers import Peer, Rotate, flashinfer, sglang_kernel, vllm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_triton
@@ -208,8 +207,7 @@ def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, ver
 
 def _sgl_kernel(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
     """The operator of SGLang's package that takes positions and a cache in the dtype of q."""
-    bind = importlib.import_module("ropelab.bench.peers.sglang_kernel").bind
-    return bind(workload, cos, sin, version=version)
+    return sglang_kernel.bind(workload, cos, sin, version=version)
 
 
 PERSISTENT_PEERS = tuple(
