@@ -11,11 +11,16 @@ from compile_kernel import compiled
 
 from ropelab.bench import varlen_models
 
-HEADS, HEAD_DIM, THREADS = 32, 128, 256
+HEAD_DIM = 128
 
 
 def main() -> None:
-    x, angles = torch.empty(64, HEADS, HEAD_DIM, dtype=torch.bfloat16), torch.empty(64, HEAD_DIM)
+    for heads, threads in ((32, 256), (12, 128)):  # below 16 heads 4 warps
+        check(heads, threads)
+
+
+def check(heads: int, threads: int) -> None:
+    x, angles = torch.empty(64, heads, HEAD_DIM, dtype=torch.bfloat16), torch.empty(64, HEAD_DIM)
     cu_seqlens = torch.empty(9, dtype=torch.int32)
     for kernel, numbers in ((varlen_models._legacy_grid_kernel, ()), (varlen_models._token_linear_kernel, (8,))):
         for interleaved in (False, True):
@@ -28,7 +33,7 @@ def main() -> None:
             ptx = compiled(launch, (*varlen_models._arguments(x, x, angles, cu_seqlens, None, 2, 1), *numbers), 90).asm[
                 "ptx"
             ]
-            elements = HEADS * HEAD_DIM // THREADS  # of each thread, two bytes at a time
+            elements = heads * HEAD_DIM // threads  # of each thread, two bytes at a time
             loads, stores = (len(re.findall(rf"{name}\.global\.b16", ptx)) for name in ("ld", "st"))
             assert (loads, stores) == (2 * elements, elements), (kernel.__name__, interleaved, loads, stores)
             assert "bar.sync" not in ptx, f"{kernel.__name__}: threads exchange what they read"

@@ -1,6 +1,5 @@
 """Measuring, as far as it goes without a GPU: bytes, statistics, the peers' check, records, figures."""
 
-import importlib
 import itertools
 import json
 import sys
@@ -19,7 +18,6 @@ from ropelab.bench.compare import bind, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
-from ropelab.interop.broadcast import formula
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.deepspeed import table_figures
@@ -218,27 +216,15 @@ class FakeOperators:
             x0.copy_(x0 * cos - x1 * sin)
             x1.copy_(x1 * cos + x0_before * sin)
 
-    @staticmethod
-    def apply_rotary_pos_emb(t, freqs, tensor_format="sbhd", interleaved=False, fused=False, cu_seqlens=None):
-        assert fused and freqs.dtype == torch.float32
-        freqs = freqs[:, 0, 0]
-        if tensor_format == "thd":
-            freqs = torch.cat([freqs[:n] for n in cu_seqlens.diff()])[:, None]
-        else:
-            freqs = freqs[None, : t.shape[1], None]
-        return formula(t, freqs.cos(), freqs.sin(), layout_of(not interleaved))
-
 
 def layout_of(is_neox: bool) -> str:
     return "split_half" if is_neox else "interleaved"
 
 
-@pytest.mark.parametrize("name", ["transformer_engine", "flashinfer", "vllm", "sglang"])
+@pytest.mark.parametrize("name", ["flashinfer", "vllm", "sglang"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_adapters_call_as_documented(name, layout, monkeypatch):
     """These packages need a GPU; what is tested is the adapter."""
-    places = ("transformer_engine.pytorch.attention",)
-    monkeypatch.setattr(importlib, "import_module", {place: FakeOperators for place in places}.__getitem__)
     monkeypatch.setattr(peers.flashinfer, "module", lambda version: FakeOperators)
     for module in (peers.vllm, peers.sglang_kernel):
         monkeypatch.setattr(module, "operators", lambda version: FakeOperators)
@@ -248,9 +234,8 @@ def test_the_adapters_call_as_documented(name, layout, monkeypatch):
     for case in (whole, replace(whole, rotary_dim=32), packed):
         for direction in peer.directions:
             assert run_check(peer, replace(case, layout=layout, direction=direction)).status == "ok"
-    if name != "transformer_engine":
-        with pytest.raises(NotImplementedError, match="takes tokens one after another"):
-            run_check(peer, replace(whole, seq_format="bhsd"))
+    with pytest.raises(NotImplementedError, match="takes tokens one after another"):
+        run_check(peer, replace(whole, seq_format="bhsd"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from ropelab import PackedSequences, reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance import pytest_laws
-from ropelab.interop.transformer_engine import apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb
+from ropelab.interop.transformer_engine import apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb, thd_grid
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import LAYOUTS, join
 
@@ -187,10 +187,34 @@ def test_results_are_contiguous(device, tensor_format):
         strided = t.permute(order).contiguous().permute(back)
         y = apply_rotary_pos_emb(strided, freqs, **options)
         assert y.is_contiguous() and torch.equal(y, expected)
-    q, k, _ = apply_fused_qkv_rotary_pos_emb(
-        torch.randn(4, 2, 2, 3 * D).to(device).transpose(0, 1), freqs, freqs, [D, D, D], "bshd"
-    )
-    assert q.is_contiguous() and k.is_contiguous()
+    for qkv in (torch.randn(4, 2, 2, 3 * D).to(device).transpose(0, 1), torch.randn(2, 4, 1, 3 * D).to(device)):
+        before = qkv.clone()
+        results = apply_fused_qkv_rotary_pos_emb(qkv, freqs, freqs, [D, D, D], "bshd")
+        assert all(x.is_contiguous() for x in results)
+        for x in results:
+            x.zero_()
+        assert torch.equal(qkv, before), "a result shares the memory of qkv"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_freqs_of_other_dtypes_are_rounded_to_float32(device, dtype):
+    t, freqs = torch.randn(4, 2, H, D).to(device), angles(8, "split_half").to(device, dtype)
+    assert torch.equal(apply_rotary_pos_emb(t, freqs), apply_rotary_pos_emb(t, freqs.float()))
+    qkv, widths = torch.randn(4, 2, 2, 3 * D).to(device), [D, D, D]
+    found, expected = (apply_fused_qkv_rotary_pos_emb(qkv, f, f, widths) for f in (freqs, freqs.float()))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_the_grid_that_transformer_engine_takes():
+    """At either side of both thresholds, and with more ranks."""
+    assert [thd_grid(n, 65536, 65536) for n in (2, 3)] == ["legacy", "linear"]
+    assert [thd_grid(n, 65536, 8192, 8) for n in (2, 3)] == ["legacy", "linear"]
+    assert [thd_grid(4, rows, 100) for rows in (16408, 16409)] == ["legacy", "linear"]  # 65,532 and 65,536 dead blocks
+    assert thd_grid(100, 10_000, 0) == "legacy"
+    with pytest.raises(ValueError, match="cp_size: expected"):
+        thd_grid(1, 1, 1, 0)
+    with pytest.raises(TypeError, match="tokens: expected"):
+        thd_grid(1, 1, 1.5)
 
 
 def test_dense_formats_take_no_notice_of_cu_seqlens():
@@ -214,7 +238,11 @@ PACKED = {"t": torch.zeros(28, H, D), "freqs": angles(16, "split_half"), "tensor
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        (GOOD | {"freqs": angles(8, "split_half").double()}, TypeError, "freqs: expected float32 angles, got torch.fl"),
+        (
+            GOOD | {"freqs": angles(8, "split_half").int()},
+            TypeError,
+            "freqs: expected floating-point angles, got torch.i",
+        ),
         (GOOD | {"freqs": angles(8, "split_half")[:, 0]}, ValueError, r"freqs: expected shape \[s2, 1, 1, d2\]"),
         (GOOD | {"freqs": torch.zeros(8, 1, 1, 5)}, ValueError, "freqs: expected shape .* d2 even, got"),
         (

@@ -172,7 +172,7 @@ def code(tmp_path_factory):
 @pytest.mark.parametrize(
     "measuring, module, old, new",
     [
-        ("study.documents.transformer_engine.measure", "bench.varlen_models", "tl.constexpr(8)", "tl.constexpr(4)"),
+        ("study.documents.transformer_engine.measure", "bench.varlen_models", "_FEW_HEADS = 8, 4", "_FEW_HEADS = 4, 4"),
         ("study.documents.sglang.measure", "study.documents.sglang.models", "_WARPS = 4", "_WARPS = 8"),
         (
             "study.documents.fairseq2.measure",

@@ -18,10 +18,10 @@ from ropelab.study.documents.transformer_engine import (
     dispatch,
     evidence,
     findings,
+    grids,
     layer,
     measure,
     packings,
-    rules,
     studies,
 )
 from ropelab.study.documents.transformer_engine import figures as te_figures
@@ -36,7 +36,7 @@ from ropelab.study.plots import registry as figures
 from .support import change
 
 HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
-OLD, NEW = rules.OLD, rules.NEW
+OLD, NEW = grids.MODELS.names
 TIMES = ["median_us", "q20_us", "q80_us"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine without a GPU: test_the_studies_run has it")
@@ -47,13 +47,14 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs a machine withou
 DEAD_NS, LIVE_US, SEARCH_US = 0.6, 14e-3, 0.002e-3
 
 
-NOT_INSTALLED = "not run: transformer-engine not installed"
+NOT_INSTALLED = "not run: transformer-engine-cu13 not installed"
 
 
 def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
     """A record as measure.kernels() makes it, by a model of the costs: forward and backward.
 
-    TransformerEngine is not installed, or takes ``package`` times as long as the faster grid.
+    The pull request's file was not compiled. TransformerEngine 2.20 is not installed, or takes ``package`` times as
+    long as the faster grid.
     """
     rows = []
     for case in measure.cases():
@@ -65,10 +66,10 @@ def kernels(dead_ns=DEAD_NS, search_us=SEARCH_US, summed=1.3, package=None):
             "ropelab": 0.6 * live,
             "flash_attn": 0.6 * live + 2e-3 * 1.2 * max(0, case.packing.longest * case.packing.n_seqs - case.tokens),
             measure.INTEROP: 0.7 * live,
-            measure.PACKAGE: np.nan,
+            **dict.fromkeys((*grids.CODE.names, *grids.PACKAGES.names), np.nan),
         }
         if package:
-            spent[measure.PACKAGE] = package * min(spent[OLD], spent[NEW])
+            spent[grids.PACKAGES.new] = package * min(spent[OLD], spent[NEW])
         for step, name in itertools.product(case.steps, case.contenders):
             us = spent[name] + (summed - 1) * live * (step == measure.SUMMED)
             rows.append(case.columns | {
@@ -95,7 +96,8 @@ def layers(dead_ns=0.62, layer_ms=22.0, rope_ms=1.4):
 
 def parity(where=None, **changes):
     rows = [
-        {"kind": kind, "n_seqs": 3, "empty": 2 * (kind == "every other empty"), "past_end": 0, "starts": False,
+        {"grids": f"{OLD} and {NEW}", "merged_takes": "legacy", "kind": kind,
+         "n_seqs": 3, "empty": 2 * (kind == "every other empty"), "past_end": 0, "starts": False,
          "cp_size": size, "cp_rank": rank, "dtype": dtype, "layout": layout, "same_result": True,
          "same_gradient": True, "worst": 0.6, "worst_ropelab": 0.6}
         for kind in ("skewed", "every other empty")
@@ -118,6 +120,22 @@ def slower(frame, name, factor, where="index == index"):
     frame = frame.copy()
     frame.loc[frame.query(where).query("contender == @name").index, TIMES] *= factor
     return frame
+
+
+def of_pair(frame, pair):
+    """The models' rows under the names of another pair, whose own rows are gone."""
+    if "grids" in frame:
+        return frame.assign(grids=" and ".join(pair.names))
+    if "contender" not in frame:
+        return frame
+    frame = frame[~frame.contender.isin(pair.names)]
+    names = {OLD: pair.old, NEW: pair.new, measure.UNGUARDED: grids.CODE.new}
+    return frame.assign(contender=frame.contender.replace(names))
+
+
+def under(given, pair):
+    """The evidence of a case, each frame as `of_pair` makes it."""
+    return {name: partial(lambda make: of_pair(make(), pair), make) for name, make in given.items()}
 
 
 def swapped(frame):
@@ -314,6 +332,62 @@ def test_every_claim_has_cases_of_different_outcomes():
     assert all(len(outcomes) >= 3 for outcomes in seen.values())
 
 
+OF_MODELS = [(*case, i) for i, case in enumerate(CASES) if isinstance(case[2], tuple)]
+
+
+@pytest.mark.parametrize(
+    "claim_id, given, expected", [pytest.param(*case[:3], id=f"{case[0]}-{case[3]}") for case in OF_MODELS]
+)
+def test_the_published_code_decides(claim_id, given, expected, tmp_path):
+    """The same rows under the names of the pull request's file give the outcome of the models, on the file."""
+    told = judged(claim_id, given, tmp_path)
+    row = judged(claim_id, under(given, grids.CODE), tmp_path)
+    outcome = expected[1].removeprefix("our model: ")
+    assert row.outcome == (SOME_CELLS if outcome.startswith("holds in") else outcome)
+    if outcome != str(UNTOLD):
+        assert row.basis == Basis.CODE and f"our model: {row.words}" == told.measured.split(";")[0]
+        assert "our model" not in row.measured
+
+
+@pytest.mark.parametrize("claim_id", ["TE-01", "TE-02", "TE-03", "TE-04", "TE-05", "TE-14", "TE-15", "TE-16", "TE-08"])
+def test_the_packages_decide_where_the_file_was_not_compiled(claim_id, tmp_path):
+    given = {"te_kernels": kernels, "te_layer": layers, "te_parity": parity}
+    code, packages = (judged(claim_id, under(given, pair), tmp_path) for pair in (grids.CODE, grids.PACKAGES))
+    assert (packages.basis, packages.words) == (Basis.PACKAGE, code.words)
+
+
+@pytest.mark.parametrize("claim_id", ["TE-06", "TE-19"])
+def test_a_package_that_chooses_its_grid_does_not_tell_what_the_search_costs(claim_id, tmp_path):
+    row = judged(claim_id, {"te_kernels": lambda: of_pair(kernels(), grids.PACKAGES)}, tmp_path)
+    assert (row.outcome, row.basis) == (UNTOLD, Basis.MODEL)
+
+
+def test_the_bits_of_the_packages_stand_beside_those_of_the_file(tmp_path):
+    def frame():
+        packages = of_pair(parity(), grids.PACKAGES)
+        linear = packages.assign(merged_takes="linear", same_result=False)
+        return pd.concat([of_pair(parity(), grids.CODE), packages, linear], ignore_index=True)
+
+    row = judged("TE-08", {"te_parity": frame}, tmp_path)
+    assert (row.outcome, row.basis) == (HOLDS, Basis.CODE)
+    n = len(parity())
+    said = f"equal in 0 of {n} cases in which the merged condition takes the new grid, and in {n} of {n} others"
+    assert said in row.remarks
+
+
+def test_how_well_the_models_predict():
+    frame = kernels()
+    assert findings.predictions(frame).empty and findings.prediction_counts(frame) == ""
+    models = frame[frame.contender.isin(grids.MODELS.names)]
+    names = dict(zip(grids.MODELS.names, grids.CODE.names, strict=True))
+    file = models.assign(contender=models.contender.replace(names))
+    file[TIMES] *= 2.0
+    both = pd.concat([frame[~frame.contender.isin(grids.CODE.names)], file])
+    found = findings.predictions(both)
+    assert len(found) == 2 * len(measure.cases()) and np.allclose(found.ratio, 0.5)
+    assert findings.prediction_counts(both).count("takes 0.50 of the file's time") == 2
+
+
 @pytest.mark.parametrize("claim_id", OF_KERNELS)
 @pytest.mark.parametrize("left", PARTS)
 def test_a_part_of_a_record_tells_nothing(claim_id, left, tmp_path):
@@ -355,9 +429,10 @@ def test_the_map_of_the_document():
 def test_the_package_beside_its_models(tmp_path):
     """Where TransformerEngine is installed, its time stands beside that of the models."""
     times = {"te_kernels": partial(kernels, package=1.25)}  # and the sum, which takes as long for all
-    assert "TransformerEngine itself takes 1.19 of the faster model's" in judged("TE-05", times, tmp_path).remarks
-    assert "itself" not in judged("TE-05", {"te_kernels": kernels}, tmp_path).remarks
-    assert "itself" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
+    said = "TransformerEngine 2.20 takes 1.19 of the time of the faster grid"
+    assert said in judged("TE-05", times, tmp_path).remarks
+    assert "2.20" not in judged("TE-05", {"te_kernels": kernels}, tmp_path).remarks
+    assert "2.20" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
 
 
 def test_models_are_named_as_such(tmp_path):
@@ -498,22 +573,24 @@ def test_kernels_are_checked_then_timed(monkeypatch):
         raise NotInstalled("no such package")
 
     monkeypatch.setattr(measure.peers, "_with_version", no_package)
+    published = (*grids.CODE.names, *grids.PACKAGES.names)
     names = (OLD, NEW, "ropelab", "flash_attn", measure.INTEROP)
     chosen = [
         measure.Case("table B", packings.remainder_last(3, 16), 16, steps=(measure.GIVEN, measure.SUMMED),
-                     contenders=(*names, measure.PACKAGE)),
+                     contenders=(*names, *published)),
         measure.Case("skew", packings.skewed(3, 8, 16, 4), 8, 2, 1, contenders=names[:3]),
     ]  # fmt: skip
     frame = measure.measure_kernels(chosen, measure.Scale(16, 2, 16, rounds=1), "cpu", torch.float32)
     assert set(frame.columns) == {
         *findings.CELL, "step", "contender", "status", "median_us", "q20_us", "q80_us", "samples", "same_bits"
     }  # fmt: skip
-    lost = frame.contender.isin(("flash_attn", measure.PACKAGE))
-    assert lost.sum() == 4 and set(frame[lost].status) == {"not run: no such package"}
+    lost = frame.contender.isin(("flash_attn", *published))
+    # The packages stand in for the file in the second case as well.
+    assert lost.sum() == 12 and frame[lost].status.str.startswith("not run: ").all()
     assert set(frame[~lost].status) == {"ok"}
     assert frame[frame.contender == NEW].same_bits.eq(True).all()
     assert frame.groupby(["part", "step"]).size().to_dict() == {
-        ("skew", measure.GIVEN): 3, ("table B", measure.GIVEN): 6, ("table B", measure.SUMMED): 6
+        ("skew", measure.GIVEN): 5, ("table B", measure.GIVEN): 9, ("table B", measure.SUMMED): 9
     }  # fmt: skip
     assert len(findings.times(frame)) == 2
 
@@ -538,8 +615,9 @@ def test_the_layer(monkeypatch):
     monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: q * k + v)  # what there is needs a GPU
     small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48, n_seqs=(3,), rounds=1)
     frame = layer.measure_layer(small, "cpu", torch.float32)
-    assert set(frame[frame.contender != measure.PACKAGE].status) == {"ok"}
-    both = {OLD, NEW, "ropelab", measure.PACKAGE}
+    published = {*grids.CODE.names, *grids.PACKAGES.names}
+    assert set(frame[~frame.contender.isin(published)].status) == {"ok"}
+    both = {OLD, NEW, "ropelab"} | published
     assert set(frame[frame.what == layer.LAYER].contender) == both | {layer.WITHOUT}
     assert set(frame[frame.what == layer.ALONE].contender) == both
     assert set(frame.columns) >= {"what", "n_seqs", "longest", "tokens", "freqs_len", "median_us"}
@@ -563,7 +641,7 @@ def test_every_rotation_makes_the_same_layer():
 
     found = {
         name: layer._layer_calls(weights, x, gradient, rotate, attend, small)[0]()
-        for name, rotate in layer.contenders(packing, truth, small, "cpu").items()
+        for name, rotate in layer.contenders(packing, truth, "cpu")[0].items()
     }
     for name, gradients in found.items():
         for ours, theirs in zip(gradients, found["ropelab"], strict=True):
@@ -703,6 +781,20 @@ def test_figures_draw_what_was_measured(tmp_path):
             if studies_ == ("te_kernels",):
                 draw(table).savefig(tmp_path / "figure.png")
                 assert "nan" not in draw(table).get_suptitle(), name
+
+
+@pytest.mark.parametrize("pair", [grids.CODE, grids.PACKAGES], ids=lambda pair: pair.words)
+def test_figures_and_sentences_say_whose_grids_they_show(pair):
+    """The conditions are judged where both grids run in every cell: the packages' grids are no pair for them."""
+    frame, of_layer = of_pair(kernels(), pair), of_pair(layers(), pair)
+    whose = {"first version, 6c46696": "the file of the first version", "TransformerEngine": "TransformerEngine 2.18"}
+    assert whose[pair.words] in findings.sum_counts(frame) and whose[pair.words] in findings.layer_counts(of_layer)
+    for drawn in (te_figures.table_b(frame), te_figures.layer(of_layer)):
+        labels = {text.get_text() for legend in drawn.legends for text in legend.get_texts()}
+        assert {f"old grid ({pair.words})", f"new grid ({pair.words})"} <= labels, labels
+    if pair == grids.CODE:
+        assert "of the first version" in findings.skew_counts(frame)
+        assert len(findings.choices(frame)) == len(findings.choices(kernels()))
 
 
 def test_a_layer_with_ropelab_beside_one_with_the_new_grid():

@@ -16,6 +16,7 @@ from ropelab.layout.pairing import LAYOUTS
 
 _SKEWED = "one of 34,336 and 2,400 of 13"
 _LEGACY = "legacy grid"
+_PACKAGES = (peers.TRANSFORMER_ENGINE_OLD_GRID, peers.TRANSFORMER_ENGINE)
 
 
 def packings() -> list[Workload]:
@@ -46,14 +47,14 @@ def packed(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def contenders() -> list[peers.Peer]:
-    """Ropelab with positions computed once or in every call, flash-attn, TransformerEngine, and models of it."""
+    """Ropelab with positions computed once or in every call, flash-attn, TransformerEngine, and models of its grids."""
     known = {peer.name: peer for peer in peers.PEERS}
     model = partial(peers.Peer, tables="its own, float32 angles", own_tables=True)
     return [
         known["ropelab"],
         peers.Peer("ropelab with positions", _with_positions, "float32", directions=("forward",)),
         known["flash_attn"],
-        known["transformer_engine"],
+        *_PACKAGES,
         model("token-linear, reads twice", partial(_model, kernel=varlen_models.token_linear)),
         model(_LEGACY, partial(_model, kernel=varlen_models.legacy_grid)),
     ]
@@ -88,7 +89,7 @@ def _columns(frame: pd.DataFrame, shape: Workload) -> pd.DataFrame:
     sizes = {"n_seqs": len(shape.lengths), "longest": max(shape.lengths)}
     frame = frame.rename(columns={"cell": "case", "seq_len": "tokens", "q_heads": "heads"})
     frame = frame.drop(columns=["batch", "k_heads", "rotary_dim", "seq_format", "storage", "in_place"])
-    rows = {_LEGACY: _freqs_len(shape), "transformer_engine": shape.seq_len}
+    rows = {_LEGACY: _freqs_len(shape)} | {peer.name: shape.seq_len for peer in _PACKAGES}
     frame = frame.assign(**sizes, freqs_len=frame.contender.map(rows))
     first = ["case", *sizes]
     return frame[[*first, *(name for name in frame if name not in first)]]

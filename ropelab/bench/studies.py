@@ -107,7 +107,7 @@ def host(*, smoke: bool = False) -> pd.DataFrame:
     shapes = [replace(DENSE_CELLS[-1].workload, layout=layout) for layout in LAYOUTS]
     for shape in progress(shapes, lambda shape: shape.description):
         sets = shape.buffers()
-        bound, status = bind(shape, peers.PEERS, sets[0])
+        bound, status = bind(shape, [peer for peer in peers.PEERS if peer.own_host_time], sets[0])
         for autograd in (True, False):
             ready = checked(bound, shape, sets[0], status)
             contenders = {

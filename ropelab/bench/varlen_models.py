@@ -1,7 +1,8 @@
 """This file models TransformerEngine's two kernels for packed sequences, to time how they divide the work.
 
-The kernels of the package are CUDA code that needs a build of the package. The models are Triton code that follows the
-description in TransformerEngine#3057 and its review. A time of a model is not a measurement of the package.
+The kernels of the package are CUDA code (`ropelab.bench.peers.te_library`, `ropelab.bench.peers.te_source`). The models
+are Triton code that follows the description in TransformerEngine#3057 and its review. A time of a model is not a
+measurement of the package; the study compares both (`ropelab.study.documents.transformer_engine.predictions`).
 
 - ``legacy_grid``: a program for every pair of a row of the table of angles and a sequence. If the sequence ends before
   the row, the program returns at once, as most programs do.
@@ -9,7 +10,8 @@ description in TransformerEngine#3057 and its review. A time of a model is not a
 
 The models share these properties with the CUDA kernels:
 
-- A program has 256 threads and rotates one token. A warp rotates one head at a time, and a thread one feature.
+- A program has 8 warps, below 16 heads 4 warps, and rotates one token. A warp rotates one head at a time, and a thread
+  one feature.
 - A thread reads a feature and its partner, so every element is read twice, with one access for each element. The
   tensor may have any strides.
 - Every program computes cosines and sines from float32 angles.
@@ -29,16 +31,17 @@ import torch
 import triton
 import triton.language as tl
 
-_WARPS, _LANES = tl.constexpr(8), tl.constexpr(32)
+_LANES = tl.constexpr(32)
+_WARPS, _WARPS_OF_FEW_HEADS, _FEW_HEADS = 8, 4, 16
 
 
 @triton.jit
 def _rotate_token(
     x_ptr, y_ptr, angles_ptr, token, position, token_stride, head_stride, feature_stride, INVERSE: tl.constexpr,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """``y = x cos + partner sin``. In every iteration, a thread computes one feature of one head."""
-    thread = tl.arange(0, _WARPS * _LANES)
+    thread = tl.arange(0, WARPS * _LANES)
     for first in tl.static_range(0, HEAD_DIM, _LANES):
         feature = first + thread % _LANES
         if INTERLEAVED:
@@ -50,7 +53,7 @@ def _rotate_token(
         angle = tl.load(angles_ptr + position.to(tl.int64) * HEAD_DIM + feature, mask=exists, other=0.0)
         cos, sin = tl.cos(angle), tl.sin(angle)
         sin = tl.where(is_first == INVERSE, sin, -sin)
-        for first_head in tl.static_range(0, HEADS, _WARPS):
+        for first_head in tl.static_range(0, HEADS, WARPS):
             head = first_head + thread // _LANES
             x_row = token.to(tl.int64) * token_stride + head * head_stride
             y_row = token.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
@@ -74,7 +77,7 @@ def _position(row, length, sequence, starts_ptr, cp_size, cp_rank, STARTS: tl.co
 def _legacy_grid_kernel(
     x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, starts_ptr, token_stride, head_stride, feature_stride, cp_size, cp_rank,
     STARTS: tl.constexpr,
-    INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     row, sequence = tl.program_id(0), tl.program_id(1)
     start = tl.load(cu_seqlens_ptr + sequence) // cp_size
@@ -82,14 +85,14 @@ def _legacy_grid_kernel(
     if row < length:
         position = _position(row, length, sequence, starts_ptr, cp_size, cp_rank, STARTS)
         _rotate_token(x_ptr, y_ptr, angles_ptr, start + row, position, token_stride, head_stride, feature_stride,
-                      INVERSE, HEADS, HEAD_DIM, INTERLEAVED)  # fmt: skip
+                      INVERSE, HEADS, HEAD_DIM, INTERLEAVED, WARPS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["cp_size", "cp_rank", "sequences"])
 def _token_linear_kernel(
     x_ptr, y_ptr, angles_ptr, cu_seqlens_ptr, starts_ptr, token_stride, head_stride, feature_stride, cp_size, cp_rank,
     sequences, GUARD: tl.constexpr, STARTS: tl.constexpr,
-    INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    INVERSE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     low, high = 0, sequences  # the sequence of the token is in [low, high)
@@ -103,7 +106,7 @@ def _token_linear_kernel(
     if token < last:
         position = _position(token - start, end - start, low, starts_ptr, cp_size, cp_rank, STARTS)
         _rotate_token(x_ptr, y_ptr, angles_ptr, token, position, token_stride, head_stride, feature_stride,
-                      INVERSE, HEADS, HEAD_DIM, INTERLEAVED)  # fmt: skip
+                      INVERSE, HEADS, HEAD_DIM, INTERLEAVED, WARPS)  # fmt: skip
 
 
 def legacy_grid(
@@ -177,5 +180,6 @@ def _arguments(x, y, angles, cu_seqlens, start_positions, cp_size: int, cp_rank:
 
 def _constants(x: torch.Tensor, interleaved: bool, inverse: bool, start_positions: torch.Tensor | None = None) -> dict:
     shape = {"HEADS": x.shape[1], "HEAD_DIM": x.shape[2]}
+    warps = _WARPS_OF_FEW_HEADS if x.shape[1] < _FEW_HEADS else _WARPS
     constants = {"STARTS": start_positions is not None, "INVERSE": inverse, **shape, "INTERLEAVED": interleaved}
-    return constants | {"num_warps": _WARPS.value}
+    return constants | {"WARPS": warps, "num_warps": warps}

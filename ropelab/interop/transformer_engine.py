@@ -1,11 +1,16 @@
 """This file holds TransformerEngine's functions: angles instead of tables, packed sequences, context parallelism, qkv.
 
-The contract comes from ``transformer_engine/pytorch/attention/rope.py`` of TransformerEngine 2, with the fused path.
-These functions differ from TransformerEngine's functions:
+The contract comes from ``transformer_engine/pytorch/attention/rope.py`` of TransformerEngine 2.18 and 2.20, with the
+fused path. ``tests/test_gpu_real_te.py`` holds the functions to the kernels of both versions. These functions differ
+from TransformerEngine's functions:
 
 - Rows past ``cu_seqlens[-1]`` and their gradients are zeros. TransformerEngine leaves such rows as they were allocated.
-- The gradient honours ``start_positions``, and ``start_positions`` work together with context parallelism.
+- In the packed form, the gradient honours ``start_positions``, and ``start_positions`` work together with context
+  parallelism. TransformerEngine's gradient leaves them out, and its function refuses both together.
 - Offsets into tensors are 64 bits wide, and the results are differentiable any number of times, also in ``freqs``.
+- A position without a row in ``freqs`` is an error or NaN. TransformerEngine reads past the end of ``freqs``.
+
+`thd_grid` says how TransformerEngine launches its own kernel. The functions here have one grid for all lengths.
 
 Every call computes the cosines and sines of ``freqs`` and finds the positions anew, because the convention has no place
 to keep them. A caller that can change builds both once, for `ropelab.apply_rope` with `ropelab.PackedSequences`.
@@ -23,6 +28,11 @@ from ropelab.positions.packed import PackedSequences, context_parallel_positions
 from ropelab.rope import apply_rope
 
 FORMATS = ("sbhd", "bshd", "thd")
+LEGACY, LINEAR = "legacy", "linear"
+"""TransformerEngine's grids: a block for each row of freqs and each sequence, or a block for each token."""
+
+_LEAST_DEAD_BLOCKS = 65536
+_CONTIGUOUS = torch.contiguous_format
 
 
 def apply_rotary_pos_emb(
@@ -40,7 +50,8 @@ def apply_rotary_pos_emb(
 
     Args:
         t: ``[s, b, h, d]``, ``[b, s, h, d]`` or ``[t, h, d]``; bfloat16, float16, float32 or float64; any strides.
-        freqs: float32 ``[s2, 1, 1, d2]``, ``d2 <= d`` even: angles in rad, one for each feature.
+        freqs: ``[s2, 1, 1, d2]``, ``d2 <= d`` even: angles in rad, one for each feature. Angles of another
+            floating-point dtype than float32 are rounded to float32, as in TransformerEngine.
         tensor_format: the order of the axes of ``t``: ``"sbhd"``, ``"bshd"`` or ``"thd"``.
         start_positions: int32 ``[b]`` (``thd``: ``[n]``): the position of the first token of each sequence.
         interleaved: features ``(2i, 2i + 1)`` form a pair; by default ``(i, i + d2/2)``.
@@ -91,7 +102,7 @@ def apply_fused_qkv_rotary_pos_emb(
 
     Args:
         qkv: ``[s, b, g, w]`` or ``[b, s, g, w]``. Each of ``g`` groups has query heads, a key head and a value head.
-        q_freqs, k_freqs: float32 ``[s2, 1, 1, d2]``, as for `apply_rotary_pos_emb`.
+        q_freqs, k_freqs: ``[s2, 1, 1, d2]``, as ``freqs`` of `apply_rotary_pos_emb`.
         qkv_split_arg_list: the widths of the queries, the key and the value of a group. The second width is the head
             size ``d``, the first is a multiple of ``d``, and the sum is ``w``.
         tensor_format: ``"sbhd"`` or ``"bshd"``.
@@ -99,8 +110,8 @@ def apply_fused_qkv_rotary_pos_emb(
         cu_seqlens: ignored, as in TransformerEngine. It keeps the places of the other arguments.
 
     Returns:
-        q ``[.., g * widths[0] / d, d]`` and k ``[.., g, d]``, new and contiguous, and v ``[.., g, widths[2]]``, a view.
-        The gradient of qkv takes one rotation and one concatenation.
+        q ``[.., g * widths[0] / d, d]``, k ``[.., g, d]`` and v ``[.., g, widths[2]]``, new and contiguous. v is a
+        copy, as in TransformerEngine. The gradient of qkv takes one rotation and one concatenation.
 
     Raises:
         TypeError, ValueError: as `apply_rotary_pos_emb`; or the widths do not fit.
@@ -132,18 +143,47 @@ def apply_fused_qkv_rotary_pos_emb(
 
     q, k = rotate_by("q_freqs", q, k) if q_freqs is k_freqs else (rotate_by("q_freqs", q), rotate_by("k_freqs", k))
     q, k = q.contiguous(), k.contiguous()
-    return q.reshape(*leading[:2], -1, head_dim), k.reshape(*leading, head_dim), v
+    return q.reshape(*leading[:2], -1, head_dim), k.reshape(*leading, head_dim), v.clone(memory_format=_CONTIGUOUS)
+
+
+def thd_grid(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
+    """The grid that TransformerEngine takes for packed tokens since 2.19.
+
+    The linear grid has a block for each token; each block searches for its sequence. The legacy grid has ``freqs_len *
+    n_seqs`` blocks; blocks without a token end at once. TransformerEngine takes the linear grid if the legacy grid has
+    more than ``2 * cp_size`` times as many blocks as there are tokens, and at least 65,536 blocks more than tokens.
+
+    The condition comes from ``use_fused_rope_thd_linear_grid_launch`` in
+    ``transformer_engine/common/fused_rope/fused_rope.cu`` at commit 0d1594aa0fc5c48a4d8999e8bda13e43292fa679.
+
+    Args:
+        n_seqs: the number of sequences, ``len(cu_seqlens) - 1``.
+        freqs_len: the number of rows of ``freqs``.
+        tokens: the number of tokens on this rank, ``len(t)``.
+        cp_size: the number of ranks that share every sequence.
+
+    Returns:
+        `LINEAR` or `LEGACY`.
+
+    Raises:
+        TypeError, ValueError: an argument is no integer, or is negative, or ``cp_size`` is below 1.
+    """
+    sizes = {"n_seqs": n_seqs, "freqs_len": freqs_len, "tokens": tokens}
+    n_seqs, freqs_len, tokens = (integer(name, size, at_least=0) for name, size in sizes.items())
+    blocks = n_seqs * freqs_len
+    many = blocks > 2 * integer("cp_size", cp_size, at_least=1) * tokens
+    return LINEAR if tokens and many and blocks - tokens >= _LEAST_DEAD_BLOCKS else LEGACY
 
 
 def _cos_and_sin(name: str, freqs: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cosines and sines of ``freqs``, each ``[s2, d2]``."""
-    if not isinstance(freqs, torch.Tensor) or freqs.dtype != torch.float32:
-        raise TypeError(f"{name}: expected float32 angles, got {getattr(freqs, 'dtype', shown(freqs))}")
+    """The cosines and sines of ``freqs`` in float32, each ``[s2, d2]``."""
+    if not isinstance(freqs, torch.Tensor) or not freqs.is_floating_point():
+        raise TypeError(f"{name}: expected floating-point angles, got {getattr(freqs, 'dtype', shown(freqs))}")
     if tensor(name, freqs).ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] % 2 or not freqs.shape[-1]:
         raise ValueError(f"{name}: expected shape [s2, 1, 1, d2] with d2 even, got {tuple(freqs.shape)}")
     if freqs.shape[-1] > head_dim:
         raise ValueError(f"{name}: expected d2 of at most the head size {head_dim}, got {freqs.shape[-1]}")
-    angles = freqs[:, 0, 0]
+    angles = freqs[:, 0, 0].float()
     return angles.cos(), angles.sin()
 
 

@@ -18,6 +18,7 @@ from ropelab.bench.peers import (
     ours,
     rotary_embedding_torch,
     sglang_kernel,
+    te_library,
     torchembed,
     transformer_engine,
     transformers,
@@ -28,6 +29,20 @@ from ropelab.bench.peers.peer import BOTH, Bind, Pair, Peer, Rotate, differentia
 
 _FP32, _OF_Q, _OWN = "float32", "rounded to the dtype of q", "its own, float32 angles"
 _FORWARD = {"directions": ("forward",)}
+
+
+def _transformer_engine(version: str) -> Peer:
+    name = f"TransformerEngine {version.rpartition('.')[0]}"
+    bind = partial(transformer_engine.bind, version=version)
+    return Peer(
+        name, bind, _OWN, package=te_library.DISTRIBUTION, version=version, own_tables=True, own_host_time=False
+    )
+
+
+TRANSFORMER_ENGINE_OLD_GRID = _transformer_engine("2.18.0")
+"""The last version with one grid for packed sequences, that of every row of freqs and every sequence."""
+TRANSFORMER_ENGINE = _transformer_engine("2.20.2")
+"""A version with the grid of TransformerEngine#3057 beside the old one."""
 
 PEERS: tuple[Peer, ...] = (
     Peer("ropelab", ours.bind, _FP32),
@@ -44,7 +59,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("transformers", transformers.bind, _OF_Q, package="transformers", narrow=True),
     Peer("rotary-embedding-torch", rotary_embedding_torch.bind, _OWN, layouts=("interleaved",),
          package="rotary-embedding-torch", own_tables=True, narrow=True),
-    Peer("transformer_engine", transformer_engine.bind, _OWN, package="transformer-engine", own_tables=True),
+    TRANSFORMER_ENGINE,
     Peer("flashinfer", flashinfer.bind, _FP32, package=flashinfer.PACKAGE, **_FORWARD),
     Peer("flashinfer 0.6.13", partial(flashinfer.bind, version="0.6.13"), _FP32,
          package=flashinfer.PACKAGE, version="0.6.13", **_FORWARD),
@@ -60,8 +75,8 @@ TORCHEMBED_API = Peer(
 )  # fmt: skip
 
 __all__ = [
-    "BOTH", "PEERS", "TORCHEMBED_API", "Bind", "Check", "Pair", "Peer", "Rotate", "available", "calls", "check",
-    "differentiable", "error_bound",
+    "BOTH", "PEERS", "TORCHEMBED_API", "TRANSFORMER_ENGINE", "TRANSFORMER_ENGINE_OLD_GRID", "Bind", "Check", "Pair",
+    "Peer", "Rotate", "available", "calls", "check", "differentiable", "error_bound",
 ]  # fmt: skip
 
 

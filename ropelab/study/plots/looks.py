@@ -57,6 +57,8 @@ CONTENDERS = Looks({
     "complex": ("complex product", 4, "*"),
     "transformers": ("transformers' own", 7, "d"),
     "rotary-embedding-torch": ("", 5, "<"),
+    "TransformerEngine 2.18": ("", 3, "<"),
+    "TransformerEngine 2.20": ("", 5, ">"),
     "transformer_engine": ("TransformerEngine", 5, ">"),
     "flashinfer": ("FlashInfer", 4, "X"),
     "flashinfer 0.6.13": ("FlashInfer 0.6.13", 4, "h"),

@@ -14,7 +14,8 @@ that were computed once, a program of the models computes its own.
 Versions of TransformerEngine#3057 (``data/sources.toml`` says what was read of each): *first* is the pull request as
 the document shows it; *reviewed* has another heuristic, one thread that searches and a guard for what lies behind the
 last sequence; *renamed* is the same with another name for its variable; *merged* (commit 0d1594aa0, first released in
-2.19) has one more condition and no variable.
+2.19) has one more condition and no variable. ``grids`` runs the published kernels of *first* and *merged* beside the
+models.
 """
 
 import os
@@ -25,10 +26,10 @@ import torch
 
 from ropelab.bench import varlen_models
 from ropelab.bench.peers import differentiable
+from ropelab.interop.transformer_engine import LEGACY, LINEAR, thd_grid
 
 OVERRIDE = "NVTE_FUSED_ROPE_THD_TOKEN_LINEAR"
 VARIABLES = {"first": OVERRIDE, "reviewed": OVERRIDE, "renamed": "NVTE_FUSED_ROPE_THD_LINEAR_GRID", "merged": None}
-LEGACY, LINEAR = "legacy", "linear"
 VERSIONS = tuple(VARIABLES)
 
 
@@ -44,8 +45,7 @@ def reviewed_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 
 
 def merged_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
     """As merged: the reviewed one, and only if the legacy grid has 65,536 blocks more."""
-    many = freqs_len * n_seqs - tokens >= 65536
-    return reviewed_heuristic(n_seqs, freqs_len, tokens, cp_size) if many else LEGACY
+    return thd_grid(n_seqs, freqs_len, tokens, cp_size)
 
 
 HEURISTICS: dict[str, Callable[..., str]] = {"first": first_heuristic, "merged": merged_heuristic}

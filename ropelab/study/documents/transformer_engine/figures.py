@@ -1,6 +1,6 @@
 """Figures of TransformerEngine#3057: each takes its records and returns a figure whose title is computed from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from ropelab.study.documents.transformer_engine import findings
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS
 from ropelab.study.documents.transformer_engine.evidence import published_a, published_b
-from ropelab.study.documents.transformer_engine.findings import NEW, OLD
+from ropelab.study.documents.transformer_engine.grids import ALL, FORCED, NEW, OLD, PACKAGES, Grids, chosen
 from ropelab.study.documents.transformer_engine.layer import WITHOUT
-from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, NAMES, PACKAGE, SUMMED
+from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.drawing import value_range
-from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
+from ropelab.study.plots.looks import COLORBLIND, CONTENDERS, Looks
 from ropelab.study.plots.panels import facet, grid
 
 _PUBLISHED = "published (H100, TransformerEngine)"
@@ -23,6 +23,12 @@ _PUBLISHED_LAYER = "published (TransformerEngine, GPU not stated)"
 _LOOKS = CONTENDERS.extended({INTEROP: ("ropelab, called as TransformerEngine", 9, "P")})
 _STEPS = {GIVEN: "from a given cotangent", SUMMED: "with sum()"}
 _RINGS = {"first": ("o", 9), "merged": ("s", 13)}  # heuristic -> the mark around its choice and the mark's size
+
+
+def _looks(record: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> Looks:
+    """The looks of the contenders; the labels of both grids say whose grids they are."""
+    whose = chosen(record, allowed).words
+    return _LOOKS.extended({OLD: (f"old grid ({whose})", 3, "v"), NEW: (f"new grid ({whose})", 2, "^")})
 
 
 def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
@@ -39,13 +45,13 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     )
     panels = grid(1, 3, (4.7, 3.9), title, footer)
     for ax, (step, table) in zip(panels.axes[0], tables.items(), strict=False):
-        _lines(ax, table)
+        _lines(ax, table, _looks(kernels))
         ax.set(title=f"GPU time of both passes, {_STEPS[step]}")
     panels.axes[0, 1].sharey(panels.axes[0, 0])
     ax = panels.axes[0, 2]
     marks.published(ax, published.index, published, _PUBLISHED, width=22)
     for (step, ratio), marker in zip(ratios.items(), ("o", "^"), strict=False):
-        ax.plot(ratio.index, ratio, marker, color=COLORBLIND[0], label=f"our models here, {_STEPS[step]}", markersize=7,
+        ax.plot(ratio.index, ratio, marker, color=COLORBLIND[0], label=f"here, {_STEPS[step]}", markersize=7,
                 markerfacecolor=COLORBLIND[0] if step == SUMMED else "white")  # fmt: skip
     ax.set(title="speed-up of the new grid over the old", yscale="log", ylabel="old time / new time")
     ticks.plain_log(ax.yaxis)
@@ -115,7 +121,7 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
     for ax, rows, _ in panels:
         rows = rows.drop_duplicates("freqs_len")
         for name in (OLD, NEW, "ropelab"):
-            ax.plot(rows.freqs_len, rows[name], **_LOOKS(name), markersize=7, markeredgecolor="white")
+            ax.plot(rows.freqs_len, rows[name], **_looks(kernels)(name), markersize=7, markeredgecolor="white")
         ax.set(xscale="log", yscale="log")
         ticks.at(ax.xaxis, rows.freqs_len)
         ax.tick_params(axis="x", labelsize=8, labelrotation=30)
@@ -137,9 +143,9 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
     sheet = grid(-(-len(panels) // columns), columns, (4.6, 3.5), title, footer, shown=len(panels))
     for ax, panel in zip(sheet.axes.flat, panels, strict=False):
         panel = panel.sort_values("n_seqs").reset_index(drop=True)  # a place for each count: 63 and 64 are apart
-        _lines(ax, panel, (OLD, NEW, "ropelab", "flash_attn"))
+        _lines(ax, panel, _looks(kernels, FORCED), (OLD, NEW, "ropelab", "flash_attn", PACKAGES.new))
         for name, (marker, size) in _RINGS.items():
-            taken = [row[NAMES[row[name]]] for _, row in panel.iterrows()]
+            taken = [row[findings.grid_of(row[name])] for _, row in panel.iterrows()]
             ax.plot(panel.index, taken, marker, markersize=size, markerfacecolor="none", markeredgecolor="0.2",
                     markeredgewidth=1, label=f"the {name} heuristic's choice", zorder=6)  # fmt: skip
         ranks = f", {panel.cp_size.iloc[0]} ranks" if panel.cp_size.iloc[0] > 1 else ""
@@ -156,12 +162,13 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
     )
     without = frame[(frame.status == "ok") & (frame.contender == WITHOUT)].set_index("n_seqs").median_us
     stated = published_a().set_index("n_seqs")
-    names = [name for name in (OLD, NEW, "ropelab", PACKAGE) if name in times]
+    names = [name for name in (OLD, NEW, "ropelab", PACKAGES.new) if name in times]
+    looks = _looks(frame)
     speed = (times[OLD] / times[NEW]).dropna() if {OLD, NEW} <= set(times) else pd.Series(dtype=float)
     title = (
         f"The new grid makes the layer {value_range(speed, '.1f')} times as fast (published "
         f"{value_range(stated.speedup, '.1f')}); q and k alone take "
-        + ", ".join(f"{value_range(100 * share[name], '.0f')} % of it with {drawing.label(name)}" for name in names)
+        + ", ".join(f"{value_range(100 * share[name], '.0f')} % of it with {looks.label(name)}" for name in names)
         + f" (published {value_range(stated.old_share_percent, '.0f')} % and "
         f"{value_range(stated.new_share_percent, '.0f')} %)"
     )
@@ -170,7 +177,7 @@ def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
     place, width = np.arange(len(times)), 0.8 / len(names)
     stated_as = {OLD: "old_share_percent", NEW: "new_share_percent"}
     for i, name in enumerate(names):
-        at, look = place + (i - (len(names) - 1) / 2) * width, _LOOKS(name)
+        at, look = place + (i - (len(names) - 1) / 2) * width, looks(name)
         bars.bar(at, times[name] / 1000, width * 0.92, color=look["color"], label=look.pop("label"))
         bars.bar(at, times.index.map(without) / 1000, width * 0.92, color="0.8", label=WITHOUT, hatch="//",
                  edgecolor="white")  # fmt: skip
@@ -195,14 +202,15 @@ def _of(table: pd.DataFrame, part: str) -> pd.DataFrame:
     return table[table.part == part].set_index("n_seqs").sort_index()
 
 
-def _lines(
-    ax: Axes, table: pd.DataFrame, names: tuple[str, ...] = (OLD, NEW, "ropelab", INTEROP, "flash_attn", PACKAGE)
-) -> None:
+_CONTENDERS = (OLD, NEW, *PACKAGES.names, "ropelab", INTEROP, "flash_attn")
+
+
+def _lines(ax: Axes, table: pd.DataFrame, looks: Looks, names: tuple[str, ...] = _CONTENDERS) -> None:
     """A line for each contender, over the number of sequences, on a logarithmic axis of times."""
     for name in names:
         if name in table and table[name].notna().any():
             known = table[name].dropna()
-            marks.line(ax, known.index, known, _LOOKS(name), markersize=6, zorder=5 if name == "ropelab" else 3)
+            marks.line(ax, known.index, known, looks(name), markersize=6, zorder=5 if name == "ropelab" else 3)
     ax.set(yscale="log", ylabel="GPU time (µs)")
     ticks.plain_log(ax.yaxis)
 

@@ -1,24 +1,39 @@
-"""What the records say: tables that the rules judge by and the figures draw."""
+"""What the records say: tables that the rules judge by and the figures draw.
+
+``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from ropelab.bench import records
 from ropelab.bench.rows import is_right
-from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LEGACY, LINEAR
+from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
+from ropelab.study.documents.transformer_engine.grids import (
+    ALL,
+    CODE,
+    FORCED,
+    MODELS,
+    NEW,
+    OLD,
+    PACKAGES,
+    Grids,
+    canonical,
+    chosen,
+)
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
-from ropelab.study.documents.transformer_engine.measure import GIVEN, NAMES, PACKAGE, SUMMED
+from ropelab.study.documents.transformer_engine.measure import GIVEN, SUMMED
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.noise import Interval
+from ropelab.study.engine.verdict import Basis
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots.drawing import label
 from ropelab.study.topics.performance import comparison
 
-OLD, NEW = NAMES[LEGACY], NAMES[LINEAR]
 CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "cp_rank"]
 
 
@@ -33,6 +48,7 @@ def intervals(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
 
 
 def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
+    kernels = canonical(kernels)
     rows = kernels[is_right(kernels) & (kernels.step == step)]
     table = rows.pivot_table(index=CELL, columns="contender", values=values, aggfunc="first", sort=False)
     names = dict.fromkeys([OLD, NEW, "ropelab", *table])
@@ -109,19 +125,25 @@ def choices(kernels: pd.DataFrame) -> pd.DataFrame:
     Columns of ``times``, and for each heuristic its choice; ``<name>_costs``, the time of the choice over that of the
     faster grid; and ``<name>_slower``, whether the choice is slower by more than the noise of both times.
     """
+    kernels = canonical(kernels, FORCED)
     both = times(kernels)[[OLD, NEW]].notna().all(axis=1)
     table = times(kernels)[both].reset_index(drop=True)
     limits = intervals(kernels)[both].reset_index(drop=True)
     best = table[[OLD, NEW]].min(axis=1)
     for name, heuristic in HEURISTICS.items():
         arguments = zip(table.n_seqs, table.freqs_len, table.tokens, table.cp_size, strict=True)
-        chosen = [heuristic(*map(int, each)) for each in arguments]
-        taken = [table.at[i, NAMES[strategy]] for i, strategy in enumerate(chosen)]
+        strategies = [heuristic(*map(int, each)) for each in arguments]
+        taken = [table.at[i, grid_of(strategy)] for i, strategy in enumerate(strategies)]
         ratios = (limits[OLD] / limits[NEW], limits[NEW] / limits[OLD])
-        over = [ratios[strategy == LINEAR][i] for i, strategy in enumerate(chosen)]
-        table[name], table[f"{name}_costs"] = chosen, taken / best
+        over = [ratios[strategy == LINEAR][i] for i, strategy in enumerate(strategies)]
+        table[name], table[f"{name}_costs"] = strategies, taken / best
         table[f"{name}_slower"] = [above(ratio, 1.0) is True for ratio in over]
     return table
+
+
+def grid_of(strategy: str) -> str:
+    """`NEW` or `OLD`."""
+    return NEW if strategy == LINEAR else OLD
 
 
 def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -136,9 +158,49 @@ def missed_words(table: pd.DataFrame, name: str) -> str:
     return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
 
 
+def predictions(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The times of our models beside those of the pull request's file, forward and backward.
+
+    Returns:
+        The columns of `CELL`; grid, `OLD` or `NEW`; file_us, model_us, and ratio: the model's time over the file's. No
+        rows where the file was not run.
+    """
+    columns = [*CELL, "grid", "file_us", "model_us", "ratio"]
+    if chosen(kernels) != CODE:
+        return pd.DataFrame(columns=columns)
+    table = times(kernels).reindex(columns=[*CELL, OLD, NEW, *MODELS.names])
+    parts = [
+        table[CELL].assign(grid=grid, file_us=table[grid], model_us=table[model])
+        for grid, model in zip((OLD, NEW), MODELS.names, strict=True)
+    ]
+    found = pd.concat(parts, ignore_index=True).dropna(subset=["file_us", "model_us"])
+    return found.assign(ratio=found.model_us / found.file_us)[columns]
+
+
+def prediction_counts(kernels: pd.DataFrame) -> str:
+    """How well our models predict the pull request's file, or nothing where the file was not run."""
+    parts = [
+        f"the model of the {grid} takes {value_range(rows.ratio)} of the file's time (median "
+        f"{rows.ratio.median():.2f}, {len(rows)} cells)"
+        for grid, rows in predictions(kernels).groupby("grid", sort=False)
+    ]
+    return f"Forward and backward, {' and '.join(parts)}." if parts else ""
+
+
+def equal_bits(parity: pd.DataFrame) -> pd.DataFrame:
+    """``"72 of 72"``: the cases whose result and gradient have the same bits, by pair of grids and dtype, and cp_size.
+
+    A record without a column ``grids`` has the pair of our models alone.
+    """
+    table = parity if "grids" in parity else parity.assign(grids=" and ".join(MODELS.names))
+    equal = (table.same_result & table.same_gradient).groupby([table.grids, table.dtype, table.cp_size], sort=False)
+    return (equal.sum().astype(str) + " of " + equal.size().astype(str)).unstack()
+
+
 def shares(layer: pd.DataFrame) -> pd.DataFrame:
     """By n_seqs and contender: layer_us, alone_us, share (q and k alone over the layer, as the document has it) and
     added (what the layer takes beyond the one without a rotation, over the layer)."""
+    layer = canonical(layer)
     rows = layer[is_right(layer)]
     table = rows.pivot_table(index=["n_seqs", "contender"], columns="what", values="median_us")
     if not {LAYER, ALONE} <= set(table):
@@ -165,7 +227,7 @@ def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
     """
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     rows = []
-    for name in dict.fromkeys(kernels.contender):
+    for name in dict.fromkeys(canonical(kernels).contender):
         if name in given and name in summed:
             pair = pd.DataFrame({"given": given[name], "summed": summed[name]}).dropna()
             added = pair.summed - pair.given
@@ -189,17 +251,38 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
     return (
-        f"The document's times contain a sum. Against a given cotangent, {added_by_sum(kernels)}. Without the sum the "
-        f"largest speed-up of the new grid over the old is {ratios[0]:.0f} instead of {ratios[1]:.0f}."
+        f"{_whose(kernels)} The document's times contain a sum. Against a given cotangent, {added_by_sum(kernels)}. "
+        f"Without the sum the largest speed-up of the new grid over the old is {ratios[0]:.0f} instead of "
+        f"{ratios[1]:.0f}."
     )
 
 
-def beside_the_package(table: pd.DataFrame) -> str:
-    """How TransformerEngine itself does beside the faster of the two models, where it was timed, else nothing."""
-    if PACKAGE not in table or not {OLD, NEW} <= set(table):
-        return ""
-    ratio = (table[PACKAGE] / table[[OLD, NEW]].min(axis=1)).dropna()
-    return f"TransformerEngine itself takes {value_range(ratio)} of the faster model's time" if len(ratio) else ""
+def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
+    """Whose grids a record's times are, in words."""
+    pair = chosen(kernels, allowed)
+    if pair == PACKAGES:
+        return "the old grid is that of TransformerEngine 2.18, the new one is what TransformerEngine 2.20 takes"
+    return "both grids are our models" if pair.basis is Basis.MODEL else f"both grids are the file of the {pair.words}"
+
+
+def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
+    said = whose(kernels, allowed)
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def beside_the_packages(table: pd.DataFrame) -> str:
+    """The times of TransformerEngine over those of the grids, where both were timed, else nothing.
+
+    2.18 has the old grid alone. 2.20 has the grid after the review, and the old one.
+    """
+    said = []
+    for name, grids in ((PACKAGES.old, [OLD]), (PACKAGES.new, [OLD, NEW])):
+        if name in table and {OLD, NEW} <= set(table):
+            ratio = (table[name] / table[grids].min(axis=1)).dropna()
+            beside = "the old grid" if grids == [OLD] else "the faster grid"
+            if len(ratio):
+                said.append(f"{name} takes {value_range(ratio)} of the time of {beside}")
+    return "; ".join(said)
 
 
 def skew_counts(kernels: pd.DataFrame) -> str:
@@ -208,8 +291,8 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     table = table[table.kind == "skewed"]
     phrases = [f"the {name} one {missed_words(table, name)}" for name in HEURISTICS]
     return (
-        "Both heuristics compare a product with a number and see no lengths. With one long sequence among short ones, "
-        f"and a table as short as that allows, {'; '.join(phrases)}."
+        f"{_whose(kernels, FORCED)} Both heuristics compare a product with a number and see no lengths. With one long "
+        f"sequence among short ones, and a table as short as that allows, {'; '.join(phrases)}."
     )
 
 
@@ -224,8 +307,8 @@ def blocks_count(kernels: pd.DataFrame) -> str:
     fit = dead_block_fit(kernels)
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"The legacy grid takes {block_price(fit)}: {row.dead_blocks:,} dead blocks, those that find no token, take "
-        f"{row.beyond_us / 1000:,.0f} ms."
+        f"{_whose(kernels)} The old grid takes {block_price(fit)}: {row.dead_blocks:,} dead blocks, those that find no "
+        f"token, take {row.beyond_us / 1000:,.0f} ms."
     )
 
 
@@ -238,11 +321,12 @@ def layer_counts(layer: pd.DataFrame) -> str:
         if name in table
     ]
     said = f"Of a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
-    return f"{said} {_beside_the_new_grid(layer)}".strip()
+    return f"{_whose(layer)} {said} {_beside_the_new_grid(layer)}".strip()
 
 
 def _beside_the_new_grid(layer: pd.DataFrame) -> str:
     """The whole layer with ropelab over that with the new grid, and how far a layer's own samples lie apart."""
+    layer = canonical(layer)
     whole = layer[is_right(layer) & (layer.what == LAYER)].set_index("n_seqs")
     by_name = {name: rows for name, rows in whole.groupby("contender")}
     if not {"ropelab", NEW, WITHOUT} <= by_name.keys():

@@ -17,17 +17,9 @@ import torch.nn.functional as F
 from ropelab import PackedSequences, apply_rope
 from ropelab.bench import timing
 from ropelab.bench.compare import progress, tidy
-from ropelab.study.documents.transformer_engine import packings
-from ropelab.study.documents.transformer_engine.dispatch import rotate_thd
-from ropelab.study.documents.transformer_engine.measure import (
-    NAMES,
-    PACKAGE,
-    Truth,
-    bind_peer,
-    require_gpu,
-    why_not,
-    worst,
-)
+from ropelab.study.documents.transformer_engine import grids, packings
+from ropelab.study.documents.transformer_engine.grids import CODE, MODELS, PACKAGES
+from ropelab.study.documents.transformer_engine.measure import Truth, require_gpu, why_not, worst
 from ropelab.study.documents.transformer_engine.packings import Packing
 
 WITHOUT = "without RoPE"
@@ -55,7 +47,7 @@ SMOKE = Scale(tokens=1024, hidden=256, heads=2, ffn=512, n_seqs=(8,), rounds=2)
 
 
 def layer(*, smoke: bool = False) -> pd.DataFrame:
-    """Forward and backward of the layer with either grid, ropelab, TransformerEngine or no rotation; q and k alone.
+    """Forward and backward of the layer with either grid, TransformerEngine, ropelab or no rotation; q and k alone.
 
     Balanced sequences, ``freqs_len`` = all tokens, bf16, a given random cotangent for the layer's result.
 
@@ -76,14 +68,9 @@ def measure_layer(scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFra
     frames = []
     for n in progress(scale.n_seqs, lambda n: f"{n} sequences"):
         packing = packings.balanced(n, scale.tokens)
-        rotations = contenders(packing, truth, scale, device)
+        rotations, status = contenders(packing, truth, device)
         attend = partial(attention, cu_seqlens=packing.cu_seqlens(device), longest=packing.longest)
-        status = {name: _status(rotate, packing, truth, scale, draw) for name, rotate in rotations.items()}
-        try:
-            rotations[PACKAGE] = bind_peer(PACKAGE, packing, truth.cos.float(), truth.sin.float())
-            status[PACKAGE] = _status(rotations[PACKAGE], packing, truth, scale, draw)
-        except Exception as error:  # recorded: what cannot run is a result too
-            status[PACKAGE] = why_not(error)
+        status |= {name: _status(rotate, packing, truth, scale, draw) for name, rotate in rotations.items()}
         right = {name: rotate for name, rotate in rotations.items() if status[name] == "ok"}
         whole = {
             name: partial(_layer_calls, weights, x, gradient, rotate, attend, scale)
@@ -146,18 +133,28 @@ def attention(q, k, v, *, cu_seqlens: torch.Tensor, longest: int) -> torch.Tenso
     return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, **causal)
 
 
-def contenders(packing: Packing, truth: Truth, scale: Scale, device: str) -> dict[str, RotatePair]:
-    """The grids take q and k in a launch each, as TransformerEngine does; ropelab takes both at once."""
+def contenders(packing: Packing, truth: Truth, device: str) -> tuple[dict[str, RotatePair], dict[str, str]]:
+    """The rotations of q and k, and contender -> status of what cannot run.
+
+    The grids take q and k in a launch each, as TransformerEngine does; ropelab takes both at once. TransformerEngine
+    2.18 and our models stand in for the pull request's file where it cannot be compiled.
+    """
     cu_seqlens = packing.cu_seqlens(device)
     positions = PackedSequences(cu_seqlens, packing.tokens).positions
     cos, sin = truth.cos.float(), truth.sin.float()
 
-    def by_grid(strategy: str) -> RotatePair:
-        one = partial(rotate_thd, freqs=truth.freqs, cu_seqlens=cu_seqlens, strategy=strategy)
+    def by_grid(name: str) -> RotatePair:
+        one = partial(grids.rotation(name), freqs=truth.freqs, cu_seqlens=cu_seqlens)
         return lambda q, k: (one(q), one(k))
 
+    found, missing = {}, {}
+    for name in (*CODE.names, PACKAGES.new, *(() if grids.runs(CODE) else (PACKAGES.old, *MODELS.names))):
+        try:
+            found[name] = by_grid(name)
+        except Exception as error:  # recorded: what cannot run is a result too
+            missing[name] = why_not(error)
     ours = partial(apply_rope, cos=cos, sin=sin, seq_format="thd", positions=positions)
-    return {name: by_grid(strategy) for strategy, name in NAMES.items()} | {"ropelab": ours}
+    return found | {"ropelab": ours}, missing
 
 
 def _status(rotate: RotatePair, packing: Packing, truth: Truth, scale: Scale, draw) -> str:

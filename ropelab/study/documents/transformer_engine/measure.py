@@ -2,8 +2,9 @@
 
 They need a GPU; ``parity`` and ``past_the_end`` also run in Triton's interpreter, where they are small.
 
-What is timed is bf16 and split-half, as in the document; other dtypes, the interleaved layout and every rank are held
-to the same bits in ``parity``, where they change more than the bytes.
+Published kernels run where they can (`grids`): the pull request's own file, compiled, and TransformerEngine 2.18 and
+2.20. What is timed is bf16 and split-half, as in the document; other dtypes, the interleaved layout and every rank are
+held to the same bits in ``parity``, where they change more than the bytes.
 """
 
 import itertools
@@ -27,15 +28,12 @@ from ropelab.interop.transformer_engine import apply_rotary_pos_emb
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.documents.transformer_engine import packings
-from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
+from ropelab.study.documents.transformer_engine import grids, packings
+from ropelab.study.documents.transformer_engine.dispatch import merged_heuristic
+from ropelab.study.documents.transformer_engine.grids import CODE, MODELS, PACKAGES
 from ropelab.study.documents.transformer_engine.packings import Packing
 
-NAMES = {LEGACY: "legacy grid", LINEAR: "token-linear, reads twice"}
-"""Strategy -> contender, as in the record ``packed``."""
 INTEROP = "ropelab, TransformerEngine's call"
-PACKAGE = "transformer_engine"
-"""TransformerEngine itself, which chooses its kernel: the peer of that name, where it is installed."""
 GIVEN, SUMMED = "forward and backward", "with sum()"
 """Steps: from a given random cotangent, and as the document times it, from the sum of the result."""
 
@@ -65,7 +63,7 @@ class Case:
     cp_size: int = 1
     cp_rank: int = 0
     steps: tuple[str, ...] = (GIVEN,)
-    contenders: tuple[str, ...] = (NAMES[LEGACY], NAMES[LINEAR], "ropelab", "flash_attn")
+    contenders: tuple[str, ...] = (*CODE.names, *MODELS.names, PACKAGES.new, "ropelab", "flash_attn")
 
     @property
     def tokens(self) -> int:
@@ -89,12 +87,12 @@ class Case:
 def cases(tokens: int = packings.TOKENS) -> list[Case]:
     """Every cell of ``kernels``.
 
-    TransformerEngine's adapter hands over a table as long as all tokens, so it is compared in table B. Not measured:
-    the legacy grid with a full table for all packings, since its time is that of its blocks, and flash-attn under
-    context parallelism, which its kernel does not know.
+    Not measured: the legacy grid with a full table for all packings, since its time is that of its blocks; flash-attn
+    under context parallelism, which its kernel does not know; and TransformerEngine 2.18 outside of table B, where the
+    old grid of the pull request's file runs (see `contenders`).
     """
-    own = (NAMES[LEGACY], NAMES[LINEAR], "ropelab")
-    both = {"steps": (GIVEN, SUMMED), "contenders": (*own, "flash_attn", INTEROP, PACKAGE)}
+    own = (*CODE.names, *MODELS.names, "ropelab")
+    both = {"steps": (GIVEN, SUMMED), "contenders": (*own, *PACKAGES.names, "flash_attn", INTEROP)}
     found = [Case("table B", packings.remainder_last(n, tokens), tokens, **both) for n in packings.N_SEQS]
     for n, parts in ((128, (64, 16, 4, 2)), (512, (16,)), (2401, (64, 16, 4, 2))):
         packing = packings.balanced(n, tokens)
@@ -117,12 +115,18 @@ def cases(tokens: int = packings.TOKENS) -> list[Case]:
     return found
 
 
+def contenders(case: Case) -> tuple[str, ...]:
+    """The contenders of a cell. The packages stand in for the pull request's file where it cannot be compiled."""
+    stand_ins = () if grids.runs(CODE) else PACKAGES.names
+    return tuple(dict.fromkeys((*case.contenders, *stand_ins)))
+
+
 def kernels(*, smoke: bool = False) -> pd.DataFrame:
-    """Both grids, ropelab and flash-attn on packings of 65,536 tokens.
+    """Both grids, TransformerEngine, ropelab and flash-attn on packings of 65,536 tokens.
 
     Columns: part (what the cell is for), kind of packing, n_seqs, longest, tokens (of the rank), freqs_len, cp_size,
-        cp_rank, step, contender, status, median_us, q20_us, q80_us, samples, and same_bits: whether result and gradient
-        are those of the legacy grid, for the token-linear one.
+        cp_rank, step, contender, status, median_us, q20_us, q80_us, samples, and same_bits: for a new grid, whether
+        result and gradient are those of the old grid of its pair (`grids`).
     """
     require_gpu()
     if not smoke:
@@ -145,7 +149,7 @@ def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=tor
             timed = {name: partial(_call, rotate, *own, step) for name, rotate in right.items()}
             frame = timing.gpu_times(timed, rounds=scale.rounds, graph_ms=1.0)
             frames.append(tidy(frame, case.columns | {"step": step}, status))
-            frames[-1]["same_bits"] = frames[-1].contender.map({NAMES[LINEAR]: same_bits})
+            frames[-1]["same_bits"] = frames[-1].contender.map(same_bits)
         if device == "cuda":
             torch.cuda.empty_cache()  # the graphs' own memory
     return pd.concat(frames, ignore_index=True)
@@ -177,12 +181,14 @@ def worst(found: torch.Tensor, truth: tuple[torch.Tensor, torch.Tensor]) -> floa
     return float("inf") if math.isnan(excess) else excess
 
 
-def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], dict[str, str], bool | None]:
-    """Contenders that compute the right thing; name -> status of the others; whether both grids give the same bits."""
+def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], dict[str, str], dict[str, bool]]:
+    """Contenders that are right; name -> status of the others; new grid -> whether the old one has the same bits."""
     positions = case.packing.positions(case.cp_size, case.cp_rank).to(x.device)
     exact = [truth.of(source, positions, inverse=inverse) for inverse, source in ((False, x), (True, gradient))]
-    right, status, results = {}, {}, {}
-    for name in case.contenders:
+    right, status, results, same_bits = {}, {}, {}, {}
+    partners = dict(pair.names for pair in grids.ALL) | {pair.new: pair.old for pair in grids.ALL}
+    names = contenders(case)
+    for name in names:
         try:
             rotate = _bind(name, case, truth, x.device)
             y = rotate(x)
@@ -192,12 +198,14 @@ def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], 
                 right[name] = rotate
             else:
                 status[name] = f"wrong: {error:.3g} times its bound"
-            if name in NAMES.values():
+            if partners.get(name) in results:
+                new = next(pair.new for pair in grids.ALL if name in pair.names)
+                same_bits[new] = all(map(torch.equal, found, results.pop(partners[name])))
+            elif partners.get(name) in names:
                 results[name] = found
         except Exception as error:  # recorded: what cannot run is a result too
             status[name] = why_not(error)
-    same = all(itertools.starmap(torch.equal, zip(*results.values(), strict=True))) if len(results) == 2 else None
-    return right, status, same
+    return right, status, same_bits
 
 
 def why_not(error: Exception) -> str:
@@ -209,9 +217,8 @@ def _bind(name: str, case: Case, truth: Truth, device) -> Rotate:
     """The rotation of one tensor by a contender: what layers would share is built here."""
     cu_seqlens = case.packing.cu_seqlens(device)
     freqs, shard = truth.freqs[: case.freqs_len], {"cp_size": case.cp_size, "cp_rank": case.cp_rank}
-    for strategy, model in NAMES.items():
-        if name == model:
-            return partial(rotate_thd, freqs=freqs, cu_seqlens=cu_seqlens, strategy=strategy, **shard)
+    if any(name in pair.names for pair in grids.ALL):
+        return partial(grids.rotation(name), freqs=freqs, cu_seqlens=cu_seqlens, **shard)
     if name == INTEROP:
         return partial(apply_rotary_pos_emb, freqs=freqs, tensor_format="thd", cu_seqlens=cu_seqlens, **shard)
     cos, sin = (table[: case.freqs_len].float() for table in (truth.cos, truth.sin))
@@ -256,11 +263,12 @@ DTYPES = {"cuda": (torch.float32, torch.bfloat16, torch.float16), "cpu": (torch.
 
 
 def parity(*, smoke: bool = False) -> pd.DataFrame:
-    """Whether the two grids give the same bits, and whether these are right, with random cotangents.
+    """Whether the two grids of each pair give the same bits, and whether these are right, with random cotangents.
 
-    Columns: kind of packing, n_seqs, empty (sequences without a token), past_end (rows in no sequence), starts (start
-        positions given), cp_size, cp_rank, dtype, layout, same_result and same_gradient (bits, in the rows that are
-        in sequences), worst (error of any of the two over its bound), and of our own call worst_ropelab and
+    Columns: grids (the contenders of the pair, old and new), kind of packing, n_seqs, empty (sequences without a
+        token), past_end (rows in no sequence), starts (start positions given), freqs_len, merged_takes (the grid that
+        the merged condition takes), cp_size, cp_rank, dtype, layout, same_result and same_gradient (bits, in the rows
+        that are in sequences), worst (error of any of the two over its bound), and of our own call worst_ropelab and
         ropelab_same_bits: the part of the elements, of result and gradient, that have the bits of the two grids.
     """
     device = _kernel_device()
@@ -269,13 +277,23 @@ def parity(*, smoke: bool = False) -> pd.DataFrame:
     return measure_parity(64 if smoke else 1024, device)
 
 
+MANY_ROWS = 32768
+"""Rows of freqs with which the merged condition takes the new grid: three sequences have 65,536 dead blocks."""
+
+
 def measure_parity(
     tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 32
 ) -> pd.DataFrame:
-    """``parity`` on that many tokens, for these sizes and ranks of context parallelism."""
+    """``parity`` on that many tokens, for these sizes and ranks of context parallelism.
+
+    TransformerEngine 2.20 chooses its grid, so the packages rotate twice: with as few rows of freqs as the positions
+    need, and with `MANY_ROWS`.
+    """
     generator, rows = torch.Generator().manual_seed(0), []
+    pairs = [pair for pair in grids.ALL if grids.runs(pair)] if device == "cuda" else [MODELS]
     for layout in LAYOUTS:
         truth = Truth(tokens + 16, head_dim, device, layout)
+        table = Truth(MANY_ROWS, head_dim, device, layout).freqs if PACKAGES in pairs else truth.freqs
         for dtype, (cp_size, cp_rank) in itertools.product(DTYPES[device], shards):
             multiple = 2 * cp_size if cp_size > 1 else 1
             for packing, past_end, with_starts in (
@@ -286,18 +304,10 @@ def measure_parity(
                 shape = (tokens // cp_size + past_end, heads, head_dim)
                 x, gradient = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
                 starts = torch.randint(0, 16, (packing.n_seqs,), generator=generator, dtype=torch.int32)
-                where = {"start_positions": starts.to(device)} if with_starts else {}
-                shard = {"cp_size": cp_size, "cp_rank": cp_rank, "interleaved": layout == "interleaved"}
-                rotations = {
-                    name: partial(rotate_thd, strategy=name, cu_seqlens=packing.cu_seqlens(device), **shard, **where)
-                    for name in (LEGACY, LINEAR)
-                }
-                rotations["ropelab"] = partial(
-                    apply_rotary_pos_emb, tensor_format="thd", cu_seqlens=packing.cu_seqlens(device), **shard, **where
-                )
+                where = {"cu_seqlens": packing.cu_seqlens(device), "interleaved": layout == "interleaved"}
+                where |= {"cp_size": cp_size, "cp_rank": cp_rank}
+                where |= {"start_positions": starts.to(device)} if with_starts else {}
                 inside = slice(0, tokens // cp_size)
-                freqs = truth.freqs[: packing.longest + 16 * with_starts]
-                found = {name: _both(rotate, x, gradient, freqs, inside) for name, rotate in rotations.items()}
                 positions = packing.positions(cp_size, cp_rank)
                 if with_starts:
                     lengths = torch.tensor(packing.lengths) // cp_size
@@ -305,16 +315,28 @@ def measure_parity(
                 positions = positions.to(device)
                 exact = [truth.of(x[inside], positions, inverse=False),
                          truth.of(gradient[inside], positions, inverse=True)]  # fmt: skip
-                error = {name: max(map(worst, pair, exact)) for name, pair in found.items()}
-                same = [torch.equal(*pair) for pair in zip(found[LEGACY], found[LINEAR], strict=True)]
-                rows.append({
-                    "kind": packing.kind, "n_seqs": packing.n_seqs, "empty": packing.lengths.count(0),
-                    "past_end": past_end, "starts": with_starts, "cp_size": cp_size, "cp_rank": cp_rank,
-                    "dtype": str(dtype).removeprefix("torch."), "layout": layout,
-                    "same_result": same[0], "same_gradient": same[1],
-                    "worst": max(error[LEGACY], error[LINEAR]), "worst_ropelab": error["ropelab"],
-                    "ropelab_same_bits": _same_part(found["ropelab"], found[LEGACY]),
-                })  # fmt: skip
+                fewest = packing.longest + 16 * with_starts
+                call = partial(apply_rotary_pos_emb, tensor_format="thd", **where)
+                ours = _both(call, x, gradient, truth.freqs[:fewest], inside)
+                for pair in pairs:
+                    for freqs_len in (fewest, MANY_ROWS) if pair == PACKAGES else (fewest,):
+                        old, new = (
+                            _both(partial(grids.rotation(name), **where), x, gradient, table[:freqs_len], inside)
+                            for name in pair.names
+                        )
+                        same = [torch.equal(*both) for both in zip(old, new, strict=True)]
+                        rows.append({
+                            "grids": " and ".join(pair.names), "kind": packing.kind, "n_seqs": packing.n_seqs,
+                            "empty": packing.lengths.count(0), "past_end": past_end, "starts": with_starts,
+                            "freqs_len": freqs_len,
+                            "merged_takes": merged_heuristic(packing.n_seqs, freqs_len, shape[0], cp_size),
+                            "cp_size": cp_size, "cp_rank": cp_rank,
+                            "dtype": str(dtype).removeprefix("torch."), "layout": layout,
+                            "same_result": same[0], "same_gradient": same[1],
+                            "worst": max(max(map(worst, found, exact)) for found in (old, new)),
+                            "worst_ropelab": max(map(worst, ours, exact)),
+                            "ropelab_same_bits": _same_part(ours, old),
+                        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -330,6 +352,12 @@ def _same_part(found: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) ->
     return torch.cat([(a == b).flatten() for a, b in zip(found, others, strict=True)]).double().mean().item()
 
 
+UNGUARDED, GUARDED = "token-linear, as first proposed", "token-linear, with the guard"
+"""Models in the record ``past_the_end``."""
+NO_TOKENS = (0,) * 20_000
+"""Sequences without a token in front of the others, with which the merged condition takes the new grid."""
+
+
 def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
     """What happens to the rows behind the last sequence, in memory that was poisoned before.
 
@@ -337,7 +365,7 @@ def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
     angle pi, so that who reads it turns its row around.
 
     Columns: contender, rows (behind the end), outcome: ``"left as allocated"``, ``"zeros"``, ``"reads past freqs"`` or
-        ``"otherwise"``.
+        ``"otherwise"``. Published code that cannot run has no row.
     """
     device, rows, lengths = _kernel_device(), 3, (4, 8)
     packing = Packing("two", lengths)
@@ -348,11 +376,15 @@ def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
     where = {"cu_seqlens": packing.cu_seqlens(device)}
     linear = partial(varlen_models.token_linear, angles=freqs[:, 0, 0], interleaved=False, **where)
     contenders = {
-        NAMES[LEGACY]: partial(rotate_thd, freqs=freqs, strategy=LEGACY, **where),
-        "token-linear, as first proposed": partial(linear, guard=False),
-        "token-linear, with the guard": partial(linear, guard=True),
+        MODELS.old: partial(grids.rotation(MODELS.old), freqs=freqs, **where),
+        UNGUARDED: partial(linear, guard=False),
+        GUARDED: partial(linear, guard=True),
         "ropelab": partial(apply_rotary_pos_emb, freqs=freqs, tensor_format="thd", **where),
     }
+    many = Packing("two behind empty ones", (*NO_TOKENS, *lengths)).cu_seqlens(device)
+    for pair in (CODE, PACKAGES):
+        if grids.runs(pair):
+            contenders |= {name: partial(grids.rotation(name), freqs=freqs, cu_seqlens=many) for name in pair.names}
     found = []
     with poisoned_memory():
         for name, rotate in contenders.items():

@@ -1,19 +1,24 @@
 """The rules that judge claims TE-01 to TE-21.
 
-Both kernels are models of ours (`ropelab.bench.varlen_models`), so a claim about their times or bits rests on the
-model. A fact of the source counts where the file itself was read: a fact that is known from the document alone cannot
-tell whether the document is right.
+A claim about times or bits is judged on the file of the first version of the pull request, which a record has if it was
+compiled; else on TransformerEngine 2.18 and 2.20, where they have what the claim is about; else on our models
+(`ropelab.bench.varlen_models`), which tell nothing about the kernels themselves. A fact of the source counts where the
+file itself was read: a fact that is known from the document alone cannot tell whether the document is right.
 """
+
+from collections.abc import Callable
+from functools import wraps
 
 import pandas as pd
 
 from ropelab.bench.rows import is_right
-from ropelab.study.documents.transformer_engine import findings, measure
+from ropelab.study.documents.transformer_engine import findings, grids, measure
 from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR
 from ropelab.study.documents.transformer_engine.evidence import THREADS
-from ropelab.study.documents.transformer_engine.findings import CELL, NEW, OLD
+from ropelab.study.documents.transformer_engine.findings import CELL
+from ropelab.study.documents.transformer_engine.grids import ALL, CODE, FORCED, MODELS, NEW, OLD, PACKAGES, Grids
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER
-from ropelab.study.documents.transformer_engine.measure import GIVEN, SUMMED
+from ropelab.study.documents.transformer_engine.measure import GIVEN, SUMMED, UNGUARDED
 from ropelab.study.engine import noise
 from ropelab.study.engine.claims import Claim
 from ropelab.study.engine.judging import counted, longer, needed, size, sizes
@@ -24,11 +29,30 @@ from ropelab.study.engine.words import by_count, followed, listed, value_range
 
 ROUTINE = (128, 512)
 """Sequences of TE-02, of 512 and of 128 tokens."""
-UNGUARDED, PAST = "token-linear, as first proposed", "reads past freqs"
-"""A contender and an outcome of the record te_past_the_end."""
+PAST, LEFT = "reads past freqs", "left as allocated"
+"""Outcomes of the record te_past_the_end."""
+
+Judge = Callable[..., Verdict]
 
 
-# ------------------------------------------------------------------------------------------------- times of the model
+# ---------------------------------------------------------------------------------------------- times of both grids
+
+
+def _of_grids(*allowed: Grids) -> Callable[[Judge], Judge]:
+    """Let a rule judge the chosen pair of a record under the names `OLD` and `NEW`, and state the basis of the pair."""
+
+    def on_the_pair(judge: Judge) -> Judge:
+        @wraps(judge)
+        def judged(claim: Claim, record: pd.DataFrame, *others: pd.DataFrame) -> Verdict:
+            try:
+                verdict = judge(claim, grids.canonical(record, allowed), *others)
+            except Untold as missing:
+                verdict = untold(str(missing))
+            return verdict.on(grids.chosen(record, allowed).basis)
+
+        return judged
+
+    return on_the_pair
 
 
 def _timed(kernels: pd.DataFrame, query: str = "cp_size > 0", step: str = GIVEN) -> pd.DataFrame:
@@ -65,6 +89,7 @@ def _speedup(effect: Interval, printed: float) -> Verdict:
 
 
 @rule("TE-01", "te_kernels", "te_published_b", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def time_scales_with_blocks(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """The time beyond that of the live blocks must grow with the first power of the dead blocks, in either factor."""
     powers = findings.growth_with_blocks(kernels) if len(_timed(kernels)) else pd.DataFrame()
@@ -88,6 +113,7 @@ def time_scales_with_blocks(claim: Claim, kernels: pd.DataFrame, published: pd.D
 
 
 @rule("TE-02", "te_kernels", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def routine_shapes_lose(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     """The claim leaves the length of freqs open, so that each measured length is a cell."""
     table = _timed(kernels, f"part in ('table B', 'freqs_len') and n_seqs in {ROUTINE}")
@@ -105,17 +131,19 @@ def routine_shapes_lose(claim: Claim, kernels: pd.DataFrame) -> Verdict:
 
 
 @rule("TE-03", "te_layer", "te_published_a", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def layer_speedup(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     table = _layer(layer, published, LAYER)
     ratio = table[LAYER, OLD] / table[LAYER, NEW]
     found = [_speedup(*pair) for pair in zip(ratio, published.stated_speedup[: len(ratio)], strict=True)]
     return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
         f"time of a torch layer with the old grid over that with the new one: {by_count(ratio, table.index)} sequences",
-        "TransformerEngine takes 4 warps below 16 heads, as here, and the model 8",
+        "the layer is ours, not TransformerEngine's own",
     )
 
 
 @rule("TE-04", "te_layer", "te_published_a", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def share_of_layer(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """The share of q and k alone, as the document has it.
 
@@ -148,6 +176,7 @@ def _odds(share: Interval) -> Interval:
 
 
 @rule("TE-05", "te_kernels", "te_published_b", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """The document does not say where the cotangent comes from: a given one and that of a sum are cells."""
     found, told = [], []
@@ -159,12 +188,13 @@ def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame)
         told.append(f"{how} {by_count(ratio, table.n_seqs)} sequences")
     return sizes(found, claim.quantifier).said(
         f"old over new time, {'; '.join(told)}; {findings.added_by_sum(kernels, NEW)}",
-        findings.beside_the_package(findings.times(kernels, SUMMED).query("part == 'table B'")),
+        findings.beside_the_packages(findings.times(kernels, SUMMED).query("part == 'table B'")),
         "the benchmark of the pull request (6c46696) takes the sum",
     )
 
 
 @rule("TE-06", "te_kernels", "te_published_b", basis=Basis.MODEL)
+@_of_grids(*FORCED)
 def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """The cells have fewer dead blocks than tokens, so that the search saves little, and more than one sequence.
 
@@ -187,10 +217,11 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
         measured += (
             f"; where positions are given {given.value - 1:+.1%}, so the search takes {(grown / given).value - 1:+.1%}"
         )
-    return verdict.said(measured, "one thread searches since the review, in the model every thread does")
+    return verdict.said(measured, "one thread searches since the review, here every thread does")
 
 
 @rule("TE-14", "te_kernels", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     """The cells have as many rows of freqs as the longest sequence has tokens: no table is longer than needed."""
     table = _timed(kernels, "freqs_len == longest")
@@ -203,6 +234,7 @@ def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
 
 
 @rule("TE-15", "te_layer", "te_published_a", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     table = _layer(layer, published, LAYER)
     found, told = [], []
@@ -218,6 +250,7 @@ def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verd
 
 
 @rule("TE-16", "te_kernels", "te_published_b", basis=Basis.MODEL)
+@_of_grids(*ALL)
 def kernel_ms(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
     """From a given cotangent, and with the sum, as in TE-05."""
     found, told = [], []
@@ -236,6 +269,7 @@ def _ms(time: Interval) -> Interval:
 
 
 @rule("TE-19", "te_kernels", basis=Basis.MODEL)
+@_of_grids(*FORCED)
 def condition_avoids_overhead(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     """A cell holds if the new kernel, which the condition does not take there, is the slower one."""
     complete = needed(_timed(kernels), "both grids in all cells of te_kernels")
@@ -263,33 +297,52 @@ def _worst(table: pd.DataFrame, name: str) -> str:
     return f"{said} ({cell}; {kinds})"
 
 
-# -------------------------------------------------------------------------------------------------- bits of the model
+# ----------------------------------------------------------------------------------------------- bits of both grids
 
 
 @rule("TE-08", "te_parity", basis=Basis.MODEL)
 def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
     """Equal in every row that is in a sequence, and right: two wrong kernels may agree."""
+    pairs = {pair: rows for pair in ALL if len(rows := _of_pair(parity, pair))}
+    pair, rows = next(iter(pairs.items()))
     cases = len(measure.SHARDS) * len(measure.DTYPES["cuda"]) * len(measure.LAYOUTS)
-    if len(parity.drop_duplicates(["dtype", "layout", "cp_size", "cp_rank"])) < cases:
-        raise Untold("both grids in every dtype, layout and rank")
-    equal = (parity.same_result & parity.same_gradient).astype(bool)
-    right = equal & (parity.worst <= 1)
-    left_out = (parity.dtype == "float16") | (parity.cp_rank > 0)
-    empty = parity["empty"] > 0
+    if len(rows.drop_duplicates(["dtype", "layout", "cp_size", "cp_rank"])) < cases:
+        return untold("both grids in every dtype, layout and rank").on(pair.basis)
+    equal = _equal(rows)
+    right = equal & (rows.worst <= 1)
+    left_out = (rows.dtype == "float16") | (rows.cp_rank > 0)
+    empty = rows["empty"] > 0
     measured = (
-        f"{equal.sum()} of {len(parity)} cases equal in result and gradient (random cotangents, "
-        f"{listed(parity.dtype)}, cp_size up to {parity.cp_size.max()}); largest error "
-        f"{parity.worst.max():.2f} of its bound; equal and right in {right[left_out].sum()} of {left_out.sum()} cases "
+        f"{equal.sum()} of {len(rows)} cases equal in result and gradient (random cotangents, "
+        f"{listed(rows.dtype)}, cp_size up to {rows.cp_size.max()}); largest error "
+        f"{rows.worst.max():.2f} of its bound; equal and right in {right[left_out].sum()} of {left_out.sum()} cases "
         f"of float16 or a rank above 0, and in {right[empty].sum()} of {empty.sum()} with empty sequences"
     )
-    if "ropelab_same_bits" in parity:
-        measured += (
-            f"; {value_range(parity.ropelab_same_bits, '.1%')} of the elements have the bits of ropelab's kernel"
-        )
-    wrong = parity[~right]
+    if "ropelab_same_bits" in rows:
+        measured += f"; {value_range(rows.ropelab_same_bits, '.1%')} of the elements have the bits of ropelab's kernel"
+    wrong = rows[~right]
     first = "" if wrong.empty else f"the first case that differs or is wrong: {_case(wrong.iloc[0])}"
-    return counted(right.tolist(), claim.quantifier).said(
-        measured, first, "both models launch one rotation of a token, as TransformerEngine's kernels do"
+    packages = _packages_bits(pairs[PACKAGES]) if PACKAGES in pairs else ""
+    ours = "both models launch one rotation of a token, as TransformerEngine's kernels do" if pair == MODELS else ""
+    return counted(right.tolist(), claim.quantifier).said(measured, first, packages, ours).on(pair.basis)
+
+
+def _of_pair(parity: pd.DataFrame, pair: Grids) -> pd.DataFrame:
+    """The rows of a pair; older records have those of the models alone."""
+    if "grids" not in parity:
+        return parity if pair == MODELS else parity.iloc[:0]
+    return parity[parity.grids == " and ".join(pair.names)]
+
+
+def _equal(rows: pd.DataFrame) -> pd.Series:
+    return (rows.same_result & rows.same_gradient).astype(bool)
+
+
+def _packages_bits(rows: pd.DataFrame) -> str:
+    linear = rows.merged_takes == LINEAR
+    return (
+        f"{' and '.join(PACKAGES.names)}: equal in {_equal(rows[linear]).sum()} of {linear.sum()} cases in which the "
+        f"merged condition takes the new grid, and in {_equal(rows[~linear]).sum()} of {(~linear).sum()} others"
     )
 
 
@@ -301,10 +354,15 @@ def _case(row: pd.Series) -> str:
 @rule("TE-20", "te_past_the_end", basis=Basis.MODEL)
 def reads_past_the_end(claim: Claim, past: pd.DataFrame) -> Verdict:
     outcome = past.set_index("contender").outcome
-    if not {OLD, UNGUARDED} <= set(outcome.index):
-        raise Untold("the old grid, and the new one without a guard")
-    return fact(outcome[UNGUARDED] == PAST and outcome[OLD] == "left as allocated").said(
-        "; ".join(f"{name}: {what}" for name, what in outcome.items())
+    is_code = bool({*CODE.names} & {*outcome.index})
+    old, unguarded = CODE.names if is_code else (MODELS.old, UNGUARDED)
+    basis = CODE.basis if is_code else MODELS.basis
+    if not {old, unguarded} <= set(outcome.index):
+        return untold("the old grid, and the new one without a guard").on(basis)
+    return (
+        fact(outcome[unguarded] == PAST and outcome[old] == LEFT)
+        .said("; ".join(f"{name}: {what}" for name, what in outcome.items()))
+        .on(basis)
     )
 
 
@@ -387,7 +445,7 @@ def untested_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
     verdict = counted([not first.float16, not first.rank_above_0], claim.quantifier)
     return _of_file(first, verdict, claim).said(
         _versions(both, lambda row: f"fp16 {_tested(row.float16)}, cp_rank > 0 {_tested(row.rank_above_0)}"),
-        "TE-08 has these cases, of our models",
+        "TE-08 has these cases",
     )
 
 
@@ -400,7 +458,7 @@ def covered_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
     return _of_file(first, verdict, claim).said(
         _versions(both, lambda row: f"empty {_tested(row.empty)}, cp_size > 1 {_tested(row.context_parallel)}"),
         followed("no test compares both kernels in: ", gone),
-        "TE-08 has these cases, of our models",
+        "TE-08 has these cases",
     )
 
 
