@@ -99,7 +99,7 @@ def test_the_head_sizes_that_flashinfer_gets_wrong_are_those_of_the_record():
         frame[(frame.contender == "FlashInfer, newest") & (frame.layout == "split_half")].set_index("head_dim").status
     )
     sentence = re.search(
-        r"FlashInfer [\d.]+ turns heads of other sizes than (.*?) by .* heads of (.*?) features come out wrong, "
+        r"FlashInfer [\w.]+ turns heads of other sizes than (.*?) by .* heads of (.*?) features come out wrong, "
         r"and those of (.*?) are read past the end of q", TEXT.replace("\n", " "),
     )  # fmt: skip
     right, wrong, past = ([int(size) for size in re.findall(r"\d+", group)] for group in sentence.groups())

@@ -9,7 +9,8 @@ from ropelab.bench import fetch_peers, packages
 def checksums(entries: Iterable[fetch_peers.Entry] | None = None, peers: Path = packages.PEERS) -> dict[str, str]:
     """The name of each file at hand, such as ``"einops 0.8.2: einops/einops.py"`` -> its checksum, SHA-256.
 
-    Every version at hand of a package counts. Of the files at a commit the first counts, the code that runs.
+    Every version at hand of a package counts. Of the files at a commit the first counts: the code that runs, or the
+    source of a library in ``build/peers/compiled``. Each of these libraries counts too.
 
     Args:
         entries: the packages and commits with the files, by default the entries of ``data/peers.toml``.
@@ -26,3 +27,4 @@ def _at_hand(entries: Iterable[fetch_peers.Entry], peers: Path) -> Iterator[tupl
         else:
             for version, directory in packages.installations(entry.name, peers).items():
                 yield from ((f"{entry.name} {version}: {path}", directory / path) for path in entry.files)
+    yield from ((f"compiled: {path.name}", path) for path in (peers / "compiled").glob("*.so"))
