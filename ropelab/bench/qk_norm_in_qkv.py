@@ -70,11 +70,12 @@ def operators(
         missing["vllm"] = f"not run: {error}"
     try:
         own_angles = sglang_kernel.operators().fused_qk_norm_rope
-        int_rows = positions(shape, buffers.q.device, torch.int32)
+        # The rows of the tables count from the first position; the operator needs the positions themselves.
+        own_positions = positions(shape, buffers.q.device, torch.int32) + shape.first_position
         without_yarn = (1.0, 1.0, 1.0, 1.0, shape.rotary_dim)
         found["sglang"] = InQKV(
             shape,
-            lambda qkv: own_angles(qkv, *sizes, q_weight, k_weight, BASE, is_neox, int_rows, *without_yarn),
+            lambda qkv: own_angles(qkv, *sizes, q_weight, k_weight, BASE, is_neox, own_positions, *without_yarn),
         )
     except packages.NotInstalled as error:
         missing["sglang"] = f"not run: {error}"
