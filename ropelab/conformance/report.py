@@ -144,5 +144,5 @@ def identification(found: Identification) -> str:
     elif not found.deviations:
         head = "Identification: the measured answers do not show the failure."
     else:
-        head = "Identification: on fresh inputs, too, the function does this, within twice the derived bound:"
+        head = "Identification: on fresh inputs, too, the function does this, within the derived bound:"
     return "\n".join((head, *(f"  - {line}" for line in found.words())))

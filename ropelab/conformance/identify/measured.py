@@ -111,8 +111,7 @@ class Measured:
             power = simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
         if power != 1:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
-            yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power),
-                            {"power": power}, rounds=2.0)  # fmt: skip
+            yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power), {"power": power})
         if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
             yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
         for parts, words, values in (
@@ -131,6 +130,7 @@ class Measured:
             def change(plan: Plan, factor=factor) -> None:
                 for part in parts.split():
                     setattr(plan, part, getattr(plan, part) * factor)
+                plan.extra += 2  # the factor is rounded, and so is the product with it
 
             yield Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
 
@@ -359,6 +359,7 @@ def _count(number: int) -> str:
 
 def _to_power(plan: Plan, power: float) -> None:
     plan.factor = plan.factor**power
+    plan.extra += 2  # a quotient or a product with the factor, and the factor itself
     if not power:  # the function computes the angles again: two roundings, each up to an ulp of an angle up to pi
         plan.inexact = 4 * math.pi * FLOAT32_UNIT
 

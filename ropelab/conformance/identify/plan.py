@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.conformance.bounds import EXACT, exact, rotation_bound, table_angle_error
+from ropelab.conformance.bounds import EXACT, Rounding, exact, rotation_bound, table_angle_error
 from ropelab.conformance.identify.questions import ARGUMENTS, GRADIENT, INPUTS, Question
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
@@ -36,13 +36,16 @@ def _reduced_in_float32(values: np.ndarray) -> np.ndarray:
     return exact(angles - turns * torch.tensor(2 * math.pi, dtype=torch.float32))
 
 
+INTEGER = "an integer"
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bfloat16": _to_dtype(torch.bfloat16),
     "float16": _to_dtype(torch.float16),
     "TF32": _to_tf32,
-    "an integer": np.trunc,
+    INTEGER: np.trunc,
 }
 """The name of a format -> a function that rounds to it."""
+MOST = 1 / 16
+"""Roundings to fewer bits may add at most this share of a pair's size to a bound: a wide bound would prove nothing."""
 REDUCED = "one turn, with a remainder computed in float32"
 
 
@@ -76,6 +79,7 @@ class Plan:
         padding: the result of tokens without a position.
         raises: the name of the exception that the function raises in place of an answer; empty if it answers.
         inexact: the error of the angles (rad) beyond the error of a right function.
+        extra: the number of roundings of a result beyond the roundings of a right function.
         several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
         changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
@@ -106,7 +110,7 @@ class Plan:
         self.tail, self.tail_added, self.padding, self.raises = 1.0, 0.0, 0.0, ""
         self.order: dict[int, np.ndarray] = {}
         self.rounded: dict[str, str] = {}
-        self.inexact = 0.0
+        self.inexact, self.extra = 0.0, 0
         self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
 
     @property
@@ -128,46 +132,94 @@ class Plan:
         for axis, order in self.order.items():
             x = np.take(x, np.argsort(order) if self.is_gradient else order, axis=axis)
         x = self._round("input", x)
-        frequency, row = self._round("frequency", self.frequency), self._round("position", self.row)
-        sine_frequency, sine_row = self._round("frequency", self.sine_frequency), self._round("position", self.sine_row)
-        angles = self._round("angle", self.multiple * (row * frequency))
-        sine_angles = self._round("angle", self.multiple * (sine_row * sine_frequency))
-        with np.errstate(invalid="ignore"):
-            c = self._round("table", self.factor * np.cos(angles))
-            s = self._round("table", self.factor * np.sin(sine_angles))
-        c, s = (s, c) if self.swapped else (c, s)
+        c, s, error = self._tables()
         c0, c1, s0, s1 = c * self.cos0, c * self.cos1, s * self.sin0, s * self.sin1
         source, target = self.layout, self.out_layout
         if self.is_gradient:  # the transposed matrix
             s0, s1, source, target = -s1, -s0, target, source
         x0, x1 = pairs(x[..., : self.rotary_dim], source)
-        product = [self._round("product", p) for p in (x0 * c0, x1 * s0, x1 * c1, x0 * s1)]
-        turned = self._round("output", product[0] - product[1]), self._round("output", product[2] + product[3])
+        bounds = self._bounds(x0, x1, (c0, c1, s0, s1), error)
+        most = bounds
+        if self.rounded:
+            enough = self._bounds(x0, x1, (c0, c1, s0, s1), self._inexact())
+            most = tuple(bound + MOST * (abs(x0) + abs(x1)) for bound in enough)
+        members = []
+        products = ((x0 * c0, -x1 * s0), (x1 * c1, x0 * s1))
+        for (first, second), bound, limit in zip(products, bounds, most, strict=True):
+            if "product" in self.rounded:
+                bound = bound + self._spread("product", first, bound) + self._spread("product", second, bound)
+            y = self._round("product", first) + self._round("product", second)
+            bound = self._spread("output", y, bound) if "output" in self.rounded else bound
+            members.append((self._round("output", y), np.minimum(bound, limit)))
         y, bound = x * self.tail + self.tail_added, np.zeros_like(x)
-        for features, values in zip(pairs(y[..., : self.rotary_dim], target), turned, strict=True):
-            features[...] = values
-        for features, values in zip(pairs(bound[..., : self.rotary_dim], target), self._bounds(
-            x0, x1, (c0, c1, s0, s1), np.maximum(abs(angles), abs(sine_angles)), frequency
-        ), strict=True):  # fmt: skip
-            features[...] = values
+        for features, near, member in zip(
+            pairs(y[..., : self.rotary_dim], target), pairs(bound[..., : self.rotary_dim], target), members, strict=True
+        ):
+            features[...], near[...] = member
         y[self.nowhere], bound[self.nowhere] = self.padding, 0
         return y, bound
 
-    def _bounds(self, x0, x1, factors, angles, frequency) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return cosines and sines, and the error of each before a table of the function's own dtype rounds it."""
+        found, errors = [], []
+        for function, row, frequency in (
+            (np.cos, self.row, self.frequency), (np.sin, self.sine_row, self.sine_frequency)
+        ):  # fmt: skip
+            rows, rates = self._round("position", row), self._round("frequency", frequency)
+            angles = self.multiple * (rows * rates)
+            with np.errstate(all="ignore"):
+                error = self.inexact + table_angle_error(angles)
+                error = error + np.nan_to_num(self.subject.convention.angle_error(angles, abs(rates)))
+                if "frequency" in self.rounded:  # the frequency that is rounded is inexact by that much itself
+                    own = np.nan_to_num(self.subject.convention.angle_error(abs(frequency), abs(frequency)))
+                    error = error + abs(self.multiple * rows) * self._spread("frequency", frequency, own)
+                if "angle" in self.rounded:
+                    error = self._spread("angle", angles, error)
+                angles = self._round("angle", angles)
+                values = self.factor * function(angles)
+                error = abs(self.factor) * error
+                if "table" in self.rounded:
+                    error = self._spread("table", values, error)
+            found.append(self._round("table", values))
+            errors.append(error)
+        return *(found[::-1] if self.swapped else found), np.maximum(*errors)
+
+    def _inexact(self) -> np.ndarray:
+        """Return the error of cosines and sines if nothing is rounded to fewer bits."""
+        angles = np.maximum(
+            abs(self.multiple * self.row * self.frequency), abs(self.multiple * self.sine_row * self.sine_frequency)
+        )
+        with np.errstate(all="ignore"):
+            own = np.nan_to_num(self.subject.convention.angle_error(angles, abs(self.frequency)))
+            return abs(self.factor) * (self.inexact + table_angle_error(angles) + own)
+
+    def _bounds(self, x0, x1, factors, error) -> tuple[np.ndarray, np.ndarray]:
         c0, c1, s0, s1 = map(abs, factors)
         if self.several:  # a rounding of either member reaches both, whatever the last angle is
             c0 = c1 = s0 = s1 = np.maximum(np.maximum(c0, s0), np.hypot(c1, s1))
-        size = abs(self.factor) * np.maximum(abs(self.cos0), abs(self.sin0))
-        with np.errstate(all="ignore"):
-            error = (
-                self.inexact
-                + table_angle_error(angles)
-                + np.nan_to_num(self.subject.convention.angle_error(angles, abs(frequency)))
-            )
-        arithmetic = self.subject.arithmetic(self.question.case.inputs[0].dtype)
+        size = np.maximum(np.maximum(abs(self.cos0), abs(self.sin0)), np.maximum(abs(self.cos1), abs(self.sin1)))
+        dtype = self.question.case.inputs[0].dtype
+        arithmetic = self.subject.arithmetic(dtype)
         first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]
         second = rotation_bound(abs(x0), abs(x1), c1, s1, arithmetic, size * error)[1]
+        if not self.extra:
+            return first, second
+        # An additional operation rounds a number of at most the size of the two products to the dtype of the inputs.
+        wide = dtype in (torch.float32, torch.float64)
+        again = Rounding.nearest(dtype) if wide else Rounding.truncating(dtype)
+        for _ in range(self.extra):
+            first = first + again.of(abs(x0) * c0 + abs(x1) * s0 + first)
+            second = second + again.of(abs(x1) * c1 + abs(x0) * s1 + second)
         return first, second
+
+    def _spread(self, what: str, values: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """Return how far apart the roundings of two numbers can be, if one number is off by at most ``error``.
+
+        A rounding is monotone, so the roundings of ``values - error`` and of ``values + error`` enclose all others.
+        """
+        middle = self._round(what, values)
+        low, high = self._round(what, values - error), self._round(what, values + error)
+        return np.maximum(abs(high - middle), abs(middle - low))
 
     def _round(self, what: str, values: np.ndarray) -> np.ndarray:
         if what not in self.rounded:

@@ -9,7 +9,7 @@ import numpy as np
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, REDUCED, Plan
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
@@ -167,7 +167,8 @@ def vocabulary() -> Iterator[Deviation]:
             yield Deviation("rounding of operands", words, BITS, _rounding(together, name), {"format": name})
     for where in ROUNDED:
         for name in FORMATS:
-            yield rounding(where, name)
+            if name != INTEGER or where in ("position", "frequency", "angle"):
+                yield rounding(where, name)
 
 
 def rounding(where: str, name: str) -> Deviation:
