@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ropelab.conformance.identify.outcome import outcome
 from ropelab.conformance.identify.plan import PARTS, Plan
 from ropelab.conformance.identify.questions import Question
 from ropelab.conformance.subject import Subject
@@ -90,10 +91,15 @@ def simulate(
     subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]
 ) -> tuple[np.ndarray, np.ndarray] | str:
     """Return the answer of the definition with deviations to a question and its bound, or the name of an exception."""
+    return outcome(lambda number: planned(subject, question, number, deviations), which)
+
+
+def planned(subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]) -> Plan:
+    """Return the plan of the definition with deviations for an input of a call."""
     plan = Plan(subject, question, which)
     for deviation in deviations:
         if deviation.rotary_dim is not None and deviation.scope.covers(plan):
             plan = Plan(subject, question, which, deviation.rotary_dim(plan))
     for deviation in deviations:
         deviation.apply(plan)
-    return plan.raises or plan.answer()
+    return plan
