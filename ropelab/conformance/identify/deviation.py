@@ -14,6 +14,11 @@ from ropelab.conformance.identify.questions import Question
 from ropelab.conformance.subject import Subject
 
 
+def always(question: Question, which: int) -> bool:
+    """Return True: the circumstances of a deviation without restrictions."""
+    return True
+
+
 @dataclass(frozen=True)
 class Scope:
     """The part of a function's behaviour to which a deviation is confined.
@@ -29,7 +34,7 @@ class Scope:
     name: str = ""
     gradient: bool = False
     words: str = ""
-    asked: Callable[[Question, int], bool] = field(default=lambda question, which: True, compare=False)
+    asked: Callable[[Question, int], bool] = field(default=always, compare=False)
     mask: Callable[[Plan], np.ndarray] | None = field(default=None, compare=False)
 
     def covers(self, plan: Plan) -> bool:

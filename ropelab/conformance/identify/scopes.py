@@ -11,6 +11,7 @@ from ropelab.conformance.identify.deviation import Scope
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import GRADIENT, Question
+from ropelab.kernels import NO_POSITION
 
 CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where the call has a single token": lambda q, i: q.case.shape[1] == 1,
@@ -26,6 +27,9 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "under autocast": lambda q, i: "autocast" in q.name,
     "where TF32 is allowed": lambda q, i: "TF32" in q.name,
     "after a call with a longer sequence": lambda q, i: "after a longer" in q.name,
+    "after an earlier call": lambda q, i: bool(q.before),
+    "in the second of two calls": lambda q, i: len(q.before) == 1,
+    "after more than one call": lambda q, i: len(q.before) > 1,
     "in the second step of a training": lambda q, i: "second step" in q.name,
     "for the inverse rotation": lambda q, i: q.case.inverse,
     "where all features rotate": lambda q, i: q.case.rotary_dim == q.case.inputs[i].shape[-1],
@@ -35,6 +39,10 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "for cotangents that are expanded or strided": lambda q, i: (
         q.name.startswith("the gradient of a s") and "step" not in q.name
     ),
+    "outside packed documents": lambda q, i: q.case.lengths is None,
+    "in packed documents with offsets": lambda q, i: q.case.lengths is not None and isinstance(q.case.offsets, tuple),
+    "where all sequences share their positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) == 1,
+    "in calls with tokens without a position": lambda q, i: bool((q.case.token_positions() == NO_POSITION).any()),
     "in sequences of more than 16 tokens": lambda q, i: q.case.shape[1] > 16,
 }
 """Circumstances in words -> whether an input of a question has them."""

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.evidence import Answer, Evidence
+from ropelab.conformance.identify.deviation import Deviation, always
+from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.identify.scopes import scopes
 from ropelab.conformance.identify.vocabulary import vocabulary
+from ropelab.conformance.identify.wiring import wiring
 
 MOST = 4
 """The largest number of deviations in a description."""
 BEAM = 3
+LEAST = 24
+"""A deviation has to explain at least the 24th part of the wrong elements of the simplest wrong answer."""
+
+LONGEST = ("the gradient for tokens from position 0 on", "tokens from position 0 on", "a longer sequence")
+"""Questions whose tokens have the positions 0, 1, 2, ..., the longest last."""
 
 Description = tuple[Deviation, ...]
 
 
 def search(evidence: Evidence) -> Iterator[Description]:
     """Yield better and better descriptions; a description that reproduces all answers comes last.
+
+    A measured table of all products of a token is the longest description, so it is tried when all others failed. The
+    search for others leaves a third of the time for it.
 
     Raises:
         OutOfTime: the deadline of the evidence passed.
@@ -32,7 +42,27 @@ def search(evidence: Evidence) -> Iterator[Description]:
     if not wrong:
         yield ()
         return
-    measured = list(_measured(evidence, wrong))
+    deadline, started = evidence.deadline, time.thread_time()
+    evidence.deadline = started + 2 / 3 * (deadline - started)
+    best: Description = ()
+    try:
+        for description in _search(evidence, wrong, list(_measured(evidence, wrong))):
+            best = description
+            yield description
+        if evidence.left(best, 0) == 0:
+            return
+    except OutOfTime:
+        pass
+    finally:
+        evidence.deadline = deadline
+    wired = list(_wired(evidence, wrong))
+    if wired:
+        yield from _search(evidence, wrong, wired)
+
+
+def _search(
+    evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]
+) -> Iterator[Description]:
     beam: list[tuple[float, Description]] = [(evidence.left(()), ())]
     best = beam[0][0]
     yield ()
@@ -76,10 +106,10 @@ def _shortest(evidence: Evidence, description: Description) -> Description:
 
 def _starts(measured: list[Deviation]) -> Iterator[Description]:
     """Yield descriptions of measured deviations: the structure of each input with and without its first parameters."""
-    structural = tuple(d for d in measured if d.kind == "layout")
+    structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
     if structural:
         yield structural
-    kinds = [dict.fromkeys(d.kind for d in measured if d.kind != "layout")]
+    kinds = [dict.fromkeys(d.kind for d in measured if d.kind not in ("layout", "wiring"))]
     for kind in kinds[0]:
         of_kind = [d for d in measured if d.kind == kind]
         if len(of_kind) > 1 and len({d.scope.name for d in of_kind}) == len(of_kind):
@@ -107,12 +137,28 @@ def _longer(evidence: Evidence, description: Description, measured: list[Deviati
             longer = (*description, replace(candidate, scope=own))
             # A deviation that does not help with the simplest wrong answer is no candidate.
             if probe is not None and before is not None and own.name in ("", probe.name):
-                key = (id(candidate), own.name, own.gradient, None if own.mask is None else own.words, probe)
+                wide = (id(candidate), own.name, own.gradient, probe)
+                if wide not in helps:
+                    everywhere = replace(own, words="", mask=None, asked=always)
+                    helps[wide] = _mends(evidence, probe, description, replace(candidate, scope=everywhere))
+                if not helps[wide]:
+                    continue
+                key = (*wide, None if own.mask is None else own.words)
                 if key not in helps:
                     helps[key] = bool(probe.wrong(evidence.subject, longer).mean() < before)
                 if not helps[key]:
                     continue
             yield longer
+
+
+def _mends(evidence: Evidence, probe: Answer, description: Description, deviation: Deviation) -> bool:
+    """Return whether a deviation without a restriction explains enough elements of an answer that are still wrong.
+
+    A restriction to some elements cannot explain more of them.
+    """
+    before = probe.wrong(evidence.subject, description)
+    after = probe.wrong(evidence.subject, (*description, deviation))
+    return before.shape != after.shape or bool((before & ~after).sum() >= max(1, before.sum() / LEAST))
 
 
 def _ease(question: Question) -> tuple[bool, int]:
@@ -160,6 +206,18 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
                 continue
             seen.add(said)
             yield deviation if common else replace(deviation, scope=replace(deviation.scope, name=name))
+
+
+def _wired(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
+    """Yield the measured table of all products of a token, if the results are sums of such products."""
+    kind = FORWARD if any(a.question.kind == FORWARD for a, _ in wrong) else GRADIENT
+    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    base = max((n for n in asked if n in LONGEST), key=LONGEST.index, default=None)
+    if base is not None:
+        evidence.in_time()
+        found = wiring(evidence.subject, asked, base)
+        if found is not None:
+            yield found
 
 
 def _sites(wrong: list[tuple[Answer, np.ndarray]]) -> list[tuple[int, int]]:
