@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropelab.conformance.case import Sizes
+from ropelab.conformance.identify.dependence import findings
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.evidence import Evidence, OutOfTime
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.search import search
 from ropelab.conformance.subject import Subject
@@ -31,6 +33,8 @@ class Identification:
         unexplained: the answers that the description does not reproduce, in words with their share of elements.
         repair: a change of the call that makes the function right; None if no such change was found.
         example: the smallest call among the questions whose answer deviates, in words.
+        facts: for a function that no description reproduces: which results depend on inputs on which the definition's
+            do not depend, and which are not linear.
         right: the inputs of which no answer deviates, where another input's answers do.
     """
 
@@ -40,13 +44,14 @@ class Identification:
     repair: Repair | None = None
     example: str = ""
     right: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         """Return the description in lines of plain text; empty if there is nothing to say."""
         if self.proven and not self.deviations:
             return ["nothing deviates from the definition in any answer"]
         if not self.proven:
-            return [f"unexplained: {line}" for line in self.unexplained]
+            return [*self.facts, *(f"unexplained: {line}" for line in self.unexplained)]
         lines = [f"{deviation} (breaks: {deviation.breaks})" for deviation in self.deviations]
         lines += [f"{name} is right" for name in self.right]
         lines += [f"smallest example: {self.example}"] if self.example else []
@@ -61,6 +66,7 @@ class Identification:
         ]  # fmt: skip
         repair = None if self.repair is None else self.repair.words
         return {"proven": self.proven, "deviations": found, "unexplained": list(self.unexplained),
+                "facts": list(self.facts),
                 "example": self.example, "right": list(self.right), "repair": repair}  # fmt: skip
 
 
@@ -88,7 +94,7 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             for description in search(evidence):
                 best = description
             if left := evidence.wrong(best):
-                return Identification(best, False, tuple(_unexplained(left)))
+                return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
             if not left:
@@ -96,9 +102,21 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
                 wrong = evidence.wrong(())
                 return Identification(best, True, (), repair, _example(wrong), _right(wrong, evidence.answers))
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
-        return Identification(best, False, tuple(_unexplained(left)))
+        return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
     except OutOfTime:
         return Identification(best, False, (f"the search did not end within {seconds:g} s",))
+
+
+def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
+    """Return what the simplest unexplained answer depends on, and whether it is linear."""
+    told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
+    told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
+    if not told:
+        return ()
+    simplest = min(
+        told, key=lambda answer: (answer.question.kind != FORWARD, answer.question.case.shape[1] < 3, answer.size)
+    )
+    return tuple(findings(evidence.subject, simplest.question))
 
 
 def _example(wrong) -> str:

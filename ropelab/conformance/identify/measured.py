@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import FLOAT32_UNIT, exact
+from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, exact
 from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrices
 from ropelab.conformance.identify.plan import FORMATS, Plan, columns
-from ropelab.conformance.identify.questions import Question
+from ropelab.conformance.identify.questions import FORWARD, Question
+from ropelab.conformance.identify.scalings import Scaling, scalings
 from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, ROW, rounding, set_row
 from ropelab.conformance.subject import Subject
 
@@ -82,23 +84,29 @@ class Measured:
         found = self._blocks[name]
         return None if found is None else found[self.which]
 
-    def deviations(self, site: Site, wrong: set[str]) -> Iterator[Deviation]:
+    def deviations(self, site: Site, wrong: set[str], hit: list[int]) -> Iterator[Deviation]:
         """Yield the deviations that the angles at a sequence and head suggest.
 
         Args:
             site: the sequence and the head.
             wrong: the names of the questions that the function answers wrong.
+            hit: the pairs that have wrong elements.
         """
         counted = [n for n, q in self.asked.items() if _counts_from_zero(q)]
         counted = [n for n in counted if n in wrong] or counted
-        found = self.blocks(max(counted, key=lambda n: self.asked[n].case.shape[1])) if counted else None
+        longest = max(counted, key=lambda n: self.asked[n].case.shape[1], default="")
+        found = self.blocks(longest) if counted else None
         if found is not None and all(np.isfinite(v).all() for v in vars(found).values()):
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             sense = -1.0 if self.subject.reversed else 1.0
             yield from self._factors(found, at)
             yield from self._columns(found, at, sense)
             yield from self._frequencies(found, at, sense, site)
-        yield from self._rows(site)
+            yield from self._dynamic(self.asked[longest], found, at, sense)
+            yield from _growing(found, at)
+        for pairs in (None, hit):
+            if pairs is None or 0 < len(pairs) < len(self.frequency):
+                yield from self._rows(site, pairs)
 
     def _factors(self, found: Blocks, at) -> Iterator[Deviation]:
         first = np.hypot(found.cos0[at], found.sin1[at])
@@ -202,6 +210,8 @@ class Measured:
             if np.allclose(rounded(self.frequency).astype(float), slope, rtol=1e-5, atol=1e-7):
                 yield rounding("frequency", name)
         yield from self._other_base(slope)
+        for scaling in scalings(self.frequency, slope, self.subject.base):
+            yield Deviation("frequencies", f"has {scaling.words}", FREQUENCY, _scaled(scaling), scaling.parameters)
         if len(slope) and (abs(slope - slope[0]) < CLOSE).all():
             yield self._fixed(np.full_like(slope, simple(float(slope[0]))), "the same frequency for all pairs")
         factors = np.array([simple(float(r)) for r in slope / self.frequency])
@@ -245,8 +255,52 @@ class Measured:
         found = parameters or {"frequencies": frequency.tolist()}
         return Deviation("frequencies", f"has {words}", FREQUENCY, change, found)
 
-    def _rows(self, site: Site) -> Iterator[Deviation]:
-        """Yield deviations of the rows that tokens read, from rows recovered at known positions."""
+    def _dynamic(self, question: Question, found: Blocks, at, sense: float) -> Iterator[Deviation]:
+        """Yield scalings that depend on the number of tokens of the call, or of the longest call before it."""
+        slope, _ = slopes(np.arctan2(sense * found.sin1[at], found.cos0[at]))
+        ratio = slope / self.frequency
+        tokens = max(question.before, default=question.case.shape[1])
+        who = "the longest call before" if question.before else "the call"
+
+        def length(plan: Plan) -> int:
+            return max(plan.question.before, default=0) if question.before else plan.shape[1]
+
+        multiple = _constant(ratio)
+        if multiple is not None and 0 < multiple < 1:
+            limit = simple(multiple * tokens)
+
+            def slower(plan: Plan) -> None:
+                plan.multiple = plan.multiple * min(1.0, limit / max(length(plan), 1))
+
+            words = f"turns by {limit:g} / n times the angle if {who} has n > {limit:g} tokens"
+            yield Deviation("dynamic scaling", words, FREQUENCY, slower, {"scaling": "linear", "length": limit})
+        if multiple is None and not question.before and abs(ratio[0] - 1) < CLOSE < 1 - ratio[-1]:
+            case = question.case
+            double = replace(question, case=replace(case, inputs=tuple(x.repeat(1, 2, 1, 1) for x in case.inputs)))
+            again = blocks(self.subject, double, *self.pairing)
+            if again is None or question.kind != FORWARD:
+                return
+            other = again[self.which]
+            faster, _ = slopes(np.arctan2(sense * other.sin1[at], other.cos0[at]))
+            first, second = 1 / ratio[-1], self.frequency[-1] / faster[-1]
+            rate = (second - first) / tokens  # the factor is s n / L - (s - 1)
+            scale = simple(float(rate * tokens - first + 1))
+            limit = simple(float(scale / rate)) if rate > 0 else 0.0
+            if scale > 0 and limit > 0:
+
+                def rebased(plan: Plan) -> None:
+                    count = plan.frequency.shape[-1]
+                    factor = max(1.0, scale * length(plan) / limit - scale + 1)
+                    slower = factor ** (-np.arange(count) / (count - 1))
+                    plan.frequency = plan.sine_frequency = plan.frequency * exact_array(slower)
+
+                words = f"has dynamic NTK scaling by {scale:g} beyond {limit:g} tokens"
+                yield Deviation("dynamic scaling", words, FREQUENCY, rebased,
+                                {"scaling": "dynamic", "factor": scale, "length": limit})  # fmt: skip
+
+    def _rows(self, site: Site, pairs: list[int] | None) -> Iterator[Deviation]:
+        """Yield deviations of the rows that tokens read, from rows recovered at known positions, in some pairs."""
+        columns_read = slice(None) if pairs is None else pairs
         seen: dict[str, Deviation] = {}
         for name, question in self.asked.items():
             if not name.endswith(("from position 7 on", "large positions", "from position 0 on", "each sequence")):
@@ -258,17 +312,18 @@ class Measured:
             positions = question.case.token_positions()[at[0]].numpy()
             limit = FAR if positions.max() > 1000 else 300
             numbers = np.arange(-limit, limit)[:, None]
-            angles = numbers * self.frequency * (-1.0 if self.subject.reversed else 1.0)
-            size = np.median(np.hypot(found.cos0[at], found.sin1[at]))
+            angles = numbers * self.frequency[columns_read] * (-1.0 if self.subject.reversed else 1.0)
+            cosine, sine = found.cos0[at][:, columns_read], found.sin1[at][:, columns_read]
+            size = np.median(np.hypot(cosine, sine))
             both = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
-            values = np.concatenate((found.cos0[at], found.sin1[at]), axis=1) / (size or 1)
+            values = np.concatenate((cosine, sine), axis=1) / (size or 1)
             read = rows(values, both, -limit, positions)
             if read is not None:
                 seen |= {d.words: d for d in self._regressed(read, positions)}
                 continue
             if limit == 300:
-                cosines = rows(found.cos0[at], np.cos(angles), -limit, positions)
-                sines = rows(found.sin1[at], np.sin(angles), -limit, positions)
+                cosines = rows(cosine, np.cos(angles), -limit, positions)
+                sines = rows(sine, np.sin(angles), -limit, positions)
                 if cosines is not None and sines is not None and len(set((sines - cosines).tolist())) == 1:
                     seen |= {d.words: d for d in self._shifted(cosines, sines, positions)}
         yield from seen.values()
@@ -283,10 +338,24 @@ class Measured:
             return
         if (apart == apart[0]).all():
             yield self._offset(float(apart[0]))
+        usual = int(np.median(apart))
+        if usual and (read == np.where(positions > 0, positions + usual, positions)).all():
+            yield Deviation("offset", f"takes position {usual:+d} for positions above 0", ROW,
+                            lambda p: set_row(p, np.where(p.row > 0, p.row + usual, p.row)),
+                            {"offset": usual})  # fmt: skip
+        if usual and (read == np.maximum(positions + usual, 0)).all():
+            yield Deviation("offset", f"takes position {usual:+d}, but at least 0", ROW,
+                            lambda p: set_row(p, np.maximum(p.row + usual, 0)), {"offset": usual})  # fmt: skip
         wrap = math.gcd(*(abs(apart).tolist()))
         if wrap > 1 and (read >= 0).all():
             for modulus in [m for m in range(int(read.max()) + 1, wrap + 1) if wrap % m == 0]:
                 yield from _wraps(modulus)
+        for bits in range(1, wrap.bit_length()):
+            half = 2**bits // 2
+            if (read == np.mod(positions + half, 2 * half) - half).all():
+                yield Deviation("wrap", f"takes positions as integers of {bits} bits", ROW,
+                                lambda p, half=half: set_row(p, np.mod(p.row + half, 2 * half) - half),
+                                {"modulus": 2 * half})  # fmt: skip
         last = int(read.max())
         if (read == np.minimum(positions, last)).all():
             yield Deviation("clamp", f"takes position {last} for all positions beyond", ROW,
@@ -315,10 +384,44 @@ class Measured:
             yield Deviation("sine row", words, ROW, change, {"shift": shift})
 
 
+def _growing(found: Blocks, at) -> Iterator[Deviation]:
+    """Yield the deviations of xPos: pair i is multiplied by ``((i + c r) / (r + c r)) ** (sign p / s)`` at position p.
+
+    With r pairs, the offset c (0.4 as published) and the scale s follow from the growth of two pairs.
+    """
+    amplitude = np.hypot(found.cos0[at], found.sin1[at])
+    if not (amplitude > 1e-3).all() or len(amplitude) < 4:
+        return
+    rate = np.log(amplitude[-1] / amplitude[0]) / (len(amplitude) - 1)
+    pairs = np.arange(len(rate))
+    if abs(rate).max() < 1e-6:
+        return
+    for offset in np.arange(0.1, 1.01, 0.1).round(1):
+        shape = np.log((pairs + offset * len(pairs)) / (len(pairs) * (1 + offset)))
+        scale = simple(float(shape[0] / rate[0]))
+        if scale and abs(shape / scale - rate).max() < 1e-3 * abs(rate).max():
+
+            def change(plan: Plan, offset=offset, scale=scale) -> None:
+                count = plan.frequency.shape[-1]
+                size = (np.arange(count) + EXACT(offset) * count) / (count * (1 + EXACT(offset)))
+                grown = size ** (plan.position / scale)
+                for part in ("cos0", "cos1", "sin0", "sin1"):
+                    setattr(plan, part, getattr(plan, part) * grown)
+                plan.extra += 2
+
+            words = f"is scaled by xPos: a power of position / {scale:g} for each pair"
+            yield Deviation("xPos", words, PAIR, change, {"scale": scale, "offset": float(offset)})
+
+
+def _scaled(scaling: Scaling) -> Callable[[Plan], None]:
+    def change(plan: Plan) -> None:
+        plan.frequency = plan.sine_frequency = exact_array(scaling.apply(plan.frequency.astype(np.float64)))
+
+    return change
+
+
 def exact_array(values: np.ndarray) -> np.ndarray:
     """Return an array as ``EXACT`` numbers."""
-    import torch
-
     return exact(torch.from_numpy(np.array(values, dtype=np.float64)))
 
 

@@ -37,11 +37,12 @@ def outcome(made: Callable[[int], Plan], which: int) -> Told | str:
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
     if not plan.is_gradient:
         return _forward(plan, given)
-    if plan.wires is None and plan.source is None:
-        return _turned(plan, _brought_back(plan, given[which]))
     if plan.wires is not None and plan.own_gradient:
         return _wired(plan, plan.wires, given, plan.shape)
-    return _gathered([made(other) for other in range(len(given))], given, which)
+    plans = [plan if other == which else made(other) for other in range(len(given))]
+    if all(p.wires is None and p.source is None for p in plans):
+        return _turned(plan, _brought_back(plan, given[which]))
+    return _gathered(plans, given, which)
 
 
 def _forward(plan: Plan, given: list[np.ndarray]) -> Told:

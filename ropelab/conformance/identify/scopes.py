@@ -91,7 +91,7 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
     if beyond is not None:
         yield f"at positions >= {beyond}", lambda p: np.asarray(abs(p.position) >= beyond)
         yield f"at positions > {beyond}", lambda p: abs(p.position) > beyond
-    pairs_hit = {int(i) for a, e in full for i in _pairs_of(a, e)}
+    pairs_hit = {int(i) for a, e in full for i in pairs_of(a, e)}
     count = max((a.question.case.rotary_dim // 2 for a, _ in full), default=0)
     if pairs_hit and len(pairs_hit) < count:
         listed = sorted(pairs_hit)
@@ -102,7 +102,8 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
             yield "in odd pairs", lambda p: np.arange(p.frequency.shape[-1]) % 2 == 1
 
 
-def _pairs_of(answer: Answer, elements: np.ndarray) -> np.ndarray:
+def pairs_of(answer: Answer, elements: np.ndarray) -> np.ndarray:
+    """Return the numbers of the pairs that have wrong elements, if the pairs are halves."""
     case = answer.question.case
     turned = np.flatnonzero(np.asarray(elements.any(axis=(0, 1, 2)))[: case.rotary_dim])
     return turned % (case.rotary_dim // 2)

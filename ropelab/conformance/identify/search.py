@@ -13,7 +13,7 @@ from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
-from ropelab.conformance.identify.scopes import scopes
+from ropelab.conformance.identify.scopes import pairs_of, scopes
 from ropelab.conformance.identify.vocabulary import vocabulary
 from ropelab.conformance.identify.wiring import wiring
 
@@ -182,7 +182,7 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
     found: dict[str, list[Deviation]] = {}
     forward = any(a.question.kind == FORWARD for a, _ in wrong)
     kind = FORWARD if forward else GRADIENT
-    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    asked = _asked(evidence, kind)
     bases = [n for n in asked if n.endswith("tokens from position 7 on")] or list(asked)[:1]
     inputs = {a.name: a.which for a in evidence.answers if a.name in ("x", "q", "k") and a.question.kind == kind}
     for name in dict.fromkeys(a.name for a, _ in wrong):
@@ -191,10 +191,11 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
         evidence.in_time()
         pairing, structural = structure(subject, asked[bases[0]], inputs[name])
         own = [structural] if structural is not None else []
+        hit = sorted({int(i) for a, e in wrong if a.name == name and e.size > 1 for i in pairs_of(a, e)})
         about = Measured(subject, asked, inputs[name], pairing)
         for site in _sites([w for w in wrong if w[0].name == name and w[0].question.kind == kind]):
             evidence.in_time()
-            own += about.deviations(site, {a.question.name for a, _ in wrong})
+            own += about.deviations(site, {a.question.name for a, _ in wrong}, hit)
         found[name] = list({str(d): d for d in own}.values())
     everywhere = set.intersection(*({str(d) for d in own} for own in found.values())) if found else set()
     seen = set()
@@ -208,10 +209,28 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
             yield deviation if common else replace(deviation, scope=replace(deviation.scope, name=name))
 
 
+def _asked(evidence: Evidence, kind: str) -> dict[str, Question]:
+    """Return the questions of a kind by name, in float32 if the function takes float32 in place of 16 bits.
+
+    A measurement in 16 bits has three digits. It only suggests descriptions; each is proven in the declared dtype.
+    """
+    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    if evidence.subject.dtype.itemsize > 2 or not asked:
+        return asked
+    wide = {name: _wide(question) for name, question in asked.items()}
+    return asked if isinstance(next(iter(wide.values())).answer(evidence.subject), str) else wide
+
+
+def _wide(question: Question) -> Question:
+    case = question.case
+    inputs, cotangents = (tuple(x.float() for x in tensors) for tensors in (case.inputs, case.cotangents))
+    return replace(question, case=replace(case, inputs=inputs, cotangents=cotangents))
+
+
 def _wired(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
     """Yield the measured table of all products of a token, if the results are sums of such products."""
     kind = FORWARD if any(a.question.kind == FORWARD for a, _ in wrong) else GRADIENT
-    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    asked = _asked(evidence, kind)
     base = max((n for n in asked if n in LONGEST), key=LONGEST.index, default=None)
     if base is not None:
         evidence.in_time()

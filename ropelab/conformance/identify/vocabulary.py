@@ -87,6 +87,17 @@ def _on_from_a_sequence_before(plan: Plan, block: int) -> np.ndarray:
     return found
 
 
+def _with_offsets(plan: Plan, offsets: Callable[[tuple[int, ...]], tuple[int, ...]]) -> np.ndarray:
+    """Return the positions of packed documents with other offsets."""
+    case = plan.question.case
+    if case.lengths is None or case.shard is not None:
+        return plan.position
+    given = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    apart = np.repeat(np.array(offsets(given)) - np.array(given), case.lengths)
+    apart = np.concatenate((apart, np.zeros(plan.shape[1] - len(apart), dtype=int)))
+    return plan.position + apart[None, :, None, None]
+
+
 def _of_head_strides(plan: Plan) -> np.ndarray:
     """Return the positions of tokens that are as far apart as the tokens of the first input."""
     return plan.position.reshape(-1)[_in_first(plan) // _heads_of_first(plan)][..., None]
@@ -146,6 +157,11 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the row of flat tables in memory whose number is the number of the head": _row_of_head_in_memory,
     "counts positions on from the tokens of earlier calls": lambda p: p.position + sum(p.question.before),
     "adds the number of earlier calls to the position": lambda p: p.position + len(p.question.before),
+    "takes offset 0 for all packed documents but the first": lambda p: _with_offsets(
+        p, lambda given: (*given[:1], *(0 for _ in given[1:]))
+    ),
+    "takes offset 0 for all packed documents": lambda p: _with_offsets(p, lambda given: (0,) * len(given)),
+    "takes the first offset for all packed documents": lambda p: _with_offsets(p, lambda given: given[:1] * len(given)),
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
 }
 """A predicate -> the rows that the definition would read with this mistake."""

@@ -34,7 +34,7 @@ def wiring(subject: Subject, asked: dict[str, Question], base: str) -> Deviation
         question = asked.get(name)
         if question is None or _extents(question) in found:
             continue
-        measured = _wires(subject, question)
+        measured = _wires(subject, question, found.get(_extents(asked[base]), []))
         if measured is None and name == base:
             return None
         if measured is not None:
@@ -107,14 +107,18 @@ def _same(first: Wires, second: Wires) -> bool:
     return _rows(first) == _rows(second)
 
 
-def _wires(subject: Subject, question: Question) -> list[Wires] | None:
-    """Return the measured products for each input; None if an element is no sum of cosines and sines of its token."""
+def _wires(subject: Subject, question: Question, like: list[Wires]) -> list[Wires] | None:
+    """Return the measured products for each input; None if an element is no sum of cosines and sines of its token.
+
+    Args:
+        like: products that were measured in another call. They win a tie between cosines that are almost equal.
+    """
     inputs = question.case.inputs
     width, count = inputs[0].shape[-1], sum(x.shape[2] * x.shape[3] for x in inputs)
     if count > MOST_ELEMENTS:
         return None
-    right = {(n, *row[:3]): row[3:6] for n, wires in enumerate(definition(subject, question, question.case.rotary_dim))
-             for row in _rows(wires)}  # fmt: skip
+    right = {(n, *row[:3]): row[3:6] for known in (definition(subject, question, question.case.rotary_dim), like)
+             for n, wires in enumerate(known) for row in _rows(wires)}  # fmt: skip
     library = _Library(subject, question)
     found: list[list[tuple]] = [[] for _ in inputs]
     for tensor, x in enumerate(inputs):
