@@ -101,10 +101,10 @@ def simulate(
 
 def planned(subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]) -> Plan:
     """Return the plan of the definition with deviations for an input of a call."""
-    plan = Plan(subject, question, which)
+    plan = Plan.of(subject, question, which)
     for deviation in deviations:
         if deviation.rotary_dim is not None and deviation.scope.covers(plan):
-            plan = Plan(subject, question, which, deviation.rotary_dim(plan))
+            plan = Plan.of(subject, question, which, deviation.rotary_dim(plan))
     for deviation in deviations:
         deviation.apply(plan)
     return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []
+    evidence: Evidence | None = None
     try:
         evidence = Evidence(subject, sizes, deadline)
         for variant in range(1, ROUNDS + 1):
@@ -104,7 +106,12 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
         return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
     except OutOfTime:
-        return Identification(best, False, (f"the search did not end within {seconds:g} s",))
+        late = f"the search did not end within {seconds:g} s"
+        if evidence is None or not seconds:
+            return Identification(best, False, (late,))
+        evidence.deadline = math.inf
+        left = evidence.wrong(best)
+        return Identification(best, False, (late, *_unexplained(left)), facts=_facts(evidence, left))
 
 
 def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrice
 from ropelab.conformance.identify.plan import FORMATS, Plan, columns
 from ropelab.conformance.identify.questions import FORWARD, Question
 from ropelab.conformance.identify.scalings import Scaling, scalings
-from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, ROW, rounding, set_row
+from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, PURE, ROW, rounding, set_row
 from ropelab.conformance.subject import Subject
 
 FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
@@ -99,16 +99,17 @@ class Measured:
         if found is not None and all(np.isfinite(v).all() for v in vars(found).values()):
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             sense = -1.0 if self.subject.reversed else 1.0
-            yield from self._factors(found, at)
+            yield from self._factors(found, at, len(self.asked[longest].before))
             yield from self._columns(found, at, sense)
             yield from self._frequencies(found, at, sense, site)
             yield from self._dynamic(self.asked[longest], found, at, sense)
             yield from _growing(found, at)
+        hit = [pair for pair in hit if pair < len(self.frequency)]
         for pairs in (None, hit):
             if pairs is None or 0 < len(pairs) < len(self.frequency):
                 yield from self._rows(site, pairs)
 
-    def _factors(self, found: Blocks, at) -> Iterator[Deviation]:
+    def _factors(self, found: Blocks, at, calls: int) -> Iterator[Deviation]:
         first = np.hypot(found.cos0[at], found.sin1[at])
         constant = _constant(first)
         scaled = self.blocks("tables with a factor")
@@ -121,6 +122,15 @@ class Measured:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
             yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power), {"power": power})
         if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
+            if calls:
+                each = simple(constant ** (1 / calls))
+
+                def grown(plan: Plan) -> None:
+                    plan.factor = plan.factor * each ** len(plan.question.before)
+                    plan.extra += 1 + len(plan.question.before)
+
+                yield Deviation("factor", f"is multiplied by {each:.6g} once more for each earlier call", PURE, grown,
+                                {"factor": each})  # fmt: skip
             yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
         for parts, words, values in (
             ("cos0 cos1", "has cosines multiplied", found.cos0[at][:1]),
@@ -282,6 +292,8 @@ class Measured:
                 return
             other = again[self.which]
             faster, _ = slopes(np.arctan2(sense * other.sin1[at], other.cos0[at]))
+            if not (ratio[-1] > 0 and faster[-1] > 0):
+                return
             first, second = 1 / ratio[-1], self.frequency[-1] / faster[-1]
             rate = (second - first) / tokens  # the factor is s n / L - (s - 1)
             scale = simple(float(rate * tokens - first + 1))

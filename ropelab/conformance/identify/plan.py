@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -156,6 +157,16 @@ class Plan:
         self.rounded: dict[str, str] = {}
         self.inexact, self.extra = 0.0, 0
         self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
+
+    @classmethod
+    def of(cls, subject: Subject, question: Question, which: int, rotary_dim: int | None = None) -> Plan:
+        """Return a new plan of the definition. A question keeps a copy, because a search makes thousands of plans."""
+        key = which, rotary_dim
+        if key not in question.plans:
+            question.plans[key] = cls(subject, question, which, rotary_dim)
+        plan = copy(question.plans[key])
+        plan.order, plan.rounded = {}, {}
+        return plan
 
     @property
     def is_gradient(self) -> bool:

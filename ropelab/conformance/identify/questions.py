@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ class Question:
         kind: ``"forward"``, ``"gradient"``, ``"inputs"`` or ``"arguments"``.
         ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
         before: the numbers of tokens of the calls that come before the call.
+        plans: the plans of the definition for this call; see `ropelab.conformance.identify.plan`.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Question:
     kind: str
     ask: Callable[[Subject, Case], Tensors]
     before: tuple[int, ...] = ()
+    plans: dict[tuple[int, int | None], Any] = field(default_factory=dict, init=False, repr=False)
 
     def answer(self, subject: Subject) -> tuple[np.ndarray, ...] | str:
         """Return the answer as arrays ``[B, S, H, D]``, or the name of the exception that the function raised.
@@ -107,9 +110,10 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     beyond = 70_001 if subject.convention.computes_cosines else 4099
     yield Question("a call with TF32 allowed", case(offsets=beyond + more), FORWARD, tf32)
     yield Question("a call after a longer sequence", plain, FORWARD, after_longer, (4 * tokens,))
-    yield Question("the second of two equal calls", plain, FORWARD, _again(1), (tokens,))
-    yield Question("the fourth of four equal calls", later, FORWARD, _again(3), 3 * (tokens,))
-    yield Question("a call after a shorter sequence", later, FORWARD, _after_shorter, (1,))
+    for times in (1, 2, 3 + variant):
+        name = f"a call after {times} equal call{'s' * (times > 1)}"
+        yield Question(name, plain, FORWARD, _again(times), times * (tokens,))
+    yield Question("a call after a shorter sequence", plain, FORWARD, _after_shorter, (1,))
     for kept in (plain, later, cases["an offset for each sequence"]):
         name = next(n for n, at in cases.items() if at is kept)
         yield Question(f"the gradient for {name}", kept, GRADIENT, _gradient)

@@ -28,6 +28,7 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where TF32 is allowed": lambda q, i: "TF32" in q.name,
     "after a call with a longer sequence": lambda q, i: "after a longer" in q.name,
     "after an earlier call": lambda q, i: bool(q.before),
+    "in every second call": lambda q, i: len(q.before) % 2 == 1,
     "in the second of two calls": lambda q, i: len(q.before) == 1,
     "after more than one call": lambda q, i: len(q.before) > 1,
     "in the second step of a training": lambda q, i: "second step" in q.name,
@@ -59,6 +60,8 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
         for gradient in (True, False) if only_gradients else (False,):
             wide = Scope(name, gradient)
             yield wide
+            if not only_gradients and any(a.question.kind == GRADIENT for a, _ in ours):
+                yield replace(wide, words="in the result", asked=_in_results)
             right = [
                 a for a in answers
                 if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
@@ -74,6 +77,10 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
                 yield replace(wide, words=words, mask=mask)
                 for scope in narrower:
                     yield replace(scope, words=f"{words} {scope.words}", mask=mask)
+
+
+def _in_results(question: Question, which: int) -> bool:
+    return question.kind != GRADIENT
 
 
 def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
@@ -93,6 +100,8 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
         yield f"at positions > {beyond}", lambda p: abs(p.position) > beyond
     pairs_hit = {int(i) for a, e in full for i in pairs_of(a, e)}
     count = max((a.question.case.rotary_dim // 2 for a, _ in full), default=0)
+    if full and all(set(pairs_of(a, e).tolist()) == {a.question.case.rotary_dim // 2 - 1} for a, e in full):
+        yield "in the last pair", lambda p: np.arange(p.frequency.shape[-1]) == p.frequency.shape[-1] - 1
     if pairs_hit and len(pairs_hit) < count:
         listed = sorted(pairs_hit)
         yield f"in pairs {listed}", lambda p: np.isin(np.arange(p.frequency.shape[-1]), listed)

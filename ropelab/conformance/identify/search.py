@@ -25,6 +25,8 @@ LEAST = 24
 
 LONGEST = ("the gradient for tokens from position 0 on", "tokens from position 0 on", "a longer sequence")
 """Questions whose tokens have the positions 0, 1, 2, ..., the longest last."""
+SLOW = 0.02
+"""A call that takes more seconds is too slow to be asked for every element of a token."""
 
 Description = tuple[Deviation, ...]
 
@@ -42,6 +44,8 @@ def search(evidence: Evidence) -> Iterator[Description]:
     if not wrong:
         yield ()
         return
+    failing = {id(answer) for answer, _ in wrong}
+    evidence.answers.sort(key=lambda answer: id(answer) not in failing)  # a useless candidate is left out early
     deadline, started = evidence.deadline, time.thread_time()
     evidence.deadline = started + 2 / 3 * (deadline - started)
     best: Description = ()
@@ -109,6 +113,7 @@ def _starts(measured: list[Deviation]) -> Iterator[Description]:
     structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
     if structural:
         yield structural
+        yield from ((deviation,) for deviation in structural if len(structural) > 1)
     kinds = [dict.fromkeys(d.kind for d in measured if d.kind not in ("layout", "wiring"))]
     for kind in kinds[0]:
         of_kind = [d for d in measured if d.kind == kind]
@@ -228,13 +233,17 @@ def _wide(question: Question) -> Question:
 
 
 def _wired(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
-    """Yield the measured table of all products of a token, if the results are sums of such products."""
-    kind = FORWARD if any(a.question.kind == FORWARD for a, _ in wrong) else GRADIENT
-    asked = _asked(evidence, kind)
-    base = max((n for n in asked if n in LONGEST), key=LONGEST.index, default=None)
-    if base is not None:
-        evidence.in_time()
-        found = wiring(evidence.subject, asked, base)
+    """Yield the measured table of all products of a token, for results and for gradients that are wrong."""
+    for kind in (FORWARD, GRADIENT):
+        asked = _asked(evidence, kind) if any(a.question.kind == kind for a, _ in wrong) else {}
+        base = None
+        for name in (n for n in LONGEST if n in asked):  # the longest that takes little time
+            evidence.in_time()
+            started = time.thread_time()
+            asked[name].answer(evidence.subject)
+            if base is None or time.thread_time() - started < SLOW:
+                base = name
+        found = None if base is None else wiring(evidence.subject, asked, base)
         if found is not None:
             yield found
 

@@ -157,6 +157,9 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the row of flat tables in memory whose number is the number of the head": _row_of_head_in_memory,
     "counts positions on from the tokens of earlier calls": lambda p: p.position + sum(p.question.before),
     "adds the number of earlier calls to the position": lambda p: p.position + len(p.question.before),
+    "reads no row beyond the tokens of the first call": lambda p: (
+        np.minimum(p.position, p.question.before[0] - 1) if p.question.before else p.position
+    ),
     "takes offset 0 for all packed documents but the first": lambda p: _with_offsets(
         p, lambda given: (*given[:1], *(0 for _ in given[1:]))
     ),
@@ -228,10 +231,10 @@ def vocabulary() -> Iterator[Deviation]:
     for words, order in MEMORY.items():
         yield make("memory", f"is read from memory {words}", OWN, _read_as(order))
         yield make("memory", f"is stored in memory {words}", OWN, _stored_as(order))
-    yield make("tail", "does not write the features that do not rotate", TAIL, _unwritten_tail)
-    yield make("tail", "has NaN or unwritten memory in the features that do not rotate", TAIL, _with("tail", np.nan))
     for number in (0.0, 1.0):
         yield make("tail", f"has {number:g} in the features that do not rotate", TAIL, _tail(number))
+    yield make("tail", "does not write the features that do not rotate", TAIL, _unwritten_tail)
+    yield make("tail", "has NaN or unwritten memory in the features that do not rotate", TAIL, _with("tail", np.nan))
     yield make("padding", "leaves the rows of tokens without a position unwritten", NOWHERE, _with("padding", np.nan))
     yield make("NaN", "has NaN in the features that rotate", PAIR, _times("multiple", np.nan))
     yield make("NaN", "is NaN or unwritten memory", PAIR, _not_a_number)

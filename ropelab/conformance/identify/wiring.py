@@ -9,7 +9,7 @@ import torch
 
 from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.identify.angles import simple
-from ropelab.conformance.identify.deviation import Deviation
+from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.plan import Plan, Wires, columns
 from ropelab.conformance.identify.questions import GRADIENT, Question
 from ropelab.conformance.subject import Subject
@@ -50,6 +50,8 @@ def wiring(subject: Subject, asked: dict[str, Question], base: str) -> Deviation
     heads = [x.shape[2] for x in question.case.inputs]
 
     def change(plan: Plan) -> None:
+        if own and not plan.is_gradient:
+            return
         every = found.get(_extents(plan.question)) or found.get((plan.rotary_dim, *heads))
         if every is None or plan.shape[3] != width or len(plan.question.case.inputs) != len(heads):
             return
@@ -62,7 +64,7 @@ def wiring(subject: Subject, asked: dict[str, Question], base: str) -> Deviation
 
     names = ("x",) if len(heads) == 1 else ("q", "k")
     words, parameters = _words(measured, right, names, width)
-    return Deviation("wiring", words, OWN, change, parameters)
+    return Deviation("wiring", words, OWN, change, parameters, Scope(gradient=own))
 
 
 def _extents(question: Question) -> tuple[int, ...]:
