@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,10 +18,9 @@ from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrice
 from ropelab.conformance.identify.plan import FORMATS, Plan, columns
 from ropelab.conformance.identify.questions import FORWARD, Question
 from ropelab.conformance.identify.scalings import Scaling, scalings
-from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, PURE, ROW, rounding, set_row
+from ropelab.conformance.identify.vocabulary import ANGLE, FREQUENCY, PAIR, PURE, ROW, in_reverse, rounding, set_row
 from ropelab.conformance.subject import Subject
 
-FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
 LAYOUT = "pair i is (i, i + rotary_dim/2) for split_half, (2i, 2i + 1) for interleaved"
 FAR = 140_000
 """Rows of larger numbers are not looked for."""
@@ -68,12 +69,14 @@ class Measured:
 
     Attributes:
         frequency: the right inverse frequencies ``[pairs]``.
+        size: the measured factors of cosines and of sines.
     """
 
     def __init__(self, subject: Subject, asked: dict[str, Question], which: int, pairing: tuple[str, str, int]):
         self.subject, self.asked, self.which, self.pairing = subject, asked, which, pairing
         declared = next(iter(asked.values())).case.rotary_dim
         self.frequency = columns(declared, pairing[2], subject.base).numpy()
+        self.size = 1.0, 1.0
         self._blocks: dict[str, list[Blocks] | None] = {}
 
     def blocks(self, name: str) -> Blocks | None:
@@ -96,18 +99,34 @@ class Measured:
         counted = [n for n in counted if n in wrong] or counted
         longest = max(counted, key=lambda n: self.asked[n].case.shape[1], default="")
         found = self.blocks(longest) if counted else None
+        found_rates: list[np.ndarray] = []
         if found is not None and all(np.isfinite(v).all() for v in vars(found).values()):
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             sense = -1.0 if self.subject.reversed else 1.0
             yield from self._factors(found, at, len(self.asked[longest].before))
-            yield from self._columns(found, at, sense)
-            yield from self._frequencies(found, at, sense, site)
-            yield from self._dynamic(self.asked[longest], found, at, sense)
             yield from _growing(found, at)
+            yield from _amplitudes(found, at)
+            self.size = _sizes(found, at)
+            found_rates.append(self.frequency[::-1])
+            for seen in _views(found, at, self.size):
+                yield from self._columns(seen, at, sense)
+                for suggested in self._frequencies(seen, at, sense, site):
+                    found_rates.append(self._rates(suggested))
+                    yield suggested
+                yield from self._dynamic(self.asked[longest], seen, at, sense)
         hit = [pair for pair in hit if pair < len(self.frequency)]
         for pairs in (None, hit):
             if pairs is None or 0 < len(pairs) < len(self.frequency):
-                yield from self._rows(site, pairs)
+                yield from self._rows(site, pairs, self.frequency)
+        for rates in {r.tobytes(): r for r in found_rates}.values():
+            yield from self._rows(site, None, rates)
+
+    def _rates(self, deviation: Deviation) -> np.ndarray:
+        """Return the inverse frequencies of a deviation, times its multiple."""
+        plan = SimpleNamespace(frequency=self.frequency, sine_frequency=self.frequency, row=np.zeros(1),
+                               multiple=1.0, several=False, factor=1.0, rounded={})  # fmt: skip
+        deviation.change(cast(Plan, plan))
+        return np.asarray(plan.multiple * plan.frequency, dtype=np.float64)
 
     def _factors(self, found: Blocks, at, calls: int) -> Iterator[Deviation]:
         first = np.hypot(found.cos0[at], found.sin1[at])
@@ -131,7 +150,9 @@ class Measured:
 
                 yield Deviation("factor", f"is multiplied by {each:.6g} once more for each earlier call", PURE, grown,
                                 {"factor": each})  # fmt: skip
-            yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
+            yield from (
+                _factor("cos0 cos1 sin0 sin1", "is multiplied", v) for v in dict.fromkeys((simple(constant), constant))
+            )
         for parts, words, values in (
             ("cos0 cos1", "has cosines multiplied", found.cos0[at][:1]),
             ("sin0 sin1", "has sines multiplied", _amplitude(found.sin1[at])),
@@ -140,17 +161,7 @@ class Measured:
         ):
             each = _constant(values)
             if each is not None and abs(each - 1) > CLOSE and each > 0:
-                yield from self._factor(parts, words, each)
-
-    def _factor(self, parts: str, words: str, value: float) -> Iterator[Deviation]:
-        for factor in dict.fromkeys((simple(value), value)):
-
-            def change(plan: Plan, factor=factor) -> None:
-                for part in parts.split():
-                    setattr(plan, part, getattr(plan, part) * factor)
-                plan.extra += 2  # the factor is rounded, and so is the product with it
-
-            yield Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
+                yield from (_factor(parts, words, v) for v in dict.fromkeys((simple(each), each)))
 
     def _columns(self, found: Blocks, at, sense: float) -> Iterator[Deviation]:
         """Yield deviations in which columns of the tables belong to other pairs, from tokens at positions 0, 1, ..."""
@@ -170,8 +181,7 @@ class Measured:
             if rolls:
                 yield self._rolled(rolls[0])
             if same and order[0] == right[::-1]:
-                yield Deviation("order of frequencies", "takes the frequencies in reverse order", FREQUENCY,
-                                _reversed_frequencies, {"cosines": order[0], "sines": order[1]})  # fmt: skip
+                yield in_reverse()
 
             def change(plan: Plan) -> None:
                 if plan.frequency.shape[-1] == len(right):
@@ -201,7 +211,12 @@ class Measured:
         if far is not None and np.isfinite(far.cos0).all():
             where = (min(site[0], len(far.cos0) - 1), slice(None), min(site[1], far.cos0.shape[2] - 1))
             positions = self.asked["large positions"].case.token_positions()[0].numpy()
-            slope = refined(slope, intercept, np.arctan2(sense * far.sin1[where], far.cos0[where]), positions)
+            turned = np.arctan2(sense * far.sin1[where] / self.size[1], far.cos0[where] / self.size[0])
+            yield from self._sloped(refined(slope, intercept, turned, positions), intercept)
+        yield from self._sloped(slope, intercept)
+
+    def _sloped(self, slope: np.ndarray, intercept: np.ndarray) -> Iterator[Deviation]:
+        """Yield the frequencies that slopes suggest."""
         multiple = _constant(slope / self.frequency)
         if multiple is not None:
             value = simple(multiple)
@@ -310,7 +325,7 @@ class Measured:
                 yield Deviation("dynamic scaling", words, FREQUENCY, rebased,
                                 {"scaling": "dynamic", "factor": scale, "length": limit})  # fmt: skip
 
-    def _rows(self, site: Site, pairs: list[int] | None) -> Iterator[Deviation]:
+    def _rows(self, site: Site, pairs: list[int] | None, rates: np.ndarray) -> Iterator[Deviation]:
         """Yield deviations of the rows that tokens read, from rows recovered at known positions, in some pairs."""
         columns_read = slice(None) if pairs is None else pairs
         seen: dict[str, Deviation] = {}
@@ -324,11 +339,10 @@ class Measured:
             positions = question.case.token_positions()[at[0]].numpy()
             limit = FAR if positions.max() > 1000 else 300
             numbers = np.arange(-limit, limit)[:, None]
-            angles = numbers * self.frequency[columns_read] * (-1.0 if self.subject.reversed else 1.0)
+            angles = numbers * rates[columns_read] * (-1.0 if self.subject.reversed else 1.0)
             cosine, sine = found.cos0[at][:, columns_read], found.sin1[at][:, columns_read]
-            size = np.median(np.hypot(cosine, sine))
             both = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
-            values = np.concatenate((cosine, sine), axis=1) / (size or 1)
+            values = np.concatenate((cosine / self.size[0], sine / self.size[1]), axis=1)
             read = rows(values, both, -limit, positions)
             if read is not None:
                 seen |= {d.words: d for d in self._regressed(read, positions)}
@@ -396,6 +410,46 @@ class Measured:
             yield Deviation("sine row", words, ROW, change, {"shift": shift})
 
 
+def _factor(parts: str, words: str, factor: float) -> Deviation:
+    def change(plan: Plan) -> None:
+        for part in parts.split():
+            setattr(plan, part, getattr(plan, part) * factor)
+        plan.extra += 2  # the factor is rounded, and so is the product with it
+
+    return Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
+
+
+def _sizes(found: Blocks, at) -> tuple[float, float]:
+    """Return the factors a of cosines and b of sines; 1 if they cannot be measured.
+
+    A cosine m and a sine n of any angle obey ``(m / a)**2 + (n / b)**2 = 1``, so ``n**2 = b**2 - (b / a)**2 m**2``.
+    """
+    cosine, sine = found.cos0[at].ravel() ** 2, found.sin0[at].ravel() ** 2
+    if np.ptp(cosine) < CLOSE:
+        return 1.0, 1.0
+    slope, start = np.polyfit(cosine, sine, 1)
+    if slope >= 0 or start <= 0 or abs(slope * cosine + start - sine).max() > CLOSE * max(1.0, start):
+        return 1.0, 1.0
+    second = math.sqrt(start)
+    return simple(second / math.sqrt(-slope)), simple(second)
+
+
+def _views(found: Blocks, at, size: tuple[float, float]) -> Iterator[Blocks]:
+    """Yield the blocks without the factors of cosines and sines, as they are and with the sines of the first row."""
+    cosine, sine = size
+    yield Blocks(found.cos0 / cosine, found.cos1 / cosine, found.sin0 / sine, found.sin1 / sine)
+    if (abs(found.sin0[at] - found.sin1[at]) > CLOSE).any():
+        yield Blocks(found.cos0 / cosine, found.cos1 / cosine, found.sin1 / sine, found.sin0 / sine)
+
+
+def _amplitudes(found: Blocks, at) -> Iterator[Deviation]:
+    """Yield the factors of cosines and of sines where the angles are unknown."""
+    cosine, sine = _sizes(found, at)
+    for parts, words, value in (("cos0 cos1", "cosines", cosine), ("sin0 sin1", "sines", sine)):
+        if cosine != sine and abs(value - 1) > CLOSE and value > 0:
+            yield _factor(parts, f"has {words} multiplied", simple(value))
+
+
 def _growing(found: Blocks, at) -> Iterator[Deviation]:
     """Yield the deviations of xPos: pair i is multiplied by ``((i + c r) / (r + c r)) ** (sign p / s)`` at position p.
 
@@ -444,10 +498,6 @@ def _turned_again(plan: Plan, times: int) -> None:
 
 def _turned_more(plan: Plan, multiple: float) -> None:
     plan.multiple, plan.several = plan.multiple * multiple, True
-
-
-def _reversed_frequencies(plan: Plan) -> None:
-    plan.frequency = plan.sine_frequency = plan.frequency[..., ::-1]
 
 
 def _wraps(modulus: int) -> Iterator[Deviation]:

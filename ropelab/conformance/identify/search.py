@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 
@@ -25,6 +26,8 @@ LEAST = 24
 
 LONGEST = ("the gradient for tokens from position 0 on", "tokens from position 0 on", "a longer sequence")
 """Questions whose tokens have the positions 0, 1, 2, ..., the longest last."""
+TOGETHER = ("sign", "reflection", "lost term", "tables swapped", "order of frequencies")
+"""Kinds of deviations without parameters that occur together with measured deviations."""
 SLOW = 0.02
 """A call that takes more seconds is too slow to be asked for every element of a token."""
 
@@ -71,7 +74,7 @@ def _search(
     best = beam[0][0]
     yield ()
     for start in _starts(measured):
-        left = evidence.left(start, best * 1.5)
+        left = evidence.left(start, best)
         beam.append((left, start))
         if left == 0:
             yield _shortest(evidence, start)
@@ -119,6 +122,13 @@ def _starts(measured: list[Deviation]) -> Iterator[Description]:
         of_kind = [d for d in measured if d.kind == kind]
         if len(of_kind) > 1 and len({d.scope.name for d in of_kind}) == len(of_kind):
             yield (*structural, *of_kind)
+    # Where an element has two faults, neither alone explains the element. So two faults of one input start together.
+    others = [d for d in measured if d.kind not in ("layout", "wiring")]
+    simple_ones = [d for d in vocabulary() if d.kind in TOGETHER]
+    for first, second in (*combinations(others, 2), *product(others, simple_ones)):
+        if first.kind != second.kind and (not second.scope.name or first.scope.name == second.scope.name):
+            yield (*structural, first, replace(second, scope=first.scope))
+    yield from ((*structural, d) for d in (*others, *simple_ones) if structural)
 
 
 def _longer(evidence: Evidence, description: Description, measured: list[Deviation]) -> Iterator[Description]:
@@ -201,7 +211,7 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
         for site in _sites([w for w in wrong if w[0].name == name and w[0].question.kind == kind]):
             evidence.in_time()
             own += about.deviations(site, {a.question.name for a, _ in wrong}, hit)
-        found[name] = list({str(d): d for d in own}.values())
+        found[name] = list({str(d): d for d in reversed(own)}.values())[::-1]
     everywhere = set.intersection(*({str(d) for d in own} for own in found.values())) if found else set()
     seen = set()
     for name, own in found.items():

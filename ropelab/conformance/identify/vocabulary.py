@@ -14,6 +14,7 @@ from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
+FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
 PAIR = "y0 = x0 c0 - x1 s0, y1 = x1 c1 + x0 s1"
 TAIL = "features beyond rotary_dim pass unchanged"
 ADJOINT = "the gradient applies the transposed matrix"
@@ -218,6 +219,7 @@ def vocabulary() -> Iterator[Deviation]:
         PAIR,
         _with("in_turn", True),
     )
+    yield in_reverse()
     yield make("zero", "is zero", PAIR, _zero)
     yield make("source", "is computed from the heads of q with the same numbers", SELF, _from_q(lambda k, q: k))
     yield make(
@@ -255,6 +257,16 @@ def vocabulary() -> Iterator[Deviation]:
         for name in FORMATS:
             if name != INTEGER or where in ("position", "frequency", "angle"):
                 yield rounding(where, name)
+
+
+def in_reverse() -> Deviation:
+    """Return the deviation that gives the frequencies to the pairs in reverse order."""
+
+    def change(plan: Plan) -> None:
+        plan.frequency = plan.sine_frequency = plan.frequency[..., ::-1]
+
+    return Deviation("order of frequencies", "takes the frequencies in reverse order", FREQUENCY, change,
+                     {"order": "reverse"})  # fmt: skip
 
 
 def rounding(where: str, name: str) -> Deviation:
