@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ropelab.conformance.case import Sizes
+import numpy as np
+
+from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.identify.dependence import findings
-from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.evidence import Evidence, OutOfTime
-from ropelab.conformance.identify.questions import FORWARD, GRADIENT
+from ropelab.conformance.identify.deviation import Deviation, simulate
+from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.search import search
 from ropelab.conformance.subject import Subject
@@ -20,6 +23,8 @@ SECONDS = 10.0
 """The time limit of an identification. It is CPU time of the thread, so that other work cannot end the search."""
 
 
+SHRINK_SECONDS = 1.0
+"""The limit of CPU time of the search for a smaller example."""
 ROUNDS = 3
 """The number of searches, each with the fresh answers that refuted the description of the search before."""
 
@@ -102,7 +107,9 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             if not left:
                 repair = repaired(subject, sizes, best) if best else None
                 wrong = evidence.wrong(())
-                return Identification(best, True, (), repair, _example(wrong), _right(wrong, evidence.answers))
+                return Identification(
+                    best, True, (), repair, _example(subject, sizes, wrong), _right(wrong, evidence.answers)
+                )
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
         return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
     except OutOfTime:
@@ -126,13 +133,39 @@ def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
     return tuple(findings(evidence.subject, simplest.question))
 
 
-def _example(wrong) -> str:
+def _example(subject: Subject, sizes: Sizes, wrong) -> str:
+    """Return the smallest deviating call that a greedy search finds: fewest sequences, tokens, heads and features."""
     if not wrong:
         return ""
     answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
-    case = answer.question.case
-    shape = list(case.inputs[answer.which].shape)
-    return f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+    deadline = time.thread_time() + SHRINK_SECONDS
+    while smaller := next(_smaller(subject, sizes, answer, deadline), None):
+        sizes, answer, elements = smaller
+    shape = list(answer.question.case.inputs[answer.which].shape)
+    told = f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+    right = simulate(subject, answer.question, answer.which, ())
+    if isinstance(answer.values, str) or isinstance(right, str) or answer.question.kind not in (FORWARD, GRADIENT):
+        return told
+    at = tuple(int(i) for i in np.argwhere(elements)[0])
+    return f"{told}, such as {list(at)}: {float(answer.values[at]):.6g} in place of {float(right[0][at]):.6g}"
+
+
+def _smaller(subject: Subject, sizes: Sizes, answer: Answer, deadline: float) -> Iterator[tuple[Sizes, Answer, Any]]:
+    for candidate in sizes.smaller():
+        if time.thread_time() > deadline:
+            return
+        for question in questions(subject, candidate):
+            if question.name == answer.question.name and question.kind == answer.question.kind:
+                try:
+                    found = question.answer(subject)
+                except NotApplicable:
+                    continue
+                if isinstance(found, str) or isinstance(answer.values, str) or answer.which >= len(found):
+                    continue
+                small = Answer(question, answer.which, found[answer.which])
+                elements = small.wrong(subject, ())
+                if elements.any() and small.size < answer.size:
+                    yield candidate, small, elements
 
 
 def _right(wrong, answers) -> tuple[str, ...]:

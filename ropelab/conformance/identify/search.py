@@ -80,7 +80,16 @@ def _search(
             yield _shortest(evidence, start)
             return
     beam = _pruned(beam)
-    for _ in range(MOST):
+    for depth in range(MOST):
+        if depth == 1:
+            for start in _together(measured):
+                left = evidence.left(start, best)
+                if left == 0:
+                    yield _shortest(evidence, start)
+                    return
+                if left < best:
+                    beam.append((left, start))
+            beam = _pruned(beam)
         found: dict[tuple[str, ...], tuple[float, Description]] = {}
         for left, description in beam:
             for longer in _longer(evidence, description, measured):
@@ -90,9 +99,9 @@ def _search(
                 if score == 0:
                     yield _shortest(evidence, longer)
                     return
-        if not found:
+        if not found and depth:
             return
-        beam = _pruned(found.values())
+        beam = _pruned(found.values()) if found else beam
         if beam[0][0] < best:
             best = beam[0][0]
             yield beam[0][1]
@@ -122,13 +131,21 @@ def _starts(measured: list[Deviation]) -> Iterator[Description]:
         of_kind = [d for d in measured if d.kind == kind]
         if len(of_kind) > 1 and len({d.scope.name for d in of_kind}) == len(of_kind):
             yield (*structural, *of_kind)
-    # Where an element has two faults, neither alone explains the element. So two faults of one input start together.
+
+
+def _together(measured: list[Deviation]) -> Iterator[Description]:
+    """Yield descriptions of two deviations of one input.
+
+    Where an element has two faults, neither alone explains the element, and no search step by step finds them.
+    """
+    structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
     others = [d for d in measured if d.kind not in ("layout", "wiring")]
-    simple_ones = [d for d in vocabulary() if d.kind in TOGETHER]
-    for first, second in (*combinations(others, 2), *product(others, simple_ones)):
+    alone = [d for d in vocabulary() if d.kind in TOGETHER]
+    for first, second in (*combinations(others, 2), *product(others, alone)):
         if first.kind != second.kind and (not second.scope.name or first.scope.name == second.scope.name):
             yield (*structural, first, replace(second, scope=first.scope))
-    yield from ((*structural, d) for d in (*others, *simple_ones) if structural)
+    if structural:
+        yield from ((*structural, d) for d in (*others, *alone))
 
 
 def _longer(evidence: Evidence, description: Description, measured: list[Deviation]) -> Iterator[Description]:
