@@ -12,8 +12,9 @@ from ropelab.conformance.tensors import Tensors
 
 
 def autocast(subject: Subject, case: Case) -> Tensors:
-    """Return the results of the case under autocast to bfloat16."""
-    with torch.autocast(torch.device(subject.device).type, torch.bfloat16):
+    """Return the results of the case under autocast: to bfloat16, or to the dtype of the inputs if it has 16 bits."""
+    dtype = case.inputs[0].dtype
+    with torch.autocast(torch.device(subject.device).type, dtype if dtype.itemsize == 2 else torch.bfloat16):
         return subject(case)
 
 

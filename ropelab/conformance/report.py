@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ropelab.conformance.identify import Identification
@@ -28,13 +29,21 @@ class Report:
         about: the declaration of the function, name by name.
         results: the result of each law, in the order of `LAWS`.
         diagnosis: the faults of the catalogue that explain the failures, the best explanation first.
-        identification: the measured deviations of a wrong function; None if the function was not measured.
+        measuring: measures the deviations of the function; None if nobody wants to know them.
     """
 
     about: dict[str, Any]
     results: tuple[Result, ...]
     diagnosis: tuple[Any, ...] = field(default=())
-    identification: Identification | None = None
+    measuring: Callable[[], Identification] | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def identification(self) -> Identification | None:
+        """The measured deviations of a wrong function; None if it is not wrong or nobody wants to know.
+
+        The first use of the attribute calls the function many times, for at most 10 s of CPU time.
+        """
+        return self.measuring() if self.failed and self.measuring is not None else None
 
     @property
     def verdict(self) -> str:
@@ -144,5 +153,5 @@ def identification(found: Identification) -> str:
     elif not found.deviations:
         head = "Identification: the measured answers do not show the failure."
     else:
-        head = "Identification: on fresh inputs, too, the function does this, within twice the derived bound:"
+        head = "Identification: on fresh inputs, too, the function does this, within the derived bound:"
     return "\n".join((head, *(f"  - {line}" for line in found.words())))

@@ -39,7 +39,8 @@ def verify(
             may raise NotImplementedError for a call that it does not offer.
         convention: how the function is called, a name of ``CONVENTIONS``.
         shrink: look for a smaller counterexample if a law does not hold.
-        diagnose: look for the fault in the catalogue if a law does not hold.
+        diagnose: look for the fault in the catalogue if a law does not hold, and let the report measure what the
+            function does when somebody asks for its ``identification``.
         declared: the claims that the laws hold the function to: the other arguments of `declare`.
 
     Returns:
@@ -52,7 +53,9 @@ def verify(
     declaration = declare(convention, **declared)
     check_device(declaration.about["device"])
     check_function(function)
-    return judge(function, declaration, Surroundings(), shrink=shrink, diagnose=diagnose)
+    surroundings = Surroundings()
+    report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
+    return replace(report, measuring=lambda: measure(function, declaration, surroundings)) if diagnose else report
 
 
 def check_function(function: Any) -> None:
@@ -103,7 +106,8 @@ def judge(
 def measure(function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings) -> Identification:
     """Return the measured deviations of a function that broke a law; the arguments are those of `judge`.
 
-    The command ``ropelab verify`` measures a wrong function after the laws, for at most some seconds.
+    The command ``ropelab verify`` measures a wrong function after the laws; a report of `verify` does so when its
+    ``identification`` is used.
     """
     with surroundings.ours():
         return identify(declaration.subject(function, surroundings), declaration.sizes)

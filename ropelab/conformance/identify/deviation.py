@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from ropelab.conformance.identify.outcome import outcome
 from ropelab.conformance.identify.plan import PARTS, Plan
 from ropelab.conformance.identify.questions import Question
 from ropelab.conformance.subject import Subject
+
+
+def always(question: Question, which: int) -> bool:
+    """Return True: the circumstances of a deviation without restrictions."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Scope:
     name: str = ""
     gradient: bool = False
     words: str = ""
-    asked: Callable[[Question, int], bool] = field(default=lambda question, which: True, compare=False)
+    asked: Callable[[Question, int], bool] = field(default=always, compare=False)
     mask: Callable[[Plan], np.ndarray] | None = field(default=None, compare=False)
 
     def covers(self, plan: Plan) -> bool:
@@ -90,10 +96,15 @@ def simulate(
     subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]
 ) -> tuple[np.ndarray, np.ndarray] | str:
     """Return the answer of the definition with deviations to a question and its bound, or the name of an exception."""
-    plan = Plan(subject, question, which)
+    return outcome(lambda number: planned(subject, question, number, deviations), which)
+
+
+def planned(subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]) -> Plan:
+    """Return the plan of the definition with deviations for an input of a call."""
+    plan = Plan.of(subject, question, which)
     for deviation in deviations:
         if deviation.rotary_dim is not None and deviation.scope.covers(plan):
-            plan = Plan(subject, question, which, deviation.rotary_dim(plan))
+            plan = Plan.of(subject, question, which, deviation.rotary_dim(plan))
     for deviation in deviations:
         deviation.apply(plan)
-    return plan.raises or plan.answer()
+    return plan

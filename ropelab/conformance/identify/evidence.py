@@ -16,10 +16,6 @@ from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
 from ropelab.kernels import NO_POSITION
 
-ROOM = 2
-"""A description with deviations may be off by this many bounds: the bound was derived for a function that is right, and
-a function with a deviation may round once more for each rounding of a right function."""
-
 
 class OutOfTime(Exception):
     """The time of the identification is over."""
@@ -53,8 +49,7 @@ class Answer:
             )
         y, bound = told
         with np.errstate(invalid="ignore"):
-            room = ROOM * max(d.rounds for d in deviations) if deviations else 1
-            near = abs(self.values - y) <= room * bound
+            near = abs(self.values - y) <= max((d.rounds for d in deviations), default=1) * bound
         nowhere = (self.question.case.token_positions() == NO_POSITION).numpy()
         if nowhere.any() and self.question.kind in (FORWARD, GRADIENT):  # such a token may also pass unchanged
             near[nowhere] |= (self.values == self.given)[nowhere]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ropelab.conformance.case import Sizes
-from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.evidence import Evidence, OutOfTime
+import numpy as np
+
+from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.identify.dependence import findings
+from ropelab.conformance.identify.deviation import Deviation, simulate
+from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.search import search
 from ropelab.conformance.subject import Subject
@@ -17,6 +23,8 @@ SECONDS = 10.0
 """The time limit of an identification. It is CPU time of the thread, so that other work cannot end the search."""
 
 
+SHRINK_SECONDS = 1.0
+"""The limit of CPU time of the search for a smaller example."""
 ROUNDS = 3
 """The number of searches, each with the fresh answers that refuted the description of the search before."""
 
@@ -31,6 +39,8 @@ class Identification:
         unexplained: the answers that the description does not reproduce, in words with their share of elements.
         repair: a change of the call that makes the function right; None if no such change was found.
         example: the smallest call among the questions whose answer deviates, in words.
+        facts: for a function that no description reproduces: which results depend on inputs on which the definition's
+            do not depend, and which are not linear.
         right: the inputs of which no answer deviates, where another input's answers do.
     """
 
@@ -40,13 +50,14 @@ class Identification:
     repair: Repair | None = None
     example: str = ""
     right: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         """Return the description in lines of plain text; empty if there is nothing to say."""
         if self.proven and not self.deviations:
             return ["nothing deviates from the definition in any answer"]
         if not self.proven:
-            return [f"unexplained: {line}" for line in self.unexplained]
+            return [*self.facts, *(f"unexplained: {line}" for line in self.unexplained)]
         lines = [f"{deviation} (breaks: {deviation.breaks})" for deviation in self.deviations]
         lines += [f"{name} is right" for name in self.right]
         lines += [f"smallest example: {self.example}"] if self.example else []
@@ -61,6 +72,7 @@ class Identification:
         ]  # fmt: skip
         repair = None if self.repair is None else self.repair.words
         return {"proven": self.proven, "deviations": found, "unexplained": list(self.unexplained),
+                "facts": list(self.facts),
                 "example": self.example, "right": list(self.right), "repair": repair}  # fmt: skip
 
 
@@ -82,32 +94,78 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []
+    evidence: Evidence | None = None
     try:
         evidence = Evidence(subject, sizes, deadline)
         for variant in range(1, ROUNDS + 1):
             for description in search(evidence):
                 best = description
             if left := evidence.wrong(best):
-                return Identification(best, False, tuple(_unexplained(left)))
+                return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
             if not left:
                 repair = repaired(subject, sizes, best) if best else None
                 wrong = evidence.wrong(())
-                return Identification(best, True, (), repair, _example(wrong), _right(wrong, evidence.answers))
+                return Identification(
+                    best, True, (), repair, _example(subject, sizes, wrong), _right(wrong, evidence.answers)
+                )
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
-        return Identification(best, False, tuple(_unexplained(left)))
+        return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
     except OutOfTime:
-        return Identification(best, False, (f"the search did not end within {seconds:g} s",))
+        late = f"the search did not end within {seconds:g} s"
+        if evidence is None or not seconds:
+            return Identification(best, False, (late,))
+        evidence.deadline = math.inf
+        left = evidence.wrong(best)
+        return Identification(best, False, (late, *_unexplained(left)), facts=_facts(evidence, left))
 
 
-def _example(wrong) -> str:
+def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
+    """Return what the simplest unexplained answer depends on, and whether it is linear."""
+    told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
+    told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
+    if not told:
+        return ()
+    simplest = min(
+        told, key=lambda answer: (answer.question.kind != FORWARD, answer.question.case.shape[1] < 3, answer.size)
+    )
+    return tuple(findings(evidence.subject, simplest.question))
+
+
+def _example(subject: Subject, sizes: Sizes, wrong) -> str:
+    """Return the smallest deviating call that a greedy search finds: fewest sequences, tokens, heads and features."""
     if not wrong:
         return ""
     answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
-    case = answer.question.case
-    shape = list(case.inputs[answer.which].shape)
-    return f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+    deadline = time.thread_time() + SHRINK_SECONDS
+    while smaller := next(_smaller(subject, sizes, answer, deadline), None):
+        sizes, answer, elements = smaller
+    shape = list(answer.question.case.inputs[answer.which].shape)
+    told = f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+    right = simulate(subject, answer.question, answer.which, ())
+    if isinstance(answer.values, str) or isinstance(right, str) or answer.question.kind not in (FORWARD, GRADIENT):
+        return told
+    at = tuple(int(i) for i in np.argwhere(elements)[0])
+    return f"{told}, such as {list(at)}: {float(answer.values[at]):.6g} in place of {float(right[0][at]):.6g}"
+
+
+def _smaller(subject: Subject, sizes: Sizes, answer: Answer, deadline: float) -> Iterator[tuple[Sizes, Answer, Any]]:
+    for candidate in sizes.smaller():
+        if time.thread_time() > deadline:
+            return
+        for question in questions(subject, candidate):
+            if question.name == answer.question.name and question.kind == answer.question.kind:
+                try:
+                    found = question.answer(subject)
+                except NotApplicable:
+                    continue
+                if isinstance(found, str) or isinstance(answer.values, str) or answer.which >= len(found):
+                    continue
+                small = Answer(question, answer.which, found[answer.which])
+                elements = small.wrong(subject, ())
+                if elements.any() and small.size < answer.size:
+                    yield candidate, small, elements
 
 
 def _right(wrong, answers) -> tuple[str, ...]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import FLOAT32_UNIT, exact
+from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, exact
 from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrices
 from ropelab.conformance.identify.plan import FORMATS, Plan, columns
-from ropelab.conformance.identify.questions import Question
-from ropelab.conformance.identify.vocabulary import ANGLE, PAIR, ROW, rounding, set_row
+from ropelab.conformance.identify.questions import FORWARD, Question
+from ropelab.conformance.identify.scalings import Scaling, scalings
+from ropelab.conformance.identify.vocabulary import ANGLE, FREQUENCY, PAIR, PURE, ROW, in_reverse, rounding, set_row
 from ropelab.conformance.subject import Subject
 
-FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
 LAYOUT = "pair i is (i, i + rotary_dim/2) for split_half, (2i, 2i + 1) for interleaved"
 FAR = 140_000
 """Rows of larger numbers are not looked for."""
@@ -66,12 +69,14 @@ class Measured:
 
     Attributes:
         frequency: the right inverse frequencies ``[pairs]``.
+        size: the measured factors of cosines and of sines.
     """
 
     def __init__(self, subject: Subject, asked: dict[str, Question], which: int, pairing: tuple[str, str, int]):
         self.subject, self.asked, self.which, self.pairing = subject, asked, which, pairing
         declared = next(iter(asked.values())).case.rotary_dim
         self.frequency = columns(declared, pairing[2], subject.base).numpy()
+        self.size = 1.0, 1.0
         self._blocks: dict[str, list[Blocks] | None] = {}
 
     def blocks(self, name: str) -> Blocks | None:
@@ -82,25 +87,48 @@ class Measured:
         found = self._blocks[name]
         return None if found is None else found[self.which]
 
-    def deviations(self, site: Site, wrong: set[str]) -> Iterator[Deviation]:
+    def deviations(self, site: Site, wrong: set[str], hit: list[int]) -> Iterator[Deviation]:
         """Yield the deviations that the angles at a sequence and head suggest.
 
         Args:
             site: the sequence and the head.
             wrong: the names of the questions that the function answers wrong.
+            hit: the pairs that have wrong elements.
         """
         counted = [n for n, q in self.asked.items() if _counts_from_zero(q)]
         counted = [n for n in counted if n in wrong] or counted
-        found = self.blocks(max(counted, key=lambda n: self.asked[n].case.shape[1])) if counted else None
+        longest = max(counted, key=lambda n: self.asked[n].case.shape[1], default="")
+        found = self.blocks(longest) if counted else None
+        found_rates: list[np.ndarray] = []
         if found is not None and all(np.isfinite(v).all() for v in vars(found).values()):
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             sense = -1.0 if self.subject.reversed else 1.0
-            yield from self._factors(found, at)
-            yield from self._columns(found, at, sense)
-            yield from self._frequencies(found, at, sense, site)
-        yield from self._rows(site)
+            yield from self._factors(found, at, len(self.asked[longest].before))
+            yield from _growing(found, at)
+            yield from _amplitudes(found, at)
+            self.size = _sizes(found, at)
+            found_rates.append(self.frequency[::-1])
+            for seen in _views(found, at, self.size):
+                yield from self._columns(seen, at, sense)
+                for suggested in self._frequencies(seen, at, sense, site):
+                    found_rates.append(self._rates(suggested))
+                    yield suggested
+                yield from self._dynamic(self.asked[longest], seen, at, sense)
+        hit = [pair for pair in hit if pair < len(self.frequency)]
+        for pairs in (None, hit):
+            if pairs is None or 0 < len(pairs) < len(self.frequency):
+                yield from self._rows(site, pairs, self.frequency)
+        for rates in {r.tobytes(): r for r in found_rates}.values():
+            yield from self._rows(site, None, rates)
 
-    def _factors(self, found: Blocks, at) -> Iterator[Deviation]:
+    def _rates(self, deviation: Deviation) -> np.ndarray:
+        """Return the inverse frequencies of a deviation, times its multiple."""
+        plan = SimpleNamespace(frequency=self.frequency, sine_frequency=self.frequency, row=np.zeros(1),
+                               multiple=1.0, several=False, factor=1.0, rounded={})  # fmt: skip
+        deviation.change(cast(Plan, plan))
+        return np.asarray(plan.multiple * plan.frequency, dtype=np.float64)
+
+    def _factors(self, found: Blocks, at, calls: int) -> Iterator[Deviation]:
         first = np.hypot(found.cos0[at], found.sin1[at])
         constant = _constant(first)
         scaled = self.blocks("tables with a factor")
@@ -111,10 +139,20 @@ class Measured:
             power = simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
         if power != 1:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
-            yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power),
-                            {"power": power}, rounds=2.0)  # fmt: skip
+            yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power), {"power": power})
         if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
-            yield from self._factor("cos0 cos1 sin0 sin1", "is multiplied", constant)
+            if calls:
+                each = simple(constant ** (1 / calls))
+
+                def grown(plan: Plan) -> None:
+                    plan.factor = plan.factor * each ** len(plan.question.before)
+                    plan.extra += 1 + len(plan.question.before)
+
+                yield Deviation("factor", f"is multiplied by {each:.6g} once more for each earlier call", PURE, grown,
+                                {"factor": each})  # fmt: skip
+            yield from (
+                _factor("cos0 cos1 sin0 sin1", "is multiplied", v) for v in dict.fromkeys((simple(constant), constant))
+            )
         for parts, words, values in (
             ("cos0 cos1", "has cosines multiplied", found.cos0[at][:1]),
             ("sin0 sin1", "has sines multiplied", _amplitude(found.sin1[at])),
@@ -123,16 +161,7 @@ class Measured:
         ):
             each = _constant(values)
             if each is not None and abs(each - 1) > CLOSE and each > 0:
-                yield from self._factor(parts, words, each)
-
-    def _factor(self, parts: str, words: str, value: float) -> Iterator[Deviation]:
-        for factor in dict.fromkeys((simple(value), value)):
-
-            def change(plan: Plan, factor=factor) -> None:
-                for part in parts.split():
-                    setattr(plan, part, getattr(plan, part) * factor)
-
-            yield Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
+                yield from (_factor(parts, words, v) for v in dict.fromkeys((simple(each), each)))
 
     def _columns(self, found: Blocks, at, sense: float) -> Iterator[Deviation]:
         """Yield deviations in which columns of the tables belong to other pairs, from tokens at positions 0, 1, ..."""
@@ -152,8 +181,7 @@ class Measured:
             if rolls:
                 yield self._rolled(rolls[0])
             if same and order[0] == right[::-1]:
-                yield Deviation("order of frequencies", "takes the frequencies in reverse order", FREQUENCY,
-                                _reversed_frequencies, {"cosines": order[0], "sines": order[1]})  # fmt: skip
+                yield in_reverse()
 
             def change(plan: Plan) -> None:
                 if plan.frequency.shape[-1] == len(right):
@@ -183,7 +211,12 @@ class Measured:
         if far is not None and np.isfinite(far.cos0).all():
             where = (min(site[0], len(far.cos0) - 1), slice(None), min(site[1], far.cos0.shape[2] - 1))
             positions = self.asked["large positions"].case.token_positions()[0].numpy()
-            slope = refined(slope, intercept, np.arctan2(sense * far.sin1[where], far.cos0[where]), positions)
+            turned = np.arctan2(sense * far.sin1[where] / self.size[1], far.cos0[where] / self.size[0])
+            yield from self._sloped(refined(slope, intercept, turned, positions), intercept)
+        yield from self._sloped(slope, intercept)
+
+    def _sloped(self, slope: np.ndarray, intercept: np.ndarray) -> Iterator[Deviation]:
+        """Yield the frequencies that slopes suggest."""
         multiple = _constant(slope / self.frequency)
         if multiple is not None:
             value = simple(multiple)
@@ -202,6 +235,8 @@ class Measured:
             if np.allclose(rounded(self.frequency).astype(float), slope, rtol=1e-5, atol=1e-7):
                 yield rounding("frequency", name)
         yield from self._other_base(slope)
+        for scaling in scalings(self.frequency, slope, self.subject.base):
+            yield Deviation("frequencies", f"has {scaling.words}", FREQUENCY, _scaled(scaling), scaling.parameters)
         if len(slope) and (abs(slope - slope[0]) < CLOSE).all():
             yield self._fixed(np.full_like(slope, simple(float(slope[0]))), "the same frequency for all pairs")
         factors = np.array([simple(float(r)) for r in slope / self.frequency])
@@ -245,8 +280,54 @@ class Measured:
         found = parameters or {"frequencies": frequency.tolist()}
         return Deviation("frequencies", f"has {words}", FREQUENCY, change, found)
 
-    def _rows(self, site: Site) -> Iterator[Deviation]:
-        """Yield deviations of the rows that tokens read, from rows recovered at known positions."""
+    def _dynamic(self, question: Question, found: Blocks, at, sense: float) -> Iterator[Deviation]:
+        """Yield scalings that depend on the number of tokens of the call, or of the longest call before it."""
+        slope, _ = slopes(np.arctan2(sense * found.sin1[at], found.cos0[at]))
+        ratio = slope / self.frequency
+        tokens = max(question.before, default=question.case.shape[1])
+        who = "the longest call before" if question.before else "the call"
+
+        def length(plan: Plan) -> int:
+            return max(plan.question.before, default=0) if question.before else plan.shape[1]
+
+        multiple = _constant(ratio)
+        if multiple is not None and 0 < multiple < 1:
+            limit = simple(multiple * tokens)
+
+            def slower(plan: Plan) -> None:
+                plan.multiple = plan.multiple * min(1.0, limit / max(length(plan), 1))
+
+            words = f"turns by {limit:g} / n times the angle if {who} has n > {limit:g} tokens"
+            yield Deviation("dynamic scaling", words, FREQUENCY, slower, {"scaling": "linear", "length": limit})
+        if multiple is None and not question.before and abs(ratio[0] - 1) < CLOSE < 1 - ratio[-1]:
+            case = question.case
+            double = replace(question, case=replace(case, inputs=tuple(x.repeat(1, 2, 1, 1) for x in case.inputs)))
+            again = blocks(self.subject, double, *self.pairing)
+            if again is None or question.kind != FORWARD:
+                return
+            other = again[self.which]
+            faster, _ = slopes(np.arctan2(sense * other.sin1[at], other.cos0[at]))
+            if not (ratio[-1] > 0 and faster[-1] > 0):
+                return
+            first, second = 1 / ratio[-1], self.frequency[-1] / faster[-1]
+            rate = (second - first) / tokens  # the factor is s n / L - (s - 1)
+            scale = simple(float(rate * tokens - first + 1))
+            limit = simple(float(scale / rate)) if rate > 0 else 0.0
+            if scale > 0 and limit > 0:
+
+                def rebased(plan: Plan) -> None:
+                    count = plan.frequency.shape[-1]
+                    factor = max(1.0, scale * length(plan) / limit - scale + 1)
+                    slower = factor ** (-np.arange(count) / (count - 1))
+                    plan.frequency = plan.sine_frequency = plan.frequency * exact_array(slower)
+
+                words = f"has dynamic NTK scaling by {scale:g} beyond {limit:g} tokens"
+                yield Deviation("dynamic scaling", words, FREQUENCY, rebased,
+                                {"scaling": "dynamic", "factor": scale, "length": limit})  # fmt: skip
+
+    def _rows(self, site: Site, pairs: list[int] | None, rates: np.ndarray) -> Iterator[Deviation]:
+        """Yield deviations of the rows that tokens read, from rows recovered at known positions, in some pairs."""
+        columns_read = slice(None) if pairs is None else pairs
         seen: dict[str, Deviation] = {}
         for name, question in self.asked.items():
             if not name.endswith(("from position 7 on", "large positions", "from position 0 on", "each sequence")):
@@ -258,17 +339,17 @@ class Measured:
             positions = question.case.token_positions()[at[0]].numpy()
             limit = FAR if positions.max() > 1000 else 300
             numbers = np.arange(-limit, limit)[:, None]
-            angles = numbers * self.frequency * (-1.0 if self.subject.reversed else 1.0)
-            size = np.median(np.hypot(found.cos0[at], found.sin1[at]))
+            angles = numbers * rates[columns_read] * (-1.0 if self.subject.reversed else 1.0)
+            cosine, sine = found.cos0[at][:, columns_read], found.sin1[at][:, columns_read]
             both = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
-            values = np.concatenate((found.cos0[at], found.sin1[at]), axis=1) / (size or 1)
+            values = np.concatenate((cosine / self.size[0], sine / self.size[1]), axis=1)
             read = rows(values, both, -limit, positions)
             if read is not None:
                 seen |= {d.words: d for d in self._regressed(read, positions)}
                 continue
             if limit == 300:
-                cosines = rows(found.cos0[at], np.cos(angles), -limit, positions)
-                sines = rows(found.sin1[at], np.sin(angles), -limit, positions)
+                cosines = rows(cosine, np.cos(angles), -limit, positions)
+                sines = rows(sine, np.sin(angles), -limit, positions)
                 if cosines is not None and sines is not None and len(set((sines - cosines).tolist())) == 1:
                     seen |= {d.words: d for d in self._shifted(cosines, sines, positions)}
         yield from seen.values()
@@ -283,10 +364,24 @@ class Measured:
             return
         if (apart == apart[0]).all():
             yield self._offset(float(apart[0]))
+        usual = int(np.median(apart))
+        if usual and (read == np.where(positions > 0, positions + usual, positions)).all():
+            yield Deviation("offset", f"takes position {usual:+d} for positions above 0", ROW,
+                            lambda p: set_row(p, np.where(p.row > 0, p.row + usual, p.row)),
+                            {"offset": usual})  # fmt: skip
+        if usual and (read == np.maximum(positions + usual, 0)).all():
+            yield Deviation("offset", f"takes position {usual:+d}, but at least 0", ROW,
+                            lambda p: set_row(p, np.maximum(p.row + usual, 0)), {"offset": usual})  # fmt: skip
         wrap = math.gcd(*(abs(apart).tolist()))
         if wrap > 1 and (read >= 0).all():
             for modulus in [m for m in range(int(read.max()) + 1, wrap + 1) if wrap % m == 0]:
                 yield from _wraps(modulus)
+        for bits in range(1, wrap.bit_length()):
+            half = 2**bits // 2
+            if (read == np.mod(positions + half, 2 * half) - half).all():
+                yield Deviation("wrap", f"takes positions as integers of {bits} bits", ROW,
+                                lambda p, half=half: set_row(p, np.mod(p.row + half, 2 * half) - half),
+                                {"modulus": 2 * half})  # fmt: skip
         last = int(read.max())
         if (read == np.minimum(positions, last)).all():
             yield Deviation("clamp", f"takes position {last} for all positions beyond", ROW,
@@ -315,10 +410,84 @@ class Measured:
             yield Deviation("sine row", words, ROW, change, {"shift": shift})
 
 
+def _factor(parts: str, words: str, factor: float) -> Deviation:
+    def change(plan: Plan) -> None:
+        for part in parts.split():
+            setattr(plan, part, getattr(plan, part) * factor)
+        plan.extra += 2  # the factor is rounded, and so is the product with it
+
+    return Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
+
+
+def _sizes(found: Blocks, at) -> tuple[float, float]:
+    """Return the factors a of cosines and b of sines; 1 if they cannot be measured.
+
+    A cosine m and a sine n of any angle obey ``(m / a)**2 + (n / b)**2 = 1``, so ``n**2 = b**2 - (b / a)**2 m**2``.
+    """
+    cosine, sine = found.cos0[at].ravel() ** 2, found.sin0[at].ravel() ** 2
+    if np.ptp(cosine) < CLOSE:
+        return 1.0, 1.0
+    slope, start = np.polyfit(cosine, sine, 1)
+    if slope >= 0 or start <= 0 or abs(slope * cosine + start - sine).max() > CLOSE * max(1.0, start):
+        return 1.0, 1.0
+    second = math.sqrt(start)
+    return simple(second / math.sqrt(-slope)), simple(second)
+
+
+def _views(found: Blocks, at, size: tuple[float, float]) -> Iterator[Blocks]:
+    """Yield the blocks without the factors of cosines and sines, as they are and with the sines of the first row."""
+    cosine, sine = size
+    yield Blocks(found.cos0 / cosine, found.cos1 / cosine, found.sin0 / sine, found.sin1 / sine)
+    if (abs(found.sin0[at] - found.sin1[at]) > CLOSE).any():
+        yield Blocks(found.cos0 / cosine, found.cos1 / cosine, found.sin1 / sine, found.sin0 / sine)
+
+
+def _amplitudes(found: Blocks, at) -> Iterator[Deviation]:
+    """Yield the factors of cosines and of sines where the angles are unknown."""
+    cosine, sine = _sizes(found, at)
+    for parts, words, value in (("cos0 cos1", "cosines", cosine), ("sin0 sin1", "sines", sine)):
+        if cosine != sine and abs(value - 1) > CLOSE and value > 0:
+            yield _factor(parts, f"has {words} multiplied", simple(value))
+
+
+def _growing(found: Blocks, at) -> Iterator[Deviation]:
+    """Yield the deviations of xPos: pair i is multiplied by ``((i + c r) / (r + c r)) ** (sign p / s)`` at position p.
+
+    With r pairs, the offset c (0.4 as published) and the scale s follow from the growth of two pairs.
+    """
+    amplitude = np.hypot(found.cos0[at], found.sin1[at])
+    if not (amplitude > 1e-3).all() or len(amplitude) < 4:
+        return
+    rate = np.log(amplitude[-1] / amplitude[0]) / (len(amplitude) - 1)
+    pairs = np.arange(len(rate))
+    if abs(rate).max() < 1e-6:
+        return
+    for offset in np.arange(0.1, 1.01, 0.1).round(1):
+        shape = np.log((pairs + offset * len(pairs)) / (len(pairs) * (1 + offset)))
+        scale = simple(float(shape[0] / rate[0]))
+        if scale and abs(shape / scale - rate).max() < 1e-3 * abs(rate).max():
+
+            def change(plan: Plan, offset=offset, scale=scale) -> None:
+                count = plan.frequency.shape[-1]
+                size = (np.arange(count) + EXACT(offset) * count) / (count * (1 + EXACT(offset)))
+                grown = size ** (plan.position / scale)
+                for part in ("cos0", "cos1", "sin0", "sin1"):
+                    setattr(plan, part, getattr(plan, part) * grown)
+                plan.extra += 2
+
+            words = f"is scaled by xPos: a power of position / {scale:g} for each pair"
+            yield Deviation("xPos", words, PAIR, change, {"scale": scale, "offset": float(offset)})
+
+
+def _scaled(scaling: Scaling) -> Callable[[Plan], None]:
+    def change(plan: Plan) -> None:
+        plan.frequency = plan.sine_frequency = exact_array(scaling.apply(plan.frequency.astype(np.float64)))
+
+    return change
+
+
 def exact_array(values: np.ndarray) -> np.ndarray:
     """Return an array as ``EXACT`` numbers."""
-    import torch
-
     return exact(torch.from_numpy(np.array(values, dtype=np.float64)))
 
 
@@ -329,10 +498,6 @@ def _turned_again(plan: Plan, times: int) -> None:
 
 def _turned_more(plan: Plan, multiple: float) -> None:
     plan.multiple, plan.several = plan.multiple * multiple, True
-
-
-def _reversed_frequencies(plan: Plan) -> None:
-    plan.frequency = plan.sine_frequency = plan.frequency[..., ::-1]
 
 
 def _wraps(modulus: int) -> Iterator[Deviation]:
@@ -359,6 +524,7 @@ def _count(number: int) -> str:
 
 def _to_power(plan: Plan, power: float) -> None:
     plan.factor = plan.factor**power
+    plan.extra += 2  # a quotient or a product with the factor, and the factor itself
     if not power:  # the function computes the angles again: two roundings, each up to an ulp of an angle up to pi
         plan.inexact = 4 * math.pi * FLOAT32_UNIT
 

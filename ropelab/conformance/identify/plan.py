@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.conformance.bounds import EXACT, exact, rotation_bound, table_angle_error
-from ropelab.conformance.identify.questions import ARGUMENTS, GRADIENT, INPUTS, Question
+from ropelab.conformance.bounds import EXACT, exact
+from ropelab.conformance.identify.questions import GRADIENT, Question
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
 from ropelab.kernels import NO_POSITION
-from ropelab.layout.pairing import pairs
+
+
+@dataclass(frozen=True)
+class Wires:
+    """A linear map of a token: element ``to`` is the sum of ``amplitude * table * element``.
+
+    The attributes are arrays ``[N]`` with an entry for each product.
+
+    Attributes:
+        to: the numbers of the results, in the heads of one tensor.
+        tensor: the numbers of the inputs that are read. element: the numbers of the features, as for ``to``.
+        table: 0 for the number 1, 1 for a cosine, 2 for a sine. column: the pair whose cosine or sine it is.
+        ahead: how many rows ahead of the position the table is read.
+        amplitude: the factors.
+    """
+
+    to: np.ndarray
+    tensor: np.ndarray
+    element: np.ndarray
+    table: np.ndarray
+    column: np.ndarray
+    ahead: np.ndarray
+    amplitude: np.ndarray
+
+    def where(self, kept: np.ndarray) -> Wires:
+        """Return the products for which ``kept [N]`` is True."""
+        return Wires(*(getattr(self, f.name)[kept] for f in fields(self)))
+
 
 PARTS = ("row", "sine_row", "frequency", "sine_frequency", "multiple", "cos0", "cos1", "sin0", "sin1")
 
@@ -36,14 +65,23 @@ def _reduced_in_float32(values: np.ndarray) -> np.ndarray:
     return exact(angles - turns * torch.tensor(2 * math.pi, dtype=torch.float32))
 
 
+INTEGER = "an integer"
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bfloat16": _to_dtype(torch.bfloat16),
     "float16": _to_dtype(torch.float16),
     "TF32": _to_tf32,
-    "an integer": np.trunc,
+    INTEGER: np.trunc,
 }
 """The name of a format -> a function that rounds to it."""
 REDUCED = "one turn, with a remainder computed in float32"
+
+
+def rounded(plan: Plan, what: str, values: np.ndarray) -> np.ndarray:
+    """Return the values of an intermediate, rounded if the plan rounds that intermediate."""
+    if what not in plan.rounded:
+        return values
+    name = plan.rounded[what]
+    return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)
 
 
 def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:
@@ -72,10 +110,17 @@ class Plan:
         factor: the factor of the tables.
         tail, tail_added: the factor of the features that do not rotate, and a number added to them.
         order: axis -> the indices in whose order the input is read.
+        source: for each element the number of the element that is rotated in its place, in all inputs one after
+            another; None if each element is itself rotated.
+        moved: for each element the number of the rotated element that is stored in its place; None as for source.
+        wires: the products that an element is a sum of, in place of the pairs of the definition; None for the pairs.
+        own_gradient: whether the wires belong to the gradient; otherwise the gradient applies the transposed map.
+        in_turn: whether second members of pairs are computed from first members that are already rotated.
         rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
         padding: the result of tokens without a position.
         raises: the name of the exception that the function raises in place of an answer; empty if it answers.
         inexact: the error of the angles (rad) beyond the error of a right function.
+        extra: the number of roundings of a result beyond the roundings of a right function.
         several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
         changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
@@ -105,72 +150,25 @@ class Plan:
         self.cos0 = self.cos1 = self.sin0 = self.sin1 = np.ones(())
         self.tail, self.tail_added, self.padding, self.raises = 1.0, 0.0, 0.0, ""
         self.order: dict[int, np.ndarray] = {}
+        self.source: np.ndarray | None = None
+        self.moved: np.ndarray | None = None
+        self.wires: Wires | None = None
+        self.in_turn = self.own_gradient = False
         self.rounded: dict[str, str] = {}
-        self.inexact = 0.0
+        self.inexact, self.extra = 0.0, 0
         self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
+
+    @classmethod
+    def of(cls, subject: Subject, question: Question, which: int, rotary_dim: int | None = None) -> Plan:
+        """Return a new plan of the definition. A question keeps a copy, because a search makes thousands of plans."""
+        key = which, rotary_dim
+        if key not in question.plans:
+            question.plans[key] = cls(subject, question, which, rotary_dim)
+        plan = copy(question.plans[key])
+        plan.order, plan.rounded = {}, {}
+        return plan
 
     @property
     def is_gradient(self) -> bool:
         """Whether the answer is a gradient."""
         return self.question.kind == GRADIENT
-
-    def answer(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the answer to the question, and how far rounding may take a function from the answer."""
-        case = self.question.case
-        x = exact(case.inputs[self.which])
-        if self.question.kind == ARGUMENTS:
-            return np.full((1, 1, 1, 1), float(self.changed_arguments)), np.zeros(1)
-        if self.question.kind == INPUTS and not self.changed_inputs:
-            return x, np.zeros(1)
-        return self._turned(exact(case.cotangents[self.which])) if self.is_gradient else self._turned(x)
-
-    def _turned(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        for axis, order in self.order.items():
-            x = np.take(x, np.argsort(order) if self.is_gradient else order, axis=axis)
-        x = self._round("input", x)
-        frequency, row = self._round("frequency", self.frequency), self._round("position", self.row)
-        sine_frequency, sine_row = self._round("frequency", self.sine_frequency), self._round("position", self.sine_row)
-        angles = self._round("angle", self.multiple * (row * frequency))
-        sine_angles = self._round("angle", self.multiple * (sine_row * sine_frequency))
-        with np.errstate(invalid="ignore"):
-            c = self._round("table", self.factor * np.cos(angles))
-            s = self._round("table", self.factor * np.sin(sine_angles))
-        c, s = (s, c) if self.swapped else (c, s)
-        c0, c1, s0, s1 = c * self.cos0, c * self.cos1, s * self.sin0, s * self.sin1
-        source, target = self.layout, self.out_layout
-        if self.is_gradient:  # the transposed matrix
-            s0, s1, source, target = -s1, -s0, target, source
-        x0, x1 = pairs(x[..., : self.rotary_dim], source)
-        product = [self._round("product", p) for p in (x0 * c0, x1 * s0, x1 * c1, x0 * s1)]
-        turned = self._round("output", product[0] - product[1]), self._round("output", product[2] + product[3])
-        y, bound = x * self.tail + self.tail_added, np.zeros_like(x)
-        for features, values in zip(pairs(y[..., : self.rotary_dim], target), turned, strict=True):
-            features[...] = values
-        for features, values in zip(pairs(bound[..., : self.rotary_dim], target), self._bounds(
-            x0, x1, (c0, c1, s0, s1), np.maximum(abs(angles), abs(sine_angles)), frequency
-        ), strict=True):  # fmt: skip
-            features[...] = values
-        y[self.nowhere], bound[self.nowhere] = self.padding, 0
-        return y, bound
-
-    def _bounds(self, x0, x1, factors, angles, frequency) -> tuple[np.ndarray, np.ndarray]:
-        c0, c1, s0, s1 = map(abs, factors)
-        if self.several:  # a rounding of either member reaches both, whatever the last angle is
-            c0 = c1 = s0 = s1 = np.maximum(np.maximum(c0, s0), np.hypot(c1, s1))
-        size = abs(self.factor) * np.maximum(abs(self.cos0), abs(self.sin0))
-        with np.errstate(all="ignore"):
-            error = (
-                self.inexact
-                + table_angle_error(angles)
-                + np.nan_to_num(self.subject.convention.angle_error(angles, abs(frequency)))
-            )
-        arithmetic = self.subject.arithmetic(self.question.case.inputs[0].dtype)
-        first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]
-        second = rotation_bound(abs(x0), abs(x1), c1, s1, arithmetic, size * error)[1]
-        return first, second
-
-    def _round(self, what: str, values: np.ndarray) -> np.ndarray:
-        if what not in self.rounded:
-            return values
-        name = self.rounded[what]
-        return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)

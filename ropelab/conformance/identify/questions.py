@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +28,16 @@ class Question:
         case: the call.
         kind: ``"forward"``, ``"gradient"``, ``"inputs"`` or ``"arguments"``.
         ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
+        before: the numbers of tokens of the calls that come before the call.
+        plans: the plans of the definition for this call; see `ropelab.conformance.identify.plan`.
     """
 
     name: str
     case: Case
     kind: str
     ask: Callable[[Subject, Case], Tensors]
+    before: tuple[int, ...] = ()
+    plans: dict[tuple[int, int | None], Any] = field(default_factory=dict, init=False, repr=False)
 
     def answer(self, subject: Subject) -> tuple[np.ndarray, ...] | str:
         """Return the answer as arrays ``[B, S, H, D]``, or the name of the exception that the function raised.
@@ -104,7 +109,11 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     # Beyond 65504 float16 overflows and TF32 does not. A function that gets tables makes no angles.
     beyond = 70_001 if subject.convention.computes_cosines else 4099
     yield Question("a call with TF32 allowed", case(offsets=beyond + more), FORWARD, tf32)
-    yield Question("a call after a longer sequence", plain, FORWARD, after_longer)
+    yield Question("a call after a longer sequence", plain, FORWARD, after_longer, (4 * tokens,))
+    for times in (1, 2, 3 + variant):
+        name = f"a call after {times} equal call{'s' * (times > 1)}"
+        yield Question(name, plain, FORWARD, _again(times), times * (tokens,))
+    yield Question("a call after a shorter sequence", plain, FORWARD, _after_shorter, (1,))
     for kept in (plain, later, cases["an offset for each sequence"]):
         name = next(n for n, at in cases.items() if at is kept)
         yield Question(f"the gradient for {name}", kept, GRADIENT, _gradient)
@@ -112,7 +121,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     yield Question("the gradient of a sum", replace(plain, cotangents=ones), GRADIENT, _gradient)
     strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
     yield Question("the gradient of a strided cotangent", strided, GRADIENT, _gradient)
-    yield Question("the gradient of a second step", plain, GRADIENT, _second_gradient)
+    yield Question("the gradient of a second step", plain, GRADIENT, _second_gradient, (tokens,))
     yield Question("the inputs after the call", plain, INPUTS, _inputs)
     yield Question("the other arguments after the call", cases["an offset for each sequence"], ARGUMENTS, _arguments)
 
@@ -134,6 +143,23 @@ def _second_gradient(subject: Subject, case: Case) -> Tensors:
         with subject.surroundings.theirs():
             torch.autograd.backward(outputs, case.cotangents)
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+
+
+def _again(times: int) -> Callable[[Subject, Case], Tensors]:
+    """Return a function that asks for the results of a case after some equal calls."""
+
+    def ask(subject: Subject, case: Case) -> Tensors:
+        for _ in range(times):
+            subject(replace(case, inputs=tuple(map(copied, case.inputs))))
+        return subject(case)
+
+    return ask
+
+
+def _after_shorter(subject: Subject, case: Case) -> Tensors:
+    """Return the results of the case after a call with the first token of each sequence."""
+    subject(replace(case, inputs=tuple(x[:, :1].clone() for x in case.inputs)))
+    return subject(case)
 
 
 def _inputs(subject: Subject, case: Case) -> Tensors:

@@ -11,6 +11,7 @@ from ropelab.conformance.identify.deviation import Scope
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import GRADIENT, Question
+from ropelab.kernels import NO_POSITION
 
 CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where the call has a single token": lambda q, i: q.case.shape[1] == 1,
@@ -26,6 +27,10 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "under autocast": lambda q, i: "autocast" in q.name,
     "where TF32 is allowed": lambda q, i: "TF32" in q.name,
     "after a call with a longer sequence": lambda q, i: "after a longer" in q.name,
+    "after an earlier call": lambda q, i: bool(q.before),
+    "in every second call": lambda q, i: len(q.before) % 2 == 1,
+    "in the second of two calls": lambda q, i: len(q.before) == 1,
+    "after more than one call": lambda q, i: len(q.before) > 1,
     "in the second step of a training": lambda q, i: "second step" in q.name,
     "for the inverse rotation": lambda q, i: q.case.inverse,
     "where all features rotate": lambda q, i: q.case.rotary_dim == q.case.inputs[i].shape[-1],
@@ -35,6 +40,10 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "for cotangents that are expanded or strided": lambda q, i: (
         q.name.startswith("the gradient of a s") and "step" not in q.name
     ),
+    "outside packed documents": lambda q, i: q.case.lengths is None,
+    "in packed documents with offsets": lambda q, i: q.case.lengths is not None and isinstance(q.case.offsets, tuple),
+    "where all sequences share their positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) == 1,
+    "in calls with tokens without a position": lambda q, i: bool((q.case.token_positions() == NO_POSITION).any()),
     "in sequences of more than 16 tokens": lambda q, i: q.case.shape[1] > 16,
 }
 """Circumstances in words -> whether an input of a question has them."""
@@ -51,6 +60,8 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
         for gradient in (True, False) if only_gradients else (False,):
             wide = Scope(name, gradient)
             yield wide
+            if not only_gradients and any(a.question.kind == GRADIENT for a, _ in ours):
+                yield replace(wide, words="in the result", asked=_in_results)
             right = [
                 a for a in answers
                 if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
@@ -68,6 +79,10 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
                     yield replace(scope, words=f"{words} {scope.words}", mask=mask)
 
 
+def _in_results(question: Question, which: int) -> bool:
+    return question.kind != GRADIENT
+
+
 def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
     """Yield masks in words that contain all wrong elements."""
     full = [(a, e) for a, e in wrong if e.ndim == 4 and e.size > 1]
@@ -83,8 +98,10 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
     if beyond is not None:
         yield f"at positions >= {beyond}", lambda p: np.asarray(abs(p.position) >= beyond)
         yield f"at positions > {beyond}", lambda p: abs(p.position) > beyond
-    pairs_hit = {int(i) for a, e in full for i in _pairs_of(a, e)}
+    pairs_hit = {int(i) for a, e in full for i in pairs_of(a, e)}
     count = max((a.question.case.rotary_dim // 2 for a, _ in full), default=0)
+    if full and all(set(pairs_of(a, e).tolist()) == {a.question.case.rotary_dim // 2 - 1} for a, e in full):
+        yield "in the last pair", lambda p: np.arange(p.frequency.shape[-1]) == p.frequency.shape[-1] - 1
     if pairs_hit and len(pairs_hit) < count:
         listed = sorted(pairs_hit)
         yield f"in pairs {listed}", lambda p: np.isin(np.arange(p.frequency.shape[-1]), listed)
@@ -94,7 +111,8 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
             yield "in odd pairs", lambda p: np.arange(p.frequency.shape[-1]) % 2 == 1
 
 
-def _pairs_of(answer: Answer, elements: np.ndarray) -> np.ndarray:
+def pairs_of(answer: Answer, elements: np.ndarray) -> np.ndarray:
+    """Return the numbers of the pairs that have wrong elements, if the pairs are halves."""
     case = answer.question.case
     turned = np.flatnonzero(np.asarray(elements.any(axis=(0, 1, 2)))[: case.rotary_dim])
     return turned % (case.rotary_dim // 2)

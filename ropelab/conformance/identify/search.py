@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 
-from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.evidence import Answer, Evidence
+from ropelab.conformance.identify.deviation import Deviation, always
+from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
-from ropelab.conformance.identify.scopes import scopes
+from ropelab.conformance.identify.scopes import pairs_of, scopes
 from ropelab.conformance.identify.vocabulary import vocabulary
+from ropelab.conformance.identify.wiring import wiring
 
 MOST = 4
 """The largest number of deviations in a description."""
 BEAM = 3
+LEAST = 24
+"""A deviation has to explain at least the 24th part of the wrong elements of the simplest wrong answer."""
+
+LONGEST = ("the gradient for tokens from position 0 on", "tokens from position 0 on", "a longer sequence")
+"""Questions whose tokens have the positions 0, 1, 2, ..., the longest last."""
+TOGETHER = ("sign", "reflection", "lost term", "tables swapped", "order of frequencies")
+"""Kinds of deviations without parameters that occur together with measured deviations."""
+SLOW = 0.02
+"""A call that takes more seconds is too slow to be asked for every element of a token."""
 
 Description = tuple[Deviation, ...]
 
 
 def search(evidence: Evidence) -> Iterator[Description]:
     """Yield better and better descriptions; a description that reproduces all answers comes last.
+
+    A measured table of all products of a token is the longest description, so it is tried when all others failed. The
+    search for others leaves a third of the time for it.
 
     Raises:
         OutOfTime: the deadline of the evidence passed.
@@ -32,18 +47,49 @@ def search(evidence: Evidence) -> Iterator[Description]:
     if not wrong:
         yield ()
         return
-    measured = list(_measured(evidence, wrong))
+    failing = {id(answer) for answer, _ in wrong}
+    evidence.answers.sort(key=lambda answer: id(answer) not in failing)  # a useless candidate is left out early
+    deadline, started = evidence.deadline, time.thread_time()
+    evidence.deadline = started + 2 / 3 * (deadline - started)
+    best: Description = ()
+    try:
+        for description in _search(evidence, wrong, list(_measured(evidence, wrong))):
+            best = description
+            yield description
+        if evidence.left(best, 0) == 0:
+            return
+    except OutOfTime:
+        pass
+    finally:
+        evidence.deadline = deadline
+    wired = list(_wired(evidence, wrong))
+    if wired:
+        yield from _search(evidence, wrong, wired)
+
+
+def _search(
+    evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]
+) -> Iterator[Description]:
     beam: list[tuple[float, Description]] = [(evidence.left(()), ())]
     best = beam[0][0]
     yield ()
     for start in _starts(measured):
-        left = evidence.left(start, best * 1.5)
+        left = evidence.left(start, best)
         beam.append((left, start))
         if left == 0:
             yield _shortest(evidence, start)
             return
     beam = _pruned(beam)
-    for _ in range(MOST):
+    for depth in range(MOST):
+        if depth == 1:
+            for start in _together(measured):
+                left = evidence.left(start, best)
+                if left == 0:
+                    yield _shortest(evidence, start)
+                    return
+                if left < best:
+                    beam.append((left, start))
+            beam = _pruned(beam)
         found: dict[tuple[str, ...], tuple[float, Description]] = {}
         for left, description in beam:
             for longer in _longer(evidence, description, measured):
@@ -53,9 +99,9 @@ def search(evidence: Evidence) -> Iterator[Description]:
                 if score == 0:
                     yield _shortest(evidence, longer)
                     return
-        if not found:
+        if not found and depth:
             return
-        beam = _pruned(found.values())
+        beam = _pruned(found.values()) if found else beam
         if beam[0][0] < best:
             best = beam[0][0]
             yield beam[0][1]
@@ -76,14 +122,30 @@ def _shortest(evidence: Evidence, description: Description) -> Description:
 
 def _starts(measured: list[Deviation]) -> Iterator[Description]:
     """Yield descriptions of measured deviations: the structure of each input with and without its first parameters."""
-    structural = tuple(d for d in measured if d.kind == "layout")
+    structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
     if structural:
         yield structural
-    kinds = [dict.fromkeys(d.kind for d in measured if d.kind != "layout")]
+        yield from ((deviation,) for deviation in structural if len(structural) > 1)
+    kinds = [dict.fromkeys(d.kind for d in measured if d.kind not in ("layout", "wiring"))]
     for kind in kinds[0]:
         of_kind = [d for d in measured if d.kind == kind]
         if len(of_kind) > 1 and len({d.scope.name for d in of_kind}) == len(of_kind):
             yield (*structural, *of_kind)
+
+
+def _together(measured: list[Deviation]) -> Iterator[Description]:
+    """Yield descriptions of two deviations of one input.
+
+    Where an element has two faults, neither alone explains the element, and no search step by step finds them.
+    """
+    structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
+    others = [d for d in measured if d.kind not in ("layout", "wiring")]
+    alone = [d for d in vocabulary() if d.kind in TOGETHER]
+    for first, second in (*combinations(others, 2), *product(others, alone)):
+        if first.kind != second.kind and (not second.scope.name or first.scope.name == second.scope.name):
+            yield (*structural, first, replace(second, scope=first.scope))
+    if structural:
+        yield from ((*structural, d) for d in (*others, *alone))
 
 
 def _longer(evidence: Evidence, description: Description, measured: list[Deviation]) -> Iterator[Description]:
@@ -107,12 +169,28 @@ def _longer(evidence: Evidence, description: Description, measured: list[Deviati
             longer = (*description, replace(candidate, scope=own))
             # A deviation that does not help with the simplest wrong answer is no candidate.
             if probe is not None and before is not None and own.name in ("", probe.name):
-                key = (id(candidate), own.name, own.gradient, None if own.mask is None else own.words, probe)
+                wide = (id(candidate), own.name, own.gradient, probe)
+                if wide not in helps:
+                    everywhere = replace(own, words="", mask=None, asked=always)
+                    helps[wide] = _mends(evidence, probe, description, replace(candidate, scope=everywhere))
+                if not helps[wide]:
+                    continue
+                key = (*wide, None if own.mask is None else own.words)
                 if key not in helps:
                     helps[key] = bool(probe.wrong(evidence.subject, longer).mean() < before)
                 if not helps[key]:
                     continue
             yield longer
+
+
+def _mends(evidence: Evidence, probe: Answer, description: Description, deviation: Deviation) -> bool:
+    """Return whether a deviation without a restriction explains enough elements of an answer that are still wrong.
+
+    A restriction to some elements cannot explain more of them.
+    """
+    before = probe.wrong(evidence.subject, description)
+    after = probe.wrong(evidence.subject, (*description, deviation))
+    return before.shape != after.shape or bool((before & ~after).sum() >= max(1, before.sum() / LEAST))
 
 
 def _ease(question: Question) -> tuple[bool, int]:
@@ -136,7 +214,7 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
     found: dict[str, list[Deviation]] = {}
     forward = any(a.question.kind == FORWARD for a, _ in wrong)
     kind = FORWARD if forward else GRADIENT
-    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    asked = _asked(evidence, kind)
     bases = [n for n in asked if n.endswith("tokens from position 7 on")] or list(asked)[:1]
     inputs = {a.name: a.which for a in evidence.answers if a.name in ("x", "q", "k") and a.question.kind == kind}
     for name in dict.fromkeys(a.name for a, _ in wrong):
@@ -145,11 +223,12 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
         evidence.in_time()
         pairing, structural = structure(subject, asked[bases[0]], inputs[name])
         own = [structural] if structural is not None else []
+        hit = sorted({int(i) for a, e in wrong if a.name == name and e.size > 1 for i in pairs_of(a, e)})
         about = Measured(subject, asked, inputs[name], pairing)
         for site in _sites([w for w in wrong if w[0].name == name and w[0].question.kind == kind]):
             evidence.in_time()
-            own += about.deviations(site, {a.question.name for a, _ in wrong})
-        found[name] = list({str(d): d for d in own}.values())
+            own += about.deviations(site, {a.question.name for a, _ in wrong}, hit)
+        found[name] = list({str(d): d for d in reversed(own)}.values())[::-1]
     everywhere = set.intersection(*({str(d) for d in own} for own in found.values())) if found else set()
     seen = set()
     for name, own in found.items():
@@ -160,6 +239,40 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
                 continue
             seen.add(said)
             yield deviation if common else replace(deviation, scope=replace(deviation.scope, name=name))
+
+
+def _asked(evidence: Evidence, kind: str) -> dict[str, Question]:
+    """Return the questions of a kind by name, in float32 if the function takes float32 in place of 16 bits.
+
+    A measurement in 16 bits has three digits. It only suggests descriptions; each is proven in the declared dtype.
+    """
+    asked = {a.question.name: a.question for a in evidence.answers if a.question.kind == kind}
+    if evidence.subject.dtype.itemsize > 2 or not asked:
+        return asked
+    wide = {name: _wide(question) for name, question in asked.items()}
+    return asked if isinstance(next(iter(wide.values())).answer(evidence.subject), str) else wide
+
+
+def _wide(question: Question) -> Question:
+    case = question.case
+    inputs, cotangents = (tuple(x.float() for x in tensors) for tensors in (case.inputs, case.cotangents))
+    return replace(question, case=replace(case, inputs=inputs, cotangents=cotangents))
+
+
+def _wired(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
+    """Yield the measured table of all products of a token, for results and for gradients that are wrong."""
+    for kind in (FORWARD, GRADIENT):
+        asked = _asked(evidence, kind) if any(a.question.kind == kind for a, _ in wrong) else {}
+        base = None
+        for name in (n for n in LONGEST if n in asked):  # the longest that takes little time
+            evidence.in_time()
+            started = time.thread_time()
+            asked[name].answer(evidence.subject)
+            if base is None or time.thread_time() - started < SLOW:
+                base = name
+        found = None if base is None else wiring(evidence.subject, asked, base)
+        if found is not None:
+            yield found
 
 
 def _sites(wrong: list[tuple[Answer, np.ndarray]]) -> list[tuple[int, int]]:

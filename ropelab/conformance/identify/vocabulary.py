@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, REDUCED, Plan
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
+FREQUENCY = "the inverse frequency of pair i is base ** (-2 i / rotary_dim)"
 PAIR = "y0 = x0 c0 - x1 s0, y1 = x1 c1 + x0 s1"
 TAIL = "features beyond rotary_dim pass unchanged"
 ADJOINT = "the gradient applies the transposed matrix"
 OWN = "every element of the result depends on its own token and head only"
+SELF = "q is made from q, and k from k"
 PURE = "a call changes nothing but its result"
 NOWHERE = "a token without a position is zero"
 BITS = "no intermediate has fewer bits than declared"
@@ -58,6 +61,56 @@ def _row_of_head(plan: Plan) -> np.ndarray:
     positions = plan.position[..., 0, 0]
     rows = positions.flatten() if (positions != positions[0]).any() else positions[0]
     return rows[np.minimum(plan.head, len(rows) - 1)]
+
+
+def _row_of_head_in_memory(plan: Plan) -> np.ndarray:
+    """Return the position in the row of flat tables, as memory orders them, whose number is the number of the head."""
+    positions = plan.position[..., 0, 0]
+    if not (positions != positions[0]).any():
+        positions = positions[:1]
+    order = plan.subject.seq_format
+    flat = (positions.T if order.find("s") < order.find("b") else positions).flatten()
+    return flat[np.minimum(plan.head, len(flat) - 1)]
+
+
+def _on_from_a_sequence_before(plan: Plan, block: int) -> np.ndarray:
+    """Return positions that go on from the first sequence whose last block of tokens reaches the token.
+
+    A block ends where the tables end.
+    """
+    batch, tokens = plan.shape[:2]
+    found = np.broadcast_to(plan.position, (batch, tokens, 1, 1)).copy()
+    for before in range(batch - 1, -1, -1):
+        number = (plan.batch - before) * tokens + plan.token
+        counted = plan.position[before, 0] + number
+        reached = (plan.batch >= before) & (counted <= _last_row(plan)) & (number < -(-tokens // block) * block)
+        found = np.where(reached, counted, found)
+    return found
+
+
+def _with_offsets(plan: Plan, offsets: Callable[[tuple[int, ...]], tuple[int, ...]]) -> np.ndarray:
+    """Return the positions of packed documents with other offsets."""
+    case = plan.question.case
+    if case.lengths is None or case.shard is not None:
+        return plan.position
+    given = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    apart = np.repeat(np.array(offsets(given)) - np.array(given), case.lengths)
+    apart = np.concatenate((apart, np.zeros(plan.shape[1] - len(apart), dtype=int)))
+    return plan.position + apart[None, :, None, None]
+
+
+def _of_head_strides(plan: Plan) -> np.ndarray:
+    """Return the positions of tokens that are as far apart as the tokens of the first input."""
+    return plan.position.reshape(-1)[_in_first(plan) // _heads_of_first(plan)][..., None]
+
+
+def _heads_of_first(plan: Plan) -> int:
+    return plan.question.case.inputs[0].shape[2]
+
+
+def _in_first(plan: Plan) -> np.ndarray:
+    """Return the number of each head in memory, counted over all tokens, ``[B, S, H]``."""
+    return np.arange(int(np.prod(plan.shape[:3]))).reshape(plan.shape[:3])
 
 
 def _one_document(plan: Plan) -> np.ndarray:
@@ -102,6 +155,17 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "adds 1 to the position after the first token": lambda p: p.position + (p.token > 0),
     "takes the positions of rank 0 on all ranks": _of_rank,
     "takes the tokens of a rank for contiguous tokens of the sequence": _contiguous,
+    "takes the row of flat tables in memory whose number is the number of the head": _row_of_head_in_memory,
+    "counts positions on from the tokens of earlier calls": lambda p: p.position + sum(p.question.before),
+    "adds the number of earlier calls to the position": lambda p: p.position + len(p.question.before),
+    "reads no row beyond the tokens of the first call": lambda p: (
+        np.minimum(p.position, p.question.before[0] - 1) if p.question.before else p.position
+    ),
+    "takes offset 0 for all packed documents but the first": lambda p: _with_offsets(
+        p, lambda given: (*given[:1], *(0 for _ in given[1:]))
+    ),
+    "takes offset 0 for all packed documents": lambda p: _with_offsets(p, lambda given: (0,) * len(given)),
+    "takes the first offset for all packed documents": lambda p: _with_offsets(p, lambda given: given[:1] * len(given)),
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
 }
 """A predicate -> the rows that the definition would read with this mistake."""
@@ -129,6 +193,10 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("sign", "turns by minus the angle", ANGLE, _times("multiple", -1))
     for words, row in ROWS.items():
         yield make("row", words, ROW, _reads(row))
+    for block in (8, 16, 32, 64):
+        words = f"lets sequences overwrite the next sequences to the end of a block of {block} tokens or of the tables"
+        yield Deviation("overwritten", words, OWN, _reads(partial(_on_from_a_sequence_before, block=block)),
+                        {"block": block})  # fmt: skip
     yield make("identity", "is not rotated", PAIR, _identity)
     for part, line in SIGNS.items():
         yield make("reflection", f"is reflected: {line}", PAIR, _times(part, -1))
@@ -145,10 +213,30 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("reflection", f"is reflected: {SIGNS['sin0']}, {SIGNS['cos1']}", PAIR, _negative("sin0", "cos1"))
     yield make("reflection", f"is reflected: {SIGNS['sin1']}, {SIGNS['cos0']}", PAIR, _negative("sin1", "cos0"))
     yield make("tables swapped", "takes cosines for sines and sines for cosines", PAIR, _with("swapped", True))
+    yield make(
+        "in turn",
+        "computes second members of pairs from first members that are already rotated",
+        PAIR,
+        _with("in_turn", True),
+    )
+    yield in_reverse()
     yield make("zero", "is zero", PAIR, _zero)
-    yield make("tail", "has NaN or unwritten memory in the features that do not rotate", TAIL, _with("tail", np.nan))
+    yield make("source", "is computed from the heads of q with the same numbers", SELF, _from_q(lambda k, q: k))
+    yield make(
+        "source",
+        "is computed from the first heads of q of its groups",
+        SELF,
+        _from_q(lambda k, q: k * max(1, q // (int(k.max()) + 1))),
+    )
+    yield make("strides", "is addressed with the strides of q", OWN, _with_strides_of_q)
+    yield make("padding", "rotates tokens without a position at their number in the call", NOWHERE, _everywhere)
+    for words, order in MEMORY.items():
+        yield make("memory", f"is read from memory {words}", OWN, _read_as(order))
+        yield make("memory", f"is stored in memory {words}", OWN, _stored_as(order))
     for number in (0.0, 1.0):
         yield make("tail", f"has {number:g} in the features that do not rotate", TAIL, _tail(number))
+    yield make("tail", "does not write the features that do not rotate", TAIL, _unwritten_tail)
+    yield make("tail", "has NaN or unwritten memory in the features that do not rotate", TAIL, _with("tail", np.nan))
     yield make("padding", "leaves the rows of tokens without a position unwritten", NOWHERE, _with("padding", np.nan))
     yield make("NaN", "has NaN in the features that rotate", PAIR, _times("multiple", np.nan))
     yield make("NaN", "is NaN or unwritten memory", PAIR, _not_a_number)
@@ -167,13 +255,95 @@ def vocabulary() -> Iterator[Deviation]:
             yield Deviation("rounding of operands", words, BITS, _rounding(together, name), {"format": name})
     for where in ROUNDED:
         for name in FORMATS:
-            yield rounding(where, name)
+            if name != INTEGER or where in ("position", "frequency", "angle"):
+                yield rounding(where, name)
+
+
+def in_reverse() -> Deviation:
+    """Return the deviation that gives the frequencies to the pairs in reverse order."""
+
+    def change(plan: Plan) -> None:
+        plan.frequency = plan.sine_frequency = plan.frequency[..., ::-1]
+
+    return Deviation("order of frequencies", "takes the frequencies in reverse order", FREQUENCY, change,
+                     {"order": "reverse"})  # fmt: skip
 
 
 def rounding(where: str, name: str) -> Deviation:
     """Return the deviation that rounds one intermediate, a key of ``ROUNDED``, to a format of ``FORMATS``."""
     words = f"rounds {ROUNDED[where]} to {name}"
     return Deviation(f"rounding of {where}", words, BITS, _rounding((where,), name), {"format": name})
+
+
+def _shapes(plan: Plan) -> dict[str, int]:
+    return dict(zip("bsh", plan.shape[:3], strict=True))
+
+
+def _orders() -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
+    """Yield in words how memory is mistaken, and the number of the element that each element becomes."""
+    axes = {"b": "sequences", "s": "tokens", "h": "heads"}
+    for order in ("bhs", "sbh", "shb", "hbs", "hsb"):
+
+        def taken(plan: Plan, order=order) -> np.ndarray:
+            """Permute the axes to ``order``, and keep the shape: a view in place of a transposition."""
+            numbers = np.arange(int(np.prod(plan.shape))).reshape(plan.shape)
+            return numbers.transpose(*map("bsh".index, order), 3).reshape(plan.shape)
+
+        def given(plan: Plan, order=order) -> np.ndarray:
+            """Take the memory for memory with the axes in ``order``, and permute the axes back."""
+            shape = [_shapes(plan)[axis] for axis in order]
+            numbers = np.arange(int(np.prod(plan.shape))).reshape(*shape, plan.shape[3])
+            return numbers.transpose(*map(order.index, "bsh"), 3)
+
+        said = ", ".join(axes[axis] for axis in order)
+        yield f"with the axes {said} as if they were sequences, tokens, heads", taken
+        yield f"with the axes sequences, tokens, heads as if they were {said}", given
+
+
+MEMORY = dict(_orders())
+"""How memory is mistaken, in words -> a function that returns the number of the element that each element becomes."""
+
+
+def _read_as(order: Callable[[Plan], np.ndarray]) -> Change:
+    def change(plan: Plan) -> None:
+        case = plan.question.case
+        plan.source = order(plan) + sum(x.numel() for x in case.inputs[: plan.which])
+
+    return change
+
+
+def _stored_as(order: Callable[[Plan], np.ndarray]) -> Change:
+    return lambda plan: setattr(plan, "moved", order(plan))
+
+
+def _from_q(head: Callable[[np.ndarray, int], np.ndarray]) -> Change:
+    def change(plan: Plan) -> None:
+        heads = plan.question.case.inputs[0].shape[2]
+        if plan.which and heads >= plan.shape[2]:
+            numbers = np.arange(int(np.prod(plan.shape[:2])) * heads * plan.shape[3])
+            numbers = numbers.reshape(*plan.shape[:2], heads, plan.shape[3])
+            plan.source = numbers[:, :, head(plan.head[0, 0, :, 0], heads)]
+
+    return change
+
+
+def _with_strides_of_q(plan: Plan) -> None:
+    """Rotate the heads that are addressed, counted in memory from token to token; leave the others."""
+    head, heads = _in_first(plan), _heads_of_first(plan)
+    addressed = (head % heads < plan.shape[2])[..., None]
+    set_row(plan, _of_head_strides(plan))
+    plan.multiple = np.where(addressed, plan.multiple, 0 * plan.multiple)
+    plan.cos0 = plan.cos1 = np.where(addressed, 1, 1 / plan.factor)
+
+
+def _everywhere(plan: Plan) -> None:
+    hit = plan.nowhere[..., None, None]
+    set_row(plan, np.where(hit, np.minimum(plan.token, _last_row(plan)), plan.row))
+    plan.nowhere = np.zeros_like(plan.nowhere)
+
+
+def _unwritten_tail(plan: Plan) -> None:
+    plan.tail = 0.0 if plan.is_gradient else np.nan
 
 
 def _with(part: str, value: object) -> Change:

@@ -1,0 +1,99 @@
+"""This file finds, without a tolerance, on which inputs a result depends, and whether a function is linear at all.
+
+Each finding compares two answers of the function bit by bit, so that no bound is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.identify.questions import GRADIENT, Question
+from ropelab.conformance.law import names
+from ropelab.conformance.subject import Subject
+
+AXES = {0: "sequence", 1: "token", 2: "head"}
+
+Answers = tuple[np.ndarray, ...] | None
+
+
+def findings(subject: Subject, question: Question) -> list[str]:
+    """Return in words what contradicts a linear map of each head: each is a fact about the answers to a question.
+
+    Args:
+        subject: the function.
+        question: a call, or a gradient.
+    """
+    given = question.case.cotangents if question.kind == GRADIENT else question.case.inputs
+    first = _answer(subject, question, given)
+    if first is None:
+        return []
+    again = _answer(subject, question, given)
+    if again is not None and not all(map(_equal, first, again)):
+        return ["the same call gives different results: they depend on earlier calls or on chance"]
+    return [*_nonlinear(subject, question, given, first), *_mixing(subject, question, given, first)]
+
+
+def _answer(subject: Subject, question: Question, given) -> Answers:
+    given = tuple(given)
+    case = question.case
+    case = replace(case, cotangents=given) if question.kind == GRADIENT else replace(case, inputs=given)
+    try:
+        answer = replace(question, case=case).answer(subject)
+    except NotApplicable:
+        return None
+    return None if isinstance(answer, str) else answer
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(((one == other) | (np.isnan(one) & np.isnan(other))).all())
+
+
+def _nonlinear(subject: Subject, question: Question, given, first) -> Iterator[str]:
+    """Yield where a linear map is contradicted.
+
+    A power of two scales every rounding, and a sign changes none. So twice the input gives twice the result exactly.
+    """
+    said = names(question.case)
+    for factor, words in ((2.0, "twice the input does not give twice the result"),
+                          (-1.0, "minus the input does not give minus the result")):  # fmt: skip
+        scaled = _answer(subject, question, [factor * x for x in given])
+        if scaled is None:
+            continue
+        for name, y, other in zip(said, first, scaled, strict=True):
+            off = abs(other - factor * y)
+            if np.nanmax(off, initial=0) > 0:
+                yield f"{name} is not linear: {words}; the largest difference is {float(np.nanmax(off)):.3g}"
+
+
+def _mixing(subject: Subject, question: Question, given, first) -> Iterator[str]:
+    """Yield which results change although neither the own input nor the own sequence, token or head changes."""
+    said = names(question.case)
+    for source, x in enumerate(given):
+        for axis, noun in AXES.items():
+            reached: dict[int, set[int]] = {}
+            across = set()
+            for index in range(x.shape[axis]):
+                changed = x.clone()
+                part = changed.select(axis, index)
+                part.copy_(part.flip(-1) + 1)
+                answer = _answer(subject, question, [changed if i == source else v for i, v in enumerate(given)])
+                if answer is None:
+                    return
+                for which, (y, other) in enumerate(zip(first, answer, strict=True)):
+                    differs = (y != other) & ~(np.isnan(y) & np.isnan(other))
+                    hit = np.flatnonzero(differs.any(axis=tuple(k for k in range(4) if k != axis)))
+                    if which != source and len(hit):
+                        across.add(which)
+                    if which == source:
+                        reached[index] = {int(i) for i in hit} - {index}
+            if axis == 0:
+                yield from (f"{said[which]} depends on {said[source]}" for which in sorted(across))
+            others = {index: sorted(hit) for index, hit in reached.items() if hit}
+            if others:
+                index, hit = next(iter(others.items()))
+                yield (f"{said[source]} mixes {noun}s: {noun} {index} changes "
+                       f"{noun}{'s' * (len(hit) > 1)} {', '.join(map(str, hit))}")  # fmt: skip

@@ -1,0 +1,93 @@
+"""This file proves that two descriptions are the same function, on all inputs at all positions within a range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.case import Sizes
+from ropelab.conformance.identify.deviation import Deviation, planned, simulate
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, INPUTS, Question, questions
+from ropelab.conformance.subject import Subject
+
+REACH = 1024
+"""The range of positions, on both sides of 0, in which two descriptions are compared."""
+SAME = 1e-9
+"""Two matrix entries are the same if they differ by less. The comparison has 53 bits or more, and angles of up to
+``REACH`` rad lose 10 of them; the smallest difference that a float32 can show is 6e-8."""
+
+
+def equivalent(
+    subject: Subject, sizes: Sizes, first: tuple[Deviation, ...], second: tuple[Deviation, ...], reach: int = REACH
+) -> bool:
+    """Return whether two descriptions are the same function.
+
+    A description without sums of other elements multiplies each pair by a 2 x 2 matrix that depends on the call, the
+    position, the token, the head and the sequence. Two inputs show the matrix: all first members are 1, then all second
+    members are 1. So equal answers to both, at every position in the range and in every kind of call, are equal
+    answers to all inputs. Descriptions that round are not linear, and this comparison proves nothing about them.
+
+    Args:
+        subject: any function with the convention and the claims.
+        sizes: the extents of the calls.
+        first, second: the descriptions.
+        reach: the positions from ``-reach`` to ``reach`` are compared, or from 0 on where no position is negative.
+
+    Returns:
+        True if the two are proven to be the same; False if they differ, or if the comparison proves nothing.
+    """
+    for question in _calls(subject, sizes, reach):
+        for which in range(len(question.case.inputs)):
+            plans = [planned(subject, question, which, description) for description in (first, second)]
+            if any(p.rounded or p.wires is not None or p.source is not None or p.moved is not None for p in plans):
+                return False
+            for probe in _probes(question):
+                told = [simulate(subject, probe, which, description) for description in (first, second)]
+                if not _same(*told):
+                    return False
+    return True
+
+
+def _same(one, other) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str) and one == other
+    y, z = one[0], other[0]
+    size = np.maximum(1, np.maximum(abs(y), abs(z)))
+    return bool(((abs(y - z) <= SAME * size) | (np.isnan(y) & np.isnan(z))).all())
+
+
+def _calls(subject: Subject, sizes: Sizes, reach: int) -> Iterator[Question]:
+    for variant in (0, 1):
+        yield from (q for q in questions(subject, sizes, variant) if subject.can(q.case))
+    one = replace(sizes, batch=1, tokens=1)
+    for least in (-reach, 0):
+        positions = torch.arange(least, reach + 1)
+        case = subject.draw(replace(one, tokens=len(positions)), positions=positions)
+        if not subject.can(case):
+            case = subject.draw(replace(one, tokens=reach), offsets=0)
+        case = subject.cotangents(case)
+        yield Question("all positions", case, FORWARD, _never)
+        yield Question("the gradient for all positions", case, GRADIENT, _never)
+
+
+def _never(subject: Subject, case):
+    raise AssertionError("only descriptions answer this question")
+
+
+def _probes(question: Question) -> Iterator[Question]:
+    """Yield the question with inputs whose answers are the columns of all matrices."""
+    case = question.case
+    if question.kind not in (FORWARD, GRADIENT, INPUTS):
+        yield question
+        return
+    for layout in range(4):  # each element of a pair in turn, in either layout
+        filled = []
+        for x in case.inputs:
+            feature = torch.arange(x.shape[-1], device=x.device)
+            half = case.rotary_dim // 2
+            hit = (feature % 2 == layout, feature // max(half, 1) % 2 == layout - 2)[layout // 2]
+            filled.append(hit.to(x.dtype).expand(x.shape))
+        yield replace(question, case=replace(case, inputs=tuple(filled), cotangents=tuple(filled)))

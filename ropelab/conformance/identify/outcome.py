@@ -1,0 +1,262 @@
+"""This file computes the answer that a plan gives to a question, and how far rounding may take a function from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import EXACT, REFERENCE, Rounding, exact, rotation_bound, table_angle_error
+from ropelab.conformance.identify.plan import Plan, Wires, rounded
+from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
+from ropelab.layout.pairing import pairs
+
+MOST = 1 / 16
+"""Roundings to fewer bits may add at most this share of a pair's size to a bound: a wide bound would prove nothing."""
+
+Told = tuple[np.ndarray, np.ndarray]
+"""An answer and its bound, ``[B, S, H, D]``."""
+
+
+def outcome(made: Callable[[int], Plan], which: int) -> Told | str:
+    """Return the answer for an input and its bound, or the name of the exception that the function raises.
+
+    Args:
+        made: returns the plan of an input of the call, by its number.
+        which: the number of the input.
+    """
+    plan = made(which)
+    case = plan.question.case
+    if plan.raises:
+        return plan.raises
+    if plan.question.kind == ARGUMENTS:
+        return np.full((1, 1, 1, 1), float(plan.changed_arguments)), np.zeros(1)
+    if plan.question.kind == INPUTS and not plan.changed_inputs:
+        return exact(case.inputs[which]), np.zeros(1)
+    given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]
+    if not plan.is_gradient:
+        return _forward(plan, given)
+    if plan.wires is not None and plan.own_gradient:
+        return _wired(plan, plan.wires, given, plan.shape)
+    plans = [plan if other == which else made(other) for other in range(len(given))]
+    if all(p.wires is None and p.source is None for p in plans):
+        return _turned(plan, _brought_back(plan, given[which]))
+    return _gathered(plans, given, which)
+
+
+def _forward(plan: Plan, given: list[np.ndarray]) -> Told:
+    if plan.wires is not None:
+        return _wired(plan, plan.wires, given, plan.shape)
+    x = given[plan.which]
+    if plan.source is not None:
+        elements = np.concatenate([x.reshape(-1) for x in given])
+        x = np.where(plan.source < 0, 0, elements[plan.source])
+    y, bound = _turned(plan, x)
+    return (y, bound) if plan.moved is None else (y.reshape(-1)[plan.moved], bound.reshape(-1)[plan.moved])
+
+
+def _brought_back(plan: Plan, grad: np.ndarray) -> np.ndarray:
+    """Return a cotangent before the results moved."""
+    if plan.moved is None:
+        return grad
+    before = np.zeros(grad.size, dtype=EXACT)
+    np.add.at(before, plan.moved.reshape(-1), grad.reshape(-1))
+    return before.reshape(grad.shape)
+
+
+def _gathered(plans: list[Plan], given: list[np.ndarray], which: int) -> Told:
+    """Return the gradient of an input as the sum over all results that read the input."""
+    sizes = [grad.size for grad in given]
+    total, bound = (np.zeros(sum(sizes), dtype=EXACT) for _ in range(2))
+    ends = np.cumsum(sizes)
+    for plan, grad, end in zip(plans, given, ends, strict=True):
+        if plan.wires is not None:
+            y, near, source = _wired_back(plan, plan.wires, grad, plans)
+        else:
+            y, near = _turned(plan, _brought_back(plan, grad))
+            source = np.arange(end - grad.size, end).reshape(grad.shape) if plan.source is None else plan.source
+        reads = source >= 0
+        np.add.at(total, source[reads], y[reads])
+        np.add.at(bound, source[reads], near[reads])
+    own = slice(ends[which] - sizes[which], ends[which])
+    return total[own].reshape(given[which].shape), bound[own].reshape(given[which].shape)
+
+
+def _products(plan: Plan, wires: Wires) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factor of each product of the wires and the error of its table, ``[B, S, N]``."""
+    batch, tokens, heads, width = plan.shape
+    factors = np.ones((batch, tokens, len(wires.to)), dtype=EXACT)
+    errors = np.zeros_like(factors)
+    head = wires.to // width
+    for ahead in np.unique(wires.ahead):
+        c, s, error = (np.broadcast_to(t, (batch, tokens, heads, t.shape[-1])) for t in tables(plan, int(ahead)))
+        for kind, table in ((1, c), (2, s)):
+            hit = (wires.table == kind) & (wires.ahead == ahead)
+            factors[..., hit] = table[:, :, head[hit], wires.column[hit]]
+            errors[..., hit] = error[:, :, head[hit], wires.column[hit]]
+    return wires.amplitude * factors, abs(wires.amplitude) * errors
+
+
+def _wired(plan: Plan, wires: Wires, given: list[np.ndarray], shape: tuple[int, ...]) -> Told:
+    factors, errors = _products(plan, wires)
+    read = np.empty_like(factors)
+    for tensor, x in enumerate(given):
+        hit = wires.tensor == tensor
+        read[..., hit] = x.reshape(*x.shape[:2], -1)[..., wires.element[hit]]
+    y, bound = _summed(plan, wires.to, factors * read, errors * abs(read), shape)
+    y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
+    return y, bound
+
+
+def _wired_back(plan: Plan, wires: Wires, grad: np.ndarray, plans: list[Plan]) -> tuple[np.ndarray, ...]:
+    """Return the gradient's products, their bounds, and the number of the element to which each belongs."""
+    factors, errors = _products(plan, wires)
+    factors[plan.nowhere] = errors[plan.nowhere] = 0
+    flow = grad.reshape(*grad.shape[:2], -1)[..., wires.to]
+    y = factors * flow
+    arithmetic = plan.subject.arithmetic(plan.question.case.inputs[0].dtype)
+    terms = 1 + np.bincount(wires.to, minlength=wires.to.max(initial=0) + 1)[wires.to]
+    near = _rounding(arithmetic, terms, abs(y), errors * abs(flow), abs(flow), abs(y))
+    first = np.cumsum([0, *(int(np.prod(p.shape)) for p in plans)])
+    widths = np.array([p.shape[2] * p.shape[3] for p in plans])
+    batch, tokens = plan.shape[:2]
+    token = np.arange(batch * tokens).reshape(batch, tokens, 1)
+    return y, near, first[wires.tensor] + token * widths[wires.tensor] + wires.element
+
+
+def _summed(plan: Plan, to: np.ndarray, products: np.ndarray, errors: np.ndarray, shape: tuple[int, ...]) -> Told:
+    batch, tokens, heads, width = shape
+    sums = []
+    for values in (products, abs(products), errors, np.ones_like(products)):
+        total = np.zeros((batch, tokens, heads * width), dtype=EXACT)
+        np.add.at(total, (slice(None), slice(None), to), values)
+        sums.append(total.reshape(shape))
+    y, size, error, terms = sums
+    arithmetic = plan.subject.arithmetic(plan.question.case.inputs[0].dtype)
+    return y, _rounding(arithmetic, terms, size, error, terms, abs(y))
+
+
+def _rounding(arithmetic, terms, size, error, weight, y) -> np.ndarray:
+    """Return the bound of a sum of products; see `rotation_bound`, in which ``terms`` is 2.
+
+    Args:
+        terms: the number of products.
+        size: the sum of their absolute values.
+        error: the sum of the errors of their tables, times the elements.
+        weight: the sum of the absolute elements, or more.
+        y: the absolute value of the sum.
+    """
+    u, e = arithmetic.compute.unit, arithmetic.compute.underflow
+    relative = (1 + EXACT(arithmetic.table.unit)) * (1 + EXACT(u)) ** terms - 1 + terms * REFERENCE.unit
+    bound = relative * size + (1 + u) ** terms * (error + arithmetic.table.underflow * weight) + terms * (1 + u) * e
+    return bound + arithmetic.store.of(y + bound)
+
+
+def _turned(plan: Plan, x: np.ndarray) -> Told:
+    for axis, order in plan.order.items():
+        x = np.take(x, np.argsort(order) if plan.is_gradient else order, axis=axis)
+    x = rounded(plan, "input", x)
+    c, s, error = tables(plan)
+    c0, c1, s0, s1 = c * plan.cos0, c * plan.cos1, s * plan.sin0, s * plan.sin1
+    source, target = plan.layout, plan.out_layout
+    if plan.is_gradient:  # the transposed matrix
+        s0, s1, source, target = -s1, -s0, target, source
+    x0, x1 = pairs(x[..., : plan.rotary_dim], source)
+    bounds = _bounds(plan, x0, x1, (c0, c1, s0, s1), error)
+    most = bounds
+    if plan.rounded:
+        enough = _bounds(plan, x0, x1, (c0, c1, s0, s1), _inexact(plan))
+        most = tuple(bound + MOST * (abs(x0) + abs(x1)) for bound in enough)
+    members: list[Told] = []
+    for (own, c_own), (other, s_own), bound, limit in zip(
+        ((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, most, strict=True
+    ):
+        if plan.in_turn and members:
+            other, before = members[0]
+            bound, limit = bound + abs(s_own) * before, limit + abs(s_own) * before
+        first, second = own * c_own, other * s_own
+        if "product" in plan.rounded:
+            bound = bound + _spread(plan, "product", first, bound) + _spread(plan, "product", second, bound)
+        y = rounded(plan, "product", first) + rounded(plan, "product", second)
+        bound = _spread(plan, "output", y, bound) if "output" in plan.rounded else bound
+        members.append((rounded(plan, "output", y), np.minimum(bound, limit)))
+    y, bound = x * plan.tail + plan.tail_added, np.zeros_like(x)
+    for features, near, member in zip(
+        pairs(y[..., : plan.rotary_dim], target), pairs(bound[..., : plan.rotary_dim], target), members, strict=True
+    ):
+        features[...], near[...] = member
+    y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
+    if np.isnan(plan.tail):  # nothing writes there
+        y[..., plan.rotary_dim :] = np.nan
+    return y, bound
+
+
+def tables(plan: Plan, ahead: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return cosines and sines, and the error of each before a table of the function's own dtype rounds it.
+
+    Args:
+        ahead: how many rows ahead of the plan's rows to read.
+    """
+    found, errors = [], []
+    for function, row, frequency in (
+        (np.cos, plan.row, plan.frequency), (np.sin, plan.sine_row, plan.sine_frequency)
+    ):  # fmt: skip
+        rows, rates = rounded(plan, "position", row + ahead), rounded(plan, "frequency", frequency)
+        angles = plan.multiple * (rows * rates)
+        with np.errstate(all="ignore"):
+            error = plan.inexact + table_angle_error(angles)
+            error = error + np.nan_to_num(plan.subject.convention.angle_error(angles, abs(rates)))
+            if "frequency" in plan.rounded:  # the frequency that is rounded is inexact by that much itself
+                own = np.nan_to_num(plan.subject.convention.angle_error(abs(frequency), abs(frequency)))
+                error = error + abs(plan.multiple * rows) * _spread(plan, "frequency", frequency, own)
+            if "angle" in plan.rounded:
+                error = _spread(plan, "angle", angles, error)
+            angles = rounded(plan, "angle", angles)
+            values = plan.factor * function(angles)
+            error = abs(plan.factor) * error
+            if "table" in plan.rounded:
+                error = _spread(plan, "table", values, error)
+        found.append(rounded(plan, "table", values))
+        errors.append(error)
+    return *(found[::-1] if plan.swapped else found), np.maximum(*errors)
+
+
+def _inexact(plan: Plan) -> np.ndarray:
+    """Return the error of cosines and sines if nothing is rounded to fewer bits."""
+    angles = np.maximum(
+        abs(plan.multiple * plan.row * plan.frequency), abs(plan.multiple * plan.sine_row * plan.sine_frequency)
+    )
+    with np.errstate(all="ignore"):
+        own = np.nan_to_num(plan.subject.convention.angle_error(angles, abs(plan.frequency)))
+        return abs(plan.factor) * (plan.inexact + table_angle_error(angles) + own)
+
+
+def _bounds(plan: Plan, x0, x1, factors, error) -> tuple[np.ndarray, np.ndarray]:
+    c0, c1, s0, s1 = map(abs, factors)
+    if plan.several:  # a rounding of either member reaches both, whatever the last angle is
+        c0 = c1 = s0 = s1 = np.maximum(np.maximum(c0, s0), np.hypot(c1, s1))
+    size = np.maximum(np.maximum(abs(plan.cos0), abs(plan.sin0)), np.maximum(abs(plan.cos1), abs(plan.sin1)))
+    dtype = plan.question.case.inputs[0].dtype
+    arithmetic = plan.subject.arithmetic(dtype)
+    first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]
+    second = rotation_bound(abs(x0), abs(x1), c1, s1, arithmetic, size * error)[1]
+    if not plan.extra:
+        return first, second
+    # An additional operation rounds a number of at most the size of the two products to the dtype of the inputs.
+    wide = dtype in (torch.float32, torch.float64)
+    again = Rounding.nearest(dtype) if wide else Rounding.truncating(dtype)
+    for _ in range(plan.extra):
+        first = first + again.of(abs(x0) * c0 + abs(x1) * s0 + first)
+        second = second + again.of(abs(x1) * c1 + abs(x0) * s1 + second)
+    return first, second
+
+
+def _spread(plan: Plan, what: str, values: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Return how far apart the roundings of two numbers can be, if one number is off by at most ``error``.
+
+    A rounding is monotone, so the roundings of ``values - error`` and of ``values + error`` enclose all others.
+    """
+    middle = rounded(plan, what, values)
+    low, high = rounded(plan, what, values - error), rounded(plan, what, values + error)
+    return np.maximum(abs(high - middle), abs(middle - low))

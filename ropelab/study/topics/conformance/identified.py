@@ -1,0 +1,151 @@
+"""This file measures the identification: known faults against recovered descriptions, as a record.
+
+``python -m ropelab.study.topics.conformance.identified`` computes ``data/identification/catalogue.csv`` (every fault of
+the catalogue), ``pairs_of_faults.csv`` (two random faults at a time) and ``controls.csv`` (right implementations).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pandas as pd
+import torch
+
+from ropelab.bench import checksums
+from ropelab.conformance.declared import Declaration, declare
+from ropelab.conformance.faults import CONTROLS, FAULTS
+from ropelab.conformance.identify import Identification, identify
+from ropelab.conformance.identify.equivalence import equivalent
+from ropelab.conformance.subject import Subject
+from ropelab.conformance.surroundings import Surroundings
+from ropelab.study.topics.conformance.injected import INJECTED, Injected
+from ropelab.study.topics.conformance.mutations import drawn
+
+FOLDER = checksums.DATA / "identification"
+PAIRS = 200
+SECONDS = 30.0
+"""The limit of CPU time for each function."""
+RIGHT = ("equal", "equivalent")
+"""Outcomes of a description that is right."""
+
+
+def main() -> None:
+    """Compute all records and write them."""
+    torch.set_num_threads(1)
+    FOLDER.mkdir(exist_ok=True)
+    for name, rows in (("controls", controls()), ("catalogue", catalogue(FAULTS)),
+                       ("pairs_of_faults", pairs_of_faults(range(PAIRS)))):  # fmt: skip
+        path = FOLDER / f"{name}.csv"
+        pd.DataFrame(rows).to_csv(path, index=False)
+        checksums.update([path], checksums.DATA)
+
+
+def read(name: str) -> pd.DataFrame:
+    """Return a record: ``"catalogue"``, ``"pairs_of_faults"`` or ``"controls"``."""
+    return pd.read_csv(FOLDER / f"{name}.csv", keep_default_na=False)
+
+
+def controls() -> Iterator[dict[str, object]]:
+    """Yield a row for each right implementation: whether the identification is silent."""
+    for control in CONTROLS:
+        found, *_ = _identified(control.function, declare(control.convention, **control.options))
+        yield {
+            "control": control.name,
+            "convention": control.convention,
+            "silent": found.proven and not found.deviations,
+        }
+
+
+def catalogue(names: Iterable[str]) -> Iterator[dict[str, object]]:
+    """Yield a row for each fault of the catalogue.
+
+    The columns: ``outcome`` is "equal" if a recovered deviation has the injected kind and the injected parameters,
+    "wrong" if a proven description has neither, "unexplained" if nothing is proven, and "silent" if no answer deviates.
+    ``same_as`` lists the earlier faults with the same convention and claims whose description is proven to be the same
+    function: no input of the questions can tell them apart.
+    """
+    kept: dict[str, tuple] = {}
+    for name in names:
+        fault = FAULTS[name]
+        found, subject, declaration, seconds = _identified(fault.function, declare(fault.convention, **fault.options))
+        same = [
+            other
+            for other, (about, theirs) in kept.items()
+            if about == declaration.about and equivalent(subject, declaration.sizes, theirs, found.deviations)
+        ]
+        if found.proven and found.deviations:
+            kept[name] = declaration.about, found.deviations
+        yield {"fault": name, "convention": fault.convention, "injected": _told(INJECTED[name]),
+               "outcome": _outcome(found, INJECTED[name]), "recovered": _words(found), "same_as": " ".join(same),
+               "repair": found.repair.words if found.repair else "", "seconds": round(seconds, 1)}  # fmt: skip
+
+
+def pairs_of_faults(numbers: Iterable[int]) -> Iterator[dict[str, object]]:
+    """Yield a row for each function with two random faults; see `drawn`.
+
+    ``outcome`` is "equivalent" if the recovered description is proven to be the injected function.
+    """
+    for number in numbers:
+        function, convention, injected = drawn(number)
+        found, subject, declaration, seconds = _identified(function, declare(convention))
+        outcome = "unexplained"
+        if found.proven:
+            same = equivalent(subject, declaration.sizes, tuple(injected), found.deviations)
+            outcome = "equivalent" if same else "not proven the same"
+        yield {"number": number, "convention": convention, "injected": "; ".join(map(str, injected)),
+               "outcome": outcome, "recovered": _words(found), "seconds": round(seconds, 1)}  # fmt: skip
+
+
+def indistinguishable(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the pairs of faults of a record that no input can tell apart."""
+    return [pair for row in rows.itertuples() for pair in combinations((*str(row.same_as).split(), row.fault), 2)
+            if row.fault in pair and row.same_as]  # fmt: skip
+
+
+def _identified(function, declaration: Declaration) -> tuple[Identification, Subject, Declaration, float]:
+    surroundings, started = Surroundings(), time.thread_time()
+    with surroundings.ours():
+        subject = declaration.subject(function, surroundings)
+        found = identify(subject, declaration.sizes, SECONDS)
+    return found, subject, declaration, time.thread_time() - started
+
+
+def _outcome(found: Identification, injected: Injected) -> str:
+    if not found.proven:
+        return "unexplained"
+    if not found.deviations:
+        return "silent"
+    return "equal" if any(_is(deviation, injected) for deviation in found.deviations) else "wrong"
+
+
+def _is(deviation, injected: Injected) -> bool:
+    if deviation.kind not in injected.kinds or injected.says not in str(deviation):
+        return False
+    if deviation.scope.gradient != injected.gradient or deviation.scope.name != injected.name:
+        return False
+    return all(_near(deviation.parameters.get(key), value) for key, value in injected.parameters.items())
+
+
+def _near(got, value) -> bool:
+    if isinstance(value, float):
+        return got is not None and abs(float(got) - value) <= 1e-4 * abs(value)
+    return got == value
+
+
+def _told(injected: Injected) -> str:
+    values = " ".join(f"{key}={value}" for key, value in injected.parameters.items())
+    who = "gradient" if injected.gradient else injected.name
+    return " ".join(filter(None, (who, " or ".join(injected.kinds), injected.says, values)))
+
+
+def _words(found: Identification) -> str:
+    return "; ".join(map(str, found.deviations)) if found.proven else "; ".join((*found.facts, *found.unexplained))
+
+
+if __name__ == "__main__":
+    main()
