@@ -216,7 +216,7 @@ def mode(positions: torch.Tensor | None, rotation: Rotation) -> str:
 
 def table_strides(table: torch.Tensor) -> tuple[int, int]:
     """The strides of the batches and of the rows of a table; the first is 0 if all batches share the table."""
-    return table.stride()[:2] if table.ndim == 3 else (0, table.stride(0))
+    return (table.stride(0), table.stride(1)) if table.ndim == 3 else (0, table.stride(0))
 
 
 def reach(x: torch.Tensor, block_tokens: int) -> int:

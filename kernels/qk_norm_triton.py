@@ -512,10 +512,10 @@ class Backward:
 
     def __call__(self, q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
         rows = q_dx  # stands in for the rows, because the kernel ignores this argument without dws
-        if dws is not None:
+        if self.sum_rows is not None:
             rows = torch.empty(self.rows_shape, dtype=self.rows_dtype, device=q.device)
         self.gradients(q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, rows, *rest)
-        if dws is not None:
+        if self.sum_rows is not None:
             self.sum_rows(rows, *dws)
 
 

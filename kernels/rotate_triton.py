@@ -5,7 +5,7 @@ this limit, queries and keys share a launch. A program takes several heads of a 
 sines. Threads move 16 bytes at a time. A program computes little before its loads begin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -289,7 +289,7 @@ def rotate(
         launch = plan(x_parts, y_parts, cos_part, sin_part, positions_part, rotation, tile)
         launch(
             x_parts[0], x_parts[-1], y_parts[0], y_parts[-1], cos_part, sin_part,
-            cos if positions is None else positions_part, first_position, row_count(cos),
+            cos if positions_part is None else positions_part, first_position, row_count(cos),
         )  # fmt: skip
     for target, out in zip(targets, outs, strict=True):
         if target is not out:
@@ -304,7 +304,7 @@ def plan(
     positions: torch.Tensor | None,
     rotation: Rotation,
     tile: Tile | None = None,
-) -> Launch:
+) -> Callable[..., None]:
     """The launch that `rotate` makes for tensors like these; a caller can keep the launch and repeat it.
 
     Args:
