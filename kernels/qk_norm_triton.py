@@ -166,6 +166,8 @@ def _load_rotation(
     cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
         positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
     )
+    cos_at, sin_at = cos_at[:, None, None], sin_at[:, None, None]
+    has_row, has_position, is_negative = has_row[:, None, None], has_position[:, None, None], is_negative[:, None, None]
     inside = mask & has_row if SIGNED else mask
     other: tl.constexpr = float("nan") if SIGNED else 0.0
     ROTARY: tl.constexpr = ROTARY_DIM // 2

@@ -218,6 +218,8 @@ def _rotate_kernel(
             positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
         )  # fmt: skip
     cos_at, sin_at, has_row, has_position, is_negative = rows
+    cos_at, sin_at = cos_at[:, None, None], sin_at[:, None, None]
+    has_row, has_position, is_negative = has_row[:, None, None], has_position[:, None, None], is_negative[:, None, None]
     if not TABLE_FREE:
         q_columns = _read_columns(
             cos_ptr + cos_at, sin_ptr + sin_at, q, has_row, is_negative,
