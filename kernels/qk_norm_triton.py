@@ -22,7 +22,7 @@ order than in `qk_norm_torch` in any case, so the results of both agree within r
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -539,9 +539,9 @@ def choose_forward_tile(
     """
     if interleaved or itemsize > 2:
         most_heads = 2 if innermost == "tokens" else None
-        return fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
+        return _fill_warp(fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads), features)
     most_heads = 1 if innermost == "tokens" else None
-    return fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads)
+    return _fill_warp(fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads), features)
 
 
 def choose_backward_tile(
@@ -553,9 +553,19 @@ def choose_backward_tile(
     program waits until others are done.
     """
     most_heads = 2 if innermost == "tokens" else None
-    tile = fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
+    tile = _fill_warp(fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads), features)
     registers = 32 * tile.num_warps * _registers(tile, features // 2, itemsize)
     return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, _REGISTERS // registers))
+
+
+def _fill_warp(tile: Tile, features: int) -> Tile:
+    """``tile`` with so many heads that every thread of a warp holds ``tile.pairs_per_access`` pairs of a head.
+
+    The order of the sum over a head depends on the pairs that a thread holds. A call of few tokens and few heads would
+    otherwise spread each head over more threads, and a token would have other bits alone than among other tokens.
+    """
+    lanes = 32 * tile.pairs_per_access // (tile.block_tokens * features // 2)
+    return replace(tile, block_heads=max(tile.block_heads, lanes))
 
 
 def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: float, tile) -> tuple[dict, tuple]:
