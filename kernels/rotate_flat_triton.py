@@ -1,15 +1,16 @@
 """This file holds the rotation as a kernel whose programs are full for every number and every width of heads.
 
-An access is a few adjacent pairs, which a thread reads at once. The accesses of a token, head after head and q before
-k, form one line, and a program takes the next piece of the line. The piece is a power of two. It may begin within a
-head, and it may end in another token: constant divisions give the token, the head and the pairs of each access.
-`rotate_triton` takes whole heads instead. Its threads have nothing to do where heads or pairs are no power of two.
+A thread reads the pairs of an access at once. The accesses of a token form a line, head after head and q before k. Each
+program takes the next piece of the line. The length of a piece is a power of two, so a piece may begin within a head
+and end in another token. Divisions by constants give the token, the head and the pairs of each access. A program of
+`rotate_triton` takes whole heads instead, and some of its threads have nothing to do if the number of heads or of pairs
+is no power of two.
 
-Features that do not rotate make further accesses of each head, which the kernel copies.
+Features that do not rotate make further accesses of each head, and the kernel copies these features. Their loads begin
+together with all other loads.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 import torch
@@ -30,28 +31,7 @@ from ropelab.kernels.addressing import (
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation
-
-
-@dataclass(frozen=True)
-class FlatTile:
-    """The accesses of one program, and its warps.
-
-    Attributes:
-        accesses: the accesses of a program, a power of two.
-        num_warps: the warps of a program.
-        innermost: as for `tiles.Tile`.
-        pairs_per_access: the pairs of an access, a power of two that `most_pairs` bounds.
-        block_heads: where tokens are innermost, the heads that share the tokens of a program; else 1.
-        max_registers, heads_first: as for `tiles.Tile`.
-    """
-
-    accesses: int
-    num_warps: int
-    innermost: str = "heads"
-    pairs_per_access: int = 8
-    block_heads: int = 1
-    max_registers: int | None = None
-    heads_first: bool = False
+from ropelab.kernels.tiles import FlatTile, pairs_per_access
 
 
 @triton.jit
@@ -59,9 +39,10 @@ def _accesses_of_program(
     UNIT: tl.constexpr, PER_HEAD: tl.constexpr, PROGRAMS: tl.constexpr, INNERMOST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, ACCESSES: tl.constexpr,
 ):  # fmt: skip
-    """The batch, the first token of the block, and for each access the token within the block, the head and its place.
+    """The batch and the first token of the block; and the token in the block, the head and the place of each access.
 
-    PROGRAMS programs take a block of BLOCK_TOKENS tokens; every division is by a constant.
+    The place of an access counts the accesses of its head. PROGRAMS programs take a block of BLOCK_TOKENS tokens. A
+    block has a whole number of pieces. Every division is by a constant, see `addressing.blocks_of_program`.
     """
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if INNERMOST == "batches":
@@ -110,10 +91,10 @@ def _features(
     access, ROTATING: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     INTERLEAVED: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The first feature of each access, and the first feature of its second members.
+    """The first feature of each access, and the feature of the second member of its first pair.
 
-    The first accesses of a head rotate. The other accesses are numbered on, and cover the features before FIRST and
-    those after the features that rotate. Interleaved features of an access are adjacent, so the second is not used.
+    The first ROTATING accesses of a head rotate. The other accesses hold the REST features, before FIRST and after the
+    features that rotate. The interleaved features of an access are adjacent, so only the first feature is used.
     """
     WIDTH: tl.constexpr = 2 * CHUNK if INTERLEAVED else CHUNK
     first = FIRST + access * WIDTH
@@ -129,7 +110,7 @@ def _features(
 
 @triton.jit
 def _addresses(row, features, INTERLEAVED: tl.constexpr, CHUNK: tl.constexpr):
-    """The addresses of the features of each access: both members together, or first members and second members."""
+    """The addresses of the first and of the second members of each access; interleaved members share the addresses."""
     first, second = features
     if INTERLEAVED:
         at = (row + first)[:, None] + tl.arange(0, 2 * CHUNK)[None, :]
@@ -141,6 +122,7 @@ def _addresses(row, features, INTERLEAVED: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _pairs(x, INTERLEAVED: tl.constexpr, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
+    """Both members of the pairs of each access, each ``[accesses, CHUNK]``."""
     x0, x1 = x
     if INTERLEAVED:
         x0, x1 = tl.split(tl.reshape(x0, [x0.shape[0], CHUNK, 2]))
@@ -187,7 +169,7 @@ def _rotate_kernel(
 ):  # fmt: skip
     """Write y0 = x0 cos - x1 sin and y1 = x1 cos + x0 sin for a piece of the line of accesses.
 
-    Positions are used as in `rotate_triton`.
+    Positions and tables are used as in `rotate_triton`, and the results have the same bits.
     """
     PAIRS: tl.constexpr = ROTARY_DIM // 2
     ROTATING: tl.constexpr = PAIRS // CHUNK
@@ -264,19 +246,6 @@ def _rotate_kernel(
         tl.store(at1, y1, mask=tl.broadcast_to(mask, at1.shape))
 
 
-def most_pairs(head_dim: int, rotation: Rotation, *, copies: bool) -> int:
-    """The largest power of two of pairs, up to 8, into which the features of a head divide.
-
-    Args:
-        copies: whether the kernel also writes the features that do not rotate.
-    """
-    parts = [8, rotation.rotary_dim // 2]
-    if copies:
-        parts += [(head_dim - rotation.rotary_dim) // 2 | (head_dim & 1), rotation.first // 2 | (rotation.first & 1)]
-    common = gcd(*parts)
-    return common & -common
-
-
 def plan(
     xs: Sequence[torch.Tensor],
     outs: Sequence[torch.Tensor],
@@ -293,7 +262,7 @@ def plan(
     k_heads = k.shape[2] if len(xs) > 1 else 0
     in_place = all(x is y for x, y in zip(xs, outs, strict=True))
     rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
-    chunk = min(tile.pairs_per_access, most_pairs(head_dim, rotation, copies=rest > 0))
+    chunk = min(tile.pairs_per_access, pairs_per_access(rotation, rest))
     per_head = (rotation.rotary_dim + rest) // (2 * chunk)
     heads = q_heads + k_heads
     by_tokens = tile.innermost == "tokens"

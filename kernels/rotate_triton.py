@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import rotate_flat_triton
 from ropelab.kernels.addressing import (
     MAX_BATCH,
     TL_DTYPE,
@@ -35,7 +36,7 @@ from ropelab.kernels.angles_triton import cos_sin
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, Rotation, row_count
-from ropelab.kernels.tiles import Tile, choose_table_free_tile, choose_tile
+from ropelab.kernels.tiles import FlatTile, Tile, choose_flat_tile, choose_table_free_tile, choose_tile
 
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
@@ -263,7 +264,7 @@ def rotate(
     *,
     positions: torch.Tensor | None = None,
     first_position: int = 0,
-    tile: Tile | None = None,
+    tile: Tile | FlatTile | None = None,
 ) -> None:
     """Write the rotation of each ``xs[i]`` to ``outs[i]`` in one launch.
 
@@ -305,7 +306,7 @@ def plan(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotation: Rotation,
-    tile: Tile | None = None,
+    tile: Tile | FlatTile | None = None,
 ) -> Callable[..., None]:
     """The launch that `rotate` makes for tensors like these; a caller can keep the launch and repeat it.
 
@@ -327,6 +328,8 @@ def plan(
     if q.numel() + k.numel() == 0:
         return _launch_nothing
     tile = tile or tile_for(xs, outs, cos, sin, positions, rotation)
+    if isinstance(tile, FlatTile):
+        return rotate_flat_triton.plan(xs, outs, cos, sin, positions, rotation, tile)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
@@ -367,7 +370,7 @@ def tile_for(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotation: Rotation,
-) -> Tile:
+) -> Tile | FlatTile:
     """The tile that `plan` chooses for tensors like these."""
     q = outs[0]  # the strides of an expanded input do not show the order of its axes
     batch, seq_len, q_heads, head_dim = q.shape
@@ -375,6 +378,16 @@ def tile_for(
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
+    # Flat tiles have been measured for q and k of two bytes and tables with a column for each pair.
+    measured = k_heads and q.itemsize == 2 and cos.itemsize <= 4 and not rotation.full_width
+    if measured and rotation.interleaved == rotation.out_interleaved:
+        in_place = all(x is y for x, y in zip(xs, outs, strict=True))
+        rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
+        flat_tile = choose_flat_tile(
+            rotation, (q_heads, k_heads), rest, batch * seq_len, shape[-1], positions=positions is not None
+        )
+        if flat_tile is not None:
+            return flat_tile
     only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
     tile = choose_tile(
         *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,

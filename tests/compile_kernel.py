@@ -35,6 +35,7 @@ SHAPES = [
     (96, 96, 32, 32, torch.bfloat16),
     (72, 72, 16, 16, torch.bfloat16),
     (128, 64, 32, 8, torch.bfloat16),
+    (128, 128, 28, 4, torch.bfloat16),
     (128, 128, 32, 8, torch.float32),
     (128, 128, 32, 0, torch.bfloat16),
 ]
@@ -43,7 +44,7 @@ VARIANTS = {
     "contiguous": {},
     "bhsd": {"storage": "bhsd"},
     "qkv": {"storage": "qkv"},
-    "4 x 4096 tokens": {"batch": 4, "tokens": 4096},
+    "64 tokens": {"tokens": 64},
     "positions": {"positions": torch.empty(1, 64, dtype=torch.int32)},
     "positions of 8 x 1 tokens": {"positions": torch.empty(8, 1, dtype=torch.int32), "batch": 8, "tokens": 1},
     "positions of a view": {"storage": "qkv", "positions": torch.empty(1, 64, dtype=torch.int32)},
@@ -106,7 +107,7 @@ def table_free(shape, layout, capability, storage="contiguous"):
     return compiled(launch, (*pair, *pair, frequencies, frequencies, frequencies, 0, 64), capability)
 
 
-def qk_norm(shape, layout, capability, backward, tokens=64):
+def qk_norm(shape, layout, capability, backward, tokens=4096):
     """The kernel that `apply_qk_norm_rope` launches for q and k of this shape."""
     q, k = pair = inputs(shape, tokens=tokens)
     weights = [torch.empty(shape[0], dtype=shape[-1]) for _ in pair]
@@ -120,7 +121,7 @@ def qk_norm(shape, layout, capability, backward, tokens=64):
     return compiled(launch.gradients, (*pair, *pair, *pair, *weights, rows, *tables), capability)
 
 
-def inputs(shape, storage="contiguous", batch=1, tokens=64):
+def inputs(shape, storage="contiguous", batch=1, tokens=4096):
     head_dim, _, q_heads, k_heads, dtype = shape
 
     def empty(heads: int) -> torch.Tensor:
