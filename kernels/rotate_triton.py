@@ -378,24 +378,33 @@ def tile_for(
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
-    # Flat tiles have been measured for q and k of two bytes and tables with a column for each pair.
-    measured = k_heads and q.itemsize == 2 and cos.itemsize <= 4 and not rotation.full_width
-    if measured and rotation.interleaved == rotation.out_interleaved:
-        in_place = all(x is y for x, y in zip(xs, outs, strict=True))
-        rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
-        flat_tile = choose_flat_tile(
-            rotation, (q_heads, k_heads), rest, batch * seq_len, shape[-1], positions=positions is not None
-        )
-        if flat_tile is not None:
-            return flat_tile
-    only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
-    tile = choose_tile(
-        *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
-        lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
-    )  # fmt: skip
+    tile: Tile | FlatTile | None = _flat_tile(xs, outs, cos, positions, rotation)
+    if tile is None:
+        only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
+        tile = choose_tile(
+            *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None,
+            itemsize=q.itemsize, lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
+        )  # fmt: skip
     if positions is None and _batches_read_anew(q, k_heads, cos):
         return replace(tile, innermost="batches")
     return tile
+
+
+def _flat_tile(xs, outs, cos: torch.Tensor, positions: torch.Tensor | None, rotation: Rotation) -> FlatTile | None:
+    """The flat tile for tensors like these, if they are like the tensors of the sweep that chose it.
+
+    The sweep had q and k of two bytes, tables of float32 with a column for each pair, and results in the layout of the
+    inputs.
+    """
+    q = outs[0]
+    batch, seq_len, q_heads, head_dim = q.shape
+    converts = rotation.interleaved != rotation.out_interleaved
+    if len(outs) == 1 or q.itemsize != 2 or cos.itemsize != 4 or rotation.full_width or converts:
+        return None
+    in_place = all(x is y for x, y in zip(xs, outs, strict=True))
+    rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
+    heads = q_heads, outs[1].shape[2]
+    return choose_flat_tile(rotation, heads, rest, batch * seq_len, innermost(q), positions=positions is not None)
 
 
 def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:
