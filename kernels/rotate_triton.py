@@ -372,39 +372,56 @@ def tile_for(
     rotation: Rotation,
 ) -> Tile | FlatTile:
     """The tile that `plan` chooses for tensors like these."""
+    flat = flat_tile_for(xs, outs, cos, positions, rotation)
+    return flat or whole_heads_tile_for(xs, outs, cos, sin, positions, rotation)
+
+
+def whole_heads_tile_for(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+) -> Tile:
+    """The best tile of whole heads for tensors like these."""
     q = outs[0]  # the strides of an expanded input do not show the order of its axes
     batch, seq_len, q_heads, head_dim = q.shape
     k_heads = outs[1].shape[2] if len(outs) > 1 else 0
     shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
     if rotation.table_free:
         return choose_table_free_tile(*shape, itemsize=q.itemsize)
-    tile: Tile | FlatTile | None = _flat_tile(xs, outs, cos, positions, rotation)
-    if tile is None:
-        only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
-        tile = choose_tile(
-            *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None,
-            itemsize=q.itemsize, lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
-        )  # fmt: skip
-    if positions is None and _batches_read_anew(q, k_heads, cos):
-        return replace(tile, innermost="batches")
-    return tile
+    only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
+    tile = choose_tile(
+        *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
+        lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
+    )  # fmt: skip
+    return replace(tile, innermost="batches") if _batches_read_anew(q, k_heads, cos, positions) else tile
 
 
-def _flat_tile(xs, outs, cos: torch.Tensor, positions: torch.Tensor | None, rotation: Rotation) -> FlatTile | None:
-    """The flat tile for tensors like these, if they are like the tensors of the sweep that chose it.
+def flat_tile_for(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+) -> FlatTile | None:
+    """The flat tile for tensors like these, if they are like the tensors of the sweep that `choose_flat_tile` rests on.
 
-    The sweep had q and k of two bytes, tables of float32 with a column for each pair, and results in the layout of the
+    The sweep has q and k of two bytes, tables of float32 with a column for each pair, and results in the layout of the
     inputs.
     """
     q = outs[0]
-    batch, seq_len, q_heads, head_dim = q.shape
     converts = rotation.interleaved != rotation.out_interleaved
-    if len(outs) == 1 or q.itemsize != 2 or cos.itemsize != 4 or rotation.full_width or converts:
+    if len(outs) == 1 or q.itemsize != 2 or cos.dtype != torch.float32 or rotation.full_width or converts:
         return None
+    batch, seq_len, q_heads, head_dim = q.shape
+    k_heads = outs[1].shape[2]
     in_place = all(x is y for x, y in zip(xs, outs, strict=True))
     rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
-    heads = q_heads, outs[1].shape[2]
-    return choose_flat_tile(rotation, heads, rest, batch * seq_len, innermost(q), positions=positions is not None)
+    order = "batches" if _batches_read_anew(q, k_heads, cos, positions) else innermost(q)
+    tokens = batch * seq_len
+    return choose_flat_tile(rotation, (q_heads, k_heads), rest, tokens, order, positions=positions is not None)
 
 
 def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -417,7 +434,7 @@ def _one_offset(xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], cos: t
     return _strides(xs) == _strides(outs) and table_strides(cos) == table_strides(sin)
 
 
-def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool:
+def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor, positions: torch.Tensor | None) -> bool:
     """Whether the batches share tables that are large, and that leave the cache before the next batch reads them.
 
     Tables are large if their row for a token has at least an eighth of the bytes that the rotation of the token's heads
@@ -426,7 +443,7 @@ def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool
     batch, seq_len, q_heads, head_dim = q.shape
     row = 2 * cos.shape[-1] * cos.itemsize
     heads = 2 * (q_heads + k_heads) * head_dim * q.itemsize
-    return batch > 1 and cos.ndim == 2 and seq_len * row > _TABLES_STAY and 8 * row >= heads
+    return batch > 1 and positions is None and cos.ndim == 2 and seq_len * row > _TABLES_STAY and 8 * row >= heads
 
 
 def _launch_nothing(*arguments) -> None:
