@@ -164,6 +164,8 @@ def choose_flat_tile(
         tokens: the number of tokens of all batches.
         innermost: as for `choose_tile`.
         positions: whether positions are read.
+
+    The choice rests on the repository's study `model_heads`, a sweep over the heads of 18 models.
     """
     pairs, access = rotation.rotary_dim // 2, pairs_per_access(rotation, rest)
     if innermost == "tokens" or tokens <= _FEW_TOKENS or access < PAIRS_PER_ACCESS:

@@ -16,7 +16,7 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, FlatTile, Tile, next_power_o
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import to_bshd
 
-_FIELDS = {
+FIELDS = {
     "accesses": 0, "block_tokens": 0, "block_heads": 0, "num_warps": 0, "innermost": "", "pairs_per_access": 0,
     "max_registers": None, "heads_first": False,
 }  # fmt: skip
@@ -77,7 +77,7 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     frame = frame[frame.contender.isin(candidates)]
     tried = [candidates[name] for name in frame.contender]
     frame = frame.assign(
-        **{field: [getattr(tile, field, absent) for tile in tried] for field, absent in _FIELDS.items()},
+        **{field: [getattr(tile, field, absent) for tile in tried] for field, absent in FIELDS.items()},
         chosen=[tile == chosen for tile in tried],
         positions=positions,
     )
@@ -89,10 +89,11 @@ def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile | F
     xs = [to_bshd(x.detach(), shape.seq_format) for x in buffers.inputs]
     outs = [torch.empty_like(x) for x in xs]
     positions = torch.zeros(xs[0].shape[:2], dtype=torch.int32) if positions_read else None
-    return rotate_triton.tile_for(xs, outs, buffers.cos, buffers.sin, positions, _rotation(shape))
+    return rotate_triton.tile_for(xs, outs, buffers.cos, buffers.sin, positions, rotation_of(shape))
 
 
-def _rotation(shape: Workload) -> Rotation:
+def rotation_of(shape: Workload) -> Rotation:
+    """The rotation of a workload, with results in the layout of the inputs."""
     interleaved = shape.layout == "interleaved"
     return Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
 
@@ -131,7 +132,7 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
 
 def flat_tiles(shape: Workload, order: str) -> list[FlatTile]:
     """The flat tiles to try for a workload: programs of 64, 128 and 256 accesses, with one or two for each thread."""
-    access = pairs_per_access(_rotation(shape), shape.head_dim - shape.rotary_dim)
+    access = pairs_per_access(rotation_of(shape), shape.head_dim - shape.rotary_dim)
     if access < PAIRS_PER_ACCESS or shape.dtype.itemsize != 2:
         return []
     access = PAIRS_PER_ACCESS if shape.layout == "interleaved" else access
@@ -141,7 +142,7 @@ def flat_tiles(shape: Workload, order: str) -> list[FlatTile]:
 
 
 def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile: Tile | FlatTile) -> list[Callable]:
-    rotation, device = _rotation(shape), sets[0].q.device
+    rotation, device = rotation_of(shape), sets[0].q.device
     positions = shape.positions(device) if shape.lengths else torch.arange(shape.seq_len, device=device)
     positions = positions.int().expand(shape.batch, -1) if positions_read else None
 
