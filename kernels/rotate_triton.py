@@ -406,22 +406,18 @@ def flat_tile_for(
     positions: torch.Tensor | None,
     rotation: Rotation,
 ) -> FlatTile | None:
-    """The flat tile for tensors like these, if they are like the tensors of the sweep that `choose_flat_tile` rests on.
-
-    The sweep has q and k of two bytes, tables of float32 with a column for each pair, and results in the layout of the
-    inputs.
-    """
+    """The flat tile for tensors like these; None where a `Tile` is as fast, or where the flat kernel cannot serve."""
     q = outs[0]
-    converts = rotation.interleaved != rotation.out_interleaved
-    if len(outs) == 1 or q.itemsize != 2 or cos.dtype != torch.float32 or rotation.full_width or converts:
+    batch, seq_len, _, head_dim = q.shape
+    if rotation.table_free or cos.itemsize > 4 or rotation.interleaved != rotation.out_interleaved:
         return None
-    batch, seq_len, q_heads, head_dim = q.shape
-    k_heads = outs[1].shape[2]
+    heads = [y.shape[2] for y in outs]
     in_place = all(x is y for x, y in zip(xs, outs, strict=True))
     rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
-    order = "batches" if _batches_read_anew(q, k_heads, cos, positions) else innermost(q)
-    tokens = batch * seq_len
-    return choose_flat_tile(rotation, (q_heads, k_heads), rest, tokens, order, positions=positions is not None)
+    order = "batches" if _batches_read_anew(q, sum(heads[1:]), cos, positions) else innermost(q)
+    return choose_flat_tile(
+        rotation, heads, rest, batch * seq_len, order, positions=positions is not None, itemsize=q.itemsize
+    )
 
 
 def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:

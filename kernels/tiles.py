@@ -9,6 +9,9 @@ from ropelab.kernels.rotation import Rotation
 PAIRS_PER_ACCESS = 4
 """The pairs whose features, or whose cosines, a thread reads at once: 16 bytes of a table in float32."""
 
+ACCESS_BYTES = 16
+"""The most bytes that a thread reads at once."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -148,41 +151,53 @@ def choose_tile(
 
 
 def choose_flat_tile(
-    rotation: Rotation, heads: Sequence[int], rest: int, tokens: int, innermost: str, *, positions: bool
+    rotation: Rotation,
+    heads: Sequence[int],
+    rest: int,
+    tokens: int,
+    innermost: str,
+    *,
+    positions: bool,
+    itemsize: int = 2,
 ) -> FlatTile | None:
-    """The flat tile of a call of elements of two bytes; None where a `Tile` is as fast.
+    """The flat tile of a call; None where a `Tile` is as fast.
 
-    Flat tiles are faster where a `Tile` leaves threads without work: where the number of heads or the number of pairs
-    is no power of two, and positions are read or pairs are interleaved. They are also faster where features that do not
-    rotate are copied, because their loads begin together with the others. Split-half heads that threads can read 16
-    bytes at a time gain nothing without positions: a flat program then begins within a head, and two programs share the
-    bytes around its beginning. A call of few accesses has more programs at once, and smaller ones.
+    Flat tiles are faster where a `Tile` leaves threads without work: where the number of pairs, or the number of heads
+    of q and k, is no power of two, and pairs are interleaved or elements of two bytes have positions. They are also
+    faster where features that do not rotate are copied, because their loads begin together with the others. Split-half
+    heads that threads can read 16 bytes at a time gain nothing without positions: a flat program then begins within a
+    head, and two programs share the bytes around its beginning. A call of few accesses has more programs at once, and
+    smaller ones.
 
     Args:
-        heads: the numbers of heads of q and of k.
+        heads: the numbers of heads of q and, if there is a k, of k.
         rest: the number of features of a head that the kernel copies.
         tokens: the number of tokens of all batches.
         innermost: as for `choose_tile`.
         positions: whether positions are read.
+        itemsize: the bytes of an element of the input.
 
     The choice rests on the repository's study `model_heads`, a sweep over the heads of 18 models.
     """
     pairs, access = rotation.rotary_dim // 2, pairs_per_access(rotation, rest)
-    if innermost == "tokens" or tokens <= _FEW_TOKENS or access < PAIRS_PER_ACCESS:
+    if tokens <= _FEW_TOKENS or access < PAIRS_PER_ACCESS or itemsize > 4:
         return None
     is_padded = pairs != next_power_of_2(pairs)
-    has_idle_threads = is_padded or any(n != next_power_of_2(n) for n in heads)
-    few = tokens * sum(heads) * (pairs + rest // 2) // access <= _FEW_ACCESSES
-    gains = positions or rotation.interleaved or access < 2 * PAIRS_PER_ACCESS
+    wide = min(access, ACCESS_BYTES // itemsize // (2 if rotation.interleaved else 1))
+    if innermost == "tokens":
+        gains = itemsize == 2 and (rest or (is_padded and rotation.interleaved))
+        return FlatTile(128, 4, innermost, wide, block_heads=2) if gains else None
+    has_idle_threads = is_padded or (len(heads) > 1 and any(n != next_power_of_2(n) for n in heads))
+    gains = rotation.interleaved or (itemsize == 2 and (positions or access < 2 * PAIRS_PER_ACCESS))
+    few = itemsize == 2 and len(heads) > 1 and tokens * sum(heads) * (pairs + rest // 2) // access <= _FEW_ACCESSES
     if not (rest or few or (has_idle_threads and gains)):
         return None
-    access = min(access, PAIRS_PER_ACCESS) if rotation.interleaved else access
     warps = 2 if few and not rotation.interleaved else 4
-    # Few programs read positions first, as in `choose_tile`. Programs of several tokens read several positions, and
-    # reading the heads first gains something only where the heads are padded.
-    one_token = sum(heads) * (pairs + rest // 2) // access % (32 * warps) == 0
-    heads_first = not few and (is_padded or one_token)
-    return FlatTile(32 * warps, warps, innermost, access, heads_first=positions and heads_first)
+    # Few programs read positions first, as in `choose_tile`. The threads of a program with several tokens read several
+    # positions. To read the heads first then gains nothing, except for padded split-half heads.
+    one_token = sum(heads) * (pairs + rest // 2) // wide % (32 * warps) == 0
+    heads_first = not few and (not rotation.interleaved if is_padded else one_token)
+    return FlatTile(32 * warps, warps, innermost, wide, heads_first=positions and heads_first)
 
 
 def pairs_per_access(rotation: Rotation, rest: int) -> int:

@@ -98,3 +98,9 @@ def test_flat_tiles_serve_the_heads_that_leave_threads_idle():
     assert tiles.choose_flat_tile(split, (32, 8), 0, 8, "heads", positions=True) is None
     assert tiles.choose_flat_tile(Rotation(72), (16, 16), 0, 4096, "heads", positions=False).pairs_per_access == 4
     assert tiles.choose_flat_tile(Rotation(20), (16, 16), 0, 4096, "heads", positions=True) is None
+    assert tiles.choose_flat_tile(split, (28,), 0, 4096, "heads", positions=True) is None
+    padded = Rotation(72, interleaved=True, out_interleaved=True)
+    assert tiles.choose_flat_tile(padded, (16,), 0, 4096, "heads", positions=False).pairs_per_access == 4
+    assert tiles.choose_flat_tile(padded, (16, 16), 0, 4096, "tokens", positions=False).block_heads == 2
+    assert tiles.choose_flat_tile(pairs, (28, 4), 0, 4096, "heads", positions=False, itemsize=4).pairs_per_access == 2
+    assert tiles.choose_flat_tile(split, (28, 4), 0, 4096, "heads", positions=True, itemsize=4) is None

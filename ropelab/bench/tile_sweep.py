@@ -12,7 +12,7 @@ from ropelab.bench.compare import copy_contenders, progress, tidy
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, FlatTile, Tile, next_power_of_2, pairs_per_access
+from ropelab.kernels.tiles import ACCESS_BYTES, PAIRS_PER_ACCESS, FlatTile, Tile, next_power_of_2, pairs_per_access
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import to_bshd
 
@@ -133,9 +133,9 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
 def flat_tiles(shape: Workload, order: str) -> list[FlatTile]:
     """The flat tiles to try for a workload: programs of 64, 128 and 256 accesses, with one or two for each thread."""
     access = pairs_per_access(rotation_of(shape), shape.head_dim - shape.rotary_dim)
-    if access < PAIRS_PER_ACCESS or shape.dtype.itemsize != 2:
+    if access < PAIRS_PER_ACCESS:
         return []
-    access = PAIRS_PER_ACCESS if shape.layout == "interleaved" else access
+    access = min(access, ACCESS_BYTES // shape.dtype.itemsize // (2 if shape.layout == "interleaved" else 1))
     heads = 2 if order == "tokens" else 1
     programs = ((64, 2, None), (128, 4, None), (256, 8, None), (256, 4, None), (256, 4, 96))
     return [FlatTile(accesses, warps, order, access, heads, limit) for accesses, warps, limit in programs]
