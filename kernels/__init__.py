@@ -7,8 +7,8 @@ bits. A rotation in place has the same tensor as ``xs[i]`` and ``outs[i]``. `bac
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton
-from ropelab.kernels.rotation import NO_POSITION, Rotation, position_count
+from ropelab.kernels.rotation import NO_POSITION, Rotation
 
 __all__ = [
-    "HAS_TRITON", "INTERPRETED", "NO_POSITION", "Rotation", "backend", "position_count", "use_backend", "uses_triton",
+    "HAS_TRITON", "INTERPRETED", "NO_POSITION", "Rotation", "backend", "use_backend", "uses_triton",
 ]  # fmt: skip

@@ -88,7 +88,7 @@ def table_rows_of(
 
     Returns:
         The offsets at which the rows of cos and sin begin, whether each row exists, whether each token has a position,
-        and whether the position is negative; each ``[tokens, 1, 1]``.
+        and whether the position is negative; each ``[tokens]``.
     """
     positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
     table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p = tables
@@ -97,12 +97,11 @@ def table_rows_of(
         POSITIONS,
     )  # fmt: skip
     row = (position if POSITIONS == "none" else tl.abs(position)).to(tl.int64)
-    cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)[:, None, None]
+    cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)
     sin_at = cos_at
     if not SAME_STRIDES:
-        sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)[:, None, None]
-    has_row = ((row >= 0) & (row < table_rows))[:, None, None]
-    return cos_at, sin_at, has_row, (position != _NO_POSITION)[:, None, None], (position < 0)[:, None, None]
+        sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)
+    return cos_at, sin_at, (row >= 0) & (row < table_rows), position != _NO_POSITION, position < 0
 
 
 @triton.jit
@@ -216,7 +215,7 @@ def mode(positions: torch.Tensor | None, rotation: Rotation) -> str:
 
 def table_strides(table: torch.Tensor) -> tuple[int, int]:
     """The strides of the batches and of the rows of a table; the first is 0 if all batches share the table."""
-    return table.stride()[:2] if table.ndim == 3 else (0, table.stride(0))
+    return (table.stride(0), table.stride(1)) if table.ndim == 3 else (0, table.stride(0))
 
 
 def reach(x: torch.Tensor, block_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -77,7 +78,7 @@ class Launch:
         return compiled[self.grid]
 
 
-def alignments(arguments: Sequence[torch.Tensor | int]) -> tuple[bool, ...]:
+def alignments(arguments: Sequence[Any]) -> tuple[bool, ...]:
     """Whether the address of each tensor is a multiple of 16; this decides how many bytes a kernel reads at once."""
     return tuple([x.data_ptr() % 16 == 0 for x in arguments if type(x) is not int])
 

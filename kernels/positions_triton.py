@@ -111,7 +111,7 @@ def packed_positions(
     with torch.cuda.device_of(cu_seqlens):  # Triton launches on the current device
         _packed_positions_kernel[(triton.cdiv(total_tokens, _BLOCK_TOKENS),)](
             positions, cu_seqlens, offsets if per_sequence else cu_seqlens,
-            cu_seqlens.stride(0), offsets.stride(0) if per_sequence else 0,
+            cu_seqlens.stride(0), offsets.stride(0) if isinstance(offsets, torch.Tensor) else 0,
             sequences, total_tokens, 0 if per_sequence else offsets, shard.cp_rank,
             sequences.bit_length(),  # the number of halvings for sequences + 1 candidates
             CP_SIZE=shard.cp_size, DUAL=shard.dual, OFFSETS=per_sequence,

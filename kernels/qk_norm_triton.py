@@ -22,7 +22,7 @@ order than in `qk_norm_torch` in any case, so the results of both agree within r
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -166,6 +166,8 @@ def _load_rotation(
     cos_at, sin_at, has_row, has_position, is_negative = table_rows_of(
         positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
     )
+    cos_at, sin_at = cos_at[:, None, None], sin_at[:, None, None]
+    has_row, has_position, is_negative = has_row[:, None, None], has_position[:, None, None], is_negative[:, None, None]
     inside = mask & has_row if SIGNED else mask
     other: tl.constexpr = float("nan") if SIGNED else 0.0
     ROTARY: tl.constexpr = ROTARY_DIM // 2
@@ -512,10 +514,10 @@ class Backward:
 
     def __call__(self, q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, dws, *rest) -> None:
         rows = q_dx  # stands in for the rows, because the kernel ignores this argument without dws
-        if dws is not None:
+        if self.sum_rows is not None:
             rows = torch.empty(self.rows_shape, dtype=self.rows_dtype, device=q.device)
         self.gradients(q, k, q_grad, k_grad, q_dx, k_dx, q_weight, k_weight, rows, *rest)
-        if dws is not None:
+        if self.sum_rows is not None:
             self.sum_rows(rows, *dws)
 
 
@@ -537,9 +539,9 @@ def choose_forward_tile(
     """
     if interleaved or itemsize > 2:
         most_heads = 2 if innermost == "tokens" else None
-        return fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
+        return _fill_warp(fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads), features)
     most_heads = 1 if innermost == "tokens" else None
-    return fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads)
+    return _fill_warp(fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads), features)
 
 
 def choose_backward_tile(
@@ -551,9 +553,19 @@ def choose_backward_tile(
     program waits until others are done.
     """
     most_heads = 2 if innermost == "tokens" else None
-    tile = fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
+    tile = _fill_warp(fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads), features)
     registers = 32 * tile.num_warps * _registers(tile, features // 2, itemsize)
     return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, _REGISTERS // registers))
+
+
+def _fill_warp(tile: Tile, features: int) -> Tile:
+    """``tile`` with so many heads that every thread of a warp holds ``tile.pairs_per_access`` pairs of a head.
+
+    The order of the sum over a head depends on the pairs that a thread holds. A call of few tokens and few heads would
+    otherwise spread each head over more threads, and a token would have other bits alone than among other tokens.
+    """
+    lanes = 32 * tile.pairs_per_access // (tile.block_tokens * features // 2)
+    return replace(tile, block_heads=max(tile.block_heads, lanes))
 
 
 def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: float, tile) -> tuple[dict, tuple]:

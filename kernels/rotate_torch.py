@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from ropelab.kernels.angles_torch import cos_sin
-from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Rotation, position_count
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Rotation
 
 
 def rotate(
@@ -63,7 +63,7 @@ def table_rows(
         return cos[:, tokens], sin[:, tokens]
     positions = _per_token(positions, rotation, seq_len)
     row = positions.long().abs()
-    missing = _without_row(row, cos.shape[1])
+    missing = (row < 0) | (row >= cos.shape[1])  # the magnitude of the smallest int64 overflows and is negative
     batch = torch.arange(cos.shape[0], device=cos.device)[:, None]
     row = row.masked_fill(missing, 0)
     cos, sin = (table[batch, row].masked_fill(missing[..., None], float("nan")) for table in (cos, sin))
@@ -75,9 +75,8 @@ def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, fir
     if positions is None:
         along = torch.arange(first_position, first_position + seq_len, device=frequencies.device)
         return cos_sin(along[None], frequencies)
-    positions = _per_token(positions, rotation, seq_len)
-    missing = _without_row(positions.long().abs(), position_count(frequencies)) | (positions == INVALID_POSITION)
-    missing = missing[..., None]
+    positions = _per_token(positions, rotation, seq_len).long()
+    missing = ((positions <= INVALID_POSITION) | (positions >= 2**31))[..., None]
     return tuple(t.masked_fill(missing, float("nan")) for t in cos_sin(positions, frequencies))
 
 
@@ -88,14 +87,6 @@ def _per_token(positions: torch.Tensor, rotation: Rotation, seq_len: int) -> tor
     along = positions[:, None].long() + torch.arange(seq_len, device=positions.device)
     along = along.masked_fill(along == NO_POSITION, NO_POSITION - 1)  # a sum that equals NO_POSITION by chance
     return along.masked_fill((positions == NO_POSITION)[:, None], NO_POSITION)
-
-
-def _without_row(row: torch.Tensor, rows: int) -> torch.Tensor:
-    """Whether a table of ``rows`` rows lacks the row ``row``.
-
-    ``row`` is the magnitude of a position. The magnitude of the smallest int64 overflows and is negative.
-    """
-    return (row < 0) | (row >= rows)
 
 
 def compute_dtype(x: torch.Tensor, cos: torch.Tensor) -> torch.dtype:

@@ -5,13 +5,14 @@ this limit, queries and keys share a launch. A program takes several heads of a 
 sines. Threads move 16 bytes at a time. A program computes little before its loads begin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels import rotate_flat_triton
 from ropelab.kernels.addressing import (
     MAX_BATCH,
     TL_DTYPE,
@@ -35,7 +36,7 @@ from ropelab.kernels.angles_triton import cos_sin
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, Rotation, row_count
-from ropelab.kernels.tiles import Tile, choose_table_free_tile, choose_tile
+from ropelab.kernels.tiles import FlatTile, Tile, choose_flat_tile, choose_table_free_tile, choose_tile
 
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
@@ -218,6 +219,8 @@ def _rotate_kernel(
             positions, tables, batch, first_seq, token, is_token, POSITIONS, TABLE_ALIGN, SAME_STRIDES
         )  # fmt: skip
     cos_at, sin_at, has_row, has_position, is_negative = rows
+    cos_at, sin_at = cos_at[:, None, None], sin_at[:, None, None]
+    has_row, has_position, is_negative = has_row[:, None, None], has_position[:, None, None], is_negative[:, None, None]
     if not TABLE_FREE:
         q_columns = _read_columns(
             cos_ptr + cos_at, sin_ptr + sin_at, q, has_row, is_negative,
@@ -261,7 +264,7 @@ def rotate(
     *,
     positions: torch.Tensor | None = None,
     first_position: int = 0,
-    tile: Tile | None = None,
+    tile: Tile | FlatTile | None = None,
 ) -> None:
     """Write the rotation of each ``xs[i]`` to ``outs[i]`` in one launch.
 
@@ -289,7 +292,7 @@ def rotate(
         launch = plan(x_parts, y_parts, cos_part, sin_part, positions_part, rotation, tile)
         launch(
             x_parts[0], x_parts[-1], y_parts[0], y_parts[-1], cos_part, sin_part,
-            cos if positions is None else positions_part, first_position, row_count(cos),
+            cos if positions_part is None else positions_part, first_position, row_count(cos),
         )  # fmt: skip
     for target, out in zip(targets, outs, strict=True):
         if target is not out:
@@ -303,8 +306,8 @@ def plan(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotation: Rotation,
-    tile: Tile | None = None,
-) -> Launch:
+    tile: Tile | FlatTile | None = None,
+) -> Callable[..., None]:
     """The launch that `rotate` makes for tensors like these; a caller can keep the launch and repeat it.
 
     Args:
@@ -325,6 +328,8 @@ def plan(
     if q.numel() + k.numel() == 0:
         return _launch_nothing
     tile = tile or tile_for(xs, outs, cos, sin, positions, rotation)
+    if isinstance(tile, FlatTile):
+        return rotate_flat_triton.plan(xs, outs, cos, sin, positions, rotation, tile)
     token_blocks = triton.cdiv(seq_len, tile.block_tokens)
     head_blocks = max(1, triton.cdiv(q_heads, tile.block_heads))
     grid, order = launch_grid(batch, token_blocks, head_blocks, tile.innermost)
@@ -365,8 +370,21 @@ def tile_for(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotation: Rotation,
-) -> Tile:
+) -> Tile | FlatTile:
     """The tile that `plan` chooses for tensors like these."""
+    flat = flat_tile_for(xs, outs, cos, positions, rotation)
+    return flat or whole_heads_tile_for(xs, outs, cos, sin, positions, rotation)
+
+
+def whole_heads_tile_for(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+) -> Tile:
+    """The best tile of whole heads for tensors like these."""
     q = outs[0]  # the strides of an expanded input do not show the order of its axes
     batch, seq_len, q_heads, head_dim = q.shape
     k_heads = outs[1].shape[2] if len(outs) > 1 else 0
@@ -378,9 +396,28 @@ def tile_for(
         *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
         lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
     )  # fmt: skip
-    if positions is None and _batches_read_anew(q, k_heads, cos):
-        return replace(tile, innermost="batches")
-    return tile
+    return replace(tile, innermost="batches") if _batches_read_anew(q, k_heads, cos, positions) else tile
+
+
+def flat_tile_for(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+) -> FlatTile | None:
+    """The flat tile for tensors like these; None where a `Tile` is as fast, or where the flat kernel cannot serve."""
+    q = outs[0]
+    batch, seq_len, _, head_dim = q.shape
+    if rotation.table_free or cos.itemsize > 4 or rotation.interleaved != rotation.out_interleaved:
+        return None
+    heads = [y.shape[2] for y in outs]
+    in_place = all(x is y for x, y in zip(xs, outs, strict=True))
+    rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
+    order = "batches" if _batches_read_anew(q, sum(heads[1:]), cos, positions) else innermost(q)
+    return choose_flat_tile(
+        rotation, heads, rest, batch * seq_len, order, positions=positions is not None, itemsize=q.itemsize
+    )
 
 
 def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -393,7 +430,7 @@ def _one_offset(xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], cos: t
     return _strides(xs) == _strides(outs) and table_strides(cos) == table_strides(sin)
 
 
-def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool:
+def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor, positions: torch.Tensor | None) -> bool:
     """Whether the batches share tables that are large, and that leave the cache before the next batch reads them.
 
     Tables are large if their row for a token has at least an eighth of the bytes that the rotation of the token's heads
@@ -402,7 +439,7 @@ def _batches_read_anew(q: torch.Tensor, k_heads: int, cos: torch.Tensor) -> bool
     batch, seq_len, q_heads, head_dim = q.shape
     row = 2 * cos.shape[-1] * cos.itemsize
     heads = 2 * (q_heads + k_heads) * head_dim * q.itemsize
-    return batch > 1 and cos.ndim == 2 and seq_len * row > _TABLES_STAY and 8 * row >= heads
+    return batch > 1 and positions is None and cos.ndim == 2 and seq_len * row > _TABLES_STAY and 8 * row >= heads
 
 
 def _launch_nothing(*arguments) -> None:

@@ -45,11 +45,3 @@ def row_count(cos: torch.Tensor) -> int:
     Kernels ignore this number if ``cos`` holds frequencies.
     """
     return min(cos.shape[-2], 2**31 - 1)
-
-
-def position_count(cos: torch.Tensor) -> int:
-    """The number of positions, from 0 on, that ``cos`` serves.
-
-    A table serves one position for each row. Frequencies serve all positions of int32; their dtype is int64.
-    """
-    return 2**31 if cos.dtype == torch.int64 else row_count(cos)

@@ -1,9 +1,16 @@
 """This file chooses how much of the work one Triton program takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
+
+from ropelab.kernels.rotation import Rotation
 
 PAIRS_PER_ACCESS = 4
 """The pairs whose features, or whose cosines, a thread reads at once: 16 bytes of a table in float32."""
+
+ACCESS_BYTES = 16
+"""The most bytes that a thread reads at once."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,28 @@ class Tile:
     heads_first: bool = False
 
 
+@dataclass(frozen=True)
+class FlatTile:
+    """The accesses of one program of `rotate_flat_triton`, and its warps.
+
+    An access is ``pairs_per_access`` adjacent pairs, or as many adjacent features that are copied.
+
+    Attributes:
+        accesses: the accesses of a program, a power of two.
+        innermost, max_registers, heads_first: as for `Tile`.
+        pairs_per_access: the most pairs of an access, a power of two.
+        block_heads: the heads that share the tokens of a program where tokens are innermost; else 1.
+    """
+
+    accesses: int
+    num_warps: int
+    innermost: str = "heads"
+    pairs_per_access: int = 2 * PAIRS_PER_ACCESS
+    block_heads: int = 1
+    max_registers: int | None = None
+    heads_first: bool = False
+
+
 # These are limits on the registers of a thread that takes more than four pairs. Without a limit the assembler saves a
 # few registers by moving half of the loads behind the first arithmetic. The saved registers make no room for another
 # program, and every program then waits for memory twice. A thread that may use 96 registers, more than it needs, keeps
@@ -47,6 +76,9 @@ _FEW_TOKENS, _MANY_HEADS = 8, 32
 _FEW_PAIRS = 2**20
 
 _TABLE_FREE_HEADS = 16
+
+# Up to _FEW_ACCESSES accesses, all programs of a call are under way at once.
+_FEW_ACCESSES = 2**16
 
 
 def choose_tile(
@@ -116,6 +148,69 @@ def choose_tile(
         elif heads_first and tile.block_tokens == 1:
             registers = _LEAN_WITH_POSITIONS
     return replace(tile, max_registers=registers, heads_first=heads_first)
+
+
+def choose_flat_tile(
+    rotation: Rotation,
+    heads: Sequence[int],
+    rest: int,
+    tokens: int,
+    innermost: str,
+    *,
+    positions: bool,
+    itemsize: int = 2,
+) -> FlatTile | None:
+    """The flat tile of a call; None where a `Tile` is as fast.
+
+    Flat tiles are faster where a `Tile` leaves threads without work: where the number of pairs, or the number of heads
+    of q and k, is no power of two, and pairs are interleaved or elements of two bytes have positions. They are also
+    faster where features that do not rotate are copied, because their loads begin together with the others. Split-half
+    heads that threads can read 16 bytes at a time gain nothing without positions: a flat program then begins within a
+    head, and two programs share the bytes around its beginning. A call of few accesses has more programs at once, and
+    smaller ones.
+
+    Args:
+        heads: the numbers of heads of q and, if there is a k, of k.
+        rest: the number of features of a head that the kernel copies.
+        tokens: the number of tokens of all batches.
+        innermost: as for `choose_tile`.
+        positions: whether positions are read.
+        itemsize: the bytes of an element of the input.
+
+    The choice rests on the repository's study `model_heads`, a sweep over the heads of 18 models.
+    """
+    pairs, access = rotation.rotary_dim // 2, pairs_per_access(rotation, rest)
+    if tokens <= _FEW_TOKENS or access < PAIRS_PER_ACCESS or itemsize > 4:
+        return None
+    is_padded = pairs != next_power_of_2(pairs)
+    wide = min(access, ACCESS_BYTES // itemsize // (2 if rotation.interleaved else 1))
+    if innermost == "tokens":
+        gains = itemsize == 2 and (rest or (is_padded and rotation.interleaved))
+        return FlatTile(128, 4, innermost, wide, block_heads=2) if gains else None
+    has_idle_threads = is_padded or (len(heads) > 1 and any(n != next_power_of_2(n) for n in heads))
+    gains = rotation.interleaved or (itemsize == 2 and (positions or access < 2 * PAIRS_PER_ACCESS))
+    few = itemsize == 2 and len(heads) > 1 and tokens * sum(heads) * (pairs + rest // 2) // access <= _FEW_ACCESSES
+    if not (rest or few or (has_idle_threads and gains)):
+        return None
+    warps = 2 if few and not rotation.interleaved else 4
+    # Few programs read positions first, as in `choose_tile`. The threads of a program with several tokens read several
+    # positions. To read the heads first then gains nothing, except for padded split-half heads.
+    one_token = sum(heads) * (pairs + rest // 2) // wide % (32 * warps) == 0
+    heads_first = not few and (not rotation.interleaved if is_padded else one_token)
+    return FlatTile(32 * warps, warps, innermost, wide, heads_first=positions and heads_first)
+
+
+def pairs_per_access(rotation: Rotation, rest: int) -> int:
+    """The largest power of two of pairs, up to eight, into which the features of a head divide.
+
+    Args:
+        rest: the number of features of a head that the kernel copies.
+    """
+    parts = [2 * PAIRS_PER_ACCESS, rotation.rotary_dim // 2]
+    if rest:
+        # The members of a pair of features that are copied are half of all these features apart.
+        parts += [n // 2 if n % 2 == 0 else 1 for n in (rest, rotation.first)]
+    return gcd(*parts)
 
 
 def choose_table_free_tile(

@@ -35,6 +35,7 @@ SHAPES = [
     (96, 96, 32, 32, torch.bfloat16),
     (72, 72, 16, 16, torch.bfloat16),
     (128, 64, 32, 8, torch.bfloat16),
+    (128, 128, 28, 4, torch.bfloat16),
     (128, 128, 32, 8, torch.float32),
     (128, 128, 32, 0, torch.bfloat16),
 ]
@@ -43,7 +44,7 @@ VARIANTS = {
     "contiguous": {},
     "bhsd": {"storage": "bhsd"},
     "qkv": {"storage": "qkv"},
-    "4 x 4096 tokens": {"batch": 4, "tokens": 4096},
+    "64 tokens": {"tokens": 64},
     "positions": {"positions": torch.empty(1, 64, dtype=torch.int32)},
     "positions of 8 x 1 tokens": {"positions": torch.empty(8, 1, dtype=torch.int32), "batch": 8, "tokens": 1},
     "positions of a view": {"storage": "qkv", "positions": torch.empty(1, 64, dtype=torch.int32)},
@@ -106,9 +107,9 @@ def table_free(shape, layout, capability, storage="contiguous"):
     return compiled(launch, (*pair, *pair, frequencies, frequencies, frequencies, 0, 64), capability)
 
 
-def qk_norm(shape, layout, capability, backward):
+def qk_norm(shape, layout, capability, backward, tokens=4096):
     """The kernel that `apply_qk_norm_rope` launches for q and k of this shape."""
-    q, k = pair = inputs(shape)
+    q, k = pair = inputs(shape, tokens=tokens)
     weights = [torch.empty(shape[0], dtype=shape[-1]) for _ in pair]
     options, table = rotation_of(shape, layout)
     tables = table, table, table, 0, 64
@@ -120,7 +121,7 @@ def qk_norm(shape, layout, capability, backward):
     return compiled(launch.gradients, (*pair, *pair, *pair, *weights, rows, *tables), capability)
 
 
-def inputs(shape, storage="contiguous", batch=1, tokens=64):
+def inputs(shape, storage="contiguous", batch=1, tokens=4096):
     head_dim, _, q_heads, k_heads, dtype = shape
 
     def empty(heads: int) -> torch.Tensor:
@@ -186,6 +187,24 @@ def check_heads_first(name: str, kernel) -> None:
     print(f"{name}: heads first")
 
 
+def check_sums(layout: str, capability: int) -> None:
+    """The sum over a head has one order: as many pairs a thread and threads a head for any number of tokens and heads.
+
+    The order is that of the layout of the first operand of the reduction: threads and their elements along axis 2.
+    """
+    for backward, head_dim in itertools.product((False, True), (64, 128)):
+        orders = {}
+        for heads, tokens in itertools.product((1, 3, 32), (1, 3, 4096)):
+            shape = (head_dim, head_dim, heads, 1, torch.bfloat16)
+            code = qk_norm(shape, layout, capability, backward, tokens).asm["ttgir"]
+            layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.M))
+            operand = re.search(r"axis = 2 : i32.*?: \(tensor<[\dx]+xf32, (#\w+)>", code, re.S)[1]
+            sizes = re.findall(r"\w+ = \[\d+, \d+, (\d+)\]", layouts[operand])
+            orders[heads, tokens] = sizes[:3]
+        assert len(set(map(tuple, orders.values()))) == 1, f"{layout} {head_dim} {backward=}: {orders}"
+        print(f"sm_{capability} {layout} QK norm of {head_dim}, {backward=}: one order of the sum")
+
+
 def check_table_free(name: str, kernel, width: int) -> None:
     """As `check`; and every thread computes one angle, which converts two integers of 64 bits to floats."""
     check_accesses(name, kernel, width)
@@ -223,6 +242,9 @@ def main(capability: int) -> None:
             check(about, kernel, width)
             if name == "positions" and (layout == "split_half" or not shape[3]):
                 check_heads_first(about, kernel)
+
+        if capability == 90:
+            check_sums(layout, capability)
 
 
 def compile_for_amd(architecture: str) -> None:

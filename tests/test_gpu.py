@@ -1,5 +1,7 @@
 """What only a GPU can show. Everything else in tests/ runs there as well, on the compiled kernel."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -214,7 +216,7 @@ def test_runs_on_the_tensors_device_and_stream():
 
 @layouts
 def test_every_tile_gives_the_same_bits(layout):
-    from ropelab.kernels.tiles import Tile
+    from ropelab.kernels.tiles import FlatTile, Tile
 
     q = draw(2, 37, 12, 80, dtype=torch.bfloat16, device="cuda")
     k = draw(2, 37, 5, 80, dtype=torch.bfloat16, device="cuda")
@@ -239,3 +241,8 @@ def test_every_tile_gives_the_same_bits(layout):
                     actual = [torch.full_like(x, float("nan")) for x in (q, k)]
                     rotate_triton.rotate([q, k], actual, cos, sin, rotation, positions=positions, tile=tile)
                     assert all(torch.equal(a, e) for a, e in zip(actual, at_positions, strict=True)), tile
+    flat = (FlatTile(n, warps, pairs_per_access=pairs) for n in (32, 128, 512) for warps in (1, 4) for pairs in (4, 8))
+    for tile, (where, wanted) in itertools.product(flat, ((None, expected), (positions, at_positions))):
+        actual = [torch.full_like(x, float("nan")) for x in (q, k)]
+        rotate_triton.rotate([q, k], actual, cos, sin, rotation, positions=where, tile=tile)
+        assert all(torch.equal(a, e) for a, e in zip(actual, wanted, strict=True)), tile

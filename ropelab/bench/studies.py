@@ -11,6 +11,7 @@ from ropelab.bench import peers, timing
 from ropelab.bench.compare import bind, checked, compare, progress, tidy
 from ropelab.bench.conformance import conformance
 from ropelab.bench.latent_attention import latent_attention
+from ropelab.bench.model_heads import model_heads
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import paged_cache
 from ropelab.bench.peak_memory import memory
@@ -143,6 +144,7 @@ STUDIES: dict[str, Study] = {
     "host": Study(host, gpu_gib=1),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
+    "model_heads": Study(model_heads, gpu_gib=2, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

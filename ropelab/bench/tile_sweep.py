@@ -12,11 +12,15 @@ from ropelab.bench.compare import copy_contenders, progress, tidy
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
+from ropelab.kernels.tiles import ACCESS_BYTES, PAIRS_PER_ACCESS, FlatTile, Tile, next_power_of_2, pairs_per_access
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import to_bshd
 
-_FIELDS = ("block_tokens", "block_heads", "num_warps", "innermost", "pairs_per_access", "max_registers", "heads_first")
+FIELDS = {
+    "accesses": 0, "block_tokens": 0, "block_heads": 0, "num_warps": 0, "innermost": "", "pairs_per_access": 0,
+    "max_registers": None, "heads_first": False,
+}  # fmt: skip
+"""The attributes of both kinds of tiles -> the value in a record where a kind lacks the attribute."""
 _ORDERS = {"heads": ("heads",), "tokens": ("tokens", "heads"), "batches": ("batches", "heads", "tokens")}
 """The axis whose neighbours lie side by side in memory -> the orders of programs that the sweep tries."""
 
@@ -27,9 +31,9 @@ _THREADS = ((PAIRS_PER_ACCESS, None), *((2 * PAIRS_PER_ACCESS, limit) for limit 
 def tiles(*, smoke: bool = False) -> pd.DataFrame:
     """Time the forward in the dense cells, in other formats, and for packed sequences.
 
-    Columns: the columns of the workload, positions (whether the kernel reads positions), block_tokens, block_heads,
-        num_warps, innermost, pairs_per_access, max_registers, heads_first, chosen, status, median_us, q20_us, q80_us,
-        samples, fraction_of_copy.
+    Columns: the columns of the workload, positions (whether the kernel reads positions), accesses (0 for a tile of
+        whole heads), block_tokens (0 for a flat tile), block_heads, num_warps, innermost, pairs_per_access,
+        max_registers, heads_first, chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
     """
     shapes = [(shape, False) for shape in _both_layouts([DENSE_CELLS[-1].workload])] if smoke else _shapes()
     shapes = progress(shapes, lambda item: item[0].description + ", positions" * item[1])
@@ -64,7 +68,7 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     sets = shape.buffers(shape.cold_count(timing.cache_bytes()))
     order = innermost(to_bshd(sets[0].q, shape.seq_format))
     chosen = _chosen(shape, positions, sets[0])
-    found = [*candidate_tiles(shape, order), chosen]
+    found = [*candidate_tiles(shape, order), *flat_tiles(shape, order), chosen]
     if positions:
         found += [replace(tile, heads_first=not tile.heads_first) for tile in found]
     candidates = {str(tile): tile for tile in found}
@@ -73,7 +77,7 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     frame = frame[frame.contender.isin(candidates)]
     tried = [candidates[name] for name in frame.contender]
     frame = frame.assign(
-        **{field: [getattr(tile, field) for tile in tried] for field in _FIELDS},
+        **{field: [getattr(tile, field, absent) for tile in tried] for field, absent in FIELDS.items()},
         chosen=[tile == chosen for tile in tried],
         positions=positions,
     )
@@ -81,14 +85,15 @@ def _sweep(shape: Workload, positions: bool, rounds: int) -> pd.DataFrame:
     return tidy(frame, shape.columns).drop(columns="contender")
 
 
-def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile:
+def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile | FlatTile:
     xs = [to_bshd(x.detach(), shape.seq_format) for x in buffers.inputs]
     outs = [torch.empty_like(x) for x in xs]
     positions = torch.zeros(xs[0].shape[:2], dtype=torch.int32) if positions_read else None
-    return rotate_triton.tile_for(xs, outs, buffers.cos, buffers.sin, positions, _rotation(shape))
+    return rotate_triton.tile_for(xs, outs, buffers.cos, buffers.sin, positions, rotation_of(shape))
 
 
-def _rotation(shape: Workload) -> Rotation:
+def rotation_of(shape: Workload) -> Rotation:
+    """The rotation of a workload, with results in the layout of the inputs."""
     interleaved = shape.layout == "interleaved"
     return Rotation(shape.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
 
@@ -125,8 +130,19 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
     return [tile for tile in found if tile.num_warps <= 8]
 
 
-def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile: Tile) -> list[Callable]:
-    rotation, device = _rotation(shape), sets[0].q.device
+def flat_tiles(shape: Workload, order: str) -> list[FlatTile]:
+    """The flat tiles to try for a workload: programs of 64, 128 and 256 accesses, with one or two for each thread."""
+    access = pairs_per_access(rotation_of(shape), shape.head_dim - shape.rotary_dim)
+    if access < PAIRS_PER_ACCESS:
+        return []
+    access = min(access, ACCESS_BYTES // shape.dtype.itemsize // (2 if shape.layout == "interleaved" else 1))
+    heads = 2 if order == "tokens" else 1
+    programs = ((64, 2, None), (128, 4, None), (256, 8, None), (256, 4, None), (256, 4, 96))
+    return [FlatTile(accesses, warps, order, access, heads, limit) for accesses, warps, limit in programs]
+
+
+def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile: Tile | FlatTile) -> list[Callable]:
+    rotation, device = rotation_of(shape), sets[0].q.device
     positions = shape.positions(device) if shape.lengths else torch.arange(shape.seq_len, device=device)
     positions = positions.int().expand(shape.batch, -1) if positions_read else None
 

@@ -89,6 +89,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     """How the kernel fares with other tiles: what the choice in ``kernels/tiles.py`` rests on."""
+    frame = frame if "accesses" in frame else frame.assign(accesses=0)  # the record has no flat tiles
     times = frame.assign(cell=named_cells(frame))[frame.status == "ok"]
     times = times.assign(thread=_threads(times))
     # What programs in a row share is told apart where the record tries more than one order.
@@ -102,7 +103,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
         f"{drawing.value_range(fractions.size(), 'd')}; the worst loses up to {100 * (1 - worst / best).max():.0f} %"
     )
     place = marks.places(times.cell)
-    size, words = (6.0, 0.5 * len(place) + 1.6), " (right: the chosen tokens x heads, warps)"
+    size, words = (6.0, 0.5 * len(place) + 1.6), " (right: the chosen tokens x heads or accesses, warps)"
     words = {name: text + words for name, text in LAYOUT.items()}
     panels = facet(times, size, title, footer, column="layout", words=words, sharex=True, sharey=True)
     threads = sorted(times.thread.unique(), key=lambda name: (len(name), name))
@@ -123,7 +124,8 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
         for row in panel[panel.chosen].itertuples():
             at = (row.fraction_of_copy, place[row.cell] + offsets[row.thread])
             ax.plot(*at, "o", markerfacecolor="none", markeredgecolor="black", markersize=9, label="chosen")
-            text = f"{row.block_tokens} x {row.block_heads}, {row.num_warps}w" + f", {row.innermost}" * several
+            share = f"{row.accesses} accesses" if row.accesses else f"{row.block_tokens} x {row.block_heads}"
+            text = f"{share}, {row.num_warps}w" + f", {row.innermost}" * several
             marks.beside(ax, [1.0], [place[row.cell]], [text], gap=6, xycoords=marks.ACROSS)
         ax.set_yticks(place, place.index)
         marks.one(ax)
@@ -133,7 +135,8 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
 def _threads(tiles: pd.DataFrame) -> pd.Series:
     """In words, what a thread takes at a time and how many registers it may use."""
     limit = tiles.max_registers.map(lambda most: f", at most {most:.0f} registers" if most > 0 else "")
-    return tiles.pairs_per_access.astype(str) + " pairs a thread" + limit
+    flat = tiles.accesses.map(lambda accesses: ", flat" if accesses else "")
+    return tiles.pairs_per_access.astype(str) + " pairs a thread" + flat + limit
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {

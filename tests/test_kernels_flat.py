@@ -1,0 +1,106 @@
+"""The kernel of flat tiles against torch operations: every number and width of heads, strides and positions."""
+
+import pytest
+import torch
+
+from ropelab.kernels import HAS_TRITON, INTERPRETED, NO_POSITION, Rotation, rotate_torch
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("kernels need a GPU or the interpreter", allow_module_level=True)
+
+from ropelab.kernels import rotate_flat_triton, tiles
+from ropelab.kernels.rotate_flat_triton import FlatTile
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = (torch.float16, torch.float32)  # the interpreter truncates bfloat16
+
+# query heads, key heads, head_dim, rotary_dim, first
+HEADS = [(7, 1, 32, 32, 0), (3, 2, 24, 24, 0), (5, 5, 40, 16, 0), (3, 0, 32, 16, 16), (6, 2, 48, 16, 16)]
+
+
+def tensors(order: str, batch: int, tokens: int, heads: tuple[int, ...], head_dim: int, dtype) -> list[torch.Tensor]:
+    """``[B, S, H, D]`` for each number of heads, whose memory has the order of ``order``; "views" have gaps."""
+    xs = []
+    for count in heads:
+        x = torch.randn(batch, tokens, count + (order == "views"), head_dim).to(dtype)
+        if order in ("tokens", "batches"):
+            axes = (1, 2) if order == "tokens" else (0, 1)
+            x = x.transpose(*axes).contiguous().transpose(*axes)
+        xs.append(x[:, :, :count])
+    return xs
+
+
+def rotate(xs, outs, cos, sin, positions, first_position, rotation, tile) -> None:
+    launch = rotate_flat_triton.plan(xs, outs, cos, sin, positions, rotation, tile)
+    stand_in = cos if positions is None else positions
+    launch(xs[0], xs[-1], outs[0], outs[-1], cos, sin, stand_in, first_position, cos.shape[-2])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("order", ["heads", "tokens", "batches", "views"])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_gives_the_bits_of_torch(heads, order, interleaved):
+    q_heads, k_heads, head_dim, rotary_dim, first = heads
+    seed = HEADS.index(heads)
+    dtype, tokens = DTYPES[seed % 2], 5
+    xs = tensors(order, 2, tokens, (q_heads, k_heads) if k_heads else (q_heads,), head_dim, dtype)
+    xs = [x.to(DEVICE) for x in xs]
+    cos, sin = torch.randn(2, tokens + 3, rotary_dim // 2, device=DEVICE)
+    rotation = Rotation(rotary_dim, first, interleaved, interleaved, transpose=seed % 2 == 1)
+    positions = torch.tensor([[0, 7, -3, NO_POSITION, 99], [1, 1, -8, 2, 0]], dtype=torch.int32, device=DEVICE)
+    along = "heads" if order == "views" else order
+    tile = FlatTile((64, 16, 32, 8)[seed % 4], 1, along, (8, 4)[seed % 2], 2 if along == "tokens" else 1)
+    for where, in_place in ((None, False), (None, True), (positions, False), (positions, True)):
+        expected = [torch.empty_like(x) for x in xs]
+        first_position = 3 if where is None else 0
+        rotate_torch.rotate(xs, expected, cos, sin, rotation, positions=where, first_position=first_position)
+        inputs = [x.clone() for x in xs]
+        outs = inputs if in_place else [torch.full_like(x, 9) for x in xs]
+        rotate(inputs, outs, cos, sin, where, first_position, rotation, tile)
+        for actual, wanted in zip(outs, expected, strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tables_of_full_width_and_of_each_batch(interleaved):
+    xs = [torch.randn(2, 3, heads, 48, device=DEVICE) for heads in (3, 1)]
+    cos, sin = torch.randn(2, 2, 3, 48, device=DEVICE)
+    rotation = Rotation(48, interleaved=interleaved, out_interleaved=interleaved, full_width=True)
+    expected, actual = ([torch.full_like(x, 9) for x in xs] for _ in range(2))
+    rotate_torch.rotate(xs, expected, cos, sin, rotation)
+    rotate(xs, actual, cos, sin, None, 0, rotation, FlatTile(32, 1))
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_no_lane_is_idle():
+    """The programs have as many accesses as the call, apart from the last block of tokens."""
+    for q_heads, k_heads, head_dim, pairs in ((28, 4, 128, 8), (12, 2, 128, 8), (71, 1, 64, 8), (16, 16, 72, 4)):
+        tokens = 4096
+        xs = [torch.empty(1, tokens, heads, head_dim, device="meta") for heads in (q_heads, k_heads)]
+        table = torch.empty(tokens, head_dim // 2, device="meta")
+        launch = rotate_flat_triton.plan(xs, xs, table, table, None, Rotation(head_dim), FlatTile(128, 4))
+        accesses = tokens * (q_heads + k_heads) * head_dim // (2 * pairs)
+        assert launch.grid[0] * 128 == accesses, (q_heads, head_dim)
+
+
+def test_flat_tiles_serve_the_heads_that_leave_threads_idle():
+    split, pairs = Rotation(128), Rotation(128, interleaved=True, out_interleaved=True)
+    for heads, flat in (((28, 4), True), ((12, 2), True), ((32, 8), False)):
+        for rotation, positions in ((pairs, False), (pairs, True), (split, True)):
+            assert (tiles.choose_flat_tile(rotation, heads, 0, 4096, "heads", positions=positions) is not None) == flat
+        assert tiles.choose_flat_tile(split, heads, 0, 4096, "heads", positions=False) is None
+        assert tiles.choose_flat_tile(split, heads, 64, 4096, "heads", positions=False)
+        assert tiles.choose_flat_tile(split, heads, 0, 4096, "tokens", positions=True) is None
+    few = tiles.choose_flat_tile(split, (32, 8), 0, 64, "heads", positions=True)
+    assert (few.accesses, few.num_warps, few.heads_first) == (64, 2, False)
+    assert tiles.choose_flat_tile(split, (32, 8), 0, 8, "heads", positions=True) is None
+    assert tiles.choose_flat_tile(Rotation(72), (16, 16), 0, 4096, "heads", positions=False).pairs_per_access == 4
+    assert tiles.choose_flat_tile(Rotation(20), (16, 16), 0, 4096, "heads", positions=True) is None
+    assert tiles.choose_flat_tile(split, (28,), 0, 4096, "heads", positions=True) is None
+    padded = Rotation(72, interleaved=True, out_interleaved=True)
+    assert tiles.choose_flat_tile(padded, (16,), 0, 4096, "heads", positions=False).pairs_per_access == 4
+    assert tiles.choose_flat_tile(padded, (16, 16), 0, 4096, "tokens", positions=False).block_heads == 2
+    assert tiles.choose_flat_tile(pairs, (28, 4), 0, 4096, "heads", positions=False, itemsize=4).pairs_per_access == 2
+    assert tiles.choose_flat_tile(split, (28, 4), 0, 4096, "heads", positions=True, itemsize=4) is None
