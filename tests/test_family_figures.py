@@ -11,6 +11,7 @@ pytest.importorskip("seaborn")
 
 from ropelab.bench import records  # noqa: E402
 from ropelab.bench.copies import PREFIX  # noqa: E402
+from ropelab.bench.peers import TRANSFORMER_ENGINE  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402
 from ropelab.study.engine import summary  # noqa: E402
@@ -33,6 +34,7 @@ PACKED = {
     "ropelab with positions": lambda n, longest: 274,
     "flash_attn": lambda n, longest: 99_000 if n * longest > 1e6 else 265,
     READS_TWICE: lambda n, longest: 560 + n / 100,
+    TRANSFORMER_ENGINE.name: lambda n, longest: 560 + n / 100,
     "legacy grid": lambda n, longest: 500 + 0.0006 * n * (longest if n * longest > 1e6 else 65536),
 }
 STUDIES = "dense", "formats", "few_tokens", "packed", "qk_norm", "host", "memory"
@@ -180,9 +182,9 @@ def test_figures_draw_without_packages_and_with_failures():
     made = Made()
     for name, (studies, draw) in family_figures.FIGURES.items():
         tables = [getattr(made, study)() for study in studies]
-        tables = [t[t.contender.str.contains("ropelab|copy|eager|twice", regex=True)].copy() for t in tables]
+        tables = [t[t.contender.str.contains("ropelab|copy|eager|twice|Engine", regex=True)].copy() for t in tables]
         for table in tables:
-            lost = table[table.contender.str.contains("eager|twice", regex=True)].index
+            lost = table[table.contender.str.contains("eager|twice|Engine", regex=True)].index
             table.loc[lost, "status"] = "failed: out of memory"
         fig = draw(*tables, "")
         if name != "memory":

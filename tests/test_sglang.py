@@ -57,6 +57,8 @@ from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.plots.registry import draw
 from tests.support import change
 
+PACKAGE_NAMES = (FLASH, FLASHINFER, contenders.SGL_KERNEL, REAL_VLLM)
+LANGUAGE_MODEL_PACKAGES = (FLASHINFER, contenders.SGL_KERNEL, REAL_VLLM)
 VARIANTS = tuple(peer.name for peer in contenders.PERSISTENT_PEERS)
 ROW = ["cell", "layout"]
 KERNEL_NAMES = {
@@ -232,7 +234,7 @@ CASES = [
     ("SG-01", {"sglang_shapes": lambda: change(shapes(), "rank == 3", outcome="wrong")}, M_FAILS),
     ("SG-01", {"sglang_shapes": lambda: shapes().query("layout == 'interleaved'")}, M_UNTOLD),
     ("SG-02", {HEADS: lambda: record(HEADS)}, SOME),
-    ("SG-02", {HEADS: lambda: head_sizes(f"contender == '{FLASH}'", status="failed: x")}, HOLDS),
+    ("SG-02", {HEADS: lambda: head_sizes(f"contender in {[*PACKAGE_NAMES]}", status="failed: x")}, HOLDS),
     ("SG-02", {HEADS: lambda: head_sizes(f"contender == '{FLASHINFER}'", status="ok")}, FAILS),
     ("SG-02", {HEADS: lambda: record(HEADS).query("head_dim != 80")}, UNTOLD),
     *(("SG-02", {HEADS: partial(head_sizes, f"contender == '{name}'", status="not run: x")}, UNTOLD)
@@ -300,10 +302,10 @@ CASES = [
       for factor, found in ((1.2, M_HOLDS), (1.0, M_UNTOLD), (0.8, M_FAILS))),
     ("SG-13", {DIFFUSION: lambda: diffusion(DOCUMENT_CAST, DOCUMENT, 1.2, "cell == 'Qwen-Image'")}, M_UNTOLD),
     ("SG-14", {PROTOCOLS: protocols}, model("holds in")),
-    *(("SG-14", {PROTOCOLS: partial(protocols, {FLASHINFER: (THIRD, factor)})}, found)
+    *(("SG-14", {PROTOCOLS: partial(protocols, dict.fromkeys(LANGUAGE_MODEL_PACKAGES, (THIRD, factor)))}, found)
       for factor, found in ((1.5, M_HOLDS), (0.8, M_FAILS))),
     *(("SG-14", {PROTOCOLS: partial(protocols, where=where)}, M_UNTOLD)
-      for where in (f"contender != '{FLASHINFER}'", f"contender != '{DOCUMENT_GATHER}'", ONE_CELL)),
+      for where in (f"contender not in {[*LANGUAGE_MODEL_PACKAGES]}", f"contender != '{DOCUMENT_GATHER}'", ONE_CELL)),
     *(("SG-15", persistent(factor), found)
       for factor, found in ((1.0, M_HOLDS), (0.7, M_HOLDS), (1.5, M_FAILS))),
     ("SG-15", {PROTOCOLS: protocols, DIFFUSION: lambda: record(DIFFUSION)}, model("holds in")),
