@@ -131,13 +131,26 @@ def test_times_of_one_contender(study, contender, factor, data):
 
 
 def test_the_hash_of_the_kernels(data):
-    path = data / "measurements" / "nvidia-h200" / "te_kernels.json"
+    """A record from before the other modules were hashed has this hash alone."""
+    path = data / "measurements" / "nvidia-h100-80gb-hbm3" / "te_kernels.json"
     with tampered(path, json.dumps(json.loads(path.read_text()) | {"kernels_sha256": "0" * 64})):
-        record = records.load("te_kernels", records.Selection(data / "measurements", "nvidia-h200"))
+        record = records.load("te_kernels", records.Selection(data / "measurements", "nvidia-h100-80gb-hbm3"))
         assert record.stale == ("ropelab.kernels",) and record.footer.endswith(
             "recorded with other kernels than today's"
         )
         assert len(checksums.differences(data)) == 1
+
+
+def test_the_hash_of_one_kernel(data):
+    path, where = data / "measurements" / "nvidia-h200" / "te_kernels.json", data / "measurements"
+    provenance, name = json.loads(path.read_text()), "ropelab.kernels.rotate_triton"
+    before = records.load("te_kernels", records.Selection(where, "nvidia-h200")).stale
+    with tampered(path, json.dumps(provenance | {"modules": provenance["modules"] | {name: "0" * 16}})):
+        record = records.load("te_kernels", records.Selection(where, "nvidia-h200"))
+        assert set(record.stale) == {*before, name} and "other kernels than today's" in record.footer
+        assert checksums.differences(data) == [
+            "measurements/nvidia-h200/te_kernels.json: changed, SHA256SUMS has another checksum"
+        ]
 
 
 @pytest.mark.parametrize(
