@@ -19,7 +19,6 @@ def test_every_fault_has_a_statement_of_the_injection_and_a_row():
 
 def test_no_description_of_the_record_is_wrong():
     assert "wrong" not in set(record.read("catalogue").outcome)
-    assert "not the same" not in set(record.read("pairs_of_faults").outcome)
     assert record.read("controls").silent.all()
 
 
@@ -27,6 +26,7 @@ def test_no_description_of_the_record_is_wrong():
 def test_a_row_of_the_catalogue_is_computed_again(seed):
     rows = record.read("catalogue")
     quick = rows[(rows.seconds < QUICK) & (rows.outcome == "equal") & (rows.same_as == "")]
+    quick = quick[[not FAULTS[name].triton for name in quick.fault]]
     row = quick.iloc[random.Random(seed).randrange(len(quick))]
     (found,) = record.catalogue([row.fault])
     assert (found["outcome"], found["recovered"]) == (row.outcome, row.recovered)
