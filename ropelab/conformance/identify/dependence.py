@@ -94,6 +94,6 @@ def _mixing(subject: Subject, question: Question, given, first) -> Iterator[str]
                 yield from (f"{said[which]} depends on {said[source]}" for which in sorted(across))
             others = {index: sorted(hit) for index, hit in reached.items() if hit}
             if others:
-                index, hit = next(iter(others.items()))
-                yield (f"{said[source]} mixes {noun}s: {noun} {index} changes "
-                       f"{noun}{'s' * (len(hit) > 1)} {', '.join(map(str, hit))}")  # fmt: skip
+                first_index, changed_too = next(iter(others.items()))
+                yield (f"{said[source]} mixes {noun}s: {noun} {first_index} changes "
+                       f"{noun}{'s' * (len(changed_too) > 1)} {', '.join(map(str, changed_too))}")  # fmt: skip

@@ -127,9 +127,12 @@ def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
     told = [answer for answer in told if answer.question.kind in (FORWARD, GRADIENT)]
     if not told:
         return ()
-    simplest = min(
-        told, key=lambda answer: (answer.question.kind != FORWARD, answer.question.case.shape[1] < 3, answer.size)
-    )
+
+    def ease(answer: Answer) -> tuple:
+        case = answer.question.case
+        return answer.question.kind != FORWARD, case.shape[1] < 3 or case.inputs[0].shape[2] < 2, answer.size
+
+    simplest = min(told, key=ease)
     return tuple(findings(evidence.subject, simplest.question))
 
 

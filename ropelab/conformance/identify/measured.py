@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -159,9 +160,9 @@ class Measured:
             ("cos0 sin0", "has first members of pairs multiplied", found.cos0[at][:1]),
             ("cos1 sin1", "has second members of pairs multiplied", found.cos1[at][:1]),
         ):
-            each = _constant(values)
-            if each is not None and abs(each - 1) > CLOSE and each > 0:
-                yield from (_factor(parts, words, v) for v in dict.fromkeys((simple(each), each)))
+            value = _constant(values)
+            if value is not None and abs(value - 1) > CLOSE and value > 0:
+                yield from (_factor(parts, words, v) for v in dict.fromkeys((simple(value), value)))
 
     def _columns(self, found: Blocks, at, sense: float) -> Iterator[Deviation]:
         """Yield deviations in which columns of the tables belong to other pairs, from tokens at positions 0, 1, ..."""
@@ -379,8 +380,7 @@ class Measured:
         for bits in range(1, wrap.bit_length()):
             half = 2**bits // 2
             if (read == np.mod(positions + half, 2 * half) - half).all():
-                yield Deviation("wrap", f"takes positions as integers of {bits} bits", ROW,
-                                lambda p, half=half: set_row(p, np.mod(p.row + half, 2 * half) - half),
+                yield Deviation("wrap", f"takes positions as integers of {bits} bits", ROW, partial(_signed_wrap, half),
                                 {"modulus": 2 * half})  # fmt: skip
         last = int(read.max())
         if (read == np.minimum(positions, last)).all():
@@ -498,6 +498,10 @@ def _turned_again(plan: Plan, times: int) -> None:
 
 def _turned_more(plan: Plan, multiple: float) -> None:
     plan.multiple, plan.several = plan.multiple * multiple, True
+
+
+def _signed_wrap(half: int, plan: Plan) -> None:
+    set_row(plan, np.mod(plan.row + half, 2 * half) - half)
 
 
 def _wraps(modulus: int) -> Iterator[Deviation]:

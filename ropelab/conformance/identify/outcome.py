@@ -130,7 +130,7 @@ def _summed(plan: Plan, to: np.ndarray, products: np.ndarray, errors: np.ndarray
     sums = []
     for values in (products, abs(products), errors, np.ones_like(products)):
         total = np.zeros((batch, tokens, heads * width), dtype=EXACT)
-        np.add.at(total, (slice(None), slice(None), to), values)
+        np.add.at(total.T, to, values.T)
         sums.append(total.reshape(shape))
     y, size, error, terms = sums
     arithmetic = plan.subject.arithmetic(plan.question.case.inputs[0].dtype)
@@ -167,7 +167,8 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     most = bounds
     if plan.rounded:
         enough = _bounds(plan, x0, x1, (c0, c1, s0, s1), _inexact(plan))
-        most = tuple(bound + MOST * (abs(x0) + abs(x1)) for bound in enough)
+        share = MOST * (abs(x0) + abs(x1))
+        most = enough[0] + share, enough[1] + share
     members: list[Told] = []
     for (own, c_own), (other, s_own), bound, limit in zip(
         ((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, most, strict=True

@@ -228,7 +228,10 @@ def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Ite
         for site in _sites([w for w in wrong if w[0].name == name and w[0].question.kind == kind]):
             evidence.in_time()
             own += about.deviations(site, {a.question.name for a, _ in wrong}, hit)
-        found[name] = list({str(d): d for d in reversed(own)}.values())[::-1]
+        by_words: dict[str, Deviation] = {}
+        for deviation in own:
+            by_words.setdefault(str(deviation), deviation)
+        found[name] = list(by_words.values())
     everywhere = set.intersection(*({str(d) for d in own} for own in found.values())) if found else set()
     seen = set()
     for name, own in found.items():

@@ -29,7 +29,7 @@ def wiring(subject: Subject, asked: dict[str, Question], base: str) -> Deviation
         asked: the questions of one kind, by name.
         base: the name of the question whose answer is measured; its positions count from 0.
     """
-    found = {}
+    found: dict[tuple[int, ...], list[Wires]] = {}
     for name in (base, "heads that rotate as a whole", "a single head"):
         question = asked.get(name)
         if question is None or _extents(question) in found:
