@@ -27,6 +27,28 @@ def conversion(dtype: torch.dtype, device: torch.device) -> str:
 
 
 @triton.jit
+def divide(x, scale, CONVERSION: tl.constexpr):
+    """The quotient of the float32 ``x`` and a positive ``scale`` that broadcasts against it, rounded to nearest.
+
+    A division takes a branch for every quotient, and zeros take the slow way. The GPU computes the reciprocal of a
+    scale once, and corrects each product twice by its remainder, which a fused multiply-add computes exactly: the
+    first correction leaves less than one unit in the last place, and the second rounds correctly (Markstein 1990;
+    Muller et al., Handbook of Floating-Point Arithmetic, section 4.7). A remainder that underflows belongs to a
+    quotient that becomes zero, unless the scale is below 2^-64. The interpreter has no fused multiply-add.
+    """
+    if CONVERSION == "instruction":
+        reciprocal = tl.div_rn(scale * 0 + 1.0, scale)
+        first = x * reciprocal
+        quotient = first
+        for _ in tl.static_range(2):
+            remainder = tl.fma(-quotient, tl.broadcast_to(scale, x.shape), x)
+            quotient = tl.fma(remainder, tl.broadcast_to(reciprocal, x.shape), quotient)
+        return tl.where(tl.abs(first) < float("inf"), quotient, first)
+    else:
+        return tl.div_rn(x, tl.broadcast_to(scale, x.shape))
+
+
+@triton.jit
 def to_float8(x, DTYPE: tl.constexpr, CONVERSION: tl.constexpr):
     """The bits, as uint8, of the float32 ``x`` in an 8-bit float; DTYPE matters to the instruction only."""
     if CONVERSION == "instruction":

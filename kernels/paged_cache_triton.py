@@ -31,7 +31,7 @@ from ropelab.kernels.addressing import (
     turn,
 )
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, to_float8
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, to_float8
 from ropelab.kernels.heads_triton import load_heads, load_rotation, store_heads
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.paged_cache import Norm, Scales, Tensors, compute_dtype
@@ -121,7 +121,7 @@ def _stored(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.cons
     if CONVERSION != "none":
         y = y.to(tl.float32)
         if SCALES != "none":
-            y = tl.div_rn(y, tl.broadcast_to(scale, y.shape))
+            y = divide(y, scale, CONVERSION)
         return to_float8(y, DTYPE, CONVERSION)
     elif DTYPE == SOURCE:
         return y
@@ -217,7 +217,7 @@ def _paged_cache_kernel(
     tables = cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
     if part < Q_PROGRAMS:
         token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
-        scale = _scales_of(q_scale_ptr, head, Q_SCALES)
+        q_scale = _scales_of(q_scale_ptr, head, Q_SCALES)
         x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1 = _turned_rows(
             q_ptr, qw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
@@ -226,8 +226,8 @@ def _paged_cache_kernel(
         )  # fmt: skip
         SOURCE_Q: tl.constexpr = q_ptr.dtype.element_ty
         DTYPE_Q: tl.constexpr = qy_ptr.dtype.element_ty
-        y0 = _stored(y0, scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
-        y1 = _stored(y1, scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+        y0 = _stored(y0, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+        y1 = _stored(y1, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
         y_at = _rows_at(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         store_heads(
             _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], y0, y1,
@@ -237,7 +237,7 @@ def _paged_cache_kernel(
         part = part - Q_PROGRAMS
         token, head, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
-        scale = _scales_of(k_scale_ptr, head, K_SCALES)
+        k_scale = _scales_of(k_scale_ptr, head, K_SCALES)
         x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1 = _turned_rows(
             k_ptr, kw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
@@ -255,8 +255,8 @@ def _paged_cache_kernel(
         at, exists = _cached_rows_at(
             slot, blocks, k_cache_stride_block, k_cache_stride_place, k_cache_stride_h, head, PAGE, ALIGN, NARROW_SLOTS
         )
-        y0 = _stored(y0, scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
-        y1 = _stored(y1, scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+        y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+        y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         store_heads(
             _writable(k_cache_ptr, K_CONVERSION) + at, exists, y0, y1,
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
@@ -269,7 +269,7 @@ def _paged_cache_kernel(
         head = piece // V_PIECES
         feature = (piece % V_PIECES)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
-        scale = _scales_of(v_scale_ptr, head, V_SCALES)
+        v_scale = _scales_of(v_scale_ptr, head, V_SCALES)
         x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
         inside = is_row[:, None, None] & (feature < V_DIM)
         x = tl.load(v_ptr + x_at + feature, mask=inside, other=0)
@@ -280,7 +280,7 @@ def _paged_cache_kernel(
             slot, blocks, v_cache_stride_block, v_cache_stride_place, v_cache_stride_h, head,
             PAGE, V_ALIGN, NARROW_SLOTS,
         )  # fmt: skip
-        y = _stored(x, scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
+        y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
         tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=exists & (feature < V_DIM))
 
 

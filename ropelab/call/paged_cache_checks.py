@@ -161,7 +161,7 @@ def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: 
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tuple(scale.stride())}")
     check_device(name, scale, x)
     if x.dtype not in FLOAT8_DTYPES:
-        raise ValueError(f"{name}: expected no scale for {of} in {dtype_name(x.dtype)}, got a scale")
+        raise ValueError(f"{name}: expected no scale for the dtype of {of}, {dtype_name(x.dtype)}, got a scale")
 
 
 def _check_memory(t: Tensors) -> None:

@@ -6,8 +6,8 @@ The names and the order of the arguments are those of ``torch.ops._C.fused_qknor
 - They take every head size, every number of pairs, both layouts of strides and dtypes, and tables in any dtype.
 - The arithmetic is in float32 or wider. vLLM's operator for MLA computes in the dtype of q.
 - A slot beyond the cache is skipped, as a negative slot is. vLLM's operators write out of bounds there.
-- ``concat_and_cache_mla_rope_fused`` rotates k_pe of every token in place. vLLM's operator leaves k_pe of a token
-  without a slot as it was.
+- ``concat_and_cache_mla_rope_fused`` rotates q_pe and k_pe of every token in place. vLLM's operator leaves both as
+  they were for a token without a slot.
 """
 
 import torch
