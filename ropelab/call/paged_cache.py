@@ -1,6 +1,6 @@
 """This file executes the rotation that also writes into a paged cache, and makes it an operator of the dispatcher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch.autograd.graph import increment_version
@@ -54,21 +54,29 @@ prepared_calls: LaunchCache[Callable[[PagedCacheCall], None]] = LaunchCache()
 
 def _executed(call: PagedCacheCall) -> None:
     t = call.tensors
-    key = call_key((*t, *call.weights, *call.scales, call.positions), call.tables, call.options, *call.numbers)
-    if key is not None:
-        key = key, *(bytes_between(x, y) for _, x, _, y in overlapping_pairs(t))
+    key = _key(call)
     prepared = prepared_calls.get(key)
     if prepared is None:
         check_call(call)
     check_places(t.q, call.tables, call.positions, call.first_position, call.options)
     check_slots(t)
-    written = [x for x in (t.q_out, t.k_out, t.v_out, t.k_cache, t.v_cache) if x is not None]
     check_written(t)
     if prepared is None:
         prepared = _prepare(call)
         prepared_calls.put(key, prepared)
+    written = [x for x in (t.q_out, t.k_out, t.v_out, t.k_cache, t.v_cache) if x is not None]
     increment_version(written)  # autograd does not see a kernel write
     prepared(call)
+
+
+def _key(call: PagedCacheCall) -> Hashable | None:
+    """The key of a call, with the distances of the tensors whose memory must be disjoint; None as for `call_key`."""
+    t = call.tensors
+    key = call_key((*t, *call.weights, *call.scales, call.positions), call.tables, call.options, *call.numbers)
+    try:
+        return None if key is None else (key, *[bytes_between(x, y) for _, x, _, y in overlapping_pairs(t)])
+    except AttributeError:  # a tensor is missing
+        return None
 
 
 def _prepare(call: PagedCacheCall) -> Callable[[PagedCacheCall], None]:
