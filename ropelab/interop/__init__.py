@@ -10,4 +10,5 @@ files in this order:
 4. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.
 5. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer.
 6. `fairseq2` holds the rotary encoders of fairseq2.
+7. `vllm` holds vLLM's operators that rotate and write into a paged cache.
 """
