@@ -23,7 +23,8 @@ INTEGERS = dict(zip(FLOAT8_DTYPES, ("e4m3", "e5m2"), strict=True))
 SHAPES = [(32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), (16, 1, 256, 256, 256)]
 
 
-def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16):
+def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16,
+           outputs=False):  # fmt: skip
     """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64."""
     q_heads, k_heads, head_dim, rotary_dim, value_dim = shape
 
@@ -35,7 +36,8 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     q, k, v = q.unflatten(-1, (q_heads, -1)), k.unflatten(-1, (k_heads, -1)), v.unflatten(-1, (k_heads, -1))
     caches = [empty(64, 16, k_heads, dim, dtype=cache_dtype) for dim in (head_dim, value_dim)]
     slots, positions = empty(tokens, dtype=torch.int64), empty(1, tokens, dtype=torch.int64)
-    tensors = Tensors(q, k, v, empty(*q.shape, dtype=q_dtype), None, None, *caches, slots)
+    k_out, v_out = (empty(*x.shape) if outputs else None for x in (k, v))
+    tensors = Tensors(q, k, v, empty(*q.shape, dtype=q_dtype), k_out, v_out, *caches, slots)
     cos = empty(tokens, rotary_dim // 2, dtype=torch.float32)
     scale = empty(1, dtype=torch.float32)
     scales = Scales(
@@ -62,7 +64,8 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
 def main(capability: int) -> None:
     """Loads and stores of 16 bytes, and of 8 bytes for 8-bit floats, and no spilled registers."""
     shapes = SHAPES if capability == 90 else SHAPES[:1]
-    for shape, layout, norm in itertools.product(shapes, LAYOUTS, (False, True)):
+    norms = (False, True) if capability == 90 else (True,)
+    for shape, layout, norm in itertools.product(shapes, LAYOUTS, norms):
         name = f"sm_{capability} {layout} {shape}{' norm' if norm else ''}"
         found = kernel(capability, shape, layout, norm=norm)
         compile_kernel.check_accesses(name, found, 16)
@@ -72,7 +75,8 @@ def main(capability: int) -> None:
         found = kernel(capability, SHAPES[0], layout, norm=True, cache_dtype=dtype)
         compile_kernel.check_accesses(name, found, 16)  # v is read and q is written 16 bytes at once
         assert re.search(r"st\.global\.(v2\.b32|v4\.b32|b64)", found.asm["ptx"]), name
-        kernel(capability, SHAPES[0], layout, tokens=1, cache_dtype=dtype, q_dtype=dtype)
+    for layout, dtype in zip(LAYOUTS, FLOAT8_DTYPES, strict=True):
+        kernel(capability, SHAPES[0], layout, tokens=1, cache_dtype=dtype, q_dtype=dtype, outputs=True)
 
 
 if __name__ == "__main__":
