@@ -342,8 +342,7 @@ def quantized(x, dtype, scale):
     return torch.where(wanted.isnan(), wanted, nearest).to(dtype)
 
 
-@layouts
-@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+@pytest.mark.parametrize("layout, dtype", zip(LAYOUTS, FLOAT8_DTYPES, strict=True))
 @pytest.mark.parametrize("kind", ["none", "scalar", "tensor", "head"])
 def test_8_bit_floats_are_the_nearest_ones(device, dtype, kind, layout):
     call = example(device, dtype=torch.float16, cache_dtype=dtype, layout=layout, head_dim=24, rotary_dim=16)
@@ -387,8 +386,7 @@ def test_a_cache_in_another_dtype(device, cache_dtype):
         assert_equal(call.key_cache, expected)
 
 
-@layouts
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("layout, norm", [("split_half", True), ("interleaved", False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [None, *FLOAT8_DTYPES])
 def test_the_bound_holds(device, layout, norm, dtype, cache_dtype):

@@ -85,7 +85,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("wrong", BAD)
-def test_wrong_arguments_are_named_before_anything_is_written(device, wrong):
+def test_wrong_arguments_are_named_before_anything_is_written(torch_backend, wrong):
     changes, match = BAD[wrong]
     call = change(example(), **changes)
     before = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in (*call.caches, call.q)]
@@ -181,8 +181,8 @@ def test_a_remembered_call_serves_other_tensors(device):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
-@pytest.mark.parametrize("block_rows", [1, 2, 8, 32])
-@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3), (8, 8)])
+@pytest.mark.parametrize("block_rows", [1, 8, 32])
+@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3)])
 def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, heads):
     from ropelab.kernels import paged_cache_triton
 
