@@ -47,15 +47,11 @@ class CacheTile:
         block_rows: the rows of a program, a power of two.
         num_warps: the warps of a program.
         pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
-        max_registers: the limit on the registers of a thread; None leaves it to the assembler.
-        heads_first: as for `tiles.Tile`.
     """
 
     block_rows: int
     num_warps: int
     pairs_per_access: int
-    max_registers: int | None = None
-    heads_first: bool = False
 
 
 @triton.jit
@@ -144,7 +140,7 @@ def _turned_rows(
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
     COMPUTE_DTYPE: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, GROUP: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Read rows, and normalize and rotate them: both members of every pair, each ``[rows, 1, BLOCK_PAIRS]``."""
     positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
@@ -154,8 +150,6 @@ def _turned_rows(
     x0, x1 = load_heads(
         x_ptr + x_at, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, ""
     )
-    if HEADS_FIRST:
-        tl.debug_barrier()  # see `rotate_triton`: without it the loads of the heads wait for the positions
     cos0, cos1, sin0, sin1, has_position = load_rotation(
         cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
         cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
@@ -202,8 +196,8 @@ def _paged_cache_kernel(
     PROGRAMS: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, V_PIECES: tl.constexpr,
     ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr,
     INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
-    HEADS_FIRST: tl.constexpr, WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, PAGE: tl.constexpr,
-    NARROW_SLOTS: tl.constexpr, SLOT_STRIDE: tl.constexpr,
+    WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, PAGE: tl.constexpr, NARROW_SLOTS: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
     Q_CONVERSION: tl.constexpr, K_CONVERSION: tl.constexpr, V_CONVERSION: tl.constexpr,
     Q_SCALES: tl.constexpr, K_SCALES: tl.constexpr, V_SCALES: tl.constexpr,
     ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr,
@@ -222,7 +216,7 @@ def _paged_cache_kernel(
         y0, y1 = _turned_rows(
             q_ptr, qw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
             HEAD_DIM, ROTARY_DIM, FIRST, NORM, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH, POSITIONS,
-            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, HEADS_FIRST, BLOCK_PAIRS,
+            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
         SOURCE_Q: tl.constexpr = q_ptr.dtype.element_ty
         DTYPE_Q: tl.constexpr = qy_ptr.dtype.element_ty
@@ -242,7 +236,7 @@ def _paged_cache_kernel(
         y0, y1 = _turned_rows(
             k_ptr, kw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
             HEAD_DIM, ROTARY_DIM, FIRST, NORM, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH, POSITIONS,
-            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, HEADS_FIRST, BLOCK_PAIRS,
+            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
         SOURCE_K: tl.constexpr = k_ptr.dtype.element_ty
         DTYPE_K: tl.constexpr = k_cache_ptr.dtype.element_ty
@@ -349,7 +343,11 @@ def plan(
         return PagedCacheLaunch(_launch_nothing)
     rest_pairs = (head_dim - rotation.rotary_dim + 1) // 2
     block_pairs = next_power_of_2(rotation.rotary_dim // 2 + rest_pairs)
-    tile = tile or choose_tile(block_pairs, batch * seq_len, rotation.interleaved, t.q.itemsize, positions is not None)
+    conversions = [conversion(x.dtype, x.device) for x in t.destinations]
+    tile = tile or choose_tile(
+        block_pairs, batch * seq_len, interleaved=rotation.interleaved, itemsize=t.q.itemsize,
+        float8=any(how != "none" for how in conversions),
+    )  # fmt: skip
     v_pieces = triton.cdiv(v_dim, 2 * block_pairs)
     rows = q_heads, k_heads, k_heads * v_pieces  # of a token
     block_tokens = max(tile.block_rows // gcd(tile.block_rows, heads) for heads in rows if heads)
@@ -363,7 +361,6 @@ def plan(
     (q, k, qy, ky, k_cache), (v, vy, v_cache) = turned, moved
     cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
-    conversions = [conversion(x.dtype, x.device) for x in t.destinations]
     per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     dense = [x for x in (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out) if x is not None]
     constants = {
@@ -375,7 +372,6 @@ def plan(
         "WEIGHT_OFFSET": 0.0 if norm is None else norm.weight_offset,
         "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width,
         "POSITIONS": mode(positions, rotation), "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(t.q, cos, norm)],
-        "HEADS_FIRST": tile.heads_first and positions is not None,
         "WRITE_K": t.k_out is not None, "WRITE_V": t.v_out is not None,
         "PAGE": t.k_cache.shape[1], "NARROW_SLOTS": t.k_cache.shape[0] * t.k_cache.shape[1] < 2**31,
         "SLOT_STRIDE": t.slots.stride(0),
@@ -394,21 +390,34 @@ def plan(
         *cos_strides, *sin_strides, *positions_strides,
     )  # fmt: skip
     # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`.
-    options = compiler_options(tile.num_warps, tile.max_registers, fuse=norm is not None)
+    options = compiler_options(tile.num_warps, None, fuse=norm is not None)
     launch = Launch(_paged_cache_kernel, grid, numbers, constants, options, t.q.device)
     return PagedCacheLaunch(launch, as_bytes=any(how in INTEGER_CONVERSIONS for how in conversions))
 
 
-def choose_tile(block_pairs: int, tokens: int, interleaved: bool, itemsize: int, positions: bool) -> CacheTile:
+def choose_tile(block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int, float8: bool) -> CacheTile:
     """The tile for ``tokens`` tokens whose heads have ``block_pairs`` pairs.
 
-    A thread moves 16 bytes at once, as in `tiles.choose_tile`. Few tokens make small programs, so that all heads are
-    under way at once.
+    A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
+    the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens. Few
+    tokens make programs of one warp, so that all heads are under way at once.
+
+    A thread of interleaved pairs takes two accesses, because it holds half as many pairs. With 8-bit floats it takes
+    one access: the compiler would spread the stores of two accesses over other threads, which exchange through shared
+    memory.
+
+    Args:
+        interleaved: whether the pairs are interleaved.
+        itemsize: the bytes of an element of q.
+        float8: whether a result is in 8-bit floats.
     """
-    access = PAIRS_PER_ACCESS if interleaved or itemsize > 2 else 2 * PAIRS_PER_ACCESS
-    warps = 1 if tokens <= _FEW_TOKENS else 4
-    rows = max(1, 32 * warps * access // block_pairs)
-    return CacheTile(rows, warps, access, 64 if access == PAIRS_PER_ACCESS else 128, positions)
+    narrow = interleaved or itemsize > 2
+    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
+    warps, accesses = 1, 1
+    if tokens > _FEW_TOKENS:
+        warps = 4 if narrow else 2
+        accesses = 2 if interleaved and itemsize <= 2 and not float8 else 1
+    return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access)
 
 
 _FEW_TOKENS = 64

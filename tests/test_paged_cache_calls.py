@@ -187,7 +187,7 @@ def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, heads)
     from ropelab.kernels import paged_cache_triton
 
     tile = paged_cache_triton.CacheTile(block_rows, 1, 4)
-    monkeypatch.setattr(paged_cache_triton, "choose_tile", lambda *arguments: tile)
+    monkeypatch.setattr(paged_cache_triton, "choose_tile", lambda *arguments, **options: tile)
     monkeypatch.setattr(ropelab.call.paged_cache, "prepared_calls", ropelab.call.launch_cache.LaunchCache())
     call = example(heads=heads, norm=True, value_dim=40, tokens=5)
     with ropelab.use_backend("triton"):
