@@ -57,6 +57,10 @@ def rope_and_cache(
     beyond the largest finite number becomes that number, and NaN stays NaN (the convention of vLLM). The scales stay on
     the GPU; the host does not read them.
 
+    With ``torch.compile(dynamic=True)``, caches that are views of one tensor must have static sizes
+    (``torch._dynamo.mark_static``). Inductor otherwise hands an operator that writes to a view a different view
+    (https://github.com/pytorch/pytorch/issues/198068). By default torch.compile takes sizes that stay as static.
+
     Args:
         q: ``[T, Hq, D]`` (``thd``), or another format of `apply_rope`; bfloat16, float16, float32 or float64; any
             strides, for example a view of a packed qkv.
