@@ -43,7 +43,8 @@ def divide(x, scale, CONVERSION: tl.constexpr):
         for _ in tl.static_range(2):
             remainder = tl.fma(-quotient, tl.broadcast_to(scale, x.shape), x)
             quotient = tl.fma(remainder, tl.broadcast_to(reciprocal, x.shape), quotient)
-        return tl.where(tl.abs(first) < float("inf"), quotient, first)
+        # The corrections of an infinity are NaN, and those of a negative zero are a positive zero.
+        return tl.where((tl.abs(first) < float("inf")) & (first != 0), quotient, first)
     else:
         return tl.div_rn(x, tl.broadcast_to(scale, x.shape))
 
