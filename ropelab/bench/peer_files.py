@@ -9,8 +9,8 @@ from ropelab.bench import fetch_peers, packages
 def checksums(entries: Iterable[fetch_peers.Entry] | None = None, peers: Path = packages.PEERS) -> dict[str, str]:
     """The name of each file at hand, such as ``"einops 0.8.2: einops/einops.py"`` -> its checksum, SHA-256.
 
-    Every version at hand of a package counts. The first file at a commit counts: it is the code that runs, or the source
-    of a library in ``build/peers/compiled``. Each of these libraries counts too.
+    Every version at hand of a package counts. The first file at a commit counts: it is the code that runs, or the
+    source of a library in ``build/peers/compiled``. Each of these libraries counts too.
 
     Args:
         entries: the packages and commits with the files, by default the entries of ``data/peers.toml``.
