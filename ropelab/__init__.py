@@ -16,6 +16,7 @@ from ropelab.angles.tables import axial_tables, rotary_table
 from ropelab.embedding import RotaryEmbedding
 from ropelab.kernels.backends import use_backend
 from ropelab.layout.weights import convert_layout
+from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 from ropelab.positions.axes import grid_positions, text_positions
 from ropelab.positions.packed import NO_POSITION, PackedSequences, context_parallel_positions
 from ropelab.qk_norm import apply_qk_norm_rope
@@ -33,6 +34,8 @@ __all__ = [
     "context_parallel_positions",
     "convert_layout",
     "grid_positions",
+    "mla_rope_and_cache",
+    "rope_and_cache",
     "rope_from_config",
     "rotary_frequencies",
     "rotary_table",

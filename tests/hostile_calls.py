@@ -17,7 +17,7 @@ from ropelab import PackedSequences, RotaryEmbedding
 from ropelab.angles import frequencies
 from ropelab.angles.table_free import fixed_point
 from ropelab.angles.tables import frequency_tables
-from ropelab.interop import deepspeed, fairseq2, huggingface, sglang, transformer_engine
+from ropelab.interop import deepspeed, fairseq2, huggingface, sglang, transformer_engine, vllm
 from ropelab.layout.pairing import permutation
 from ropelab.positions.axes import interleaved_sections, sections
 
@@ -168,6 +168,19 @@ def in_place(function: Callable, *names: str) -> Callable:
         return tuple(arguments[name] for name in names)
 
     return call
+
+
+CACHE = torch.zeros(3, 4, 1, 16)
+"""A paged cache for one head of k, and below it the cache of multi-head latent attention for half as many features."""
+LATENT = torch.zeros(3, 4, 12 + 8)
+SLOTS = torch.tensor([5, -1, 0, 11])
+QKV = torch.linspace(-1, 1, 4 * 5 * 16).view(4, 80)
+CACHES = also(Kind(TENSOR.hostile), lambda x: x.to(torch.uint8), lambda x: x[..., :-1], lambda x: x[:, :0])
+OUTPUT = also(Kind(but(TENSOR, None).hostile), lambda x: x[..., :-1], lambda x: x.double())
+SLOT_MAPPING = also(POSITIONS, None, ELSEWHERE, torch.arange(5), torch.tensor([0, 1, 2, 12]), lambda x: x[None])
+SCALE = also(Kind([3.0, [1.0], "tensor", torch.ones(2), torch.ones(1, 1), torch.ones(1).double()]), ELSEWHERE)
+WEIGHT = but(TABLE, 0.5)
+OPTIONS = {"positions": torch.arange(4), "slot_mapping": SLOTS}
 
 
 PADDED = fairseq2.BatchLayout((2, 4), [4, 3])
@@ -370,6 +383,56 @@ TARGETS = {
          "layer_type": "full_attention", "seq_len": 200},
         {"config": Kind([None, "llama", 3, [], {}, SimpleNamespace(), object()]),
          "layer_type": also(CHOICE, "sliding_atention"), "seq_len": but(INTEGER, None)},
+    ),
+    "rope_and_cache": Target(
+        in_place(ropelab.rope_and_cache, "key_cache", "value_cache", "q_out", "k_out", "v_out"),
+        OPTIONS | {"q": Q[0], "k": K[0], "v": K[1], "key_cache": CACHE, "value_cache": CACHE + 1, "cos": COS, "sin": SIN,
+         "q_weight": COS[0].repeat(2), "k_weight": SIN[1].repeat(2), "eps": 1e-6, "weight_offset": 1.0,
+         "layout": "split_half", "seq_format": "thd", "rotary_slice": (0, 16), "q_out": Q[0] + 1, "k_out": K[0] + 1,
+         "v_out": K[1] + 1},
+        {"q": TENSOR, "k": TENSOR, "v": TENSOR, "key_cache": CACHES, "value_cache": CACHES, "slot_mapping": SLOT_MAPPING,
+         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "cos": TABLE, "sin": TABLE,
+         "q_weight": WEIGHT, "k_weight": WEIGHT, "eps": but(NUMBER, 0.0), "weight_offset": but(NUMBER, 0.0, -1.0),
+         "layout": CHOICE, "seq_format": also(CHOICE, "bshd"), "rotary_slice": SLICE, "q_out": OUTPUT, "k_out": OUTPUT,
+         "v_out": OUTPUT},
+    ),
+    "rope_and_cache, 8-bit floats": Target(
+        lambda **options: ropelab.rope_and_cache(**options).float(),
+        OPTIONS | {"q": Q[0], "k": K[0], "v": K[1], "key_cache": CACHE.to(torch.float8_e5m2), "cos": COS, "sin": SIN,
+         "value_cache": CACHE.to(torch.float8_e4m3fn), "k_scale": torch.ones(1), "v_scale": torch.tensor(0.5)},
+        {"k_scale": SCALE, "v_scale": SCALE},
+    ),
+    "mla_rope_and_cache": Target(
+        in_place(ropelab.mla_rope_and_cache, "kv_cache", "q_out", "k_out"),
+        OPTIONS | {"q_pe": Q[0, ..., :8], "k_pe": K[0, :, 0, :8], "kv_c": K[1, :, 0, :12], "kv_cache": LATENT,
+         "cos": COS[:, ::2], "sin": SIN[:, ::2], "layout": "interleaved", "q_out": Q[1, ..., :8] + 1,
+         "k_out": K[1, :, 0, :8] + 1},
+        {"q_pe": TENSOR, "k_pe": TENSOR, "kv_c": TENSOR, "kv_cache": CACHES, "slot_mapping": SLOT_MAPPING,
+         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "cos": TABLE, "sin": TABLE,
+         "layout": CHOICE, "q_out": OUTPUT, "k_out": OUTPUT},
+    ),
+    "vllm.fused_qknorm_rope_cache": Target(
+        in_place(vllm.fused_qknorm_rope_cache, "q_out", "k_out", "v_out", "k_cache", "v_cache"),
+        OPTIONS | {"q_out": QKV[:, :48] + 1, "k_out": QKV[:, 48:64] + 1, "v_out": QKV[:, 64:] + 1, "qkv": QKV,
+         "q_weight": COS[0].repeat(2), "k_weight": SIN[1].repeat(2), "cos": COS, "sin": SIN, "k_cache": CACHE,
+         "v_cache": CACHE + 1, "head_dim": 16, "num_q_heads": 3, "num_kv_heads": 1, "rotary_pairs": 8, "epsilon": 1e-6,
+         "norm_weight_bias": 1.0, "kv_cache_dtype": "auto"},
+        {"q_out": but(TENSOR, None), "qkv": TENSOR, "q_weight": WEIGHT, "k_weight": WEIGHT, "cos": TABLE, "sin": TABLE,
+         "positions": also(POSITIONS, None, FEWER, ELSEWHERE), "slot_mapping": SLOT_MAPPING, "k_cache": CACHES,
+         "v_cache": CACHES, "head_dim": also(INTEGER, 0, 8), "num_q_heads": also(INTEGER, 4),
+         "num_kv_heads": also(INTEGER, 2), "rotary_pairs": also(INTEGER, 0, 4), "epsilon": but(NUMBER, 0.0),
+         "norm_weight_bias": but(NUMBER, 0.0, -1.0), "kv_cache_dtype": also(CHOICE, None, "fp8", "int8")},
+        names=("k_cache", "v_cache"),
+    ),
+    "vllm.concat_and_cache_mla_rope_fused": Target(
+        in_place(vllm.concat_and_cache_mla_rope_fused, "q_pe", "k_pe", "kv_cache"),
+        OPTIONS | {"q_pe": Q[0, ..., :8], "k_pe": K[0, :, 0, :8], "kv_c": K[1, :, 0, :12], "kv_cache": LATENT,
+         "cos_sin_cache": torch.cat((COS[:, ::2], SIN[:, ::2]), -1), "is_neox": False, "kv_cache_dtype": "auto",
+         "kv_cache_scale": torch.ones(1)},
+        {"q_pe": TENSOR, "k_pe": TENSOR, "kv_c": TENSOR, "cos_sin_cache": TABLE, "is_neox": FLAG,
+         "positions": also(POSITIONS, None, FEWER, ELSEWHERE), "slot_mapping": SLOT_MAPPING, "kv_cache": CACHES,
+         "kv_cache_dtype": also(CHOICE, None, "fp8")},
+        names=("kv_cache",),
     ),
     "deepspeed.apply_rotary_pos_emb": Target(
         deepspeed.apply_rotary_pos_emb, {"t": Q, "freqs_cos": FULL[0][:, None], "freqs_sin": FULL[1][:, None]},

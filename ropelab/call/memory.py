@@ -1,7 +1,21 @@
-"""This file tells whether strided tensors put two elements at one address, from shapes, strides and addresses."""
+"""This file allocates results, and tells from shapes, strides and addresses whether two elements share an address."""
 
 import torch
 from torch._subclasses import FakeTensor
+
+
+def empty_heads(x: torch.Tensor) -> torch.Tensor:
+    """An empty tensor: in the memory order of ``x`` if features lie side by side in that order, else contiguous."""
+    y = torch.empty_like(x)
+    return y if y.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors have the same elements at the same addresses; compilers see only whether they are one."""
+    if x is y or torch.compiler.is_compiling():
+        return x is y
+    same = x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride()
+    return same and addresses_between(x, y) == 0
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from ropelab.arguments import check_device, check_tensor, dtype_name
 from ropelab.call.angles import Tables
 from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.launch_cache import LaunchCache, call_key
+from ropelab.call.memory import empty_heads
 from ropelab.call.operator import must_dispatch
 from ropelab.call.options import Options
 from ropelab.kernels import backend, uses_triton
@@ -47,7 +48,7 @@ def _executed_forward(q, k, q_weight, k_weight, tables: Tables, positions, first
     if launch is None:
         check_qk_norm_arguments(q, k, q_weight, k_weight, tables, positions, options)
     check_places(q, tables, positions, first_position, options)
-    ys = _empty_like(q), _empty_like(k)
+    ys = empty_heads(q), empty_heads(k)
     pairs, weights = ((q, k), ys), ((q_weight, k_weight),)
     launch = launch or _prepare("forward", key, pairs, weights, tables, positions, options, eps)
     launch(pairs, weights, tables, positions, first_position)
@@ -60,7 +61,7 @@ def _executed_backward(
 ) -> Sequence[torch.Tensor]:  # fmt: skip
     tensors = q, k, q_grad, k_grad, q_weight, k_weight
     key = call_key((*tensors, positions), tables, "backward", options, eps, weight_grads)
-    dxs, dws = (_empty_like(q), _empty_like(k)), None
+    dxs, dws = (empty_heads(q), empty_heads(k)), None
     if weight_grads:
         dws = tuple(torch.empty_like(w, memory_format=torch.contiguous_format) for w in (q_weight, k_weight))
     pairs, weights = ((q, k), (q_grad, k_grad), dxs), ((q_weight, k_weight), dws)
@@ -119,12 +120,6 @@ def _prepare(
     return run
 
 
-def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    """An empty tensor: in the memory order of ``x`` if features lie side by side in that order, else contiguous."""
-    y = torch.empty_like(x)
-    return y if y.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 # ------------------------------------------------------------------------------------------------------- operators
 
 
@@ -152,7 +147,7 @@ def qk_norm_rope(
 
 @qk_norm_rope.register_fake
 def _(q, k, *rest):
-    return _empty_like(q), _empty_like(k)
+    return empty_heads(q), empty_heads(k)
 
 
 @torch.library.custom_op("ropelab::qk_norm_rope_backward", mutates_args=())
@@ -181,7 +176,7 @@ def qk_norm_rope_backward(
 
 @qk_norm_rope_backward.register_fake
 def _(q, k, q_grad, k_grad, q_weight, k_weight, *rest):
-    grads = [_empty_like(q), _empty_like(k)]
+    grads = [empty_heads(q), empty_heads(k)]
     return grads + ([torch.empty_like(q_weight), torch.empty_like(k_weight)] if rest[-1] else [])
 
 
@@ -203,6 +198,11 @@ def check_qk_norm_arguments(q, k, q_weight, k_weight, tables: Tables, positions,
     if k is None:
         raise TypeError("k: expected a torch.Tensor, got NoneType")
     check_rope_arguments(q, k, tables, positions, options)
+    check_weights(q_weight, k_weight, q)
+
+
+def check_weights(q_weight, k_weight, q) -> None:
+    """Raise TypeError or ValueError unless the weights have an element for each feature of a head, and one dtype."""
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         check_tensor(name, weight, (1,), f"({q.shape[-1]},), an element per feature of a head")
         if weight.shape[0] != q.shape[-1]:

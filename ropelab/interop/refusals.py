@@ -1,19 +1,5 @@
-"""This file puts the error messages of ropelab's functions into the words of the adapter that called them."""
+"""This file gives the adapters `renamed`, which puts the error messages of ropelab's functions into their words."""
 
-import re
+from ropelab.call.refusals import renamed
 
-
-def renamed(error: TypeError | ValueError, **names: str) -> TypeError | ValueError:
-    """The same error with the adapter's names of the arguments.
-
-    ``renamed(error, q="t", cos="freqs")`` turns ``q: expected cos's device cpu, got meta`` into ``t: expected freqs's
-    device cpu, got meta``. A word counts as an argument at the begin of the message, before ``'s`` and after ``of``.
-
-    Args:
-        error: an error of `ropelab.apply_rope` or a similar function: ``name: expected ..., got ...``.
-        names: maps ropelab's name of each argument to the adapter's name.
-    """
-    words = "|".join(names)
-    argument = re.compile(rf"^(?:{words})(?=: )|\b(?:{words})(?='s )|(?<=\bof )(?:{words})\b")
-    message = argument.sub(lambda found: names[found[0]], str(error))
-    return TypeError(message) if isinstance(error, TypeError) else ValueError(message)
+__all__ = ["renamed"]

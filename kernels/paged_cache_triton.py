@@ -1,0 +1,432 @@
+"""This file holds the Triton kernel that leads from the projections to attention in one pass.
+
+The kernel normalizes the heads of q and k, rotates them, writes q, and writes k and v into the slots of a paged cache.
+Separate launches write k and read it again in between; this kernel reads q, k and v once and writes each result once.
+
+A program takes rows of q, rows of k or rows of v, where a row is a head of a token. All rows of a program share one
+code, so no program converts or looks up what another kind of row needs. Rows of neighbouring tokens follow each other,
+so a program is full for every number of heads. The programs of q, k and v for the same few tokens are neighbours too,
+because they share the rows of the tables, and often one packed tensor.
+
+The arithmetic is the arithmetic of `qk_norm_triton`. Without a norm it is the arithmetic of `rotate_triton`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+
+from ropelab.kernels.addressing import (
+    MAX_BATCH,
+    TL_DTYPE,
+    common_alignment,
+    mode,
+    narrow,
+    reach,
+    readable,
+    table_strides,
+    turn,
+)
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, to_float8
+from ropelab.kernels.heads_triton import load_heads, load_rotation, store_heads
+from ropelab.kernels.launch import Launch, compiler_options
+from ropelab.kernels.paged_cache import Norm, Scales, Tensors, compute_dtype
+from ropelab.kernels.rotation import Rotation, row_count
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
+
+
+@dataclass(frozen=True)
+class CacheTile:
+    """The rows that one program takes, and its warps.
+
+    Attributes:
+        block_rows: the rows of a program, a power of two.
+        num_warps: the warps of a program.
+        pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
+    """
+
+    block_rows: int
+    num_warps: int
+    pairs_per_access: int
+
+
+@triton.jit
+def _rows_of_program(
+    part, first_seq, seq_len, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr
+):
+    """The token within the block, the head, and whether both exist, for each row of program ``part`` of a block."""
+    place = part * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    token, head = place // HEADS, place % HEADS
+    return token, head, (token < BLOCK_TOKENS) & (first_seq + token < seq_len)
+
+
+@triton.jit
+def _rows_at(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN: tl.constexpr, WIDE: tl.constexpr):
+    """The offset, in elements, at which each row begins, ``[rows, 1, 1]``; see `addressing.offsets_of`."""
+    if WIDE:
+        token, head = token.to(tl.int64), head.to(tl.int64)
+    first = tl.multiple_of(batch.to(tl.int64) * stride_b + first_seq.to(tl.int64) * stride_s, ALIGN)
+    within = tl.multiple_of(token * stride_s, ALIGN) + tl.multiple_of(head * stride_h, ALIGN)
+    return first + tl.multiple_of(within, ALIGN)[:, None, None]
+
+
+@triton.jit
+def _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE: tl.constexpr):
+    """The slot of each row, and -1 for a row that has none."""
+    at = batch.to(tl.int64) * seq_len + first_seq + token
+    return tl.load(slots_ptr + at * SLOT_STRIDE, mask=is_row & (at < slots), other=-1).to(tl.int64)
+
+
+@triton.jit
+def _cached_rows_at(
+    slot, blocks, stride_block, stride_place, stride_h, head,
+    PAGE: tl.constexpr, ALIGN: tl.constexpr, NARROW_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The offset of each row in the cache, and whether the cache has the slot; each ``[rows, 1, 1]``."""
+    exists = slot >= 0
+    if NARROW_SLOTS:  # the cache has fewer than 2**31 slots, and a division of 32 bits is faster
+        exists &= slot < 2**31
+        slot = tl.where(exists, slot, 0).to(tl.int32)
+    else:
+        slot = tl.where(exists, slot, 0)
+    block, place = (slot // PAGE).to(tl.int64), (slot % PAGE).to(tl.int64)
+    within = tl.multiple_of(place * stride_place, ALIGN) + tl.multiple_of(head.to(tl.int64) * stride_h, ALIGN)
+    at = tl.multiple_of(tl.multiple_of(block * stride_block, ALIGN) + within, ALIGN)
+    return at[:, None, None], (exists & (block < blocks))[:, None, None]
+
+
+@triton.jit
+def _scales_of(scale_ptr, head, SCALES: tl.constexpr):
+    """The scale of each row, ``[rows, 1, 1]``; a number that nobody uses without scales."""
+    if SCALES == "head":
+        return tl.load(scale_ptr + head, eviction_policy="evict_last")[:, None, None]
+    elif SCALES == "tensor":
+        return tl.load(scale_ptr, eviction_policy="evict_last")
+    else:
+        return 1.0
+
+
+@triton.jit
+def _stored(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr, CONVERSION: tl.constexpr):
+    """``y`` in the dtype of its source, as if a separate launch read it, and then in the dtype of its destination."""
+    y = narrow(y, SOURCE)
+    if CONVERSION != "none":
+        y = y.to(tl.float32)
+        if SCALES != "none":
+            y = divide(y, scale, CONVERSION)
+        return to_float8(y, DTYPE, CONVERSION)
+    elif DTYPE == SOURCE:
+        return y
+    else:
+        return narrow(y.to(tl.float32), DTYPE)
+
+
+@triton.jit
+def _writable(ptr, CONVERSION: tl.constexpr):
+    """The pointer to a destination: 8-bit floats are written as bytes."""
+    if CONVERSION == "instruction":
+        return ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+    else:
+        return ptr
+
+
+@triton.jit
+def _turned_rows(
+    x_ptr, w_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Read rows, and normalize and rotate them: both members of every pair, each ``[rows, 1, BLOCK_PAIRS]``."""
+    positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
+    cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p = tables
+    mask = is_row[:, None, None]
+    # All loads come before the first store, because the compiler may not move a load across a store.
+    x0, x1 = load_heads(
+        x_ptr + x_at, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, ""
+    )
+    cos0, cos1, sin0, sin1, has_position = load_rotation(
+        cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
+        cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+        batch, first_seq, token, is_row, mask,
+        HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+        COMPUTE_DTYPE,
+    )  # fmt: skip
+    if NORM:
+        w0, w1 = load_heads(
+            w_ptr, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "evict_last"
+        )
+        if WEIGHT_OFFSET != 0.0:
+            w0, w1 = w0 + WEIGHT_OFFSET, w1 + WEIGHT_OFFSET
+        rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
+        x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
+    y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, False)
+    if HEAD_DIM > ROTARY_DIM:  # the sum of a product and a zero may change the sign of a zero
+        rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY_DIM // 2)[None, None, :]
+        y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
+    if POSITIONS != "none":
+        y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
+    return y0, y1
+
+
+@triton.jit(do_not_specialize=[
+    "first_position", "table_rows", "slots", "seq_len", "blocks",
+    "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
+    "v_stride_b", "v_stride_s", "v_stride_h", "qy_stride_b", "qy_stride_s", "qy_stride_h",
+    "ky_stride_b", "ky_stride_s", "ky_stride_h", "vy_stride_b", "vy_stride_s", "vy_stride_h",
+    "k_cache_stride_block", "k_cache_stride_place", "k_cache_stride_h",
+    "v_cache_stride_block", "v_cache_stride_place", "v_cache_stride_h",
+    "cos_stride_b", "cos_stride_p", "sin_stride_b", "sin_stride_p", "positions_stride_b", "positions_stride_s",
+])  # fmt: skip
+def _paged_cache_kernel(
+    q_ptr, k_ptr, v_ptr, qy_ptr, ky_ptr, vy_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, qw_ptr, kw_ptr,
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr, positions_ptr,
+    first_position, table_rows, slots, seq_len, blocks,
+    q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h,
+    qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h, vy_stride_b, vy_stride_s, vy_stride_h,
+    k_cache_stride_block, k_cache_stride_place, k_cache_stride_h,
+    v_cache_stride_block, v_cache_stride_place, v_cache_stride_h,
+    cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, Q_PROGRAMS: tl.constexpr, K_PROGRAMS: tl.constexpr,
+    PROGRAMS: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, V_PIECES: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, PAGE: tl.constexpr, NARROW_SLOTS: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    Q_CONVERSION: tl.constexpr, K_CONVERSION: tl.constexpr, V_CONVERSION: tl.constexpr,
+    Q_SCALES: tl.constexpr, K_SCALES: tl.constexpr, V_SCALES: tl.constexpr,
+    ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr,
+    SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Write rows of q, or rows of k to the cache, or rows of v to the cache; see `write`."""
+    first_seq, part = (tl.program_id(0) // PROGRAMS) * BLOCK_TOKENS, tl.program_id(0) % PROGRAMS
+    batch = tl.program_id(1)
+    positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
+    tables = cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
+    if part < Q_PROGRAMS:
+        token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+        q_scale = _scales_of(q_scale_ptr, head, Q_SCALES)
+        x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+        y0, y1 = _turned_rows(
+            q_ptr, qw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
+            HEAD_DIM, ROTARY_DIM, FIRST, NORM, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH, POSITIONS,
+            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
+        )  # fmt: skip
+        SOURCE_Q: tl.constexpr = q_ptr.dtype.element_ty
+        DTYPE_Q: tl.constexpr = qy_ptr.dtype.element_ty
+        y0 = _stored(y0, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+        y1 = _stored(y1, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+        y_at = _rows_at(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+        store_heads(
+            _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], y0, y1,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+        )  # fmt: skip
+    elif part < Q_PROGRAMS + K_PROGRAMS:
+        part = part - Q_PROGRAMS
+        token, head, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
+        k_scale = _scales_of(k_scale_ptr, head, K_SCALES)
+        x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+        y0, y1 = _turned_rows(
+            k_ptr, kw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
+            HEAD_DIM, ROTARY_DIM, FIRST, NORM, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH, POSITIONS,
+            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
+        )  # fmt: skip
+        SOURCE_K: tl.constexpr = k_ptr.dtype.element_ty
+        DTYPE_K: tl.constexpr = k_cache_ptr.dtype.element_ty
+        if WRITE_K:
+            y_at = _rows_at(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+            store_heads(
+                ky_ptr + y_at, is_row[:, None, None], y0, y1,
+                HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+            )  # fmt: skip
+        at, exists = _cached_rows_at(
+            slot, blocks, k_cache_stride_block, k_cache_stride_place, k_cache_stride_h, head, PAGE, ALIGN, NARROW_SLOTS
+        )
+        y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+        y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+        store_heads(
+            _writable(k_cache_ptr, K_CONVERSION) + at, exists, y0, y1,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+        )  # fmt: skip
+    else:
+        # A wide head of v makes several rows.
+        WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
+        part = part - Q_PROGRAMS - K_PROGRAMS
+        token, piece, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS * V_PIECES, BLOCK_TOKENS, BLOCK_ROWS)
+        head = piece // V_PIECES
+        feature = (piece % V_PIECES)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
+        v_scale = _scales_of(v_scale_ptr, head, V_SCALES)
+        x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
+        inside = is_row[:, None, None] & (feature < V_DIM)
+        x = tl.load(v_ptr + x_at + feature, mask=inside, other=0)
+        if WRITE_V:
+            y_at = _rows_at(vy_stride_b, vy_stride_s, vy_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
+            tl.store(vy_ptr + y_at + feature, x, mask=inside)
+        at, exists = _cached_rows_at(
+            slot, blocks, v_cache_stride_block, v_cache_stride_place, v_cache_stride_h, head,
+            PAGE, V_ALIGN, NARROW_SLOTS,
+        )  # fmt: skip
+        y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
+        tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=exists & (feature < V_DIM))
+
+
+def write(
+    tensors: Tensors, cos: torch.Tensor, sin: torch.Tensor, rotation: Rotation, norm: Norm | None, scales: Scales, *,
+    positions: torch.Tensor | None = None, first_position: int = 0, tile: CacheTile | None = None,
+) -> None:  # fmt: skip
+    """Normalize and rotate q and k, write q, and write k and v into slots of the caches, in one launch.
+
+    The arguments are as for `paged_cache_torch.write`. The features of outputs and caches are adjacent.
+
+    Args:
+        tile: for sweeps; by default `choose_tile` decides.
+    """
+    tensors = tensors.with_readable_inputs(readable)
+    cos, sin = readable(cos), readable(sin)
+    seq_len = tensors.q.shape[1]
+    for start in range(0, tensors.q.shape[0], MAX_BATCH):
+        part = slice(start, start + MAX_BATCH)
+        tensors_part = tensors.batches(part, seq_len)
+        cos_part, sin_part = (table[part] if table.ndim == 3 else table for table in (cos, sin))
+        positions_part = None if positions is None else positions[part]
+        launch = plan(tensors_part, cos_part, sin_part, positions_part, rotation, norm, scales, tile)
+        launch(tensors_part, cos_part, sin_part, positions_part, first_position, norm, scales)
+
+
+class PagedCacheLaunch:
+    """A launch of the kernel for tensors that agree in everything except contents, addresses and rows of tables.
+
+    Args:
+        launch: a launch that takes the kernel's first arguments.
+        as_bytes: the kernel gets 8-bit floats as bytes, because its target does not have the dtype.
+    """
+
+    def __init__(self, launch: Callable[..., None], *, as_bytes: bool = False):
+        self.launch, self.as_bytes = launch, as_bytes
+
+    def __call__(self, t: Tensors, cos, sin, positions, first_position: int, norm: Norm | None, s: Scales) -> None:
+        q_out, k_cache, v_cache = t.destinations
+        if self.as_bytes:
+            q_out, k_cache, v_cache = (x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x for x in t.destinations)
+        # The kernel ignores the tensors that stand in for missing tensors.
+        self.launch(
+            t.q, t.k, t.v, q_out, t.k if t.k_out is None else t.k_out, t.v if t.v_out is None else t.v_out,
+            k_cache, v_cache, t.slots,
+            *((cos, cos) if norm is None else (norm.q_weight, norm.k_weight)),
+            *(cos if scale is None else scale for scale in s), cos, sin,
+            cos if positions is None else positions, first_position, row_count(cos), t.slots.shape[0],
+        )  # fmt: skip
+
+
+def plan(
+    t: Tensors, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None, rotation: Rotation,
+    norm: Norm | None, scales: Scales, tile: CacheTile | None = None,
+) -> PagedCacheLaunch:  # fmt: skip
+    """The launch that `write` makes for tensors like these; a caller can keep the launch and repeat it.
+
+    The arguments are as for `write`, but have last strides of 1 and at most ``MAX_BATCH`` batches.
+
+    Raises:
+        ValueError: more programs than a grid can hold.
+    """
+    batch, seq_len, q_heads, head_dim = t.q.shape
+    k_heads, v_dim = t.v.shape[2:]
+    if batch * seq_len * (q_heads + k_heads) == 0:
+        return PagedCacheLaunch(_launch_nothing)
+    rest_pairs = (head_dim - rotation.rotary_dim + 1) // 2
+    block_pairs = next_power_of_2(rotation.rotary_dim // 2 + rest_pairs)
+    conversions = [conversion(x.dtype, x.device) for x in t.destinations]
+    tile = tile or choose_tile(
+        block_pairs, batch * seq_len, interleaved=rotation.interleaved, itemsize=t.q.itemsize,
+        float8=any(how != "none" for how in conversions),
+    )  # fmt: skip
+    v_pieces = triton.cdiv(v_dim, 2 * block_pairs)
+    rows = q_heads, k_heads, k_heads * v_pieces  # of a token
+    block_tokens = max(tile.block_rows // gcd(tile.block_rows, heads) for heads in rows if heads)
+    block_tokens = min(block_tokens, next_power_of_2(seq_len))
+    programs = [triton.cdiv(block_tokens * heads, tile.block_rows) for heads in rows]
+    grid = triton.cdiv(seq_len, block_tokens) * sum(programs), batch, 1
+    if grid[0] >= 2**31:
+        raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
+    turned = [x.stride()[:3] for x in (t.q, t.k, t.q_out, t.k if t.k_out is None else t.k_out, t.k_cache)]
+    moved = [x.stride()[:3] for x in (t.v, t.v if t.v_out is None else t.v_out, t.v_cache)]
+    (q, k, qy, ky, k_cache), (v, vy, v_cache) = turned, moved
+    cos_strides, sin_strides = table_strides(cos), table_strides(sin)
+    positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
+    per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
+    dense = [x for x in (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out) if x is not None]
+    constants = {
+        "Q_HEADS": max(1, q_heads), "K_HEADS": max(1, k_heads),
+        "Q_PROGRAMS": programs[0], "K_PROGRAMS": programs[1], "PROGRAMS": sum(programs),
+        "HEAD_DIM": head_dim, "V_DIM": v_dim, "V_PIECES": v_pieces,
+        "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
+        "NORM": norm is not None, "EPS": 0.0 if norm is None else norm.eps,
+        "WEIGHT_OFFSET": 0.0 if norm is None else norm.weight_offset,
+        "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width,
+        "POSITIONS": mode(positions, rotation), "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(t.q, cos, norm)],
+        "WRITE_K": t.k_out is not None, "WRITE_V": t.v_out is not None,
+        "PAGE": t.k_cache.shape[1], "NARROW_SLOTS": t.k_cache.shape[0] * t.k_cache.shape[1] < 2**31,
+        "SLOT_STRIDE": t.slots.stride(0),
+        **{f"{name}_CONVERSION": how for name, how in zip("QKV", conversions, strict=True)},
+        **{f"{name}_SCALES": _kind(scale) for name, scale in zip("QKV", scales, strict=True)},
+        "ALIGN": min(common_alignment([s for x in turned for s in x]), per_access),
+        "V_ALIGN": common_alignment([s for x in moved for s in x]),
+        "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
+        "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
+        "SAME_TABLE_STRIDES": cos_strides == sin_strides,
+        "WIDE": any(reach(x, block_tokens) >= 2**31 for x in dense),
+        "BLOCK_TOKENS": block_tokens, "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
+    }  # fmt: skip
+    numbers = (
+        seq_len, t.k_cache.shape[0], *q, *k, *v, *qy, *ky, *vy, *k_cache, *v_cache,
+        *cos_strides, *sin_strides, *positions_strides,
+    )  # fmt: skip
+    # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`.
+    options = compiler_options(tile.num_warps, None, fuse=norm is not None)
+    launch = Launch(_paged_cache_kernel, grid, numbers, constants, options, t.q.device)
+    return PagedCacheLaunch(launch, as_bytes=any(how in INTEGER_CONVERSIONS for how in conversions))
+
+
+def choose_tile(block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int, float8: bool) -> CacheTile:
+    """The tile for ``tokens`` tokens whose heads have ``block_pairs`` pairs.
+
+    A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
+    the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens. Few
+    tokens make programs of one warp, so that all heads are under way at once.
+
+    A thread of interleaved pairs takes two accesses, because it holds half as many pairs. With 8-bit floats it takes
+    one access: the compiler would spread the stores of two accesses over other threads, which exchange through shared
+    memory.
+
+    Args:
+        interleaved: whether the pairs are interleaved.
+        itemsize: the bytes of an element of q.
+        float8: whether a result is in 8-bit floats.
+    """
+    narrow = interleaved or itemsize > 2
+    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
+    warps, accesses = 1, 1
+    if tokens > _FEW_TOKENS:
+        warps = 4 if narrow else 2
+        accesses = 2 if interleaved and itemsize <= 2 and not float8 else 1
+    return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access)
+
+
+_FEW_TOKENS = 64
+
+
+def _kind(scale: torch.Tensor | None) -> str:
+    """The constant that tells how a kernel finds the scale of a head: "none", "tensor" or "head"."""
+    return "none" if scale is None else "tensor" if scale.numel() == 1 else "head"
+
+
+def _launch_nothing(*arguments) -> None:
+    """Do nothing, because an empty grid cannot be launched."""

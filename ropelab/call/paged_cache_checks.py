@@ -1,0 +1,181 @@
+"""This file checks the arguments of a rotation that also writes into a paged cache.
+
+Each message names the argument, what the call expected and what it got.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
+from ropelab.call.checks import check_rope_arguments
+from ropelab.call.memory import is_same_view, may_share_elements, overlaps_itself
+from ropelab.call.paged_cache_arguments import PagedCacheCall
+from ropelab.call.qk_norm import check_weights
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.paged_cache import Tensors
+from ropelab.layout.seq_format import rank, to_bshd
+
+CACHE_DTYPES = (*DTYPES, *FLOAT8_DTYPES)
+
+NAMES = {"k_cache": "key_cache", "v_cache": "value_cache", "slots": "slot_mapping"}
+"""The field of `Tensors` -> the name of the argument where the names differ."""
+
+
+def check_call(call: PagedCacheCall) -> None:
+    """Raise TypeError or ValueError for arguments that the kernels cannot serve, judged by all but their contents."""
+    t = call.tensors
+    tensor("k", t.k)
+    check_rope_arguments(t.q, t.k, call.tables, call.positions, call.options)
+    _check_value(t, call.options.seq_format)
+    q_weight, k_weight = call.weights
+    if call.norm is not None:
+        check_weights(q_weight, k_weight, t.q)
+    for name, out, x in (("q_out", t.q_out, t.q), ("k_out", t.k_out, t.k), ("v_out", t.v_out, t.v)):
+        if out is not None:
+            _check_output(name, out, x, t.q, FLOAT8_DTYPES if name == "q_out" else ())
+    _check_caches(t, call.options.seq_format)
+    _check_slot_mapping(t, call.options.seq_format)
+    heads = t.q.shape[-2], t.k.shape[-2]
+    if call.options.seq_format == "bhsd":
+        heads = t.q.shape[1], t.k.shape[1]
+    _check_scale("q_scale", call.scales.q, heads[0], "q_out", t.q_out)
+    _check_scale("k_scale", call.scales.k, heads[1], "key_cache", t.k_cache)
+    _check_scale("v_scale", call.scales.v, heads[1], "value_cache", t.v_cache)
+    if not torch.compiler.is_compiling():  # compilers cannot follow this check
+        _check_memory(t)
+
+
+def check_no_grad(call: PagedCacheCall) -> None:
+    """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
+    if not torch.is_grad_enabled():
+        return
+    weights = dict(zip(("q_weight", "k_weight"), call.weights, strict=True))
+    scales = {f"{name}_scale": x for name, x in call.scales._asdict().items()}
+    tables = {"cos": call.tables.cos, "sin": call.tables.sin}
+    for name, x in (call.tensors._asdict() | weights | scales | tables).items():
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            raise ValueError(
+                f"{NAMES.get(name, name)}: expected a tensor without grad, or torch.no_grad() (the call has no "
+                "backward), got requires_grad=True"
+            )
+
+
+def check_written(t: Tensors) -> None:
+    """Raise ValueError for an inference tensor that is written outside of inference mode; PyTorch allows no write."""
+    if torch.is_inference_mode_enabled():
+        return
+    for name in ("q_out", "k_out", "v_out", "k_cache", "v_cache"):
+        x = getattr(t, name)
+        if x is not None and x.is_inference():
+            raise ValueError(
+                f"{NAMES.get(name, name)}: expected a tensor that is not an inference tensor outside of "
+                "torch.inference_mode(), got an inference tensor"
+            )
+
+
+def check_slots(t: Tensors) -> None:
+    """Raise ValueError for a slot beyond the cache, if the slots are in CPU memory.
+
+    The answer depends on values, so every call makes this check. The host would have to wait for a GPU to read slots
+    there, and a kernel skips a slot beyond the cache.
+    """
+    if t.slots.is_cuda or not t.slots.numel():
+        return
+    last, capacity = int(t.slots.max()), t.k_cache.shape[0] * t.k_cache.shape[1]
+    if last >= capacity:
+        raise ValueError(f"slot_mapping: expected slots below the {capacity} slots of key_cache, got {last}")
+
+
+def overlapping_pairs(t: Tensors) -> Iterator[tuple[str, torch.Tensor, str, torch.Tensor]]:
+    """The pairs of tensors that must not share an element, because one is written and the other is read or written."""
+    yield "value_cache", t.v_cache, "key_cache", t.k_cache
+    outputs = [(name, x) for name in ("q_out", "k_out", "v_out") if (x := getattr(t, name)) is not None]
+    for i, (name, out) in enumerate(outputs):
+        for other in ("q", "k", "v", "k_cache", "v_cache"):
+            yield name, out, NAMES.get(other, other), getattr(t, other)
+        for other, x in outputs[:i]:
+            yield name, out, other, x
+
+
+def _check_value(t: Tensors, seq_format: str) -> None:
+    heads = rank(seq_format)
+    check_tensor("v", t.v, (heads,), f"{seq_format} of rank {heads}")
+    if t.v.dtype != t.q.dtype:
+        raise TypeError(f"v: expected q's dtype {dtype_name(t.q.dtype)}, got {dtype_name(t.v.dtype)}")
+    check_device("v", t.v, t.q)
+    k, v = to_bshd(t.k, seq_format).shape, to_bshd(t.v, seq_format).shape
+    for axis, what in ((0, "batch size"), (1, "sequence length"), (2, "number of heads")):
+        if v[axis] != k[axis]:
+            raise ValueError(f"v: expected k's {what} {k[axis]}, got {v[axis]}")
+    if not v[3]:
+        raise ValueError("v: expected at least one feature of a head, got none")
+
+
+def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor, more_dtypes) -> None:
+    check_tensor(name, out, (x.ndim,), f"{tuple(x.shape)}", (x.dtype, *more_dtypes))
+    if out.shape != x.shape:
+        raise ValueError(f"{name}: expected shape {tuple(x.shape)}, got {tuple(out.shape)}")
+    check_device(name, out, q)
+    _check_adjacent(name, out)
+
+
+def _check_caches(t: Tensors, seq_format: str) -> None:
+    for name, cache, x in (("key_cache", t.k_cache, t.k), ("value_cache", t.v_cache, t.v)):
+        heads, features = to_bshd(x, seq_format).shape[2:]
+        expected = f"[blocks, block_size, {heads}, {features}]"
+        check_tensor(name, cache, (4,), expected, CACHE_DTYPES)
+        if cache.shape[2:] != (heads, features) or not cache.shape[1]:
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(cache.shape)}")
+        check_device(name, cache, t.q)
+        _check_adjacent(name, cache)
+    if t.v_cache.shape[:2] != t.k_cache.shape[:2]:
+        raise ValueError(
+            f"value_cache: expected key_cache's blocks and block_size {tuple(t.k_cache.shape[:2])}, "
+            f"got {tuple(t.v_cache.shape[:2])}"
+        )
+
+
+def _check_adjacent(name: str, x: torch.Tensor) -> None:
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
+
+
+def _check_slot_mapping(t: Tensors, seq_format: str) -> None:
+    check_tensor("slot_mapping", t.slots, (1,), "[slots]", POSITION_DTYPES)
+    check_device("slot_mapping", t.slots, t.q)
+    batch, seq_len = to_bshd(t.q, seq_format).shape[:2]
+    if t.slots.shape[0] > batch * seq_len:
+        raise ValueError(
+            f"slot_mapping: expected at most a slot for each of {batch * seq_len} tokens, got {t.slots.shape[0]}"
+        )
+
+
+def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: torch.Tensor) -> None:
+    if scale is None:
+        return
+    check_tensor(name, scale, (0, 1), f"(), (1,) or ({heads},)", (torch.float32,))
+    if scale.numel() not in (1, heads):
+        raise ValueError(f"{name}: expected shape (), (1,) or ({heads},), got {tuple(scale.shape)}")
+    if scale.ndim and scale.stride(0) != 1 and scale.numel() > 1:
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tuple(scale.stride())}")
+    check_device(name, scale, x)
+    if x.dtype not in FLOAT8_DTYPES:
+        raise ValueError(f"{name}: expected no scale for the dtype of {of}, {dtype_name(x.dtype)}, got a scale")
+
+
+def _check_memory(t: Tensors) -> None:
+    for name in ("q_out", "k_out", "v_out", "k_cache", "v_cache"):
+        x = getattr(t, name)
+        if x is not None and overlaps_itself(x):
+            raise ValueError(
+                f"{NAMES.get(name, name)}: expected elements at distinct addresses, "
+                f"got strides {tuple(x.stride())} for shape {tuple(x.shape)}"
+            )
+    in_place = {"q_out": "q", "k_out": "k", "v_out": "v"}
+    for name, x, other, y in overlapping_pairs(t):
+        if in_place.get(name) == other and is_same_view(x, y):
+            continue
+        if may_share_elements(x, y):
+            exception = f", or {other} itself" if in_place.get(name) == other else ""
+            raise ValueError(f"{name}: expected memory disjoint from {other}'s{exception}, got overlapping tensors")

@@ -1,0 +1,99 @@
+"""This file derives how far `ropelab.rope_and_cache` may be from exact arithmetic; it continues `bounds`.
+
+One feature of k passes these roundings, of which a call without a norm leaves out the first line, and a cache of more
+than 8 bits leaves out the last line::
+
+    n  = compute(compute(w + offset) * compute(x * compute_rsqrt(compute(compute(sum x^2 / D) + eps))))
+    z  = store(compute(compute(n0 * table(c)) - compute(n1 * table(s))))
+    y8 = float8(clamp(compute(z / scale)))
+
+The bounds exclude overflow of the arithmetic and squares that underflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import EXACT, Arithmetic, Rounding, rotation_bound
+
+RSQRT_UNITS = 4
+"""The relative error of a reciprocal square root in units of float32: the PTX ISA states at most 2^-22.4 for
+``rsqrt.approx.f32``, and 4 units are 2^-22. A reciprocal square root of float64 is more accurate than 4 units of it."""
+
+
+def norm_error(head_dim: int, compute: Rounding, *, offset: bool = False) -> float:
+    """Return the largest relative error of a feature after the RMS norm, before it is rounded or rotated.
+
+    The sum has D squares, which are not negative, and each square passes at most D roundings: its own and D - 1
+    additions, in any order. The mean and the sum with eps round once each. The square root halves the exponent of a
+    relative error. With the unit u of the arithmetic, the reciprocal square root has the error::
+
+        (1 + u)^((D + 2) / 2) (1 + 4 u) - 1
+
+    and the products with x and with the weight, and the sum of weight and offset, each multiply by 1 + u. The sum of
+    weight and offset is exact to u relative to its own result, which is the weight of the norm.
+
+    Args:
+        head_dim: D, the features of a head.
+        compute: the rounding of the arithmetic.
+        offset: whether an offset is added to the weights.
+    """
+    u = EXACT(compute.unit)
+    # 1 / sqrt(1 - a) exceeds sqrt(1 + a), so the bound takes the reciprocal of 1 - u.
+    rstd = (1 / (1 - u)) ** ((head_dim + 2) / 2) * (1 + RSQRT_UNITS * u)
+    return float(rstd * (1 + u) ** (3 if offset else 2) - 1)
+
+
+def cache_bound(
+    n0: np.ndarray,
+    n1: np.ndarray,
+    c: np.ndarray,
+    s: np.ndarray,
+    arithmetic: Arithmetic,
+    relative_error: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest error of the rotated pair ``(y0, y1)`` as the cache has it, elementwise, without 8-bit floats.
+
+    A relative error ``r`` of a normalized feature multiplies each product as the error of its cosine does. With the
+    bound of `bounds.rotation_bound` for a table error ``t``, the table error ``(1 + t)(1 + r) - 1`` covers both.
+
+    Args:
+        n0, n1: the members of each pair after the norm, exact, ``EXACT``; broadcast with
+        c, s: the exact cosine and sine, ``EXACT``.
+        arithmetic: the roundings of the rotation; ``store`` is the rounding to the dtype of k.
+        relative_error: ``r``, see `norm_error`; 0 without a norm.
+    """
+    table = arithmetic.table
+    unit = (1 + EXACT(table.unit)) * (1 + EXACT(relative_error)) - 1
+    widened = replace(arithmetic, table=Rounding(float(unit), table.underflow * (1 + relative_error)))
+    return rotation_bound(n0, n1, c, s, widened)
+
+
+def float8_bound(
+    y: np.ndarray, error: np.ndarray, scale: np.ndarray, dtype: torch.dtype, compute: Rounding
+) -> np.ndarray:
+    """Return the largest ``|y8 - clamp(y / scale)|`` for the 8-bit float ``y8`` that a cache has, elementwise.
+
+    The value before the division is off by at most E. The division in float32 rounds once, with the unit u and the
+    underflow e, clamping to the finite numbers enlarges no difference, and the 8-bit float rounds once more::
+
+        Q = E / scale + u (|y| + E) / scale + e
+        |y8 - clamp(y / scale)| <= Q + unit8 (|clamp(y / scale)| + Q) + underflow8
+
+    e4m3 has the unit 2^-4 and the underflow 2^-10, and e5m2 has 2^-3 and 2^-17.
+
+    Args:
+        y: the exact value, ``EXACT``; for v, which only moves, the value itself.
+        error: E, the bound of the value in the dtype of its source; 0 for v.
+        scale: the positive scale, ``EXACT``, broadcast with ``y``.
+        dtype: float8_e4m3fn or float8_e5m2.
+        compute: the rounding of the division.
+    """
+    info = torch.finfo(dtype)
+    largest = EXACT(info.max)
+    quotient = (error + compute.unit * (abs(y) + error)) / scale + compute.underflow
+    stored = Rounding(info.eps / 2, float(info.smallest_normal) * info.eps / 2)
+    return quotient + stored.of(np.minimum(abs(y) / scale, largest) + quotient)

@@ -1,0 +1,186 @@
+"""This file holds the public functions `rope_and_cache` and `mla_rope_and_cache`, for inference with a paged cache."""
+
+import torch
+
+from ropelab.arguments import check_tensor, number
+from ropelab.autograd.rotation import transformed
+from ropelab.call.angles import given_tables
+from ropelab.call.memory import empty_heads
+from ropelab.call.options import Options, features, locate
+from ropelab.call.paged_cache import run
+from ropelab.call.paged_cache_arguments import PagedCacheCall
+from ropelab.call.paged_cache_checks import CACHE_DTYPES
+from ropelab.call.refusals import renamed
+from ropelab.kernels.paged_cache import Norm, Scales, Tensors
+from ropelab.layout.seq_format import check_seq_format, rank
+
+
+def rope_and_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    layout: str = "split_half",
+    seq_format: str = "thd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    v_out: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate queries and keys, and write keys and values into a paged cache, in one pass over their memory.
+
+    With weights, every head of q and k is normalized first, as by `apply_qk_norm_rope`. The rotation is the rotation of
+    `apply_rope`. The rotated q, the rotated k and v are written; q, k and v are read once. The function is for
+    inference and has no backward.
+
+    Slot ``s`` is the place ``s % block_size`` of block ``s // block_size`` of a cache. The token with the slot ``s``
+    writes its k and its v there. A token with a negative slot writes nothing to the caches, and neither does a token
+    without a slot. Slots that no token has stay as they are. The slots of the tokens must differ from each other;
+    otherwise the content of a shared slot is undefined.
+
+    A cache has 8-bit floats or the usual dtypes. The result for k has the dtype of k first, as if a separate launch had
+    written it, and is then converted. An 8-bit float holds ``value / scale``, rounded to nearest even; a quotient
+    beyond the largest finite number becomes that number, and NaN stays NaN (the convention of vLLM). The scales stay on
+    the GPU; the host does not read them.
+
+    With ``torch.compile(dynamic=True)``, caches that are views of one tensor must have static sizes
+    (``torch._dynamo.mark_static``). Inductor otherwise hands an operator that writes to a view a different view
+    (https://github.com/pytorch/pytorch/issues/198068). By default torch.compile takes sizes that stay as static.
+
+    Args:
+        q: ``[T, Hq, D]`` (``thd``), or another format of `apply_rope`; bfloat16, float16, float32 or float64; any
+            strides, for example a view of a packed qkv.
+        k: ``[T, Hk, D]``, as ``q``.
+        v: ``[T, Hk, Dv]``, as ``q``.
+        key_cache: ``[blocks, block_size, Hk, D]`` in bfloat16, float16, float32, float64, float8_e4m3fn or float8_e5m2;
+            any strides that keep the features adjacent. A cache in the order ``[blocks, Hk, block_size, D]`` (HND) is
+            passed as its transpose. The call overwrites the slots of its tokens.
+        value_cache: ``[blocks, block_size, Hk, Dv]``, as ``key_cache``.
+        slot_mapping: ``[N]`` of int32 or int64, the slots of the first N tokens, sequence after sequence. All further
+            tokens are padding and have no slot.
+        cos, sin, layout, seq_format, positions, offsets, rotary_slice: as for `apply_rope`. Tables with a row for each
+            token (`axial_tables`, M-RoPE) go without ``positions``. A token at ``NO_POSITION`` gives zeros for q and k.
+        q_weight, k_weight, eps: as for `apply_qk_norm_rope`; without weights there is no norm.
+        weight_offset: a number that is added to the weights: 1 for a model that multiplies by ``1 + w`` (Gemma).
+        q_out: as ``q``, or in float8_e4m3fn or float8_e5m2: the tensor for the result for q; ``q`` itself for a result
+            in place. By default a new tensor.
+        k_out, v_out: as ``k`` and ``v``: tensors for the rotated k, and for v, of all tokens, or ``k`` and ``v``
+            themselves. By default k and v are written to the caches only.
+        q_scale: float32 ``()``, ``(1,)`` or ``(Hq,)``, the scale of a ``q_out`` in 8-bit floats; by default 1.
+        k_scale, v_scale: float32 ``()``, ``(1,)`` or ``(Hk,)``, the scales of caches in 8-bit floats; by default 1.
+
+    Returns:
+        ``q_out``, or the new tensor for q.
+
+    Raises:
+        TypeError: an argument is not a tensor, or a dtype is not supported or does not match.
+        ValueError: shapes, strides, devices or options do not fit each other; tensors that are written overlap others;
+            a tensor requires grad while autograd records; or, for slots in CPU memory, a slot is beyond the cache. On a
+            GPU a slot beyond the cache is skipped.
+        NotImplementedError: the call is under a transform of torch.func or in forward mode.
+    """
+    if transformed():
+        raise NotImplementedError("rope_and_cache: expected no transform of torch.func and no forward mode, got one")
+    check_seq_format(seq_format)
+    check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    tables = given_tables(cos, sin)
+    positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
+    slice_ = None if rotary_slice is None else features(rotary_slice)
+    options = Options(layout, layout, seq_format, slice_, is_offset, False)
+    norm = _norm(q_weight, k_weight, eps, weight_offset)
+    q_out = empty_heads(q) if q_out is None else q_out
+    tensors = Tensors(q, k, v, q_out, k_out, v_out, key_cache, value_cache, slot_mapping)
+    scales = Scales(q_scale, k_scale, v_scale)
+    run(PagedCacheCall(tensors, tables, positions, first_position, options, norm, scales))
+    return q_out
+
+
+def mla_rope_and_cache(
+    q_pe: torch.Tensor,
+    k_pe: torch.Tensor,
+    kv_c: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layout: str = "split_half",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    q_scale: torch.Tensor | None = None,
+    kv_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate the queries and the shared key of multi-head latent attention, and write the latent cache, in one pass.
+
+    An entry of the cache is the latent vector ``kv_c`` followed by the rotated ``k_pe``. Slots, 8-bit floats and their
+    scales are as for `rope_and_cache`. The function is for inference and has no backward.
+
+    Args:
+        q_pe: ``[T, H, R]``, the features of the queries that rotate; any strides, for example ``q[..., -R:]``.
+        k_pe: ``[T, R]`` or ``[T, 1, R]``, the key that all heads share.
+        kv_c: ``[T, L]``, the latent vector after its norm.
+        kv_cache: ``[blocks, block_size, L + R]``; dtypes and strides as ``key_cache`` of `rope_and_cache`.
+        slot_mapping: ``[N]``, as for `rope_and_cache`.
+        cos, sin: ``[P, R/2]``, as for `apply_rope`.
+        layout, positions, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved pairs.
+        q_out, q_scale: as for `rope_and_cache`; ``q_pe`` itself for a result in place.
+        k_out: as ``k_pe``: a tensor for the rotated key of all tokens, or ``k_pe`` itself. By default the rotated key
+            is written to the cache only.
+        kv_scale: float32 ``()`` or ``(1,)``, the scale of a cache in 8-bit floats; by default 1.
+
+    Returns:
+        ``q_out``, or a new tensor: the rotated queries.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `rope_and_cache`.
+    """
+    check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
+    check_tensor("k_pe", k_pe, (2, 3), "[tokens, rotary_dim] or [tokens, 1, rotary_dim]")
+    check_tensor("kv_c", kv_c, (2,), "[tokens, latent_dim]")
+    latent, rotary_dim = kv_c.shape[1], k_pe.shape[-1]
+    check_tensor("kv_cache", kv_cache, (3,), f"[blocks, block_size, {latent + rotary_dim}]", CACHE_DTYPES)
+    if kv_cache.shape[2] != latent + rotary_dim:
+        raise ValueError(
+            f"kv_cache: expected shape [blocks, block_size, {latent + rotary_dim}], got {tuple(kv_cache.shape)}"
+        )
+    entries = kv_cache.unsqueeze(2)
+    value_cache, key_cache = entries[..., :latent], entries[..., latent:]
+    k = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe
+    if k_out is not None:
+        check_tensor("k_out", k_out, (2, 3), "the shape of k_pe")
+        k_out = k if k_out is k_pe else k_out.unsqueeze(1) if k_out.ndim == 2 else k_out
+    try:
+        return rope_and_cache(
+            q_pe, k, kv_c.unsqueeze(1), key_cache, value_cache, slot_mapping, cos=cos, sin=sin, layout=layout,
+            positions=positions, offsets=offsets, q_out=q_out, k_out=k_out,
+            q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        words = {"q": "q_pe", "k": "k_pe", "v": "kv_c", "k_scale": "kv_scale", "v_scale": "kv_scale"}
+        raise renamed(error, **words, key_cache="kv_cache", value_cache="kv_cache") from error
+
+
+def _norm(q_weight, k_weight, eps: float, weight_offset: float) -> Norm | None:
+    eps, weight_offset = number("eps", eps, at_least=0), number("weight_offset", weight_offset)
+    if q_weight is None and k_weight is None:
+        return None
+    for name, weight, other in (("q_weight", q_weight, "k_weight"), ("k_weight", k_weight, "q_weight")):
+        if weight is None:
+            raise TypeError(f"{name}: expected a torch.Tensor beside {other}, got None")
+    return Norm(q_weight, k_weight, eps, weight_offset)

@@ -1,0 +1,83 @@
+"""Compile the kernel of `rope_and_cache` for a GPU that need not be there, and look at the code.
+
+Run as a script by test_paged_cache_ptx.py: compiling needs a process in which kernels are not interpreted.
+"""
+
+import itertools
+import re
+import sys
+from unittest import mock
+
+import torch
+
+from ropelab.kernels import Rotation, paged_cache_triton
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.paged_cache import Norm, Scales, Tensors
+from ropelab.layout.pairing import LAYOUTS
+from tests import compile_kernel
+
+TYPES = {FLOAT8_DTYPES[0]: "*fp8e4nv", FLOAT8_DTYPES[1]: "*fp8e5", torch.uint8: "*u8"}
+INTEGERS = dict(zip(FLOAT8_DTYPES, ("e4m3", "e5m2"), strict=True))
+
+# q heads, k heads, head_dim, features that rotate, features of v
+SHAPES = [(32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), (16, 1, 256, 256, 256)]
+
+
+def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16,
+           outputs=False):  # fmt: skip
+    """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64."""
+    q_heads, k_heads, head_dim, rotary_dim, value_dim = shape
+
+    def empty(*sizes, dtype=torch.bfloat16):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    widths = q_heads * head_dim, k_heads * head_dim, k_heads * value_dim
+    q, k, v = empty(1, tokens, sum(widths)).split(widths, -1)
+    q, k, v = q.unflatten(-1, (q_heads, -1)), k.unflatten(-1, (k_heads, -1)), v.unflatten(-1, (k_heads, -1))
+    caches = [empty(64, 16, k_heads, dim, dtype=cache_dtype) for dim in (head_dim, value_dim)]
+    slots, positions = empty(tokens, dtype=torch.int64), empty(1, tokens, dtype=torch.int64)
+    k_out, v_out = (empty(*x.shape) if outputs else None for x in (k, v))
+    tensors = Tensors(q, k, v, empty(*q.shape, dtype=q_dtype), k_out, v_out, *caches, slots)
+    cos = empty(tokens, rotary_dim // 2, dtype=torch.float32)
+    scale = empty(1, dtype=torch.float32)
+    scales = Scales(
+        scale if q_dtype in FLOAT8_DTYPES else None,
+        empty(k_heads, dtype=torch.float32) if cache_dtype in FLOAT8_DTYPES else None,
+        scale if cache_dtype in FLOAT8_DTYPES else None,
+    )
+    weights = Norm(empty(head_dim), empty(head_dim), 1e-6, 0.0) if norm else None
+    interleaved = layout == "interleaved"
+    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+
+    def conversion(dtype, device):
+        return "none" if dtype not in FLOAT8_DTYPES else "instruction" if capability >= 89 else INTEGERS[dtype]
+
+    with mock.patch.object(paged_cache_triton, "conversion", conversion):
+        call = paged_cache_triton.plan(tensors, cos, cos, positions, rotation, weights, scales)
+    launch, arguments = call.launch, []
+    call.launch = lambda *given: arguments.extend(given)
+    call(tensors, cos, cos, positions, 0, weights, scales)
+    with mock.patch.dict(compile_kernel.TYPES, TYPES):
+        return compile_kernel.compiled(launch, tuple(arguments), capability)
+
+
+def main(capability: int) -> None:
+    """Loads and stores of 16 bytes, and of 8 bytes for 8-bit floats, and no spilled registers."""
+    shapes = SHAPES if capability == 90 else SHAPES[:1]
+    norms = (False, True) if capability == 90 else (True,)
+    for shape, layout, norm in itertools.product(shapes, LAYOUTS, norms):
+        name = f"sm_{capability} {layout} {shape}{' norm' if norm else ''}"
+        found = kernel(capability, shape, layout, norm=norm)
+        compile_kernel.check_accesses(name, found, 16)
+        assert ".v4.b32" in "".join(re.findall(r"ld\.global\S*evict_last\S*", found.asm["ptx"])), name
+    for dtype, layout in itertools.product(FLOAT8_DTYPES, LAYOUTS):
+        name = f"sm_{capability} {layout} {dtype}"
+        found = kernel(capability, SHAPES[0], layout, norm=True, cache_dtype=dtype)
+        compile_kernel.check_accesses(name, found, 16)  # v is read and q is written 16 bytes at once
+        assert re.search(r"st\.global\.(v2\.b32|v4\.b32|b64)", found.asm["ptx"]), name
+    for layout, dtype in zip(LAYOUTS, FLOAT8_DTYPES, strict=True):
+        kernel(capability, SHAPES[0], layout, tokens=1, cache_dtype=dtype, q_dtype=dtype, outputs=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

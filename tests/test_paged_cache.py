@@ -1,0 +1,498 @@
+"""`rope_and_cache` is the norm, the rotation and a separate write, and touches no other slot."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+import ropelab
+from ropelab import NO_POSITION, reference
+from ropelab.conformance.bounds import FLOAT32_UNIT, NO_ROUNDING, Arithmetic, Rounding, exact
+from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_error
+from ropelab.kernels import INTERPRETED
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.layout.seq_format import from_bshd, to_bshd
+
+E4M3, E5M2 = FLOAT8_DTYPES
+POISON = 3.0
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@dataclass
+class Example:
+    """A valid call of `ropelab.rope_and_cache`, with caches full of POISON."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    slot_mapping: torch.Tensor
+    options: dict = field(default_factory=dict)
+
+    def __call__(self, **changes):
+        return ropelab.rope_and_cache(
+            self.q, self.k, self.v, self.key_cache, self.value_cache, self.slot_mapping, **self.options | changes
+        )
+
+    @property
+    def caches(self):
+        return self.key_cache, self.value_cache
+
+    def separately(self):
+        """q and k by the functions that write no cache, and the caches that a separate write leaves."""
+        names = ("cos", "sin", "layout", "positions", "offsets", "rotary_slice", "seq_format")
+        where = {name: x for name, x in self.options.items() if name in names}
+        if (weight := self.options.get("q_weight")) is None:
+            q, k = ropelab.apply_rope(self.q, self.k, **where)
+        else:
+            offset = self.options.get("weight_offset", 0.0)
+            weights = weight.float() + offset, self.options["k_weight"].float() + offset
+            q, k = ropelab.apply_qk_norm_rope(self.q, self.k, *weights, eps=self.options.get("eps", 1e-6), **where)
+        return q, k, [self.written(x, cache) for x, cache in zip((k, self.v), self.caches, strict=True)]
+
+    def written(self, x, cache):
+        cache = torch.full(cache.shape, POISON, dtype=cache.dtype, device=cache.device)
+        rows = to_bshd(x, self.options["seq_format"]).flatten(0, 1)
+        for row, slot in zip(rows, self.slot_mapping.tolist(), strict=False):
+            if slot >= 0:
+                cache[slot // cache.shape[1], slot % cache.shape[1]] = row.to(cache.dtype)
+        return cache
+
+
+def example(
+    device="cpu", *, batch=1, tokens=7, heads=(5, 3), head_dim=16, value_dim=None, rotary_dim=None, block_size=4,
+    seq_format="thd", dtype=torch.float32, cache_dtype=None, layout="split_half", norm=False, memory="NHD",
+    positions=True, slot_dtype=torch.int64, slots=None,
+):  # fmt: skip
+    """Random inputs, as views of one packed tensor; positions of either sign; every third token has no slot."""
+    value_dim, cache_dtype = value_dim or head_dim, cache_dtype or dtype
+    q_heads, k_heads = heads
+    widths = q_heads * head_dim, k_heads * head_dim, k_heads * value_dim
+    packed = torch.randn(batch, tokens, sum(widths), dtype=torch.float64).to(device, dtype)
+    dims = head_dim, head_dim, value_dim
+    views = (x.unflatten(-1, (-1, dim)) for x, dim in zip(packed.split(widths, -1), dims, strict=True))
+    q, k, v = (x[0] if seq_format == "thd" else from_bshd(x, seq_format) for x in views)
+    blocks = -(-4 * batch * tokens // block_size)
+    caches = [cache_of(memory, blocks, block_size, k_heads, dim, cache_dtype, device) for dim in (head_dim, value_dim)]
+    if memory == "one tensor":
+        both = torch.full((blocks, block_size, 2, k_heads, head_dim), POISON).to(device, cache_dtype)
+        caches = [both[:, :, 0], both[:, :, 1]]
+    if slots is None:
+        slots = torch.randperm(blocks * block_size - 1)[: batch * tokens]  # the last slot stays free
+        slots[1::3] = -1
+    rotary_dim = rotary_dim or head_dim
+    cos, sin = ropelab.rotary_table(tokens + 20, rotary_dim, device=device)
+    options = {"cos": cos, "sin": sin, "layout": layout, "seq_format": seq_format}
+    if positions:
+        shape = (tokens,) if seq_format == "thd" else (batch, tokens)
+        options["positions"] = torch.randint(-tokens - 19, tokens + 20, shape, device=device)
+    if norm:
+        options |= {"q_weight": torch.randn(head_dim).to(device), "k_weight": torch.randn(head_dim).to(device)}
+    return Example(q, k, v, *caches, slots.to(device, slot_dtype), options)
+
+
+def cache_of(memory, blocks, block_size, heads, dim, dtype, device):
+    """A cache ``[blocks, block_size, heads, dim]`` in some order of memory."""
+    shapes = {
+        "NHD": (blocks, block_size, heads, dim), "HND": (blocks, heads, block_size, dim),
+        "layers": (blocks, 3, block_size, heads, dim), "padded": (blocks, block_size, heads, dim + 8),
+        "one tensor": (1, 1, 1, 1),
+    }  # fmt: skip
+    x = torch.full(shapes[memory], POISON).to(device, dtype)
+    return {"HND": lambda: x.transpose(1, 2), "layers": lambda: x[:, 1], "padded": lambda: x[..., :dim]}.get(
+        memory, lambda: x
+    )()
+
+
+def assert_equal(actual, expected):
+    """The same bits, except for the sign and the payload of NaN."""
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert torch.equal(actual.double().nan_to_num(12345.0), expected.double().nan_to_num(12345.0))
+
+
+CASES = {
+    "packed thd": {},
+    "one token": {"tokens": 1},
+    "many tokens, few heads": {"tokens": 37, "heads": (2, 1)},
+    "odd heads": {"heads": (7, 1), "head_dim": 24},
+    "head_dim no power of two": {"head_dim": 40, "heads": (3, 2)},
+    "odd head_dim": {"head_dim": 21, "rotary_dim": 8, "heads": (3, 2)},
+    "wide values": {"head_dim": 8, "value_dim": 40, "heads": (4, 1)},
+    "narrow values": {"head_dim": 24, "value_dim": 8},
+    "HND": {"memory": "HND", "block_size": 3},
+    "interleaved layers": {"memory": "layers", "block_size": 1},
+    "padded cache": {"memory": "padded"},
+    "both caches in one tensor": {"memory": "one tensor"},
+    "int32 slots": {"slot_dtype": torch.int32},
+    "no slot": {"slots": torch.full((7,), -1)},
+    "few slots": {"slots": torch.tensor([5, 3])},
+    "no slots": {"slots": torch.zeros(0, dtype=torch.int64)},
+    "float16": {"dtype": torch.float16},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+    "batches": {"batch": 3, "seq_format": "bshd"},
+    "sbhd": {"batch": 2, "seq_format": "sbhd"},
+    "bhsd": {"batch": 2, "seq_format": "bhsd", "tokens": 5},
+    "counted": {"positions": False},
+}
+
+
+@pytest.mark.parametrize("layout, norm", [("split_half", False), ("interleaved", True)])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_separate_functions_in_bits(device, case, norm, layout):
+    """q, and every element of both caches; so the call writes no slot that no token has."""
+    call = example(device, layout=layout, norm=norm, **CASES[case])
+    q, _, caches = call.separately()
+    assert_equal(call(), q)
+    for cache, expected in zip(call.caches, caches, strict=True):
+        assert_equal(cache, expected)
+
+
+@pytest.mark.parametrize("layout, norm", [("split_half", True), ("interleaved", False)])
+@pytest.mark.parametrize("shape", [(16, 8, 0), (20, 8, 4), (20, 6, 7), (16, 16, 0)])
+def test_a_slice_rotates(device, shape, norm, layout):
+    head_dim, rotary_dim, first = shape
+    call = example(device, head_dim=head_dim, rotary_dim=rotary_dim, norm=norm, layout=layout)
+    call.options["rotary_slice"] = first, first + rotary_dim
+    q, _, caches = call.separately()
+    assert_equal(call(), q)
+    assert_equal(call.key_cache, caches[0])
+
+
+def test_features_that_pass_keep_every_bit(device):
+    """NaN, infinities and zeros of either sign among the features that do not rotate stay what they are."""
+    call = example(device, head_dim=16, rotary_dim=8)
+    call.q[..., 8:] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-45, 1.0])
+    q = call()
+    assert torch.equal(q[..., 8:].view(torch.int32), call.q[..., 8:].view(torch.int32))
+
+
+def test_tables_with_a_batch_axis_and_offsets(device):
+    call = example(device, batch=2, seq_format="bshd", positions=False)
+    cos, sin = call.options["cos"], call.options["sin"]
+    for where in (
+        {"offsets": 3},
+        {"offsets": -3},
+        {"offsets": torch.tensor([2, 5], device=cos.device)},
+        {"cos": torch.stack((cos, cos.flip(0))), "sin": torch.stack((sin, sin.flip(0)))},
+    ):
+        call.options |= {"cos": cos, "sin": sin, "offsets": 0} | where
+        for cache in call.caches:
+            cache.fill_(POISON)
+        q, _, caches = call.separately()
+        assert_equal(call(), q)
+        assert_equal(call.key_cache, caches[0])
+
+
+def test_tables_with_a_row_for_each_token(device):
+    """M-RoPE: positions along several axes choose the columns of a token's row."""
+    call = example(device, positions=False)
+    positions = torch.randint(0, 9, (3, 7), device=call.q.device)
+    cos, sin = ropelab.axial_tables(call.options["cos"], call.options["sin"], positions, [0, 0, 0, 1, 1, 1, 2, 2])
+    call.options |= {"cos": cos, "sin": sin}
+    q, _, caches = call.separately()
+    assert_equal(call(), q)
+    assert_equal(call.key_cache, caches[0])
+
+
+def test_a_token_without_a_position_becomes_zeros(device):
+    call = example(device, norm=True)
+    call.options["positions"][2] = NO_POSITION
+    call.slot_mapping[2] = 27
+    call.q[2] = float("nan")
+    assert not call()[2].any()
+    assert not call.key_cache.flatten(0, 1)[27].any()
+    assert_equal(call.value_cache.flatten(0, 1)[27], call.v[2])
+
+
+def test_slots_permute(device):
+    """Tokens in another order, with their positions and slots, give the same caches and q in that order."""
+    call, order = example(device, norm=True, tokens=13), torch.randperm(13)
+    other = example(device, norm=True, tokens=13)
+    other.q, other.k, other.v = (x[order] for x in (call.q, call.k, call.v))
+    other.slot_mapping = call.slot_mapping[order]
+    other.options = call.options | {"positions": call.options["positions"][order]}
+    assert_equal(other(), call()[order])
+    for a, b in zip(other.caches, call.caches, strict=True):
+        assert_equal(a, b)
+
+
+def test_slots_beyond_the_cache_are_refused_on_the_cpu():
+    call = example()
+    call.slot_mapping[3] = 7 * 4
+    with pytest.raises(ValueError, match="slot_mapping: expected slots below the 28 slots of key_cache, got 28"):
+        call()
+    assert (call.key_cache == POISON).all()
+
+
+@pytest.mark.parametrize("slot", [28, 2**31 - 1, 2**31, 2**33, 2**62])
+def test_kernels_skip_slots_beyond_the_cache(device, slot, monkeypatch):
+    monkeypatch.setattr(ropelab.call.paged_cache, "check_slots", lambda tensors: None)
+    call = example(device)
+    call.slot_mapping[0], call.slot_mapping[3] = slot, -(2**62)
+    kept = call.slot_mapping.clone()
+    call.slot_mapping[0] = -1
+    _, _, caches = call.separately()
+    call.slot_mapping = kept
+    call()
+    for cache, expected in zip(call.caches, caches, strict=True):
+        assert_equal(cache, expected)
+
+
+def test_slots_with_a_stride(device):
+    call = example(device)
+    call.slot_mapping = torch.stack((call.slot_mapping, call.slot_mapping * 0), dim=1)[:, 0]
+    _, _, caches = call.separately()
+    call()
+    assert_equal(call.key_cache, caches[0])
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_in_place_and_all_outputs(device, norm):
+    call = example(device, norm=norm)
+    q, k, caches = call.separately()
+    v = call.v.clone()
+    assert call(q_out=call.q, k_out=call.k, v_out=call.v) is call.q
+    for x, expected in ((call.q, q), (call.k, k), (call.v, v), *zip(call.caches, caches, strict=True)):
+        assert_equal(x, expected)
+
+
+def test_outputs_for_all_tokens(device):
+    """k_out and v_out have the tokens without a slot too, and the inputs keep their contents."""
+    call = example(device, value_dim=40)
+    before = [x.clone() for x in (call.q, call.k, call.v)]
+    outs = {f"{name}_out": torch.full_like(x, POISON) for name, x in zip("qkv", before, strict=True)}
+    q, k, _ = call.separately()
+    call(**outs)
+    for name, expected in (("q_out", q), ("k_out", k), ("v_out", call.v)):
+        assert_equal(outs[name], expected)
+    for x, expected in zip((call.q, call.k, call.v), before, strict=True):
+        assert_equal(x, expected)
+
+
+def test_weights_may_be_stored_less_one(device):
+    call = example(device, norm=True)
+    other = example(device, norm=True)
+    other.q, other.k, other.options = call.q, call.k, dict(call.options)
+    for name in ("q_weight", "k_weight"):
+        other.options[name] = call.options[name] + 1
+    assert_equal(call(weight_offset=1.0), other())
+
+
+def test_inputs_of_any_strides(device):
+    call = example(device, head_dim=8)
+    call.q = torch.randn(7, 8, 5, device=call.q.device).transpose(1, 2)
+    call.v = call.v[:1].expand(7, 3, 8)
+    call.k = torch.randn(3, 7, 16, device=call.q.device)[..., ::2].transpose(0, 1)
+    q, _, caches = call.separately()
+    assert_equal(call(), q)
+    for cache, expected in zip(call.caches, caches, strict=True):
+        assert_equal(cache, expected)
+
+
+def test_a_call_of_nothing(device):
+    call = example(device)
+    call.q, call.k, call.v = call.q[:0], call.k[:0], call.v[:0]
+    call.slot_mapping, call.options["positions"] = call.slot_mapping[:0], call.options["positions"][:0]
+    assert call().shape == (0, 5, 16)
+    assert (call.key_cache == POISON).all()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a CPU reserves memory that it does not use")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_addresses_beyond_int32(backend):
+    """The last block of the cache begins beyond 2**31 elements; the cache has 2 GiB, of which few pages are used."""
+    torch.use_deterministic_algorithms(False)  # poisoned memory would be used
+    blocks, stride = 5, 2**29
+    memory = torch.empty(blocks * stride, dtype=torch.uint8).view(E4M3)
+    with ropelab.use_backend(backend):
+        call = example(tokens=3, slots=torch.tensor([19, -1, 16]))
+        call.key_cache = memory.as_strided((blocks, 4, 3, 16), (stride, 48, 16, 1))
+        call.value_cache = memory[1000:].as_strided((blocks, 4, 3, 16), (stride, 48, 16, 1))
+        call()
+    _, k, _ = call.separately()
+    assert_equal(call.key_cache[4, 3], k[0].clamp(-448, 448).to(E4M3))
+    assert_equal(call.value_cache[4, 0], call.v[2].to(E4M3))
+
+
+# ----------------------------------------------------------------------------------------------------- 8-bit floats
+
+
+def scale_of(kind, heads, device):
+    """A scale of every shape that a call takes."""
+    return {
+        "none": lambda: None, "scalar": lambda: torch.tensor(0.37, device=device),
+        "tensor": lambda: torch.tensor([0.011], device=device), "head": lambda: torch.rand(heads, device=device) + 0.01,
+    }[kind]()  # fmt: skip
+
+
+def quantized(x, dtype, scale):
+    """The nearest 8-bit float of each quotient, found among all of them in float64, ties to even codes."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).double()
+    codes = codes[codes.isfinite()].unique()
+    wanted = (x.cpu().float() / (1.0 if scale is None else scale.cpu().view(-1, 1))).double()
+    above = torch.searchsorted(codes, wanted.clamp(codes[0], codes[-1])).clamp(1, len(codes) - 1)
+    low, high = codes[above - 1], codes[above]
+    clamped = wanted.clamp(codes[0], codes[-1])
+    even = (low.to(dtype).view(torch.uint8) % 2) == 0
+    nearest = torch.where((clamped - low < high - clamped) | ((clamped - low == high - clamped) & even), low, high)
+    return torch.where(wanted.isnan(), wanted, nearest).to(dtype)
+
+
+@pytest.mark.parametrize("layout, dtype", zip(LAYOUTS, FLOAT8_DTYPES, strict=True))
+@pytest.mark.parametrize("kind", ["none", "scalar", "tensor", "head"])
+def test_8_bit_floats_are_the_nearest_ones(device, dtype, kind, layout):
+    call = example(device, dtype=torch.float16, cache_dtype=dtype, layout=layout, head_dim=24, rotary_dim=16)
+    scales = {f"{name}_scale": scale_of(kind, n, call.q.device) for name, n in (("q", 5), ("k", 3), ("v", 3))}
+    call.v[0, 0, :7] = torch.tensor([float("nan"), float("inf"), -float("inf"), 65504.0, -0.0, 6e-8, -6e-8])
+    call.slot_mapping[0] = 27
+    q, k, _ = call.separately()
+    out = call(q_out=torch.empty(call.q.shape, dtype=dtype, device=call.q.device), **scales)
+    assert_equal(out.cpu(), quantized(q, dtype, scales["q_scale"]))
+    for x, cache, scale in ((k, call.key_cache, "k_scale"), (call.v, call.value_cache, "v_scale")):
+        expected = call.written(quantized(x, dtype, scales[scale]).to(cache.device), cache)
+        assert_equal(cache, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+def test_every_8_bit_float_and_every_tie(device, dtype):
+    """All finite numbers of the dtype, all numbers halfway between two of them, and their neighbours in float32."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    codes = codes[codes.isfinite()].unique()
+    values = torch.cat((codes, (codes[1:] + codes[:-1]) / 2, codes * 1.0001, codes * 0.9999))
+    neighbours = [torch.nextafter(values, torch.tensor(far)) for far in (1e9, -1e9)]
+    values = torch.cat((values, *neighbours))
+    values = torch.nn.functional.pad(values, (0, -len(values) % 32)).view(-1, 1, 32)
+    call = example(device, tokens=len(values), heads=(1, 1), head_dim=32, cache_dtype=dtype)
+    call.v = values.to(call.q.device)
+    call.slot_mapping = torch.arange(len(values), device=call.q.device)
+    call()
+    stored = call.value_cache.flatten(0, 1)[: len(values)].cpu()
+    assert_equal(stored, quantized(values, dtype, None))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_cache_in_another_dtype(device, cache_dtype):
+    call = example(device, dtype=torch.float16, cache_dtype=cache_dtype)
+    _, k, _ = call.separately()
+    call()
+    expected = call.written(k, call.key_cache)
+    if cache_dtype == torch.bfloat16 and INTERPRETED:  # the interpreter truncates bfloat16
+        torch.testing.assert_close(call.key_cache, expected, rtol=2**-7, atol=0)
+    else:
+        assert_equal(call.key_cache, expected)
+
+
+@pytest.mark.parametrize("layout, norm", [("split_half", True), ("interleaved", False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", [None, *FLOAT8_DTYPES])
+def test_the_bound_holds(device, layout, norm, dtype, cache_dtype):
+    call = example(device, tokens=11, dtype=dtype, cache_dtype=cache_dtype, norm=norm, layout=layout, head_dim=64)
+    call.slot_mapping = torch.arange(11, device=call.q.device)
+    scale = None if cache_dtype is None else torch.tensor([0.004, 0.3, 2.0], device=call.q.device)
+    call(k_scale=scale)
+    k, compute = call.k.double().cpu(), Rounding.nearest(torch.float32)
+    relative = 0.0
+    if norm:
+        k = k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt() * call.options["k_weight"].double().cpu()
+        relative = norm_error(64, compute)
+    rows = call.options["positions"].abs()
+    sign = call.options["positions"].sign().cpu()[:, None, None]
+    c, s = (exact(call.options[name][rows][:, None]) for name in ("cos", "sin"))
+    s = s * exact(torch.where(sign < 0, -1.0, 1.0))
+    n0, n1 = (exact(x) for x in pairs(k, layout))
+    arithmetic = Arithmetic.of_kernel(dtype, interpreted=INTERPRETED)
+    arithmetic = Arithmetic(NO_ROUNDING, arithmetic.compute, arithmetic.store)
+    bounds = cache_bound(n0, n1, c, s, arithmetic, relative)
+    bound = join(*(torch.from_numpy(b.astype(np.float64)) for b in bounds), layout).numpy()
+    cos, sin = call.options["cos"].cpu(), call.options["sin"].cpu()
+    where = {"positions": call.options["positions"].cpu(), "layout": layout, "seq_format": "thd"}
+    y = exact(reference.rotate(k, cos, sin, **where))
+    stored = call.key_cache.flatten(0, 1)[:11].cpu()
+    wanted = y
+    if scale is not None:
+        scales = exact(scale)[:, None]
+        bound = float8_bound(y, bound, scales, cache_dtype, compute)
+        largest = torch.finfo(cache_dtype).max
+        wanted = np.clip(y / scales, -largest, largest)
+    excess = abs(exact(stored) - wanted) / bound
+    assert excess.max() <= 1, f"error {excess.max():.3f} times its bound"
+
+
+def test_the_bound_of_the_norm_grows_with_the_head():
+    compute = Rounding.nearest(torch.float32)
+    errors = [norm_error(d, compute) / FLOAT32_UNIT for d in (64, 128, 256)]
+    assert errors == pytest.approx([39, 71, 135], rel=1e-4)
+    assert norm_error(64, compute, offset=True) / FLOAT32_UNIT == pytest.approx(40, rel=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- MLA
+
+
+def latent_example(device, *, tokens=6, heads=5, rotary_dim=8, latent=40, dtype=torch.float32, cache_dtype=None):
+    """The arguments of `ropelab.mla_rope_and_cache`: q_pe is the tail of every head of q."""
+    q = torch.randn(tokens, heads, 24 + rotary_dim).to(device, dtype)
+    kv = torch.randn(tokens, latent + rotary_dim).to(device, dtype)
+    cache = torch.full((5, 3, latent + rotary_dim), POISON).to(device, cache_dtype or dtype)
+    slots = torch.tensor([14, -1, 0, 7, 5], device=q.device)
+    cos, sin = ropelab.rotary_table(20, rotary_dim, device=q.device)
+    options = {"cos": cos, "sin": sin, "positions": torch.arange(tokens, device=q.device) + 2}
+    return (q[..., 24:], kv[:, latent:], kv[:, :latent], cache, slots), options
+
+
+@layouts
+@pytest.mark.parametrize("shape", [{}, {"rotary_dim": 64, "latent": 512, "heads": 3}, {"latent": 7}, {"heads": 16}])
+def test_latent_attention(device, layout, shape):
+    (q_pe, k_pe, kv_c, cache, slots), options = latent_example(device, **shape)
+    q, k = ropelab.apply_rope(q_pe, k_pe[:, None], seq_format="thd", layout=layout, **options)
+    found = ropelab.mla_rope_and_cache(q_pe, k_pe, kv_c, cache, slots, layout=layout, **options)
+    assert_equal(found, q)
+    expected = torch.full_like(cache, POISON)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot // 3, slot % 3] = torch.cat((kv_c[token], k[token, 0]))
+    assert_equal(cache, expected)
+
+
+def test_latent_attention_in_place(device):
+    (q_pe, k_pe, kv_c, cache, slots), options = latent_example(device)
+    q, k = ropelab.apply_rope(q_pe, k_pe[:, None], seq_format="thd", **options)
+    latent = kv_c.clone()
+    assert ropelab.mla_rope_and_cache(q_pe, k_pe, kv_c, cache, slots, q_out=q_pe, k_out=k_pe, **options) is q_pe
+    assert_equal(q_pe, q)
+    assert_equal(k_pe, k[:, 0])
+    assert_equal(kv_c, latent)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+def test_latent_attention_in_8_bit_floats(device, dtype):
+    (q_pe, k_pe, kv_c, cache, slots), options = latent_example(device, cache_dtype=dtype)
+    scale = torch.tensor([0.05], device=q_pe.device)
+    _, k = ropelab.apply_rope(q_pe, k_pe[:, None], seq_format="thd", **options)
+    ropelab.mla_rope_and_cache(q_pe, k_pe, kv_c, cache, slots, kv_scale=scale, **options)
+    expected = quantized(torch.cat((kv_c, k[:, 0]), -1), dtype, scale)
+    assert_equal(cache[4, 2].cpu(), expected[0])
+    assert_equal(cache.flatten(0, 1)[1].cpu(), torch.full_like(expected[0].float(), POISON).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({"q_pe": torch.zeros(6, 8)}, r"q_pe: expected shape \[tokens, heads, rotary_dim\], got \(6, 8\)"),
+        ({"k_pe": torch.zeros(6, 10)}, r"kv_cache: expected shape \[blocks, block_size, 50\], got \(5, 3, 48\)"),
+        ({"k_pe": torch.zeros(5, 8)}, "k_pe: expected q_pe's sequence length 6, got 5"),
+        ({"kv_c": torch.zeros(6, 40).half()}, "kv_c: expected q_pe's dtype float32, got float16"),
+        ({"kv_cache": torch.zeros(5, 3, 47)}, r"kv_cache: expected shape \[blocks, block_size, 48\], got \(5, 3, 47\)"),
+        ({"kv_cache": torch.zeros(5, 3, 48).int()}, "kv_cache: expected one of bfloat16, .*, got int32"),
+        ({"kv_scale": torch.ones(1)}, "kv_scale: expected no scale for the dtype of kv_cache, float32, got a scale"),
+        ({"k_out": 3.0}, "k_out: expected a torch.Tensor, got float 3.0"),
+    ],
+)
+def test_errors_of_latent_attention(change, match):
+    arguments, options = latent_example("cpu")
+    names = ("q_pe", "k_pe", "kv_c", "kv_cache", "slot_mapping")
+    with pytest.raises((TypeError, ValueError), match=match):
+        ropelab.mla_rope_and_cache(**dict(zip(names, arguments, strict=True)) | options | change)
