@@ -45,7 +45,9 @@ def study(tmp_path_factory):
     write(
         "01_good.ipynb",
         new_markdown_cell("# Good with $R^\\top R = I$\n\n## A section\n\n`$code$` and $\\nonsense{x}$"),
-        new_code_cell("import sys, ropelab; print(sys.executable, size, ropelab.__file__)"),
+        new_code_cell(
+            "import sys, torch, ropelab; print(sys.executable, size, ropelab.__file__, torch.get_num_threads())"
+        ),
         new_code_cell("from ropelab.study.engine.findings import finding; finding(f'the size $n$ is {size}')"),
         new_code_cell(PIXEL),
     )
@@ -57,7 +59,7 @@ def study(tmp_path_factory):
     )
     build = folder / "build"
     runs = [
-        runner.run_notebook(source, build, {"size": 7} if source.stem == "01_good" else {})
+        runner.run_notebook(source, build, {"size": 7} if source.stem == "01_good" else {}, threads=1)
         for source in runner.sources(folder)
     ]
     page = build / "report" / "index.html"
@@ -71,6 +73,7 @@ def test_notebooks_run_in_order_under_this_interpreter(study):
     assert runs[0].failure is None
     log = (folder / "build" / "logs" / "01_good.log").read_text()
     assert log.startswith(f"{sys.executable} 7 ") and str(runner.ROOT) in log
+    assert log.split("\n")[0].split()[-1] == "1"  # the threads that the cell may use
 
 
 def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
