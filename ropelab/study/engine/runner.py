@@ -19,6 +19,8 @@ from ipykernel.kernelspec import get_kernel_dict
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
+FIGURE_FORMATS = {"svg", "retina"}
+"""A figure is lines and letters, and pixels too: the report shows the smaller form."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def own_kernel(build: Path, threads: int | None = None) -> Iterator[None]:
     under ``build`` and put in front of the others.
     """
     share = (build / "jupyter").resolve()
-    spec = get_kernel_dict(extra_arguments=["--InlineBackend.figure_formats=retina", "--log-level=CRITICAL"])
+    spec = get_kernel_dict(extra_arguments=[f"--InlineBackend.figure_formats={FIGURE_FORMATS}", "--log-level=CRITICAL"])
     spec["env"] = kernel_environment(threads)
     folder = share / "kernels" / "python3"
     folder.mkdir(parents=True, exist_ok=True)
