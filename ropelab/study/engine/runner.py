@@ -16,11 +16,14 @@ import nbformat
 import papermill
 import torch
 from ipykernel.kernelspec import get_kernel_dict
+from traitlets.config import Config
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
 FIGURE_FORMATS = {"svg", "retina"}
 """A figure is lines and letters, and pixels too: the report shows the smaller form."""
+TRANSPORT = Config() if os.name == "nt" else Config(KernelManager={"transport": "ipc"})
+"""Kernels listen at files instead of ports: kernels that start at the same time may choose the same port."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
                 progress_bar=False,
                 stdout_file=stream,
                 stderr_file=stream,
+                config=TRANSPORT,
             )
         except papermill.PapermillExecutionError as error:
             failure = Failure(_source_cell(target), f"{error.ename}: {error.evalue}")
