@@ -24,6 +24,7 @@ from ropelab.kernels.addressing import (
     mode,
     narrow,
     reach,
+    sign_of,
     table_rows_of,
     table_strides,
     turn,
@@ -130,21 +131,21 @@ def _pairs(x, INTERLEAVED: tl.constexpr, CHUNK: tl.constexpr, DTYPE: tl.constexp
 
 
 @triton.jit
-def _columns(row, access, mask, other, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
+def _columns(row, access, mask, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
              CHUNK: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """The columns of both members of the pairs of each access, each ``[accesses, CHUNK]``."""
     if FULL_WIDTH and INTERLEAVED:
         at = (row + access * (2 * CHUNK))[:, None] + tl.arange(0, 2 * CHUNK)[None, :]
-        t = tl.load(at, mask=tl.broadcast_to(mask, at.shape), other=other, eviction_policy="evict_last")
+        t = tl.load(at, mask=tl.broadcast_to(mask, at.shape), eviction_policy="evict_last")
         t0, t1 = tl.split(tl.reshape(t, [t.shape[0], CHUNK, 2]))
         return t0.to(DTYPE), t1.to(DTYPE)
     else:
         at = (row + access * CHUNK)[:, None] + tl.arange(0, CHUNK)[None, :]
         mask = tl.broadcast_to(mask, at.shape)
-        t0 = tl.load(at, mask=mask, other=other, eviction_policy="evict_last").to(DTYPE)
+        t0 = tl.load(at, mask=mask, eviction_policy="evict_last").to(DTYPE)
         t1 = t0
         if FULL_WIDTH:
-            t1 = tl.load(at + PAIRS, mask=mask, other=other, eviction_policy="evict_last").to(DTYPE)
+            t1 = tl.load(at + PAIRS, mask=mask, eviction_policy="evict_last").to(DTYPE)
         return t0, t1
 
 
@@ -210,16 +211,16 @@ def _rotate_kernel(
         )  # fmt: skip
     cos_at, sin_at, has_row, has_position, is_negative = rows
     table_mask = mask
-    other: tl.constexpr = float("nan") if SIGNED else None
     if REST > 0:
         table_mask = mask & rotates
     if SIGNED:
         table_mask = table_mask & has_row[:, None]
     cos_row, sin_row = cos_ptr + cos_at, sin_ptr + sin_at
-    cos0, cos1 = _columns(cos_row, access, table_mask, other, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
-    sin0, sin1 = _columns(sin_row, access, table_mask, other, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
+    cos0, cos1 = _columns(cos_row, access, table_mask, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
+    sin0, sin1 = _columns(sin_row, access, table_mask, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
     if SIGNED:
-        sin0, sin1 = tl.where(is_negative[:, None], -sin0, sin0), tl.where(is_negative[:, None], -sin1, sin1)
+        sign = sign_of(has_row, is_negative, COMPUTE_DTYPE)[:, None]
+        sin0, sin1 = sin0 * sign, sin1 * sign
 
     a0, a1 = _pairs((x0, x1), INTERLEAVED, CHUNK, COMPUTE_DTYPE)
     y0, y1 = turn(a0, a1, cos0, cos1, sin0, sin1, TRANSPOSE)
@@ -230,10 +231,6 @@ def _rotate_kernel(
         y0 = tl.where(rotates, y0, x0)
         if not INTERLEAVED:
             y1 = tl.where(rotates, y1, x1)
-    if SIGNED:
-        y0 = tl.where(has_position[:, None], y0, 0.0)
-        if not INTERLEAVED:
-            y1 = tl.where(has_position[:, None], y1, 0.0)
     if not IN_PLACE:
         qy, ky = (qy_ptr, q_stride_b, q_stride_s, q_stride_h), (ky_ptr, k_stride_b, k_stride_s, k_stride_h)
         if not SAME_STRIDES:
@@ -241,9 +238,17 @@ def _rotate_kernel(
             ky = ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h
         row = _rows(qy, ky, batch, first_seq, token, head, is_q, K_HEADS, Q_HEADS, ALIGN, WIDE)
         at0, at1 = _addresses(row, features, INTERLEAVED, CHUNK)
-    tl.store(at0, y0, mask=tl.broadcast_to(mask, at0.shape))
+    written = mask
+    if SIGNED:
+        # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
+        written = mask & has_position[:, None]
+        nowhere = mask & (has_position == 0)[:, None]
+        tl.store(at0, tl.zeros_like(y0), mask=tl.broadcast_to(nowhere, at0.shape))
+        if not INTERLEAVED:
+            tl.store(at1, tl.zeros_like(y1), mask=tl.broadcast_to(nowhere, at1.shape))
+    tl.store(at0, y0, mask=tl.broadcast_to(written, at0.shape))
     if not INTERLEAVED:
-        tl.store(at1, y1, mask=tl.broadcast_to(mask, at1.shape))
+        tl.store(at1, y1, mask=tl.broadcast_to(written, at1.shape))
 
 
 def plan(

@@ -28,6 +28,7 @@ from ropelab.kernels.addressing import (
     position_of,
     reach,
     readable,
+    sign_of,
     table_rows_of,
     table_strides,
     turn,
@@ -100,13 +101,13 @@ def _read_columns(
     """The cosines and sines of both members of every pair of ``heads``, read from tables."""
     # Positions that count up from a checked start have rows and no sign, so these steps are left out for them.
     mask = heads[2] & has_row if SIGNED else heads[2]
-    other: tl.constexpr = float("nan") if SIGNED else None
-    cos0, cos1 = load_table(cos_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
-    sin0, sin1 = load_table(sin_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    cos0, cos1 = load_table(cos_row, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = load_table(sin_row, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     # The sines are widened before they are negated, because the interpreter has no arithmetic for bfloat16.
     sin0, sin1 = sin0.to(COMPUTE_DTYPE), sin1.to(COMPUTE_DTYPE)
     if SIGNED:
-        sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
+        sign = sign_of(has_row, is_negative, COMPUTE_DTYPE)
+        sin0, sin1 = sin0 * sign, sin1 * sign
     return cos0.to(COMPUTE_DTYPE), cos1.to(COMPUTE_DTYPE), sin0, sin1
 
 
@@ -148,9 +149,15 @@ def _write_heads(
     at, y_at, mask, x0, x1 = heads
     cos0, cos1, sin0, sin1 = columns
     y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
+    written = mask
     if SIGNED:
-        y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
-    _store_pairs(y_ptr + y_at + FIRST, mask, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
+        # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
+        written = mask & has_position
+        zeros = tl.zeros_like(y0)
+        _store_pairs(
+            y_ptr + y_at + FIRST, mask & (has_position == 0), zeros, zeros, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED
+        )  # fmt: skip
+    _store_pairs(y_ptr + y_at + FIRST, written, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
     if SIGNED or not IN_PLACE:
         END: tl.constexpr = FIRST + 2 * PAIRS
         _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, 0, FIRST, BLOCK_HEAD)
