@@ -198,10 +198,12 @@ def _rotate_kernel(
     row = _rows(q, k, batch, first_seq, token, head, is_q, K_HEADS, Q_HEADS, ALIGN, WIDE)
     features = _features(access, ROTATING, ROTARY_DIM, FIRST, REST, INTERLEAVED, CHUNK)
     at0, at1 = _addresses(row, features, INTERLEAVED, CHUNK)
-    x0 = tl.load(at0, mask=tl.broadcast_to(mask, at0.shape))
+    # In place, the features that do not rotate stay as they are, unless their token has no position.
+    read = mask & rotates if IN_PLACE and REST > 0 else mask
+    x0 = tl.load(at0, mask=tl.broadcast_to(read, at0.shape))
     x1 = x0
     if not INTERLEAVED:
-        x1 = tl.load(at1, mask=tl.broadcast_to(mask, at1.shape))
+        x1 = tl.load(at1, mask=tl.broadcast_to(read, at1.shape))
     if HEADS_FIRST:
         # The threads exchange nothing here, but the compiler moves no instruction across a barrier. Without the barrier
         # it would move the instructions that wait for the positions in front of the loads of the heads.
@@ -227,7 +229,7 @@ def _rotate_kernel(
     y0, y1 = narrow(y0, x0.dtype), narrow(y1, x0.dtype)
     if INTERLEAVED:
         y0 = tl.reshape(tl.join(y0, y1), [ACCESSES, 2 * CHUNK])
-    if REST > 0:
+    if REST > 0 and not IN_PLACE:
         y0 = tl.where(rotates, y0, x0)
         if not INTERLEAVED:
             y1 = tl.where(rotates, y1, x1)
@@ -238,10 +240,10 @@ def _rotate_kernel(
             ky = ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h
         row = _rows(qy, ky, batch, first_seq, token, head, is_q, K_HEADS, Q_HEADS, ALIGN, WIDE)
         at0, at1 = _addresses(row, features, INTERLEAVED, CHUNK)
-    written = mask
+    written = read
     if SIGNED:
         # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
-        written = mask & has_position[:, None]
+        written = read & has_position[:, None]
         nowhere = mask & (has_position == 0)[:, None]
         tl.store(at0, tl.zeros_like(y0), mask=tl.broadcast_to(nowhere, at0.shape))
         if not INTERLEAVED:

@@ -37,7 +37,7 @@ from ropelab.kernels.angles_triton import cos_sin
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, Rotation, row_count
-from ropelab.kernels.tiles import FlatTile, Tile, choose_flat_tile, choose_table_free_tile, choose_tile
+from ropelab.kernels.tiles import FlatTile, Tile, Work, choose_flat_tile, choose_table_free_tile, choose_tile
 
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
@@ -60,12 +60,18 @@ def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constex
 
 
 @triton.jit
-def _copy_features(x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+def _copy_features(
+    x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr, IN_PLACE: tl.constexpr
+):
     """Copy the features ``[FIRST, END)``, which do not rotate; write zeros for tokens that are not kept."""
     if END > FIRST:
         feature = FIRST + tl.arange(0, BLOCK)[None, None, :]
         inside = mask & (feature < END)
-        tl.store(y_row + feature, tl.load(x_row + feature, mask=inside & kept, other=0), mask=inside)
+        if IN_PLACE:
+            zeros = tl.zeros([mask.shape[0], mask.shape[1], BLOCK], y_row.dtype.element_ty)
+            tl.store(y_row + feature, zeros, mask=inside & (kept == 0))
+        else:
+            tl.store(y_row + feature, tl.load(x_row + feature, mask=inside & kept, other=0), mask=inside)
 
 
 @triton.jit
@@ -160,8 +166,8 @@ def _write_heads(
     _store_pairs(y_ptr + y_at + FIRST, written, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
     if SIGNED or not IN_PLACE:
         END: tl.constexpr = FIRST + 2 * PAIRS
-        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, 0, FIRST, BLOCK_HEAD)
-        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, END, HEAD_DIM, BLOCK_TAIL)
+        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, 0, FIRST, BLOCK_HEAD, IN_PLACE)
+        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, END, HEAD_DIM, BLOCK_TAIL, IN_PLACE)
 
 
 @triton.jit(do_not_specialize=[
@@ -381,6 +387,29 @@ def tile_for(
     """The tile that `plan` chooses for tensors like these."""
     flat = flat_tile_for(xs, outs, cos, positions, rotation)
     return flat or whole_heads_tile_for(xs, outs, cos, sin, positions, rotation)
+
+
+def work_of(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+) -> Work:
+    """The call, as far as the choice of a tile needs it."""
+    q = outs[0]  # the strides of an expanded input do not show the order of its axes
+    batch, seq_len, _, head_dim = q.shape
+    heads = tuple(y.shape[2] for y in outs)
+    in_place = all(x is y for x, y in zip(xs, outs, strict=True))
+    only_pairs = len(heads) == 1 and rotation.rotary_dim == head_dim and not rotation.full_width
+    return Work(
+        rotation, heads, batch, seq_len,
+        innermost="batches" if _batches_read_anew(q, sum(heads[1:]), cos, positions) else innermost(q),
+        rest=0 if in_place and positions is None else head_dim - rotation.rotary_dim,
+        positions=positions is not None, itemsize=q.itemsize, column_bytes=cos.itemsize,
+        lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin), in_place=in_place,
+    )  # fmt: skip
 
 
 def whole_heads_tile_for(
