@@ -1,5 +1,6 @@
 """This file draws calls of the rotation with the heads of published models, from a seed."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -19,6 +20,7 @@ from ropelab.layout.seq_format import to_bshd
 MOST_TOKENS = 65536
 _MOST_BYTES = 2**29
 _MOST_SETS = 128
+_SECTOR = 32
 _SEED = 20261122
 
 
@@ -64,11 +66,28 @@ class Cell:
         return 0 if self.table_free else 2 * w.seq_len * columns * torch.float32.itemsize
 
     @property
+    def necessary_bytes(self) -> int:
+        """The least number of bytes that the call moves: heads, read and written, tables and positions, read once.
+
+        In place, the features that do not rotate stay where they are. Memory moves sectors of 32 bytes.
+        """
+        w = self.workload
+        size, row = w.dtype.itemsize, w.head_dim * w.dtype.itemsize
+        rows = w.bytes // row
+        heads = w.bytes
+        if self.in_place and w.rotary_dim < w.head_dim:
+            begins = [(i * row + self.model.first * size) % _SECTOR for i in range(_SECTOR)]
+            touched = [_SECTOR * math.ceil((begin + w.rotary_dim * size) / _SECTOR) for begin in begins]
+            heads = min(heads, rows * sum(touched) // len(touched))
+        positions = {"none": 0, "token": w.batch * w.seq_len, "offsets": w.batch}[self.positions]
+        return heads + self.table_bytes + positions * (8 if self.wide_positions else 4)
+
+    @property
     def columns(self) -> dict[str, object]:
         """The columns that identify this cell in a record."""
         flags = {name: getattr(self, name) for name in ("in_place", "converts", "full_width", "table_free")}
         positions = self.positions + ", int64" * self.wide_positions
-        about = {"first": self.model.first, "positions": positions, **flags, "table_bytes": self.table_bytes}
+        about = {"first": self.model.first, "positions": positions, **flags, "necessary_bytes": self.necessary_bytes}
         return {"model": self.model.name, **self.workload.columns, **about}
 
     def sets(self, cache_bytes: int) -> list[Buffers]:

@@ -7,15 +7,15 @@ from functools import partial
 import pandas as pd
 import torch
 
-from ropelab.bench import compiling, copies, timing
+from ropelab.bench import compiling, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta
+from ropelab.bench.model_heads import against_copies, planned
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 CELLS = 110
 _FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
-_COPIES = ("copy: copy_", "copy: Triton, 2048 elements, 4 warps", "copy: Triton, 4096 elements, 8 warps")
 
 
 def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
@@ -42,31 +42,19 @@ def sweep(cell: Cell, tiles: Sequence[Tile | FlatTile], rounds: int) -> pd.DataF
     sets = cell.sets(timing.cache_bytes())
     calls = [Call(cell, buffers) for buffers in sets]
     by_name = {str(tile): tile for tile in (*tiles, calls[0].tile)}
-    contenders = {name: partial(planned, calls, tile) for name, tile in by_name.items()}
     first, *others = (_result(calls[0], tile) for tile in by_name.values())
     same = dict(zip(by_name, [True, *(_same(first, other) for other in others)], strict=True))
-    copied = copies.contenders([call.inputs for call in calls])
-    copied = {name: copied[name] for name in _COPIES}
-    frame = copies.with_fraction(timing.gpu_times(contenders | copied, rounds=rounds, graph_ms=0.3))
-    copy_us = frame[frame.contender.isin(copied)].median_us.min()
-    frame = frame[frame.contender.isin(by_name)]
+    frame = against_copies({name: partial(planned, calls, tile) for name, tile in by_name.items()}, calls, rounds)
     found = [by_name[name] for name in frame.contender]
+    counters = [compiling.counters(calls[0], tile) for tile in found] if torch.cuda.is_available() else []
     frame = frame.assign(
         kind=["flat" if isinstance(tile, FlatTile) else "whole" for tile in found],
         **{field: [getattr(tile, field, None) for tile in found] for field in _FIELDS},
         chosen=[tile == calls[0].tile for tile in found],
         same_bits=frame.contender.map(same),
-        copy_us=copy_us,
-        **pd.DataFrame([compiling.counters(calls[0], tile) for tile in found], index=frame.index),
+        **pd.DataFrame(counters, index=frame.index if counters else None),
     )
-    torch.cuda.empty_cache()  # the graphs have memory of their own
     return tidy(frame, cell.columns).drop(columns="contender")
-
-
-def planned(calls: Sequence[Call], tile: Tile | FlatTile | None = None) -> list:
-    """Every call with one launch, so that the capture of many calls is short."""
-    launch = calls[0].plan(tile)
-    return [partial(call.rotate, launch) for call in calls]
 
 
 def _result(call: Call, tile: Tile | FlatTile) -> list[torch.Tensor]:
