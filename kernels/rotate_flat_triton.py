@@ -162,8 +162,8 @@ def _rotate_kernel(
     qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
     cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
-    IN_PLACE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, HEADS_FIRST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr, FULL_WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr, IN_PLACE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, HEADS_FIRST: tl.constexpr,
     ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     PER_HEAD: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr, INNERMOST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, ACCESSES: tl.constexpr, CHUNK: tl.constexpr,
@@ -227,11 +227,11 @@ def _rotate_kernel(
     a0, a1 = _pairs((x0, x1), INTERLEAVED, CHUNK, COMPUTE_DTYPE)
     y0, y1 = turn(a0, a1, cos0, cos1, sin0, sin1, TRANSPOSE)
     y0, y1 = narrow(y0, x0.dtype), narrow(y1, x0.dtype)
-    if INTERLEAVED:
+    if OUT_INTERLEAVED:
         y0 = tl.reshape(tl.join(y0, y1), [ACCESSES, 2 * CHUNK])
     if REST > 0 and not IN_PLACE:
         y0 = tl.where(rotates, y0, x0)
-        if not INTERLEAVED:
+        if not OUT_INTERLEAVED:
             y1 = tl.where(rotates, y1, x1)
     if not IN_PLACE:
         qy, ky = (qy_ptr, q_stride_b, q_stride_s, q_stride_h), (ky_ptr, k_stride_b, k_stride_s, k_stride_h)
@@ -239,17 +239,19 @@ def _rotate_kernel(
             qy = qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h
             ky = ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h
         row = _rows(qy, ky, batch, first_seq, token, head, is_q, K_HEADS, Q_HEADS, ALIGN, WIDE)
-        at0, at1 = _addresses(row, features, INTERLEAVED, CHUNK)
+        if INTERLEAVED != OUT_INTERLEAVED:
+            features = _features(access, ROTATING, ROTARY_DIM, FIRST, REST, OUT_INTERLEAVED, CHUNK)
+        at0, at1 = _addresses(row, features, OUT_INTERLEAVED, CHUNK)
     written = read
     if SIGNED:
         # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
         written = read & has_position[:, None]
         nowhere = mask & (has_position == 0)[:, None]
         tl.store(at0, tl.zeros_like(y0), mask=tl.broadcast_to(nowhere, at0.shape))
-        if not INTERLEAVED:
+        if not OUT_INTERLEAVED:
             tl.store(at1, tl.zeros_like(y1), mask=tl.broadcast_to(nowhere, at1.shape))
     tl.store(at0, y0, mask=tl.broadcast_to(written, at0.shape))
-    if not INTERLEAVED:
+    if not OUT_INTERLEAVED:
         tl.store(at1, y1, mask=tl.broadcast_to(written, at1.shape))
 
 
@@ -262,7 +264,11 @@ def plan(
     rotation: Rotation,
     tile: FlatTile,
 ) -> Callable[..., None]:
-    """As `rotate_triton.plan`, for tables and for results in the layout of the inputs."""
+    """As `rotate_triton.plan`, for tables.
+
+    Results in the other layout overwrite no input, and all their features rotate: a program would overwrite pairs that
+    another program has yet to read, and features that are copied have no pairs.
+    """
     q, qy = xs[0], outs[0]
     k, ky = xs[-1], outs[-1]
     batch, seq_len, q_heads, head_dim = q.shape
@@ -287,11 +293,12 @@ def plan(
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
     constants = {
         "Q_HEADS": q_heads, "K_HEADS": k_heads, "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
-        "REST": rest, "INTERLEAVED": rotation.interleaved, "TRANSPOSE": rotation.transpose,
+        "REST": rest, "INTERLEAVED": rotation.interleaved, "OUT_INTERLEAVED": rotation.out_interleaved,
+        "TRANSPOSE": rotation.transpose,
         "FULL_WIDTH": rotation.full_width, "POSITIONS": mode(positions, rotation), "IN_PLACE": in_place,
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
         "HEADS_FIRST": tile.heads_first and positions is not None,
-        "ALIGN": min(common_alignment([*x_strides, *y_strides]), 2 * chunk if rotation.interleaved else chunk),
+        "ALIGN": min(common_alignment([*x_strides, *y_strides]), 2 * chunk if rotation.interleaved or rotation.out_interleaved else chunk),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "SAME_STRIDES": x_strides == y_strides and cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in (q, k, qy, ky)),

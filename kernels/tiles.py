@@ -117,8 +117,10 @@ def candidates(work: Work) -> list[Tile | FlatTile]:
     found: list[Tile | FlatTile] = []
     access = pairs_per_access(rotation, work.rest)
     converts = rotation.interleaved != rotation.out_interleaved
-    if not rotation.table_free and work.column_bytes <= 4 and work.itemsize <= 4 and not converts and access > 1:
-        wide = min(access, ACCESS_BYTES // work.itemsize // (2 if rotation.interleaved else 1))
+    is_served = not rotation.table_free and work.column_bytes <= 4 and work.itemsize <= 4
+    if is_served and access > 1 and not (converts and (work.in_place or work.rest)):
+        both = rotation.interleaved and rotation.out_interleaved
+        wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
         for accesses, warps in ((64, 2), (128, 4), (256, 8), (256, 4)):
             for heads in (1, 2, 4) if order == "tokens" and accesses == 128 else (1,):
                 found.append(FlatTile(accesses, warps, order, wide, heads))
