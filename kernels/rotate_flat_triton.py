@@ -291,6 +291,7 @@ def plan(
     x_strides, y_strides = _strides(xs), _strides(outs)
     cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
+    widest = 2 * chunk if rotation.interleaved or rotation.out_interleaved else chunk
     constants = {
         "Q_HEADS": q_heads, "K_HEADS": k_heads, "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
         "REST": rest, "INTERLEAVED": rotation.interleaved, "OUT_INTERLEAVED": rotation.out_interleaved,
@@ -298,7 +299,7 @@ def plan(
         "FULL_WIDTH": rotation.full_width, "POSITIONS": mode(positions, rotation), "IN_PLACE": in_place,
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
         "HEADS_FIRST": tile.heads_first and positions is not None,
-        "ALIGN": min(common_alignment([*x_strides, *y_strides]), 2 * chunk if rotation.interleaved or rotation.out_interleaved else chunk),
+        "ALIGN": min(common_alignment([*x_strides, *y_strides]), widest),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "SAME_STRIDES": x_strides == y_strides and cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in (q, k, qy, ky)),
