@@ -174,7 +174,7 @@ class Call:
         return other
 
     def outputs(self) -> list[torch.Tensor]:
-        return self.inputs if self.cell.in_place else [torch.empty_like(x) for x in self.inputs]
+        return self.inputs if self.cell.in_place else [_empty_like(x) for x in self.inputs]
 
     def plan(self, tile: Tile | FlatTile | None = None) -> Callable[..., None]:
         """The launch of this call, with the chosen tile by default; it serves the same call on other buffers."""
@@ -195,6 +195,12 @@ class Call:
         cos, sin = self.tables
         positions = cos if self.positions is None else self.positions
         return xs[0], xs[-1], outs[0], outs[-1], cos, sin, positions, 0, cos.shape[-2]
+
+
+def _empty_like(x: torch.Tensor) -> torch.Tensor:
+    """``torch.empty_like(x)``, which gives axes of length 1 other strides if ``x`` has no memory."""
+    end = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.new_empty_strided(x.shape, x.stride()) if end == x.numel() else torch.empty_like(x)
 
 
 def _positions(cell: Cell, device: torch.device) -> torch.Tensor | None:
