@@ -96,12 +96,27 @@ def table_rows_of(
         positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
         POSITIONS,
     )  # fmt: skip
-    row = (position if POSITIONS == "none" else tl.abs(position)).to(tl.int64)
+    if POSITIONS == "none" or position.dtype == tl.int64:
+        row = (position if POSITIONS == "none" else tl.abs(position)).to(tl.int64)
+        has_row = (row >= 0) & (row < table_rows)
+    else:
+        # The magnitude of an int32 fits into 32 bits without a sign, so one comparison suffices.
+        magnitude = tl.abs(position).to(tl.uint32)
+        row, has_row = magnitude.to(tl.int64), magnitude < table_rows.to(tl.uint32)
     cos_at = tl.multiple_of(batch.to(tl.int64) * cos_stride_b + row * cos_stride_p, TABLE_ALIGN)
     sin_at = cos_at
     if not SAME_STRIDES:
         sin_at = tl.multiple_of(batch.to(tl.int64) * sin_stride_b + row * sin_stride_p, TABLE_ALIGN)
-    return cos_at, sin_at, (row >= 0) & (row < table_rows), position != _NO_POSITION, position < 0
+    return cos_at, sin_at, has_row, position != _NO_POSITION, position < 0
+
+
+@triton.jit
+def sign_of(has_row, is_negative, DTYPE: tl.constexpr):
+    """The factor of the sines of each token: -1 at a negative position, and NaN without a row.
+
+    Both results of a pair contain a product with a sine, so the factor NaN makes both of them NaN.
+    """
+    return tl.where(has_row, tl.where(is_negative, -1.0, 1.0), float("nan")).to(DTYPE)
 
 
 @triton.jit

@@ -3,8 +3,8 @@
 One kernel computes the forward. Two kernels compute the backward; the second sums rows of the gradients of the weights.
 
 A separate norm and rotation read and write q and k twice. The fused kernel moves only the bytes of the rotation. The
-norm adds a sum over the features of a head. The 16 or 32 threads that hold a head are neighbours, so the sum takes a
-few exchanges within a warp. For an x of q or k, with weight w and rotation R::
+norm adds a sum over the features of a head. The threads that hold a head are neighbours, so the sum takes a few
+exchanges within a warp. For an x of q or k, with weight w and rotation R::
 
     rstd = 1 / sqrt(mean(x^2) + eps),   xhat = rstd x,   y = R (w xhat)
 
@@ -17,8 +17,10 @@ The backward computes rstd again: it has to read x in any case, and the forward 
 A program works on heads of q or on heads of k, never on both, so q and k share one launch and one code. Features that
 do not rotate form pairs too, whose angle is zero, so that one tile holds all features of a head.
 
-The compiler may fuse multiplications and additions here, unlike in `rotate_triton`. The sums over a head have another
-order than in `qk_norm_torch` in any case, so the results of both agree within rounding and not bit for bit.
+In the forward, the compiler may not fuse products and sums on its own, because it would decide anew for every tile.
+Together with the order of the sums (`head_sums_triton`) this gives a token the same bits in every call. The sums over a
+head have another order than in `qk_norm_torch`, so the results of both agree within rounding and not bit for bit. The
+backward leaves both to the compiler, because a sum of `head_sums_triton` in its loop moves tensors between threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,6 +44,7 @@ from ropelab.kernels.addressing import (
     table_strides,
     turn,
 )
+from ropelab.kernels.head_sums_triton import sum_of_products
 from ropelab.kernels.heads_triton import feature_of, load_heads, load_rotation, slot_of, store_heads
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.qk_norm_torch import compute_dtype
@@ -113,7 +116,7 @@ def _qk_norm_rope_kernel(
         HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "evict_last",
     )  # fmt: skip
 
-    rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
+    rstd = tl.rsqrt(sum_of_products(x0, x0, x1, x1) / HEAD_DIM + EPS)
     y0, y1 = turn(w0 * (x0 * rstd), w1 * (x1 * rstd), cos0, cos1, sin0, sin1, False)
     if POSITIONS != "none":
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
@@ -345,7 +348,7 @@ def plan_forward(xs, outs, weights, cos, sin, positions, rotation: Rotation, eps
     constants, strides = _plan(xs, (outs,), weights, cos, sin, positions, rotation, eps, tile)
     grid, order = launch_grid(batch, triton.cdiv(seq_len, tile.block_tokens), _head_blocks(xs, tile), tile.innermost)
     constants |= {"HEAD_BLOCKS": _head_blocks(xs, tile), "INNERMOST": order}
-    return _launch(_qk_norm_rope_kernel, grid, (seq_len, *strides), constants, tile, xs[0])
+    return _launch(_qk_norm_rope_kernel, grid, (seq_len, *strides), constants, tile, xs[0], fuse=False)
 
 
 def plan_backward(
@@ -372,7 +375,8 @@ def plan_backward(
     programs = tile.programs_per_multiprocessor * _multiprocessors(xs[0].device) // head_blocks
     programs = max(1, min(programs, batch * token_blocks))
     numbers = (seq_len, token_blocks, batch * token_blocks, *strides)
-    launch = _launch(_qk_norm_rope_backward_kernel, (head_blocks, programs, 1), numbers, constants, tile, xs[0])
+    grid = (head_blocks, programs, 1)
+    launch = _launch(_qk_norm_rope_backward_kernel, grid, numbers, constants, tile, xs[0], fuse=True)
     if dws is None:
         return Backward(launch)
     rows, q_rows = head_blocks * programs, constants["Q_BLOCKS"] * programs
@@ -420,9 +424,9 @@ def choose_forward_tile(
     """
     if interleaved or itemsize > 2:
         most_heads = 2 if innermost == "tokens" else None
-        return _fill_warp(fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads), features)
+        return fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
     most_heads = 1 if innermost == "tokens" else None
-    return _fill_warp(fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads), features)
+    return fit_tile(features, heads, seq_len, innermost, 2 * PAIRS_PER_ACCESS, 2, most_heads)
 
 
 def choose_backward_tile(
@@ -430,23 +434,18 @@ def choose_backward_tile(
 ) -> BackwardTile:
     """The tile of the backward: 512 pairs, four for each thread, because a thread holds x and its gradient at once.
 
+    The order of the sums over a head depends on the pairs that a thread holds. The tile therefore has so many heads
+    that every thread holds four pairs of a head: a gradient has the same bits for any number of tokens and heads.
+
     There are as many programs as the registers of the GPU allow at once. All programs then run at the same time, and no
     program waits until others are done.
     """
     most_heads = 2 if innermost == "tokens" else None
-    tile = _fill_warp(fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads), features)
+    tile = fit_tile(features, heads, seq_len, innermost, PAIRS_PER_ACCESS, 4, most_heads)
+    lanes = 32 * PAIRS_PER_ACCESS // (tile.block_tokens * features // 2)
+    tile = replace(tile, block_heads=max(tile.block_heads, lanes))
     registers = 32 * tile.num_warps * _registers(tile, features // 2, itemsize)
     return BackwardTile(tile.block_tokens, tile.block_heads, tile.num_warps, max(1, _REGISTERS // registers))
-
-
-def _fill_warp(tile: Tile, features: int) -> Tile:
-    """``tile`` with so many heads that every thread of a warp holds ``tile.pairs_per_access`` pairs of a head.
-
-    The order of the sum over a head depends on the pairs that a thread holds. A call of few tokens and few heads would
-    otherwise spread each head over more threads, and a token would have other bits alone than among other tokens.
-    """
-    lanes = 32 * tile.pairs_per_access // (tile.block_tokens * features // 2)
-    return replace(tile, block_heads=max(tile.block_heads, lanes))
 
 
 def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: float, tile) -> tuple[dict, tuple]:
@@ -476,10 +475,10 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
     return constants, (*all_strides, *cos_strides, *sin_strides, *positions_strides)
 
 
-def _launch(kernel, grid, numbers, constants: dict, tile, x: torch.Tensor) -> Launch:
+def _launch(kernel, grid, numbers, constants: dict, tile, x: torch.Tensor, *, fuse: bool) -> Launch:
     in_order = {name: constants[name] for name in kernel.arg_names[-len(constants) :]}
     registers = _registers(tile, constants["BLOCK_PAIRS"], x.itemsize)
-    return Launch(kernel, grid, numbers, in_order, compiler_options(tile.num_warps, registers, fuse=True), x.device)
+    return Launch(kernel, grid, numbers, in_order, compiler_options(tile.num_warps, registers, fuse=fuse), x.device)
 
 
 def _registers(tile, block_pairs: int, itemsize: int) -> int:

@@ -24,6 +24,7 @@ from ropelab.kernels.addressing import (
     mode,
     narrow,
     reach,
+    sign_of,
     table_rows_of,
     table_strides,
     turn,
@@ -130,21 +131,21 @@ def _pairs(x, INTERLEAVED: tl.constexpr, CHUNK: tl.constexpr, DTYPE: tl.constexp
 
 
 @triton.jit
-def _columns(row, access, mask, other, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
+def _columns(row, access, mask, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
              CHUNK: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """The columns of both members of the pairs of each access, each ``[accesses, CHUNK]``."""
     if FULL_WIDTH and INTERLEAVED:
         at = (row + access * (2 * CHUNK))[:, None] + tl.arange(0, 2 * CHUNK)[None, :]
-        t = tl.load(at, mask=tl.broadcast_to(mask, at.shape), other=other, eviction_policy="evict_last")
+        t = tl.load(at, mask=tl.broadcast_to(mask, at.shape), eviction_policy="evict_last")
         t0, t1 = tl.split(tl.reshape(t, [t.shape[0], CHUNK, 2]))
         return t0.to(DTYPE), t1.to(DTYPE)
     else:
         at = (row + access * CHUNK)[:, None] + tl.arange(0, CHUNK)[None, :]
         mask = tl.broadcast_to(mask, at.shape)
-        t0 = tl.load(at, mask=mask, other=other, eviction_policy="evict_last").to(DTYPE)
+        t0 = tl.load(at, mask=mask, eviction_policy="evict_last").to(DTYPE)
         t1 = t0
         if FULL_WIDTH:
-            t1 = tl.load(at + PAIRS, mask=mask, other=other, eviction_policy="evict_last").to(DTYPE)
+            t1 = tl.load(at + PAIRS, mask=mask, eviction_policy="evict_last").to(DTYPE)
         return t0, t1
 
 
@@ -161,8 +162,8 @@ def _rotate_kernel(
     qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h,
     cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
-    IN_PLACE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, HEADS_FIRST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, OUT_INTERLEAVED: tl.constexpr, TRANSPOSE: tl.constexpr, FULL_WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr, IN_PLACE: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, HEADS_FIRST: tl.constexpr,
     ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     PER_HEAD: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr, INNERMOST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, ACCESSES: tl.constexpr, CHUNK: tl.constexpr,
@@ -197,10 +198,12 @@ def _rotate_kernel(
     row = _rows(q, k, batch, first_seq, token, head, is_q, K_HEADS, Q_HEADS, ALIGN, WIDE)
     features = _features(access, ROTATING, ROTARY_DIM, FIRST, REST, INTERLEAVED, CHUNK)
     at0, at1 = _addresses(row, features, INTERLEAVED, CHUNK)
-    x0 = tl.load(at0, mask=tl.broadcast_to(mask, at0.shape))
+    # In place, the features that do not rotate stay as they are, unless their token has no position.
+    read = mask & rotates if IN_PLACE and REST > 0 else mask
+    x0 = tl.load(at0, mask=tl.broadcast_to(read, at0.shape))
     x1 = x0
     if not INTERLEAVED:
-        x1 = tl.load(at1, mask=tl.broadcast_to(mask, at1.shape))
+        x1 = tl.load(at1, mask=tl.broadcast_to(read, at1.shape))
     if HEADS_FIRST:
         # The threads exchange nothing here, but the compiler moves no instruction across a barrier. Without the barrier
         # it would move the instructions that wait for the positions in front of the loads of the heads.
@@ -210,40 +213,46 @@ def _rotate_kernel(
         )  # fmt: skip
     cos_at, sin_at, has_row, has_position, is_negative = rows
     table_mask = mask
-    other: tl.constexpr = float("nan") if SIGNED else None
     if REST > 0:
         table_mask = mask & rotates
     if SIGNED:
         table_mask = table_mask & has_row[:, None]
     cos_row, sin_row = cos_ptr + cos_at, sin_ptr + sin_at
-    cos0, cos1 = _columns(cos_row, access, table_mask, other, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
-    sin0, sin1 = _columns(sin_row, access, table_mask, other, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
+    cos0, cos1 = _columns(cos_row, access, table_mask, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
+    sin0, sin1 = _columns(sin_row, access, table_mask, PAIRS, INTERLEAVED, FULL_WIDTH, CHUNK, COMPUTE_DTYPE)
     if SIGNED:
-        sin0, sin1 = tl.where(is_negative[:, None], -sin0, sin0), tl.where(is_negative[:, None], -sin1, sin1)
+        sign = sign_of(has_row, is_negative, COMPUTE_DTYPE)[:, None]
+        sin0, sin1 = sin0 * sign, sin1 * sign
 
     a0, a1 = _pairs((x0, x1), INTERLEAVED, CHUNK, COMPUTE_DTYPE)
     y0, y1 = turn(a0, a1, cos0, cos1, sin0, sin1, TRANSPOSE)
     y0, y1 = narrow(y0, x0.dtype), narrow(y1, x0.dtype)
-    if INTERLEAVED:
+    if OUT_INTERLEAVED:
         y0 = tl.reshape(tl.join(y0, y1), [ACCESSES, 2 * CHUNK])
-    if REST > 0:
+    if REST > 0 and not IN_PLACE:
         y0 = tl.where(rotates, y0, x0)
-        if not INTERLEAVED:
+        if not OUT_INTERLEAVED:
             y1 = tl.where(rotates, y1, x1)
-    if SIGNED:
-        y0 = tl.where(has_position[:, None], y0, 0.0)
-        if not INTERLEAVED:
-            y1 = tl.where(has_position[:, None], y1, 0.0)
     if not IN_PLACE:
         qy, ky = (qy_ptr, q_stride_b, q_stride_s, q_stride_h), (ky_ptr, k_stride_b, k_stride_s, k_stride_h)
         if not SAME_STRIDES:
             qy = qy_ptr, qy_stride_b, qy_stride_s, qy_stride_h
             ky = ky_ptr, ky_stride_b, ky_stride_s, ky_stride_h
         row = _rows(qy, ky, batch, first_seq, token, head, is_q, K_HEADS, Q_HEADS, ALIGN, WIDE)
-        at0, at1 = _addresses(row, features, INTERLEAVED, CHUNK)
-    tl.store(at0, y0, mask=tl.broadcast_to(mask, at0.shape))
-    if not INTERLEAVED:
-        tl.store(at1, y1, mask=tl.broadcast_to(mask, at1.shape))
+        if INTERLEAVED != OUT_INTERLEAVED:
+            features = _features(access, ROTATING, ROTARY_DIM, FIRST, REST, OUT_INTERLEAVED, CHUNK)
+        at0, at1 = _addresses(row, features, OUT_INTERLEAVED, CHUNK)
+    written = read
+    if SIGNED:
+        # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
+        written = read & has_position[:, None]
+        nowhere = mask & (has_position == 0)[:, None]
+        tl.store(at0, tl.zeros_like(y0), mask=tl.broadcast_to(nowhere, at0.shape))
+        if not OUT_INTERLEAVED:
+            tl.store(at1, tl.zeros_like(y1), mask=tl.broadcast_to(nowhere, at1.shape))
+    tl.store(at0, y0, mask=tl.broadcast_to(written, at0.shape))
+    if not OUT_INTERLEAVED:
+        tl.store(at1, y1, mask=tl.broadcast_to(written, at1.shape))
 
 
 def plan(
@@ -255,7 +264,11 @@ def plan(
     rotation: Rotation,
     tile: FlatTile,
 ) -> Callable[..., None]:
-    """As `rotate_triton.plan`, for tables and for results in the layout of the inputs."""
+    """As `rotate_triton.plan`, for tables.
+
+    Results in the other layout overwrite no input, and all their features rotate: a program would overwrite pairs that
+    another program has yet to read, and features that are copied have no pairs.
+    """
     q, qy = xs[0], outs[0]
     k, ky = xs[-1], outs[-1]
     batch, seq_len, q_heads, head_dim = q.shape
@@ -278,13 +291,15 @@ def plan(
     x_strides, y_strides = _strides(xs), _strides(outs)
     cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
+    widest = 2 * chunk if rotation.interleaved or rotation.out_interleaved else chunk
     constants = {
         "Q_HEADS": q_heads, "K_HEADS": k_heads, "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
-        "REST": rest, "INTERLEAVED": rotation.interleaved, "TRANSPOSE": rotation.transpose,
+        "REST": rest, "INTERLEAVED": rotation.interleaved, "OUT_INTERLEAVED": rotation.out_interleaved,
+        "TRANSPOSE": rotation.transpose,
         "FULL_WIDTH": rotation.full_width, "POSITIONS": mode(positions, rotation), "IN_PLACE": in_place,
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(q, cos)],
         "HEADS_FIRST": tile.heads_first and positions is not None,
-        "ALIGN": min(common_alignment([*x_strides, *y_strides]), 2 * chunk if rotation.interleaved else chunk),
+        "ALIGN": min(common_alignment([*x_strides, *y_strides]), widest),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "SAME_STRIDES": x_strides == y_strides and cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in (q, k, qy, ky)),

@@ -28,6 +28,7 @@ from ropelab.kernels.addressing import (
     position_of,
     reach,
     readable,
+    sign_of,
     table_rows_of,
     table_strides,
     turn,
@@ -36,7 +37,7 @@ from ropelab.kernels.angles_triton import cos_sin
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, Rotation, row_count
-from ropelab.kernels.tiles import FlatTile, Tile, choose_flat_tile, choose_table_free_tile, choose_tile
+from ropelab.kernels.tiles import FlatTile, Tile, Work, choose_flat_tile, choose_table_free_tile, choose_tile
 
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
@@ -59,12 +60,18 @@ def _store_pairs(row, mask, y0, y1, PAIRS: tl.constexpr, BLOCK_PAIRS: tl.constex
 
 
 @triton.jit
-def _copy_features(x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+def _copy_features(
+    x_row, y_row, mask, kept, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr, IN_PLACE: tl.constexpr
+):
     """Copy the features ``[FIRST, END)``, which do not rotate; write zeros for tokens that are not kept."""
     if END > FIRST:
         feature = FIRST + tl.arange(0, BLOCK)[None, None, :]
         inside = mask & (feature < END)
-        tl.store(y_row + feature, tl.load(x_row + feature, mask=inside & kept, other=0), mask=inside)
+        if IN_PLACE:
+            zeros = tl.zeros([mask.shape[0], mask.shape[1], BLOCK], y_row.dtype.element_ty)
+            tl.store(y_row + feature, zeros, mask=inside & (kept == 0))
+        else:
+            tl.store(y_row + feature, tl.load(x_row + feature, mask=inside & kept, other=0), mask=inside)
 
 
 @triton.jit
@@ -100,13 +107,13 @@ def _read_columns(
     """The cosines and sines of both members of every pair of ``heads``, read from tables."""
     # Positions that count up from a checked start have rows and no sign, so these steps are left out for them.
     mask = heads[2] & has_row if SIGNED else heads[2]
-    other: tl.constexpr = float("nan") if SIGNED else None
-    cos0, cos1 = load_table(cos_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
-    sin0, sin1 = load_table(sin_row, mask, other, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    cos0, cos1 = load_table(cos_row, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
+    sin0, sin1 = load_table(sin_row, mask, None, PAIRS, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     # The sines are widened before they are negated, because the interpreter has no arithmetic for bfloat16.
     sin0, sin1 = sin0.to(COMPUTE_DTYPE), sin1.to(COMPUTE_DTYPE)
     if SIGNED:
-        sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
+        sign = sign_of(has_row, is_negative, COMPUTE_DTYPE)
+        sin0, sin1 = sin0 * sign, sin1 * sign
     return cos0.to(COMPUTE_DTYPE), cos1.to(COMPUTE_DTYPE), sin0, sin1
 
 
@@ -148,13 +155,19 @@ def _write_heads(
     at, y_at, mask, x0, x1 = heads
     cos0, cos1, sin0, sin1 = columns
     y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
+    written = mask
     if SIGNED:
-        y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
-    _store_pairs(y_ptr + y_at + FIRST, mask, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
+        # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
+        written = mask & has_position
+        zeros = tl.zeros_like(y0)
+        _store_pairs(
+            y_ptr + y_at + FIRST, mask & (has_position == 0), zeros, zeros, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED
+        )  # fmt: skip
+    _store_pairs(y_ptr + y_at + FIRST, written, y0, y1, PAIRS, BLOCK_PAIRS, OUT_INTERLEAVED)
     if SIGNED or not IN_PLACE:
         END: tl.constexpr = FIRST + 2 * PAIRS
-        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, 0, FIRST, BLOCK_HEAD)
-        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, END, HEAD_DIM, BLOCK_TAIL)
+        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, 0, FIRST, BLOCK_HEAD, IN_PLACE)
+        _copy_features(x_ptr + at, y_ptr + y_at, mask, has_position, END, HEAD_DIM, BLOCK_TAIL, IN_PLACE)
 
 
 @triton.jit(do_not_specialize=[
@@ -374,6 +387,29 @@ def tile_for(
     """The tile that `plan` chooses for tensors like these."""
     flat = flat_tile_for(xs, outs, cos, positions, rotation)
     return flat or whole_heads_tile_for(xs, outs, cos, sin, positions, rotation)
+
+
+def work_of(
+    xs: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    rotation: Rotation,
+) -> Work:
+    """The call, as far as the choice of a tile needs it."""
+    q = outs[0]  # the strides of an expanded input do not show the order of its axes
+    batch, seq_len, _, head_dim = q.shape
+    heads = tuple(y.shape[2] for y in outs)
+    in_place = all(x is y for x, y in zip(xs, outs, strict=True))
+    only_pairs = len(heads) == 1 and rotation.rotary_dim == head_dim and not rotation.full_width
+    return Work(
+        rotation, heads, batch, seq_len,
+        innermost="batches" if _batches_read_anew(q, sum(heads[1:]), cos, positions) else innermost(q),
+        rest=0 if in_place and positions is None else head_dim - rotation.rotary_dim,
+        positions=positions is not None, itemsize=q.itemsize, column_bytes=cos.itemsize,
+        lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin), in_place=in_place,
+    )  # fmt: skip
 
 
 def whole_heads_tile_for(

@@ -81,6 +81,70 @@ _TABLE_FREE_HEADS = 16
 _FEW_ACCESSES = 2**16
 
 
+@dataclass(frozen=True)
+class Work:
+    """A call, as far as the choice of a tile needs it.
+
+    Attributes:
+        rotation: the rotation.
+        heads: the numbers of heads of q and, if there is a k, of k.
+        batch, seq_len: the number of sequences, and of the tokens of a sequence.
+        innermost: the axis whose neighbours are adjacent in memory: see `choose_tile`.
+        rest: the number of features of a head that the kernel copies.
+        positions: whether positions are read.
+        itemsize: the bytes of an element of the input.
+        column_bytes: the bytes of a cosine.
+        lean: see `choose_tile`.
+        in_place: whether the results overwrite the inputs.
+    """
+
+    rotation: Rotation
+    heads: tuple[int, ...]
+    batch: int
+    seq_len: int
+    innermost: str
+    rest: int
+    positions: bool
+    itemsize: int
+    column_bytes: int
+    lean: bool
+    in_place: bool
+
+
+def candidates(work: Work) -> list[Tile | FlatTile]:
+    """The tiles among which the cost decides."""
+    rotation, order = work.rotation, work.innermost
+    found: list[Tile | FlatTile] = []
+    access = pairs_per_access(rotation, work.rest)
+    converts = rotation.interleaved != rotation.out_interleaved
+    is_served = not rotation.table_free and work.column_bytes <= 4 and work.itemsize <= 4
+    if is_served and access > 1 and not (converts and (work.in_place or work.rest)):
+        both = rotation.interleaved and rotation.out_interleaved
+        wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
+        for accesses, warps in ((64, 2), (128, 4), (256, 8), (256, 4)):
+            for heads in (1, 2, 4) if order == "tokens" and accesses == 128 else (1,):
+                found.append(FlatTile(accesses, warps, order, wide, heads))
+    shape = rotation.rotary_dim, work.heads[0], work.seq_len, order
+    for access in (PAIRS_PER_ACCESS, 2 * PAIRS_PER_ACCESS):
+        for warps in (4, 2):
+            for heads in (2, 4) if order == "tokens" else (None,):
+                tile = fit_tile(*shape, access, warps, heads)
+                found.append(replace(tile, max_registers=_registers(work, tile)))
+    if work.batch * work.seq_len <= _FEW_TOKENS:
+        found.append(Tile(1, 1, 1, order))
+    if work.positions:
+        found += [replace(tile, heads_first=True) for tile in found if tile.num_warps > 1]
+    return list(dict.fromkeys(found))
+
+
+def _registers(work: Work, tile: Tile) -> int | None:
+    if tile.pairs_per_access <= PAIRS_PER_ACCESS:
+        return None
+    if work.lean and work.itemsize == 2:
+        return _ENOUGH_IF_LEAN if not work.positions else None
+    return _PLENTY
+
+
 def choose_tile(
     rotary_dim: int,
     q_heads: int,

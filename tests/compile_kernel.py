@@ -188,21 +188,29 @@ def check_heads_first(name: str, kernel) -> None:
 
 
 def check_sums(layout: str, capability: int) -> None:
-    """The sum over a head has one order: as many pairs a thread and threads a head for any number of tokens and heads.
+    """Every sum of the forward adds two neighbours, so its order depends on no tile; and no sum needs shared memory.
 
-    The order is that of the layout of the first operand of the reduction: threads and their elements along axis 2.
+    The backward has as many pairs a thread and threads a head for any number of tokens and heads. Its order is that of
+    the layout of the first operand of the reduction: threads and their elements along axis 2. Some versions of Triton
+    write this layout with a basis for each bit of the number of an element and of a thread.
     """
-    for backward, head_dim in itertools.product((False, True), (64, 128)):
+    for head_dim, heads, tokens in itertools.product((64, 72, 128), (1, 3, 32), (1, 3, 4096)):
+        kernel = qk_norm((head_dim, head_dim, heads, 1, torch.bfloat16), layout, capability, False, tokens)
+        sums = re.findall(r'"tt.reduce".*?axis = (\d).*?: \(tensor<([\dx]+)xf32', kernel.asm["ttgir"], re.S)
+        assert sums and all(shape.split("x")[int(axis)] == "2" for axis, shape in sums), f"{layout} {head_dim}: {sums}"
+        assert kernel.metadata.shared == 0, f"{layout} {head_dim} {heads} {tokens}: {kernel.metadata.shared} bytes"
+    for head_dim in (64, 128):
         orders = {}
         for heads, tokens in itertools.product((1, 3, 32), (1, 3, 4096)):
             shape = (head_dim, head_dim, heads, 1, torch.bfloat16)
-            code = qk_norm(shape, layout, capability, backward, tokens).asm["ttgir"]
-            layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>$", code, re.M))
+            code = qk_norm(shape, layout, capability, True, tokens).asm["ttgir"]
+            layouts = dict(re.findall(r"^(#\w+) = #ttg\.(?:blocked|linear)<\{(.*)\}>$", code, re.M))
             operand = re.search(r"axis = 2 : i32.*?: \(tensor<[\dx]+xf32, (#\w+)>", code, re.S)[1]
-            sizes = re.findall(r"\w+ = \[\d+, \d+, (\d+)\]", layouts[operand])
-            orders[heads, tokens] = sizes[:3]
-        assert len(set(map(tuple, orders.values()))) == 1, f"{layout} {head_dim} {backward=}: {orders}"
-        print(f"sm_{capability} {layout} QK norm of {head_dim}, {backward=}: one order of the sum")
+            sizes = re.findall(r"\w+ = \[\d+, \d+, (\d+)\]", layouts[operand])[:3]
+            bases = re.findall(r"\[0, 0, (\d+)\]", layouts[operand].partition("warp")[0])
+            orders[heads, tokens] = sizes or [basis for basis in bases if basis != "0"]
+        assert len(set(map(tuple, orders.values()))) == 1, f"{layout} {head_dim}: {orders}"
+    print(f"sm_{capability} {layout} QK norm: one order of the sum")
 
 
 def check_table_free(name: str, kernel, width: int) -> None:

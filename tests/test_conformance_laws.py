@@ -135,6 +135,7 @@ WRONG = {
     "zero_length": ("flash_attn", stops_at_an_empty_document, {}),
     "rows_past_end": ("transformer_engine", past_end, {}),
     "context_parallel": ("transformer_engine", rank_ignored, {}),
+    "token_bits": ("plain", scaled(lambda x: 1 + 2.0**-23 * (x.shape[1] == 1)), {}),
     "positions_per_batch": ("huggingface", lambda q, k, c, s: huggingface(q, k, c[:1], s[:1]), {}),
     "dtype": ("plain", lambda x, p: plain(x.float(), p), {}),
     "rounding": ("plain", scaled(lambda x: 1 if x.dtype == torch.float32 else 1.03), {}),

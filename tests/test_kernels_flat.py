@@ -74,6 +74,21 @@ def test_tables_of_full_width_and_of_each_batch(interleaved):
     assert all(map(torch.equal, actual, expected))
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("positions", [False, True])
+def test_results_in_the_other_layout(interleaved, positions):
+    xs = tensors("heads", 2, 3, (3, 1), 48, torch.float16)
+    xs = [x.to(DEVICE) for x in xs]
+    cos, sin = torch.randn(2, 5, 24, device=DEVICE)
+    rotation = Rotation(48, interleaved=interleaved, out_interleaved=not interleaved)
+    where = torch.tensor([[0, 4, NO_POSITION], [-2, 9, 1]], dtype=torch.int32, device=DEVICE) if positions else None
+    expected, actual = ([torch.full_like(x, 9) for x in xs] for _ in range(2))
+    rotate_torch.rotate(xs, expected, cos, sin, rotation, positions=where)
+    rotate(xs, actual, cos, sin, where, 0, rotation, FlatTile(32, 1))
+    for y, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_no_lane_is_idle():
     """The programs have as many accesses as the call, apart from the last block of tokens."""
     for q_heads, k_heads, head_dim, pairs in ((28, 4, 128, 8), (12, 2, 128, 8), (71, 1, 64, 8), (16, 16, 72, 4)):

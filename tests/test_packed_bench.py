@@ -339,11 +339,11 @@ def test_what_cannot_run_stays_in_the_table(on_cpu):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("study", ["formats", "packed", "few_tokens", "qk_norm", "memory", "tiles", "model_heads"])
+@pytest.mark.parametrize("study", ["formats", "packed", "few_tokens", "qk_norm", "memory", "tiles"])
 def test_studies_run(study):
     torch.use_deterministic_algorithms(False)  # which would fill fresh memory, in launches of its own
     frame = studies.STUDIES[study](smoke=True)
-    if study in ("tiles", "model_heads"):
+    if study == "tiles":
         assert (frame.status == "ok").all() and frame.chosen.any() and (frame.median_us > 0).all()
         return
     # Liger takes the distance between tokens from an axis of one token, in this cell's bhsd: a finding.

@@ -11,6 +11,7 @@ from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
+from ropelab.bench.tile_regret import tile_regret
 from ropelab.bench.tile_sweep import tiles
 from ropelab.bench.workers import MOST_PROCESSES
 
@@ -31,7 +32,8 @@ STUDIES: dict[str, Study] = {
     "host": Study(host, gpu_gib=1),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
-    "model_heads": Study(model_heads, gpu_gib=2, wide=True),
+    "model_heads": Study(model_heads, gpu_gib=8, wide=True),
+    "tile_regret": Study(tile_regret, gpu_gib=8, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import Case, rank_positions
+from ropelab.conformance.case import Case, NotApplicable, rank_positions
 from ropelab.conformance.law import Comparison, against, law, names
 from ropelab.layout.pairing import pairs
 
@@ -183,3 +183,22 @@ def positions_per_batch(subject, sizes):
         alone = (np.concatenate(ys) for ys in zip(*results, strict=True))
         expected = [(y, 2 * bound) for y, (_, bound) in zip(alone, subject.expected(case), strict=True)]
         yield from against(case, subject(case), expected, "{} of sequences at positions of their own")
+
+
+@law(
+    "A token has the same bits alone, among others, packed, decoded and in a context-parallel shard.",
+    r"R(x)_i \equiv R_i(x_i)",
+    by_default=False,
+)
+def token_bits(subject, sizes):
+    reasons = []
+    for same in (decode, packed, context_parallel):
+        try:
+            comparisons = list(same.compare(subject, sizes))
+        except NotApplicable as reason:
+            reasons.append(f"{same.name} is left out: {reason}")
+        else:
+            yield from (replace(comparison, bound=np.zeros(1)) for comparison in comparisons)
+    if len(reasons) == 3:
+        raise NotApplicable("; ".join(reasons))
+    yield from reasons

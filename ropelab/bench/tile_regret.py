@@ -1,0 +1,66 @@
+"""This file times every candidate tile in a part of the cells of `model_heads`, so that the chosen tile has a rival."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+
+import pandas as pd
+import torch
+
+from ropelab.bench import compiling, timing
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.model_cells import Call, Cell, cells, on_meta
+from ropelab.bench.model_heads import against_copies, planned
+from ropelab.kernels import rotate_triton
+from ropelab.kernels.tiles import FlatTile, Tile, candidates
+
+CELLS = 110
+_FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
+
+
+def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
+    """Time every candidate tile of the cells that have tables.
+
+    Columns: the columns of the cell, kind ("flat" or "whole"), the attributes of both kinds of tiles, chosen,
+        same_bits, the counters of `compiling.counters`, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+    """
+    drawn = [cell for cell in cells(2 * CELLS) if not cell.table_free][: 1 if smoke else CELLS]
+    tried = [(cell, candidates(work_of(on_meta(cell)))) for cell in drawn]
+    compiling.ahead(tried)
+    if timing.is_stopped():
+        tried = tried[:1]
+    tried = progress(tried, lambda item: item[0].workload.description)
+    return pd.concat([sweep(*item, rounds=3 if smoke else 9) for item in tried], ignore_index=True)
+
+
+def work_of(call: Call):
+    return rotate_triton.work_of(*call.arguments)
+
+
+def sweep(cell: Cell, tiles: Sequence[Tile | FlatTile], rounds: int) -> pd.DataFrame:
+    """Time the tiles and a few copies. Every result is compared with the result of the first tile, bit for bit."""
+    sets = cell.sets(timing.cache_bytes())
+    calls = [Call(cell, buffers) for buffers in sets]
+    by_name = {str(tile): tile for tile in (*tiles, calls[0].tile)}
+    first, *others = (_result(calls[0], tile) for tile in by_name.values())
+    same = dict(zip(by_name, [True, *(_same(first, other) for other in others)], strict=True))
+    frame = against_copies({name: partial(planned, calls, tile) for name, tile in by_name.items()}, calls, rounds)
+    found = [by_name[name] for name in frame.contender]
+    counters = [compiling.counters(calls[0], tile) for tile in found] if torch.cuda.is_available() else []
+    frame = frame.assign(
+        kind=["flat" if isinstance(tile, FlatTile) else "whole" for tile in found],
+        **{field: [getattr(tile, field, None) for tile in found] for field in _FIELDS},
+        chosen=[tile == calls[0].tile for tile in found],
+        same_bits=frame.contender.map(same),
+        **pd.DataFrame(counters, index=frame.index if counters else None),
+    )
+    return tidy(frame, cell.columns).drop(columns="contender")
+
+
+def _result(call: Call, tile: Tile | FlatTile) -> list[torch.Tensor]:
+    other = call.copied()
+    return other.rotate(other.plan(tile))
+
+
+def _same(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(expected, actual, strict=True))

@@ -1,0 +1,64 @@
+"""This file judges the records `model_heads` and `tile_regret`: which cells meet their bar, and who is faster."""
+
+import pandas as pd
+
+LARGE_BYTES = 16_000_000
+"""A call that moves as many bytes is limited by the memory; a smaller call also by its start."""
+
+_LINE = 128
+_ALIGNED, _UNALIGNED = 0.95, 0.90
+_START_US = {True: 0.6, False: 0.3}
+_OURS = "ropelab"
+
+
+def judged(frame: pd.DataFrame) -> pd.DataFrame:
+    """ropelab's rows with the limit of each cell, in microseconds, and whether the cell meets its bar.
+
+    The limit is the time that the fastest copy would take for all necessary bytes, tables and positions included. The
+    bar of a large cell is a fraction of the limit: 0.95, or 0.90 where a row of a head is no multiple of 128 bytes. A
+    smaller cell may take 0.3 us longer than the copy, or 0.6 us if it reads positions first.
+
+    Columns: the columns of the record, and large, limit_us, fraction_of_limit, allowed_us, meets.
+    """
+    ours = frame[(frame.contender == _OURS) & (frame.status == "ok")]
+    itemsize = ours.dtype.map({"bfloat16": 2, "float16": 2, "float32": 4})
+    bar = (ours.head_dim * itemsize % _LINE == 0).map({True: _ALIGNED, False: _UNALIGNED})
+    limit = ours.copy_us * ours.necessary_bytes / ours.bytes
+    large = ours.bytes >= LARGE_BYTES
+    allowed = (limit / bar).where(large, ours.copy_us + (ours.positions != "none").map(_START_US))
+    return ours.assign(
+        large=large,
+        limit_us=limit,
+        fraction_of_limit=limit / ours.median_us,
+        allowed_us=allowed,
+        meets=ours.median_us <= allowed,
+    )
+
+
+def faster(frame: pd.DataFrame) -> pd.DataFrame:
+    """The cells in which another library took less time than ropelab: cell, contender, and the quotient of the times.
+
+    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs.
+    """
+    identity = ["model", "cell", "layout", "seq_format", "storage", "dtype", "positions", "in_place"]
+    good = frame[frame.status == "ok"]
+    ours = good[good.contender == _OURS].set_index(identity).median_us.rename("ours_us")
+    others = good[good.contender != _OURS].join(ours, on=identity)
+    others = others.assign(ours_over_theirs=others.ours_us / others.median_us)
+    ahead = others[others.ours_over_theirs > 1].sort_values("ours_over_theirs", ascending=False)
+    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs"]]
+
+
+def regret(frame: pd.DataFrame) -> pd.DataFrame:
+    """The time of the chosen tile over the time of the best tile, minus 1, for each cell of `tile_regret`.
+
+    Columns: the columns that identify the cell, bytes, tiles (how many were tried), regret, worst (the same for the
+        slowest tile).
+    """
+    identity = ["model", "cell", "layout", "seq_format", "storage", "dtype", "direction", "positions", "in_place",
+                "converts", "full_width", "bytes"]  # fmt: skip
+    times = frame[frame.status == "ok"].groupby(identity, sort=False)
+    chosen = frame[frame.chosen & (frame.status == "ok")].groupby(identity, sort=False).median_us.min()
+    best, worst = times.median_us.min(), times.median_us.max()
+    found = {"tiles": times.size(), "regret": chosen / best - 1, "worst": worst / best - 1}
+    return pd.DataFrame(found).reset_index()

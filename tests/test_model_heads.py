@@ -1,0 +1,154 @@
+"""The heads of published models: the cells, the studies that time them, and the judgement of the records."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from ropelab.bench import timing
+from ropelab.bench.model_cells import MOST_TOKENS, Call, Cell, cells, halves, on_meta, smaller
+from ropelab.bench.model_shapes import MODELS, SHAPES, Model
+from ropelab.bench.workloads import Workload
+from ropelab.kernels import HAS_TRITON, INTERPRETED
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.topics.performance import model_heads as judge
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from ropelab.bench import model_heads, tile_regret
+from ropelab.kernels.tiles import FlatTile, Tile, candidates
+
+DRAWN = cells(600)
+needs_kernels = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="kernels need a GPU")
+
+
+def test_the_models_are_many_and_different():
+    shapes = [(m.q_heads, m.k_heads, m.head_dim, m.rotary_dim, m.first, m.interleaved) for m in MODELS + SHAPES]
+    names = [model.name for model in MODELS + SHAPES]
+    assert len(MODELS) >= 30 and len(set(names)) == len(names) and len(set(shapes)) == len(shapes)
+    assert {64, 72, 80, 96, 112, 128, 192, 256, 576} <= {model.head_dim for model in MODELS + SHAPES}
+    assert all(m.first + m.rotary_dim <= m.head_dim and m.rotary_dim % 2 == 0 for m in MODELS + SHAPES)
+    assert {m.rotary_dim / m.head_dim for m in MODELS} >= {0.25, 0.5, 0.75, 1}
+    fit, held_out = halves()
+    assert fit | held_out == set(names) and not fit & held_out and abs(len(fit) - len(held_out)) <= 1
+
+
+def test_the_cells_cover_every_kind_of_call():
+    assert len(set(DRAWN)) == 600 and DRAWN[:7] == cells(7)
+    assert {cell.model.name for cell in DRAWN} == {model.name for model in MODELS + SHAPES}
+    formats = Counter((cell.workload.seq_format, cell.workload.storage) for cell in DRAWN)
+    assert len(formats) == 5 and min(formats.values()) >= 40
+    assert {cell.workload.layout for cell in DRAWN} == set(LAYOUTS)
+    assert {cell.positions for cell in DRAWN} == {"none", "token", "offsets"}
+    for name in ("in_place", "converts", "full_width", "table_free", "wide_positions"):
+        assert {getattr(cell, name) for cell in DRAWN} == {False, True}, name
+    assert not any(cell.converts and cell.in_place for cell in DRAWN)
+    tokens = [cell.workload.batch * cell.workload.seq_len for cell in DRAWN]
+    assert min(tokens) == 1 and max(tokens) > MOST_TOKENS / 2 and sum(n % 2 for n in tokens) > 100
+
+
+def test_necessary_bytes_count_tables_positions_and_sectors():
+    model = Model("", 4, 2, 80, 80)
+    shape = Workload("", 1, 10, 4, 2, 80, 80)
+    heads, tables = 2 * 10 * 6 * 80 * 2, 2 * 10 * 40 * 4
+    assert Cell(model, shape).necessary_bytes == heads + tables
+    assert Cell(model, shape, "token", wide_positions=True).necessary_bytes == heads + tables + 80
+    assert Cell(model, shape, in_place=True, table_free=True).necessary_bytes == heads
+    # 32 of 80 features are 64 bytes; every row of 160 bytes begins at a sector of 32 bytes.
+    partial = Cell(replace(model, rotary_dim=32), replace(shape, rotary_dim=32), in_place=True, table_free=True)
+    assert partial.necessary_bytes == heads * 64 // 160
+    # 20 features are 40 bytes: two sectors, whichever sector is first.
+    partial = Cell(replace(model, rotary_dim=20), replace(shape, rotary_dim=20), in_place=True, table_free=True)
+    assert partial.necessary_bytes == heads * 64 // 160
+
+
+@pytest.mark.parametrize("number", range(0, 600, 25))
+def test_a_plan_on_tensors_without_memory_is_the_plan_of_the_call(number):
+    cell = smaller(DRAWN[number])
+    (buffers,) = cell.workload.buffers(1, "cpu")
+    real, meta = Call(cell, buffers), on_meta(cell)
+    assert real.tile == meta.tile in candidates(tile_regret.work_of(meta)) or cell.table_free
+    assert constants(real.plan()) == constants(meta.plan())
+
+
+def constants(launch) -> dict:
+    """The last arguments of a launch, without strides: axes of length 1 may have any."""
+    named = zip(launch.kernel.arg_names[-len(launch.fixed) :], launch.fixed, strict=True)
+    return {name: value for name, value in named if "stride" not in name} | launch.options
+
+
+def fake_times(contenders, *, rounds, **options) -> pd.DataFrame:
+    rows = []
+    for name, prepare in contenders.items():
+        if not name.startswith("copy"):
+            assert all(call() is not None for call in prepare())
+        us = 2.0 if name.startswith("copy") else 1.0 + len(name)
+        rows.append({"contender": name, "status": "ok", "median_us": us, "q20_us": us, "q80_us": us, "samples": rounds})
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(timing, "gpu_times", fake_times)
+    monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
+    monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
+
+
+@needs_kernels
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_the_studies_run has the GPU")
+def test_the_studies_time_and_compare(on_cpu):
+    narrow = [cell for cell in DRAWN if cell.workload.q_heads * cell.workload.head_dim < 1300]
+    narrow = [smaller(cell) for cell in narrow if cell.workload.dtype != torch.bfloat16]  # which is interpreted wrongly
+    chosen = [next(cell for cell in narrow if cell.positions == kind) for kind in ("none", "token", "offsets")]
+    frame = pd.concat([model_heads._timed(cell, (), rounds=3) for cell in chosen])
+    assert frame.same_bits.all() and (frame.copy_us == 2).all() and set(frame.contender) == {"ropelab"}
+    judged = judge.judged(frame)
+    assert len(judged) == 3 and not judged.large.any()
+    plain = next(cell for cell in narrow if not cell.table_free)
+    tiles = candidates(tile_regret.work_of(on_meta(plain)))
+    tried = [next(tile for tile in tiles if isinstance(tile, kind)) for kind in (FlatTile, Tile)]
+    frame = tile_regret.sweep(plain, tried, rounds=3)
+    assert frame.same_bits.all() and frame.chosen.sum() == 1 and set(frame.kind) == {"flat", "whole"}
+
+
+@pytest.mark.gpu
+def test_the_studies_run():
+    for study, functions in ((model_heads.model_heads, ("ropelab",)), (tile_regret.tile_regret, ())):
+        frame = study(smoke=True)
+        assert (frame.status == "ok").all() and frame.same_bits.dropna().all() and (frame.median_us > 0).all()
+        assert set(functions) <= set(frame.get("contender", []))
+
+
+def record(**changes) -> pd.DataFrame:
+    row = {"model": "m", "cell": "c", "layout": "split_half", "seq_format": "bshd", "storage": "contiguous",
+           "dtype": "bfloat16", "positions": "none", "in_place": False, "head_dim": 128, "contender": "ropelab",
+           "status": "ok", "bytes": 32e6, "necessary_bytes": 33e6, "copy_us": 10.0, "median_us": 10.5}  # fmt: skip
+    return pd.DataFrame([row | changes])
+
+
+def test_bars():
+    large = judge.judged(record()).iloc[0]
+    assert large.large and large.limit_us == pytest.approx(10 * 33 / 32) and large.meets
+    assert not judge.judged(record(median_us=10.9)).meets.any()
+    assert judge.judged(record(median_us=10.9, head_dim=72)).meets.all()
+    small = {"bytes": 1e6, "necessary_bytes": 1e6, "copy_us": 2.0}
+    assert judge.judged(record(**small, median_us=2.29)).meets.all()
+    assert not judge.judged(record(**small, median_us=2.31)).meets.any()
+    assert judge.judged(record(**small, median_us=2.59, positions="token, int64")).meets.all()
+    assert judge.judged(record(status="failed")).empty
+
+
+def test_faster_contenders_are_listed():
+    both = pd.concat([record(), record(contender="vllm", median_us=9.0), record(contender="liger", median_us=12.0)])
+    (row,) = judge.faster(both).itertuples()
+    assert row.contender == "vllm" and row.ours_over_theirs == pytest.approx(10.5 / 9)
+
+
+def test_regret():
+    sweep = [record(median_us=us, chosen=us == 11, direction="forward", converts=False, full_width=False)
+             for us in (10.0, 11.0, 15.0)]  # fmt: skip
+    (row,) = judge.regret(pd.concat(sweep)).itertuples()
+    assert (row.tiles, row.regret, row.worst) == (3, pytest.approx(0.1), pytest.approx(0.5))
