@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -15,7 +16,7 @@ if triton.knobs.runtime.interpret != INTERPRETED:
         f"got {triton.knobs.runtime.interpret}"
     )
 
-_current_device = getattr(torch._C, "_cuda_getDevice", None)  # a torch without CUDA lacks it
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch without CUDA lacks it
 
 
 class Launch:
@@ -65,7 +66,7 @@ class Launch:
         if index is not None and index != _current_device():
             with torch.cuda.device(index):  # Triton launches on the current device
                 return self(*arguments)
-        addresses = [x.data_ptr() for x in arguments if type(x) is not int]
+        addresses = [x.data_ptr() for x in arguments if type(x) is not int]  # type: ignore[union-attr]
         aligned = alignments(addresses)
         start = self._compiled.get(aligned)
         if start is None:
