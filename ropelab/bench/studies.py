@@ -10,6 +10,7 @@ import torch
 from ropelab.bench import peers, timing
 from ropelab.bench.compare import bind, checked, compare, progress, tidy
 from ropelab.bench.conformance import conformance
+from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.model_heads import model_heads
 from ropelab.bench.packed import packed
@@ -142,6 +143,7 @@ STUDIES: dict[str, Study] = {
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
+    "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
     "model_heads": Study(model_heads, gpu_gib=2, wide=True),
