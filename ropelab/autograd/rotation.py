@@ -54,22 +54,18 @@ def rotate_recorded(q, k, angles: Angles, positions, first_position: int, option
 
 def _record(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
     """Rotate with `_Rotation`."""
-    first, second = angles.tensors
-    arguments = q, k, first, second, positions, first_position, options, inplace
+    tensors = q, k, *angles.tensors, positions
     if torch.compiler.is_compiling():
-        return _Rotation.apply(*arguments)
+        return _Rotation.apply(*tensors, first_position, options, inplace)
+    unwrap = torch._C._functorch.unwrap_if_dead  # removes the wrapper of a transform of torch.func that has ended
+    unwrapped = [unwrap(x) if isinstance(x, torch.Tensor) else x for x in tensors]
     try:
-        return _apply(*map(_unwrapped, arguments))
+        return _apply(*unwrapped, first_position, options, inplace)
     except RuntimeError:  # autograd saves no inference tensor, but its message names no argument
-        trained_tables = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in angles.tensors)
+        trained_tables = any(getattr(x, "requires_grad", False) for x in angles.tensors)
         saved = {"q": q, "k": k} if trained_tables else {}
         check_recordable(positions=positions, **_named(angles), **saved)
         raise
-
-
-def _unwrapped(x):
-    """A tensor whose transform of torch.func has ended, without the wrapper of the transform."""
-    return torch._C._functorch.unwrap_if_dead(x) if isinstance(x, torch.Tensor) else x
 
 
 def _overwrite(q, k, angles: Angles, positions, first_position: int, options: Options):
@@ -117,12 +113,12 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace):
         angles = angles_of(cos, sin)
         ys = run(q, k, angles, positions, first_position, options, inplace)
-        q_needs, k_needs, cos_needs, sin_needs, *_ = ctx.needs_input_grad
-        trained_tables = cos_needs or sin_needs
-        if not trained_tables:  # then each output depends on its own input alone
-            if not q_needs:
-                ctx.mark_non_differentiable(ys if k is None else ys[0])
-            elif k is not None and not k_needs:
+        needed = ctx.needs_input_grad
+        trained_tables = needed[2] or needed[3]
+        if not trained_tables and k is not None:  # then each output depends on its own input alone
+            if not needed[0]:
+                ctx.mark_non_differentiable(ys[0])
+            elif not needed[1]:
                 ctx.mark_non_differentiable(ys[1])
         if inplace:
             ctx.mark_dirty(*(x for x in (q, k) if x is not None))

@@ -2,8 +2,13 @@
 
 The four steps are launches of torch, but for the rotation. A step of decoding is short, so the start of a launch counts
 as much as its work. The difference between a chain and the chain without the rotation is the cost of the rotation.
+
+A GPU of compute capability 9.0 or newer can start the programs of a kernel before the kernel in front of it has ended
+(programmatic dependent launch). The study times this for the rotation too. The library launches without it.
 """
 
+import ast
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +23,9 @@ from ropelab.bench import packages, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import sglang_kernel, vllm
+from ropelab.kernels.rotation import Rotation
 
-NONE, OURS = "no rotation", "ropelab in place"
+NONE, OURS, DEPENDENT = "no rotation", "ropelab in place", "ropelab in place, dependent launch"
 BATCHES = (1, 8)
 ROUNDINGS = 6
 """The error of a rotated head that is allowed, in unit roundoffs, relative to the norm of the head. A feature may have
@@ -157,6 +163,10 @@ def contenders(chain: Chain) -> tuple[dict[str, Rotate], dict[str, str]]:
         ropelab.apply_rope(q, k, offsets=chain.positions, inplace=True, **tables)
 
     rotations: dict[str, Rotate] = {NONE: lambda projected: None, OURS: ours}
+    if not chain.x.is_cuda or torch.cuda.get_device_capability(chain.x.device) < (9, 0):
+        status[DEPENDENT] = "not run: a dependent launch needs a GPU of compute capability 9.0"
+    else:
+        rotations[DEPENDENT] = _dependent(chain)
     libraries: Mapping[str, Callable] = {"vllm": vllm.operators, "sglang": sglang_kernel.operators}
     cache = torch.cat((chain.cos, chain.sin), dim=-1).to(case.dtype)
     for name, load in libraries.items():
@@ -167,6 +177,46 @@ def contenders(chain: Chain) -> tuple[dict[str, Rotate], dict[str, str]]:
             continue
         rotations[name] = partial(_operated, operator, chain, cache)
     return rotations, status
+
+
+def _dependent(chain: Chain) -> Rotate:
+    """Rotate with a dependent launch of the library's kernel."""
+    from ropelab.kernels import rotate_triton  # needs Triton
+
+    case = chain.case
+    tables = chain.cos, chain.sin
+
+    def heads(projected: torch.Tensor) -> list[torch.Tensor]:
+        return list(map(case.heads, case.parts(projected)))
+
+    pair = heads(chain.projected(0))
+    rotation = Rotation(case.head_dim, offsets=True)
+    launch = dependent_launch(rotate_triton.plan(pair, pair, *tables, chain.positions, rotation))
+
+    def rotate(projected: torch.Tensor) -> None:
+        pair = heads(projected)
+        launch(*pair, *pair, *tables, chain.positions, 0, len(chain.cos))
+
+    return rotate
+
+
+def dependent_launch(launch):
+    """The launch of `ropelab.kernels.launch.Launch`, but its programs start while the kernel before it still runs.
+
+    The kernel lets the kernel after it start early too. Every program waits for the end of all kernels before it, and
+    reads and writes nothing before (``griddepcontrol.wait`` in PTX).
+    """
+    kernel = launch.kernel
+    statements = ast.parse(kernel.src).body[0].body  # type: ignore[attr-defined]
+    code = next(s for s in statements if not isinstance(s, ast.Expr))  # behind the docstring
+    lines = kernel.src.splitlines(keepends=True)
+    lines.insert(code.lineno - 1, "    tl.extra.cuda.gdc_launch_dependents()\n    tl.extra.cuda.gdc_wait()\n")
+    dependent = copy.copy(launch)
+    dependent.kernel = type(kernel)(kernel.fn, do_not_specialize=kernel.do_not_specialize)
+    dependent.kernel._unsafe_update_src("".join(lines))
+    dependent.options = launch.options | {"launch_pdl": True}
+    dependent._compiled = {}
+    return dependent
 
 
 def _operated(operator: Callable, chain: Chain, cache: torch.Tensor, projected: torch.Tensor) -> None:
