@@ -8,12 +8,15 @@ import torch
 import triton
 
 from ropelab.kernels.backends import INTERPRETED
+from ropelab.kernels.direct_launch import Start, direct_start
 
 if triton.knobs.runtime.interpret != INTERPRETED:
     raise RuntimeError(
         f"TRITON_INTERPRET: expected the value that it had when ropelab was imported ({INTERPRETED}), "
         f"got {triton.knobs.runtime.interpret}"
     )
+
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch without CUDA lacks it
 
 
 class Launch:
@@ -51,36 +54,48 @@ class Launch:
         self.device_index = device.index if device.type == "cuda" else None
         self.fixed = (*numbers, *(constants[name] for name in names))
         """The last arguments of the kernel, in its order."""
-        self._compiled: dict[tuple[bool, ...], Callable[..., None]] = {}
+        self._compiled: dict[tuple[bool, ...], Start] = {}
 
     def __call__(self, *arguments: torch.Tensor | int) -> None:
-        """Launch on the current stream of the tensors' device; ``arguments`` are the first arguments of the kernel."""
-        if self.device_index is None or self.device_index == torch.cuda.current_device():
-            self._launch(arguments)
-        else:  # Triton launches on the current device
-            with torch.cuda.device(self.device_index):
-                self._launch(arguments)
+        """Launch on the current stream of the tensors' device.
 
-    def _launch(self, arguments: tuple[torch.Tensor | int, ...]) -> None:
-        aligned = alignments(arguments)
+        Args:
+            arguments: the first arguments of the kernel: tensors, then numbers.
+        """
+        index = self.device_index
+        if index is not None and index != _current_device():
+            with torch.cuda.device(index):  # Triton launches on the current device
+                return self(*arguments)
+        addresses = [x.data_ptr() for x in arguments if type(x) is not int]  # type: ignore[union-attr]
+        aligned = alignments(addresses)
         start = self._compiled.get(aligned)
         if start is None:
-            start = self._compiled[aligned] = self._compile(arguments)
+            self._compiled[aligned] = self._compile(arguments)
         else:
-            start(*arguments, *self.fixed)
+            start(arguments, addresses)
 
-    def _compile(self, arguments: tuple[torch.Tensor | int, ...]) -> Callable[..., None]:
+    def _compile(self, arguments: tuple[torch.Tensor | int, ...]) -> Start:
         """Launch through Triton's JIT, and return a function that launches for arguments of the same alignments."""
         compiled = self.kernel[self.grid](*arguments, *self.fixed, **self.options)
         # The interpreter compiles nothing. On AMD GPUs the JIT also specializes on the sizes of storages.
         if compiled is None or torch.version.hip is not None:
-            return partial(self.kernel[self.grid], **self.options)
-        return compiled[self.grid]
+            return _through(partial(self.kernel[self.grid], **self.options), self.fixed)
+        public = _through(compiled[self.grid], self.fixed)
+        return direct_start(compiled, self.grid, self.fixed, self.device_index, public) or public
 
 
-def alignments(arguments: Sequence[Any]) -> tuple[bool, ...]:
-    """Whether the address of each tensor is a multiple of 16; this decides how many bytes a kernel reads at once."""
-    return tuple([x.data_ptr() % 16 == 0 for x in arguments if type(x) is not int])
+def alignments(addresses: Sequence[int]) -> tuple[bool, ...]:
+    """Whether each address is a multiple of 16; this decides how many bytes a kernel reads at once."""
+    return tuple([address % 16 == 0 for address in addresses])
+
+
+def _through(launch: Callable[..., None], fixed: tuple) -> Start:
+    """A launch that takes tensors, as a `Start`."""
+
+    def start(arguments, addresses) -> None:
+        launch(*arguments, *fixed)
+
+    return start
 
 
 def compiler_options(num_warps: int, max_registers: int | None, *, fuse: bool) -> dict:

@@ -39,9 +39,13 @@ class Rotation:
     offsets: bool = False
 
 
+MOST_ROWS = 2**31 - 1
+"""The most rows of a table that a kernel reads: as many as int32 can number."""
+
+
 def row_count(cos: torch.Tensor) -> int:
-    """The number of rows of ``cos`` that a kernel may read: at most as many rows as int32 can number.
+    """The number of rows of ``cos`` that a kernel may read, at most `MOST_ROWS`.
 
     Kernels ignore this number if ``cos`` holds frequencies.
     """
-    return min(cos.shape[-2], 2**31 - 1)
+    return min(cos.shape[-2], MOST_ROWS)

@@ -33,7 +33,11 @@ def differentiated(q, k, angles: Angles, positions, first_position: int, options
 
 def recorded(*tensors: torch.Tensor | None) -> bool:
     """Whether a caller differentiates. Other calls leave out autograd's function, which takes as long as a launch."""
-    return transformed() or (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors))
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if getattr(x, "requires_grad", False):
+                return True
+    return transformed()
 
 
 def transformed() -> bool:
@@ -43,8 +47,25 @@ def transformed() -> bool:
 
 def rotate_recorded(q, k, angles: Angles, positions, first_position: int, options: Options):
     """Rotate into new tensors, and record the rotation."""
-    function = _TransformedRotation if transformed() else _Rotation
-    return function.apply(q, k, *angles.tensors, positions, first_position, options, False)
+    if transformed():
+        return _TransformedRotation.apply(q, k, *angles.tensors, positions, first_position, options, False)
+    return _record(q, k, angles, positions, first_position, options, False)
+
+
+def _record(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
+    """Rotate with `_Rotation`."""
+    tensors = q, k, *angles.tensors, positions
+    if torch.compiler.is_compiling():
+        return _Rotation.apply(*tensors, first_position, options, inplace)
+    unwrap = torch._C._functorch.unwrap_if_dead  # removes the wrapper of a transform of torch.func that has ended
+    unwrapped = [unwrap(x) if isinstance(x, torch.Tensor) else x for x in tensors]
+    try:
+        return _apply(*unwrapped, first_position, options, inplace)
+    except RuntimeError:  # autograd saves no inference tensor, but its message names no argument
+        trained_tables = any(getattr(x, "requires_grad", False) for x in angles.tensors)
+        saved = {"q": q, "k": k} if trained_tables else {}
+        check_recordable(positions=positions, **_named(angles), **saved)
+        raise
 
 
 def _overwrite(q, k, angles: Angles, positions, first_position: int, options: Options):
@@ -64,13 +85,13 @@ def _overwrite(q, k, angles: Angles, positions, first_position: int, options: Op
     if k is not None and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
         return tuple(_overwrite_one(x, *arguments) for x in (q, k))
-    return _Rotation.apply(q, k, *angles.tensors, positions, first_position, options, True)
+    return _record(q, k, angles, positions, first_position, options, True)
 
 
 def _overwrite_one(x: torch.Tensor, angles: Angles, positions, first_position: int, options: Options):
     if not x.requires_grad:
         return run(x, None, angles, positions, first_position, options, True)
-    return _Rotation.apply(x, None, *angles.tensors, positions, first_position, options, True)
+    return _record(x, None, angles, positions, first_position, options, True)
 
 
 def _overwrite_by_copy(q, k, angles: Angles, positions, first_position: int, options: Options):
@@ -92,16 +113,15 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace):
         angles = angles_of(cos, sin)
         ys = run(q, k, angles, positions, first_position, options, inplace)
-        trained_tables = any(ctx.needs_input_grad[2:4])
-        if not trained_tables:  # then each output depends on its own input alone
-            outputs = (ys,) if k is None else ys
-            unneeded = [y for y, needed in zip(outputs, ctx.needs_input_grad, strict=False) if not needed]
-            if unneeded:  # torch.compile takes a call without arguments for a call with several outputs
-                ctx.mark_non_differentiable(*unneeded)
+        needed = ctx.needs_input_grad
+        trained_tables = needed[2] or needed[3]
+        if not trained_tables and k is not None:  # then each output depends on its own input alone
+            if not needed[0]:
+                ctx.mark_non_differentiable(ys[0])
+            elif not needed[1]:
+                ctx.mark_non_differentiable(ys[1])
         if inplace:
             ctx.mark_dirty(*(x for x in (q, k) if x is not None))
-        if not torch.compiler.is_compiling():
-            check_recordable(positions=positions, **_named(angles), **({"q": q, "k": k} if trained_tables else {}))
         ctx.first_position, ctx.options = first_position, options
         # Only the gradients of the tables need the inputs.
         ctx.save_for_backward(cos, sin, positions, *((q, k) if trained_tables else (None, None)))
@@ -111,6 +131,10 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *y_grads):
         return _backward(ctx, y_grads, _rotate_gradients)
+
+
+_apply = super(torch.autograd.Function, _Rotation).apply
+"""``_Rotation.apply`` without its search for wrappers."""
 
 
 class _TransformedRotation(torch.autograd.Function):

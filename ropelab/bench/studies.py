@@ -1,6 +1,7 @@
 """This file lists the measurements that need only kernels and a GPU. Each function returns a table to record."""
 
 from ropelab.bench.conformance import conformance
+from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats
 from ropelab.bench.host import host
 from ropelab.bench.latent_attention import latent_attention
@@ -30,6 +31,7 @@ STUDIES: dict[str, Study] = {
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
+    "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, wide=True),

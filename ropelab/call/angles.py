@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 import torch
 
 from ropelab.arguments import check_tensor, tensor
-from ropelab.kernels.rotation import row_count
+from ropelab.kernels.rotation import MOST_ROWS
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class Tables:
     @property
     def position_count(self) -> int:
         """The number of positions, from 0 on, that the tables serve: the number of rows, and at most 2**31 - 1."""
-        return row_count(self.cos)
+        return min(self.cos.shape[-2], MOST_ROWS)
 
     @property
     def for_kernels(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +109,7 @@ def given_angles(cos: torch.Tensor | None, sin: torch.Tensor | None, frequencies
             dense.
     """
     if frequencies is None:
-        return given_tables(cos, sin)
+        return Tables(cos, sin) if type(cos) is type(sin) is torch.Tensor else given_tables(cos, sin)
     if cos is not None or sin is not None:
         raise ValueError("frequencies: expected no frequencies beside cos and sin, got both")
     check_tensor("frequencies", frequencies, (2,), "[rotary_dim/2, 3]", (torch.int64,))

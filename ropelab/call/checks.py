@@ -51,10 +51,12 @@ def check_places(q, angles: Angles, positions, first_position: int, options: Opt
     The answer depends on values, so every call makes this check. The arguments have passed `check_rope_arguments`.
     `ropelab.positions` says which row of the tables a position reads.
     """
+    if positions is not None and positions.is_cuda:
+        return
     seq_len = q.shape[SEQ_AXIS[options.seq_format]]
     if positions is None:
         check_first_position(first_position, seq_len, angles)
-    elif not positions.is_cuda:
+    else:
         check_positions(positions, seq_len, angles, options.offsets)
 
 
@@ -107,14 +109,12 @@ def check_memory(q: torch.Tensor, k: torch.Tensor | None) -> None:
 
 def check_writable(q: torch.Tensor, k: torch.Tensor | None) -> None:
     """Raise ValueError for an inference tensor outside of inference mode, because PyTorch allows no write there."""
-    if torch.is_inference_mode_enabled():
-        return
-    for name, x in (("q", q), ("k", k)):
-        if x is not None and x.is_inference():
-            raise ValueError(
-                f"{name}: expected a tensor that is not an inference tensor for inplace=True outside of "
-                "torch.inference_mode(), got an inference tensor"
-            )
+    q_refuses, k_refuses = q.is_inference(), k is not None and k.is_inference()
+    if (q_refuses or k_refuses) and not torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"{'q' if q_refuses else 'k'}: expected a tensor that is not an inference tensor for inplace=True outside "
+            "of torch.inference_mode(), got an inference tensor"
+        )
 
 
 def check_recordable(**tensors: torch.Tensor | None) -> None:

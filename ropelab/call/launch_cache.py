@@ -67,8 +67,12 @@ def call_key(tensors: Iterable[torch.Tensor | None], angles: Angles, *others: Ha
         if turned_by is None:
             return None
         return (
-            *[None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout) for x in tensors],
+            *map(_properties, tensors),
             turned_by, forced_backend(), others,
         )  # fmt: skip
     except (AttributeError, IndexError, RuntimeError):  # torch raises RuntimeError for a tensor without strides
         return None
+
+
+def _properties(x: torch.Tensor | None) -> tuple | None:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout)

@@ -12,15 +12,19 @@ from ropelab.call.launch_cache import LaunchCache, call_key
 from ropelab.call.memory import bytes_between
 from ropelab.call.options import Options
 from ropelab.kernels import Rotation, backend, uses_triton
-from ropelab.kernels.rotation import row_count
+from ropelab.kernels.rotation import MOST_ROWS
 from ropelab.layout.seq_format import to_bshd
 
 
 class Prepared(NamedTuple):
-    """The rotation in the kernels' terms, and a launch; the launch is None where the backend prepares nothing."""
+    """The rotation in the kernels' terms, a launch, and the tokens of a sequence.
+
+    The launch is None where the backend prepares nothing.
+    """
 
     rotation: Rotation
     launch: Callable[..., None] | None
+    seq_len: int
 
 
 prepared_calls: LaunchCache[Prepared] = LaunchCache()
@@ -45,7 +49,9 @@ def executed(
         if inplace:
             check_layouts_alike(options)
             check_memory(q, k)
-    check_places(q, angles, positions, first_position, options)
+    rows = angles.position_count
+    if prepared is None or positions is not None or first_position + prepared.seq_len > rows:
+        check_places(q, angles, positions, first_position, options)
     if inplace:
         check_writable(q, k)
     q_out = q if inplace else torch.empty_like(q)
@@ -64,7 +70,7 @@ def executed(
         # The kernel ignores the tensors that stand in for a missing k and for missing positions.
         prepared.launch(
             q, q if k is None else k, q_out, q_out if k is None else k_out, cos, sin,
-            cos if positions is None else positions, first_position, row_count(cos),
+            cos if positions is None else positions, first_position, min(rows, MOST_ROWS),
         )  # fmt: skip
     return q_out if k_out is None else (q_out, k_out)
 
@@ -78,7 +84,7 @@ def _prepare(q, k, q_out, k_out, angles: Angles, positions, options: Options) ->
         rotate_triton = backend("rotate", q)
         if len(xs[0]) <= rotate_triton.MAX_BATCH:
             launch = rotate_triton.plan(xs, outs, cos, sin, positions, rotation)
-    return Prepared(rotation, launch)
+    return Prepared(rotation, launch, xs[0].shape[1])
 
 
 def _views(q, k, q_out, k_out, positions, options: Options):
