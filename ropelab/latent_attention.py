@@ -117,7 +117,7 @@ def rotate_mla_query(
     offsets: int | torch.Tensor = 0,
     inverse: bool = False,
     inplace: bool = False,
-    overwrite_grad: bool = False,
+    consume: bool = False,
 ) -> torch.Tensor:
     """The query of multi-head latent attention, see `assemble_mla`: the rotation of the last features of every head.
 
@@ -129,24 +129,26 @@ def rotate_mla_query(
         nope_dim: N, the features of a head that do not rotate.
         cos, sin, layout, out_layout, seq_format, positions, offsets, inverse: as for `assemble_mla_kv`.
         inplace: overwrite q. The restrictions are as for `apply_rope`.
-        overwrite_grad: for ``inplace``: the backward may overwrite the gradient of the query, and writes R of N + R
-            features only. A caller must not need that gradient for anything else, such as hooks or a second use. By
-            default the gradient of q is a new tensor.
+        consume: for ``inplace``: the caller gives up q and the gradient of the query, as with Megatron-LM's function.
+            Autograd takes q for unchanged, so q may be any view or leaf, but q must not be used in the graph again. The
+            backward overwrites the gradient of the query, and writes R of N + R features only; nothing else may need
+            that gradient. By default q is the query, a view of q costs copies in the backward, and the gradient of q is
+            a new tensor.
 
     Raises:
         TypeError, ValueError: as `apply_rope`; or a table requires grad.
         NotImplementedError: ``inplace`` under a transform of torch.func or in forward mode.
     """
     nope_dim = integer("nope_dim", nope_dim, at_least=0)
-    inplace, overwrite_grad = flag("inplace", inplace), flag("overwrite_grad", overwrite_grad)
-    if overwrite_grad and not inplace:
-        raise ValueError("overwrite_grad: expected False without inplace, got True")
+    inplace, consume = flag("inplace", inplace), flag("consume", consume)
+    if consume and not inplace:
+        raise ValueError("consume: expected False without inplace, got True")
     check_seq_format(seq_format)
     check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
     arguments = _arguments(q, nope_dim, q.shape[-1] - nope_dim, cos, sin, layout, out_layout, seq_format, positions,
                            offsets, inverse)  # fmt: skip
     if inplace:
-        return overwrite_tail(q, *arguments, overwrite_grad)
+        return overwrite_tail(q, *arguments, consume)
     check_tail(q, arguments[0], arguments[1], arguments[3])
     return rotated(q, None, *arguments, False)
 

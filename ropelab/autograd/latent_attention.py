@@ -103,18 +103,20 @@ def _over_batches(function, first, second, *where):
 # --------------------------------------------------------------------------------------------------- the tail in place
 
 
-def overwrite_tail(q, tables: Tables, positions, first_position: int, options: Options, overwrite_grad: bool):
-    """Rotate the last features of every head of q in place, let autograd record it, and return q.
+def overwrite_tail(q, tables: Tables, positions, first_position: int, options: Options, consume: bool):
+    """Rotate the last features of every head of q in place, let autograd record it, and return the query.
 
     Args:
-        overwrite_grad: the backward overwrites the gradient of the result where it can.
+        consume: the caller gives up q and the gradient of the query: see `ropelab.rotate_mla_query`.
     """
     arguments = tables, positions, first_position, options
     if transformed():
         raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
     check_tail(q, tables, positions, options)
     if must_dispatch(q, None):
-        if not torch.compiler.is_compiling():
+        if consume:
+            return rotated(q, None, *arguments, False)
+        if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
             check_writable(q, None)
             check_inplace_autograd(q, None, tables)
         return copy_over((q,), (rotated(q, None, *arguments, False),))[0]
@@ -123,38 +125,37 @@ def overwrite_tail(q, tables: Tables, positions, first_position: int, options: O
         return q
     check_memory(q, None)
     check_writable(q, None)
-    check_inplace_autograd(q, None, tables)
+    if not consume:
+        check_inplace_autograd(q, None, tables)
     check_recordable(positions=positions, cos=tables.cos, sin=tables.sin)
-    return _OverwrittenTail.apply(q, *tables.tensors, positions, first_position, options, overwrite_grad)
+    return _OverwrittenTail.apply(q, *tables.tensors, positions, first_position, options, consume)
 
 
 class _OverwrittenTail(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, cos, sin, positions, first_position, options, overwrite_grad):
+    def forward(ctx, q, cos, sin, positions, first_position, options, consume):
         turn_tail(q, Tables(cos, sin), positions, first_position, options)
-        ctx.mark_dirty(q)
+        if not consume:
+            ctx.mark_dirty(q)
         ctx.save_for_backward(cos, sin, positions)
-        ctx.first_position, ctx.options, ctx.overwrite_grad = first_position, options, overwrite_grad
+        ctx.first_position, ctx.options, ctx.consume = first_position, options, consume
         return q
 
     @staticmethod
     def backward(ctx, grad):
         cos, sin, positions = ctx.saved_tensors
         where = Tables(cos, sin), positions, ctx.first_position, ctx.options.transposed()
-        plain = not (transformed() or is_batched_gradient(grad) or recorded(grad) or must_dispatch(grad, None))
-        if ctx.overwrite_grad and plain and not overlaps_itself(grad) and not grad.is_inference():
+        if ctx.consume and _may_be_overwritten(grad):
             turn_tail(grad, *where)
+        elif is_batched_gradient(grad):
+            (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, *where, False),), grad)
         else:
-            grad = rotate_gradient(grad, *where)
+            grad = rotated(grad, None, *where, False)
         return grad, None, None, None, None, None, None
 
 
-def rotate_gradient(grad, tables: Tables, *where):
-    """The rotation of a gradient, recorded where a caller differentiates it again."""
-    return _over_one_batch(lambda x: rotated(x, None, tables, *where, False), grad)
-
-
-def _over_one_batch(function, grad):
-    if is_batched_gradient(grad):
-        return for_each_batched_gradient(lambda x: (function(x),), grad)[0]
-    return function(grad)
+def _may_be_overwritten(grad: torch.Tensor) -> bool:
+    """Whether a kernel can write to a gradient, and nobody differentiates the gradient."""
+    if transformed() or is_batched_gradient(grad) or recorded(grad) or must_dispatch(grad, None):
+        return False
+    return not overlaps_itself(grad) and not grad.is_inference()
