@@ -72,7 +72,7 @@ def test_the_tail_in_place_is_the_tail_of_a_new_query():
     ("seq_format", "cp_size", "cp_rank"), [("sbhd", 1, 0), ("thd", 1, 0), ("thd", 2, 0), ("thd", 2, 1)]
 )
 def test_the_adapter_is_megatrons(seq_format, cp_size, cp_rank):
-    """Each is within ROUNDINGS unit roundoffs of the definition, relative to the norm, so both are within twice that."""
+    """Each is within ROUNDINGS unit roundoffs of the definition, relative to the norm: the two differ by twice that."""
     try:
         theirs = megatron.kernels()
     except packages.NotInstalled as error:

@@ -23,8 +23,8 @@ from ropelab.bench.workloads import DIRECTIONS
 from ropelab.layout import pairing
 
 OURS, SEPARATE, MEGATRON = "ropelab", "ropelab, separate launches", "Megatron-LM"
-"""OURS are `ropelab.assemble_mla_kv` and `ropelab.rotate_mla_query` in place. SEPARATE are `ropelab.apply_rope` into a new
-q, and `ropelab.apply_rope` of k_pe with cat and a copy of torch."""
+"""OURS are `ropelab.assemble_mla_kv` and `ropelab.rotate_mla_query` in place. SEPARATE are `ropelab.apply_rope` to a
+new q, and `ropelab.apply_rope` of k_pe with cat and a copy of torch."""
 PARTS = ("q", "k and v")
 FORMATS = ("sbhd", "thd")
 SIZES = {"sbhd": ((128, 4096), (128, 16384), (16, 4096), (16, 16384)), "thd": ((128, 4096),)}
