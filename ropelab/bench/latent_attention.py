@@ -6,7 +6,7 @@ head, and splits v off. Both read adjacent pairs and write halves. (Facts from t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,16 @@ class Latent:
         sizes = {name: getattr(self, name) for name in names}
         return sizes | {"sequences": len(self.cu_seqlens("cpu")) - 1, "dtype": str(self.dtype).removeprefix("torch.")}
 
+    @property
+    def sets(self) -> int:
+        """The sets of tensors that take turns: one where a set is many times larger than the cache of a GPU."""
+        return 1 if self.tokens * self.heads >= 2**20 else 2
+
+    @property
+    def checked(self) -> "Latent":
+        """The workload that is compared with the definition: the first tokens of this one."""
+        return replace(self, tokens=min(self.tokens, 1024))
+
     def cu_seqlens(self, device: torch.device | str) -> torch.Tensor:
         """int32 ``[n + 1]``: the boundaries of the sequences."""
         step = self.tokens if self.seq_format == "sbhd" else self.length
@@ -89,8 +99,8 @@ class Latent:
         grads = [draw(*shape, self.heads, self.nope_dim + self.rotary_dim)]
         return grads if part == "q" else [*grads, draw(*shape, self.heads, self.value_dim)]
 
-    def must_move(self, part: str, draw: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        """Two tensors; the copy of one reads and writes as many bytes as the part must read and write, without tables.
+    def must_move(self, part: str, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """A tensor whose copy reads and writes as many bytes as the part must read and write, without tables.
 
         The part of q must read and write the features that rotate. The part of k and v must read kv and k_pe, and write
         the key and the value; the backward must read and write the same numbers the other way.
@@ -99,7 +109,7 @@ class Latent:
         if part == "k and v":
             features = self.nope_dim + self.value_dim + self.rotary_dim // 2
         rest = self.rotary_dim // 2 if part == "k and v" else 0  # half of the k_pe of a token
-        return [draw(self.tokens, self.heads * features + rest) for _ in range(2)]
+        return draw(self.tokens, self.heads * features + rest)
 
     def tables(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """Cosines and sines ``[tokens, R/2]``."""
@@ -207,14 +217,15 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
 
 def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -> pd.DataFrame:
     draw = case.normal(device)
-    sets = [(case.inputs(part, draw), case.cotangents(part, draw)) for _ in range(2)]
+    sets = [(case.inputs(part, draw), case.cotangents(part, draw)) for _ in range(case.sets)]
     functions, status, facts = contenders(case, part, device)
-    status |= {name: check(case, part, function, device) for name, function in functions.items()}
+    small, _, _ = contenders(case.checked, part, device)
+    status |= {name: check(case.checked, part, function, device) for name, function in small.items()}
     right = {name: function for name, function in functions.items() if status[name] == "ok"}
     frames = []
     for direction in DIRECTIONS:
         timed = {name: partial(_calls, function, sets, direction) for name, function in right.items()}
-        moved = [[x] for x in case.must_move(part, draw)]
+        moved = [[case.must_move(part, draw)] for _ in sets]
         frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
         identity = case.columns | {"part": part, "direction": direction}
         wrong = {name: why for name, why in status.items() if why != "ok"}
