@@ -119,7 +119,7 @@ def _measured(dtype: torch.dtype, layout: str) -> dict[str, float]:
 
 
 def _inputs(dtype: torch.dtype) -> list[torch.Tensor]:
-    """kv, k_pe and the gradients of key and value, standard normal numbers; the pairs of the key's gradient are halves."""
+    """kv, k_pe and the gradients of key and value: normally distributed; the pairs of the key's gradient are halves."""
     generator = torch.Generator().manual_seed(0)
     sizes = (HEADS, NOPE_DIM + VALUE_DIM), (1, ROTARY_DIM), (HEADS, NOPE_DIM + ROTARY_DIM), (HEADS, VALUE_DIM)
     draw = (torch.randn(1, TOKENS, *size, generator=generator, dtype=torch.float64) for size in sizes)
