@@ -15,6 +15,7 @@ from ropelab.angles.table_free import rotary_frequencies
 from ropelab.angles.tables import axial_tables, rotary_table
 from ropelab.embedding import RotaryEmbedding
 from ropelab.kernels.backends import use_backend
+from ropelab.latent_attention import assemble_mla, assemble_mla_kv, rotate_mla_query
 from ropelab.layout.weights import convert_layout
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 from ropelab.positions.axes import grid_positions, text_positions
@@ -29,6 +30,8 @@ __all__ = [
     "RotaryEmbedding",
     "apply_qk_norm_rope",
     "apply_rope",
+    "assemble_mla",
+    "assemble_mla_kv",
     "axial_rope",
     "axial_tables",
     "context_parallel_positions",
@@ -39,6 +42,7 @@ __all__ = [
     "rope_from_config",
     "rotary_frequencies",
     "rotary_table",
+    "rotate_mla_query",
     "text_positions",
     "use_backend",
 ]

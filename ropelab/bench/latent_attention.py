@@ -1,12 +1,12 @@
-"""This file measures the rotation of multi-head latent attention in training, with Megatron-LM's kernels and with ours.
+"""This file measures the heads of multi-head latent attention in training, with Megatron-LM's kernels and with ours.
 
-Megatron-LM has two functions. The first rotates the last 64 of the 192 features of every head of q. The second rotates
-the k that all heads share, puts it beside the rest of k in every head, and splits v off. Both read adjacent pairs and
-write halves. (Facts from the docstrings of megatron-core 0.16.1.)
+Megatron-LM has two functions. The first rotates the last 64 of the 192 features of every head of q in place, and its
+backward overwrites the gradient. The second rotates the k that all heads share, puts it beside the rest of k in every
+head, and splits v off. Both read adjacent pairs and write halves. (Facts from the docstrings of megatron-core 0.16.1.)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,13 @@ from ropelab.bench.peers import megatron
 from ropelab.bench.workloads import DIRECTIONS
 from ropelab.layout import pairing
 
-OURS, MEGATRON = "ropelab, separate launches", "Megatron-LM"
+OURS, SEPARATE, MEGATRON = "ropelab", "ropelab, separate launches", "Megatron-LM"
+"""OURS are `ropelab.assemble_mla_kv` and `ropelab.rotate_mla_query` in place. SEPARATE are `ropelab.apply_rope` to a
+new q, and `ropelab.apply_rope` of k_pe with cat and a copy of torch."""
 PARTS = ("q", "k and v")
 FORMATS = ("sbhd", "thd")
+SIZES = {"sbhd": ((128, 4096), (128, 16384), (16, 4096), (16, 16384)), "thd": ((128, 4096),)}
+"""The numbers of heads and of tokens, for each format."""
 ROUNDINGS = 3
 """The error of a rotated head that is allowed, in unit roundoffs, relative to the norm of the head. The result of a
 rotation is rounded once, and the gradient of the shared k also after the sum over the heads. The third roundoff is for
@@ -62,6 +66,16 @@ class Latent:
         sizes = {name: getattr(self, name) for name in names}
         return sizes | {"sequences": len(self.cu_seqlens("cpu")) - 1, "dtype": str(self.dtype).removeprefix("torch.")}
 
+    @property
+    def sets(self) -> int:
+        """The sets of tensors that take turns: one where a set is many times larger than the cache of a GPU."""
+        return 1 if self.tokens * self.heads >= 2**20 else 2
+
+    @property
+    def checked(self) -> "Latent":
+        """The workload that is compared with the definition: the first tokens of this one."""
+        return replace(self, tokens=min(self.tokens, 1024))
+
     def cu_seqlens(self, device: torch.device | str) -> torch.Tensor:
         """int32 ``[n + 1]``: the boundaries of the sequences."""
         step = self.tokens if self.seq_format == "sbhd" else self.length
@@ -84,6 +98,18 @@ class Latent:
         shape = (self.tokens, 1) if self.seq_format == "sbhd" else (self.tokens,)
         grads = [draw(*shape, self.heads, self.nope_dim + self.rotary_dim)]
         return grads if part == "q" else [*grads, draw(*shape, self.heads, self.value_dim)]
+
+    def must_move(self, part: str, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """A tensor whose copy reads and writes as many bytes as the part must read and write, without tables.
+
+        The part of q must read and write the features that rotate. The part of k and v must read kv and k_pe, and write
+        the key and the value; the backward must read and write the same numbers the other way.
+        """
+        features = self.rotary_dim
+        if part == "k and v":
+            features = self.nope_dim + self.value_dim + self.rotary_dim // 2
+        rest = self.rotary_dim // 2 if part == "k and v" else 0  # half of the k_pe of a token
+        return draw(self.tokens, self.heads * features + rest)
 
     def tables(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """Cosines and sines ``[tokens, R/2]``."""
@@ -128,10 +154,23 @@ class Latent:
             grad_rotated = gradients[1]
         return moved | {"rotated": rotated, "gradient of the rotated": grad_rotated}
 
-    def ours(self, part: str, device: torch.device | str) -> Function:
-        """Our rotation in one launch; for k and v also cat and a copy of torch."""
+    def options(self, device: torch.device | str) -> dict[str, Any]:
+        """The arguments that our functions share."""
         cos, sin = self.tables(device)
-        options = {"cos": cos, "sin": sin, "layout": "interleaved", "out_layout": "split_half", **self.where(device)}
+        return {"cos": cos, "sin": sin, "layout": "interleaved", "out_layout": "split_half", **self.where(device)}
+
+    def ours(self, part: str, device: torch.device | str) -> Function:
+        """Our function of the part in one launch; q is overwritten, and so is the gradient of the query."""
+        options = self.options(device)
+        if part == "k and v":
+            return lambda kv, k_pe: ropelab.assemble_mla_kv(kv, k_pe, self.nope_dim, **options)
+
+        where = options | {"inplace": True, "consume": True}
+        return lambda q: [ropelab.rotate_mla_query(q, self.nope_dim, **where)]
+
+    def separate(self, part: str, device: torch.device | str) -> Function:
+        """Our rotation in one launch; for k and v also cat and a copy of torch."""
+        options = self.options(device)
         if part == "q":
             rotary_slice = (self.nope_dim, self.nope_dim + self.rotary_dim)
             return lambda q: [ropelab.apply_rope(q, rotary_slice=rotary_slice, **options)]
@@ -164,23 +203,29 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
 
     Columns: seq_format, tokens, heads, nope_dim, rotary_dim, value_dim, sequences, dtype, part, direction; contender,
         status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the file of a package. The
-        copy reads the inputs, or in the backward the cotangents, and writes as many bytes.
+        copy moves the bytes that must move: see `must_move`.
     """
-    cases = [(Latent(fmt, **({"tokens": 256} if smoke else {})), part) for fmt in FORMATS for part in PARTS]
-    described = progress(cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].seq_format}")
+    cases = [
+        (Latent(fmt, heads=heads, tokens=256 if smoke else tokens), part)
+        for fmt in FORMATS for heads, tokens in SIZES[fmt] for part in PARTS
+    ]  # fmt: skip
+    described = progress(
+        cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].seq_format} {case[0].heads} {case[0].tokens}"
+    )
     return pd.concat([_compare(*case, device, rounds=3 if smoke else 15) for case in described], ignore_index=True)
 
 
 def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -> pd.DataFrame:
     draw = case.normal(device)
-    sets = [(case.inputs(part, draw), case.cotangents(part, draw)) for _ in range(2)]
+    sets = [(case.inputs(part, draw), case.cotangents(part, draw)) for _ in range(case.sets)]
     functions, status, facts = contenders(case, part, device)
-    status |= {name: check(case, part, function, device) for name, function in functions.items()}
+    small, _, _ = contenders(case.checked, part, device)
+    status |= {name: check(case.checked, part, function, device) for name, function in small.items()}
     right = {name: function for name, function in functions.items() if status[name] == "ok"}
     frames = []
     for direction in DIRECTIONS:
         timed = {name: partial(_calls, function, sets, direction) for name, function in right.items()}
-        moved = [call[DIRECTIONS.index(direction)] for call in sets]
+        moved = [[case.must_move(part, draw)] for _ in sets]
         frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
         identity = case.columns | {"part": part, "direction": direction}
         wrong = {name: why for name, why in status.items() if why != "ok"}
@@ -194,7 +239,7 @@ def contenders(
     case: Latent, part: str, device: torch.device | str
 ) -> tuple[dict[str, Function], dict[str, str], dict[str, dict[str, str]]]:
     """The functions by name; the status of each contender that cannot run; the facts of packages, column by column."""
-    functions = {OURS: case.ours(part, device)}
+    functions = {OURS: case.ours(part, device), SEPARATE: case.separate(part, device)}
     try:
         functions[MEGATRON] = case.theirs(part, device)
         version, _ = packages.locate(megatron.PACKAGE)

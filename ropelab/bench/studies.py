@@ -25,8 +25,8 @@ STUDIES: dict[str, Study] = {
     "qk_norm": Study(qk_norm, gpu_gib=8),
     # With 4,096 tokens a set of q, kv and the latent vectors takes 0.2 GiB, and the check copies two sets.
     "paged_cache": Study(paged_cache, gpu_gib=4),
-    # The tensors of k and v take 0.8 GiB in two sets, their gradients as much, and the check about as much again.
-    "latent_attention": Study(latent_attention, gpu_gib=8),
+    # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
+    "latent_attention": Study(latent_attention, gpu_gib=36),
     "table_free": Study(table_free, gpu_gib=18),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),

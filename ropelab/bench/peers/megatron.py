@@ -1,4 +1,7 @@
-"""This file loads Megatron-LM's Triton kernels for multi-head latent attention (MLA), without Megatron-LM itself."""
+"""This file loads files of Megatron-LM without the rest of Megatron-LM.
+
+They hold the Triton kernels for multi-head latent attention (MLA), and the rotation in torch operations.
+"""
 
 import hashlib
 import sys
@@ -10,6 +13,7 @@ from ropelab.bench import packages
 
 PACKAGE = "megatron-core"
 FILE = "megatron/core/fusions/fused_mla_yarn_rope_apply.py"
+UTILS = "megatron/core/models/common/embeddings/rope_utils.py"
 
 
 @cache
@@ -29,14 +33,35 @@ def kernels(version: str | None = None) -> ModuleType:
     Raises:
         NotInstalled: the version, or a package that the file imports, is not installed.
     """
-    version, _ = packages.locate(PACKAGE, version)
     # The file takes one name from Megatron-LM, a decorator that it uses if there is no Triton.
     utils = ModuleType("megatron.core.utils")
     utils.null_decorator = None
-    modules = {"megatron": ModuleType("megatron"), "megatron.core": ModuleType("megatron.core"), utils.__name__: utils}
+    return _loaded(FILE, version, {utils.__name__: utils})
+
+
+@cache
+def rope_utils(version: str | None = None) -> ModuleType:
+    """The module with Megatron-LM's rotation in torch operations, by default of the newest version that is installed.
+
+    TransformerEngine's kernels are left out. ``cp_group`` must be given, because there is no parallel state.
+
+    Raises:
+        NotInstalled: the version, or a package that the file imports, is not installed.
+    """
+    absent = dict.fromkeys(("megatron.core.extensions", "flash_attn"))
+    return _loaded(UTILS, version, {"megatron.core.parallel_state": ModuleType("parallel_state"), **absent})
+
+
+def _loaded(file: str, version: str | None, modules: dict[str, ModuleType | None]) -> ModuleType:
+    """A file of Megatron-LM that imports nothing of Megatron-LM but ``modules``; None stands for a missing module."""
+    version, _ = packages.locate(PACKAGE, version)
+    parents = {name: ModuleType(name) for name in ("megatron", "megatron.core")}
+    for name, module in modules.items():
+        if module is not None:
+            setattr(parents["megatron.core"], name.rpartition(".")[2], module)
     try:
-        with mock.patch.dict(sys.modules, modules):
-            module = packages.load_file(PACKAGE, version, FILE)
+        with mock.patch.dict(sys.modules, parents | modules):
+            module = packages.load_file(PACKAGE, version, file)
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
     sys.modules[module.__name__] = module  # Triton and the compiler of torch find a module by its name

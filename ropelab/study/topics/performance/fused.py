@@ -11,7 +11,7 @@ CACHES, LATENT = "paged_cache", "latent_attention"
 """The names of the records."""
 COPY = "best copy"
 _CACHE_CELL = ["operation", "tokens"]
-_LATENT_CELL = ["part", "seq_format", "direction"]
+_LATENT_CELL = ["part", "seq_format", "heads", "tokens", "direction"]
 
 
 def cache_times(frame: pd.DataFrame) -> pd.DataFrame:
@@ -20,7 +20,7 @@ def cache_times(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def latent_times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Microseconds of the record ``latent_attention``: a row for each part, format and direction."""
+    """Microseconds of the record ``latent_attention``: a row for each part, format, size and direction."""
     return _times(frame, _LATENT_CELL)
 
 
@@ -39,8 +39,8 @@ def latent_sentences(frame: pd.DataFrame) -> list[str]:
     table = _both(latent_times(frame), latent_attention.OURS, latent_attention.MEGATRON)
     shares = table[latent_attention.MEGATRON] / table[latent_attention.OURS]
     return [
-        f"Rotation of {part} in training: Megatron-LM's kernel takes {value_range(rows)} of the time of ropelab's "
-        "launches"
+        f"Heads of latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} of the time of "
+        "ropelab's kernel"
         for part, rows in shares.groupby(level="part", sort=False)
     ]
 

@@ -1,0 +1,161 @@
+"""This file differentiates the assembly of multi-head latent attention.
+
+The assembly is linear: ``(key, value) = A (kv, k_pe)``. Its backward is the transpose, and the backward of the
+transpose is the assembly, so that both are differentiable any number of times. Under torch.func and in forward mode,
+torch operations and a rotation replace the kernels.
+"""
+
+import torch
+
+from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
+from ropelab.autograd.rotation import differentiated as rotated
+from ropelab.autograd.rotation import recorded, rotate_recorded, transformed
+from ropelab.call.angles import Tables
+from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
+from ropelab.call.latent_attention import check_latent_arguments, check_tail, run_backward, run_forward, turn_tail
+from ropelab.call.memory import overlaps_itself
+from ropelab.call.operator import copy_over, must_dispatch
+from ropelab.call.options import Options
+
+
+def differentiated(kv, k_pe, tables: Tables, positions, first_position: int, options: Options, copy_value: bool):
+    """Assemble key and value, and let autograd record the step where a caller differentiates it."""
+    where = positions, first_position, options, copy_value
+    if transformed():
+        check_latent_arguments(kv, k_pe, tables, positions, options)
+        return _composed(kv, k_pe, tables, *where)
+    if not recorded(kv, k_pe):
+        return run_forward(kv, k_pe, tables, *where)
+    return _Assembly.apply(kv, k_pe, *tables.tensors, *where)
+
+
+def _composed(kv, k_pe, tables: Tables, positions, first_position: int, options: Options, copy_value: bool):
+    """Assemble in torch operations and a rotation, for torch.func and forward mode."""
+    first = options.slice(0)[0]
+    whole = torch.cat((kv[..., :first], k_pe.expand(*kv.shape[:-1], -1)), dim=-1)
+    value = kv[..., first:]
+    key = rotated(whole, None, tables, positions, first_position, options, False)
+    return key, value.clone(memory_format=torch.contiguous_format) if copy_value else value
+
+
+class _Assembly(torch.autograd.Function):
+    """``(key, value) = A (kv, k_pe)``."""
+
+    @staticmethod
+    def forward(ctx, kv, k_pe, cos, sin, positions, first_position, options, copy_value):
+        if not torch.compiler.is_compiling():
+            check_recordable(cos=cos, sin=sin, positions=positions)
+        ctx.save_for_backward(cos, sin, positions)
+        ctx.first_position, ctx.options = first_position, options
+        return run_forward(kv, k_pe, Tables(cos, sin), positions, first_position, options, copy_value)
+
+    @staticmethod
+    def backward(ctx, key_grad, value_grad):
+        cos, sin, positions = ctx.saved_tensors
+        where = cos, sin, positions, ctx.first_position, ctx.options.transposed()
+        grads = _over_batches(_transposed, key_grad, value_grad, *where)
+        return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
+
+
+def _transposed(key_grad, value_grad, cos, sin, *where):
+    """``(dkv, dk_pe)``, recorded where a caller differentiates the gradients again."""
+    if transformed():
+        return _composed_transpose(key_grad, value_grad, Tables(cos, sin), *where)
+    if recorded(key_grad, value_grad):
+        return _Transpose.apply(key_grad, value_grad, cos, sin, *where)
+    return run_backward(key_grad, value_grad, Tables(cos, sin), *where)
+
+
+def _composed_transpose(key_grad, value_grad, tables: Tables, positions, first_position: int, options: Options):
+    """The transpose in torch operations and a rotation."""
+    first, heads = options.slice(0)[0], options.seq_format.index("h")
+    turned = rotate_recorded(key_grad, None, tables, positions, first_position, options)
+    return torch.cat((turned[..., :first], value_grad), -1), turned[..., first:].sum(heads, keepdim=True)
+
+
+class _Transpose(torch.autograd.Function):
+    """``(dkv, dk_pe) = A^T (dkey, dvalue)``, so its backward is A."""
+
+    @staticmethod
+    def forward(ctx, key_grad, value_grad, cos, sin, positions, first_position, options):
+        ctx.save_for_backward(cos, sin, positions)
+        ctx.first_position, ctx.options = first_position, options
+        return tuple(run_backward(key_grad, value_grad, Tables(cos, sin), positions, first_position, options))
+
+    @staticmethod
+    def backward(ctx, kv_grad, k_pe_grad):
+        cos, sin, positions = ctx.saved_tensors
+        where = positions, ctx.first_position, ctx.options.transposed(), True
+
+        def assembled(kv_grad, k_pe_grad, cos, sin, *where):
+            return differentiated(kv_grad, k_pe_grad, Tables(cos, sin), *where)
+
+        return *_over_batches(assembled, kv_grad, k_pe_grad, cos, sin, *where), *[None] * 5
+
+
+def _over_batches(function, first, second, *where):
+    """``function`` of two gradients, also of batches of gradients that autograd hides."""
+    if not torch.compiler.is_compiling() and (is_batched_gradient(first) or is_batched_gradient(second)):
+        return for_each_batched_gradient(lambda x, y: function(x, y, *where), first, second)
+    return function(first, second, *where)
+
+
+# --------------------------------------------------------------------------------------------------- the tail in place
+
+
+def overwrite_tail(q, tables: Tables, positions, first_position: int, options: Options, consume: bool):
+    """Rotate the last features of every head of q in place, let autograd record it, and return the query.
+
+    Args:
+        consume: the caller gives up q and the gradient of the query: see `ropelab.rotate_mla_query`.
+    """
+    arguments = tables, positions, first_position, options
+    if transformed():
+        raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
+    check_tail(q, tables, positions, options)
+    if must_dispatch(q, None):
+        if consume:
+            return rotated(q, None, *arguments, False)
+        if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
+            check_writable(q, None)
+            check_inplace_autograd(q, None, tables)
+        return copy_over((q,), (rotated(q, None, *arguments, False),))[0]
+    if not recorded(q):
+        turn_tail(q, *arguments)
+        return q
+    check_memory(q, None)
+    check_writable(q, None)
+    if not consume:
+        check_inplace_autograd(q, None, tables)
+    check_recordable(positions=positions, cos=tables.cos, sin=tables.sin)
+    return _OverwrittenTail.apply(q, *tables.tensors, positions, first_position, options, consume)
+
+
+class _OverwrittenTail(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, cos, sin, positions, first_position, options, consume):
+        turn_tail(q, Tables(cos, sin), positions, first_position, options)
+        if not consume:
+            ctx.mark_dirty(q)
+        ctx.save_for_backward(cos, sin, positions)
+        ctx.first_position, ctx.options, ctx.consume = first_position, options, consume
+        return q
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin, positions = ctx.saved_tensors
+        where = Tables(cos, sin), positions, ctx.first_position, ctx.options.transposed()
+        if ctx.consume and _may_be_overwritten(grad):
+            turn_tail(grad, *where)
+        elif is_batched_gradient(grad):
+            (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, *where, False),), grad)
+        else:
+            grad = rotated(grad, None, *where, False)
+        return grad, None, None, None, None, None, None
+
+
+def _may_be_overwritten(grad: torch.Tensor) -> bool:
+    """Whether a kernel can write to a gradient, and nobody differentiates the gradient."""
+    if transformed() or is_batched_gradient(grad) or recorded(grad) or must_dispatch(grad, None):
+        return False
+    return not overlaps_itself(grad) and not grad.is_inference()

@@ -1,0 +1,169 @@
+"""This file holds the public functions that assemble the heads of multi-head latent attention (MLA) in training."""
+
+import torch
+
+from ropelab.arguments import check_tensor, flag, integer
+from ropelab.autograd.latent_attention import differentiated, overwrite_tail
+from ropelab.autograd.rotation import differentiated as rotated
+from ropelab.call.angles import Tables, given_tables
+from ropelab.call.latent_attention import check_tail
+from ropelab.call.options import Options, locate
+from ropelab.layout.seq_format import check_seq_format, rank
+
+
+def assemble_mla(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    inverse: bool = False,
+    inplace: bool = False,
+    copy_value: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value of multi-head latent attention, from the projections, in one pass over their memory.
+
+    A head of q and of the key has N features that do not rotate, and R features that do. With the rotation R_t of token
+    t as in `apply_rope`, the heads h are::
+
+        query_h = [q_h[:N], R_t q_h[N:]],    key_h = [kv_h[:N], R_t k_pe],    value_h = kv_h[N:]
+
+    (DeepSeek-V2, arXiv 2405.04434, equations 14 to 18.) This is `rotate_mla_query` of q and `assemble_mla_kv` of kv and
+    k_pe; both describe the arguments and the errors. N is the number of features of a head of q without the R of k_pe.
+
+    Args:
+        inplace: overwrite q with the query.
+
+    Returns:
+        ``(query, key, value)``.
+    """
+    check_seq_format(seq_format)
+    for name, x in (("q", q), ("k_pe", k_pe)):
+        check_tensor(name, x, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    nope_dim = q.shape[-1] - k_pe.shape[-1]
+    if nope_dim < 0:
+        raise ValueError(f"q: expected at least the {k_pe.shape[-1]} features of k_pe in a head, got {q.shape[-1]}")
+    where = {
+        "cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
+        "positions": positions, "offsets": offsets, "inverse": inverse,
+    }  # fmt: skip
+    key, value = assemble_mla_kv(kv, k_pe, nope_dim, **where, copy_value=copy_value)
+    return rotate_mla_query(q, nope_dim, **where, inplace=inplace), key, value
+
+
+def assemble_mla_kv(
+    kv: torch.Tensor,
+    k_pe: torch.Tensor,
+    nope_dim: int,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    inverse: bool = False,
+    copy_value: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and value of multi-head latent attention, see `assemble_mla`, in one launch.
+
+    Args:
+        kv: ``[B, S, H, N + V]`` (``bshd``), ``[S, B, H, N + V]`` (``sbhd``), ``[B, H, S, N + V]`` (``bhsd``) or
+            ``[T, H, N + V]`` (``thd``): N features of the key and V features of the value of every head; bfloat16,
+            float16, float32 or float64; any strides.
+        k_pe: the R features of the key that all heads share, as ``kv`` with one head and R features.
+        nope_dim: N, the features of a head of the key that do not rotate.
+        cos, sin: ``[P, R/2]``, or ``[B, P, R/2]`` with tables for each batch; a column for each feature, R columns, as
+            with a ``rotary_slice`` of `apply_rope`. An attention factor (mscale) belongs into the tables.
+        layout, out_layout, seq_format, positions, offsets, inverse: as for `apply_rope`. DeepSeek-V3 has
+            ``layout="interleaved"`` and ``out_layout="split_half"``.
+        copy_value: whether the value is a new tensor; otherwise it is a view of kv.
+
+    Returns:
+        The key, with N + R features in a head, and the value, with V. The key is contiguous, and so is a new value. A
+        token at ``NO_POSITION`` has zeros in the key, and its value. The results are differentiable any number of
+        times in kv and k_pe. The gradient of k_pe is a sum over the heads in float32 or wider; the order of the sum is
+        always the same.
+
+    Raises:
+        TypeError, ValueError: as `apply_rope`; or the shapes, dtypes or devices of kv and k_pe do not fit; or a table
+            requires grad.
+    """
+    nope_dim, copy_value = integer("nope_dim", nope_dim, at_least=0), flag("copy_value", copy_value)
+    check_seq_format(seq_format)
+    check_tensor("k_pe", k_pe, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    arguments = _arguments(k_pe, nope_dim, k_pe.shape[-1], cos, sin, layout, out_layout, seq_format, positions, offsets,
+                           inverse)  # fmt: skip
+    return differentiated(kv, k_pe, *arguments, copy_value)
+
+
+def rotate_mla_query(
+    q: torch.Tensor,
+    nope_dim: int,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layout: str = "split_half",
+    out_layout: str | None = None,
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    inverse: bool = False,
+    inplace: bool = False,
+    consume: bool = False,
+) -> torch.Tensor:
+    """The query of multi-head latent attention, see `assemble_mla`: the rotation of the last features of every head.
+
+    A new query is the result of `apply_rope` with the rotary slice ``(N, N + R)``. In place, this function writes the
+    last R features only, and `apply_rope` does not change the layout.
+
+    Args:
+        q: ``[B, S, H, N + R]`` (``bshd``), or in the order of another ``seq_format``, as ``kv`` of `assemble_mla_kv`.
+        nope_dim: N, the features of a head that do not rotate.
+        cos, sin, layout, out_layout, seq_format, positions, offsets, inverse: as for `assemble_mla_kv`.
+        inplace: overwrite q. The restrictions are as for `apply_rope`.
+        consume: for ``inplace``: the caller gives up q and the gradient of the query, as with Megatron-LM's function.
+            Autograd takes q for unchanged, so q may be any view or leaf, but q must not be used in the graph again. The
+            backward overwrites the gradient of the query, and writes R of N + R features only; nothing else may need
+            that gradient. By default q is the query, a view of q costs copies in the backward, and the gradient of q is
+            a new tensor.
+
+    Raises:
+        TypeError, ValueError: as `apply_rope`; or a table requires grad.
+        NotImplementedError: ``inplace`` under a transform of torch.func or in forward mode.
+    """
+    nope_dim = integer("nope_dim", nope_dim, at_least=0)
+    inplace, consume = flag("inplace", inplace), flag("consume", consume)
+    if consume and not inplace:
+        raise ValueError("consume: expected False without inplace, got True")
+    check_seq_format(seq_format)
+    check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
+    arguments = _arguments(q, nope_dim, q.shape[-1] - nope_dim, cos, sin, layout, out_layout, seq_format, positions,
+                           offsets, inverse)  # fmt: skip
+    if inplace:
+        return overwrite_tail(q, *arguments, consume)
+    check_tail(q, arguments[0], arguments[1], arguments[3])
+    return rotated(q, None, *arguments, False)
+
+
+def _arguments(
+    x, nope_dim: int, rotary_dim: int, cos, sin, layout, out_layout, seq_format, positions, offsets, inverse
+) -> tuple[Tables, torch.Tensor | None, int, Options]:
+    """The tables, the positions, the first position and the options of a call."""
+    tables = given_tables(cos, sin)
+    if torch.is_grad_enabled():
+        for name, table in (("cos", tables.cos), ("sin", tables.sin)):
+            if table.requires_grad:
+                raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
+    positions, first_position, is_offset = locate(x, positions, offsets, seq_format)
+    slice_ = nope_dim, nope_dim + rotary_dim
+    out_layout = layout if out_layout is None else out_layout
+    options = Options(layout, out_layout, seq_format, slice_, is_offset, flag("inverse", inverse))
+    return tables, positions, first_position, options

@@ -1,0 +1,432 @@
+"""The heads of multi-head latent attention: against the definition, for the torch path and the Triton kernels alike."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import ropelab
+import ropelab.call.latent_attention
+from ropelab import reference
+from ropelab.call.launch_cache import LaunchCache
+from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
+from ropelab.conformance.latent_bounds import LANES, shared_gradient_bound
+from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, latent_torch
+from ropelab.kernels.tiles import Tile
+from ropelab.layout.pairing import LAYOUTS, pairs
+from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
+from tests.support import draw
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+LAYOUT_PAIRS = list(itertools.product(LAYOUTS, LAYOUTS))
+
+# batch, tokens, heads, N, R, V: more heads than lanes, odd numbers, no features that pass, one of everything.
+SHAPES = [(2, 1, 20, 8, 4, 8), (1, 3, 3, 9, 6, 5), (2, 2, 1, 0, 8, 3), (1, 1, 1, 1, 2, 1), (1, 1, 33, 12, 10, 16)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch):
+    monkeypatch.setattr(ropelab.call.latent_attention, "prepared_calls", LaunchCache())
+
+
+def tensors(shape, seq_format="bshd", dtype=torch.float32):
+    """q, kv and k_pe, leaves that require grad, and random cotangents of query, key and value."""
+    batch, seq_len, heads, nope_dim, rotary_dim, value_dim = shape
+    batch = 1 if seq_format == "thd" else batch
+    sizes = (heads, nope_dim + rotary_dim), (heads, nope_dim + value_dim), (1, rotary_dim)
+    leaves = [draw(batch, seq_len, *size, seq_format=seq_format, dtype=dtype).requires_grad_() for size in sizes]
+    sizes = (heads, nope_dim + rotary_dim), (heads, nope_dim + rotary_dim), (heads, value_dim)
+    return leaves, [draw(batch, seq_len, *size, seq_format=seq_format, dtype=dtype) for size in sizes]
+
+
+def tables(shape, dtype=torch.float32, rows=64):
+    width = torch.float64 if dtype == torch.float64 else torch.float32
+    return dict(zip(("cos", "sin"), ropelab.rotary_table(rows, shape[4], dtype=width), strict=True))
+
+
+def composed(q, kv, k_pe, **options):
+    """The definition in torch operations, in the dtype of the inputs."""
+    nope_dim = q.shape[-1] - k_pe.shape[-1]
+    out = {name: options[name] for name in options if name not in ("inplace", "copy_value")}
+    k, v = kv[..., :nope_dim], kv[..., nope_dim:]
+    slice_ = (nope_dim, q.shape[-1])
+    key = torch.cat((k, k_pe.expand(*k.shape[:-1], -1)), -1)
+    return reference.rotate(q, rotary_slice=slice_, **out), reference.rotate(key, rotary_slice=slice_, **out), v
+
+
+@pytest.mark.parametrize(("layout", "out_layout"), LAYOUT_PAIRS)
+@pytest.mark.parametrize(("shape", "dtype"), list(zip(SHAPES, (*DTYPES, torch.bfloat16), strict=True)))
+def test_results_and_gradients_are_within_the_bounds(shape, layout, out_layout, dtype):
+    (q, kv, k_pe), cotangents = tensors(shape, dtype=dtype)
+    nope_dim, rotary_dim, where = shape[3], shape[4], tables(shape, dtype)
+    made = ropelab.assemble_mla(q, kv, k_pe, **where, layout=layout, out_layout=out_layout)
+    dq, dkv, dk_pe = torch.autograd.grad(made, (q, kv, k_pe), cotangents)
+    query, key, value = made
+    assert torch.equal(query[..., :nope_dim], q[..., :nope_dim]) and torch.equal(value, kv[..., nope_dim:])
+    assert torch.equal(key[..., :nope_dim], kv[..., :nope_dim])
+    assert torch.equal(dkv, torch.cat((cotangents[1][..., :nope_dim], cotangents[2]), -1))
+    assert torch.equal(dq[..., :nope_dim], cotangents[0][..., :nope_dim])
+
+    arithmetic = Arithmetic.of_kernel(dtype, interpreted=INTERPRETED)
+    seq_len = shape[1]
+    c, s = (exact(t[:seq_len, None]) for t in ropelab.rotary_table(64, rotary_dim, dtype=torch.float64))
+
+    def within(found, found_layout, truth, bound):
+        for y, t, b in zip(pairs(found, found_layout), truth, bound, strict=True):
+            assert (abs(exact(y) - t) <= b).all()
+
+    for found, given in ((query[..., nope_dim:], q[..., nope_dim:]), (key[..., nope_dim:], k_pe)):
+        x = [np.broadcast_to(exact(half), (*found.shape[:-1], rotary_dim // 2)) for half in pairs(given, layout)]
+        within(found, out_layout, rotate_exactly(*x, c, s), rotation_bound(*x, c, s, arithmetic))
+    g = [exact(half) for half in pairs(cotangents[0][..., nope_dim:], out_layout)]
+    within(dq[..., nope_dim:], layout, rotate_exactly(*g, c, -s), rotation_bound(*g, c, -s, arithmetic))
+    g = [exact(half) for half in pairs(cotangents[1][..., nope_dim:], out_layout)]
+    truth = rotate_exactly(*(half.sum(-2) for half in g), c[:, 0], -s[:, 0])
+    within(dk_pe[..., 0, :], layout, truth, shared_gradient_bound(*g, c[:, 0], s[:, 0], arithmetic))
+
+
+def test_the_bound_of_the_sum_rejects_what_is_wrong():
+    """One head left out, the sum in bfloat16, and the rotation of the forward in place of the transpose."""
+    shape = (1, 4, 64, 0, 8, 1)
+    g = [exact(draw(1, 4, 64, 4, dtype=torch.float32)) for _ in range(2)]
+    c, s = (exact(t[1:5]) for t in ropelab.rotary_table(64, shape[4], dtype=torch.float64))
+    bound = shared_gradient_bound(*g, c, s, Arithmetic.of_kernel(torch.float32, interpreted=False))
+    truth = rotate_exactly(*(half.sum(-2) for half in g), c, -s)
+    low = [exact(torch.from_numpy(half.astype(np.float32)).bfloat16().sum(-2)) for half in g]
+    one_less = [half[..., 1:, :].sum(-2) for half in g]
+    wrong = {
+        "one head less": rotate_exactly(*one_less, c, -s),
+        "in bfloat16": rotate_exactly(*low, c, -s),
+        "the forward again": rotate_exactly(*(half.sum(-2) for half in g), c, s),
+    }
+    for name, found in wrong.items():
+        assert any((abs(y - t) > 10 * b).any() for y, t, b in zip(found, truth, bound, strict=True)), name
+
+
+@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("where", ["positions", "offsets", "start"])
+def test_positions_formats_and_the_inverse(seq_format, inverse, where):
+    shape = (2, 5, 4, 6, 8, 3)
+    (q, kv, k_pe), cotangents = tensors(shape, seq_format, torch.float64)
+    batch = to_bshd(q, seq_format).shape[0]
+    options = tables(shape, torch.float64) | {"layout": "interleaved", "out_layout": "split_half"}
+    options |= {"seq_format": seq_format, "inverse": inverse}
+    positions = torch.randint(-60, 60, (batch, 5))
+    positions[0, 1] = NO_POSITION
+    options |= {"positions": {"positions": positions}, "start": {"offsets": 7},
+                "offsets": {"offsets": torch.tensor([9, NO_POSITION][:batch])}}[where]  # fmt: skip
+    made = ropelab.assemble_mla(q, kv, k_pe, **options)
+    expected = composed(q, kv, k_pe, **options)
+    torch.testing.assert_close(made, expected, rtol=1e-13, atol=1e-13)
+    found, right = (torch.autograd.grad(ys, (q, kv, k_pe), cotangents) for ys in (made, expected))
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; test_gpu_latent compares on a GPU")
+@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_both_backends_have_the_same_bits(seq_format, dtype):
+    shape = (2, 3, 20, 6, 8, 3)
+    leaves, cotangents = tensors(shape, seq_format, dtype)
+    positions = torch.randint(-60, 60, (1 if seq_format == "thd" else 2, 3))
+    positions[-1, 1] = NO_POSITION
+    found = []
+    for backend in ropelab.kernels.backends.BACKENDS:
+        with ropelab.use_backend(backend):
+            q = leaves[0].clone()
+            ys = ropelab.assemble_mla(
+                q, *leaves[1:], **tables(shape, dtype), layout="interleaved", out_layout="split_half",
+                seq_format=seq_format, positions=positions, inplace=True,
+            )  # fmt: skip
+            found.append([*ys, *torch.autograd.grad(ys, leaves, cotangents)])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; test_gpu_latent compares on a GPU")
+def test_the_bits_do_not_depend_on_the_tile():
+    from ropelab.kernels import latent_triton
+
+    key_grad, value_grad = torch.randn(2, 5, 20, 12), torch.randn(2, 5, 20, 6)
+    cos, sin = ropelab.rotary_table(8, 4)
+    rotation = Rotation(4, 8, out_interleaved=True, transpose=True)
+    found = []
+    for tile in (None, Tile(1, 4, 2), Tile(4, 8, 4), Tile(2, 32, 1, "tokens")):
+        grads = [torch.full((2, 5, *size), torch.nan) for size in ((20, 14), (1, 4))]
+        latent_triton.backward(key_grad, value_grad, *grads, cos, sin, rotation, tile=tile)
+        found.append(grads)
+    assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
+
+
+def test_a_token_has_the_same_bits_alone_and_in_a_batch():
+    shape = (3, 4, 20, 6, 8, 3)
+    leaves, cotangents = tensors(shape)
+    where = tables(shape) | {"positions": torch.arange(12).view(3, 4)}
+    whole = ropelab.assemble_mla(*leaves, **where)
+    whole = [*whole, *torch.autograd.grad(whole, leaves, cotangents)]
+    where["positions"] = torch.tensor([[6]])
+    one = [x.detach()[1:2, 2:3].clone().requires_grad_() for x in leaves]
+    alone = ropelab.assemble_mla(*one, **where)
+    alone = [*alone, *torch.autograd.grad(alone, one, [g[1:2, 2:3] for g in cotangents])]
+    assert all(torch.equal(x, y[1:2, 2:3]) for x, y in zip(alone, whole, strict=True))
+
+
+def test_views_of_the_projections():
+    """kv and k_pe as views of projections, q with other axes, tables with columns of their own, expanded gradients."""
+    shape = (2, 3, 4, 6, 8, 5)
+    down = torch.randn(2, 3, 32 + 8)
+    up = torch.randn(3, 2, 4 * 11 + 5).transpose(0, 1)
+    q = torch.randn(2, 4, 14, 3).permute(0, 3, 1, 2)
+    kv, k_pe = up[..., 2:46].unflatten(-1, (4, 11)), down[..., None, 32:]
+    assert kv.stride(-1) == 1 and not kv.is_contiguous() and q.stride(-1) != 1
+    where = tables(shape)
+    for options in ({}, {"layout": "interleaved", "out_layout": "split_half"}):
+        leaves = [x.detach().requires_grad_() for x in (q, kv, k_pe)]
+        copies = [x.detach().contiguous().requires_grad_() for x in (q, kv, k_pe)]
+        found, right = (ropelab.assemble_mla(*xs, **where, **options) for xs in (leaves, copies))
+        assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))
+        sums = [torch.autograd.grad(sum(y.sum() for y in ys), xs) for ys, xs in ((found, leaves), (right, copies))]
+        assert all(torch.equal(x, y) for x, y in zip(*sums, strict=True))
+        turned = q.clone()
+        assert ropelab.rotate_mla_query(turned, 6, **where, **options, inplace=True) is turned
+        assert torch.equal(turned, found[0])
+
+
+def test_tables_for_each_batch_and_each_feature():
+    shape = (2, 3, 4, 6, 8, 5)
+    leaves, _ = tensors(shape)
+    cos, sin = torch.randn(2, 2, 5, 4).unbind(0)
+    found = ropelab.assemble_mla(*leaves, cos=cos, sin=sin)
+    for b in range(2):
+        alone = ropelab.assemble_mla(*(x[b : b + 1] for x in leaves), cos=cos[b], sin=sin[b])
+        assert all(torch.equal(x[b : b + 1], y) for x, y in zip(found, alone, strict=True))
+    wide = {"cos": torch.cat((cos, cos), -1), "sin": torch.cat((sin, sin), -1)}
+    assert all(torch.equal(x, y) for x, y in zip(found, ropelab.assemble_mla(*leaves, **wide), strict=True))
+
+
+@pytest.mark.parametrize("chunks", ["dual", "contiguous"])
+def test_ranks_of_context_parallelism_hold_the_parts(chunks):
+    shape = (1, 16, 3, 6, 8, 5)
+    leaves, cotangents = tensors(shape)
+    whole = ropelab.assemble_mla(*leaves, **tables(shape))
+    whole = [*whole, *torch.autograd.grad(whole, leaves, cotangents)]
+    for rank in range(2):
+        mine = ropelab.context_parallel_positions(16, cp_size=2, cp_rank=rank, chunks=chunks)
+        part = [x.detach()[:, mine].requires_grad_() for x in leaves]
+        found = ropelab.assemble_mla(*part, **tables(shape), positions=mine)
+        found = [*found, *torch.autograd.grad(found, part, [g[:, mine] for g in cotangents])]
+        assert all(torch.equal(x, y[:, mine]) for x, y in zip(found, whole, strict=True))
+
+
+def test_packed_sequences_begin_anew_and_padding_is_zero():
+    shape = (1, 9, 3, 6, 8, 5)
+    (q, kv, k_pe), cotangents = tensors(shape, "thd")
+    packed = ropelab.PackedSequences(torch.tensor([0, 3, 7]), total_tokens=9)
+    where = tables(shape) | {"seq_format": "thd"}
+    made = ropelab.assemble_mla(q, kv, k_pe, positions=packed.positions, **where)
+    grads = torch.autograd.grad(made, (q, kv, k_pe), cotangents)
+    for first, end in ((0, 3), (3, 7)):
+        alone = ropelab.assemble_mla(*(x[first:end] for x in (q, kv, k_pe)), **where)
+        assert all(torch.equal(x[first:end], y) for x, y in zip(made, alone, strict=True))
+    query, key, value = made
+    assert not query[7:].any() and not key[7:].any() and torch.equal(value[7:], kv[7:, :, 6:])
+    dq, dkv, dk_pe = grads
+    assert not dq[7:].any() and not dk_pe[7:].any() and not dkv[7:, :, :6].any()
+    assert torch.equal(dkv[7:, :, 6:], cotangents[2][7:])
+
+
+def test_a_value_that_is_a_view_costs_nothing():
+    shape = (1, 3, 4, 6, 8, 5)
+    (q, kv, k_pe), cotangents = tensors(shape)
+    where = tables(shape)
+    made = ropelab.assemble_mla(q, kv, k_pe, **where, copy_value=False)
+    assert made[2].data_ptr() == kv[..., 6:].data_ptr() and made[2].stride() == kv[..., 6:].stride()
+    copied = ropelab.assemble_mla(q, kv, k_pe, **where)
+    assert copied[2].is_contiguous() and torch.equal(made[2], copied[2])
+    grads = [torch.autograd.grad(ys, (q, kv, k_pe), cotangents) for ys in (made, copied)]
+    assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
+
+
+# --------------------------------------------------------------------------------------------------------- autograd
+
+
+def small():
+    shape = (1, 2, 3, 2, 4, 2)
+    leaves, _ = tensors(shape, dtype=torch.float64)
+    options = tables(shape, torch.float64) | {"layout": "interleaved", "out_layout": "split_half", "offsets": 3}
+
+    def function(q, kv, k_pe, copy_value=True):
+        return ropelab.assemble_mla(q, kv, k_pe, **options, copy_value=copy_value)
+
+    return function, leaves, options
+
+
+def test_derivatives_of_first_and_second_order():
+    function, leaves, _ = small()
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+    assert torch.autograd.gradcheck(
+        function,
+        leaves,
+        fast_mode=True,
+        check_batched_grad=True,
+        check_forward_ad=True,
+        check_batched_forward_grad=False,
+    )
+
+
+def test_transforms_of_torch_func():
+    function, leaves, options = small()
+    plain = [x.detach() for x in leaves]
+
+    def summed(*xs):
+        return sum((y * y).sum() for y in function(*xs))
+
+    def expected(*xs):
+        return sum((y * y).sum() for y in composed(*xs, **options))
+
+    ours, right = (torch.func.grad(f, argnums=(0, 1, 2))(*plain) for f in (summed, expected))
+    torch.testing.assert_close(ours, right)
+    many = [torch.stack((x, 2 * x)) for x in plain]
+    mapped = torch.func.vmap(function)(*many)
+    for i in range(2):
+        torch.testing.assert_close([y[i] for y in mapped], list(function(*(x[i] for x in many))))
+    _, tangents = torch.func.jvp(function, tuple(plain), tuple(plain))
+    torch.testing.assert_close(tangents, function(*plain))  # linear
+
+
+def test_only_what_is_needed_is_differentiated():
+    function, (q, kv, k_pe), _ = small()
+    query, key, value = function(q.detach(), kv, k_pe.detach())
+    assert not query.requires_grad and key.requires_grad
+    (dkv,) = torch.autograd.grad(value.sum(), kv)
+    assert torch.equal(dkv, torch.cat((torch.zeros(1, 2, 3, 2), torch.ones(1, 2, 3, 2)), -1).double())
+
+
+@pytest.mark.parametrize("consume", [False, True])
+def test_the_tail_in_place(consume):
+    function, (q, _, _), options = small()
+    right = ropelab.rotate_mla_query(q, 2, **options)
+    grad = torch.randn_like(right)
+    (expected,) = torch.autograd.grad(right, q, grad)
+    base = q.clone()
+    base_version = base._version
+    given = grad.clone()
+    turned = ropelab.rotate_mla_query(base, 2, **options, inplace=True, consume=consume)
+    assert turned.data_ptr() == base.data_ptr() and base._version > base_version and torch.equal(turned, right)
+    (found,) = torch.autograd.grad(turned, q, given)
+    assert torch.equal(found, expected)
+    assert torch.equal(given, expected if consume else grad)  # consumed, or untouched
+
+
+def test_a_gradient_without_room_is_not_overwritten():
+    _, (q, _, _), options = small()
+    (expected,) = torch.autograd.grad(ropelab.rotate_mla_query(q, 2, **options).sum(), q)
+    turned = ropelab.rotate_mla_query(q.clone(), 2, **options, inplace=True, consume=True)
+    (found,) = torch.autograd.grad(turned.sum(), q)
+    assert torch.equal(found, expected)
+    # Someone differentiates the gradient.
+    turned = ropelab.rotate_mla_query(q.clone(), 2, **options, inplace=True, consume=True)
+    grad = torch.randn_like(turned, requires_grad=True)
+    (found,) = torch.autograd.grad(turned, q, grad, create_graph=True)
+    assert found.requires_grad
+
+
+def test_views_in_place():
+    _, (q, _, _), options = small()
+    whole = torch.cat((q, q), 2) * 1
+    first, second = whole[:, :, :3], whole.split(3, 2)[1]
+    right = ropelab.rotate_mla_query(first, 2, **options)
+    with pytest.raises(ValueError, match="q: expected a tensor that autograd may overwrite .* split"):
+        ropelab.rotate_mla_query(second, 2, **options, inplace=True)
+    assert torch.equal(ropelab.rotate_mla_query(second, 2, **options, inplace=True, consume=True), right)
+    turned = ropelab.rotate_mla_query(first, 2, **options, inplace=True)
+    assert torch.equal(turned, right) and torch.equal(whole[:, :, :3], right)
+    with pytest.raises(ValueError, match="q: expected a tensor that autograd may overwrite .* leaf"):
+        ropelab.rotate_mla_query(q, 2, **options, inplace=True)
+
+
+# --------------------------------------------------------------------------------------------------- the dispatcher
+
+
+def operator_arguments(shape, copy_value=True, seq_format="bshd"):
+    (_, kv, k_pe), cotangents = tensors(shape, seq_format)
+    where = *tables(shape).values(), None, 0
+    fields = "interleaved", "split_half", seq_format, (shape[3], shape[3] + shape[4]), False, False
+    back = "split_half", "interleaved", seq_format, (shape[3], shape[3] + shape[4]), False, True
+    return (kv.detach(), k_pe.detach(), *where, *fields, copy_value), (*cotangents[1:], *where, *back)
+
+
+@pytest.mark.parametrize("copy_value", [False, True])
+def test_the_operators_are_registered_as_torch_expects(copy_value):
+    forward, backward = operator_arguments((2, 3, 4, 6, 8, 5), copy_value)
+    utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.ropelab.assemble_mla.default, forward, test_utils=utils)
+    torch.library.opcheck(torch.ops.ropelab.assemble_mla_backward.default, backward, test_utils=utils)
+
+
+@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+def test_fake_strides_are_exact(seq_format):
+    from torch._subclasses import FakeTensorMode
+
+    forward, backward = operator_arguments((2, 3, 4, 6, 8, 5), seq_format=seq_format)
+    for operator, arguments in ((torch.ops.ropelab.assemble_mla, forward),
+                                (torch.ops.ropelab.assemble_mla_backward, backward)):  # fmt: skip
+        real = operator(*arguments)
+        with FakeTensorMode() as mode:
+            fake = operator(*(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in arguments))
+        assert [(x.shape, x.stride(), x.dtype) for x in fake] == [(x.shape, x.stride(), x.dtype) for x in real]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("options", [{}, {"inplace": True}, {"copy_value": False}], ids=str)
+def test_compiles_without_a_graph_break(options, dynamic):
+    function, leaves, where = small()
+
+    def step(q, kv, k_pe):
+        return [y + 1 for y in ropelab.assemble_mla(q * 2, kv, k_pe, **where, **options)]
+
+    with ropelab.use_backend("torch"):
+        compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        found, right = compiled(*leaves), step(*leaves)
+        grads = [torch.autograd.grad(sum((y * y).sum() for y in ys), leaves) for ys in (found, right)]
+    for x, y in zip((*found, *grads[0]), (*right, *grads[1]), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+def test_wrong_arguments_are_named():
+    shape = (1, 3, 4, 6, 8, 5)
+    (q, kv, k_pe), _ = tensors(shape)
+    where = tables(shape)
+
+    def said(message, function=ropelab.assemble_mla, arguments=(q, kv, k_pe), error=ValueError, **options):
+        with pytest.raises(error, match=re.escape(message)):
+            function(*arguments, **(where | options))
+
+    said("k_pe: expected shape (1, 3, 1, 8), with one head", arguments=(q, kv, k_pe.expand(-1, -1, 4, -1)))
+    said("kv: expected more than nope_dim = 6 features", arguments=(q, kv[..., :6], k_pe))
+    said("k_pe: expected kv's dtype float32, got float64", arguments=(q, kv, k_pe.double()), error=TypeError)
+    said("q: expected at least the 8 features of k_pe", arguments=(q[..., :7], kv, k_pe))
+    said("cos: expected a row for each of 3 positions from 62 on", offsets=62)
+    said("copy_value: expected a bool", copy_value=1, error=TypeError)
+    said("seq_format: expected one of", seq_format="hbsd")
+    said("out_layout: expected one of", out_layout="halves")
+    said("cos: expected 4 columns (one per pair) or 8 columns", cos=where["cos"][:, :3], sin=where["sin"][:, :3])
+    said("consume: expected False without inplace", ropelab.rotate_mla_query, (q, 6), consume=True)
+    said("nope_dim: expected an integer", ropelab.assemble_mla_kv, (kv, k_pe, 6.0), error=TypeError)
+    said("sin: expected a table without grad", sin=where["sin"].clone().requires_grad_())
+    said("positions: expected |positions| below the 64 rows", positions=torch.tensor([0, 1, 64]))
+    with torch.inference_mode():
+        frozen = q.detach().clone()
+    said("q: expected a tensor that is not an inference", ropelab.rotate_mla_query, (frozen, 6), inplace=True)
+
+
+def test_the_lanes_are_those_of_the_bound():
+    assert latent_torch.LANES == LANES
+    x = torch.randn(1, 1, 37, 2, dtype=torch.float64)
+    torch.testing.assert_close(latent_torch.sum_over_heads(x)[0, 0, 0], x.sum((0, 1, 2)))
