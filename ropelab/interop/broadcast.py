@@ -92,6 +92,7 @@ def rotate_in_one_launch(
     out_layout: str | None = None,
     per_pair: bool = False,
     inverse: bool = False,
+    trailing: bool = False,
 ) -> list[torch.Tensor] | None:
     """The rotation of one or two tensors in one launch of the kernel, or None where one launch cannot rotate them.
 
@@ -108,11 +109,12 @@ def rotate_in_one_launch(
         layout, out_layout: as for `ropelab.apply_rope`.
         per_pair: the tables have a column for each pair, ``R/2`` columns, instead of a column for each feature.
         inverse: apply the transposed matrices, as for `ropelab.apply_rope`.
+        trailing: the last features rotate, and those before pass unchanged.
 
     Returns:
         Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider, and differentiable.
     """
-    views = _Views.of(xs, cos, sin, per_pair)
+    views = _Views.of(xs, cos, sin, per_pair, trailing)
     if views is None:
         return None
     ys = apply_rope(
@@ -166,7 +168,9 @@ class _Views(NamedTuple):
     axes: Axes
 
     @classmethod
-    def of(cls, xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, per_pair: bool) -> "_Views | None":
+    def of(
+        cls, xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, per_pair: bool, trailing: bool = False
+    ) -> "_Views | None":
         """Return the views, or None where one launch cannot rotate the tensors."""
         fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
         fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
@@ -176,6 +180,8 @@ class _Views(NamedTuple):
             return None
         seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
         rotary_slice = None if per_pair else (0, rotary_dim)
+        if trailing:
+            rotary_slice = xs[0].shape[-1] - rotary_dim, xs[0].shape[-1]
         bshd = [_to_bshd(x, axes) for x in xs]
         return cls(bshd, _rows(cos, seq_len), _rows(sin, seq_len), rotary_slice, axes)
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-SIZES = {"b": 2, "s": 5, "d": 8}
-"""The sizes of the axes of a probe: batch, sequence and features. The numbers of heads of the tensors are `HEADS`."""
+SIZES = {"b": 2, "s": 5, "d": 8, "1": 1}
+"""The sizes of the axes of a probe: batch, sequence and features, and an axis of size 1."""
 HEADS = (3, 1, 4)
+"""The numbers of heads of the tensors of a probe."""
 
 Arguments = Mapping[str, Any]
 Draw = Callable[..., torch.Tensor]
@@ -32,7 +33,7 @@ class Call:
     Attributes:
         rotated: the names of the arguments that rotate, in the order of the results.
         axes: the axes of these arguments: batch, heads, sequence, features as letters of ``"bhsd"``.
-        table: the axes of the tables, but for the columns.
+        table: the axes of the tables, but for the columns: letters of ``"bs1"``.
         tables: the names of the arguments with cosines and sines, or of the one argument with both.
         options: values of the other arguments that change what the function does.
     """
@@ -75,7 +76,7 @@ class Call:
         return draw(*(heads if axis == "h" else SIZES[axis] for axis in self.axes))
 
     def _probe_tables(self, draw: Draw, columns: Callable[[torch.Tensor], torch.Tensor], width: int) -> dict[str, Any]:
-        rows = [HEADS[0] if axis == "h" else SIZES[axis] for axis in self.table]
+        rows = [SIZES[axis] for axis in self.table]
         return {name: columns(draw(*rows, width)) for name in self.tables}
 
 

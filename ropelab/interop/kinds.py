@@ -20,6 +20,7 @@ class Kind:
             ``"twice"`` for a column for each pair and then all columns again, where the kernel reads the first half.
         repeated: the columns that a function may read as well, and that have to be equal: ``"halves"`` of the tables,
             ``"pairs"`` of adjacent columns, or None. A function is compared with the kind for such tables only.
+        trailing: tables narrower than a head rotate the last features instead of the first.
     """
 
     layout: str
@@ -27,13 +28,15 @@ class Kind:
     out_layout: str | None = None
     inverse: bool = False
     repeated: str | None = None
+    trailing: bool = False
 
     def rotate(self, xs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor] | None:
         """`ropelab.interop.broadcast.rotate_in_one_launch` with the tables of this kind."""
         cos, sin = self._read(cos, sin)
         return rotate_in_one_launch(
-            xs, cos, sin, layout=self.layout, out_layout=self.out_layout, per_pair=self._per_pair, inverse=self.inverse
-        )
+            xs, cos, sin, layout=self.layout, out_layout=self.out_layout, per_pair=self._per_pair,
+            inverse=self.inverse, trailing=self.trailing,
+        )  # fmt: skip
 
     def norm_and_rotate(
         self, xs: list[torch.Tensor], weights: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, eps: float
@@ -47,7 +50,7 @@ class Kind:
     @property
     def norms(self) -> bool:
         """Whether one launch can normalize heads and then rotate them in this convention."""
-        return self.out_layout is None and not self.inverse
+        return self.out_layout is None and not self.inverse and not self.trailing
 
     @property
     def _per_pair(self) -> bool:
@@ -67,6 +70,7 @@ KINDS = (
     Kind("interleaved", "twice"),  # GLM
     Kind("split_half", "pair"),  # gpt-oss
     Kind("interleaved", "pair"),  # GPT-J, Llama 4
+    Kind("interleaved", "pair", trailing=True),  # DeepSeek-V4
     Kind("interleaved", "twice", out_layout="split_half", repeated="halves"),  # DeepSeek-V3
     Kind("split_half", "twice", inverse=True, repeated="halves"),  # nanochat
     Kind("interleaved", "feature", repeated="pairs"),  # Wan

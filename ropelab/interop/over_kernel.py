@@ -122,21 +122,30 @@ class Rotation:
                 yield found
 
     def _compared(self, call: Call, kind: Kind) -> Understood | None:
-        """The call and the kind, if the original computes the rotation of this kind for random arguments."""
-        probe = self._defaults | _probe(call, kind) | dict(call.options)
+        """The call and the kind, if the original computes the rotation of this kind for random arguments.
+
+        The tables are as wide as a head first, and narrower then, if the original takes narrower tables.
+        """
+        whole = self._defaults | _probe(call, kind, SIZES["d"]) | dict(call.options)
         try:
-            returned = self.original(**probe)
-            half = self.original(**{x: y.half() if x in call.rotated else y for x, y in probe.items()})
-        except (RuntimeError, TypeError, ValueError, IndexError):  # for example for tables of another width
+            returned = self.original(**whole)
+            half = self.original(**{x: y.half() if x in call.rotated else y for x, y in whole.items()})
+        except _REFUSES:  # for example for tables of another width
             return None
         single = isinstance(returned, torch.Tensor)
-        promotes = (half if single else half[0]).dtype == torch.float32
-        understood = Understood(call, kind, promotes, single)
-        ours = understood.rotated(probe)
-        found, expected = ((returned,), (ours,)) if single else (returned, ours)
-        if ours is None or not isinstance(found, tuple) or len(found) != len(expected):
+        understood = Understood(call, kind, (half if single else half[0]).dtype == torch.float32, single)
+        if not _agree(returned, understood.rotated(whole)):
             return None
-        return understood if all(map(_agree, found, expected)) else None
+        part = self._defaults | _probe(call, kind, SIZES["d"] // 2) | dict(call.options)
+        try:
+            returned = self.original(**part)
+        except _REFUSES:
+            return understood
+        return understood if _agree(returned, understood.rotated(part)) else None
+
+
+_REFUSES = (RuntimeError, TypeError, ValueError, IndexError)
+"""The errors that a function may raise for a probe that it is not made for."""
 
 
 def rotation_of(function: Rotating) -> Rotation | None:
@@ -144,7 +153,7 @@ def rotation_of(function: Rotating) -> Rotation | None:
     return getattr(function, "_rotation_over_ropelab", None)
 
 
-def _probe(call: Call, kind: Kind) -> dict[str, Any]:
+def _probe(call: Call, kind: Kind, rotary_dim: int) -> dict[str, Any]:
     """Random arguments for a function. All sizes differ, and columns differ as far as the kind allows."""
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -156,13 +165,15 @@ def _probe(call: Call, kind: Kind) -> dict[str, Any]:
             return table.repeat_interleave(2, dim=-1)
         return torch.cat((table, table), dim=-1) if kind.repeated == "halves" else table
 
-    width = SIZES["d"] // 2 if kind.columns == "pair" or kind.repeated else SIZES["d"]
+    width = rotary_dim // 2 if kind.columns == "pair" or kind.repeated else rotary_dim
     return call.probe(draw, columns, width)
 
 
-def _agree(found: object, expected: torch.Tensor) -> bool:
-    """Whether the results are equal up to the rounding of float32. Another convention is off by far more."""
-    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+def _agree(found: object, expected: object) -> bool:
+    """Whether results are equal up to the rounding of float32. Another convention is off by far more."""
+    if isinstance(found, tuple) and isinstance(expected, tuple):
+        return len(found) == len(expected) and all(map(_agree, found, expected))
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor) or found.shape != expected.shape:
         return False
     return torch.allclose(found.float(), expected.float(), atol=1e-5)
 

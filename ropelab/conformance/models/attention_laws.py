@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ropelab.conformance.models.deliberate import DELIBERATE
 from ropelab.conformance.models.factory import TinyModel, first_tensor
 
 SHIFT = 11
@@ -83,6 +84,8 @@ def hold_attention(tiny: TinyModel) -> list[ModelResult]:
 
 def _held(name: str, law: Callable[[TinyModel, Noise], tuple], tiny: TinyModel, noise: Noise) -> ModelResult:
     statement = law.__doc__ or ""
+    if design := DELIBERATE.get((tiny.architecture, name)):
+        return ModelResult(name, statement, "not applicable", message=f"by design: {design}")
     try:
         holds, difference, allowed = law(tiny, noise)
     except NotOffered as reason:
@@ -165,6 +168,8 @@ def packed_is_separate(tiny: TinyModel, noise: Noise) -> tuple[bool, float, floa
     first = tokens.shape[1] - 4
     lengths = (first, 4)
     packed_positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    if _axes(tiny.model.config):  # such models take packed positions as a row for the mask, and a row for each axis
+        packed_positions = packed_positions.expand(4, 1, -1)
     packed = tiny.output(input_ids=tokens, position_ids=packed_positions, use_cache=False)
     parts = [tiny.output(input_ids=part, use_cache=False) for part in tokens.split(lengths, dim=1)]
     found = _apart(packed / _scale(packed), torch.cat(parts, dim=1) / _scale(packed))
@@ -189,10 +194,21 @@ def _causal(tiny: TinyModel) -> None:
 
 
 def _packs(tiny: TinyModel) -> None:
-    """Raise `NotOffered` unless the model's masks come from ``create_causal_mask``, which finds packed sequences."""
+    """Raise `NotOffered` unless the masks come from ``create_causal_mask``, and no layer has a state of its own."""
     module = inspect.getmodule(type(tiny.model))
     if not hasattr(module, "create_causal_mask"):
         raise NotOffered("its masks do not follow from position_ids")
+    kinds = {str(kind) for kind in getattr(tiny.model.config, "layer_types", None) or ()}
+    stateful = getattr(tiny.model, "_is_stateful", False) or any(
+        "linear" in kind or not kind.endswith("attention") for kind in kinds
+    )
+    if stateful:
+        raise NotOffered("layers with a state (convolution, linear attention) go across sequences")
+
+
+def _axes(config: Any) -> bool:
+    """Whether a token has a position on each of several axes."""
+    return "mrope_section" in (getattr(config, "rope_parameters", None) or ())
 
 
 def _takes(tiny: TinyModel, name: str) -> bool:
@@ -200,7 +216,9 @@ def _takes(tiny: TinyModel, name: str) -> bool:
 
 
 def _run(tiny: TinyModel, **changed: Any) -> torch.Tensor:
-    """The result in float64, divided by its largest element."""
+    """The result in float64, divided by its largest element. Given a mask, models see no new sequence at a gap."""
+    if _takes(tiny, "attention_mask"):
+        changed = {"attention_mask": torch.ones_like(tiny.inputs["input_ids"])} | changed
     if _takes(tiny, "use_cache"):
         changed = {"use_cache": False} | changed
     y = tiny.output(**changed).double()

@@ -64,11 +64,17 @@ _NEEDED = re.compile(r"head_dim|num_key_value_heads|num_attention_heads|\w*_expe
 _SIZES_COMPILED = tuple((re.compile(f"(?:{pattern})$"), value) for pattern, value in _SIZES)
 
 _ALL_KEY_HEADS = {"num_key_value_heads": HEADS}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": HEAD_DIM}
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
-    "BambaConfig": _MAMBA,
+    "BambaConfig": _MAMBA | {"attn_layer_indices": [1]},
     "FalconH1Config": _MAMBA,
-    "GraniteMoeHybridConfig": _MAMBA,
+    "GraniteMoeHybridConfig": _MAMBA | {"layer_types": ["mamba", "attention"], "position_embedding_type": "rope"},
+    "PaddleOCRTextConfig": {"rope_parameters": _SECTIONS},
+    "GlmImageTextConfig": {"rope_parameters": _SECTIONS},
+    "HunYuanVLTextConfig": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "xdrope_section": [2, 2, 2, 2]}
+    },
     "EsmConfig": {"vocab_size": VOCABULARY, "position_embedding_type": "rotary", "pad_token_id": 0},
     "EsmcConfig": _ALL_KEY_HEADS,
     "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},

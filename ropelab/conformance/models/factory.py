@@ -44,12 +44,12 @@ class TinyModel:
     def double(self) -> TinyModel:
         """This model in float64, in place."""
         self.model.double()
-        return replace(self, inputs={n: x.double() if _floats(x) else x for n, x in self.inputs.items()})
+        return replace(self, inputs={n: _to(torch.float64, x) for n, x in self.inputs.items()})
 
     def single(self) -> TinyModel:
         """This model in float32, in place. Weights that came from float32 have the same values in both dtypes."""
         self.model.float()
-        return replace(self, inputs={n: x.float() if _floats(x) else x for n, x in self.inputs.items()})
+        return replace(self, inputs={n: _to(torch.float32, x) for n, x in self.inputs.items()})
 
     @property
     def takes_tokens(self) -> bool:
@@ -146,8 +146,11 @@ def first_tensor(returned: Any) -> torch.Tensor:
     return next(v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
 
 
-def _floats(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
+def _to(dtype: torch.dtype, x: Any) -> Any:
+    """An argument of a call in another dtype, if it is a floating tensor or a tuple of such."""
+    if isinstance(x, tuple):
+        return tuple(_to(dtype, part) for part in x)
+    return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
 def _classes(architecture: str) -> list[type]:

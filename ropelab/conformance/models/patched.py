@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ropelab.conformance.models.attention_laws import FLOAT32_UNIT
 from ropelab.conformance.models.factory import TinyModel, first_tensor
 from ropelab.interop.huggingface import patch
 
@@ -22,9 +23,10 @@ class Compared:
 
     Attributes:
         status: ``"equal"``, ``"differs"``, or why the comparison was not possible.
-        difference, allowed: the largest difference relative to the largest element of each tensor, and the bound: twice
-            the rounding of either run, which the difference between the results in float32 and in float64 measures, and
-            2 for the samples.
+        difference, allowed: the largest difference relative to the largest element of a tensor, and the bound, for the
+            tensor that comes closest to the bound. The bound is the rounding of two runs, which the difference between
+            the results in float32 and in float64 measures, times 2 for the samples, and no less than that of one
+            rounding to float32.
     """
 
     status: str
@@ -43,23 +45,32 @@ def compare(tiny: TinyModel, *, qk_norm: bool = False, compiled: bool = False) -
     Raises:
         ValueError: `patch` refuses the model.
     """
-    tiny = tiny.double()
     with patch(tiny.model, qk_norm=qk_norm):
         pass
-    found = {}
-    for name, run in _RUNS.items():
-        try:
-            wide = run(tiny)
-        except Exception as error:  # the model does not do this
-            found[name] = Compared(f"not offered: {type(error).__name__}")
-            continue
-        narrow = run(tiny.single())
-        tiny = tiny.double()
+
+    @contextlib.contextmanager
+    def patched() -> Iterator[None]:
         with patch(tiny.model, qk_norm=qk_norm), _compiled(tiny) if compiled else contextlib.nullcontext():
-            patched = run(tiny)
-        apart, noise = _apart(wide, patched), _apart(wide, narrow)
-        found[name] = Compared("equal" if apart <= 4 * noise else "differs", apart, 4 * noise)
-    return found
+            yield
+
+    return {name: compare_runs(tiny, run, patched) for name, run in _RUNS.items()}
+
+
+def compare_runs(
+    tiny: TinyModel, run: Run, patched: Callable[[], contextlib.AbstractContextManager[object]]
+) -> Compared:
+    """Compare a run in float64 with the same run inside of ``patched()``."""
+    tiny = tiny.double()
+    try:
+        wide = run(tiny)
+    except Exception as error:  # the model does not do this
+        return Compared(f"not offered: {type(error).__name__}")
+    narrow = run(tiny.single())
+    tiny = tiny.double()
+    with patched():
+        found = run(tiny)
+    apart, allowed = max(map(_apart, wide, found, narrow), key=lambda pair: pair[0] / pair[1])
+    return Compared("equal" if apart <= allowed else "differs", apart, allowed)
 
 
 def forward_and_gradients(tiny: TinyModel) -> list[torch.Tensor]:
@@ -114,13 +125,11 @@ def _compiled(tiny: TinyModel) -> Iterator[None]:
         del tiny.model.forward
 
 
-def _apart(ones: list[torch.Tensor], others: list[torch.Tensor]) -> float:
-    """The largest difference relative to the largest element of each tensor."""
-    largest = 0.0
-    for one, other in zip(ones, others, strict=True):
-        one, other = one.double(), other.double()
-        finite = one.isfinite() & other.isfinite()
-        scale = max(float(one[finite].abs().max()), 1e-6) if finite.any() else 1.0
-        if finite.any():
-            largest = max(largest, float((one - other)[finite].abs().max()) / scale)
-    return largest
+def _apart(wide: torch.Tensor, found: torch.Tensor, narrow: torch.Tensor) -> tuple[float, float]:
+    """The largest difference between two tensors, and the bound, both relative to the largest element."""
+    finite = wide.isfinite() & found.isfinite() & narrow.isfinite()
+    wide, found, narrow = (x.double()[finite] for x in (wide, found, narrow))
+    if not wide.numel() or not (scale := float(wide.abs().max())):
+        return 0.0, 1.0
+    noise = float((wide - narrow).abs().max()) / scale + FLOAT32_UNIT
+    return float((wide - found).abs().max()) / scale, 4 * noise
