@@ -19,6 +19,7 @@ from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_sweep import tiles
+from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 from ropelab.bench.workloads import (
     DEEPSPEED_CELLS,
@@ -145,6 +146,8 @@ STUDIES: dict[str, Study] = {
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
     "model_heads": Study(model_heads, gpu_gib=2, wide=True),
+    # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
+    "whole_models": Study(whole_models, gpu_gib=40, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

@@ -101,7 +101,7 @@ def patch(model: torch.nn.Module) -> Patch:
     new: dict[Place, object] = {}
     refusals: list[str] = []
     known = False
-    for place, function in _functions(model):
+    for place, function in rotation_functions(model):
         known |= rotation_of(function) is not None
         if rotation_of(function) is None:
             try:
@@ -119,7 +119,7 @@ def patch(model: torch.nn.Module) -> Patch:
     return Patch(new)
 
 
-def _functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:
+def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:
     """((module, name), function) of the rotations in the files of the model's layers and processors."""
     files = [*(type(layer).__module__ for layer in model.modules()), *(k.__module__ for k in _processors(model))]
     for name in dict.fromkeys(files):

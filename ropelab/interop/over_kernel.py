@@ -72,7 +72,7 @@ class Rotation:
         self.original = original
         self.parameters = tuple(p.name for p in named)
         self._defaults = {p.name: p.default for p in named if p.default is not inspect.Parameter.empty}
-        self._required = set(self.parameters) - set(self._defaults)
+        self._required = tuple(name for name in self.parameters if name not in self._defaults)
         if self.parameters not in calls:
             raise ValueError(
                 f"{name}: expected parameters such as (q, k, cos, sin, unsqueeze_dim), got {self.parameters}"
@@ -83,10 +83,11 @@ class Rotation:
 
     def bound(self, args: tuple, kwargs: dict) -> dict[str, Any] | None:
         """The value of each parameter, or None for a call that the original refuses or that has surplus arguments."""
-        if len(args) > len(self.parameters) or not kwargs.keys() <= set(self.parameters[len(args) :]):
+        rest = self.parameters[len(args) :]
+        if len(args) > len(self.parameters) or not all(name in rest for name in kwargs):
             return None
-        arguments = self._defaults | dict(zip(self.parameters, args, strict=False)) | kwargs
-        return arguments if self._required <= arguments.keys() else None
+        arguments = {**self._defaults, **dict(zip(self.parameters, args, strict=False)), **kwargs}
+        return arguments if all(name in arguments for name in self._required) else None
 
     def matching(self, args: tuple, kwargs: dict) -> tuple[Understood, dict[str, Any]] | None:
         """What is understood of a call, and the values of its parameters; None if the original has to serve it."""

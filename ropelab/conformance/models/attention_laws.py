@@ -168,8 +168,8 @@ def packed_is_separate(tiny: TinyModel, noise: Noise) -> tuple[bool, float, floa
     first = tokens.shape[1] - 4
     lengths = (first, 4)
     packed_positions = torch.cat([torch.arange(n) for n in lengths])[None]
-    if _axes(tiny.model.config):  # such models take packed positions as a row for the mask, and a row for each axis
-        packed_positions = packed_positions.expand(4, 1, -1)
+    if axes := _axes(tiny.model.config):  # such models take a row of positions for the mask, and a row for each axis
+        packed_positions = packed_positions.expand(1 + axes, 1, -1)
     packed = tiny.output(input_ids=tokens, position_ids=packed_positions, use_cache=False)
     parts = [tiny.output(input_ids=part, use_cache=False) for part in tokens.split(lengths, dim=1)]
     found = _apart(packed / _scale(packed), torch.cat(parts, dim=1) / _scale(packed))
@@ -206,9 +206,11 @@ def _packs(tiny: TinyModel) -> None:
         raise NotOffered("layers with a state (convolution, linear attention) go across sequences")
 
 
-def _axes(config: Any) -> bool:
-    """Whether a token has a position on each of several axes."""
-    return "mrope_section" in (getattr(config, "rope_parameters", None) or ())
+def _axes(config: Any) -> int:
+    """The number of axes on which a token has a position; 0 for models with one position."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sections = parameters.get("mrope_section") or parameters.get("xdrope_section") or ()
+    return len(sections)
 
 
 def _takes(tiny: TinyModel, name: str) -> bool:

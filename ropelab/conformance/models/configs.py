@@ -64,7 +64,8 @@ _NEEDED = re.compile(r"head_dim|num_key_value_heads|num_attention_heads|\w*_expe
 _SIZES_COMPILED = tuple((re.compile(f"(?:{pattern})$"), value) for pattern, value in _SIZES)
 
 _ALL_KEY_HEADS = {"num_key_value_heads": HEADS}
-_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
+_DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+_SECTIONS = _DEFAULT | {"mrope_section": [3, 3, 2]}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": HEAD_DIM}
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "BambaConfig": _MAMBA | {"attn_layer_indices": [1]},

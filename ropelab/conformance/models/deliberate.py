@@ -11,6 +11,7 @@ DELIBERATE: Mapping[tuple[str, str], str] = {
     ): "compressed keys count windows from the first token, not from position_ids",
     ("hunyuan_v1_dense", "distances_only"): "norms after the rotation weigh the two features of a pair apart",
     ("hunyuan_v1_moe", "distances_only"): "norms after the rotation weigh the two features of a pair apart",
+    ("hunyuan_vl", "distances_only"): "norms after the rotation weigh the two features of a pair apart",
     ("mistral_large4", "distances_only"): "queries are scaled by the logarithm of the position",
     ("recurrent_gemma", "distances_only"): "position 0 resets the state of the recurrent layers",
 }
