@@ -14,6 +14,7 @@ from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_regret import tile_regret
 from ropelab.bench.tile_sweep import tiles
+from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
 STUDIES: dict[str, Study] = {

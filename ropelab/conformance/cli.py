@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import sys
@@ -109,6 +110,39 @@ def verify(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise
     raise typer.Exit(EXIT_CODES[outcome.verdict])
+
+
+@app.command("verify-model")
+def verify_a_model(
+    target: Annotated[str, typer.Argument(help="An architecture of Transformers, or package.module:model.")],
+    json: Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")] = None,
+) -> None:
+    """Find the function that rotates in a model, and hold it and the attention around it to laws.
+
+    The target is the name of an architecture of Transformers, such as llama, of which a tiny random model is made; or a
+    model, or a function without arguments that returns a model. The exit codes are those of ``verify``.
+    """
+    from ropelab.conformance.models import verify_model
+
+    model: Any = target
+    if ":" in target:
+        module, _, name = target.partition(":")
+        with _or_stop(f"{target}: expected a model, or a function that returns one"):
+            try:
+                found = getattr(importlib.import_module(module), name)
+                model = found if hasattr(found, "named_parameters") else found()
+            except Exception as error:
+                raise ValueError(f"{type(error).__name__}: {error}") from error
+    with _or_stop("the model cannot be judged"):
+        try:
+            report = verify_model(model)
+        except (TypeError, RuntimeError, ImportError) as error:
+            raise ValueError(str(error)) from error
+    if json is not None:
+        with _or_stop(f"json: expected a file that can be written, got {json}"):
+            json.write_text(report.to_json() + "\n", encoding="utf-8")
+    typer.echo(str(report))
+    raise typer.Exit(EXIT_CODES[report.verdict])
 
 
 @app.command()

@@ -1,0 +1,239 @@
+"""This file holds a model to the laws of the attention around a rotation.
+
+The model runs in float64. All differences are the largest differences between elements of its first result, and the
+results are divided by the largest element. Two runs of a right model differ by rounding alone. `Noise` bounds the
+rounding from two measurements of the same model, so that no tolerance is chosen for a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ropelab.conformance.models.deliberate import DELIBERATE
+from ropelab.conformance.models.factory import TinyModel, first_tensor
+
+SHIFT = 11
+"""The number of positions by which the law of distances moves a sequence."""
+FLOAT32_UNIT = 2.0**-24
+
+
+class NotOffered(Exception):
+    """Why a model cannot be held to a law."""
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """What one law found.
+
+    Attributes:
+        law, statement: the name of the law, and what it says.
+        status: ``"pass"``, ``"fail"`` or ``"not applicable"``.
+        difference, allowed: the largest difference, and how large rounding may make it; None if not applicable.
+        message: why the law does not apply, or what was compared.
+    """
+
+    law: str
+    statement: str
+    status: str
+    difference: float | None = None
+    allowed: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far rounding may take two runs of a model apart.
+
+    Attributes:
+        arithmetic: the largest difference between the results in float32 and in float64. A model in float64 rounds
+            fewer products to float32 (norms, softmax, tables), each as the model in float32 does.
+        per_radian: the largest difference that moving one token by one position makes. The largest angle changes by
+            one radian.
+        positions: the largest position of any law. Tables in float32 have angles within 2 units of 2^-24 of the angle.
+    """
+
+    arithmetic: float
+    per_radian: float
+    positions: int
+
+    @property
+    def allowed(self) -> float:
+        """Two runs, each at most this noise away from the exact result, and 2 for the samples that were measured."""
+        angles = self.per_radian * 2 * FLOAT32_UNIT * self.positions
+        return 2 * 2 * (self.arithmetic + angles)
+
+
+def hold_attention(tiny: TinyModel) -> list[ModelResult]:
+    """Hold a model that takes tokens to all laws of this file; the model is in float64 afterwards."""
+    with torch.no_grad():
+        tiny = tiny.double()
+        try:
+            noise = _noise(tiny)
+        except NotOffered as reason:
+            return [
+                ModelResult(name, law.__doc__ or "", "not applicable", message=str(reason))
+                for name, law in LAWS.items()
+            ]
+        return [_held(name, law, tiny, noise) for name, law in LAWS.items()]
+
+
+def _held(name: str, law: Callable[[TinyModel, Noise], tuple], tiny: TinyModel, noise: Noise) -> ModelResult:
+    statement = law.__doc__ or ""
+    if design := DELIBERATE.get((tiny.architecture, name)):
+        return ModelResult(name, statement, "not applicable", message=f"by design: {design}")
+    try:
+        holds, difference, allowed = law(tiny, noise)
+    except NotOffered as reason:
+        return ModelResult(name, statement, "not applicable", message=str(reason))
+    except Exception as error:  # the model does not take this call
+        words = (str(error).strip().splitlines() or [""])[0][:120]
+        return ModelResult(name, statement, "not applicable", message=f"{type(error).__name__}: {words}")
+    return ModelResult(name, statement, "pass" if holds else "fail", difference, allowed)
+
+
+def _positions(tiny: TinyModel) -> torch.Tensor:
+    """0, 1, 2, ... for each sequence."""
+    batch, tokens = tiny.inputs["input_ids"].shape
+    return torch.arange(tokens)[None].expand(batch, -1)
+
+
+def _gap(positions: torch.Tensor) -> torch.Tensor:
+    """The positions with one position left out in the middle."""
+    return positions + (torch.arange(positions.shape[1]) >= positions.shape[1] // 2)
+
+
+def _noise(tiny: TinyModel) -> Noise:
+    if not tiny.takes_tokens:
+        raise NotOffered("the model takes no tokens")
+    if not _takes(tiny, "position_ids"):
+        raise NotOffered("its forward takes no position_ids")
+    positions = _positions(tiny)
+    wide = _run(tiny)
+    narrow = _run(tiny.single())
+    tiny.double()
+    try:
+        moved = _run(tiny, position_ids=_gap(positions))
+        same = _run(tiny, position_ids=positions)
+    except Exception as error:
+        words = (str(error).strip().splitlines() or [""])[0][:100]
+        raise NotOffered(f"it does not take position_ids [batch, tokens]: {type(error).__name__}: {words}") from error
+    return Noise(_apart(wide, narrow), _apart(same, moved), positions.shape[1] + SHIFT)
+
+
+def positions_are_used(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Positions handed in are used: 0, 1, 2, ... changes nothing, and a gap changes the result."""
+    default = _apart(_run(tiny), _run(tiny, position_ids=_positions(tiny)))
+    return default <= noise.allowed < noise.per_radian, default, noise.allowed
+
+
+def distances_only(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Scores depend on distances: the same shift of all positions changes nothing."""
+    _visible(noise)
+    positions = _positions(tiny)
+    found = _apart(_run(tiny, position_ids=positions), _run(tiny, position_ids=positions + SHIFT))
+    return found <= noise.allowed, found, noise.allowed
+
+
+def cached_is_prefill(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Decoding with a cache equals the prefill of all tokens at once."""
+    _causal(tiny)
+    _visible(noise)
+    tokens = tiny.inputs["input_ids"]
+    whole = tiny.output(use_cache=False)
+    prompt = tokens.shape[1] - 3
+    returned = tiny.model(**(tiny.inputs | {"input_ids": tokens[:, :prompt], "use_cache": True}))
+    parts = [first_tensor(returned)]
+    for place in range(prompt, tokens.shape[1]):
+        cache = getattr(returned, "past_key_values", None)
+        if cache is None:
+            raise NotOffered("it returns no cache")
+        step = {"input_ids": tokens[:, place : place + 1], "past_key_values": cache, "use_cache": True}
+        returned = tiny.model(**(tiny.inputs | step))
+        parts.append(first_tensor(returned))
+    found = _apart(whole / _scale(whole), torch.cat(parts, dim=1) / _scale(whole))
+    return found <= noise.allowed, found, noise.allowed
+
+
+def packed_is_separate(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Two sequences in one row, with positions that begin again, give what each gives alone."""
+    _causal(tiny)
+    _visible(noise)
+    _packs(tiny)
+    tokens = tiny.inputs["input_ids"][:1]
+    first = tokens.shape[1] - 4
+    lengths = (first, 4)
+    packed_positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    if axes := _axes(tiny.model.config):  # such models take a row of positions for the mask, and a row for each axis
+        packed_positions = packed_positions.expand(1 + axes, 1, -1)
+    packed = tiny.output(input_ids=tokens, position_ids=packed_positions, use_cache=False)
+    parts = [tiny.output(input_ids=part, use_cache=False) for part in tokens.split(lengths, dim=1)]
+    found = _apart(packed / _scale(packed), torch.cat(parts, dim=1) / _scale(packed))
+    return found <= noise.allowed, found, noise.allowed
+
+
+LAWS: dict[str, Callable[[TinyModel, Noise], tuple[bool, float, float]]] = {
+    law.__name__: law for law in (positions_are_used, distances_only, cached_is_prefill, packed_is_separate)
+}
+"""Name -> law. A law returns whether it holds, the difference that it found, and the difference that is allowed."""
+
+
+def _visible(noise: Noise) -> None:
+    """Raise `NotOffered` if a wrong position would be smaller than rounding."""
+    if noise.per_radian <= noise.allowed:
+        raise NotOffered("a moved token changes the result by no more than rounding")
+
+
+def _causal(tiny: TinyModel) -> None:
+    if not _takes(tiny, "past_key_values") or not hasattr(tiny.model.config, "use_cache"):
+        raise NotOffered("it has no cache")
+
+
+def _packs(tiny: TinyModel) -> None:
+    """Raise `NotOffered` unless the masks come from ``create_causal_mask``, and no layer has a state of its own."""
+    module = inspect.getmodule(type(tiny.model))
+    if not hasattr(module, "create_causal_mask"):
+        raise NotOffered("its masks do not follow from position_ids")
+    kinds = {str(kind) for kind in getattr(tiny.model.config, "layer_types", None) or ()}
+    stateful = getattr(tiny.model, "_is_stateful", False) or any(
+        "linear" in kind or not kind.endswith("attention") for kind in kinds
+    )
+    if stateful:
+        raise NotOffered("layers with a state (convolution, linear attention) go across sequences")
+
+
+def _axes(config: Any) -> int:
+    """The number of axes on which a token has a position; 0 for models with one position."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sections = parameters.get("mrope_section") or parameters.get("xdrope_section") or ()
+    return len(sections)
+
+
+def _takes(tiny: TinyModel, name: str) -> bool:
+    return name in inspect.signature(tiny.model.forward).parameters
+
+
+def _run(tiny: TinyModel, **changed: Any) -> torch.Tensor:
+    """The result in float64, divided by its largest element. Given a mask, models see no new sequence at a gap."""
+    if _takes(tiny, "attention_mask"):
+        changed = {"attention_mask": torch.ones_like(tiny.inputs["input_ids"])} | changed
+    if _takes(tiny, "use_cache"):
+        changed = {"use_cache": False} | changed
+    y = tiny.output(**changed).double()
+    return y / _scale(y)
+
+
+def _scale(y: torch.Tensor) -> torch.Tensor:
+    return y[y.isfinite()].abs().max()
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference; an element that only one result has finite counts as infinitely far."""
+    both = torch.stack((one.double(), other.double()))
+    if (both[0].isfinite() != both[1].isfinite()).any():
+        return float("inf")
+    return float((both[0] - both[1])[both[0].isfinite()].abs().max())

@@ -1,0 +1,174 @@
+"""This file finds the functions of a model that rotate, by watching a call of the model.
+
+A function rotates if it returns tensors of the shapes of its arguments, whose pairs of features have the lengths of the
+arguments' pairs (times one factor for all), and whose values differ. Nothing but the values decides; names do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from ropelab.layout.pairing import LAYOUTS, pairs
+
+TOLERANCE = 1e-5
+"""The largest relative difference between the lengths of pairs. Models compute tables in float32, whose cosines and
+sines have squares that add to 1 within 4 units of 2^-24; the rest is rounding of the model's own products."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function that rotated while the model ran.
+
+    Attributes:
+        name: module and qualified name.
+        function: the function, or None for a method or a function inside of a function.
+        rotated: the names of the arguments that it rotates.
+        layout, out_layout: the pairs of features in the arguments and in the results.
+        rotary_dim, head_dim: the number of features that rotate, and of all features.
+        factor: the factor of the lengths; 1 but for an attention factor in the tables.
+        calls: how often it was called.
+    """
+
+    name: str
+    function: Callable[..., Any] | None
+    rotated: tuple[str, ...]
+    layout: str
+    out_layout: str
+    rotary_dim: int
+    head_dim: int
+    factor: float
+    calls: int = 1
+
+
+def rotations(call: Callable[[], Any]) -> list[Traced]:
+    """The functions that rotate during a call, in the order of their first calls; of nested functions the outermost.
+
+    Args:
+        call: runs the model without arguments, best in float64.
+    """
+    found: dict[tuple, Traced] = {}
+    entered: dict[int, dict[str, torch.Tensor]] = {}
+    nested: list[tuple[int, tuple, Traced]] = []  # rotations inside of frames that have not returned
+    depth = 0
+
+    def watch(frame: FrameType, event: str, returned: Any) -> None:
+        nonlocal depth
+        if event == "call":
+            depth += 1
+            tensors = _arguments(frame)
+            if len(tensors) > 1:
+                entered[id(frame)] = tensors
+        elif event == "return":
+            depth -= 1
+            tensors = entered.pop(id(frame), None)
+            if tensors is None or returned is None:
+                return
+            sys.setprofile(None)
+            try:
+                seen = _rotation(frame, tensors, returned)
+            finally:
+                sys.setprofile(watch)
+            if seen is not None:
+                while nested and nested[-1][0] > depth:  # the inner functions of this one
+                    nested.pop()
+                nested.append((depth, (frame.f_code, seen.layout, seen.rotary_dim), seen))
+
+    with torch.no_grad():
+        sys.setprofile(watch)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+    for _, key, seen in nested:
+        found[key] = replace(seen, calls=found[key].calls + 1) if key in found else seen
+    return list(found.values())
+
+
+def _arguments(frame: FrameType) -> dict[str, torch.Tensor]:
+    """The tensors among the arguments of a frame, those in tuples as well."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = {}
+    for name in names:
+        value = frame.f_locals.get(name)
+        for i, part in enumerate(value if isinstance(value, tuple) else (value,)):
+            if isinstance(part, torch.Tensor):
+                found[f"{name}[{i}]" if isinstance(value, tuple) else name] = part
+    return found
+
+
+def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any) -> Traced | None:
+    """What a function did, if it rotated the first of its results."""
+    results = [y for y in (returned if isinstance(returned, tuple) else (returned,)) if isinstance(y, torch.Tensor)]
+    results = [y for y in results if y.is_floating_point() and y.ndim > 1]
+    if not 0 < len(results) <= 3:
+        return None
+    rotated: list[str] = []
+    measured = None
+    for y in results:
+        candidates = (
+            n for n, x in tensors.items() if x.shape == y.shape and x.is_floating_point() and n not in rotated
+        )
+        for name in candidates:
+            found = _measured(tensors[name], y)
+            if found is not None:
+                measured = measured or found
+                rotated.append(name)
+                break
+    others = [x for name, x in tensors.items() if name not in rotated]
+    if measured is None or not others:
+        return None
+    layout, out_layout, rotary_dim, factor = measured
+    name, function = _named(frame.f_code, frame)
+    return Traced(name, function, tuple(rotated), layout, out_layout, rotary_dim, results[0].shape[-1], factor)
+
+
+def _measured(x: torch.Tensor, y: torch.Tensor) -> tuple[str, str, int, float] | None:
+    """(layout, out_layout, rotary_dim, factor) if ``y`` is a rotation of ``x`` in pairs of features."""
+    features = x.shape[-1]
+    if x.numel() == 0 or features % 2 or x is y:
+        return None
+    x, y = x.detach().double().reshape(-1, features), y.detach().double().reshape(-1, features)
+    changed = (x != y).any(0).nonzero()
+    if len(changed) == 0:
+        return None
+    for rotary_dim in range(int(changed.max()) + 1, features + 1):
+        if rotary_dim % 2:
+            continue
+        for layout, out_layout in _layouts():
+            factor = _factor(pairs(x[:, :rotary_dim], layout), pairs(y[:, :rotary_dim], out_layout))
+            if factor is not None:
+                return layout, out_layout, rotary_dim, factor
+    return None
+
+
+def _layouts() -> Iterator[tuple[str, str]]:
+    """The layouts before and after, most likely first."""
+    yield from ((layout, layout) for layout in LAYOUTS)
+    yield from ((one, other) for one in LAYOUTS for other in LAYOUTS if one != other)
+
+
+def _factor(before: tuple[torch.Tensor, torch.Tensor], after: tuple[torch.Tensor, torch.Tensor]) -> float | None:
+    """The factor between the lengths of all pairs, or None if there is none, or if all pairs only change their sign."""
+    squares = [a.square() + b.square() for a, b in (before, after)]
+    factor = float((squares[1].sum() / squares[0].sum().clamp_min(1e-30)).sqrt())
+    if not 0.1 < factor < 10:
+        return None
+    if ((squares[1] - factor**2 * squares[0]).abs() > TOLERANCE * squares[0].mean()).any():
+        return None
+    (x0, x1), (y0, y1) = before, after
+    turned = (x0 * y1 - x1 * y0).abs().max()
+    return factor if turned > 1e-3 * float(squares[0].mean()) else None
+
+
+def _named(code: CodeType, frame: FrameType) -> tuple[str, Callable[..., Any] | None]:
+    """The full name of a function, and the function if its module has it under its name."""
+    function = frame.f_globals.get(code.co_name)
+    function = function if getattr(getattr(function, "__wrapped__", function), "__code__", None) is code else None
+    return f"{frame.f_globals.get('__name__', '?')}.{code.co_qualname}", function

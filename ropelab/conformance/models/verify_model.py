@@ -1,0 +1,162 @@
+"""This file holds a whole model to laws: the function that rotates, and the attention around it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ropelab.arguments import shown
+from ropelab.conformance.models.attention_laws import ModelResult, hold_attention
+from ropelab.conformance.models.factory import NotBuilt, TinyModel, build
+from ropelab.conformance.models.function_laws import convention, hold_function, understood
+from ropelab.conformance.models.trace import Traced, rotations
+
+
+@dataclass(frozen=True)
+class FunctionReport:
+    """One function that rotates, and its laws.
+
+    Attributes:
+        name: module and qualified name.
+        convention: how it is called, in words; empty if unknown.
+        layout, out_layout: the pairs of features before and after the rotation.
+        sign: ``"standard"``, ``"reversed"``, or ``""`` if unknown.
+        rotary_dim, head_dim: the number of features that rotate, and of all features of the call.
+        factor: the factor of the lengths; 1 but for an attention factor in the tables.
+        verdict: of `ropelab.conformance.verify`: ``"right"``, ``"wrong"`` or ``"not judged"``.
+        failed: the names of the laws that do not hold.
+        message: why the function is not judged.
+    """
+
+    name: str
+    convention: str
+    layout: str
+    out_layout: str
+    sign: str
+    rotary_dim: int
+    head_dim: int
+    factor: float
+    verdict: str
+    failed: tuple[str, ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What the laws found in a model.
+
+    Attributes:
+        architecture: the name of the architecture, or of the model's class.
+        model: the name of the model's class.
+        functions: the functions that rotate.
+        laws: the laws of the attention around them.
+        message: why nothing is judged, if the model has no rotation or could not be built.
+    """
+
+    architecture: str
+    model: str
+    functions: tuple[FunctionReport, ...] = ()
+    laws: tuple[ModelResult, ...] = ()
+    message: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """``"wrong"`` if a law does not hold; ``"right"`` if all functions are right; else ``"not judged"``."""
+        if any(f.verdict == "wrong" for f in self.functions) or any(law.status == "fail" for law in self.laws):
+            return "wrong"
+        return "right" if self.functions and all(f.verdict == "right" for f in self.functions) else "not judged"
+
+    def to_json(self) -> str:
+        """The report as JSON: the attributes, and ``verdict``."""
+        return json.dumps(asdict(self) | {"verdict": self.verdict}, indent=2)
+
+    def __str__(self) -> str:
+        lines = [f"{self.architecture} ({self.model or 'no model'}): {self.verdict}"]
+        lines += [f"  {self.message}"] if self.message else []
+        for f in self.functions:
+            pairs = f.layout if f.out_layout == f.layout else f"{f.layout}, then {f.out_layout}"
+            part = f"{f.rotary_dim} of {f.head_dim} features"
+            lines.append(f"  {f.name}: {f.verdict}")
+            lines.append(f"    {f.convention or 'unknown convention'}; {pairs}; {part}; {f.sign or 'unknown'} sign")
+            lines += [f"    does not hold: {', '.join(f.failed)}"] if f.failed else []
+            lines += [f"    {f.message}"] if f.message else []
+        for law in self.laws:
+            numbers = "" if law.difference is None else f": {law.difference:.2g} apart, {law.allowed:.2g} allowed"
+            lines.append(f"  {law.law}: {law.status}{numbers}{': ' + law.message if law.message else ''}")
+        return "\n".join(lines)
+
+
+def verify_model(
+    model: str | torch.nn.Module | TinyModel,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    laws_of: Callable[[Traced], FunctionReport] | None = None,
+) -> ModelReport:
+    """Find the functions that rotate in a model, and hold them and the attention around them to laws.
+
+    Args:
+        model: the name of an architecture of Transformers (``"llama"``), of which a tiny random model is made; or a
+            model. A model is copied, and the copy runs on the CPU in float64: small models only.
+        inputs: the keyword arguments of a call of the model; by default two sequences of nine random tokens.
+        laws_of: holds a function to its laws; by default `ropelab.conformance.verify` does.
+
+    Raises:
+        TypeError: ``model`` is neither a name nor a model.
+    """
+    judged = function_report if laws_of is None else laws_of
+    found: list[Traced] = []
+    if isinstance(model, str):
+
+        def rotates(tiny: TinyModel) -> bool:
+            found[:] = rotations(tiny.double().output)
+            return bool(found)
+
+        try:
+            tiny = build(model, rotates)
+        except NotBuilt as reason:
+            return ModelReport(model, "", message=str(reason))
+        except ModuleNotFoundError as error:
+            return ModelReport(model, "", message=str(error))
+    else:
+        tiny = model if isinstance(model, TinyModel) else _copied(model, inputs)
+        found = rotations(tiny.double().output)
+    name = type(tiny.model).__name__
+    if not found:
+        return ModelReport(tiny.architecture, name, message="no function rotates in a call of the model")
+    return ModelReport(tiny.architecture, name, tuple(map(judged, found)), tuple(hold_attention(tiny)))
+
+
+def function_report(traced: Traced) -> FunctionReport:
+    """Hold a function that was traced to the laws of `ropelab verify`."""
+    measured = (traced.layout, traced.out_layout)
+    sizes = (traced.rotary_dim, traced.head_dim, traced.factor)
+    if traced.function is None:
+        return FunctionReport(
+            traced.name, "", *measured, "", *sizes, "not judged",
+            message="a method, or a function inside of a function, which cannot be called apart",
+        )  # fmt: skip
+    try:
+        found = understood(traced.name, traced.function)
+    except ValueError as reason:
+        return FunctionReport(traced.name, "", *measured, "", *sizes, "not judged", message=str(reason))
+    report = hold_function(traced.function, found, diagnose=False, shrink=False, skip=("empty",))  # a model has tokens
+    failed = tuple(result.law for result in report.results if result.failed)
+    sign = "reversed" if found.kind.inverse else "standard"
+    return FunctionReport(traced.name, convention(found), *measured, sign, *sizes, report.verdict, failed)
+
+
+def _copied(model: Any, inputs: Mapping[str, Any] | None) -> TinyModel:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected the name of an architecture or a torch.nn.Module, got {shown(model)}")
+    if inputs is None:
+        size = getattr(getattr(model, "config", None), "vocab_size", None)
+        if not isinstance(size, int):
+            raise TypeError("inputs: expected the arguments of a call, as the model's config names no vocab_size")
+        inputs = {"input_ids": torch.randint(0, size, (2, 9), generator=torch.Generator().manual_seed(1))}
+    name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    return TinyModel(name, copy.deepcopy(model).cpu().eval(), dict(inputs))

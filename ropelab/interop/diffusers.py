@@ -1,0 +1,165 @@
+"""This file patches the transformers of diffusers, so that they rotate with the kernel.
+
+diffusers 0.42 rotates q and k apart, by functions of ``diffusers.models.embeddings`` (Flux, HunyuanVideo, CogVideoX,
+Lumina), by functions of a model's own file (Qwen-Image, LTX), or by a function inside of a processor's ``__call__``
+(Wan).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ropelab.arguments import shown
+from ropelab.interop.calls import Call, Complex, Turn
+from ropelab.interop.over_kernel import Rotating, Rotation, rotation_of
+from ropelab.interop.patch import Patch, Place
+
+_NAME = re.compile(r"_?apply_(\w+_)?rotary_emb(_\w+)?$|apply_rope$")
+_INNER = "_rotation_over_ropelab"
+"""The global name that stands for a function inside of a function."""
+
+
+@dataclass(frozen=True)
+class TwoInOne(Call):
+    """One argument with cosines and sines, which get axes of size 1 by an index."""
+
+    index: tuple = ()
+
+    def turns(self, arguments):
+        both = arguments[self.tables[0]]
+        if not isinstance(both, (tuple, list)) or len(both) != 2 or not isinstance(both[0], torch.Tensor):
+            return None
+        x, (cos, sin) = arguments[self.rotated[0]], both
+        if cos.ndim != len(self.table) + 1 or x.ndim != len(self.axes):
+            return None
+        return [Turn(self.rotated, cos[self.index].to(x.device), sin[self.index].to(x.device))]
+
+    def _probe_tables(self, draw, columns, width):
+        rows = super()._probe_tables
+        cos, sin = (rows(draw, columns, width)[self.tables[0]] for _ in range(2))
+        return {self.tables[0]: (cos, sin)}
+
+
+_X, _TABLES = ("x",), ("freqs_cis",)
+_ALL = slice(None)
+_SHARED = tuple(
+    TwoInOne(
+        _X,
+        axes,
+        "s",
+        _TABLES,
+        {"use_real": True, "use_real_unbind_dim": unbind, "sequence_dim": axes.index("s")},
+        index,
+    )
+    for axes, index in (("bhsd", ()), ("bshd", (_ALL, None)))
+    for unbind in (-1, -2)
+)
+CALLS: Mapping[tuple[str, ...], Sequence[Call]] = {
+    # diffusers.models.embeddings
+    ("x", "freqs_cis", "use_real", "use_real_unbind_dim", "sequence_dim"): (
+        *_SHARED, Complex(_X, "bshd", "bs", _TABLES, {"use_real": False}, (_ALL, _ALL, None)),
+    ),
+    # Qwen-Image
+    ("x", "freqs_cis", "use_real", "use_real_unbind_dim"): (
+        *(TwoInOne(_X, "bhsd", "s", _TABLES, {"use_real": True, "use_real_unbind_dim": unbind}) for unbind in (-1, -2)),
+        Complex(_X, "bshd", "s", _TABLES, {"use_real": False}, (_ALL, None)),
+    ),
+    ("x", "freqs"): (TwoInOne(_X, "bsd", "bs", ("freqs",)),),  # LTX
+    ("hidden_states", "freqs_cos", "freqs_sin"): (  # Wan, SkyReels V2
+        Call(("hidden_states",), "bshd", "1s1", ("freqs_cos", "freqs_sin")),
+    ),
+    ("x_in", "freqs_cis"): (Complex(("x_in",), "bshd", "bs", _TABLES, index=(_ALL, _ALL, None)),),  # Z-Image
+}  # fmt: skip
+"""The names of a function's parameters -> the calls to try, one for each value of the options."""
+
+
+def patch(model: torch.nn.Module) -> Patch:
+    """Make a transformer of diffusers rotate with the kernel: ``patch(model)``, or ``with patch(model): ...``.
+
+    The patch replaces functions of modules, and ``__call__`` of processors that define their rotation inside. It so
+    affects every model in the process that uses the same functions. The patch calls each function with small random
+    tensors to learn its convention. It leaves functions that follow no known convention as they are, if it knows
+    another function of the model.
+
+    A call that one launch cannot compute goes to the original function. The dtype of the result stays. The results are
+    computed in float32 or wider and rounded once, as by most originals.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the model has no rotation of a known convention. The patch replaces nothing then.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
+    new: dict[Place, object] = {}
+    refusals: list[str] = []
+    known = False
+    for place, function in rotation_functions(model):
+        known |= rotation_of(function) is not None
+        if rotation_of(function) is None:
+            try:
+                new[place] = Rotation(f"{place[0].__name__}.{place[1]}", function, CALLS).over_kernel()
+            except ValueError as reason:
+                refusals.append(str(reason))
+    for kind in _processors(model):
+        try:
+            new |= _with_inner_rotation(kind)
+        except ValueError as reason:
+            refusals.append(str(reason))
+    if not new and not known:
+        expected = "a transformer of diffusers with a rotation"
+        raise ValueError(refusals[0] if refusals else f"model: expected {expected}, got {type(model).__name__}")
+    return Patch(new)
+
+
+def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:
+    """((module, name), function) of the rotations in the files of the model's layers and processors."""
+    files = [*(type(layer).__module__ for layer in model.modules()), *(k.__module__ for k in _processors(model))]
+    for name in dict.fromkeys(files):
+        for attribute, value in list(vars(sys.modules[name]).items()):
+            if name.startswith("diffusers.") and inspect.isfunction(value) and _NAME.match(attribute):
+                yield (sys.modules[name], attribute), value
+    if any(name.startswith("diffusers.") for name in files):  # processors import it when they are called
+        embeddings = importlib.import_module("diffusers.models.embeddings")
+        yield (embeddings, "apply_rotary_emb"), embeddings.apply_rotary_emb
+
+
+def _processors(model: torch.nn.Module) -> list[type]:
+    """The classes of the objects that compute the attention of the model's layers."""
+    found = (getattr(layer, "processor", None) for layer in model.modules())
+    return list(dict.fromkeys(type(processor) for processor in found if processor is not None))
+
+
+def _with_inner_rotation(kind: type) -> dict[Place, object]:
+    """A new ``__call__`` of a processor that defines a rotation inside of ``__call__``; nothing for another processor.
+
+    Raises:
+        ValueError: as for `Rotation`; or the rotation reads variables of ``__call__``.
+    """
+    call = kind.__call__
+    constants = call.__code__.co_consts if inspect.isfunction(call) else ()
+    inner = [c for c in constants if isinstance(c, types.CodeType) and _NAME.match(c.co_name)]
+    if not inner or _INNER in call.__globals__:
+        return {}
+    [code] = inner
+    name = f"{kind.__module__}.{kind.__qualname__}.{code.co_name}"
+    if code.co_freevars:
+        raise ValueError(f"{name}: expected a function of its arguments, got one that reads {code.co_freevars}")
+    over_kernel = Rotation(name, types.FunctionType(code, call.__globals__), CALLS).over_kernel()
+    constants = tuple(_stand_in.__code__ if c is code else c for c in constants)
+    names = {**call.__globals__, _INNER: over_kernel}
+    new = types.FunctionType(call.__code__.replace(co_consts=constants), names, call.__name__, call.__defaults__)
+    new.__kwdefaults__ = call.__kwdefaults__
+    return {(kind, "__call__"): new}
+
+
+def _stand_in(*args, **kwargs):
+    """The code that takes the place of a function inside of ``__call__``."""
+    return _rotation_over_ropelab(*args, **kwargs)  # noqa: F821  the globals of the new `__call__` have it
