@@ -83,16 +83,16 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
     cases = [replace(c.case, cotangents=()) for c in failed if _is_small(c.case)]
-    wrong, right = _answers(subject, probes(subject, sizes, cases))
+    wrong, right = answers(subject, probes(subject, sizes, cases))
     if not wrong:
-        wrong, right = _answers(subject, rare_probes(subject, sizes))
+        wrong, right = answers(subject, rare_probes(subject, sizes))
 
     found: list[Diagnosis] = []
     for fault in sorted(FAULTS.values(), key=lambda f: f.triton):
         if fault.triton and INTERPRETED and any(not d.unexplained for d in found):
             break  # an explanation is found, and interpreted kernels are slow
         suspect = _suspect(fault, subject)
-        if suspect is not None and (diagnosis := _compared(fault, suspect, subject, wrong, right)) is not None:
+        if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
     return sorted(found, key=lambda d: (d.unexplained, d.fault.convention != subject.convention.name))
 
@@ -103,7 +103,7 @@ def _is_small(case: Case) -> bool:
     return batch * seq_len <= MANY_TOKENS and bool((case.token_positions().clamp(min=0) <= LONG_TABLE).all())
 
 
-def _answers(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
+def answers(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
     """Return ``(probe, answer, truth)`` of the probes that the subject gets wrong, and of those that it gets right."""
     wrong: list[tuple] = []
     right: list[tuple] = []
@@ -117,7 +117,7 @@ def _answers(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
     return wrong, right
 
 
-def _compared(fault: Fault, suspect: Subject, subject: Subject, wrong, right) -> Diagnosis | None:
+def compared(fault: Fault, suspect: Subject, subject: Subject, wrong, right) -> Diagnosis | None:
     reproduced: list[str] = []
     missed: list[str] = []
     for probe, seen, truth in wrong:
