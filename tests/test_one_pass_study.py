@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropelab.study.topics.performance.one_pass import bytes_moved
+from ropelab.study.topics.one_pass.traffic import bytes_moved
 
 
 def test_bytes_of_a_token():
