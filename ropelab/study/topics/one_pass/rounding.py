@@ -7,12 +7,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ropelab.conformance import verify
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, NO_ROUNDING, Arithmetic, Rounding, exact, rotate_exactly
 from ropelab.conformance.cache.case import numbers
 from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_error
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
-from ropelab.paged_cache import rope_and_cache
 
 FLOAT32 = Rounding.nearest(torch.float32)
 
@@ -73,25 +71,3 @@ def stages(count: int = 200_000, seed: int = 0) -> pd.DataFrame:
 
 def _largest(error: np.ndarray, bound: np.ndarray) -> float:
     return float((abs(error) / bound).max())
-
-
-def whole_pass(laws: tuple[str, ...] | None = None) -> pd.DataFrame:
-    """`ropelab.rope_and_cache`, held to its laws on this machine.
-
-    Args:
-        laws: the names of the laws; by default all of `CACHE_LAWS` that are held by default.
-
-    Returns:
-        A row for each law and dtype: ``dtype``, ``law``, ``status``, and ``error`` and ``bound`` of the element that
-        comes nearest to its bound.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        report = verify(rope_and_cache, "rope_and_cache", dtype=dtype, device=device, laws=laws, diagnose=False)
-        rows += [
-            {"dtype": str(dtype).removeprefix("torch."), "law": result.law, "status": result.status,
-             "error": result.violation, "bound": result.bound}
-            for result in report.results
-        ]  # fmt: skip
-    return pd.DataFrame(rows)

@@ -1,0 +1,64 @@
+"""This file holds the pass, and the catalogue of faults of such operators, to the laws."""
+
+import pandas as pd
+import torch
+
+from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, verify
+from ropelab.conformance.cache.faults import CACHE_FAULTS
+from ropelab.paged_cache import rope_and_cache
+from ropelab.study.engine.words import listed
+
+SMALL = {"head_dim": 8, "q_heads": 2, "k_heads": 1}
+"""The sizes of the heads where a kernel is interpreted."""
+FEW = ("definition", "other_slots_unchanged", "equals_separate_launches")
+FEW_FAULTS = 3
+
+
+def kept(*, smoke: bool = False) -> pd.DataFrame:
+    """`ropelab.rope_and_cache`, held to every law on this machine, in bfloat16.
+
+    Args:
+        smoke: only the laws in `FEW`.
+
+    Returns:
+        A row for each law: ``law``, ``statement``, ``formula`` (LaTeX), ``status``, and ``error`` and ``bound`` of the
+        element that comes nearest to its bound.
+    """
+    has_gpu = torch.cuda.is_available()
+    report = verify(
+        rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device="cuda" if has_gpu else "cpu", diagnose=False,
+        laws=FEW if smoke else tuple(CACHE_LAWS), shrink=False, **({} if has_gpu else SMALL),
+    )  # fmt: skip
+    return pd.DataFrame(
+        {"law": result.law, "statement": result.statement, "formula": f"${CACHE_LAWS[result.law].latex}$",
+         "status": result.status, "error": result.violation, "bound": result.bound}
+        for result in report.results
+    )  # fmt: skip
+
+
+def faults(*, smoke: bool = False) -> pd.DataFrame:
+    """Every fault of the catalogue, held to every law.
+
+    Args:
+        smoke: only the first `FEW_FAULTS` faults.
+
+    Returns:
+        A row for each fault: ``fault``, ``mistake``, ``seen in``, ``laws that it breaks``, and whether the diagnosis
+        names it first (``named``).
+    """
+    rows = []
+    for fault in list(CACHE_FAULTS.values())[: FEW_FAULTS if smoke else None]:
+        report = verify(fault.function, fault.convention, shrink=False, **fault.options)
+        rows.append(
+            {"fault": fault.name, "mistake": fault.sentence, "seen in": fault.seen_in or "",
+             "laws that it breaks": listed(report.failed),
+             "named": [found.fault.name for found in report.diagnosis][:1] == [fault.name]}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def conventions() -> pd.DataFrame:
+    """The conventions of operators that write a cache: name and call."""
+    return pd.DataFrame(
+        {"convention": list(CACHE_CONVENTIONS), "call": [c.signature for c in CACHE_CONVENTIONS.values()]}
+    )
