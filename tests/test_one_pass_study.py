@@ -21,7 +21,7 @@ def test_bytes_of_a_token():
 
 
 def test_ceilings_depend_on_the_heads_that_share_a_key():
-    """With r heads of q for a head of k, two launches move 4r + 4 + 4 units of two bytes, and one pass 2r + 2 + 2 + 2."""
+    """With r heads of q for a head of k, two launches move 2r + 6 heads, and one pass moves 2r + 4 heads."""
     frame = traffic.ceilings().set_index(["ratio", "cache", "launches"]).ceiling
     for ratio in traffic.RATIOS:
         two = frame[ratio, 16, "norm and rotation; cache"]

@@ -86,7 +86,7 @@ def judge(
         found: called with each result, and again if the search finds a smaller counterexample.
     """
 
-    def fresh() -> Subject:
+    def fresh() -> Any:
         """Return a subject without state, so that the cache of a module in one law cannot reach another law."""
         return declaration.subject(function, surroundings)
 
@@ -120,7 +120,7 @@ def measure(function: Callable[..., Any], declaration: Declaration, surroundings
 
 def hold(
     law: Law,
-    fresh: Callable[[], Subject],
+    fresh: Callable[[], Any],
     sizes: Sizes,
     shrink: bool = True,
     found: Callable[[Result], object] = lambda result: None,

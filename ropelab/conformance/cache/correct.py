@@ -146,10 +146,10 @@ def as_fused_qknorm_rope_cache(operator: Operator) -> Callable[..., Any]:
     ):  # fmt: skip
         heads = (num_q_heads, num_kv_heads, num_kv_heads)
         q, k, v = qkv.unflatten(-1, (-1, head_dim)).split(heads, dim=1)
-        caches = (_typed(cache, kv_cache_dtype) for cache in (k_cache, v_cache))
+        key_cache, value_cache = (_typed(cache, kv_cache_dtype) for cache in (k_cache, v_cache))
         turned, k = operator(
-            q, k, v, *caches, slot_mapping, cos=cos, sin=sin, positions=positions, weights=(q_weight, k_weight),
-            eps=epsilon, offset=norm_weight_bias, scales=(None, k_scale, v_scale),
+            q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, positions=positions,
+            weights=(q_weight, k_weight), eps=epsilon, offset=norm_weight_bias, scales=(None, k_scale, v_scale),
         )  # fmt: skip
         for out, y in ((q_out, turned), (k_out, k), (v_out, v)):
             out.copy_(y.flatten(1))
@@ -184,7 +184,7 @@ def as_rope_quantize_fp8_append_paged_kv_cache(operator: Operator) -> Callable[.
         batch_indices, positions, is_neox=True, quantize_dtype=None, quant_scale_q=1.0, quant_scale_kv=1.0,
         page_size=16, kv_layout="NHD", q_rope_out=None, q_nope_out=None,
     ):  # fmt: skip
-        caches = (cache.transpose(1, 2) if kv_layout == "HND" else cache for cache in paged_kv_cache)
+        key_cache, value_cache = (cache.transpose(1, 2) if kv_layout == "HND" else cache for cache in paged_kv_cache)
         page = kv_indptr[batch_indices.clamp(min=0)] + positions // page_size
         slots = kv_indices[page].long() * page_size + positions % page_size
         slots = torch.where(batch_indices < 0, -1, slots)
@@ -192,7 +192,7 @@ def as_rope_quantize_fp8_append_paged_kv_cache(operator: Operator) -> Callable[.
         cos, sin = cos_sin_cache.chunk(2, dim=-1)
         q, k = torch.cat((q_rope, q_nope), dim=-1), torch.cat((k_rope, k_nope), dim=-1)
         turned, _ = operator(
-            q, k, v, *caches, slots, cos=cos, sin=sin, positions=pos_ids, scales=tuple(scales),
+            q, k, v, key_cache, value_cache, slots, cos=cos, sin=sin, positions=pos_ids, scales=tuple(scales),
             layout="split_half" if is_neox else "interleaved", q_dtype=quantize_dtype,
         )  # fmt: skip
         rotary_dim = q_rope.shape[-1]

@@ -7,8 +7,9 @@ C[s] for the slot s of the caches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -297,20 +298,19 @@ def inputs_unchanged(subject, sizes):
     case = subject.draw(sizes)
     memory = case.memory.clone()
     arguments = subject.convention.translate(subject, case, memory)
-    written = {id(x) for x in arguments.inputs}
     named = {f"argument {i}": x for i, x in enumerate(arguments.positional)} | dict(arguments.keywords)
-    kept = {n: x for n, x in named.items() if isinstance(x, torch.Tensor) and id(x) not in written}
-    kept = {n: (x, x.clone()) for n, x in kept.items() if x.untyped_storage().data_ptr() not in _storages(arguments)}
+    written = _storages(arguments.inputs)
+    others = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and not _storages([x]) & written}
+    before = {name: x.clone() for name, x in others.items()}
     subject.call(case, arguments, memory)
-    changed = [n for n, (x, before) in kept.items() if not torch.equal(x, before)]
-    if changed:
-        raise Broken(f"{changed[0]} was overwritten")
+    for name, x in others.items():
+        if not torch.equal(x, before[name]):
+            raise Broken(f"{name} was overwritten")
     yield Comparison("arguments that were overwritten", np.zeros(1), np.zeros(1), _EQUAL, case, ("of all",))
 
 
-def _storages(arguments) -> set[int]:
-    flat = (x for item in arguments.inputs for x in (item if isinstance(item, tuple) else (item,)))
-    return {x.untyped_storage().data_ptr() for x in flat}
+def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {x.untyped_storage().data_ptr() for x in tensors}
 
 
 @law("Every element of the results is written: no earlier content of the memory is left.",
@@ -348,7 +348,13 @@ def equals_separate_launches(subject, sizes):
 def _separately(subject: CacheSubject, case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = subject.convention.tables(subject, case)
     positions = case.token_positions()[0].to(subject.device)
-    where = {"cos": cos, "sin": sin, "positions": positions, "layout": subject.layout, "seq_format": "thd"}
+    where: dict[str, Any] = {
+        "cos": cos,
+        "sin": sin,
+        "positions": positions,
+        "layout": subject.layout,
+        "seq_format": "thd",
+    }
     q, k, _ = (x[0] for x in case.inputs)
     if not case.weights:
         return apply_rope(q, k, **where)

@@ -173,7 +173,7 @@ class CacheSubject(Implementation):
         """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2)."""
         if dtype not in FLOAT8_DTYPES:
             return value, bound
-        divisor = EXACT(self.convention.divisor(case.scales[which]))
+        divisor = np.asarray(self.convention.divisor(case.scales[which]), EXACT)
         largest = EXACT(torch.finfo(dtype).max)
         # An operator may multiply by a reciprocal, which rounds as well.
         wide = Rounding.nearest(torch.float32)

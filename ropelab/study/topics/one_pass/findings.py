@@ -46,8 +46,8 @@ def roof_sentence(frame: pd.DataFrame, large: int = 16_000_000) -> str:
     if ours.empty:
         return f"No case of `{ONE}` moves {large / 1e6:.0f} MB or more."
     return (
-        f"From {large / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy of the "
-        "bytes that must move."
+        f"From {large / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy of "
+        "the bytes that must move."
     )
 
 

@@ -59,6 +59,5 @@ def faults(*, smoke: bool = False) -> pd.DataFrame:
 
 def conventions() -> pd.DataFrame:
     """The conventions of operators that write a cache: name and call."""
-    return pd.DataFrame(
-        {"convention": list(CACHE_CONVENTIONS), "call": [c.signature for c in CACHE_CONVENTIONS.values()]}
-    )
+    calls = {name: convention.signature for name, convention in CACHE_CONVENTIONS.items()}
+    return pd.DataFrame({"convention": list(calls), "call": list(calls.values())})
