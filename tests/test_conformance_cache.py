@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import ropelab
+from ropelab.bench import packages, peers
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, verify
 from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
 from ropelab.conformance.cache.faults import CACHE_FAULTS
@@ -261,3 +262,38 @@ def test_the_command(target, convention, code, tmp_path, monkeypatch):
     result = testing.CliRunner().invoke(app, arguments)
     assert result.exit_code == code, result.output
     assert (tmp_path / "r").read_text()
+
+
+# ----------------------------------------------------------------------------------------------------- on a GPU
+
+SIZES = {"head_dim": 128, "q_heads": 32, "k_heads": 8, "dtype": torch.bfloat16, "device": "cuda"}
+LATENT = {"head_dim": 64, "q_heads": 16, "dtype": torch.bfloat16, "device": "cuda"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+@pytest.mark.parametrize("convention", ["rope_and_cache", "mla_rope_and_cache"])
+def test_our_kernel_on_a_gpu(convention, layout):
+    sizes = SIZES if convention == "rope_and_cache" else LATENT
+    assert_conforms(OURS[convention], convention, laws=tuple(CACHE_LAWS), layout=layout, shrink=False, **sizes)
+
+
+def vllms(name: str):
+    try:
+        return getattr(peers.vllm.operators(), name)
+    except packages.NotInstalled as error:
+        pytest.skip(f"make peers: {error}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("convention, sizes", [("fused_qknorm_rope_cache", SIZES),
+                                               ("concat_and_cache_mla_rope_fused", LATENT)])  # fmt: skip
+def test_vllms_operators(convention, sizes):
+    """The operators of vLLM 0.33.0 are right if they declare narrow arithmetic.
+
+    The operator with a norm rounds between the steps. The operator of MLA refuses tables in float32.
+    """
+    function = vllms(convention)
+    assert_conforms(function, convention, shrink=False, **sizes)
+    wide = verify(function, convention, laws=["definition"], maths="wide", diagnose=False, shrink=False, **sizes)
+    assert wide.failed == ("definition",)
