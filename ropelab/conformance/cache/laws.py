@@ -134,7 +134,7 @@ def fewer_slots(subject, sizes):
     yield from _same_rows(few, subject(few).memory, few, subject(case).memory, "the slots of the first tokens")
 
 
-@law("Other slots hold the same rows: permuting the slots permutes the rows of the caches.",
+@law("Permuting the slots permutes the rows of the caches.",
      r"C'_{\pi}[\pi(s_t)] = C'[s_t]")  # fmt: skip
 def slots_permute(subject, sizes):
     case = _live(subject, subject.draw(sizes, skipped=False))
@@ -293,7 +293,10 @@ def norm_removes_the_size(subject, sizes):
 # ---------------------------------------------------------------------------------------------------------- memory
 
 
-@law("Inputs, weights, tables, positions, slots and scales stay as they were.", r"(q, k, v) \mapsto (q', C) ")
+@law(
+    "Inputs, weights, tables, positions, slots and scales stay as they were.",
+    r"(q, k, v) \mapsto (q', C) \text{ leaves } q, k, v",
+)
 def inputs_unchanged(subject, sizes):
     case = subject.draw(sizes)
     memory = case.memory.clone()

@@ -28,7 +28,7 @@ def kept(*, smoke: bool = False) -> pd.DataFrame:
         smoke: only the laws in `FEW`.
 
     Returns:
-        A row for each law: ``law``, ``statement``, ``formula`` (LaTeX), ``status``, and ``error`` and ``bound`` of the
+        A row for each law: ``law``, ``statement``, ``latex``, ``status``, and ``violation`` and ``bound`` of the
         element that comes nearest to its bound.
     """
     has_gpu = torch.cuda.is_available()
@@ -37,8 +37,8 @@ def kept(*, smoke: bool = False) -> pd.DataFrame:
         laws=FEW if smoke else tuple(CACHE_LAWS), shrink=False, **({} if has_gpu else SMALL),
     )  # fmt: skip
     return pd.DataFrame(
-        {"law": result.law, "statement": result.statement, "formula": f"${CACHE_LAWS[result.law].latex}$",
-         "status": result.status, "error": result.violation, "bound": result.bound}
+        {"law": result.law, "statement": result.statement, "latex": CACHE_LAWS[result.law].latex,
+         "status": result.status, "violation": result.violation, "bound": result.bound}
         for result in report.results
     )  # fmt: skip
 
