@@ -92,6 +92,7 @@ RIGHT = {
     "ropelab": ropelab.apply_rope, "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,
+    "flashinfer": correct.flashinfer,
 }  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_every_convention_has_functions_that_conform(convention):
     assert sum(result.status == "pass" for result in report.results) >= 20
 
 
-@pytest.mark.parametrize("convention", ["flash_attn", "vllm", "transformer_engine"])
+@pytest.mark.parametrize("convention", ["flash_attn", "vllm", "transformer_engine", "flashinfer"])
 def test_adjacent_pairs(convention):
     assert_conforms(RIGHT[convention], convention, layout="interleaved", skip=SLOW)
 

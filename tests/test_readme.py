@@ -13,6 +13,8 @@ import typer
 
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import fetch_peers, packages, records
+from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS
+from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import LAWS
 from ropelab.study.engine import summary
@@ -93,11 +95,12 @@ def test_no_stamp_excuses_another_number():
 @pytest.mark.parametrize(
     "pattern, counted",
     [
-        (r"(\d+) laws", lambda: [sum(law.by_default for law in LAWS.values())]),
+        (r"(\d+) laws", lambda: [sum(law.by_default for law in laws.values()) for laws in (LAWS, CACHE_LAWS)]),
         (r"has (\d+) faults", lambda: [len(FAULTS)]),
+        (r"catalogue of (\d+) more", lambda: [len(CACHE_FAULTS)]),
         (r"is (\w+) notebooks", lambda: [NUMBERS[len(list((ROOT / "notebooks").glob("[0-9]*.ipynb")))]]),
     ],
-    ids=["laws", "faults", "notebooks"],
+    ids=["laws", "faults", "faults of caches", "notebooks"],
 )
 def test_counts_in_sentences_are_those_of_the_code(pattern, counted):
     assert re.findall(pattern, TEXT) == [str(number) for number in counted()]
@@ -223,7 +226,7 @@ def test_the_command_line_has_what_is_named():
     from ropelab.conformance.conventions import CONVENTIONS
 
     section = TEXT.partition("## Is a RoPE right?")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(CONVENTIONS)
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {*CONVENTIONS, *CACHE_CONVENTIONS}
     options = {name for option in typer.main.get_command(app).commands["verify"].params for name in option.opts}
     named = set(re.findall(r"--[a-z][a-z-]*", section))
     assert "--convention" in named and named <= options, named - options

@@ -37,6 +37,8 @@ STUDIES: dict[str, Study] = {
     "tiles": Study(tiles, gpu_gib=8, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, wide=True),
     "tile_regret": Study(tile_regret, gpu_gib=8, wide=True),
+    # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
+    "whole_models": Study(whole_models, gpu_gib=40, wide=True),
     # This study starts processes, each with a CUDA context.
     "conformance": Study(conformance, gpu_gib=1.5 * MOST_PROCESSES, timed=False, wide=True),
 }

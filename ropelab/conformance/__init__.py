@@ -7,7 +7,7 @@ to raise an error for an invalid argument.
 Reading order:
 
 - `case`: a call in terms that suit every convention. `tensors` copies its tensors.
-- `bounds`: how far rounding may take a result from the exact rotation.
+- `bounds`: how far rounding may take a result from the exact rotation. `cache_bounds`: on its way into a cache.
 - `implementation`: a function with the claims about it. `surroundings` keeps its global state from the laws.
 - `convention`, `conventions`: how functions are called.
 - `subject`: a function that takes cases, next to the exact results.
@@ -18,11 +18,13 @@ Reading order:
 - `faults/`: the catalogue of faults.
 - `probes`, `diagnose`: find the known faults that explain a wrong function.
 - `identify/`: measures a wrong function, and describes the deviations from the definition.
+- `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws, faults, diagnosis.
 - `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the two before.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
 """
 
+from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import Declaration, declare
@@ -34,6 +36,8 @@ from ropelab.conformance.testing import pytest_laws
 from ropelab.conformance.verify import verify
 
 __all__ = [
+    "CACHE_CONVENTIONS",
+    "CACHE_LAWS",
     "CONVENTIONS",
     "LAWS",
     "Case",

@@ -78,12 +78,11 @@ def float8_bound(
     """Return the largest ``|y8 - clamp(y / scale)|`` for the 8-bit float ``y8`` that a cache has, elementwise.
 
     The value before the division is off by at most E. The division in float32 rounds once, with the unit u and the
-    underflow e, clamping to the finite numbers enlarges no difference, and the 8-bit float rounds once more::
+    underflow e, clamping to the finite numbers enlarges no difference, and the 8-bit float rounds once more, by at most
+    half a unit in its last place, which grows with the magnitude::
 
         Q = E / scale + u (|y| + E) / scale + e
-        |y8 - clamp(y / scale)| <= Q + unit8 (|clamp(y / scale)| + Q) + underflow8
-
-    e4m3 has the unit 2^-4 and the underflow 2^-10, and e5m2 has 2^-3 and 2^-17.
+        |y8 - clamp(y / scale)| <= Q + half_unit(|clamp(y / scale)| + Q)
 
     Args:
         y: the exact value, ``EXACT``; for v, which only moves, the value itself.
@@ -92,8 +91,18 @@ def float8_bound(
         dtype: float8_e4m3fn or float8_e5m2.
         compute: the rounding of the division.
     """
-    info = torch.finfo(dtype)
-    largest = EXACT(info.max)
+    largest = EXACT(torch.finfo(dtype).max)
     quotient = (error + compute.unit * (abs(y) + error)) / scale + compute.underflow
-    stored = Rounding(info.eps / 2, float(info.smallest_normal) * info.eps / 2)
-    return quotient + stored.of(np.minimum(abs(y) / scale, largest) + quotient)
+    return quotient + half_unit(np.minimum(abs(y) / scale, largest) + quotient, dtype)
+
+
+def half_unit(magnitude: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Return half a unit in the last place of a dtype at a magnitude: the largest error of rounding to nearest.
+
+    In the binade ``[2^n, 2^(n+1))`` the unit is ``2^n eps``. Below the smallest normal number it stays as it is there:
+    2^-9 for e4m3 and 2^-16 for e5m2.
+    """
+    info = torch.finfo(dtype)
+    # frexp has significands in [1/2, 1).
+    _, exponent = np.frexp(np.maximum(magnitude, EXACT(float(info.smallest_normal))))
+    return np.ldexp(EXACT(info.eps / 2), exponent - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -82,6 +83,10 @@ class Case:
         """The extents ``(B, S)`` of the inputs."""
         batch, tokens = self.inputs[0].shape[:2]
         return batch, tokens
+
+    def extra(self) -> dict[str, Any]:
+        """Return what a message tells of the case besides the attributes above: name -> value."""
+        return {}
 
     def shared_positions(self) -> torch.Tensor:
         """Return the positions that all rows share, int64 ``[S]`` on the CPU, even for a batch without rows."""

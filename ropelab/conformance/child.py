@@ -101,7 +101,7 @@ def _hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         function, declaration, surroundings, begun=lambda what: notes.write("begun", what), found=notes.result
     )
     notes.write("report", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
-    if report.failed:
+    if report.failed and not declaration.writes_cache:  # `measure` describes rotations
         # The report is complete. A function that hangs now ends the process soon, not at the time limit of the run.
         watchdog = threading.Timer(4 * SECONDS, _end_process, (0,))
         watchdog.daemon = True

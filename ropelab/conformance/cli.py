@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.conventions import CONVENTIONS
-from ropelab.conformance.declared import DTYPES, declare
+from ropelab.conformance.declared import DTYPES, declare, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.process import Outcome, hold_apart
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 EXIT_CODES = {"right": 0, "wrong": 1, "not judged": 2}
+EVERY_CONVENTION = ", ".join((*CONVENTIONS, *CACHE_CONVENTIONS))
 COLOURS = {"right": "bold green", "wrong": "bold red", "not judged": "bold yellow"}
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "not applicable": "dim"}
 
@@ -42,7 +44,7 @@ def main() -> None:
 @app.command()
 def verify(
     target: Annotated[str, typer.Argument(help="package.module:function")],
-    convention: Annotated[str, typer.Option(help=f"How the function is called: {', '.join(CONVENTIONS)}.")],
+    convention: Annotated[str, typer.Option(help=f"How the function is called: {EVERY_CONVENTION}.")],
     layout: Annotated[str | None, typer.Option(help="The layout of the features: split_half or interleaved.")] = None,
     out_layout: Annotated[str | None, typer.Option(help="The layout of the result, if it differs.")] = None,
     seq_format: Annotated[str | None, typer.Option(help="The order of the axes: bshd, sbhd or bhsd.")] = None,
@@ -149,8 +151,9 @@ def verify_a_model(
 def laws() -> None:
     """List the laws."""
     table = Table("law", "statement", box=None)
-    for law in LAWS.values():
-        table.add_row(law.name, law.statement + ("" if law.by_default else " (only if named)"))
+    for law in (*LAWS.values(), *CACHE_LAWS.values()):
+        of = " (operators that write a cache)" if law is CACHE_LAWS.get(law.name) else ""
+        table.add_row(law.name, law.statement + of + ("" if law.by_default else " (only if named)"))
     Console().print(table)
 
 
@@ -207,5 +210,5 @@ def _verdict(outcome: Outcome, asked: int) -> str:
         return f"not judged: nothing was compared with the definition: {why}"
     if outcome.verdict == "wrong":
         return broken
-    every = sum(law.by_default for law in LAWS.values())
+    every = sum(law.by_default for law in laws_of(outcome.about.get("convention", "")).values())
     return "all laws that apply hold" + (f", of the {asked} asked for" if asked < every else "")

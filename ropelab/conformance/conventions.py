@@ -1,4 +1,4 @@
-"""This file defines nine calling conventions, each of which translates cases to and from the calls of a library."""
+"""This file defines ten calling conventions, each of which translates cases to and from the calls of a library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT
-from ropelab.conformance.case import CANNOT, Case, NotApplicable
+from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
 from ropelab.conformance.convention import Arguments, Convention, accepts
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
@@ -272,10 +272,48 @@ class Plain(_OwnAngles):
         yield "positions for one token fewer", replace(good, positional=(x, positions[:-1]))
 
 
+class FlashInfer(_OwnAngles):
+    """The convention of ``apply_rope_pos_ids`` in FlashInfer: flat tokens, and a position for each token.
+
+    Source of the signature: flashinfer-python 0.7.2.post1, ``flashinfer/rope.py``.
+    """
+
+    name = "flashinfer"
+    signature = "fn(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4) -> (q, k)"
+    expresses = frozenset({"offset", "offsets per sequence", "positions", "positions per batch", "packed"})
+    pair = True
+    differentiable = False
+    partial = True
+    narrow = False
+
+    def arguments(self, implementation, case):
+        q, k = tensors = tuple(x.flatten(0, 1) for x in _pair(case.inputs))
+        positions = case.token_positions().flatten().to(implementation.device, torch.int32)
+        options: dict[str, Any] = {"interleave": implementation.layout == "interleaved"}
+        if case.rotary_dim != _head_dim(case):
+            options["rotary_dim"] = case.rotary_dim
+        if implementation.base != 10000.0:
+            options["rope_theta"] = implementation.base
+        return Arguments(tensors, (q, k, positions), options)
+
+    def outputs(self, implementation, case, returned, arguments):
+        if not isinstance(returned, (tuple, list)) or len(returned) < len(case.inputs):
+            raise Broken(f"the function, called as {self.signature}, returned {type(returned).__name__}")
+        results = tuple(zip(returned, case.inputs, strict=False))
+        if any(not isinstance(y, torch.Tensor) or y.numel() != x.numel() for y, x in results):
+            raise Broken(f"the function, called as {self.signature}, returned results of other shapes than q and k")
+        return tuple(y.view(x.shape) for y, x in results)
+
+    def bad(self, implementation, case):
+        good = self.translate(implementation, case)
+        q, k, positions = good.positional
+        yield "positions for one token fewer", replace(good, positional=(q, k, positions[:-1]))
+
+
 CONVENTIONS: dict[str, Convention] = {
     c.name: c
     for c in (Ropelab(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(), ComplexNumbers(),
-              Module(), Plain())
+              Module(), Plain(), FlashInfer())
 }  # fmt: skip
 """Name -> convention."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
+from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.law import Law
@@ -29,7 +30,7 @@ class Declaration:
     """The claims about a function, free of contradictions; made by `declare`.
 
     Attributes:
-        convention: how the function is called, a name of ``CONVENTIONS``.
+        convention: how the function is called, a name of ``CONVENTIONS`` or ``CACHE_CONVENTIONS``.
         laws: the laws that the function is held to.
         sizes: the extents of most cases; cases of some laws have fewer heads.
         about: the claims for the report, name by name.
@@ -44,15 +45,22 @@ class Declaration:
     claims: dict[str, Any]
     kept: dict[str, Any] = field(default_factory=dict)
 
-    def subject(self, function: Callable[..., Any], surroundings: Surroundings) -> Subject:
-        """Return ``function`` with its claims, and without any state of earlier calls.
+    @property
+    def writes_cache(self) -> bool:
+        """Whether the function is an operator that writes a paged cache; otherwise it is a rotation alone."""
+        return self.convention in CACHE_CONVENTIONS
+
+    def subject(self, function: Callable[..., Any], surroundings: Surroundings) -> Any:
+        """Return ``function`` with its claims, and without any state of earlier calls: `Subject` or `CacheSubject`.
 
         Args:
             function: the function under test.
             surroundings: the global state, recorded before the import of the function if possible.
         """
-        kind = CONVENTIONS[self.convention]
-        return Subject(function, kind, **self.claims, state=dict(self.kept), surroundings=surroundings)
+        claims = self.claims | {"state": dict(self.kept), "surroundings": surroundings}
+        if self.writes_cache:
+            return CacheSubject(function, CACHE_CONVENTIONS[self.convention], **claims)
+        return Subject(function, CONVENTIONS[self.convention], **claims)
 
 
 def declare(
@@ -79,7 +87,8 @@ def declare(
     """Return the declaration of a function. It needs neither the function nor the device.
 
     Args:
-        convention: how the function is called, a name of ``CONVENTIONS``.
+        convention: how the function is called, a name of ``CONVENTIONS``, or of ``CACHE_CONVENTIONS`` for an operator
+            that writes a paged cache.
         layout: ``"split_half"`` or ``"interleaved"``; by default the first layout of the convention.
         laws: the names of the laws that the function is held to; by default all laws that are not opt-in.
         skip: the names of laws to leave out.
@@ -104,14 +113,20 @@ def declare(
         TypeError: a size or ``base`` is not a number, or ``dtype`` is not in ``DTYPES``.
         ValueError: an argument is out of its range or not one of its choices, or no law is left.
     """
-    chosen = select(laws, skip)
-    kind = CONVENTIONS[_one_of("convention", convention, CONVENTIONS)]
+    every: dict[str, Any] = {**CONVENTIONS, **CACHE_CONVENTIONS}
+    kind = every[_one_of("convention", convention, every)]
+    chosen = select(laws, skip, laws_of(convention))
     layout = kind.layouts[0] if layout is None else layout
     check_layout(layout)
     out_layout = layout if out_layout is None else out_layout
     check_layout(out_layout, "out_layout")
     seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
     narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"
+    if convention in CACHE_CONVENTIONS:
+        _one_of("layout", layout, kind.layouts)
+        for name, value, only in (("out_layout", out_layout, layout), ("columns", columns, None)):
+            if value != only:
+                raise ValueError(f"{name}: expected {only} for {convention}, which cannot express it, got {value!r}")
     if inplace and kind.in_place is False:
         raise ValueError(f"inplace: expected False for {convention}, which cannot express it, got {inplace}")
     sizes = _sizes(q_heads, k_heads, head_dim, rotary_dim, kind.partial)
@@ -133,20 +148,28 @@ def declare(
     return Declaration(convention, chosen, sizes, about, claims, kept)
 
 
-def select(laws: Iterable[str] | None = None, skip: Iterable[str] = ()) -> tuple[Law, ...]:
-    """Return laws in the order of ``LAWS``.
+def laws_of(convention: str) -> Mapping[str, Law]:
+    """Return the laws of a convention: `LAWS` of a rotation, `CACHE_LAWS` of an operator that writes a cache."""
+    return CACHE_LAWS if convention in CACHE_CONVENTIONS else LAWS
+
+
+def select(
+    laws: Iterable[str] | None = None, skip: Iterable[str] = (), known: Mapping[str, Law] = LAWS
+) -> tuple[Law, ...]:
+    """Return laws in the order of ``known``.
 
     Args:
         laws: the names of the laws; by default all laws that are not opt-in.
         skip: the names of laws to leave out.
+        known: the laws of the convention.
 
     Raises:
         ValueError: a name is unknown, or no law is left.
     """
     named, skipped = None if laws is None else set(laws), set(skip)
     for name in (*(named or ()), *skipped):
-        _one_of("law", name, LAWS)
-    kept = (law for law in LAWS.values() if law.name not in skipped)
+        _one_of("law", name, known)
+    kept = (law for law in known.values() if law.name not in skipped)
     chosen = tuple(law for law in kept if (law.by_default if named is None else law.name in named))
     if not chosen:
         raise ValueError("laws: expected at least one law that is not skipped, got none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.convention import accepts
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.faults import FAULTS, Fault, runs_on
-from ropelab.conformance.probes import Probe, Seen, probes, rare_probes
+from ropelab.conformance.probes import Seen, probes, rare_probes
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels import INTERPRETED
@@ -83,16 +84,16 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
     cases = [replace(c.case, cotangents=()) for c in failed if _is_small(c.case)]
-    wrong, right = _answers(subject, probes(subject, sizes, cases))
+    wrong, right = answers(subject, probes(subject, sizes, cases))
     if not wrong:
-        wrong, right = _answers(subject, rare_probes(subject, sizes))
+        wrong, right = answers(subject, rare_probes(subject, sizes))
 
     found: list[Diagnosis] = []
     for fault in sorted(FAULTS.values(), key=lambda f: f.triton):
         if fault.triton and INTERPRETED and any(not d.unexplained for d in found):
             break  # an explanation is found, and interpreted kernels are slow
         suspect = _suspect(fault, subject)
-        if suspect is not None and (diagnosis := _compared(fault, suspect, subject, wrong, right)) is not None:
+        if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
     return sorted(found, key=lambda d: (d.unexplained, d.fault.convention != subject.convention.name))
 
@@ -103,8 +104,13 @@ def _is_small(case: Case) -> bool:
     return batch * seq_len <= MANY_TOKENS and bool((case.token_positions().clamp(min=0) <= LONG_TABLE).all())
 
 
-def _answers(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
-    """Return ``(probe, answer, truth)`` of the probes that the subject gets wrong, and of those that it gets right."""
+def answers(subject: Any, questions: Iterable[Any]) -> tuple[list, list]:
+    """Return ``(probe, answer, truth)`` of the probes that the subject gets wrong, and of those that it gets right.
+
+    Args:
+        subject: `Subject`, or `CacheSubject` of ``cache.subject``.
+        questions: a `Probe` each, or an object with its methods.
+    """
     wrong: list[tuple] = []
     right: list[tuple] = []
     for probe in questions:
@@ -117,7 +123,14 @@ def _answers(subject: Subject, questions: Iterable[Probe]) -> tuple[list, list]:
     return wrong, right
 
 
-def _compared(fault: Fault, suspect: Subject, subject: Subject, wrong, right) -> Diagnosis | None:
+def compared(fault: Fault, suspect: Any, subject: Any, wrong, right) -> Diagnosis | None:
+    """Return how far a fault explains the answers of a subject; None if it does not.
+
+    Args:
+        fault: the fault.
+        suspect, subject: the fault and the implementation: `Subject`, or `CacheSubject` of ``cache.subject``.
+        wrong, right: what `answers` returned.
+    """
     reproduced: list[str] = []
     missed: list[str] = []
     for probe, seen, truth in wrong:
@@ -160,7 +173,7 @@ def _suspect(fault: Fault, subject: Subject) -> Subject | None:
     )
 
 
-def _seen_as(probe: Probe, suspect: Subject, subject: Subject) -> Seen | None:
+def _seen_as(probe: Any, suspect: Any, subject: Any) -> Seen | None:
     try:
         return probe.seen_as(suspect, subject)
     except NotApplicable:

@@ -41,6 +41,7 @@ class Counterexample:
         case = self.case
         asked: dict[str, Any] = {"shapes": [list(x.shape) for x in case.inputs], "dtype": str(case.inputs[0].dtype)}
         asked |= {"positions": case.token_positions().tolist(), "lengths": case.lengths, "shard": case.shard}
+        asked |= case.extra()
         return {"sizes": vars(self.sizes), "what": self.what, "where": self.where, **numbers, **asked,
                 "pattern": self.pattern}  # fmt: skip
 

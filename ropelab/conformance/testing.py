@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ropelab.conformance.declared import select
+from ropelab.conformance.declared import laws_of, select
 from ropelab.conformance.report import text
 from ropelab.conformance.verify import verify
 
@@ -38,7 +38,7 @@ def pytest_laws(
     """
     import pytest
 
-    names = [law.name for law in select(laws, skip)]
+    names = [law.name for law in select(laws, skip, laws_of(convention))]
 
     @pytest.mark.parametrize("law", names)
     def test(law):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
 from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import Diagnosis
@@ -37,7 +38,7 @@ def verify(
     Args:
         function: the function under test; for the convention ``"module"`` a class, a factory or an ``nn.Module``. It
             may raise NotImplementedError for a call that it does not offer.
-        convention: how the function is called, a name of ``CONVENTIONS``.
+        convention: how the function is called, a name of ``CONVENTIONS`` or ``CACHE_CONVENTIONS``.
         shrink: look for a smaller counterexample if a law does not hold.
         diagnose: look for the fault in the catalogue if a law does not hold, and let the report measure what the
             function does when somebody asks for its ``identification``.
@@ -55,7 +56,8 @@ def verify(
     check_function(function)
     surroundings = Surroundings()
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
-    return replace(report, measuring=lambda: measure(function, declaration, surroundings)) if diagnose else report
+    measured = diagnose and not declaration.writes_cache
+    return replace(report, measuring=lambda: measure(function, declaration, surroundings)) if measured else report
 
 
 def check_function(function: Any) -> None:
@@ -84,7 +86,7 @@ def judge(
         found: called with each result, and again if the search finds a smaller counterexample.
     """
 
-    def fresh() -> Subject:
+    def fresh() -> Any:
         """Return a subject without state, so that the cache of a module in one law cannot reach another law."""
         return declaration.subject(function, surroundings)
 
@@ -98,7 +100,10 @@ def judge(
         if diagnose and any(result.failed for result in results):
             begun("the diagnosis")
             counterexamples = [result.counterexample for result in results if result.counterexample is not None]
-            diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
+            if declaration.writes_cache:
+                diagnosis = tuple(find_cache_faults(fresh(), sizes))
+            else:
+                diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
     return Report(about, tuple(results), diagnosis)
 
@@ -115,7 +120,7 @@ def measure(function: Callable[..., Any], declaration: Declaration, surroundings
 
 def hold(
     law: Law,
-    fresh: Callable[[], Subject],
+    fresh: Callable[[], Any],
     sizes: Sizes,
     shrink: bool = True,
     found: Callable[[Result], object] = lambda result: None,

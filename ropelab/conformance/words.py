@@ -51,6 +51,7 @@ def _call(case: Case) -> str:
     parts += [f"rank {case.shard[1]} of {case.shard[0]}"] if case.shard else []
     parts += ["inverse"] if case.inverse else []
     parts += [f"tables times {case.factor}"] if case.factor != 1 else []
+    parts += [f"{name} {value}" for name, value in case.extra().items() if len(str(value)) <= 6 * FEW]
     parts += [f"strides {x.stride()}" for x in case.inputs if not x.is_contiguous()]
     return ", ".join(parts)
 

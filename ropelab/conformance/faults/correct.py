@@ -148,6 +148,15 @@ def vllm(positions, query, key, head_size, cos_sin_cache, is_neox):
     return query, key
 
 
+def flashinfer(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
+    """Rotate ``q, k [T, H, D]`` at ``pos_ids [T]``, by angles that it computes in float64."""
+    if len(pos_ids) != len(q):
+        raise ValueError(f"pos_ids: expected {len(q)} positions, got {len(pos_ids)}")
+    frequencies = inverse_frequencies(rotary_dim or q.shape[-1], rope_theta).to(q.device)
+    angles = (pos_ids.double() / rope_scale)[:, None, None] * frequencies
+    return tuple(turn(x, angles.cos(), angles.sin(), interleaved_name(interleave)) for x in (q, k))
+
+
 def complex_numbers(xq, xk, freqs_cis):
     """Multiply ``xq, xk [B, S, H, D]``, whose adjacent features form complex numbers, by ``freqs_cis [S, D/2]``."""
     turns = freqs_cis[:, None]

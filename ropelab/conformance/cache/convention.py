@@ -1,0 +1,120 @@
+"""This file defines the conventions of operators that write a paged cache, in general."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ropelab.conformance.cache.case import CacheCase
+from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.convention import Arguments, accepts
+from ropelab.conformance.implementation import Implementation
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.layout.pairing import LAYOUTS
+
+ROWS = 64
+"""The rows of the tables; every position is below."""
+LATENT_FEATURES = 8
+"""The features of a latent vector, as a multiple of the features of the key that rotates (DeepSeek: 512 and 64)."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The results of a call.
+
+    Attributes:
+        q: ``[T, Hq, D]``.
+        k: ``[T, Hk, D]`` if the operator returns or overwrites k, else None.
+        v: ``[T, Hk, Dv]`` if the operator returns v, else None.
+        memory: the memory of both caches.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    memory: torch.Tensor
+    v: torch.Tensor | None = None
+
+
+class CacheConvention:
+    """A way to call an operator that rotates and writes a paged cache.
+
+    Attributes:
+        name: the key of the convention in ``CACHE_CONVENTIONS``: the name of the operator.
+        signature: the call, for messages.
+        latent: whether the operator is for multi-head latent attention: one key head beside a latent vector.
+        norm: whether the operator normalizes q and k.
+        optional_norm: whether the norm can be left out.
+        offset: whether the weights can have an offset.
+        narrow: whether tables and arithmetic have the dtype of the inputs unless the author declares otherwise.
+        partial: whether features beyond the width of the tables pass unchanged.
+        float8_only: whether every cache has 8-bit floats, and q too.
+        scales_differ: whether keys and values have a scale each.
+        whole_tokens: whether the operator may leave out a token without a slot altogether.
+        fewer_slots: whether there may be fewer slots than tokens.
+        orders: the arrangements of the caches that the convention allows.
+        layouts: the layouts of the features, the default first.
+        seq_formats: the orders of the axes.
+    """
+
+    name: str
+    signature: str
+    latent = False
+    norm = False
+    optional_norm = False
+    offset = False
+    narrow = False
+    partial = True
+    float8_only = False
+    scales_differ = True
+    whole_tokens = False
+    fewer_slots = True
+    orders: tuple[str, ...] = ("NHD", "HND", "layers", "apart")
+    layouts: tuple[str, ...] = LAYOUTS
+    seq_formats: tuple[str, ...] = ("thd",)
+    in_place = False
+
+    def translate(self, implementation: Implementation, case: CacheCase, memory: torch.Tensor) -> Arguments:
+        """Return the arguments of the call that the case describes, with the caches in ``memory``.
+
+        Raises:
+            NotApplicable: the convention, or the parameters of this function, cannot express the case.
+        """
+        arguments = self.arguments(implementation, case, *case.caches(memory))
+        for name in arguments.keywords:
+            if not accepts(implementation.function, name):
+                raise NotApplicable(f"{self.name}: the function has no argument {name!r}")
+        return arguments
+
+    def arguments(
+        self, implementation: Implementation, case: CacheCase, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> Arguments:
+        """Return the arguments; ``inputs`` are the tensors that the operator may overwrite."""
+        raise NotImplementedError
+
+    def outputs(self, case: CacheCase, returned: Any, arguments: Arguments, memory: torch.Tensor) -> Written:
+        """Return the results, which the function returned or left in its arguments.
+
+        Raises:
+            Broken: the function returned something else than the convention says.
+        """
+        raise NotImplementedError
+
+    def tables(self, implementation: Implementation, case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cosines and sines that the caller passes: ``[ROWS, R/2]``."""
+        return implementation.tables(case, ROWS)
+
+    def divisor(self, scale: float) -> float:
+        """Return the number by which a value is divided before it becomes an 8-bit float, for a scale of a case."""
+        return scale
+
+
+def positions_of(implementation: Implementation, case: CacheCase) -> torch.Tensor:
+    """Return the positions of the tokens, int64 ``[T]``."""
+    return case.token_positions()[0].to(implementation.device)
+
+
+def is_float8(memory: torch.Tensor) -> bool:
+    """Return whether a cache has 8-bit floats."""
+    return memory.dtype in FLOAT8_DTYPES

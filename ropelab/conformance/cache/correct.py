@@ -1,0 +1,222 @@
+"""This file defines a right operator in plain torch, method by method, and its form in each convention.
+
+A fault overrides one method of `Operator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ropelab.conformance.cache.case import bits
+from ropelab.conformance.faults.correct import turn
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+
+
+class Operator:
+    """The pass from q, k and v to the rotated q, the rotated k and the caches."""
+
+    def __call__(
+        self, q, k, v, key_cache, value_cache, slots, *, cos, sin, positions, layout="split_half",
+        weights=(), eps=1e-6, offset=0.0, scales=(None, None, None), q_dtype=None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Write the caches, and return the results for q and k.
+
+        Args:
+            q, k, v: ``[T, H, D]``.
+            key_cache, value_cache: ``[blocks, block_size, H, D]``.
+            slots: ``[N]``, negative for no slot.
+            cos, sin: ``[P, R/2]``. positions: ``[T]``.
+            weights, eps, offset: those of the norm; without weights there is no norm.
+            scales: of 8-bit floats in q, in the key cache and in the value cache: tensors of one element or None.
+            q_dtype: the dtype of the result for q, by default that of q.
+        """
+        wide = torch.promote_types(torch.promote_types(q.dtype, cos.dtype), torch.float32)
+        cos, sin = (table[self.positions(positions, slots)].to(wide)[:, None] for table in (cos, sin))
+        if weights:
+            q_weight, k_weight = self.weights(*weights)
+            normed = self.norm(q, q_weight, eps, offset, wide), self.norm(k, k_weight, eps, offset, wide)
+        else:
+            normed = q.to(wide), k.to(wide)
+        q_turned, k_turned = (self.rotate(x, cos, sin, layout) for x in normed)
+        q_turned, k_turned = q_turned.to(q.dtype), k_turned.to(k.dtype)
+        tokens, kept = self.live(slots, key_cache)
+        self.write(key_cache, kept, self.stored(k_turned, k)[tokens], self.scale(scales, 1), value_cache)
+        self.write(value_cache, kept, v[tokens], self.scale(scales, 2), key_cache)
+        return self.convert(q_turned, q_dtype or q.dtype, scales[0]), k_turned
+
+    def positions(self, positions, slots):
+        """Return the position of every token."""
+        return positions.long()
+
+    def weights(self, q_weight, k_weight):
+        """Return the weights of the norm of q and of k."""
+        return q_weight, k_weight
+
+    def norm(self, x, weight, eps, offset, wide):
+        """Return the normalized heads."""
+        x = x.to(wide)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (weight.to(wide) + offset)
+
+    def rotate(self, x, cos, sin, layout):
+        """Return the rotated heads."""
+        return turn(x, cos, sin, layout)
+
+    def live(self, slots, cache):
+        """Return the tokens with a slot, and their slots."""
+        tokens = (slots >= 0).nonzero()[:, 0]
+        return tokens, slots[tokens].long()
+
+    def stored(self, turned, k):
+        """Return what the key cache stores, from the rotated k and k itself."""
+        return turned
+
+    def scale(self, scales, which):
+        """Return the scale of the key cache (1) or of the value cache (2)."""
+        return scales[which]
+
+    def address(self, slots, cache, other):
+        """Return the blocks and the places of slots in a cache, next to the other cache."""
+        return slots // cache.shape[1], slots % cache.shape[1]
+
+    def write(self, cache, slots, rows, scale, other):
+        """Write rows into slots of a cache."""
+        rows = self.convert(rows, cache.dtype, scale)
+        block, place = self.address(slots, cache, other)
+        bits(cache)[block, place] = bits(rows)
+
+    def divide(self, x, scale):
+        """Return the values that 8-bit floats store."""
+        return x if scale is None else x.float() / scale
+
+    def convert(self, x, dtype, scale):
+        """Return ``x`` in the dtype of its destination."""
+        if dtype not in FLOAT8_DTYPES:
+            return x.to(dtype)
+        return to_float8(self.divide(x, scale), dtype)
+
+
+def as_rope_and_cache(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of `ropelab.rope_and_cache`."""
+
+    def rope_and_cache(
+        q, k, v, key_cache, value_cache, slot_mapping, *, cos, sin, positions, layout, q_weight=None, k_weight=None,
+        eps=1e-6, weight_offset=0.0, q_out=None, k_out=None, q_scale=None, k_scale=None, v_scale=None,
+    ):  # fmt: skip
+        weights = () if q_weight is None else (q_weight, k_weight)
+        turned, k = operator(
+            q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, positions=positions, layout=layout,
+            weights=weights, eps=eps, offset=weight_offset, scales=(q_scale, k_scale, v_scale),
+            q_dtype=None if q_out is None else q_out.dtype,
+        )  # fmt: skip
+        if k_out is not None:
+            k_out.copy_(k)
+        return turned if q_out is None else q_out.copy_(turned)
+
+    return rope_and_cache
+
+
+def as_mla_rope_and_cache(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of `ropelab.mla_rope_and_cache`."""
+
+    def mla_rope_and_cache(
+        q_pe, k_pe, kv_c, kv_cache, slot_mapping, *, cos, sin, positions, layout, k_out=None, kv_scale=None
+    ):
+        entries, latent = kv_cache.unsqueeze(2), kv_c.shape[-1]
+        turned, k = operator(
+            q_pe, k_pe[:, None], kv_c[:, None], entries[..., latent:], entries[..., :latent], slot_mapping,
+            cos=cos, sin=sin, positions=positions, layout=layout, scales=(None, kv_scale, kv_scale),
+        )  # fmt: skip
+        if k_out is not None:
+            k_out.copy_(k[:, 0])
+        return turned
+
+    return mla_rope_and_cache
+
+
+def as_fused_qknorm_rope_cache(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of vLLM's ``fused_qknorm_rope_cache``."""
+
+    def fused_qknorm_rope_cache(
+        q_out, k_out, v_out, qkv, q_weight, k_weight, cos, sin, positions, slot_mapping, k_cache, v_cache, head_dim,
+        num_q_heads, num_kv_heads, rotary_pairs, epsilon, norm_weight_bias, kv_cache_dtype="auto", k_scale=None,
+        v_scale=None,
+    ):  # fmt: skip
+        heads = (num_q_heads, num_kv_heads, num_kv_heads)
+        q, k, v = qkv.unflatten(-1, (-1, head_dim)).split(heads, dim=1)
+        key_cache, value_cache = (_typed(cache, kv_cache_dtype) for cache in (k_cache, v_cache))
+        turned, k = operator(
+            q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, positions=positions,
+            weights=(q_weight, k_weight), eps=epsilon, offset=norm_weight_bias, scales=(None, k_scale, v_scale),
+        )  # fmt: skip
+        for out, y in ((q_out, turned), (k_out, k), (v_out, v)):
+            out.copy_(y.flatten(1))
+
+    return fused_qknorm_rope_cache
+
+
+def as_concat_and_cache_mla_rope_fused(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of vLLM's ``concat_and_cache_mla_rope_fused``."""
+    mla = as_mla_rope_and_cache(operator)
+
+    def concat_and_cache_mla_rope_fused(
+        positions, q_pe, k_pe, kv_c, cos_sin_cache, is_neox, slot_mapping, kv_cache, kv_cache_dtype, kv_cache_scale
+    ):
+        cos, sin = cos_sin_cache.chunk(2, dim=-1)
+        q_pe.copy_(
+            mla(
+                q_pe, k_pe.clone(), kv_c, _typed(kv_cache, kv_cache_dtype), slot_mapping, cos=cos, sin=sin,
+                positions=positions, layout="split_half" if is_neox else "interleaved", k_out=k_pe,
+                kv_scale=kv_cache_scale,
+            )
+        )  # fmt: skip
+
+    return concat_and_cache_mla_rope_fused
+
+
+def as_rope_quantize_fp8_append_paged_kv_cache(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of FlashInfer's ``rope_quantize_fp8_append_paged_kv_cache``."""
+
+    def rope_quantize_fp8_append_paged_kv_cache(
+        q_rope, k_rope, q_nope, k_nope, v, cos_sin_cache, pos_ids, paged_kv_cache, kv_indices, kv_indptr,
+        batch_indices, positions, is_neox=True, quantize_dtype=None, quant_scale_q=1.0, quant_scale_kv=1.0,
+        page_size=16, kv_layout="NHD", q_rope_out=None, q_nope_out=None,
+    ):  # fmt: skip
+        key_cache, value_cache = (cache.transpose(1, 2) if kv_layout == "HND" else cache for cache in paged_kv_cache)
+        page = kv_indptr[batch_indices.clamp(min=0)] + positions // page_size
+        slots = kv_indices[page].long() * page_size + positions % page_size
+        slots = torch.where(batch_indices < 0, -1, slots)
+        scales = (torch.tensor(1 / scale, device=v.device) for scale in (quant_scale_q, quant_scale_kv, quant_scale_kv))
+        cos, sin = cos_sin_cache.chunk(2, dim=-1)
+        q, k = torch.cat((q_rope, q_nope), dim=-1), torch.cat((k_rope, k_nope), dim=-1)
+        turned, _ = operator(
+            q, k, v, key_cache, value_cache, slots, cos=cos, sin=sin, positions=pos_ids, scales=tuple(scales),
+            layout="split_half" if is_neox else "interleaved", q_dtype=quantize_dtype,
+        )  # fmt: skip
+        rotary_dim = q_rope.shape[-1]
+        q_rope_out.view(torch.uint8).copy_(turned[..., :rotary_dim].view(torch.uint8))
+        q_nope_out.view(torch.uint8).copy_(turned[..., rotary_dim:].view(torch.uint8))
+        return q_rope_out, q_nope_out
+
+    return rope_quantize_fp8_append_paged_kv_cache
+
+
+FORMS: dict[str, Callable[[Operator], Callable[..., Any]]] = {
+    "rope_and_cache": as_rope_and_cache,
+    "mla_rope_and_cache": as_mla_rope_and_cache,
+    "fused_qknorm_rope_cache": as_fused_qknorm_rope_cache,
+    "concat_and_cache_mla_rope_fused": as_concat_and_cache_mla_rope_fused,
+    "rope_quantize_fp8_append_paged_kv_cache": as_rope_quantize_fp8_append_paged_kv_cache,
+}
+"""Convention -> the function that gives an operator that form."""
+
+CORRECT: dict[str, Callable[..., Any]] = {name: form(Operator()) for name, form in FORMS.items()}
+"""Convention -> a right function."""
+
+
+def _typed(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
+    if kv_cache_dtype == "auto":
+        return cache
+    return cache.view(FLOAT8_DTYPES[1] if kv_cache_dtype == "fp8_e5m2" else FLOAT8_DTYPES[0])

@@ -1,0 +1,446 @@
+"""This file defines the laws of operators that rotate and write a paged cache.
+
+An operator normalizes the heads of q and k (where it has weights), rotates them, and writes k and v into the slots of
+the tokens. The formulas write N for the norm, R for the rotation and Q for the rounding to the dtype of a cache, and
+C[s] for the slot s of the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropelab import apply_qk_norm_rope, apply_rope
+from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
+from ropelab.conformance.cache.convention import ROWS, Written
+from ropelab.conformance.cache.subject import SCALES, CacheSubject
+from ropelab.conformance.case import Broken, NotApplicable
+from ropelab.conformance.law import Comparison, Law, law
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+
+AXES = ("token", "head", "feature")
+_EQUAL = np.zeros(1)
+
+
+# ---------------------------------------------------------------------------------------------------- the definition
+
+
+@law("q, and k and v in the slots of their tokens, are the definition within the derived bound.",
+     r"C[s_t] = Q\,(R_{p_t} N k_t,\ v_t),\quad q'_t = R_{p_t} N q_t")  # fmt: skip
+def definition(subject, sizes):
+    yield from _against_truth(subject, subject.draw(sizes))
+    if subject.convention.optional_norm:
+        yield from _against_truth(subject, subject.draw(sizes, norm=False))
+    if subject.convention.offset:
+        yield from _against_truth(subject, subject.draw(sizes, weight_offset=1.0), " with 1 + w for the weights")
+
+
+@law("A cache in 8-bit floats holds the values divided by their scales, rounded, within the derived bound.",
+     r"C[s_t] = \mathrm{fl}_8(\mathrm{clamp}(R_{p_t} N k_t / \sigma_k))")  # fmt: skip
+def float8(subject, sizes):
+    for dtype in FLOAT8_DTYPES:
+        name = _name(dtype)
+        case = subject.draw(sizes, cache_dtype=dtype)
+        yield from _against_truth(subject, case, f" in {name}")
+        # The largest values divided by these scales are beyond the largest finite number.
+        large = replace(case, scales=tuple(s * 2.0**-15 for s in case.scales))
+        if dtype == FLOAT8_DTYPES[0]:
+            yield from _against_truth(subject, large, f" in {name} beyond the largest finite number")
+
+
+def _against_truth(subject: CacheSubject, case: CacheCase, what: str = "") -> Iterator[Comparison]:
+    written = _offered(subject, case)
+    live = case.live.numpy()
+    q, k, v = subject.expected(case)
+    tokens = live if subject.convention.whole_tokens else np.ones_like(live)
+    for name, which, found, (value, bound), kept in (
+        ("q", 0, written.q, q, tokens),
+        ("k", 1, written.k, k, tokens),
+        ("stored k", 1, case.rows(written.memory)[0], k, live),
+        ("stored v", 2, case.rows(written.memory)[1], v, live),
+    ):
+        if found is None:
+            continue
+        actual = numbers(found)[kept] if name in ("q", "k") else numbers(found)
+        value, bound = subject.stored(case, which, value[kept], bound[kept], found.dtype)
+        yield Comparison(name + what, actual, value, bound, case, AXES, truth=True)
+
+
+@law("The score of a rotated q and a stored k depends on the distance of their positions only.",
+     r"\langle q'_t, C_k[s_u] \rangle = f(p_t - p_u)")  # fmt: skip
+def relative_position(subject, sizes):
+    case = _live(subject, subject.draw(sizes, skipped=False))
+    near = torch.arange(case.tokens) % (ROWS // 2)
+    scores = []
+    for shift in (0, ROWS // 2 - 1):
+        moved = replace(case, positions=near + shift)
+        written = subject(moved)
+        (q, q_bound), (k, k_bound), _ = subject.expected(moved)
+        q, q_bound = subject.stored(moved, 0, q, q_bound, written.q.dtype)
+        k, k_bound = subject.stored(moved, 1, k, k_bound, moved.memory.dtype)
+        if subject.convention.latent:
+            k, k_bound = (x.repeat(q.shape[1], 1) for x in (k, k_bound))
+        heads = np.arange(q.shape[1]) * k.shape[1] // q.shape[1]
+        k, k_bound = k[:, heads], k_bound[:, heads]
+        stored = numbers(case.rows(written.memory)[0])
+        stored = np.repeat(stored, q.shape[1], 1) if subject.convention.latent else stored[:, heads]
+        found = np.einsum("thd,uhd->tuh", numbers(written.q), stored)
+        bound = (
+            np.einsum("thd,uhd->tuh", abs(q) + q_bound, k_bound) + np.einsum("thd,uhd->tuh", q_bound, abs(k))
+        )  # fmt: skip
+        scores.append((found, bound, moved))
+    (first, first_bound, _), (second, second_bound, moved) = scores
+    if moved.memory.dtype in FLOAT8_DTYPES:
+        raise NotApplicable("8-bit floats round the scores too much")
+    axes = ("token", "key", "head")
+    yield Comparison("scores at shifted positions", second, first, first_bound + second_bound, moved, axes)
+
+
+# ----------------------------------------------------------------------------------------------------------- slots
+
+
+@law("The memory of the caches is unchanged outside of the slots of the tokens.",
+     r"C'[s] = C[s] \text{ for } s \notin \{s_t\}")  # fmt: skip
+def other_slots_unchanged(subject, sizes):
+    for order in subject.convention.orders:
+        case = subject.draw(sizes, order=order)
+        yield from _unnamed(subject, case, f"elements that no token names, {order}")
+    if not subject.convention.float8_only:
+        case = subject.draw(sizes, cache_dtype=FLOAT8_DTYPES[0])
+        _offered(subject, case)
+        yield from _unnamed(subject, case, "bytes that no token names")
+
+
+@law("A token with a negative slot writes nothing to the caches.", r"s_t < 0 \Rightarrow C' = C")
+def skipped_slots(subject, sizes):
+    case = subject.draw(sizes)
+    for slot in (-1, -(2**40)):
+        none = replace(case, slots=torch.full_like(case.slots, slot))
+        yield from _unnamed(subject, none, f"elements of the caches when every slot is {slot}")
+
+
+@law("With fewer slots than tokens, the tokens without a slot write nothing to the caches.",
+     r"t \ge N \Rightarrow C' \text{ does not depend on } t")  # fmt: skip
+def fewer_slots(subject, sizes):
+    if not subject.convention.fewer_slots:
+        raise NotApplicable(f"{subject.convention.name}: every token has an entry that tells its slot")
+    case = subject.draw(sizes, skipped=False)
+    few = replace(case, slots=case.slots[: case.tokens // 2])
+    yield from _unnamed(subject, few, "elements that no token names")
+    yield from _same_rows(few, subject(few).memory, few, subject(case).memory, "the slots of the first tokens")
+
+
+@law("Permuting the slots permutes the rows of the caches.",
+     r"C'_{\pi}[\pi(s_t)] = C'[s_t]")  # fmt: skip
+def slots_permute(subject, sizes):
+    case = _live(subject, subject.draw(sizes, skipped=False))
+    blocks, block_size = case.places[0].shape[:2]
+    generator = torch.Generator().manual_seed(5)
+    order = torch.randperm(blocks * block_size, generator=generator).to(case.slots.device)
+    moved = replace(case, slots=order[case.slots])
+    yield from _same_rows(moved, subject(moved).memory, case, subject(case).memory, "rows at permuted slots")
+
+
+@law("The size of a block and the order of the memory do not change what a slot holds.",
+     r"C[s] = C[\lfloor s / B \rfloor, s \bmod B] \text{ for every } B")  # fmt: skip
+def cache_arrangement(subject, sizes):
+    first = subject.draw(sizes, skipped=False)
+    expected = subject(first).memory
+    blocks, block_size = first.places[0].shape[:2]
+    for order in subject.convention.orders:
+        for size in (block_size, 2 * block_size, 1):
+            case = _rearranged(subject, first, order, -(-blocks * block_size // size), size)
+            try:
+                found = subject(case).memory
+            except Broken:
+                raise
+            except Exception as refusal:  # a refusal writes nothing that could be wrong
+                yield f"refuses {order} with blocks of {size} ({type(refusal).__name__})"
+                continue
+            yield from _same_rows(case, found, first, expected, f"rows in {order} with blocks of {size}")
+
+
+def _rearranged(subject: CacheSubject, case: CacheCase, order: str, blocks: int, block_size: int) -> CacheCase:
+    shapes = [place.shape[2:] for place in case.places]
+    size, places = arranged(order, blocks, block_size, (shapes[0], shapes[1]), subject.convention.latent)
+    generator = torch.Generator().manual_seed(6)
+    memory = torch.randn(size, generator=generator).to(case.memory.dtype).to(case.memory.device)
+    return replace(case, memory=memory, places=places)
+
+
+# ---------------------------------------------------------------------------------------------------- independence
+
+
+@law("Tokens in another order give the same caches, and q in that order.",
+     r"(q', C)(\pi t) = (\pi q', C)")  # fmt: skip
+def tokens_permute(subject, sizes):
+    case = subject.draw(sizes)
+    order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(7))
+    at = order.to(case.slots.device)
+    moved = replace(
+        case,
+        inputs=tuple(x[:, at] for x in case.inputs),
+        positions=case.token_positions()[0][order],
+        slots=case.slots[at],
+    )
+    written, expected = subject(moved), subject(case)
+    yield from _same_q(subject, moved, written.q, expected.q[at])
+    yield _same_bits("the memory of the caches", moved, written.memory, expected.memory)
+
+
+@law("The bits of a token do not depend on the contents of the other tokens, not even on NaN.",
+     r"q'_t, C[s_t] \text{ are functions of } q_t, k_t, v_t, p_t")  # fmt: skip
+def neighbours(subject, sizes):
+    case = subject.draw(sizes, skipped=False)
+    changed = [x.clone() for x in case.inputs]
+    for x in changed:
+        x[:, 1::2] = float("nan")
+    other = replace(case, inputs=tuple(changed))
+    written, expected = subject(other), subject(case)
+    yield _same_bits("q beside tokens of NaN", other, written.q[::2], expected.q[::2])
+    rows = zip(other.rows(written.memory), case.rows(expected.memory), strict=True)
+    for name, (found, right) in zip(("k", "v"), rows, strict=True):
+        yield _same_bits(f"stored {name} beside tokens of NaN", other, found[::2], right[::2])
+
+
+@law("The result for k does not depend on q and its weights, nor the result for q on k, v and their weights.",
+     r"q' = f(q, w_q),\quad C = f(k, w_k, v)")  # fmt: skip
+def keys_independent(subject, sizes):
+    case, other = subject.draw(sizes, skipped=False), subject.draw(sizes, skipped=False, seed=2)
+    expected = subject(case)
+    new_q = replace(case, inputs=(other.inputs[0], *case.inputs[1:]), weights=other.weights[:1] + case.weights[1:])
+    found = subject(new_q)
+    yield _same_bits("the caches when only q and its weights changed", new_q, found.memory, expected.memory)
+    new_k = replace(case, inputs=(case.inputs[0], *other.inputs[1:]), weights=case.weights[:1] + other.weights[1:])
+    found = subject(new_k)
+    yield _same_bits("q when only k, v and their weights changed", new_k, found.q, expected.q)
+
+
+@law("The stored v has the bits of v, and the stored k has the bits of the result for k.",
+     r"C_v[s_t] = v_t,\quad C_k[s_t] = k'_t")  # fmt: skip
+def stored_is_the_result(subject, sizes):
+    if subject.convention.float8_only:
+        raise NotApplicable(f"{subject.convention.name}: it has 8-bit floats only")
+    case = subject.draw(sizes)
+    written = subject(case)
+    k, v = case.rows(written.memory)
+    at = case.live.to(k.device)
+    yield _same_bits("stored v", case, v, case.inputs[2][0][at])
+    if written.k is not None:
+        yield _same_bits("stored k", case, k, written.k[at])
+    if written.v is not None:
+        yield _same_bits("v", case, written.v, case.inputs[2][0])
+
+
+# ---------------------------------------------------------------------------------------------------------- scales
+
+
+@law("Values and scale times a power of two give the same 8-bit floats.",
+     r"\mathrm{fl}_8(2^n x / 2^n \sigma) = \mathrm{fl}_8(x / \sigma)")  # fmt: skip
+def scale_law(subject, sizes):
+    case = subject.draw(sizes, cache_dtype=FLOAT8_DTYPES[0], norm=False if subject.convention.optional_norm else None)
+    expected = _offered(subject, case).memory
+    for power in (2.0, 0.25):
+        scales = (case.scales[0], case.scales[1] * power, case.scales[2] * power)
+        q, k, v = case.inputs
+        weights = case.weights
+        if weights:  # the weights scale a normalized k
+            weights = weights[0], weights[1] * power
+        else:
+            k = k * power
+        scaled = replace(case, inputs=(q, k, v * power), weights=weights, scales=scales)
+        yield _same_bits(f"the caches of values and scales times {power:g}", scaled, subject(scaled).memory, expected)
+
+
+@law("The scale of one cache does not change the other cache, and no scale changes q.",
+     r"C_v \text{ does not depend on } \sigma_k")  # fmt: skip
+def scales_apart(subject, sizes):
+    if not subject.convention.scales_differ:
+        raise NotApplicable(f"{subject.convention.name}: both caches have one scale")
+    case = subject.draw(sizes, cache_dtype=FLOAT8_DTYPES[0])
+    expected = _offered(subject, case)
+    for which, name in ((1, "v"), (2, "k")):
+        scales = tuple(s * 3 if i == which else s for i, s in enumerate(SCALES))
+        other = replace(case, scales=(scales[0], scales[1], scales[2]))
+        found = subject(other)
+        kept = 2 - which
+        rows = other.rows(found.memory)[kept], case.rows(expected.memory)[kept]
+        yield _same_bits(f"stored {name} when only the other scale changed", other, *rows)
+        yield from _same_q(subject, other, found.q, expected.q)
+
+
+@law("The norm removes the size of a head: inputs times a power of two give the same results within the bound.",
+     r"N(2^n x;\ 4^n \epsilon) = N(x;\ \epsilon)")  # fmt: skip
+def norm_removes_the_size(subject, sizes):
+    if not subject.convention.norm:
+        raise NotApplicable(f"{subject.convention.name}: it has no norm")
+    case = subject.draw(sizes, skipped=False)
+    q, k, v = case.inputs
+    larger = replace(case, inputs=(4 * q, 4 * k, v), eps=16 * case.eps)
+    written, expected = subject(larger), subject(case)
+    for name, which, found, right in (
+        ("q", 0, written.q, expected.q),
+        ("stored k", 1, larger.rows(written.memory)[0], case.rows(expected.memory)[0]),
+    ):
+        _, bound = subject.expected(case)[which]
+        yield Comparison(f"{name} of heads times 4", numbers(found), numbers(right), 2 * bound, larger, AXES)
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@law(
+    "Inputs, weights, tables, positions, slots and scales stay as they were.",
+    r"(q, k, v) \mapsto (q', C) \text{ leaves } q, k, v",
+)
+def inputs_unchanged(subject, sizes):
+    case = subject.draw(sizes)
+    memory = case.memory.clone()
+    arguments = subject.convention.translate(subject, case, memory)
+    named = {f"argument {i}": x for i, x in enumerate(arguments.positional)} | dict(arguments.keywords)
+    written = _storages(arguments.inputs)
+    others = {name: x for name, x in named.items() if isinstance(x, torch.Tensor) and not _storages([x]) & written}
+    before = {name: x.clone() for name, x in others.items()}
+    subject.call(case, arguments, memory)
+    for name, x in others.items():
+        if not torch.equal(x, before[name]):
+            raise Broken(f"{name} was overwritten")
+    yield Comparison("arguments that were overwritten", np.zeros(1), np.zeros(1), _EQUAL, case, ("of all",))
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {x.untyped_storage().data_ptr() for x in tensors}
+
+
+@law("Every element of the results is written: no earlier content of the memory is left.",
+     r"q'_j \text{ is a number for all } j")  # fmt: skip
+def all_written(subject, sizes):
+    case = _live(subject, subject.draw(sizes))
+    written = subject(case)
+    for name, y in (("q", written.q), ("k", written.k)):
+        if y is not None:
+            finite = np.isfinite(numbers(y)).astype(float)
+            yield Comparison(f"whether {name} is a number", finite, np.ones_like(finite), _EQUAL, case, AXES)
+
+
+# ------------------------------------------------------------------------------------------------- only if named
+
+
+@law("The results have the bits of `ropelab.apply_rope` or `apply_qk_norm_rope` and a separate write.",
+     r"C[s_t] = Q\,\mathrm{rope}(k)_t \text{ in bits}", by_default=False)  # fmt: skip
+def equals_separate_launches(subject, sizes):
+    norms = [False, True] if subject.convention.optional_norm else [subject.convention.norm]
+    for cache_dtype in (None, *FLOAT8_DTYPES):
+        for norm in norms:
+            case = subject.draw(sizes, cache_dtype=cache_dtype, norm=norm)
+            q, k = _separately(subject, case)
+            written, memory = subject(case), case.memory.clone()
+            rows = _written_separately(subject, case, memory, (k, case.inputs[2][0]))
+            tokens = case.live if subject.convention.whole_tokens else torch.ones(case.tokens, dtype=torch.bool)
+            q = _converted(subject, case, 0, q, written.q.dtype)
+            at = tokens.to(q.device)
+            how = f"{'norm and ' if norm else ''}rotation, cache in {_name(case.memory.dtype)}"
+            yield _same_bits(f"q ({how})", case, written.q[at], q[at])
+            yield _same_bits(f"the memory of the caches ({how})", case, written.memory, rows)
+
+
+def _separately(subject: CacheSubject, case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = subject.convention.tables(subject, case)
+    positions = case.token_positions()[0].to(subject.device)
+    where: dict[str, Any] = {
+        "cos": cos,
+        "sin": sin,
+        "positions": positions,
+        "layout": subject.layout,
+        "seq_format": "thd",
+    }
+    q, k, _ = (x[0] for x in case.inputs)
+    if not case.weights:
+        return apply_rope(q, k, **where)
+    weights = (w + case.weight_offset for w in case.weights)
+    return apply_qk_norm_rope(q, k, *weights, eps=case.eps, **where)
+
+
+def _written_separately(subject, case, memory, sources) -> torch.Tensor:
+    slots, live = case.slots, case.live.to(memory.device)
+    kept = slots[slots >= 0]
+    for which, (cache, x) in enumerate(zip(case.caches(memory), sources, strict=True), start=1):
+        rows = _converted(subject, case, which, x, cache.dtype)
+        size = cache.shape[1]
+        bits(cache)[kept // size, kept % size] = bits(rows)[live]
+    return memory
+
+
+def _converted(subject, case, which: int, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in FLOAT8_DTYPES:
+        return x.to(dtype)
+    scale = torch.tensor(subject.convention.divisor(case.scales[which]), dtype=torch.float32, device=x.device)
+    return to_float8(x.float() / scale, dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _offered(subject: CacheSubject, case: CacheCase) -> Written:
+    """Return the results; an operator that refuses caches in 8-bit floats does not offer them."""
+    try:
+        return subject(case)
+    except (Broken, NotApplicable):
+        raise
+    except Exception as refusal:
+        if case.memory.dtype not in FLOAT8_DTYPES or subject.convention.float8_only:
+            raise
+        name = _name(case.memory.dtype)
+        raise NotApplicable(f"refuses caches in {name} ({type(refusal).__name__}: {refusal})") from None
+
+
+def _live(subject: CacheSubject, case: CacheCase) -> CacheCase:
+    """Return the case with a slot for every token, if the operator may leave out tokens without a slot."""
+    if not subject.convention.whole_tokens or bool(case.live.all()):
+        return case
+    blocks, block_size = case.places[0].shape[:2]
+    free = torch.ones(blocks * block_size, dtype=torch.bool)
+    free[case.slots[case.slots >= 0].cpu()] = False
+    slots = case.slots.clone()
+    slots[slots < 0] = free.nonzero()[:, 0][: int((slots < 0).sum())].to(slots.device)
+    return replace(case, slots=slots)
+
+
+def _unnamed(subject: CacheSubject, case: CacheCase, what: str) -> Iterator[Comparison]:
+    written = subject(case).memory
+    outside = ~case.named().to(written.device)
+    found, before = (bit_numbers(x[outside]) for x in (written, case.memory))
+    yield Comparison(what, found, before, _EQUAL, case, ("element",))
+
+
+def _same_bits(what: str, case: CacheCase, actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
+    axes = AXES if actual.ndim == 3 else ("element",)
+    if actual.dtype != expected.dtype:
+        raise Broken(f"{what}: expected {expected.dtype}, got {actual.dtype}")
+    return Comparison(what, bit_numbers(actual), bit_numbers(expected), _EQUAL, case, axes)
+
+
+def _same_rows(case, memory, expected_case, expected_memory, what: str) -> Iterator[Comparison]:
+    """Compare the rows at the slots of ``case`` with those of the same tokens of another case."""
+    count = len(case.slots[case.slots >= 0])
+    for name, found, right in zip(
+        "kv", case.rows(memory), expected_case.rows(expected_memory), strict=True
+    ):  # fmt: skip
+        yield _same_bits(f"{what}: {name}", case, found, right[:count])
+
+
+def _same_q(subject, case, actual, expected) -> Iterator[Comparison]:
+    at = case.live.to(actual.device) if subject.convention.whole_tokens else slice(None)
+    yield _same_bits("q", case, actual[at], expected[at])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+CACHE_LAWS: dict[str, Law] = {value.name: value for value in list(vars().values()) if isinstance(value, Law)}
+"""Name -> law."""

@@ -1,0 +1,181 @@
+"""This file defines an operator under test: it takes cases, next to the exact results and their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import EXACT, NO_ROUNDING, REFERENCE, Arithmetic, Rounding, exact, rotate_exactly
+from ropelab.conformance.cache.case import CacheCase, arranged
+from ropelab.conformance.cache.convention import LATENT_FEATURES, ROWS, CacheConvention, Written
+from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_error
+from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.implementation import Implementation
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.layout.pairing import pairs
+
+BLOCK_SIZE = 16
+"""The slots of a block in most cases, as by default in vLLM and FlashInfer."""
+SCALES = (0.75, 0.375, 0.1875)
+"""The scales of 8-bit floats in most cases: all differ, and no value of most cases is beyond the largest number."""
+
+Bounded = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class CacheSubject(Implementation):
+    """An operator with the convention by which it is called.
+
+    ``subject(case)`` calls the function on copies of everything that it may overwrite.
+
+    Attributes:
+        convention: how to call the function. The other attributes are those of `Implementation`.
+    """
+
+    convention: CacheConvention
+
+    # ---------------------------------------------------------------------------------- how the function is called
+
+    def draw(
+        self,
+        sizes: Sizes,
+        *,
+        cache_dtype: torch.dtype | None = None,
+        norm: bool | None = None,
+        skipped: bool = True,
+        order: str = "NHD",
+        block_size: int = BLOCK_SIZE,
+        weight_offset: float = 0.0,
+        seed: int = 0,
+    ) -> CacheCase:
+        """Return a case of standard normal numbers at random positions and slots, with ``batch * tokens`` tokens.
+
+        Args:
+            sizes: the extents of the inputs.
+            cache_dtype: the dtype of the caches; by default the subject's dtype, or e4m3 where a convention has 8-bit
+                floats only.
+            norm: whether the operator normalizes; by default it does if it can.
+            skipped: whether every third token has no slot.
+            order: the arrangement of the caches, one of `ORDERS`.
+            block_size: the slots of a block.
+            weight_offset: as for `CacheCase`; for a convention with an offset.
+            seed: two cases of one seed and one size have the same numbers.
+        """
+        kind = self.convention
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int, dtype: torch.dtype = self.dtype) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(self.device)
+
+        tokens, dim = sizes.batch * sizes.tokens, sizes.head_dim
+        heads, value_dim = (1, LATENT_FEATURES * dim) if kind.latent else (sizes.k_heads, dim)
+        inputs = tuple(normal(1, tokens, *shape) for shape in ((sizes.q_heads, dim), (heads, dim), (heads, value_dim)))
+        wants_norm = kind.norm if norm is None else norm
+        weights = tuple(normal(dim) for _ in range(2)) if wants_norm else ()
+        blocks = -(-(2 * tokens + 3) // block_size) + 1
+        slots = torch.randperm(blocks * block_size - 1, generator=generator)[:tokens]  # the last slot stays free
+        if skipped:
+            slots[1::3] = -1
+        float8 = kind.float8_only or cache_dtype in FLOAT8_DTYPES
+        cache_dtype = cache_dtype or (FLOAT8_DTYPES[0] if kind.float8_only else self.dtype)
+        size, places = arranged(order, blocks, block_size, ((heads, dim), (heads, value_dim)), kind.latent)
+        scales = SCALES if kind.scales_differ else (SCALES[0], SCALES[1], SCALES[1])
+        return CacheCase(
+            inputs, sizes.rotary_dim, positions=torch.randint(ROWS, (tokens,), generator=generator),
+            slots=slots.to(self.device), memory=normal(size, dtype=torch.float32).to(cache_dtype), places=places,
+            weights=weights, weight_offset=weight_offset, scales=scales if float8 else (1.0, 1.0, 1.0),
+            q_dtype=cache_dtype if kind.float8_only else None,
+        )  # fmt: skip
+
+    def __call__(self, case: CacheCase) -> Written:
+        """Return the results; the case stays as it is.
+
+        Raises:
+            NotApplicable: the convention cannot express the case, or the function raised NotImplementedError.
+            Broken: the function returned something else than the convention says.
+        """
+        memory = case.memory.clone()
+        return self.call(case, self.convention.translate(self, case, memory), memory)
+
+    def call(self, case: CacheCase, arguments, memory: torch.Tensor) -> Written:
+        """Call the function on these very tensors."""
+        try:
+            with self.surroundings.theirs():
+                returned = self.function(*arguments.positional, **arguments.keywords)
+        except NotImplementedError as reason:
+            raise NotApplicable(f"the function says that it does not do this: {reason}") from reason
+        return self.convention.outputs(case, returned, arguments, memory)
+
+    # ----------------------------------------------------------------------------------------- the exact results
+
+    def expected(self, case: CacheCase) -> tuple[Bounded, Bounded, Bounded]:
+        """Return value and bound of q, k and v before 8-bit floats, ``[T, H, D]`` each, by the definition.
+
+        The tables are given, so their entries are exact. An operator may round k to the dtype of the inputs before it
+        converts k to the dtype of the cache; the bound allows it.
+        """
+        arithmetic = self.arithmetic()
+        cos, sin = (exact(table) for table in self.convention.tables(self, case))
+        rows = case.token_positions()[0].numpy()
+        c, s = cos[rows][:, None], sin[rows][:, None]
+        s = -s if self.reversed else s
+        found = []
+        for i, x in enumerate(case.inputs[:2]):
+            value = exact(x[0])
+            relative = 0.0
+            if case.weights:
+                weight = exact(case.weights[i]) + EXACT(case.weight_offset)
+                value = value / np.sqrt((value * value).mean(-1, keepdims=True) + EXACT(case.eps)) * weight
+                relative = self.norm_error(case)
+            found.append(self._turned(value, c, s, case.rotary_dim, arithmetic, relative))
+        v = exact(case.inputs[2][0])
+        return found[0], found[1], (v, np.zeros_like(v))
+
+    def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float) -> Bounded:
+        y, bound = value.copy(), abs(value) * relative
+        if relative:  # features that do not rotate are stored, too
+            bound += arithmetic.store.of(abs(value) + bound)
+        pair = pairs(value[..., :rotary_dim], self.layout)
+        results = rotate_exactly(*pair, c, s)
+        bounds = cache_bound(*pair, c, s, arithmetic, relative)
+        for whole, parts in ((y, results), (bound, bounds)):
+            for features, part in zip(pairs(whole[..., :rotary_dim], self.layout), parts, strict=True):
+                features[...] = part
+        return y, bound
+
+    def arithmetic(self) -> Arithmetic:
+        """Return the roundings after the norm that a right operator may make on the subject's dtype.
+
+        As for a rotation alone, an operation in 16 bits may be off by a unit in the last place rather than half a unit.
+        A wide operator that keeps k in float32 rounds less often.
+        """
+        wide = torch.promote_types(self.dtype, torch.float32)
+        kept = self.dtype if self.narrow else wide
+        compute = Rounding.truncating(kept) if kept != wide else Rounding.nearest(kept)
+        store = NO_ROUNDING if kept == self.dtype else Rounding.truncating(self.dtype)
+        return Arithmetic(NO_ROUNDING, compute, store)
+
+    def norm_error(self, case: CacheCase) -> float:
+        """Return the largest relative error of a normalized feature.
+
+        The norm is in float32 or wider, even in a narrow operator, which rounds the normalized head and its product
+        with the weight (and the sum of the weight and an offset) to the dtype of the inputs.
+        """
+        wide = Rounding.nearest(torch.promote_types(self.dtype, torch.float32))
+        dim, offset = case.inputs[0].shape[-1], bool(case.weight_offset)
+        kept = self.arithmetic().compute.unit if self.narrow else 0.0
+        error = (1 + EXACT(norm_error(dim, wide, offset=offset))) * (1 + EXACT(kept)) ** (3 if offset else 2) - 1
+        return float(error + norm_error(dim, REFERENCE, offset=offset))
+
+    def stored(self, case: CacheCase, which: int, value: np.ndarray, bound: np.ndarray, dtype: torch.dtype) -> Bounded:
+        """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2)."""
+        if dtype not in FLOAT8_DTYPES:
+            return value, bound
+        divisor = np.asarray(self.convention.divisor(case.scales[which]), EXACT)
+        largest = EXACT(torch.finfo(dtype).max)
+        # An operator may multiply by a reciprocal, which rounds as well.
+        wide = Rounding.nearest(torch.float32)
+        divide = Rounding(2 * wide.unit + wide.unit**2, 2 * wide.underflow)
+        return np.clip(value / divisor, -largest, largest), float8_bound(value, bound, divisor, dtype, divide)

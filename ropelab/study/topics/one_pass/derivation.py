@@ -1,0 +1,64 @@
+"""This file proves what the pass computes, and its gradient: the difference of two sides must reduce to zero."""
+
+import sympy as sp
+
+from ropelab.study.topics.algebra import head_rotation
+
+WIDTH = 4
+"""The features of a head in the proofs: two pairs, with an angle each."""
+
+
+def _symbols(name: str) -> sp.Matrix:
+    return sp.Matrix(sp.symbols(f"{name}_0:{WIDTH}", real=True))
+
+
+def rms_norm(x: sp.Matrix, w: sp.Matrix, eps) -> sp.Matrix:
+    """``w x / sqrt(mean(x^2) + eps)`` for a head ``x``."""
+    return w.multiply_elementwise(x) * (x.dot(x) / x.rows + eps) ** sp.Rational(-1, 2)
+
+
+def forward_identities() -> dict[str, sp.Matrix]:
+    """What the norm and the rotation do with each other: LaTeX -> difference of the two sides."""
+    x, w = _symbols("x"), _symbols("w")
+    eps, a, b, scale = sp.symbols("epsilon alpha beta lambda", positive=True)
+    R = head_rotation([a, b], "split_half", WIDTH)
+    pairs_alike = {w[2]: w[0], w[3]: w[1]}  # the weights of the pairs (0, 2) and (1, 3)
+    turned = R * x
+    squares = sp.Matrix([(turned.dot(turned) - x.dot(x)).rewrite(sp.exp)])
+    after = turned.multiply_elementwise(w).subs(pairs_alike)
+    before = (R * w.multiply_elementwise(x)).subs(pairs_alike)
+    larger = rms_norm(scale * x, w, scale**2 * eps)
+    return {
+        r"\lVert R x \rVert^2 = \lVert x \rVert^2": squares,
+        r"w \odot R x = R\, (w \odot x) \quad\text{if both features of every pair have one weight}": after - before,
+        r"N(\lambda x;\ \lambda^2 \epsilon) = N(x;\ \epsilon)": (larger - rms_norm(x, w, eps)).applyfunc(
+            lambda entry: sp.powdenest(sp.factor(sp.powsimp(sp.factor(entry))), force=True)
+        ),
+    }
+
+
+def order_matters() -> sp.Matrix:
+    """The difference of a norm after the rotation and a norm before it, for general weights; it is not zero."""
+    x, w = _symbols("x"), _symbols("w")
+    a, b = sp.symbols("alpha beta", real=True)
+    R = head_rotation([a, b], "split_half", WIDTH)
+    return (R * x).multiply_elementwise(w) - R * w.multiply_elementwise(x)
+
+
+def gradient_identities() -> dict[str, sp.Matrix]:
+    """The gradients of ``y = R N(x)``, by the Jacobian and as the kernel computes them: LaTeX -> difference."""
+    x, w, g = _symbols("x"), _symbols("w"), _symbols("g")
+    eps, a, b = sp.symbols("epsilon alpha beta", positive=True)
+    R = head_rotation([a, b], "split_half", WIDTH)
+    y = R * rms_norm(x, w, eps)
+    r = (x.dot(x) / WIDTH + eps) ** sp.Rational(-1, 2)
+    unit, back = x * r, R.T * g
+    weighted = w.multiply_elementwise(back)
+    mean = unit.multiply_elementwise(weighted).dot(sp.ones(WIDTH, 1)) / WIDTH
+    return {
+        r"\frac{\partial L}{\partial x} = J^T g = r \left( w \odot R^T g - \hat x\, \mathrm{mean}(\hat x \odot w "
+        r"\odot R^T g) \right)": y.jacobian(x).T * g - r * (weighted - unit * mean),
+        r"\frac{\partial L}{\partial w} = \sum_{\text{tokens, heads}} \hat x \odot R^T g": (
+            y.jacobian(w).T * g - unit.multiply_elementwise(back)
+        ),
+    }

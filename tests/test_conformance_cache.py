@@ -1,0 +1,299 @@
+"""Right operators that write a cache keep every law, every law can fail, and every fault is caught and named."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+import ropelab
+from ropelab.bench import packages, peers
+from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, verify
+from ropelab.conformance.cache.correct import CORRECT, FORMS, Operator
+from ropelab.conformance.cache.faults import CACHE_FAULTS
+from ropelab.conformance.report import text
+from ropelab.interop import vllm
+from ropelab.kernels import use_backend
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+
+OURS = {
+    "rope_and_cache": ropelab.rope_and_cache,
+    "mla_rope_and_cache": ropelab.mla_rope_and_cache,
+    "fused_qknorm_rope_cache": vllm.fused_qknorm_rope_cache,
+    "concat_and_cache_mla_rope_fused": vllm.concat_and_cache_mla_rope_fused,
+}
+DEFINITIONS = ("definition", "float8")
+"""The laws that compare with the definition."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def assert_conforms(function, convention, **options):
+    report = verify(function, convention, diagnose=False, **options)
+    assert report.passed, text(report)
+    return report
+
+
+# ------------------------------------------------------------------------------------------------ what is right
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("convention", CORRECT)
+def test_a_right_operator_in_plain_torch(convention, dtype):
+    report = assert_conforms(CORRECT[convention], convention, dtype=dtype)
+    assert sum(result.status == "pass" for result in report.results) >= 11
+    assert sum(result.compared for result in report.results) > 1000
+
+
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+@pytest.mark.parametrize("convention", OURS)
+def test_our_operators_in_torch(convention, layout):
+    if layout not in CACHE_CONVENTIONS[convention].layouts:
+        layout = "split_half"
+    with use_backend("torch"):
+        names = [law.name for law in CACHE_LAWS.values()]
+        assert_conforms(OURS[convention], convention, layout=layout, laws=names, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("convention", OURS)
+def test_our_kernel(convention):
+    laws = ("definition", "other_slots_unchanged", "equals_separate_launches", "neighbours")
+    sizes = {"head_dim": 8, "q_heads": 2, "k_heads": 1}
+    assert_conforms(OURS[convention], convention, laws=laws, **sizes)
+
+
+def test_other_sizes_and_dtypes():
+    with use_backend("torch"):
+        sizes = {"head_dim": 10, "rotary_dim": 6, "q_heads": 7, "k_heads": 1}
+        assert_conforms(ropelab.rope_and_cache, "rope_and_cache", dtype=torch.float64, **sizes)
+        assert_conforms(ropelab.rope_and_cache, "rope_and_cache", rotary_dim=16)
+
+
+# ----------------------------------------------------------------------------------------------- laws can fail
+
+
+class MorePerCall(Operator):
+    calls = 0
+
+    def rotate(self, x, cos, sin, layout):
+        self.calls += 1
+        return super().rotate(x, cos, sin, layout) * (1 + 1e-3 * self.calls)
+
+
+class SomeNotWritten(Operator):
+    def __call__(self, q, *arguments, **options):
+        y, k = super().__call__(q, *arguments, **options)
+        y = torch.full_like(y, float("nan")).index_copy(0, torch.arange(1), y[:1])
+        return y, k
+
+
+class MeanOfAllTokens(Operator):
+    def norm(self, x, weight, eps, offset, wide):
+        return super().norm(x - x[1:2].mean(), weight, eps, offset, wide)
+
+
+class NoNorm(Operator):
+    def norm(self, x, weight, eps, offset, wide):
+        return x.to(wide) * (weight.to(wide) + offset)
+
+
+class ValuesInHalf(Operator):
+    def write(self, cache, slots, rows, scale, other):
+        super().write(cache, slots, rows.half().to(rows.dtype), scale, other)
+
+
+class Truncated(Operator):
+    def convert(self, x, dtype, scale):
+        y = super().convert(x, dtype, scale)
+        if dtype not in FLOAT8_DTYPES:
+            return y
+        beyond = y.float().abs() > self.divide(x, scale).float().abs()
+        return (y.view(torch.uint8) - beyond.to(torch.uint8)).view(dtype)
+
+
+class OrderedByToken(Operator):
+    def rotate(self, x, cos, sin, layout):
+        return super().rotate(x, cos, sin, layout) * (1 + torch.arange(len(x))[:, None, None] * 1e-3)
+
+
+class PlaceIgnored(Operator):
+    def address(self, slots, cache, other):
+        return slots // cache.shape[1], slots % cache.shape[1] * 0
+
+
+def overwrites_its_slots(q, k, v, key_cache, value_cache, slot_mapping, **options):
+    found = CORRECT["rope_and_cache"](q, k, v, key_cache, value_cache, slot_mapping, **options)
+    slot_mapping.zero_()
+    return found
+
+
+class ScaleNotLinear(Operator):
+    def scale(self, scales, which):
+        return None if scales[which] is None else scales[which].add(0.5)
+
+
+WRONG = {
+    "definition": NoNorm(),
+    "float8": Truncated(),
+    "relative_position": CACHE_FAULTS["key_stored_before_the_rotation"].function,
+    "other_slots_unchanged": CACHE_FAULTS["slot_off_by_one_block"].function,
+    "skipped_slots": CACHE_FAULTS["skipped_slots_written"].function,
+    "fewer_slots": CACHE_FAULTS["more_tokens_than_slots"].function,
+    "slots_permute": PlaceIgnored(),
+    "cache_arrangement": CACHE_FAULTS["stride_of_the_wrong_cache"].function,
+    "tokens_permute": OrderedByToken(),
+    "neighbours": MeanOfAllTokens(),
+    "keys_independent": CACHE_FAULTS["weights_of_queries_for_keys"].function,
+    "stored_is_the_result": ValuesInHalf(),
+    "scale_law": ScaleNotLinear(),
+    "scales_apart": CACHE_FAULTS["scale_of_keys_for_values"].function,
+    "norm_removes_the_size": NoNorm(),
+    "inputs_unchanged": overwrites_its_slots,
+    "all_written": SomeNotWritten(),
+    "equals_separate_launches": MorePerCall(),
+}
+"""Law -> an operator that breaks it."""
+
+
+def test_every_law_has_an_operator_that_breaks_it():
+    assert set(WRONG) == set(CACHE_LAWS)
+
+
+@pytest.mark.parametrize("law", WRONG)
+def test_law_can_fail(law):
+    wrong = WRONG[law]
+    function = FORMS["rope_and_cache"](wrong) if isinstance(wrong, Operator) else wrong
+    report = verify(function, "rope_and_cache", laws=[law], diagnose=False)
+    assert report.failed == (law,) and not report.passed, text(report)
+    assert report[law].counterexample is not None or report[law].message
+    if law != "equals_separate_launches":
+        right = verify(CORRECT["rope_and_cache"], "rope_and_cache", laws=[law], diagnose=False)
+        assert right[law].status == "pass", text(right)
+
+
+# --------------------------------------------------------------------------------------------------- the faults
+
+ALL = [pytest.param(fault, id=name) for name, fault in CACHE_FAULTS.items()]
+
+
+def test_at_least_eight_are_seen_in_the_wild():
+    assert sum(fault.seen_in is not None for fault in CACHE_FAULTS.values()) >= 8
+    named = {"slot_off_by_one_block", "stride_of_the_wrong_cache", "scale_inverted", "norm_after_rounding",
+             "weights_of_queries_for_keys", "skipped_slots_written", "key_turned_twice",
+             "positions_of_the_padded_batch"}  # fmt: skip
+    assert named <= set(CACHE_FAULTS)
+
+
+@pytest.mark.parametrize("fault", ALL)
+def test_an_entry_says_what_is_wrong_where_it_was_seen_and_what_must_notice(fault):
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", fault.name)
+    assert fault.sentence.endswith(".") and fault.symptom
+    assert fault.seen_in is None or re.search(r"\w#\d+", fault.seen_in)
+    assert fault.must_fail and set(fault.must_fail) <= set(CACHE_LAWS)
+    assert fault.convention in CACHE_CONVENTIONS
+
+
+@pytest.mark.parametrize("fault", ALL)
+def test_a_fault_breaks_its_laws_and_is_named(fault):
+    laws = None if fault.only_definition else fault.must_fail
+    report = verify(fault.function, fault.convention, laws=laws, shrink=False, **fault.options)
+    assert set(fault.must_fail) <= set(report.failed), report.failed
+    assert not fault.only_definition or set(report.failed) <= set(DEFINITIONS), report.failed
+    assert [diagnosis.fault.name for diagnosis in report.diagnosis][:1] == [fault.name]
+
+
+def test_a_fault_is_recognised_in_another_convention():
+    operator = type(CACHE_FAULTS["skipped_slots_written"].function.__closure__[0].cell_contents)
+    function = FORMS["fused_qknorm_rope_cache"](operator())
+    report = verify(function, "fused_qknorm_rope_cache", laws=["skipped_slots"], shrink=False)
+    assert [diagnosis.fault.name for diagnosis in report.diagnosis][:1] == ["skipped_slots_written"]
+
+
+# ------------------------------------------------------------------------------------------------- how it is used
+
+
+def test_the_smallest_counterexample_names_slots_and_caches():
+    fault = CACHE_FAULTS["slot_off_by_one_block"]
+    report = verify(fault.function, fault.convention, laws=["definition"])
+    found = report["definition"].counterexample
+    assert found.sizes.q_heads == found.sizes.k_heads == 1
+    assert "slots [" in text(report) and "block_size 16" in text(report)
+    assert found.as_dict()["slots"] == found.case.slots.tolist()
+
+
+def test_a_refusal_of_8_bit_floats_is_no_fault():
+    def without(*arguments, k_scale=None, **options):
+        if k_scale is not None:
+            raise RuntimeError("no such dtype")
+        return CORRECT["rope_and_cache"](*arguments, k_scale=None, **options)
+
+    report = assert_conforms(without, "rope_and_cache")
+    assert report["float8"].status == "not applicable" and "no such dtype" in report["float8"].message
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"laws": ["adjoint"]}, "law: expected one of"),
+        ({"out_layout": "interleaved"}, "out_layout: expected split_half"),
+        ({"columns": "interleaved"}, "columns: expected None"),
+        ({"inplace": True}, "inplace: expected False"),
+        ({"convention": "fused_qknorm_rope_cache", "layout": "interleaved"}, "layout: expected one of"),
+        ({"convention": "mla_rope_and_cache", "seq_format": "bshd"}, "seq_format: expected one of"),
+    ],
+)
+def test_wrong_options_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        verify(ropelab.rope_and_cache, **{"convention": "rope_and_cache"} | options)
+
+
+@pytest.mark.parametrize(
+    "target, convention, code",
+    [
+        ("ropelab.conformance.cache.faults:SlotOffByOneBlock.function", "rope_and_cache", 1),
+        ("ropelab.interop.vllm:fused_qknorm_rope_cache", "fused_qknorm_rope_cache", 0),
+    ],
+)
+def test_the_command(target, convention, code, tmp_path, monkeypatch):
+    testing = pytest.importorskip("typer.testing")
+    from ropelab.conformance.cli import app
+
+    monkeypatch.setattr(sys, "stdin", None)
+    arguments = ["verify", target, "--convention", convention, "--law", "definition", "--json", str(tmp_path / "r")]
+    result = testing.CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    assert (tmp_path / "r").read_text()
+
+
+# ----------------------------------------------------------------------------------------------------- on a GPU
+
+SIZES = {"head_dim": 128, "q_heads": 32, "k_heads": 8, "dtype": torch.bfloat16, "device": "cuda"}
+LATENT = {"head_dim": 64, "q_heads": 16, "dtype": torch.bfloat16, "device": "cuda"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+@pytest.mark.parametrize("convention", ["rope_and_cache", "mla_rope_and_cache"])
+def test_our_kernel_on_a_gpu(convention, layout):
+    sizes = SIZES if convention == "rope_and_cache" else LATENT
+    assert_conforms(OURS[convention], convention, laws=tuple(CACHE_LAWS), layout=layout, shrink=False, **sizes)
+
+
+def vllms(name: str):
+    try:
+        return getattr(peers.vllm.operators(), name)
+    except packages.NotInstalled as error:
+        pytest.skip(f"make peers: {error}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("convention, sizes", [("fused_qknorm_rope_cache", SIZES),
+                                               ("concat_and_cache_mla_rope_fused", LATENT)])  # fmt: skip
+def test_vllms_operators(convention, sizes):
+    """The operators of vLLM 0.33.0 are right if they declare narrow arithmetic.
+
+    The operator with a norm rounds between the steps. The operator of MLA refuses tables in float32.
+    """
+    function = vllms(convention)
+    assert_conforms(function, convention, shrink=False, **sizes)
+    wide = verify(function, convention, laws=["definition"], maths="wide", diagnose=False, shrink=False, **sizes)
+    assert wide.failed == ("definition",)
