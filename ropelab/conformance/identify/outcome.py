@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import EXACT, REFERENCE, Rounding, exact, rotation_bound, table_angle_error
-from ropelab.conformance.identify.plan import Plan, Wires, rounded
+from ropelab.conformance.bounds import (
+    EXACT,
+    FLOAT32_UNIT,
+    REFERENCE,
+    Rounding,
+    exact,
+    rotation_bound,
+    table_angle_error,
+)
+from ropelab.conformance.identify.plan import REDUCED, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
 from ropelab.layout.pairing import pairs
-
-MOST = 1 / 16
-"""Roundings to fewer bits may add at most this share of a pair's size to a bound: a wide bound would prove nothing."""
 
 Told = tuple[np.ndarray, np.ndarray]
 """An answer and its bound, ``[B, S, H, D]``."""
@@ -164,24 +170,19 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
         s0, s1, source, target = -s1, -s0, target, source
     x0, x1 = pairs(x[..., : plan.rotary_dim], source)
     bounds = _bounds(plan, x0, x1, (c0, c1, s0, s1), error)
-    most = bounds
-    if plan.rounded:
-        enough = _bounds(plan, x0, x1, (c0, c1, s0, s1), _inexact(plan))
-        share = MOST * (abs(x0) + abs(x1))
-        most = enough[0] + share, enough[1] + share
     members: list[Told] = []
-    for (own, c_own), (other, s_own), bound, limit in zip(
-        ((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, most, strict=True
+    for (own, c_own), (other, s_own), bound in zip(
+        ((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True
     ):
         if plan.in_turn and members:
             other, before = members[0]
-            bound, limit = bound + abs(s_own) * before, limit + abs(s_own) * before
+            bound = bound + abs(s_own) * before
         first, second = own * c_own, other * s_own
         if "product" in plan.rounded:
             bound = bound + _spread(plan, "product", first, bound) + _spread(plan, "product", second, bound)
         y = rounded(plan, "product", first) + rounded(plan, "product", second)
         bound = _spread(plan, "output", y, bound) if "output" in plan.rounded else bound
-        members.append((rounded(plan, "output", y), np.minimum(bound, limit)))
+        members.append((rounded(plan, "output", y), bound))
     y, bound = x * plan.tail + plan.tail_added, np.zeros_like(x)
     for features, near, member in zip(
         pairs(y[..., : plan.rotary_dim], target), pairs(bound[..., : plan.rotary_dim], target), members, strict=True
@@ -203,17 +204,15 @@ def tables(plan: Plan, ahead: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndar
     for function, row, frequency in (
         (np.cos, plan.row, plan.frequency), (np.sin, plan.sine_row, plan.sine_frequency)
     ):  # fmt: skip
-        rows, rates = rounded(plan, "position", row + ahead), rounded(plan, "frequency", frequency)
-        angles = plan.multiple * (rows * rates)
+        rows = rounded(plan, "position", row + ahead)
         with np.errstate(all="ignore"):
+            inexact = np.nan_to_num(plan.subject.convention.angle_error(abs(frequency), abs(frequency)))
+            rates = rounded(plan, "frequency", frequency + plan.side.get("frequency", 0) * inexact)
+            angles = plan.multiple * (rows * rates)
             error = plan.inexact + table_angle_error(angles)
             error = error + np.nan_to_num(plan.subject.convention.angle_error(angles, abs(rates)))
-            if "frequency" in plan.rounded:  # the frequency that is rounded is inexact by that much itself
-                own = np.nan_to_num(plan.subject.convention.angle_error(abs(frequency), abs(frequency)))
-                error = error + abs(plan.multiple * rows) * _spread(plan, "frequency", frequency, own)
             if "angle" in plan.rounded:
-                error = _spread(plan, "angle", angles, error)
-            angles = rounded(plan, "angle", angles)
+                angles, error = _rounded_angles(plan, angles, error)
             values = plan.factor * function(angles)
             error = abs(plan.factor) * error
             if "table" in plan.rounded:
@@ -223,14 +222,24 @@ def tables(plan: Plan, ahead: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndar
     return *(found[::-1] if plan.swapped else found), np.maximum(*errors)
 
 
-def _inexact(plan: Plan) -> np.ndarray:
-    """Return the error of cosines and sines if nothing is rounded to fewer bits."""
-    angles = np.maximum(
-        abs(plan.multiple * plan.row * plan.frequency), abs(plan.multiple * plan.sine_row * plan.sine_frequency)
-    )
-    with np.errstate(all="ignore"):
-        own = np.nan_to_num(plan.subject.convention.angle_error(angles, abs(plan.frequency)))
-        return abs(plan.factor) * (plan.inexact + table_angle_error(angles) + own)
+def _rounded_angles(plan: Plan, angles: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return angles in fewer bits, and how far the function's rounded angles may be from these.
+
+    A rounding to fewer bits gives the same number for almost all angles within the error; see ``Plan.side`` for the
+    others. A remainder keeps the error of its angle. In float32 it adds the rounding of the angle, of the multiple of a
+    turn and of the difference, in the function and in the plan.
+    """
+    found = rounded(plan, "angle", angles + plan.side.get("angle", 0) * error)
+    if plan.rounded["angle"] != REDUCED:
+        return found, np.zeros_like(error)
+    return found, error + 2 * FLOAT32_UNIT * (2 * abs(angles) + np.pi)
+
+
+def sides(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield the sides of the boundaries of roundings that a function may be on; see ``Plan.side``."""
+    what = [part for part in ("frequency", "angle") if part in plan.rounded]
+    for signs in product((0, -1, 1), repeat=len(what)):
+        yield dict(zip(what, signs, strict=True))
 
 
 def _bounds(plan: Plan, x0, x1, factors, error) -> tuple[np.ndarray, np.ndarray]:
