@@ -160,8 +160,9 @@ def _rounding(arithmetic, terms, size, error, weight, y) -> np.ndarray:
 
 
 def _turned(plan: Plan, x: np.ndarray) -> Told:
-    for axis, order in plan.order.items():
-        x = np.take(x, np.argsort(order) if plan.is_gradient else order, axis=axis)
+    if not plan.is_gradient:
+        for axis, order in plan.order.items():
+            x = np.take(x, order, axis=axis)
     x = rounded(plan, "input", x)
     c, s, error = tables(plan)
     c0, c1, s0, s1 = c * plan.cos0, c * plan.cos1, s * plan.sin0, s * plan.sin1
@@ -191,6 +192,9 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
     if np.isnan(plan.tail):  # nothing writes there
         y[..., plan.rotary_dim :] = np.nan
+    if plan.is_gradient:  # the transposed map permutes last
+        for axis, order in plan.order.items():
+            y, bound = (np.take(values, np.argsort(order), axis=axis) for values in (y, bound))
     return y, bound
 
 
