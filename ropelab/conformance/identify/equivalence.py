@@ -20,6 +20,8 @@ REACH = 1024
 SAME = 1e-9
 """Two matrix entries are the same if they differ by less. The comparison has 53 bits or more, and angles of up to
 ``REACH`` rad lose 10 of them; the smallest difference that a float32 can show is 6e-8."""
+RANDOM = 3
+"""The number of random inputs for each call."""
 NOT_LINEAR = ("input", "product", "output")
 """The intermediates whose rounding makes a function that is not linear; see `Plan`."""
 
@@ -39,6 +41,9 @@ def equivalent(
     products or results are the same function if they round the same of them to the same format, and the matrices are
     the same.
 
+    A description with sums of other elements is linear, too, and has no such columns. It answers random inputs: linear
+    maps that differ agree on a random input with probability 0.
+
     Args:
         subject: any function with the convention and the claims.
         sizes: the extents of the calls.
@@ -52,11 +57,12 @@ def equivalent(
     for question in _calls(subject, sizes, reach):
         for which in range(len(question.case.inputs)):
             plans = [planned(subject, question, which, description) for description in both]
-            if any(p.wires is not None or p.source is not None or p.moved is not None for p in plans):
+            summed = any(p.wires is not None or p.source is not None or p.moved is not None for p in plans)
+            if summed and any(p.in_turn or p.rounded.keys() & set(NOT_LINEAR) for p in plans):
                 return False
             if len({(p.in_turn, *((what, p.rounded.get(what)) for what in NOT_LINEAR)) for p in plans}) > 1:
                 return False
-            for probe in _probes(question):
+            for probe in _random(question) if summed else _probes(question):
                 if not _same(*(_linear(subject, probe, which, description) for description in both)):
                     return False
     return True
@@ -99,6 +105,14 @@ def _never(subject: Subject, case):
     raise AssertionError("only descriptions answer this question")
 
 
+def _random(question: Question) -> Iterator[Question]:
+    """Yield the question with random inputs in float64."""
+    generator = torch.Generator().manual_seed(17)
+    for _ in range(RANDOM):
+        drawn = tuple(torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in question.case.inputs)
+        yield replace(question, case=replace(question.case, inputs=drawn, cotangents=drawn))
+
+
 def _probes(question: Question) -> Iterator[Question]:
     """Yield the question with inputs whose answers are the columns of all matrices."""
     case = question.case
@@ -112,6 +126,7 @@ def _probes(question: Question) -> Iterator[Question]:
                 feature = torch.arange(x.shape[-1], device=x.device)
                 half = case.rotary_dim // 2
                 hit = (feature % 2 == layout, feature // max(half, 1) % 2 == layout - 2)[layout // 2].double()
-                heads = torch.arange(1.0, x[..., 0].numel() + 1, dtype=torch.float64, device=x.device).view(*x.shape[:3], 1)
+                heads = torch.arange(1.0, x[..., 0].numel() + 1, dtype=torch.float64, device=x.device)
+                heads = heads.view(*x.shape[:3], 1)
                 filled.append((hit * heads if numbered else hit).expand(x.shape))
             yield replace(question, case=replace(case, inputs=tuple(filled), cotangents=tuple(filled)))

@@ -176,8 +176,8 @@ def _tailed(plan: Plan) -> None:
 
 ADJACENT = Mutation("layout", "adjacent pairs", lambda layout: "interleaved", _interleaved)
 SWAPPED = Mutation("tables", "cosines and sines swapped", lambda t: t[::-1], _swapped)
-HEADS_REVERSED = Mutation("heads", "heads in reverse order", lambda x: x.flip(2), _ordered(lambda n: np.arange(n)[::-1]))
-HEADS_MOVED = Mutation("heads", "heads moved by one", lambda x: x.roll(1, 2), _ordered(lambda n: np.roll(np.arange(n), 1)))
+UPSIDE_DOWN = Mutation("heads", "heads in reverse order", lambda x: x.flip(2), _ordered(lambda n: np.arange(n)[::-1]))
+MOVED = Mutation("heads", "heads moved by one", lambda x: x.roll(1, 2), _ordered(lambda n: np.roll(np.arange(n), 1)))
 TAIL = Mutation("tail", "the rest is zero", torch.zeros_like, _tailed)
 
 
@@ -211,7 +211,7 @@ def _placed(random_: random.Random, convention: str, mutation: Mutation) -> Inje
 
 def _choices(convention: str, random_: random.Random) -> list[Mutation]:
     choose, short = random_.choice, random_.choice([torch.bfloat16, torch.float16])
-    choices = [SIGN, REVERSED, MIRRORED, HALVED, ADJACENT, SWAPPED, HEADS_REVERSED, HEADS_MOVED,
+    choices = [SIGN, REVERSED, MIRRORED, HALVED, ADJACENT, SWAPPED, UPSIDE_DOWN, MOVED,
                _scale(choose([0.125, 0.25, 0.5, 1.25])), _sines(choose([0.5, 0.75, 1.5])),
                _rounded("table bits", "table", short), _rounded("output bits", "output", short)]  # fmt: skip
     if convention == "flash_attn":
