@@ -14,12 +14,14 @@ from ropelab.conformance.bounds import (
     REFERENCE,
     Rounding,
     exact,
-    rotation_bound,
     table_angle_error,
 )
 from ropelab.conformance.identify.plan import REDUCED, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
 from ropelab.layout.pairing import pairs
+
+OF_TABLES = ("row", "sine_row", "frequency", "sine_frequency", "multiple", "factor", "inexact")
+"""The parts of a plan from which tables follow, if nothing is rounded to fewer bits."""
 
 Told = tuple[np.ndarray, np.ndarray]
 """An answer and its bound, ``[B, S, H, D]``."""
@@ -198,12 +200,26 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     return y, bound
 
 
-def tables(plan: Plan, ahead: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def tables(plan: Plan, ahead: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return cosines and sines, and the error of each before a table of the function's own dtype rounds it.
 
     Args:
         ahead: how many rows ahead of the plan's rows to read.
+
+    The question keeps the tables of the definition, because most deviations do not change them.
     """
+    base = plan.question.plans.get((plan.which, None))
+    known = base is not None and not plan.rounded and all(getattr(plan, p) is getattr(base, p) for p in OF_TABLES)
+    if known and (plan.which, ahead) in plan.question.tables:
+        found, error = plan.question.tables[plan.which, ahead]
+    else:
+        found, error = _computed_tables(plan, ahead)
+        if known:
+            plan.question.tables[plan.which, ahead] = found, error
+    return *(found[::-1] if plan.swapped else found), error
+
+
+def _computed_tables(plan: Plan, ahead: int) -> tuple[list[np.ndarray], np.ndarray]:
     found, errors = [], []
     for function, row, frequency in (
         (np.cos, plan.row, plan.frequency), (np.sin, plan.sine_row, plan.sine_frequency)
@@ -223,7 +239,7 @@ def tables(plan: Plan, ahead: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndar
                 error = _spread(plan, "table", values, error)
         found.append(rounded(plan, "table", values))
         errors.append(error)
-    return *(found[::-1] if plan.swapped else found), np.maximum(*errors)
+    return found, np.maximum(*errors)
 
 
 def _rounded_angles(plan: Plan, angles: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -253,16 +269,18 @@ def _bounds(plan: Plan, x0, x1, factors, error) -> tuple[np.ndarray, np.ndarray]
     size = np.maximum(np.maximum(abs(plan.cos0), abs(plan.sin0)), np.maximum(abs(plan.cos1), abs(plan.sin1)))
     dtype = plan.question.case.inputs[0].dtype
     arithmetic = plan.subject.arithmetic(dtype)
-    first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]
-    second = rotation_bound(abs(x0), abs(x1), c1, s1, arithmetic, size * error)[1]
+    weight = abs(x0) + abs(x1)
+    off = size * error * weight
+    most0, most1 = abs(x0) * c0 + abs(x1) * s0, abs(x1) * c1 + abs(x0) * s1
+    first, second = (_rounding(arithmetic, 2, most, off, weight, most) for most in (most0, most1))
     if not plan.extra:
         return first, second
     # An additional operation rounds a number of at most the size of the two products to the dtype of the inputs.
     wide = dtype in (torch.float32, torch.float64)
     again = Rounding.nearest(dtype) if wide else Rounding.truncating(dtype)
     for _ in range(plan.extra):
-        first = first + again.of(abs(x0) * c0 + abs(x1) * s0 + first)
-        second = second + again.of(abs(x1) * c1 + abs(x0) * s1 + second)
+        first = first + again.of(most0 + first)
+        second = second + again.of(most1 + second)
     return first, second
 
 
