@@ -174,9 +174,7 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     x0, x1 = pairs(x[..., : plan.rotary_dim], source)
     bounds = _bounds(plan, x0, x1, (c0, c1, s0, s1), error)
     members: list[Told] = []
-    for (own, c_own), (other, s_own), bound in zip(
-        ((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True
-    ):
+    for (own, c_own), (other, s_own), bound in zip(((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True):
         if plan.in_turn and members:
             other, before = members[0]
             bound = bound + abs(s_own) * before

@@ -165,8 +165,9 @@ def _together(
             continue
         for name in own or ("", *(probes if len(probes) > 1 else ())):
             scope = replace(first.scope, name=name)
-            description = *(d for d in structural if d.scope.name in ("", name)), *(
-                replace(d, scope=scope) for d in (first, second)
+            description = (
+                *(d for d in structural if d.scope.name in ("", name)),
+                *(replace(d, scope=scope) for d in (first, second)),
             )
             probe, before = probes.get(name) or next(iter(probes.values()))
             evidence.in_time()
