@@ -427,18 +427,18 @@ class Measured:
                                 {"stride": stride})  # fmt: skip
 
     def _shifted(self, cosines: np.ndarray, sines: np.ndarray, positions: np.ndarray) -> Iterator[Deviation]:
+        """Yield the deviations of sines that are some rows from the cosines, and of the rows of the cosines."""
         shift = int((sines - cosines)[0])
         if not shift:
             return
+        yield from self._regressed(cosines, positions)
         side = "behind" if shift < 0 else "ahead of"
         words = f"reads rows of sin that are {_count(abs(shift))} {side} those of cos"
 
         def change(plan: Plan) -> None:
-            plan.row = plan.row + int((cosines - positions)[0])
-            plan.sine_row = plan.sine_row + int((sines - positions)[0])
+            plan.sine_row = plan.sine_row + shift
 
-        if ((cosines - positions) == (cosines - positions)[0]).all():
-            yield Deviation("sine row", words, ROW, change, {"shift": shift})
+        yield Deviation("sine row", words, ROW, change, {"shift": shift})
 
 
 def _factor(parts: str, words: str, factor: float) -> Deviation:

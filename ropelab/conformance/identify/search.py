@@ -56,11 +56,14 @@ def search(evidence: Evidence) -> Iterator[Description]:
     evidence.deadline = started + 2 / 3 * (deadline - started)
     best: Description = ()
     try:
-        for description in _search(evidence, wrong, list(_measured(evidence, wrong))):
-            best = description
-            yield description
-        if evidence.left(best, 0) == 0:
-            return
+        measured = list(_measured(evidence, wrong))
+        short = [d for d in measured if "frequencies" not in d.parameters]  # a list of frequencies is long
+        for some in (short, measured)[: 1 + (len(short) < len(measured))]:
+            for description in _search(evidence, wrong, some):
+                best = description
+                yield description
+            if evidence.left(best, 0) == 0:
+                return
     except OutOfTime:
         pass
     finally:
@@ -159,11 +162,12 @@ def _together(
     for name in dict.fromkeys(answer.name for answer, _ in wrong):
         probe = min((w for w in wrong if w[0].name == name), key=lambda w: _ease(w[0].question))[0]
         probes[name] = probe, float(probe.wrong(evidence.subject, ()).mean())
+    several = len({answer.name for answer in evidence.answers}) > 1
     for first, second in pairs_of_two:
         own = {d.scope.name for d in (first, second)} - {""}
         if first.kind == second.kind or len(own) > 1:
             continue
-        for name in own or ("", *(probes if len(probes) > 1 else ())):
+        for name in own or ("", *(probes if several else ())):
             scope = replace(first.scope, name=name)
             description = (
                 *(d for d in structural if d.scope.name in ("", name)),
