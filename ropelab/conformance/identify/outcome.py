@@ -111,7 +111,10 @@ def _wired(plan: Plan, wires: Wires, given: list[np.ndarray], shape: tuple[int, 
     read = np.empty_like(factors)
     for tensor, x in enumerate(given):
         hit = wires.tensor == tensor
-        read[..., hit] = x.reshape(*x.shape[:2], -1)[..., wires.element[hit]]
+        batch, tokens, heads, features = x.shape
+        number = np.arange(batch * tokens).reshape(batch, tokens, 1) * heads * features + wires.element[hit]
+        inside = (number >= 0) & (number < x.size)  # an element beyond its token is in memory before or after it
+        read[..., hit] = np.where(inside, x.reshape(-1)[np.where(inside, number, 0)], 0)
     y, bound = _summed(plan, wires.to, factors * read, errors * abs(read), shape)
     y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
     return y, bound
@@ -171,6 +174,8 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     source, target = plan.layout, plan.out_layout
     if plan.is_gradient:  # the transposed matrix
         s0, s1, source, target = -s1, -s0, target, source
+    if plan.blocks > 1:
+        return _in_blocks(plan, x, (c0, c1, s0, s1), error, source, target)
     x0, x1 = pairs(x[..., : plan.rotary_dim], source)
     bounds = _bounds(plan, x0, x1, (c0, c1, s0, s1), error)
     members: list[Told] = []
@@ -195,6 +200,27 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     if plan.is_gradient:  # the transposed map permutes last
         for axis, order in plan.order.items():
             y, bound = (np.take(values, np.argsort(order), axis=axis) for values in (y, bound))
+    return y, bound
+
+
+def _in_blocks(plan: Plan, x: np.ndarray, factors, error, source: str, target: str) -> Told:
+    """Rotate blocks of pairs in memory, one after another; later blocks read what earlier blocks have written."""
+    y, bound = x.copy(), np.zeros_like(x)
+    count = plan.rotary_dim // 2
+    size = 1 << (-(-count // plan.blocks) - 1).bit_length()
+    wide = [np.broadcast_to(f, (*x.shape[:3], count)) for f in (*factors, error)]
+    for begin in range(0, count, size):
+        block = slice(begin, min(begin + size, count))
+        c0, c1, s0, s1, off = (f[..., block] for f in wide)
+        (x0, x1), (b0, b1) = (
+            tuple(member[..., block].copy() for member in pairs(values[..., : plan.rotary_dim], source))
+            for values in (y, bound)
+        )
+        near = _bounds(plan, x0, x1, (c0, c1, s0, s1), off)
+        near = near[0] + abs(c0) * b0 + abs(s0) * b1, near[1] + abs(c1) * b1 + abs(s1) * b0
+        for values, members in ((y, (x0 * c0 - x1 * s0, x1 * c1 + x0 * s1)), (bound, near)):
+            for features, new in zip(pairs(values[..., : plan.rotary_dim], target), members, strict=True):
+                features[..., block] = new
     return y, bound
 
 

@@ -116,6 +116,8 @@ class Plan:
         wires: the products that an element is a sum of, in place of the pairs of the definition; None for the pairs.
         own_gradient: whether the wires belong to the gradient; otherwise the gradient applies the transposed map.
         in_turn: whether second members of pairs are computed from first members that are already rotated.
+        blocks: the number of blocks of pairs, a power of two of pairs each, that are rotated one after another in
+            memory; matters if pairs are read and written in different layouts.
         rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
         side: the frequency or the angle that is rounded -> -1, 0 or 1. The function computes the number before the
             rounding with an error, and this plan moves the number by -1, 0 or 1 times the largest error. Where the
@@ -158,6 +160,7 @@ class Plan:
         self.moved: np.ndarray | None = None
         self.wires: Wires | None = None
         self.in_turn = self.own_gradient = False
+        self.blocks = 1
         self.rounded: dict[str, str] = {}
         self.side: dict[str, int] = {}
         self.inexact, self.extra = 0.0, 0
