@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json as json_format
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import DTYPES, declare, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
+from ropelab.conformance.markdown import markdown as as_markdown
 from ropelab.conformance.process import Outcome, hold_apart
 from ropelab.conformance.report import why_not_judged
 
@@ -64,6 +66,7 @@ def verify(
     skip: Annotated[list[str] | None, typer.Option(help="Leave this law out; can be repeated.")] = None,
     timeout: Annotated[float, typer.Option(help="The seconds for the whole run: import, laws, diagnosis.")] = 300.0,
     json: Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="A file that gets the report as an issue's text.")] = None,
 ) -> None:
     """Hold a function to the laws, one after another, in a new process.
 
@@ -95,15 +98,18 @@ def verify(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     names = [chosen.name for chosen in declaration.laws]
-    unwritable = f"json: expected a file that can be written, got {json}"
-    with _or_stop(unwritable):
-        destination = None if json is None else Destination(json)
-    with destination or nullcontext():
+    with ExitStack() as reserved:
+        places = []
+        for name, path, form in (("json", json, _as_json), ("markdown", markdown, as_markdown)):
+            if path is not None:
+                unwritable = f"{name}: expected a file that can be written, got {path}"
+                with _or_stop(unwritable):
+                    places.append((reserved.enter_context(Destination(path)), form, unwritable))
         with _or_stop("the function's process could not be started"):
             outcome = hold_apart(target, {**declared, "dtype": dtype}, names, timeout)
-        if destination is not None:
+        for destination, form, unwritable in places:
             with _or_stop(unwritable):
-                destination.write(outcome.to_json() + "\n")
+                destination.write(form(outcome.as_dict()) + "\n")
     with _or_stop("stdout: expected a stream that can be written"):
         try:
             _show(Console(), target, outcome, len(names))
@@ -165,6 +171,10 @@ def _or_stop(reason: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: an invalid path, or a character without an encoding
         typer.echo(f"Error: {reason} ({error})", err=True)
         raise typer.Exit(2) from None
+
+
+def _as_json(found: Mapping[str, Any]) -> str:
+    return json_format.dumps(found, indent=1)
 
 
 def _show(console: Console, target: str, outcome: Outcome, asked: int) -> None:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropelab.conformance.child import NOTES, REQUEST
-from ropelab.conformance.report import as_json, verdict
+from ropelab.conformance.report import as_dict, verdict
 
 # With -P no file of the working directory can take the place of a standard module.
 _COMMAND = ("-P", "-c", "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); folder = sys.argv.pop(); "
@@ -57,11 +57,11 @@ class Outcome:
         compared = 0 if self.stopped or self.refused else sum(result["compared"] for result in self.results.values())
         return verdict(bool(self.failed), compared)
 
-    def to_json(self) -> str:
-        """Return the findings in the format of `Report.to_json`."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the findings in the format of `Report.as_dict`."""
         stopped = self.stopped or self.refused
-        results = list(self.results.values())
-        return as_json(self.verdict, self.about, results, self.diagnosis, stopped, self.identification)
+        results = [{key: value for key, value in result.items() if key != "words"} for result in self.results.values()]
+        return as_dict(self.verdict, self.about, results, self.diagnosis, stopped, self.identification)
 
 
 def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], timeout: float) -> Outcome:

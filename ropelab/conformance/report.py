@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+
+from ropelab import __version__
 from ropelab.conformance.identify import Identification
+from ropelab.conformance.markdown import markdown
 from ropelab.conformance.result import Result
 from ropelab.conformance.words import failure
 
 VERDICTS = ("right", "wrong", "not judged")
 """The verdict of all laws together. It is "not judged" if no law is known to fail, and either nothing was compared with
 the definition or the run ended before the last law."""
+
+
+FORMAT = 1
+"""The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
 
 
 class ConformanceError(AssertionError):
@@ -67,12 +75,19 @@ class Report:
         """Return the result of the law of this name."""
         return next(result for result in self.results if result.law == law)
 
-    def to_json(self) -> str:
-        """Return everything but the numbers in the tensors as JSON."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the numbers in the tensors, in the format of ``report.schema.json``."""
         results = [result.as_dict() for result in self.results]
         measured = None if self.identification is None else self.identification.as_dict()
-        faults = [str(fault) for fault in self.diagnosis]
-        return as_json(self.verdict, self.about, results, faults, identification=measured)
+        return as_dict(self.verdict, self.about, results, list(map(str, self.diagnosis)), identification=measured)
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def to_markdown(self) -> str:
+        """Return the report as a text for an issue or a comment on a pull request."""
+        return markdown(self.as_dict())
 
     def raise_if_failed(self) -> None:
         """Raise ConformanceError unless the verdict is ``"right"``; its message is ``text(report)``."""
@@ -92,15 +107,15 @@ def verdict(failed: bool, compared: int) -> str:
     return "right" if compared else "not judged"
 
 
-def as_json(
+def as_dict(
     verdict: str,
     about: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
     diagnosis: Sequence[str],
     stopped: str = "",
     identification: Mapping[str, Any] | None = None,
-) -> str:
-    """Return a report as JSON.
+) -> dict[str, Any]:
+    """Return a report in the format of ``report.schema.json``, a JSON Schema beside this file.
 
     Args:
         verdict: one of ``VERDICTS``.
@@ -110,10 +125,10 @@ def as_json(
         stopped: why the run ended before the last law; empty if it did not.
         identification: `Identification.as_dict`; None if the function was not measured.
     """
-    found = {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
+    found: dict[str, Any] = {"format": FORMAT, "versions": {"ropelab": __version__, "torch": torch.__version__}}
+    found |= {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
     found |= {"about": {name: str(value) for name, value in about.items()}}
-    found |= {"results": list(results), "diagnosis": list(diagnosis), "identification": identification}
-    return json.dumps(found, indent=1)
+    return found | {"results": list(results), "diagnosis": list(diagnosis), "identification": identification}
 
 
 def text(report: Report) -> str:

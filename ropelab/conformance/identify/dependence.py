@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.identify.questions import GRADIENT, Question
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
+from ropelab.conformance.tensors import copied
 
 AXES = {0: "sequence", 1: "token", 2: "head"}
 
@@ -60,7 +62,7 @@ def _nonlinear(subject: Subject, question: Question, given, first) -> Iterator[s
     said = names(question.case)
     for factor, words in ((2.0, "twice the input does not give twice the result"),
                           (-1.0, "minus the input does not give minus the result")):  # fmt: skip
-        scaled = _answer(subject, question, [factor * x for x in given])
+        scaled = _answer(subject, question, [_times(x, factor) for x in given])
         if scaled is None:
             continue
         for name, y, other in zip(said, first, scaled, strict=True):
@@ -69,9 +71,17 @@ def _nonlinear(subject: Subject, question: Question, given, first) -> Iterator[s
                 yield f"{name} is not linear: {words}; the largest difference is {float(np.nanmax(off)):.3g}"
 
 
+def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return the tensor times a factor, with the same strides: the layout in memory is no part of a linear map."""
+    kept = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+    return copied(kept).mul_(factor).expand(x.shape)
+
+
 def _mixing(subject: Subject, question: Question, given, first) -> Iterator[str]:
     """Yield which results change although neither the own input nor the own sequence, token or head changes."""
     said = names(question.case)
+    if any(0 in x.stride() for x in given):  # an expanded tensor cannot change in one place
+        return
     for source, x in enumerate(given):
         for axis, noun in AXES.items():
             reached: dict[int, set[int]] = {}

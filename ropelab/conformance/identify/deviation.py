@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ropelab.conformance.identify.outcome import outcome
+from ropelab.conformance.identify.outcome import outcome, sides
 from ropelab.conformance.identify.plan import PARTS, Plan
 from ropelab.conformance.identify.questions import Question
 from ropelab.conformance.subject import Subject
@@ -97,6 +97,23 @@ def simulate(
 ) -> tuple[np.ndarray, np.ndarray] | str:
     """Return the answer of the definition with deviations to a question and its bound, or the name of an exception."""
     return outcome(lambda number: planned(subject, question, number, deviations), which)
+
+
+def alternatives(
+    subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]
+) -> Iterator[tuple[np.ndarray, np.ndarray] | str]:
+    """Yield the answer of `simulate`, and the answers on the other sides of boundaries of roundings.
+
+    A right answer is in each element within the bound of one of them.
+    """
+    for side in sides(planned(subject, question, which, deviations)):
+
+        def made(number: int, side=side) -> Plan:
+            plan = planned(subject, question, number, deviations)
+            plan.side = side
+            return plan
+
+        yield outcome(made, which)
 
 
 def planned(subject: Subject, question: Question, which: int, deviations: tuple[Deviation, ...]) -> Plan:

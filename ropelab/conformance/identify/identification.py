@@ -15,7 +15,9 @@ from ropelab.conformance.identify.dependence import findings
 from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
+from ropelab.conformance.identify.rare import rarely
 from ropelab.conformance.identify.repair import Repair, repaired
+from ropelab.conformance.identify.scopes import scopes
 from ropelab.conformance.identify.search import search
 from ropelab.conformance.subject import Subject
 
@@ -25,6 +27,8 @@ SECONDS = 10.0
 
 SHRINK_SECONDS = 1.0
 """The limit of CPU time of the search for a smaller example."""
+FEW = 4
+"""The number of unexplained answers that are listed."""
 ROUNDS = 3
 """The number of searches, each with the fresh answers that refuted the description of the search before."""
 
@@ -101,9 +105,14 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             for description in search(evidence):
                 best = description
             if left := evidence.wrong(best):
-                return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
+                return Identification(
+                    best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left)
+                )
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
+            if not left and not best:
+                best, left = rarely(subject, sizes)
+                return Identification(best, not left, tuple(_unexplained(left, ())))
             if not left:
                 repair = repaired(subject, sizes, best) if best else None
                 wrong = evidence.wrong(())
@@ -111,14 +120,14 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
                     best, True, (), repair, _example(subject, sizes, wrong), _right(wrong, evidence.answers)
                 )
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
-        return Identification(best, False, tuple(_unexplained(left)), facts=_facts(evidence, left))
+        return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
     except OutOfTime:
         late = f"the search did not end within {seconds:g} s"
         if evidence is None or not seconds:
             return Identification(best, False, (late,))
         evidence.deadline = math.inf
         left = evidence.wrong(best)
-        return Identification(best, False, (late, *_unexplained(left)), facts=_facts(evidence, left))
+        return Identification(best, False, (late, *_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
 
 
 def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
@@ -176,11 +185,32 @@ def _right(wrong, answers) -> tuple[str, ...]:
     return tuple(dict.fromkeys(answer.name for answer in answers if hit and answer.name not in hit))
 
 
-def _unexplained(wrong):
-    for answer, elements in wrong[:6]:
+def _unexplained(wrong, answers) -> Iterator[str]:
+    """Yield in words to which calls the unexplained answers are confined, and the size of the first of them."""
+    if wrong and (words := _confined(wrong, answers)):
+        yield words
+    for answer, elements in wrong[:FEW]:
         yield f"{answer.name} for {answer.question.name}: {elements.mean():.0%} of the elements"
-    if len(wrong) > 6:
-        yield f"and {len(wrong) - 6} other answers"
+    if len(wrong) > FEW:
+        yield f"and {len(wrong) - FEW} other answers"
+
+
+def _confined(wrong, answers) -> str:
+    """Return in words the narrowest scope that contains all unexplained answers; empty if it contains all answers."""
+    possible = [scope for scope in scopes(wrong, answers) if scope.mask is None]
+    possible = [s for s in possible if all(_has(s, answer) for answer, _ in wrong)]
+    narrowest = min(possible, key=lambda s: sum(_has(s, answer) for answer in answers), default=None)
+    if narrowest is None or all(_has(narrowest, answer) for answer in answers):
+        return ""
+    who = narrowest.name or "each input"
+    who = f"the gradient of {who}" if narrowest.gradient else who
+    return f"what is left is confined to {who}{' ' if narrowest.words else ''}{narrowest.words}"
+
+
+def _has(scope, answer: Answer) -> bool:
+    question = answer.question
+    reaches = scope.name in ("", answer.name) and (question.kind == GRADIENT or not scope.gradient)
+    return reaches and scope.asked(question, answer.which)
 
 
 def _plain(parameters) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, exact
-from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes
+from ropelab.conformance.identify.angles import CLOSE, refined, rows, simple, slopes, waves
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.matrix import Blocks, blocks, layouts, matrices
 from ropelab.conformance.identify.plan import FORMATS, Plan, columns
@@ -65,19 +65,39 @@ def structure(subject: Subject, question: Question, which: int) -> tuple[tuple[s
     )
 
 
+class View(NamedTuple):
+    """The entries of the blocks that are cosines and sines of the angles, and their factors.
+
+    Attributes:
+        cosine, sine: the names of the entries.
+        of_cosine, of_sine: the factors.
+    """
+
+    cosine: str
+    sine: str
+    of_cosine: float
+    of_sine: float
+
+    def __call__(self, found: Blocks) -> Blocks:
+        """Return the blocks of the angles, without the factors."""
+        cosine, sine = getattr(found, self.cosine) / self.of_cosine, getattr(found, self.sine) / self.of_sine
+        return Blocks(cosine, cosine, sine, sine)
+
+
 class Measured:
     """The angles of one input at one sequence and head.
 
     Attributes:
         frequency: the right inverse frequencies ``[pairs]``.
-        size: the measured factors of cosines and of sines.
+        views: the entries of the blocks that are cosines and sines.
+        close: the largest difference of measured and computed cosines that counts as rounding.
     """
 
     def __init__(self, subject: Subject, asked: dict[str, Question], which: int, pairing: tuple[str, str, int]):
         self.subject, self.asked, self.which, self.pairing = subject, asked, which, pairing
         declared = next(iter(asked.values())).case.rotary_dim
         self.frequency = columns(declared, pairing[2], subject.base).numpy()
-        self.size = 1.0, 1.0
+        self.views, self.close = [View("cos0", "sin1", 1.0, 1.0)], CLOSE
         self._blocks: dict[str, list[Blocks] | None] = {}
 
     def blocks(self, name: str) -> Blocks | None:
@@ -86,7 +106,16 @@ class Measured:
             question = self.asked.get(name)
             self._blocks[name] = None if question is None else blocks(self.subject, question, *self.pairing)
         found = self._blocks[name]
-        return None if found is None else found[self.which]
+        if found is None:
+            return None
+        self.close = max(self.close, _unit(found[self.which]))
+        return found[self.which]
+
+    def _simple(self, value: float) -> float:
+        return simple(value, self.close)
+
+    def _constant(self, values: np.ndarray) -> float | None:
+        return _constant(values, self.close)
 
     def deviations(self, site: Site, wrong: set[str], hit: list[int]) -> Iterator[Deviation]:
         """Yield the deviations that the angles at a sequence and head suggest.
@@ -105,13 +134,14 @@ class Measured:
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             sense = -1.0 if self.subject.reversed else 1.0
             yield from self._factors(found, at, len(self.asked[longest].before))
-            yield from _growing(found, at)
-            yield from _amplitudes(found, at)
-            self.size = _sizes(found, at)
+            yield from _growing(found, at, self.close)
+            yield from _amplitudes(found, at, self.close)
+            self.views = _views(found, at, self.close)
             found_rates.append(self.frequency[::-1])
-            for seen in _views(found, at, self.size):
+            for view in self.views:
+                seen = view(found)
                 yield from self._columns(seen, at, sense)
-                for suggested in self._frequencies(seen, at, sense, site):
+                for suggested in self._frequencies(seen, view, at, sense, site):
                     found_rates.append(self._rates(suggested))
                     yield suggested
                 yield from self._dynamic(self.asked[longest], seen, at, sense)
@@ -131,19 +161,19 @@ class Measured:
 
     def _factors(self, found: Blocks, at, calls: int) -> Iterator[Deviation]:
         first = np.hypot(found.cos0[at], found.sin1[at])
-        constant = _constant(first)
+        constant = self._constant(first)
         scaled = self.blocks("tables with a factor")
         power = 1.0
         if scaled is not None:
             factor = self.asked["tables with a factor"].case.factor
             other = np.hypot(scaled.cos0[at[0], 0, at[2]], scaled.sin1[at[0], 0, at[2]])
-            power = simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
+            power = self._simple(math.log(max(other.mean(), 1e-9) / max(first.mean(), 1e-9)) / math.log(factor))
         if power != 1:
             words = "drops the factor of the tables" if power == 0 else f"applies power {power:g} of the tables' factor"
             yield Deviation("factor", words, PAIR, lambda p: _to_power(p, power), {"power": power})
-        if constant is not None and abs(constant - 1) > CLOSE and constant > 0:
+        if constant is not None and abs(constant - 1) > self.close and constant > 0:
             if calls:
-                each = simple(constant ** (1 / calls))
+                each = self._simple(constant ** (1 / calls))
 
                 def grown(plan: Plan) -> None:
                     plan.factor = plan.factor * each ** len(plan.question.before)
@@ -151,24 +181,24 @@ class Measured:
 
                 yield Deviation("factor", f"is multiplied by {each:.6g} once more for each earlier call", PURE, grown,
                                 {"factor": each})  # fmt: skip
-            yield from (
-                _factor("cos0 cos1 sin0 sin1", "is multiplied", v) for v in dict.fromkeys((simple(constant), constant))
-            )
+            values = dict.fromkeys((self._simple(constant), constant))
+            yield from (_factor("cos0 cos1 sin0 sin1", "is multiplied", v) for v in values)
         for parts, words, values in (
             ("cos0 cos1", "has cosines multiplied", found.cos0[at][:1]),
             ("sin0 sin1", "has sines multiplied", _amplitude(found.sin1[at])),
             ("cos0 sin0", "has first members of pairs multiplied", found.cos0[at][:1]),
             ("cos1 sin1", "has second members of pairs multiplied", found.cos1[at][:1]),
         ):
-            value = _constant(values)
-            if value is not None and abs(value - 1) > CLOSE and value > 0:
-                yield from (_factor(parts, words, v) for v in dict.fromkeys((simple(value), value)))
+            value = self._constant(values)
+            if value is not None and abs(value - 1) > self.close and value > 0:
+                yield from (_factor(parts, words, v) for v in dict.fromkeys((self._simple(value), value)))
 
     def _columns(self, found: Blocks, at, sense: float) -> Iterator[Deviation]:
         """Yield deviations in which columns of the tables belong to other pairs, from tokens at positions 0, 1, ..."""
         positions = np.arange(found.cos0.shape[1])[:, None]
         tables = np.cos(positions * self.frequency), sense * np.sin(positions * self.frequency)
-        matched = [_matched(values[at], table) for values, table in zip((found.cos0, found.sin1), tables, strict=True)]
+        both = zip((found.cos0, found.sin1), tables, strict=True)
+        matched = [_matched(values[at], table, self.close) for values, table in both]
         right = list(range(len(self.frequency)))
         order = [o for o in matched if o is not None]
         if len(order) == 2 and order != [right, right] and len(set(order[0])) > 1:
@@ -206,21 +236,21 @@ class Measured:
         )  # fmt: skip
         return Deviation("order of frequencies", words, FREQUENCY, change, {"shift": by})
 
-    def _frequencies(self, found: Blocks, at, sense: float, site: Site) -> Iterator[Deviation]:
+    def _frequencies(self, found: Blocks, view: View, at, sense: float, site: Site) -> Iterator[Deviation]:
         slope, intercept = slopes(np.arctan2(sense * found.sin1[at], found.cos0[at]))
         far = self.blocks("large positions")
         if far is not None and np.isfinite(far.cos0).all():
             where = (min(site[0], len(far.cos0) - 1), slice(None), min(site[1], far.cos0.shape[2] - 1))
             positions = self.asked["large positions"].case.token_positions()[0].numpy()
-            turned = np.arctan2(sense * far.sin1[where] / self.size[1], far.cos0[where] / self.size[0])
+            turned = np.arctan2(sense * view(far).sin1[where], view(far).cos0[where])
             yield from self._sloped(refined(slope, intercept, turned, positions), intercept)
         yield from self._sloped(slope, intercept)
 
     def _sloped(self, slope: np.ndarray, intercept: np.ndarray) -> Iterator[Deviation]:
         """Yield the frequencies that slopes suggest."""
-        multiple = _constant(slope / self.frequency)
+        multiple = self._constant(slope / self.frequency)
         if multiple is not None:
-            value = simple(multiple)
+            value = self._simple(multiple)
             if value > 1 and value.is_integer():
                 yield Deviation("multiple", f"is rotated {value:g} times", PAIR, lambda p: _turned_again(p, int(value)),
                                 {"multiple": value}, rounds=value)  # fmt: skip
@@ -228,9 +258,9 @@ class Measured:
                 yield Deviation("multiple", f"turns by {value:.6g} times the angle", ANGLE,
                                 lambda p: _turned_more(p, value), {"multiple": value},
                                 rounds=max(1.0, abs(value)))  # fmt: skip
-            shift = _constant((intercept / slope)[:1]) if multiple else None
-            if shift is not None and abs(shift - round(shift)) > CLOSE:
-                yield self._offset(simple(shift))
+            shift = self._constant((intercept / slope)[:1]) if multiple else None
+            if shift is not None and abs(shift - round(shift)) > self.close:
+                yield self._offset(self._simple(shift))
             return
         for name, rounded in FORMATS.items():
             if np.allclose(rounded(self.frequency).astype(float), slope, rtol=1e-5, atol=1e-7):
@@ -238,9 +268,9 @@ class Measured:
         yield from self._other_base(slope)
         for scaling in scalings(self.frequency, slope, self.subject.base):
             yield Deviation("frequencies", f"has {scaling.words}", FREQUENCY, _scaled(scaling), scaling.parameters)
-        if len(slope) and (abs(slope - slope[0]) < CLOSE).all():
-            yield self._fixed(np.full_like(slope, simple(float(slope[0]))), "the same frequency for all pairs")
-        factors = np.array([simple(float(r)) for r in slope / self.frequency])
+        if len(slope) and (abs(slope - slope[0]) < self.close).all():
+            yield self._fixed(np.full_like(slope, self._simple(float(slope[0]))), "the same frequency for all pairs")
+        factors = np.array([self._simple(float(r)) for r in slope / self.frequency])
         listed = ", ".join(f"{r:.4g}" for r in factors)
         yield self._fixed(factors * self.frequency, f"frequencies that are right times [{listed}]")
         yield self._fixed(slope, f"frequencies that are right times [{listed}], rounded")
@@ -250,7 +280,7 @@ class Measured:
             return
         width, pair = 2 * len(slope), np.arange(len(slope))
         fitted = np.polyfit(pair[:4], np.log(abs(slope[:4])), 1)
-        base, multiple = math.exp(-fitted[0] * width / 2), simple(float(np.sign(slope[0]) * math.exp(fitted[1])))
+        base, multiple = math.exp(-fitted[0] * width / 2), self._simple(float(np.sign(slope[0]) * math.exp(fitted[1])))
         if base <= 1 or not np.allclose(np.log(abs(slope)), np.polyval(fitted, pair), atol=3e-3):
             return
         turned = "" if multiple == 1 else f", times {multiple:.6g}"
@@ -291,16 +321,16 @@ class Measured:
         def length(plan: Plan) -> int:
             return max(plan.question.before, default=0) if question.before else plan.shape[1]
 
-        multiple = _constant(ratio)
+        multiple = self._constant(ratio)
         if multiple is not None and 0 < multiple < 1:
-            limit = simple(multiple * tokens)
+            limit = self._simple(multiple * tokens)
 
             def slower(plan: Plan) -> None:
                 plan.multiple = plan.multiple * min(1.0, limit / max(length(plan), 1))
 
             words = f"turns by {limit:g} / n times the angle if {who} has n > {limit:g} tokens"
             yield Deviation("dynamic scaling", words, FREQUENCY, slower, {"scaling": "linear", "length": limit})
-        if multiple is None and not question.before and abs(ratio[0] - 1) < CLOSE < 1 - ratio[-1]:
+        if multiple is None and not question.before and abs(ratio[0] - 1) < self.close < 1 - ratio[-1]:
             case = question.case
             double = replace(question, case=replace(case, inputs=tuple(x.repeat(1, 2, 1, 1) for x in case.inputs)))
             again = blocks(self.subject, double, *self.pairing)
@@ -312,8 +342,8 @@ class Measured:
                 return
             first, second = 1 / ratio[-1], self.frequency[-1] / faster[-1]
             rate = (second - first) / tokens  # the factor is s n / L - (s - 1)
-            scale = simple(float(rate * tokens - first + 1))
-            limit = simple(float(scale / rate)) if rate > 0 else 0.0
+            scale = self._simple(float(rate * tokens - first + 1))
+            limit = self._simple(float(scale / rate)) if rate > 0 else 0.0
             if scale > 0 and limit > 0:
 
                 def rebased(plan: Plan) -> None:
@@ -339,20 +369,21 @@ class Measured:
             at = (min(site[0], len(found.cos0) - 1), slice(None), min(site[1], found.cos0.shape[2] - 1))
             positions = question.case.token_positions()[at[0]].numpy()
             limit = FAR if positions.max() > 1000 else 300
-            numbers = np.arange(-limit, limit)[:, None]
-            angles = numbers * rates[columns_read] * (-1.0 if self.subject.reversed else 1.0)
-            cosine, sine = found.cos0[at][:, columns_read], found.sin1[at][:, columns_read]
-            both = np.concatenate((np.cos(angles), np.sin(angles)), axis=1)
-            values = np.concatenate((cosine / self.size[0], sine / self.size[1]), axis=1)
-            read = rows(values, both, -limit, positions)
-            if read is not None:
-                seen |= {d.words: d for d in self._regressed(read, positions)}
-                continue
-            if limit == 300:
-                cosines = rows(cosine, np.cos(angles), -limit, positions)
-                sines = rows(sine, np.sin(angles), -limit, positions)
-                if cosines is not None and sines is not None and len(set((sines - cosines).tolist())) == 1:
-                    seen |= {d.words: d for d in self._shifted(cosines, sines, positions)}
+            read_rates = rates if pairs is None else rates[pairs]
+            both = waves(tuple(read_rates * (-1.0 if self.subject.reversed else 1.0)), limit)
+            half = len(read_rates)
+            for view in self.views:
+                cosine, sine = view(found).cos0[at][:, columns_read], view(found).sin1[at][:, columns_read]
+                read = rows(np.concatenate((cosine, sine), axis=1), both, -limit, positions, self.close)
+                if read is not None:
+                    seen |= {d.words: d for d in self._regressed(read, positions)}
+                    if (read * positions < 0).any():  # the function also turns the other way
+                        seen |= {d.words: d for d in self._regressed(-read, positions)}
+                elif limit == 300:
+                    cosines = rows(cosine, both[:, :half], -limit, positions, self.close)
+                    sines = rows(sine, both[:, half:], -limit, positions, self.close)
+                    if cosines is not None and sines is not None and len(set((sines - cosines).tolist())) == 1:
+                        seen |= {d.words: d for d in self._shifted(cosines, sines, positions)}
         yield from seen.values()
 
     def _offset(self, offset: float) -> Deviation:
@@ -396,18 +427,18 @@ class Measured:
                                 {"stride": stride})  # fmt: skip
 
     def _shifted(self, cosines: np.ndarray, sines: np.ndarray, positions: np.ndarray) -> Iterator[Deviation]:
+        """Yield the deviations of sines that are some rows from the cosines, and of the rows of the cosines."""
         shift = int((sines - cosines)[0])
         if not shift:
             return
+        yield from self._regressed(cosines, positions)
         side = "behind" if shift < 0 else "ahead of"
         words = f"reads rows of sin that are {_count(abs(shift))} {side} those of cos"
 
         def change(plan: Plan) -> None:
-            plan.row = plan.row + int((cosines - positions)[0])
-            plan.sine_row = plan.sine_row + int((sines - positions)[0])
+            plan.sine_row = plan.sine_row + shift
 
-        if ((cosines - positions) == (cosines - positions)[0]).all():
-            yield Deviation("sine row", words, ROW, change, {"shift": shift})
+        yield Deviation("sine row", words, ROW, change, {"shift": shift})
 
 
 def _factor(parts: str, words: str, factor: float) -> Deviation:
@@ -419,38 +450,63 @@ def _factor(parts: str, words: str, factor: float) -> Deviation:
     return Deviation("factor", f"{words} by {factor:.6g}", PAIR, change, {"factor": factor})
 
 
-def _sizes(found: Blocks, at) -> tuple[float, float]:
+def _unit(found: Blocks) -> float:
+    """Return the unit in the last place of 1 in the shortest format of 16 bits that all entries have; 0 if none is.
+
+    A function that rounds tables or results to 16 bits has matrices of 16 bits.
+    """
+    entries = torch.from_numpy(np.concatenate([np.ravel(v) for v in vars(found).values()]))
+    entries = entries[entries.isfinite()]
+    if not entries.frac().any():
+        return 0.0
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(entries.to(dtype).double(), entries):
+            return torch.finfo(dtype).eps
+    return 0.0
+
+
+def _sizes(cosine: np.ndarray, sine: np.ndarray, close: float) -> tuple[float, float]:
     """Return the factors a of cosines and b of sines; 1 if they cannot be measured.
 
     A cosine m and a sine n of any angle obey ``(m / a)**2 + (n / b)**2 = 1``, so ``n**2 = b**2 - (b / a)**2 m**2``.
     """
-    cosine, sine = found.cos0[at].ravel() ** 2, found.sin0[at].ravel() ** 2
-    if np.ptp(cosine) < CLOSE:
+    cosine, sine = cosine.ravel() ** 2, sine.ravel() ** 2
+    if np.ptp(cosine) < close:
         return 1.0, 1.0
     slope, start = np.polyfit(cosine, sine, 1)
-    if slope >= 0 or start <= 0 or abs(slope * cosine + start - sine).max() > CLOSE * max(1.0, start):
+    if slope >= 0 or start <= 0 or abs(slope * cosine + start - sine).max() > 2 * close * max(1.0, start):
         return 1.0, 1.0
     second = math.sqrt(start)
-    return simple(second / math.sqrt(-slope)), simple(second)
+    return simple(second / math.sqrt(-slope), close), simple(second, close)
 
 
-def _views(found: Blocks, at, size: tuple[float, float]) -> Iterator[Blocks]:
-    """Yield the blocks without the factors of cosines and sines, as they are and with the sines of the first row."""
-    cosine, sine = size
-    yield Blocks(found.cos0 / cosine, found.cos1 / cosine, found.sin0 / sine, found.sin1 / sine)
-    if (abs(found.sin0[at] - found.sin1[at]) > CLOSE).any():
-        yield Blocks(found.cos0 / cosine, found.cos1 / cosine, found.sin1 / sine, found.sin0 / sine)
+def _views(found: Blocks, at, close: float) -> list[View]:
+    """Return where cosines and sines are: in the first row of the blocks, in the second, or in each other's place.
+
+    The angle of the slowest pair is small, unless the tables are swapped.
+    """
+    first, second = (
+        View(cosine, sine, *_sizes(getattr(found, cosine)[at], getattr(found, sine)[at], close))
+        for cosine, sine in (("cos0", "sin0"), ("cos1", "sin1"))
+    )
+    views = [first]
+    one, other = first(found), second(found)
+    if (abs(one.cos0[at] - other.cos0[at]) > close).any() or (abs(one.sin0[at] - other.sin0[at]) > close).any():
+        views.append(second)
+    if (abs(one.sin0[at]) > abs(one.cos0[at])).all(axis=0).any():
+        views.append(View("sin0", "cos0", first.of_sine, first.of_cosine))
+    return views
 
 
-def _amplitudes(found: Blocks, at) -> Iterator[Deviation]:
+def _amplitudes(found: Blocks, at, close: float) -> Iterator[Deviation]:
     """Yield the factors of cosines and of sines where the angles are unknown."""
-    cosine, sine = _sizes(found, at)
+    cosine, sine = _sizes(found.cos0[at], found.sin0[at], close)
     for parts, words, value in (("cos0 cos1", "cosines", cosine), ("sin0 sin1", "sines", sine)):
-        if cosine != sine and abs(value - 1) > CLOSE and value > 0:
-            yield _factor(parts, f"has {words} multiplied", simple(value))
+        if cosine != sine and abs(value - 1) > close and value > 0:
+            yield _factor(parts, f"has {words} multiplied", simple(value, close))
 
 
-def _growing(found: Blocks, at) -> Iterator[Deviation]:
+def _growing(found: Blocks, at, close: float) -> Iterator[Deviation]:
     """Yield the deviations of xPos: pair i is multiplied by ``((i + c r) / (r + c r)) ** (sign p / s)`` at position p.
 
     With r pairs, the offset c (0.4 as published) and the scale s follow from the growth of two pairs.
@@ -464,7 +520,7 @@ def _growing(found: Blocks, at) -> Iterator[Deviation]:
         return
     for offset in np.arange(0.1, 1.01, 0.1).round(1):
         shape = np.log((pairs + offset * len(pairs)) / (len(pairs) * (1 + offset)))
-        scale = simple(float(shape[0] / rate[0]))
+        scale = simple(float(shape[0] / rate[0]), close)
         if scale and abs(shape / scale - rate).max() < 1e-3 * abs(rate).max():
 
             def change(plan: Plan, offset=offset, scale=scale) -> None:
@@ -533,13 +589,13 @@ def _to_power(plan: Plan, power: float) -> None:
         plan.inexact = 4 * math.pi * FLOAT32_UNIT
 
 
-def _constant(values: np.ndarray) -> float | None:
+def _constant(values: np.ndarray, close: float) -> float | None:
     """Return the mean if all values agree, else None."""
     values = np.asarray(values)
     if not values.size or not np.isfinite(values).all():
         return None
     mean = float(values.mean())
-    return mean if (abs(values - mean) <= CLOSE * max(1.0, abs(mean))).all() else None
+    return mean if (abs(values - mean) <= close * max(1.0, abs(mean))).all() else None
 
 
 def _amplitude(sines: np.ndarray) -> np.ndarray:
@@ -551,14 +607,14 @@ def _amplitude(sines: np.ndarray) -> np.ndarray:
     return sines[1:2, 0] / math.sin(1.0)
 
 
-def _matched(values: np.ndarray, table: np.ndarray) -> list[int] | None:
+def _matched(values: np.ndarray, table: np.ndarray, close: float) -> list[int] | None:
     """Return for each column of ``values`` the equal column of ``table``, or -1 for zeros; None if there is none."""
     order = []
     for pair in range(values.shape[1]):
-        hits = [j for j in range(table.shape[1]) if (abs(values[:, pair] - table[:, j]) < CLOSE / 20).all()]
+        hits = [j for j in range(table.shape[1]) if (abs(values[:, pair] - table[:, j]) < close / 20).all()]
         if pair in hits:
             hits = [pair]
-        if not hits and not (abs(values[:, pair]) < CLOSE / 20).all():
+        if not hits and not (abs(values[:, pair]) < close / 20).all():
             return None
         order.append(hits[0] if hits else -1)
     return order

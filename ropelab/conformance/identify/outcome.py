@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import EXACT, REFERENCE, Rounding, exact, rotation_bound, table_angle_error
-from ropelab.conformance.identify.plan import Plan, Wires, rounded
+from ropelab.conformance.bounds import (
+    EXACT,
+    FLOAT32_UNIT,
+    REFERENCE,
+    Rounding,
+    exact,
+    table_angle_error,
+)
+from ropelab.conformance.identify.plan import REDUCED, Plan, Wires, rounded
 from ropelab.conformance.identify.questions import ARGUMENTS, INPUTS
 from ropelab.layout.pairing import pairs
 
-MOST = 1 / 16
-"""Roundings to fewer bits may add at most this share of a pair's size to a bound: a wide bound would prove nothing."""
+OF_TABLES = ("row", "sine_row", "frequency", "sine_frequency", "multiple", "factor", "inexact")
+"""The parts of a plan from which tables follow, if nothing is rounded to fewer bits."""
 
 Told = tuple[np.ndarray, np.ndarray]
 """An answer and its bound, ``[B, S, H, D]``."""
@@ -103,7 +111,10 @@ def _wired(plan: Plan, wires: Wires, given: list[np.ndarray], shape: tuple[int, 
     read = np.empty_like(factors)
     for tensor, x in enumerate(given):
         hit = wires.tensor == tensor
-        read[..., hit] = x.reshape(*x.shape[:2], -1)[..., wires.element[hit]]
+        batch, tokens, heads, features = x.shape
+        number = np.arange(batch * tokens).reshape(batch, tokens, 1) * heads * features + wires.element[hit]
+        inside = (number >= 0) & (number < x.size)  # an element beyond its token is in memory before or after it
+        read[..., hit] = np.where(inside, x.reshape(-1)[np.where(inside, number, 0)], 0)
     y, bound = _summed(plan, wires.to, factors * read, errors * abs(read), shape)
     y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
     return y, bound
@@ -154,34 +165,30 @@ def _rounding(arithmetic, terms, size, error, weight, y) -> np.ndarray:
 
 
 def _turned(plan: Plan, x: np.ndarray) -> Told:
-    for axis, order in plan.order.items():
-        x = np.take(x, np.argsort(order) if plan.is_gradient else order, axis=axis)
+    if not plan.is_gradient:
+        for axis, order in plan.order.items():
+            x = np.take(x, order, axis=axis)
     x = rounded(plan, "input", x)
     c, s, error = tables(plan)
     c0, c1, s0, s1 = c * plan.cos0, c * plan.cos1, s * plan.sin0, s * plan.sin1
     source, target = plan.layout, plan.out_layout
     if plan.is_gradient:  # the transposed matrix
         s0, s1, source, target = -s1, -s0, target, source
+    if plan.blocks > 1:
+        return _in_blocks(plan, x, (c0, c1, s0, s1), error, source, target)
     x0, x1 = pairs(x[..., : plan.rotary_dim], source)
     bounds = _bounds(plan, x0, x1, (c0, c1, s0, s1), error)
-    most = bounds
-    if plan.rounded:
-        enough = _bounds(plan, x0, x1, (c0, c1, s0, s1), _inexact(plan))
-        share = MOST * (abs(x0) + abs(x1))
-        most = enough[0] + share, enough[1] + share
     members: list[Told] = []
-    for (own, c_own), (other, s_own), bound, limit in zip(
-        ((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, most, strict=True
-    ):
+    for (own, c_own), (other, s_own), bound in zip(((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True):
         if plan.in_turn and members:
             other, before = members[0]
-            bound, limit = bound + abs(s_own) * before, limit + abs(s_own) * before
+            bound = bound + abs(s_own) * before
         first, second = own * c_own, other * s_own
         if "product" in plan.rounded:
             bound = bound + _spread(plan, "product", first, bound) + _spread(plan, "product", second, bound)
         y = rounded(plan, "product", first) + rounded(plan, "product", second)
         bound = _spread(plan, "output", y, bound) if "output" in plan.rounded else bound
-        members.append((rounded(plan, "output", y), np.minimum(bound, limit)))
+        members.append((rounded(plan, "output", y), bound))
     y, bound = x * plan.tail + plan.tail_added, np.zeros_like(x)
     for features, near, member in zip(
         pairs(y[..., : plan.rotary_dim], target), pairs(bound[..., : plan.rotary_dim], target), members, strict=True
@@ -190,47 +197,93 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
     if np.isnan(plan.tail):  # nothing writes there
         y[..., plan.rotary_dim :] = np.nan
+    if plan.is_gradient:  # the transposed map permutes last
+        for axis, order in plan.order.items():
+            y, bound = (np.take(values, np.argsort(order), axis=axis) for values in (y, bound))
     return y, bound
 
 
-def tables(plan: Plan, ahead: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _in_blocks(plan: Plan, x: np.ndarray, factors, error, source: str, target: str) -> Told:
+    """Rotate blocks of pairs in memory, one after another; later blocks read what earlier blocks have written."""
+    y, bound = x.copy(), np.zeros_like(x)
+    count = plan.rotary_dim // 2
+    size = 1 << (-(-count // plan.blocks) - 1).bit_length()
+    wide = [np.broadcast_to(f, (*x.shape[:3], count)) for f in (*factors, error)]
+    for begin in range(0, count, size):
+        block = slice(begin, min(begin + size, count))
+        c0, c1, s0, s1, off = (f[..., block] for f in wide)
+        (x0, x1), (b0, b1) = (
+            tuple(member[..., block].copy() for member in pairs(values[..., : plan.rotary_dim], source))
+            for values in (y, bound)
+        )
+        near = _bounds(plan, x0, x1, (c0, c1, s0, s1), off)
+        near = near[0] + abs(c0) * b0 + abs(s0) * b1, near[1] + abs(c1) * b1 + abs(s1) * b0
+        for values, members in ((y, (x0 * c0 - x1 * s0, x1 * c1 + x0 * s1)), (bound, near)):
+            for features, new in zip(pairs(values[..., : plan.rotary_dim], target), members, strict=True):
+                features[..., block] = new
+    return y, bound
+
+
+def tables(plan: Plan, ahead: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return cosines and sines, and the error of each before a table of the function's own dtype rounds it.
 
     Args:
         ahead: how many rows ahead of the plan's rows to read.
+
+    The question keeps the tables of the definition, because most deviations do not change them.
     """
+    base = plan.question.plans.get((plan.which, None))
+    known = base is not None and not plan.rounded and all(getattr(plan, p) is getattr(base, p) for p in OF_TABLES)
+    if known and (plan.which, ahead) in plan.question.tables:
+        found, error = plan.question.tables[plan.which, ahead]
+    else:
+        found, error = _computed_tables(plan, ahead)
+        if known:
+            plan.question.tables[plan.which, ahead] = found, error
+    return *(found[::-1] if plan.swapped else found), error
+
+
+def _computed_tables(plan: Plan, ahead: int) -> tuple[list[np.ndarray], np.ndarray]:
     found, errors = [], []
     for function, row, frequency in (
         (np.cos, plan.row, plan.frequency), (np.sin, plan.sine_row, plan.sine_frequency)
     ):  # fmt: skip
-        rows, rates = rounded(plan, "position", row + ahead), rounded(plan, "frequency", frequency)
-        angles = plan.multiple * (rows * rates)
+        rows = rounded(plan, "position", row + ahead)
         with np.errstate(all="ignore"):
+            inexact = np.nan_to_num(plan.subject.convention.angle_error(abs(frequency), abs(frequency)))
+            rates = rounded(plan, "frequency", frequency + plan.side.get("frequency", 0) * inexact)
+            angles = plan.multiple * (rows * rates)
             error = plan.inexact + table_angle_error(angles)
             error = error + np.nan_to_num(plan.subject.convention.angle_error(angles, abs(rates)))
-            if "frequency" in plan.rounded:  # the frequency that is rounded is inexact by that much itself
-                own = np.nan_to_num(plan.subject.convention.angle_error(abs(frequency), abs(frequency)))
-                error = error + abs(plan.multiple * rows) * _spread(plan, "frequency", frequency, own)
             if "angle" in plan.rounded:
-                error = _spread(plan, "angle", angles, error)
-            angles = rounded(plan, "angle", angles)
+                angles, error = _rounded_angles(plan, angles, error)
             values = plan.factor * function(angles)
             error = abs(plan.factor) * error
             if "table" in plan.rounded:
                 error = _spread(plan, "table", values, error)
         found.append(rounded(plan, "table", values))
         errors.append(error)
-    return *(found[::-1] if plan.swapped else found), np.maximum(*errors)
+    return found, np.maximum(*errors)
 
 
-def _inexact(plan: Plan) -> np.ndarray:
-    """Return the error of cosines and sines if nothing is rounded to fewer bits."""
-    angles = np.maximum(
-        abs(plan.multiple * plan.row * plan.frequency), abs(plan.multiple * plan.sine_row * plan.sine_frequency)
-    )
-    with np.errstate(all="ignore"):
-        own = np.nan_to_num(plan.subject.convention.angle_error(angles, abs(plan.frequency)))
-        return abs(plan.factor) * (plan.inexact + table_angle_error(angles) + own)
+def _rounded_angles(plan: Plan, angles: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return angles in fewer bits, and how far the function's rounded angles may be from these.
+
+    A rounding to fewer bits gives the same number for almost all angles within the error; see ``Plan.side`` for the
+    others. A remainder keeps the error of its angle. In float32 it adds the rounding of the angle, of the multiple of a
+    turn and of the difference, in the function and in the plan.
+    """
+    found = rounded(plan, "angle", angles + plan.side.get("angle", 0) * error)
+    if plan.rounded["angle"] != REDUCED:
+        return found, np.zeros_like(error)
+    return found, error + 2 * FLOAT32_UNIT * (2 * abs(angles) + np.pi)
+
+
+def sides(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield the sides of the boundaries of roundings that a function may be on; see ``Plan.side``."""
+    what = [part for part in ("frequency", "angle") if part in plan.rounded]
+    for signs in product((0, -1, 1), repeat=len(what)):
+        yield dict(zip(what, signs, strict=True))
 
 
 def _bounds(plan: Plan, x0, x1, factors, error) -> tuple[np.ndarray, np.ndarray]:
@@ -240,16 +293,18 @@ def _bounds(plan: Plan, x0, x1, factors, error) -> tuple[np.ndarray, np.ndarray]
     size = np.maximum(np.maximum(abs(plan.cos0), abs(plan.sin0)), np.maximum(abs(plan.cos1), abs(plan.sin1)))
     dtype = plan.question.case.inputs[0].dtype
     arithmetic = plan.subject.arithmetic(dtype)
-    first = rotation_bound(abs(x0), -abs(x1), c0, s0, arithmetic, size * error)[0]
-    second = rotation_bound(abs(x0), abs(x1), c1, s1, arithmetic, size * error)[1]
+    weight = abs(x0) + abs(x1)
+    off = size * error * weight
+    most0, most1 = abs(x0) * c0 + abs(x1) * s0, abs(x1) * c1 + abs(x0) * s1
+    first, second = (_rounding(arithmetic, 2, most, off, weight, most) for most in (most0, most1))
     if not plan.extra:
         return first, second
     # An additional operation rounds a number of at most the size of the two products to the dtype of the inputs.
     wide = dtype in (torch.float32, torch.float64)
     again = Rounding.nearest(dtype) if wide else Rounding.truncating(dtype)
     for _ in range(plan.extra):
-        first = first + again.of(abs(x0) * c0 + abs(x1) * s0 + first)
-        second = second + again.of(abs(x1) * c1 + abs(x0) * s1 + second)
+        first = first + again.of(most0 + first)
+        second = second + again.of(most1 + second)
     return first, second
 
 

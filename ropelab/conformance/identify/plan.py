@@ -116,7 +116,13 @@ class Plan:
         wires: the products that an element is a sum of, in place of the pairs of the definition; None for the pairs.
         own_gradient: whether the wires belong to the gradient; otherwise the gradient applies the transposed map.
         in_turn: whether second members of pairs are computed from first members that are already rotated.
+        blocks: the number of blocks of pairs, a power of two of pairs each, that are rotated one after another in
+            memory; matters if pairs are read and written in different layouts.
         rounded: the intermediate -> the format to which it is rounded, a key of ``FORMATS``.
+        side: the frequency or the angle that is rounded -> -1, 0 or 1. The function computes the number before the
+            rounding with an error, and this plan moves the number by -1, 0 or 1 times the largest error. Where the
+            rounded numbers differ, a boundary between two of them is so near that the function may be on either side.
+            The error is far smaller than the distance of two boundaries, so there is no third number.
         padding: the result of tokens without a position.
         raises: the name of the exception that the function raises in place of an answer; empty if it answers.
         inexact: the error of the angles (rad) beyond the error of a right function.
@@ -154,7 +160,9 @@ class Plan:
         self.moved: np.ndarray | None = None
         self.wires: Wires | None = None
         self.in_turn = self.own_gradient = False
+        self.blocks = 1
         self.rounded: dict[str, str] = {}
+        self.side: dict[str, int] = {}
         self.inexact, self.extra = 0.0, 0
         self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
 

@@ -30,6 +30,7 @@ class Question:
         ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
         before: the numbers of tokens of the calls that come before the call.
         plans: the plans of the definition for this call; see `ropelab.conformance.identify.plan`.
+        tables: the tables of these plans; see `ropelab.conformance.identify.outcome`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Question:
     ask: Callable[[Subject, Case], Tensors]
     before: tuple[int, ...] = ()
     plans: dict[tuple[int, int | None], Any] = field(default_factory=dict, init=False, repr=False)
+    tables: dict[tuple[int, int], Any] = field(default_factory=dict, init=False, repr=False)
 
     def answer(self, subject: Subject) -> tuple[np.ndarray, ...] | str:
         """Return the answer as arrays ``[B, S, H, D]``, or the name of the exception that the function raised.

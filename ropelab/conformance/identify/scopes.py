@@ -60,26 +60,34 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
         for gradient in (True, False) if only_gradients else (False,):
             wide = Scope(name, gradient)
             yield wide
-            if not only_gradients and any(a.question.kind == GRADIENT for a, _ in ours):
-                yield replace(wide, words="in the result", asked=_in_results)
-            right = [
-                a for a in answers
-                if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
-            ]  # fmt: skip
-            narrower = [
-                replace(wide, words=words, asked=holds)
-                for words, holds in CIRCUMSTANCES.items()
-                if all(holds(a.question, a.which) for a, _ in ours)
-                and any(not holds(a.question, a.which) for a in right)
-            ]
-            yield from narrower
-            for words, mask in _masks(ours):
-                yield replace(wide, words=words, mask=mask)
-                for scope in narrower:
-                    yield replace(scope, words=f"{words} {scope.words}", mask=mask)
+            both = not only_gradients and any(a.question.kind == GRADIENT for a, _ in ours)
+            if both:
+                yield replace(wide, words="in the result", asked=in_results)
+            # A gradient may deviate further. So the scope of what both have in common follows from the results alone.
+            for some in (ours, [w for w in ours if w[0].question.kind != GRADIENT])[: 1 + both]:
+                yield from _within(wide, some, name, gradient, answers, failing)
 
 
-def _in_results(question: Question, which: int) -> bool:
+def _within(wide: Scope, ours, name: str, gradient: bool, answers: list[Answer], failing: set[int]) -> Iterator[Scope]:
+    """Yield the scopes within a scope that contain all the given wrong answers."""
+    right = [
+        a for a in answers
+        if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
+    ]  # fmt: skip
+    narrower = [
+        replace(wide, words=words, asked=holds)
+        for words, holds in CIRCUMSTANCES.items()
+        if all(holds(a.question, a.which) for a, _ in ours) and any(not holds(a.question, a.which) for a in right)
+    ]
+    yield from narrower
+    for words, mask in _masks(ours):
+        yield replace(wide, words=words, mask=mask)
+        for scope in narrower:
+            yield replace(scope, words=f"{words} {scope.words}", mask=mask)
+
+
+def in_results(question: Question, which: int) -> bool:
+    """Return whether the answer is a result: the circumstances of a deviation that gradients do not share."""
     return question.kind != GRADIENT
 
 

@@ -14,7 +14,7 @@ from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.measured import Measured, structure
 from ropelab.conformance.identify.plan import Plan
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
-from ropelab.conformance.identify.scopes import pairs_of, scopes
+from ropelab.conformance.identify.scopes import in_results, pairs_of, scopes
 from ropelab.conformance.identify.vocabulary import vocabulary
 from ropelab.conformance.identify.wiring import wiring
 
@@ -26,8 +26,11 @@ LEAST = 24
 
 LONGEST = ("the gradient for tokens from position 0 on", "tokens from position 0 on", "a longer sequence")
 """Questions whose tokens have the positions 0, 1, 2, ..., the longest last."""
-TOGETHER = ("sign", "reflection", "lost term", "tables swapped", "order of frequencies")
-"""Kinds of deviations without parameters that occur together with measured deviations."""
+TOGETHER = ("sign", "reflection", "lost term", "tables swapped", "order of frequencies", "order", "row",
+            "rounding of frequency", "rounding of table", "rounding of product", "rounding of output")  # fmt: skip
+"""Kinds of deviations without parameters that occur together with another deviation of the same elements."""
+COARSE = ("sign", "reflection", "tables swapped", "order of frequencies", "order")
+"""Kinds without parameters that occur together with other kinds without parameters."""
 SLOW = 0.02
 """A call that takes more seconds is too slow to be asked for every element of a token."""
 
@@ -53,11 +56,14 @@ def search(evidence: Evidence) -> Iterator[Description]:
     evidence.deadline = started + 2 / 3 * (deadline - started)
     best: Description = ()
     try:
-        for description in _search(evidence, wrong, list(_measured(evidence, wrong))):
-            best = description
-            yield description
-        if evidence.left(best, 0) == 0:
-            return
+        measured = list(_measured(evidence, wrong))
+        short = [d for d in measured if "frequencies" not in d.parameters]  # a list of frequencies is long
+        for some in (short, measured)[: 1 + (len(short) < len(measured))]:
+            for description in _search(evidence, wrong, some):
+                best = description
+                yield description
+            if evidence.left(best, 0) == 0:
+                return
     except OutOfTime:
         pass
     finally:
@@ -82,7 +88,7 @@ def _search(
     beam = _pruned(beam)
     for depth in range(MOST):
         if depth == 1:
-            for start in _together(measured):
+            for start in _together(evidence, wrong, measured):
                 left = evidence.left(start, best)
                 if left == 0:
                     yield _shortest(evidence, start)
@@ -112,11 +118,17 @@ def _pruned(found: Iterable[tuple[float, Description]]) -> list[tuple[float, Des
 
 
 def _shortest(evidence: Evidence, description: Description) -> Description:
-    """Return the description without deviations that it does not need, and without scopes that it does not need."""
+    """Return the description without deviations that it does not need; equal deviations of q and k become one."""
     for deviation in description:
         shorter = tuple(d for d in description if d is not deviation)
         if len(description) > 1 and evidence.left(shorter, 0) == 0:
             return _shortest(evidence, shorter)
+        if deviation.scope.name:
+            wide = replace(deviation, scope=replace(deviation.scope, name=""))
+            alike = [d for d in shorter if str(replace(d, scope=replace(d.scope, name=""))) == str(wide)]
+            shorter = tuple(d for d in shorter if d not in alike)
+            if alike and evidence.left((*shorter, wide), 0) == 0:
+                return _shortest(evidence, (*shorter, wide))
     return description
 
 
@@ -133,17 +145,41 @@ def _starts(measured: list[Deviation]) -> Iterator[Description]:
             yield (*structural, *of_kind)
 
 
-def _together(measured: list[Deviation]) -> Iterator[Description]:
-    """Yield descriptions of two deviations of one input.
+def _together(
+    evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], measured: list[Deviation]
+) -> Iterator[Description]:
+    """Yield descriptions of two deviations of one input that explain most of the simplest wrong answer.
 
-    Where an element has two faults, neither alone explains the element, and no search step by step finds them.
+    Where an element has two faults, neither alone explains the element, and no search step by step finds them. At least
+    one of the two is measured, or exchanges heads, features or tables.
     """
     structural = tuple(d for d in measured if d.kind in ("layout", "wiring"))
     others = [d for d in measured if d.kind not in ("layout", "wiring")]
     alone = [d for d in vocabulary() if d.kind in TOGETHER]
-    for first, second in (*combinations(others, 2), *product(others, alone)):
-        if first.kind != second.kind and (not second.scope.name or first.scope.name == second.scope.name):
-            yield (*structural, first, replace(second, scope=first.scope))
+    coarse = [d for d in alone if d.kind in COARSE]
+    pairs_of_two = [*combinations(others, 2), *product(others, alone), *product(coarse, alone)]
+    probes: dict[str, tuple[Answer, float]] = {}
+    for name in dict.fromkeys(answer.name for answer, _ in wrong):
+        probe = min((w for w in wrong if w[0].name == name), key=lambda w: _ease(w[0].question))[0]
+        probes[name] = probe, float(probe.wrong(evidence.subject, ()).mean())
+    several = len({answer.name for answer in evidence.answers}) > 1
+    for first, second in pairs_of_two:
+        own = {d.scope.name for d in (first, second)} - {""}
+        if first.kind == second.kind or len(own) > 1:
+            continue
+        for name in own or ("", *(probes if several else ())):
+            scope = replace(first.scope, name=name)
+            description = (
+                *(d for d in structural if d.scope.name in ("", name)),
+                *(replace(d, scope=scope) for d in (first, second)),
+            )
+            probe, before = probes.get(name) or next(iter(probes.values()))
+            evidence.in_time()
+            if probe.wrong(evidence.subject, description).mean() <= before / 2:
+                yield description
+                if second.kind.startswith("rounding"):  # a gradient need not round what the result rounds
+                    confined = replace(scope, words="in the result", asked=in_results)
+                    yield *description[:-1], replace(second, scope=confined)
     if structural:
         yield from ((*structural, d) for d in (*others, *alone))
 
@@ -210,10 +246,19 @@ def raised(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
 
 def _measured(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[Deviation]:
     """Yield the deviations that the matrices of each wrong input suggest, the same for all inputs without a name."""
+    seen: set[str] = set()
+    for kind in (FORWARD, GRADIENT):
+        if any(a.question.kind == kind for a, _ in wrong):
+            for deviation in _measured_in(evidence, [w for w in wrong if w[0].question.kind == kind], kind):
+                if str(deviation) not in seen:
+                    seen.add(str(deviation))
+                    yield deviation
+
+
+def _measured_in(evidence: Evidence, wrong: list[tuple[Answer, np.ndarray]], kind: str) -> Iterator[Deviation]:
+    """Yield the deviations that the matrices of one kind of answers suggest."""
     subject = evidence.subject
     found: dict[str, list[Deviation]] = {}
-    forward = any(a.question.kind == FORWARD for a, _ in wrong)
-    kind = FORWARD if forward else GRADIENT
     asked = _asked(evidence, kind)
     bases = [n for n in asked if n.endswith("tokens from position 7 on")] or list(asked)[:1]
     inputs = {a.name: a.which for a in evidence.answers if a.name in ("x", "q", "k") and a.question.kind == kind}

@@ -10,7 +10,7 @@ import numpy as np
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
@@ -106,6 +106,58 @@ def _of_head_strides(plan: Plan) -> np.ndarray:
 
 def _heads_of_first(plan: Plan) -> int:
     return plan.question.case.inputs[0].shape[2]
+
+
+def _overlapping(plan: Plan) -> None:
+    """Let the token with number n begin at head n of the memory, and turn all of its heads after the tokens before it.
+
+    Heads turn by the sum of the positions of the tokens that reach them. Each turn rounds the table, two products and
+    their sum.
+    """
+    heads, first = plan.shape[2], _in_first(plan)
+    positions = np.broadcast_to(plan.position, (*plan.shape[:2], 1, 1)).reshape(-1)
+    before = np.concatenate((np.zeros(1, dtype=EXACT), np.cumsum(positions)))
+    low, high = np.maximum(first - heads + 1, 0), np.minimum(first + 1, len(positions))
+    set_row(plan, (before[high] - before[np.minimum(low, high)])[..., None])
+    plan.several, plan.extra = True, plan.extra + 4 * (heads - 1)
+
+
+def _by_vectors(size: int) -> Change:
+    """Return the change for vectors of features that lie in the first half if their first feature does.
+
+    A feature of the first half has its partner ``rotary_dim / 2`` features further in memory, even in the next head or
+    token, and its cosine that many columns from the begin of the row, even in the next row. The gradient does the same
+    by minus the angle.
+    """
+
+    def change(plan: Plan) -> None:
+        heads, width = plan.shape[2:]
+        half = plan.rotary_dim // 2
+        feature = np.arange(2 * half)
+        first = feature // size * size < half
+        if plan.layout != "split_half" or plan.out_layout != "split_half" or (first == (feature < half)).all():
+            return
+        partner = np.where(first, feature + half, feature - half)
+        column = np.where(first, feature, partner)
+        sign = np.where(first, -1.0, 1.0) * (-1.0 if plan.is_gradient else 1.0)
+        tail = np.arange(2 * half, width)
+        parts = (
+            (feature, feature, np.ones_like(feature), column, np.ones(2 * half)),
+            (feature, partner, np.full_like(feature, 2), column, sign),
+            (tail, tail, np.zeros_like(tail), np.zeros_like(tail), np.ones(len(tail))),
+        )
+        to, element, table, column, amplitude = (np.concatenate(values) for values in zip(*parts, strict=True))
+        begin = np.repeat(np.arange(heads) * width, len(to))
+        plan.wires = Wires(begin + np.tile(to, heads), np.full(len(begin), plan.which), begin + np.tile(element, heads),
+                           np.tile(table, heads), np.tile(column % half, heads), np.tile(column // half, heads),
+                           np.tile(amplitude, heads))  # fmt: skip
+        plan.own_gradient = True
+
+    return change
+
+
+def _in_two_blocks(plan: Plan) -> None:
+    plan.blocks = 2
 
 
 def _in_first(plan: Plan) -> np.ndarray:
@@ -219,6 +271,12 @@ def vocabulary() -> Iterator[Deviation]:
         PAIR,
         _with("in_turn", True),
     )
+    yield make(
+        "in turn",
+        "reorders pairs in place in two blocks, and the second reads what the first has overwritten",
+        PAIR,
+        _in_two_blocks,
+    )
     yield in_reverse()
     yield make("zero", "is zero", PAIR, _zero)
     yield make("source", "is computed from the heads of q with the same numbers", SELF, _from_q(lambda k, q: k))
@@ -229,6 +287,11 @@ def vocabulary() -> Iterator[Deviation]:
         _from_q(lambda k, q: k * max(1, q // (int(k.max()) + 1))),
     )
     yield make("strides", "is addressed with the strides of q", OWN, _with_strides_of_q)
+    words = "rotates the token with number n from head n of the memory on, so that heads turn several times"
+    yield make("memory", words, OWN, _overlapping)
+    for size in (4, 8, 16, 32):
+        words = f"takes {size} features at a time for one half, and reads partners and cosines of the next head and row"
+        yield Deviation("wiring", words, OWN, _by_vectors(size), {"vector": size})
     yield make("padding", "rotates tokens without a position at their number in the call", NOWHERE, _everywhere)
     for words, order in MEMORY.items():
         yield make("memory", f"is read from memory {words}", OWN, _read_as(order))

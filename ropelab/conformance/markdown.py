@@ -1,0 +1,107 @@
+"""This file writes a report as Markdown: the text of an issue, or of a comment on a pull request."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+FLAGS = {"inplace": "--inplace", "once_differentiable": "--once-differentiable"}
+DEFAULTS = {"sign": "standard", "head_dim": "16", "q_heads": "4", "k_heads": "2", "base": "10000.0", "device": "cpu",
+            "dtype": "float32"}  # fmt: skip
+"""The defaults of the options of ``ropelab verify`` that have one."""
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return a report as Markdown.
+
+    Args:
+        found: the report, in the format of ``report.schema.json``.
+    """
+    return "\n".join(_lines(found)).rstrip()
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    about, results = found["about"], found["results"]
+    broken = [result for result in results if result["status"] in ("fail", "error")]
+    held = sum(result["status"] == "pass" for result in results)
+    name = f"`{about['function']}`"
+    if found["verdict"] == "right":
+        yield f"### {name} keeps all {held} laws of rotary position embedding that apply"
+    elif found["verdict"] == "not judged":
+        yield f"### {name} was not judged"
+    else:
+        yield f"### {name} breaks {len(broken)} of {len(broken) + held} laws of rotary position embedding"
+    yield ""
+    if found["stopped"]:
+        yield f"The run ended early: {_plain(found['stopped'])}.\n"
+    yield from _identified(found["identification"])
+    if broken:
+        yield "**Broken laws**, each with its smallest counterexample:\n"
+        yield from ("| law | says | expected | actual | allowed | at |", "|---|---|---|---|---|---|")
+        yield from map(_row, broken)
+        yield ""
+    if found["diagnosis"]:
+        yield "**Known faults** that do the same on these inputs:\n"
+        yield from (f"- {_plain(line)}" for line in found["diagnosis"])
+        yield ""
+    yield from ("**To repeat this:**\n", "```sh", _command(about), "```", "")
+    versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
+    yield f"Measured with {versions}. Each bound is derived from the dtype and the declared order of operations."
+
+
+def _identified(measured: Mapping[str, Any] | None) -> Iterator[str]:
+    if measured is None:
+        return
+    if not measured["proven"]:
+        yield "**Measured:** no description reproduces all answers of the function.\n"
+        yield from (f"- {_plain(line)}" for line in (*measured["facts"], *measured["unexplained"]))
+        yield ""
+    elif measured["deviations"]:
+        yield "**What the function does**, measured from its answers, and confirmed on fresh inputs:\n"
+        for deviation in measured["deviations"]:
+            yield f"- {_plain(deviation['words'])}. The definition says: {_plain(deviation['breaks'])}."
+        yield from (f"- {_plain(name)} is right." for name in measured["right"])
+        yield ""
+        if measured["example"]:
+            yield f"**Smallest example found:** {_plain(measured['example'])}.\n"
+        if measured["repair"]:
+            yield f"**What repairs it** (tried, and held to the laws): {_plain(measured['repair'])}.\n"
+
+
+def _row(result: Mapping[str, Any]) -> str:
+    found = result["counterexample"]
+    cells = [f"`{result['law']}`", result["statement"]]
+    if found is None:
+        said = f"{'raised ' if result['status'] == 'error' else ''}{result['message']}"
+        cells += ["", said, "", ""]
+    else:
+        where = ", ".join(f"{axis} {index}" for axis, index in found["where"].items())
+        shapes = " and ".join(map(str, found["shapes"]))
+        cells += [_number(found["expected"]), _number(found["actual"]), _number(found["bound"])]
+        cells += [f"{found['what']}, {where} of {shapes}"]
+    return f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _number(value: float | str) -> str:
+    return f"{float(value):.6g}"
+
+
+def _plain(words: str) -> str:
+    """Return words in one line, without characters that Markdown would take for a column or for markup of HTML."""
+    for sign, escaped in (("|", "\\|"), ("<", "&lt;"), ("\n", " ")):
+        words = words.replace(sign, escaped)
+    return words
+
+
+def _command(about: Mapping[str, str]) -> str:
+    """Return the command that repeats the run; claims that are defaults are left out."""
+    parts = ["ropelab", "verify", about["function"]]
+    for name, value in about.items():
+        if name in ("function", "laws", "skip") or value in ("None", DEFAULTS.get(name)):
+            continue
+        if name in FLAGS:
+            parts += [FLAGS[name]] if value == "True" else []
+        else:
+            parts += [f"--{name.replace('_', '-')}", value.removeprefix("torch.")]
+    return shlex.join(parts)
