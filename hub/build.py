@@ -76,11 +76,14 @@ def package() -> dict[str, str]:
         if name in found or (path := own.get(name) or _file(name)) is None:
             continue
         found[name] = path
-        for needed in _imported(path):
-            waiting += [".".join(needed.split(".")[:end]) for end in range(2, needed.count(".") + 2)]
+        for module, imported in _imported(path):
+            waiting.append(module if _file(f"{module}.{imported}") is None else f"{module}.{imported}")
     files = {}
     for name, path in found.items():
         parts = name.split(".")[1:]
+        for end in range(1, len(parts)):  # a package whose names nobody imports is its docstring
+            init = (ROOT.joinpath("ropelab", *parts[:end]) / "__init__.py").read_text(encoding="utf-8")
+            files.setdefault("/".join([*parts[:end], "__init__.py"]), f'"""{ast.get_docstring(ast.parse(init))}"""\n')
         is_package = path.name == "__init__.py" and path not in own.values()
         target = "/".join([*parts, "__init__"] if is_package else parts) + ".py"
         files[target] = rewritten(path.read_text(encoding="utf-8"), target.count("/") + 1)
@@ -138,11 +141,11 @@ def _file(name: str) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
-def _imported(path: Path) -> list[str]:
-    """The names under ``ropelab.`` that a file imports; a name may also belong to an object within a module."""
+def _imported(path: Path) -> list[tuple[str, str]]:
+    """(module, name) of all imports from ropelab in a file; a name may be a module, too."""
     nodes = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom)]
     modules = [node for node in nodes if (node.module or "").partition(".")[0] == "ropelab"]
-    return [f"{node.module}.{alias.name}" for node in modules for alias in node.names]
+    return [(node.module, alias.name) for node in modules for alias in node.names]
 
 
 def _relative(below: str | None, dots: int) -> str:

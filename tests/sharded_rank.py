@@ -37,7 +37,7 @@ def check_calls(mesh, device: torch.device) -> int:
         for axis in (None, *[i for i, letter in enumerate(seq_format) if letter != "d"]):
             for dtype in (torch.float32, torch.bfloat16):
                 for name, options in cases(seq_format, device).items():
-                    for k_heads in (2, 1):
+                    for k_heads in (2, 1) if axis == seq_format.index("h") else (2,):
                         compare_call(mesh, seq_format, axis, k_heads, dtype, name, options, device)
                         count += 1
     return count
@@ -131,8 +131,8 @@ def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> None:
     """Raise unless two float64 results of sums of ``terms`` numbers in another order agree.
 
     A sum of n numbers in any order is within ``(n - 1) u sum|x|`` of the exact one, u = 2**-53 (Higham, Accuracy and
-    Stability of Numerical Algorithms, section 4.2). Two orders differ by at most twice that, and ``sum|x|`` is at most n
-    times the largest term. The terms here are at most 16 times the largest result.
+    Stability of Numerical Algorithms, section 4.2). Two orders differ by at most twice that, and ``sum|x|`` is at most
+    n times the largest term. The terms here are at most 16 times the largest result.
     """
     bound = 2 * terms * terms * 2.0**-53 * 16 * expected.abs().max()
     assert found.shape == expected.shape and (found - expected).abs().max() <= bound, (found - expected).abs().max()
