@@ -10,6 +10,7 @@ import torch
 
 from ropelab.arguments import DTYPES, tensor
 from ropelab.layout.pairing import join, pairs
+from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
 
 
@@ -111,19 +112,76 @@ def rotate_in_one_launch(
     Returns:
         Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider, and differentiable.
     """
-    fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
-    fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
-    axes = _named_axes([x.shape for x in xs], cos.shape) if fits else None
-    rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
-    if axes is None or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
+    views = _Views.of(xs, cos, sin, per_pair)
+    if views is None:
         return None
-    seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
-    rotary_slice = None if per_pair else (0, rotary_dim)
     ys = apply_rope(
-        *(_to_bshd(x, axes) for x in xs), cos=_rows(cos, seq_len), sin=_rows(sin, seq_len), layout=layout,
-        out_layout=out_layout, rotary_slice=rotary_slice, inverse=inverse,
+        *views.xs, cos=views.cos, sin=views.sin, layout=layout, out_layout=out_layout,
+        rotary_slice=views.rotary_slice, inverse=inverse,
     )  # fmt: skip
-    return [_from_bshd(y, axes) for y in ((ys,) if isinstance(ys, torch.Tensor) else ys)]
+    return views.back((ys,) if isinstance(ys, torch.Tensor) else ys)
+
+
+def norm_and_rotate_in_one_launch(
+    xs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    eps: float,
+    layout: str = "split_half",
+    per_pair: bool = False,
+) -> list[torch.Tensor] | None:
+    """`ropelab.apply_qk_norm_rope` with tables that broadcast, or None where one launch cannot compute the results.
+
+    The result is None where `rotate_in_one_launch` returns None, and if a table requires grad.
+
+    Args:
+        xs: q and k, as for `rotate_in_one_launch`.
+        weights: of the RMS norms of q and of k, ``[D]`` each, of one floating dtype.
+        cos, sin, layout, per_pair: as for `rotate_in_one_launch`.
+        eps: as for `ropelab.apply_qk_norm_rope`.
+    """
+    views = _Views.of(xs, cos, sin, per_pair)
+    if views is None or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)):
+        return None
+    ys = apply_qk_norm_rope(
+        *views.xs, *weights, cos=views.cos, sin=views.sin, eps=eps, layout=layout, rotary_slice=views.rotary_slice
+    )
+    return views.back(ys)
+
+
+def promoted(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """``x`` in the dtype to which torch promotes ``x`` and the table."""
+    return x.to(torch.promote_types(x.dtype, table.dtype))
+
+
+class _Views(NamedTuple):
+    """Tensors as ``[B, S, H, D]``, and tables as ``[S, W]`` or ``[B, S, W]``."""
+
+    xs: list[torch.Tensor]
+    cos: torch.Tensor
+    sin: torch.Tensor
+    rotary_slice: tuple[int, int] | None
+    axes: Axes
+
+    @classmethod
+    def of(cls, xs: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor, per_pair: bool) -> "_Views | None":
+        """Return the views, or None where one launch cannot rotate the tensors."""
+        fits = cos.shape == sin.shape and cos.dtype == sin.dtype and cos.dtype in DTYPES and cos.device == sin.device
+        fits = fits and all(x.dtype == xs[0].dtype and x.device == cos.device for x in xs) and xs[0].dtype in DTYPES
+        axes = _named_axes([x.shape for x in xs], cos.shape) if fits else None
+        rotary_dim = cos.shape[-1] * (2 if per_pair else 1)
+        if axes is None or not 0 < rotary_dim <= xs[0].shape[-1] or rotary_dim % 2:
+            return None
+        seq_len = 1 if axes.seq is None else xs[0].shape[axes.seq]
+        rotary_slice = None if per_pair else (0, rotary_dim)
+        bshd = [_to_bshd(x, axes) for x in xs]
+        return cls(bshd, _rows(cos, seq_len), _rows(sin, seq_len), rotary_slice, axes)
+
+    def back(self, ys: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results with the axes of the tensors that the views were made of."""
+        return [_from_bshd(y, self.axes) for y in ys]
 
 
 def _named_axes(shapes: Sequence[torch.Size], table: torch.Size) -> Axes | None:

@@ -1,15 +1,15 @@
-"""This file replaces functions in the modules of other packages, and puts the originals back."""
+"""This file replaces functions in the modules and objects of other packages, and puts the originals back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
+from typing import Any
 
-Place = tuple[ModuleType, str]
-"""A module, and the name of an attribute of the module."""
+Place = tuple[Any, str]
+"""A module or another object, and the name of an attribute of its own."""
 
 _ABSENT = object()
-"""Stands for the original of an attribute that the module did not have."""
+"""Stands for the original of an attribute that the owner did not have."""
 
 
 class Patch:
@@ -22,26 +22,28 @@ class Patch:
     """
 
     def __init__(self, replacements: Mapping[Place, object]):
-        self._replaced = {place: (getattr(*place, _ABSENT), new) for place, new in replacements.items()}
-        for (module, name), (_, new) in self._replaced.items():
-            setattr(module, name, new)
+        self._replaced = {
+            (owner, name): (vars(owner).get(name, _ABSENT), new) for (owner, name), new in replacements.items()
+        }
+        for (owner, name), (_, new) in self._replaced.items():
+            setattr(owner, name, new)
 
     @property
     def functions(self) -> list[str]:
-        """The names of the replaced functions, ``"module.name"``."""
+        """The names of the replaced functions, ``"module.name"`` or ``"Class.name"``."""
         places = [place for place, (_, new) in self._replaced.items() if callable(new)]
-        return sorted(f"{module.__name__}.{name}" for module, name in places)
+        return sorted({f"{getattr(owner, '__name__', type(owner).__name__)}.{name}" for owner, name in places})
 
     def undo(self) -> None:
         """Put the originals back where the replacements still are. A second call does nothing."""
         while self._replaced:
-            (module, name), (original, replacement) = self._replaced.popitem()
-            if getattr(module, name, None) is not replacement:
+            (owner, name), (original, replacement) = self._replaced.popitem()
+            if vars(owner).get(name) is not replacement:
                 continue
             if original is _ABSENT:
-                delattr(module, name)
+                delattr(owner, name)
             else:
-                setattr(module, name, original)
+                setattr(owner, name, original)
 
     def __enter__(self) -> Patch:
         return self

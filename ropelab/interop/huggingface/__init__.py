@@ -1,0 +1,14 @@
+"""This room holds the rotation of Transformers over the kernel, and a patch that makes a model use the kernel.
+
+Read the files in this order:
+
+1. `function` holds ``apply_rotary_pos_emb``.
+2. `calls` lists how the rotations of Transformers are called.
+3. `layers` finds the attention layers that normalize q and k before they rotate q and k.
+4. `model` holds `patch`.
+"""
+
+from ropelab.interop.huggingface.function import apply_rotary_pos_emb
+from ropelab.interop.huggingface.model import patch
+
+__all__ = ["apply_rotary_pos_emb", "patch"]

@@ -1,0 +1,283 @@
+"""This file finds the attention layers that normalize q and k and then rotate them, and makes both one pass.
+
+A layer is called with small random hidden states up to its rotation. The layer qualifies if both tensors that it
+rotates are views of results of its norms, which nothing else has used, and if the norms are RMS norms of a head.
+The layer then gets a ``forward`` with the same code, in which the name of the rotation means the fused pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ropelab.interop.over_kernel import Rotating, Rotation
+from ropelab.interop.patch import Place
+
+EPS_NAMES = ("variance_epsilon", "eps", "norm_eps", "epsilon")
+"""The names that the classes of Transformers give to the number that they add to the mean of the squares."""
+
+
+class Norm(NamedTuple):
+    """An RMS norm of a head: ``x / sqrt(mean(x^2) + eps) * (offset + weight)``."""
+
+    module: torch.nn.Module
+    eps: float
+    offset: int
+
+    def weight(self) -> torch.Tensor:
+        """The factors ``[D]``."""
+        weight = self.module.weight
+        return weight + self.offset if self.offset else weight
+
+
+class Refused(Exception):
+    """Why a layer cannot be fused."""
+
+
+def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) -> dict[Place, object]:
+    """The new ``forward`` of each layer that can be fused, and of its norms.
+
+    Raises:
+        ValueError: no layer can be fused; the message gives the reason of the first layer that rotates.
+    """
+    new: dict[Place, object] = {}
+    reasons: dict[str, str] = {}
+    by_file: dict[str, dict[str, Rotation]] = {}
+    for (module, name), rotation in rotations.items():
+        by_file.setdefault(module.__name__, {})[name] = rotation
+    for path, layer in model.named_modules():
+        named = by_file.get(type(layer).__module__, {})
+        used = [name for name in named if name in _names(type(layer).forward)]
+        if not used:
+            continue
+        try:
+            if len(used) > 1:
+                raise Refused(f"it calls {len(used)} rotations")
+            new |= _fused(layer, used[0], named[used[0]])
+        except Refused as reason:
+            reasons[path] = str(reason)
+    if not new:
+        path, reason = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
+        raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {reason}")
+    return new
+
+
+def _fused(layer: torch.nn.Module, name: str, rotation: Rotation) -> dict[Place, object]:
+    """The new ``forward`` of a layer and of its two norms.
+
+    Raises:
+        Refused: the layer does something else than normalize q and k and rotate them.
+    """
+    function = type(layer).forward
+    if "forward" in vars(layer) or not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        raise Refused("its forward is wrapped or replaced")
+    norms = [_norm(module, features) for module, features in _norms_before(layer, name, rotation)]
+    if norms[0].eps != norms[1].eps:
+        raise Refused(f"its norms have eps {norms[0].eps} and {norms[1].eps}")
+    if any("forward" in vars(norm.module) for norm in norms):
+        raise Refused("the forward of a norm is replaced")
+    if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
+        raise Refused("an argument of the call decides whether it normalizes or rotates")
+    names = {**function.__globals__, name: _norm_and_rotate(rotation, norms)}
+    code = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    code.__kwdefaults__ = function.__kwdefaults__
+    return {(layer, "forward"): types.MethodType(code, layer)} | {(norm.module, "forward"): _same for norm in norms}
+
+
+def _same(hidden_states: torch.Tensor) -> torch.Tensor:
+    """The ``forward`` of a norm whose work the fused pass does."""
+    return hidden_states
+
+
+def _norm_and_rotate(rotation: Rotation, norms: list[Norm]) -> Rotating:
+    """The rotation that normalizes before it rotates: in one launch where it can, else by the original functions."""
+    originals = [type(norm.module).forward for norm in norms]
+
+    def norm_and_rotate(*args, **kwargs):
+        matching = rotation.matching(args, kwargs)
+        found = None if matching is None else _in_one_launch(*matching, norms)
+        if found is not None:
+            return found
+        arguments = rotation.bound(args, kwargs)
+        for name, norm, forward in zip(rotation.parameters, norms, originals, strict=False):
+            arguments[name] = forward(norm.module, arguments[name])
+        return rotation.original(**arguments)
+
+    return norm_and_rotate
+
+
+def _in_one_launch(understood, arguments: dict[str, Any], norms: list[Norm]) -> Any:
+    turns = understood.call.turns(arguments)
+    weights = [norm.weight() for norm in norms]
+    if turns is None or len(turns) > 1 or any(w.dtype != arguments[turns[0].names[0]].dtype for w in weights):
+        return None
+    [(names, cos, sin)] = turns
+    found = understood.kind.norm_and_rotate([arguments[name] for name in names], weights, cos, sin, norms[0].eps)
+    return None if found is None else tuple(found)
+
+
+# ------------------------------------------------------------------------------------------- what a layer does
+
+
+class _Reached(Exception):
+    """Ends a call of a layer at its rotation."""
+
+    def __init__(self, args: tuple, kwargs: dict):
+        super().__init__()
+        self.call = args, kwargs
+
+
+class _Uses(TorchDispatchMode):
+    """Remembers the memory of tensors from which an operation made a tensor in other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.used: set[int] = set()
+        self._alive: list[torch.Tensor] = []  # memory that is freed could be that of another tensor later
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        self._alive += made + read
+        self.used |= set(map(_memory, read)) - set(map(_memory, made))
+        return result
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def _norms_before(layer: torch.nn.Module, name: str, rotation: Rotation) -> list[tuple[torch.nn.Module, int]]:
+    """The two norms whose results a layer rotates, and the number of features of a head.
+
+    Raises:
+        Refused: as for `_fused`.
+    """
+    results: list[tuple[torch.nn.Module, torch.Tensor]] = []
+    handles = [
+        child.register_forward_hook(lambda module, _, y: results.append((module, y)))
+        for child in layer.children()
+        if not isinstance(child, torch.nn.Linear)
+    ]
+
+    def reached(*args, **kwargs):
+        raise _Reached(args, kwargs)
+
+    function = type(layer).forward
+    names = {**function.__globals__, name: reached}
+    code = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    code.__kwdefaults__ = function.__kwdefaults__
+    uses = _Uses()
+    try:
+        with torch.no_grad(), uses:
+            code(layer, **_arguments(layer))
+        raise Refused("it does not rotate")
+    except _Reached as reached_rotation:
+        arguments = rotation.bound(*reached_rotation.call)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"it could not be called with random hidden states ({type(error).__name__})") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    rotated = rotation.understood[0].call.rotated
+    if arguments is None or len(rotated) != 2 or not rotation.understood[0].kind.norms:
+        raise Refused("its rotation does not take q and k together, or reorders or turns them back")
+    found = []
+    for x in (arguments[tensor] for tensor in rotated):
+        made = [(module, y) for module, y in results if isinstance(y, torch.Tensor) and _memory(y) == _memory(x)]
+        if len(made) != 1:
+            raise Refused("it rotates q or k without a norm before")
+        [(module, y)] = made
+        if y.numel() != x.numel() or y.shape[-1] != x.shape[-1] or x.stride(-1) != 1:
+            raise Refused("its norm is not over the features of a head")
+        if _memory(y) in uses.used:
+            raise Refused("it uses q or k between the norm and the rotation")
+        found.append((module, x.shape[-1]))
+    return found
+
+
+def _arguments(layer: torch.nn.Module) -> dict[str, Any]:
+    """Random hidden states, and stand-ins for tables. All other arguments without a default are None."""
+    projection = next((child for child in layer.children() if isinstance(child, torch.nn.Linear)), None)
+    if projection is None:
+        raise Refused("it has no linear projection")
+    weight = projection.weight
+    hidden = torch.randn(1, 3, projection.in_features).to(weight)
+    table = torch.zeros(1, 3, 2).to(weight)
+    given = {"hidden_states": hidden, "position_embeddings": (table, table)}
+    parameters = list(inspect.signature(type(layer).forward).parameters.values())[1:]
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return {p.name: None for p in needed} | {p.name: given[p.name] for p in parameters if p.name in given}
+
+
+def _norm(module: torch.nn.Module, features: int) -> Norm:
+    """The norm that a module computes, found by calling a copy of it.
+
+    Raises:
+        Refused: the module is no RMS norm of a head with a weight.
+    """
+    kind = type(module).__name__
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or tuple(weight.shape) != (features,) or list(module.buffers()):
+        raise Refused(f"its norm {kind} is not an RMS norm of a head with a weight")
+    eps = next((value for name in EPS_NAMES if isinstance(value := getattr(module, name, None), float)), None)
+    if eps is None:
+        raise Refused(f"its norm {kind} names no eps")
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+
+    twin = copy.deepcopy(module).to("cpu", torch.float64) if not weight.is_meta else None
+    if twin is None:
+        raise Refused("its weights have no memory yet")
+    factors, x = draw(features), draw(4, features) * torch.tensor([[1.0], [1.0], [eps**0.5], [eps**0.5]])
+    with torch.no_grad():
+        twin.weight.copy_(factors)
+        found = twin(x).double()
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    for offset in (0, 1):
+        if torch.allclose(found, normed * (factors + offset), rtol=1e-5, atol=1e-5):
+            return Norm(module, eps, offset)
+    raise Refused(f"its norm {kind} is not an RMS norm of a head with a weight")
+
+
+def _names(function: object) -> tuple[str, ...]:
+    return function.__code__.co_names if inspect.isfunction(function) else ()
+
+
+def _attribute(layer: torch.nn.Module, child: torch.nn.Module) -> str:
+    return next(name for name, module in layer.named_children() if module is child)
+
+
+def _decides(function: Rotating, names: set[str]) -> bool:
+    """Whether a condition that reads more than ``self`` encloses a call of ``names``, or a return comes before one."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in names]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node.lineno < max(lines):
+            return True
+        if isinstance(node, (ast.If, ast.IfExp, ast.For, ast.While, ast.Try)):
+            inside = any(isinstance(n, ast.Call) and _called(n) in names for n in ast.walk(node))
+            reads = {n.id for n in ast.walk(getattr(node, "test", node)) if isinstance(n, ast.Name)}
+            if inside and reads != {"self"}:
+                return True
+    return False
+
+
+def _called(node: ast.Call) -> str:
+    """The last name of what is called: ``q_norm`` for ``self.q_norm(x)``."""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -1,0 +1,71 @@
+"""This file patches a model of Transformers, so that the model rotates with the kernel."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from ropelab.arguments import flag, shown
+from ropelab.interop.huggingface.calls import CALLS
+from ropelab.interop.huggingface.layers import fused_layers
+from ropelab.interop.over_kernel import Rotating, Rotation, rotation_of
+from ropelab.interop.patch import Patch, Place
+
+
+def patch(model: torch.nn.Module, *, qk_norm: bool = False) -> Patch:
+    """Make a Transformers model rotate with the kernel: ``patch(model)``, or ``with patch(model): ...``.
+
+    The patch replaces the functions ``apply_rotary_pos_emb...`` in the files of the model's layers, so it affects every
+    model of the architecture in the process. The patch calls each function with small random tensors to learn its
+    convention, and does not look at the model's name. It knows halves (Llama), adjacent pairs (GPT-J, Cohere, GLM),
+    adjacent pairs that become halves (DeepSeek-V3), complex tables (DeepSeek-V2, Llama 4), the negative angle
+    (nanochat), tokens without a position (DINOv3), functions of one tensor, of two or of three, and tables with a
+    column for each feature or for each pair.
+
+    A call that one launch cannot compute goes to the original function, and so does a call with wrong arguments. With
+    bfloat16 the result is closer to the definition than the result of the original, which rounds after every operation.
+    The dtype of the result stays.
+
+    With ``qk_norm=True``, the RMS norms of the heads of q and k and the rotation become one pass
+    (`ropelab.apply_qk_norm_rope`), forward and backward, in each attention layer of this model that normalizes q and k
+    and then rotates both by one call (Qwen3, Gemma 3). The patch then replaces ``forward`` of these layers, and of
+    their norms, which return their inputs. Hooks on these norms see inputs as outputs. Copies of a patched model
+    share the weights of the norms with the model.
+
+    A function that is patched already stays patched until the first patch is undone.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``qk_norm`` is not a bool.
+        ValueError: the model has no rotation, or a rotation of another convention; or with ``qk_norm=True`` no layer
+            can be fused, and the message says why. The patch replaces nothing then.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
+    flag("qk_norm", qk_norm)
+    functions = dict(rotation_functions(model))
+    if not functions:
+        raise ValueError(
+            f"model: expected a Transformers model whose files define apply_rotary_pos_emb, got {type(model).__name__}"
+        )
+    rotations = {
+        (module, name): rotation_of(function) or Rotation(f"{module.__name__}.{name}", function, CALLS)
+        for (module, name), function in functions.items()
+    }
+    new: dict[Place, object] = {
+        place: rotation.over_kernel() for place, rotation in rotations.items() if rotation_of(functions[place]) is None
+    }
+    return Patch(new | fused_layers(model, rotations) if qk_norm else new)
+
+
+def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:
+    """((module, name), function) of all rotations in the files that define the model's layers."""
+    for name in dict.fromkeys(type(layer).__module__ for layer in model.modules()):
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if callable(value) and re.match(r"(apply|vision_apply)_(\w+_)?rotary_", attribute):
+                yield (module, attribute), value
