@@ -26,7 +26,7 @@ from pathlib import Path
 
 HUB = Path(__file__).resolve().parent
 ROOT = HUB.parent
-LOADED_BY_NAME = ("ropelab.kernels.rotate_torch", "ropelab.kernels.rotate_triton")
+LOADED_BY_NAME = tuple(f"ropelab.kernels.{name}_{how}" for name in ("rotate", "qk_norm") for how in ("torch", "triton"))
 """The modules that the functions of the package load by `importlib.import_module`."""
 ALLOWED = {*sys.stdlib_module_names, "torch", "triton"}
 

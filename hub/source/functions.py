@@ -3,7 +3,7 @@
 import torch
 
 from ropelab.interop.broadcast import check_tables, formula, rotate_in_one_launch
-from ropelab.interop.huggingface import apply_rotary_pos_emb
+from ropelab.interop.huggingface.function import apply_rotary_pos_emb
 
 __all__ = ["apply_rotary_pos_emb", "apply_rotary_pos_emb_single"]
 
