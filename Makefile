@@ -16,7 +16,7 @@ BUILD ?= build
 # pip says nothing of its newer versions: this one is of constraints.txt.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Folders of this checkout that are never removed, whatever BUILD and VENV say.
-SOURCES := .ci .git data kernels notebooks ropelab tests
+SOURCES := .ci .git data hub kernels notebooks ropelab tests
 
 # One folder or program each: make itself would take a space for the end of the first.
 define plain
@@ -44,7 +44,7 @@ OF_GPU = $(if $(GPU),--gpu '$(GPU)')
 LARGE_OR_NOT = $(if $(LARGE),$(if $(filter 0,$(LARGE)),--no-large,--large))
 
 .DEFAULT_GOAL := help
-.PHONY: help test check memcheck smoke reproduce measure figures lab peers clean existing-environment
+.PHONY: help test check memcheck smoke reproduce measure figures lab peers hub clean existing-environment
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ lab: NEEDS := study lab
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(STUDY) lab
 
+hub: $(READY) ## write the package for the Hugging Face hub into build/hub, from the library's own sources
+	'$(RUN)' hub/build.py '$(BUILD)/hub'
+
 clean: ## remove everything generated, the environment included
 	@here=$$(pwd -P); \
 	for folder in '$(BUILD)' '$(VENV)'; do \
@@ -115,7 +118,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@'$(BASE_PYTHON)' -m venv '$(VENV)'
 	@'$(RUN)' -m pip install --quiet --constraint constraints.txt --upgrade pip && \
 	'$(RUN)' -m pip install --quiet --constraint constraints.txt --editable '.[cli]' \
-	  --group study --group lab --group test --group check --group peers || \
+	  --group study --group lab --group test --group check --group hub --group peers || \
 	  { echo "make: pip could not install the packages (see above). Without a network, use an environment"; \
 	    echo "      that has them: make TARGET PYTHON=/path/to/python"; exit 1; }
 	@touch '$@'

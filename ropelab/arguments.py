@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -74,7 +73,7 @@ def flag(name: str, value: Any) -> bool:
     """
     if type(value) is bool:
         return value
-    if isinstance(value, np.bool_):
+    if _of_numpy(value, "bool", "bool_"):
         return bool(value)
     raise TypeError(f"{name}: expected a bool, got {shown(value)}")
 
@@ -99,7 +98,7 @@ def sequence(name: str, values: Any) -> tuple:
     Raises:
         TypeError: ``values`` is a string, set, mapping, tensor or another object that is not a sequence.
     """
-    if isinstance(values, np.ndarray) and values.ndim == 1:
+    if _of_numpy(values, "ndarray") and values.ndim == 1:
         return tuple(values.tolist())
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Sequence):
         raise TypeError(f"{name}: expected a sequence, got {shown(values)}")
@@ -197,8 +196,13 @@ def shown(value: Any) -> str:
     return f"{kind} {value!r:.60}" if isinstance(value, (bool, int, float, complex, str)) else kind
 
 
+def _of_numpy(value: Any, *names: str) -> bool:
+    """Whether ``value`` is of a class of NumPy with one of the names; this module does not need NumPy."""
+    return type(value).__module__ == "numpy" and type(value).__name__ in names
+
+
 def _index(name: str, value: Any) -> int:
-    if not isinstance(value, (bool, np.bool_, torch.Tensor)):
+    if not isinstance(value, (bool, torch.Tensor)):  # a bool of NumPy has no index
         try:
             return operator.index(value)
         except TypeError:
@@ -207,7 +211,7 @@ def _index(name: str, value: Any) -> int:
 
 
 def _real(name: str, value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real):  # a bool of NumPy is no Real
         raise TypeError(f"{name}: expected a number, got {shown(value)}")
     try:
         return float(value)

@@ -9,18 +9,20 @@ RoPE rotates ``rotary_dim / 2`` planes, each spanned by a pair of features. A la
 Both layouts describe the same rotation after a fixed reordering of the features (`permutation`).
 """
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
 
 from ropelab.arguments import choice, integer
+
+if TYPE_CHECKING:
+    import numpy
 
 LAYOUTS = ("split_half", "interleaved")
 MOST_FEATURES = 2**31
 """The bound of the number of features: no head has as many, and 32 bits can count them."""
 
-Array = TypeVar("Array", torch.Tensor, np.ndarray)
+Array = TypeVar("Array", torch.Tensor, "numpy.ndarray")
 
 
 def check_layout(layout: str, name: str = "layout") -> None:

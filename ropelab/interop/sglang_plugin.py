@@ -1,0 +1,44 @@
+"""This file holds a plugin of SGLang, which puts the kernel in the place of SGLang's rotary embedding.
+
+SGLang calls `register` in each of its processes, by the entry point ``ropelab`` in the group ``sglang.srt.plugins`` of
+the wheel, where the environment variable ``SGLANG_PLUGINS`` names ``ropelab`` (or is not set)::
+
+    SGLANG_PLUGINS=ropelab python -m sglang.launch_server --model-path MODEL
+
+The plugin serves ``RotaryEmbedding`` on CUDA and the classes that inherit its ``forward_cuda``: Llama 3, YaRN, linear,
+NTK, Gemma 4, DeepSeek. Classes with a rotation of their own (M-RoPE) stay, and so does a call that also writes into
+the cache. The interface is that of SGLang 0.5.23 (``HookRegistry``).
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ropelab.interop.sglang.operators import apply_rope_with_cos_sin_cache_inplace
+
+TARGET = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_cuda"
+
+
+def register() -> None:
+    """Make SGLang rotate with the kernel; SGLang applies the hook after it has loaded all plugins."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(TARGET, forward_cuda, HookType.AROUND)
+
+
+def forward_cuda(
+    original: Callable,
+    self,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    fused_set_kv_buffer_arg: object = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate query and key in place, and return them, as SGLang's method ``original`` does."""
+    if offsets is not None or fused_set_kv_buffer_arg is not None:
+        return original(self, positions, query, key, offsets, fused_set_kv_buffer_arg)
+    if self.cos_sin_cache.device != query.device:
+        self.cos_sin_cache = self.cos_sin_cache.to(query.device)
+    apply_rope_with_cos_sin_cache_inplace(positions, query, key, self.head_size, self.cos_sin_cache, self.is_neox_style)
+    return query, key

@@ -1,0 +1,82 @@
+"""This file holds two overrides of torchtitan, which put the kernel in the place of its rotary embeddings.
+
+A training run takes an override by the name of its function::
+
+    --override.imports ropelab.interop.torchtitan.cos_sin_rope
+    --override.imports ropelab.interop.torchtitan.complex_rope
+
+The modules keep torchtitan's angles, in float32. A position without a row gives NaN, where torchtitan raises later.
+The interface is that of torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torchtitan.config import derive, override
+from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
+
+from ropelab.interop import dtensor
+from ropelab.rope import apply_rope
+
+
+class KernelCosSinRoPE(CosSinRoPE):
+    """torchtitan's ``CosSinRoPE``, pairs ``(i, i + dim/2)``, in one launch for q and k."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CosSinRoPE.Config):
+        """The fields of torchtitan's configuration."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
+        pairs = self.config.dim // 2  # the cache repeats the columns of the cosines, and those of the sines
+        cos, sin = self.cache[:, :pairs], self.cache[:, 2 * pairs : 3 * pairs]
+        return _rotated(query, key, cos, sin, positions, "split_half")
+
+
+class KernelComplexRoPE(ComplexRoPE):
+    """torchtitan's ``ComplexRoPE``, pairs ``(2i, 2i + 1)``, in one launch for q and k.
+
+    The cache holds the real parts and then the imaginary parts, ``[positions, dim]`` in float32.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ComplexRoPE.Config):
+        """The fields of torchtitan's configuration."""
+
+    def _precompute_cache(self) -> torch.Tensor:
+        turns = super()._precompute_cache()
+        return torch.cat((turns.real, turns.imag), dim=-1)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
+        cos, sin = self.cache.chunk(2, dim=-1)
+        return _rotated(query, key, cos, sin, positions, "interleaved")
+
+
+@override(target=CosSinRoPE.Config, exact=True, description="RoPE of halves in one launch (ropelab)")
+def cos_sin_rope(cfg: CosSinRoPE.Config) -> KernelCosSinRoPE.Config:
+    """The configuration that builds `KernelCosSinRoPE`."""
+    return derive(cfg, KernelCosSinRoPE.Config)
+
+
+@override(target=ComplexRoPE.Config, exact=True, description="RoPE of adjacent pairs in one launch (ropelab)")
+def complex_rope(cfg: ComplexRoPE.Config) -> KernelComplexRoPE.Config:
+    """The configuration that builds `KernelComplexRoPE`."""
+    return derive(cfg, KernelComplexRoPE.Config)
+
+
+def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate tensors of one process, or DTensors whose positions are those of the rank's own tokens."""
+    if not isinstance(query, DTensor):
+        return apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
+    if positions is not None and not isinstance(positions, DTensor):
+        along_tokens = [p if type(p) is Shard and p.dim < 2 else Replicate() for p in query.placements]
+        positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
+    return dtensor.apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)

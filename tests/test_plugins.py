@@ -1,0 +1,171 @@
+"""The plugins of vLLM and SGLang and the override of torchtitan compute what the packages' own classes compute.
+
+Each test runs the package itself in a process of its own and is skipped where the package is not installed. A process
+without a GPU calls the classes' own functions in torch operations, and the methods for CUDA of ropelab.
+"""
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+AGREE = """
+import torch
+torch.manual_seed(0)
+
+
+def agree(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        # Both compute two products and a sum, rounded at most three times, and the terms are below 8.
+        assert (ours - theirs).abs().max() <= 3 * 16 * torch.finfo(ours.dtype).eps, (ours - theirs).abs().max()
+"""
+VLLM = """
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, YaRNScalingRotaryEmbedding, get_rope
+from ropelab.interop.vllm_plugin import register
+
+def build():
+    common = {"head_size": 16, "max_position": 64, "dtype": torch.float32}
+    halves, default = {"rope_theta": 1e4}, {"rope_type": "default"}
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 32}
+    kinds = [(halves | default, True), (halves | default, False), (halves | llama3, True),
+             (halves | default | {"partial_rotary_factor": 0.5}, True)]
+    from vllm.model_executor.layers import rotary_embedding
+    rotary_embedding._ROPE_DICT.clear()
+    return [get_rope(rope_parameters=parameters, is_neox_style=neox, **common) for parameters, neox in kinds]
+
+with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="cpu"))):
+    theirs = build()
+    register()
+    register()
+    ours = build()
+assert "MRotaryEmbedding" not in op_registry_oot and "FourierRotaryEmbedding" not in op_registry_oot
+assert {"RotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"} <= set(op_registry_oot)
+for own, other in zip(ours, theirs, strict=True):
+    assert isinstance(own, type(other)) and type(own) is op_registry_oot[type(other).__name__]
+    positions = torch.randint(0, 64, (7,))
+    for k in (torch.randn(7, 2 * 16), None):
+        q = torch.randn(7, 4 * 16)
+        expected = other.forward_native(positions, q, k)
+        given = [q.clone(), None if k is None else k.clone()]
+        for name in ("forward_native", "forward_cuda"):
+            found = getattr(own, name)(positions, *given)
+            count = 1 if k is None else 2
+            agree(found[:count], expected[:count])
+            assert (found[0] is given[0]) == (name == "forward_cuda")
+print("vllm", __import__("vllm").__version__)
+"""
+SGLANG = """
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
+from sglang.srt.plugins.hook_registry import HookRegistry
+from ropelab.interop.sglang_plugin import register
+
+before = {"forward_cuda": RotaryEmbedding.forward_cuda}  # SGLang replaces what modules hold themselves, too
+register()
+HookRegistry.apply_hooks()
+assert RotaryEmbedding.forward_cuda is not before["forward_cuda"]
+
+def bare(kind, head_size, rotary_dim, neox, dtype):
+    # The constructor asks for a GPU's kernels; forward_cuda needs what follows alone.
+    module = kind.__new__(kind)
+    torch.nn.Module.__init__(module)
+    module.head_size, module.rotary_dim, module.is_neox_style = head_size, rotary_dim, neox
+    angles = torch.randn(64, rotary_dim // 2)
+    module.register_buffer("cos_sin_cache", torch.cat((angles.cos(), angles.sin()), -1).to(dtype))
+    from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
+    module._apply_rotary_emb_wrapped = apply_rotary_emb
+    return module
+
+for kind in (RotaryEmbedding, Llama3RotaryEmbedding):
+    for rotary_dim, neox in ((16, True), (16, False), (8, True)):
+        module = bare(kind, 16, rotary_dim, neox, torch.float32)
+        positions = torch.randint(0, 64, (7,))
+        q, k = torch.randn(7, 4 * 16), torch.randn(7, 2 * 16)
+        expected = module.forward_native(positions, q, k)
+        found = module.forward_cuda(positions, q, k)
+        agree(found, expected)
+        assert found[0] is q and found[1] is k
+
+calls = []
+from ropelab.interop import sglang_plugin
+sglang_plugin.forward_cuda(lambda *given: calls.append(given), module, positions, q, k, None, {"a cache": 1})
+assert len(calls) == 1 and calls[0][-1] == {"a cache": 1}
+print("sglang", __import__("importlib.metadata").metadata.version("sglang"))
+"""
+TORCHTITAN = """
+from dataclasses import dataclass
+from torchtitan.config import Configurable
+from torchtitan.config.override import OverrideConfig, apply_overrides
+from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
+from ropelab.interop import torchtitan as ours
+
+class Layer(Configurable):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        rope: CosSinRoPE.Config | ComplexRoPE.Config
+
+for kind, factory, expected_kind in ((CosSinRoPE, "cos_sin_rope", ours.KernelCosSinRoPE),
+                                     (ComplexRoPE, "complex_rope", ours.KernelComplexRoPE)):
+    for scaling in ("none", "yarn") + (("llama",) if kind is ComplexRoPE else ()):
+        config = kind.Config(dim=16, max_seq_len=64, scaling=scaling, rope_factor=4.0)
+        layer = Layer.Config(rope=config)
+        assert apply_overrides(OverrideConfig(imports=[f"ropelab.interop.torchtitan.{factory}"]), layer)
+        replaced = layer.rope
+        assert type(replaced) is expected_kind.Config and replaced.scaling == scaling
+        own, other = replaced.build(), config.build()
+        assert type(own) is expected_kind
+        for positions in (None, torch.randint(0, 64, (2, 7)), torch.randint(0, 64, (1, 7))):
+            q, k = (torch.randn(2, 7, heads, 16, requires_grad=True) for heads in (4, 2))
+            results = [module(q, k, positions) for module in (own, other)]
+            agree(*results)
+            cotangents = [torch.randn_like(x) for x in (q, k)]
+            agree(*(torch.autograd.grad(ys, (q, k), cotangents) for ys in results))
+print("torchtitan", __import__("importlib.metadata").metadata.version("torchtitan"))
+"""
+
+
+def run(code: str) -> str:
+    """Run code in a process of its own with this checkout and return what it prints."""
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
+
+
+def needs(name: str):
+    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs the package {name}")
+
+
+@needs("vllm")
+def test_vllm_builds_the_classes_over_the_kernel():
+    assert "vllm" in run(AGREE + VLLM)
+
+
+@needs("sglang")
+def test_sglang_calls_the_kernel():
+    assert "sglang" in run(AGREE + SGLANG)
+
+
+@needs("torchtitan")
+def test_torchtitan_builds_the_modules_over_the_kernel():
+    assert "torchtitan" in run(AGREE + TORCHTITAN)
+
+
+def test_the_wheel_names_the_plugins():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins"}
+    for (entry,) in (group.values() for group in groups.values()):
+        module, _, function = entry.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
