@@ -66,10 +66,29 @@ class CacheTile:
 def _rows_of_program(
     part, first_seq, seq_len, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr
 ):
-    """The token within the block, the head, and whether both exist, for each row of program ``part`` of a block."""
-    place = part * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    token, head = place // HEADS, place % HEADS
-    return token, head, (token < BLOCK_TOKENS) & (first_seq + token < seq_len)
+    """The rows of program ``part`` of a block of tokens.
+
+    Rows of one token share the arithmetic that finds the token's position, slot and row of the tables.
+
+    Returns:
+        The token within the block and whether it exists, each ``[1]`` if all rows belong to one token, else ``[rows]``;
+        the head, and whether the row exists, each ``[rows]``.
+    """
+    row = tl.arange(0, BLOCK_ROWS)
+    if BLOCK_TOKENS == 1:
+        token, head = tl.arange(0, 1), part * BLOCK_ROWS + row
+        is_token = token >= 0
+        is_row = row >= 0 if HEADS % BLOCK_ROWS == 0 else head < HEADS
+    elif HEADS % BLOCK_ROWS == 0:
+        token, head = part * BLOCK_ROWS // HEADS + tl.arange(0, 1), part * BLOCK_ROWS % HEADS + row
+        is_token = first_seq + token < seq_len
+        is_row = tl.broadcast_to(is_token, [BLOCK_ROWS])
+    else:
+        place = part * BLOCK_ROWS + row
+        token, head = place // HEADS, place % HEADS
+        is_token = (token < BLOCK_TOKENS) & (first_seq + token < seq_len)
+        is_row = is_token
+    return token, is_token, head, is_row
 
 
 @triton.jit
@@ -80,13 +99,14 @@ def _pieces_of_program(
     """As `_rows_of_program` for features that are moved alone: a wide head makes several rows, its pieces.
 
     Returns:
-        The token within the block, the head, the features of the piece ``[rows, 1, 2 * BLOCK_PAIRS]``, and whether the
-        token and the head exist.
+        The same, with the features of the piece, ``[rows, 1, 2 * BLOCK_PAIRS]``, behind the head.
     """
     WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
-    token, piece, is_row = _rows_of_program(part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, BLOCK_ROWS)
+    token, is_token, piece, is_row = _rows_of_program(
+        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, BLOCK_ROWS
+    )
     feature = (piece % PIECES)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
-    return token, piece // PIECES, feature, is_row
+    return token, is_token, piece // PIECES, feature, is_row
 
 
 @triton.jit
@@ -100,10 +120,10 @@ def _rows_at(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN:
 
 
 @triton.jit
-def _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE: tl.constexpr):
-    """The slot of each row, and -1 for a row that has none."""
+def _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE: tl.constexpr):
+    """The slot of each token, and -1 for a token that has none."""
     at = batch.to(tl.int64) * seq_len + first_seq + token
-    return tl.load(slots_ptr + at * SLOT_STRIDE, mask=is_row & (at < slots), other=-1).to(tl.int64)
+    return tl.load(slots_ptr + at * SLOT_STRIDE, mask=is_token & (at < slots), other=-1).to(tl.int64)
 
 
 @triton.jit
@@ -111,7 +131,7 @@ def _cached_rows_at(
     slot, blocks, stride_block, stride_place, stride_h, head,
     PAGE: tl.constexpr, ALIGN: tl.constexpr, NARROW_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The offset of each row in the cache, and whether the cache has the slot; each ``[rows, 1, 1]``."""
+    """The offset of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
     exists = slot >= 0
     if NARROW_SLOTS:  # the cache has fewer than 2**31 slots, and a division of 32 bits is faster
         exists &= slot < 2**31
@@ -125,10 +145,10 @@ def _cached_rows_at(
 
 
 @triton.jit
-def _scales_of(scale_ptr, head, SCALES: tl.constexpr):
+def _scales_of(scale_ptr, head, is_row, SCALES: tl.constexpr):
     """The scale of each row, ``[rows, 1, 1]``; a number that nobody uses without scales."""
     if SCALES == "head":
-        return tl.load(scale_ptr + head, eviction_policy="evict_last")[:, None, None]
+        return tl.load(scale_ptr + head, mask=is_row, other=1.0, eviction_policy="evict_last")[:, None, None]
     elif SCALES == "tensor":
         return tl.load(scale_ptr, eviction_policy="evict_last")
     else:
@@ -172,7 +192,7 @@ def _normalized(x0, x1, w0, w1, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NOR
 
 @triton.jit
 def _turned_rows(
-    x_ptr, w_ptr, x_at, is_row, token, head, batch, first_seq, seq_len, positions, tables,
+    x_ptr, w_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr,
     NORM_FIRST: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
     FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
@@ -192,7 +212,7 @@ def _turned_rows(
             batch, first_seq, seq_len, ROTARY_DIM // 2, 1, BLOCK_PAIRS, POSITIONS, COMPUTE_DTYPE,
         )  # fmt: skip
         position = position_of(
-            positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_row,
+            positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
             POSITIONS,
         )  # fmt: skip
         has_position = (position != _NO_POSITION)[:, None, None]
@@ -200,7 +220,7 @@ def _turned_rows(
         cos0, cos1, sin0, sin1, has_position = load_rotation(
             cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
             cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
-            batch, first_seq, token, is_row, mask,
+            batch, first_seq, token, is_token, mask,
             HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
             COMPUTE_DTYPE,
         )  # fmt: skip
@@ -218,6 +238,8 @@ def _turned_rows(
         rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY_DIM // 2)[None, None, :]
         y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
     if NORM != "none" and not NORM_FIRST:
+        exists = mask & (tl.arange(0, BLOCK_PAIRS) < (HEAD_DIM + 1) // 2)[None, None, :]
+        y0, y1 = tl.where(exists, y0, 0.0), tl.where(exists, y1, 0.0)
         y0, y1 = _normalized(y0, y1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
     if POSITIONS != "none":
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
@@ -264,11 +286,11 @@ def _paged_cache_kernel(
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
     tables = cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
     if part < Q_PROGRAMS:
-        token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
-        q_scale = _scales_of(q_scale_ptr, head, Q_SCALES)
+        token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+        q_scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
         x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1 = _turned_rows(
-            q_ptr, qw_ptr, x_at, is_row, token, head, batch, first_seq, seq_len, positions, tables,
+            q_ptr, qw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
             Q_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
             TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
@@ -283,12 +305,12 @@ def _paged_cache_kernel(
         )  # fmt: skip
     elif part < Q_PROGRAMS + K_PROGRAMS:
         part = part - Q_PROGRAMS
-        token, head, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
-        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
-        k_scale = _scales_of(k_scale_ptr, head, K_SCALES)
+        token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
+        k_scale = _scales_of(k_scale_ptr, head, is_row, K_SCALES)
         x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1 = _turned_rows(
-            k_ptr, kw_ptr, x_at, is_row, token, head, batch, first_seq, seq_len, positions, tables,
+            k_ptr, kw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
             K_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
             TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
@@ -306,16 +328,16 @@ def _paged_cache_kernel(
         y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         store_heads(
-            _writable(k_cache_ptr, K_CONVERSION) + at, exists, y0, y1,
+            _writable(k_cache_ptr, K_CONVERSION) + at, exists & is_row[:, None, None], y0, y1,
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
     elif part < Q_PROGRAMS + K_PROGRAMS + V_PROGRAMS:
         part = part - Q_PROGRAMS - K_PROGRAMS
-        token, head, feature, is_row = _pieces_of_program(
+        token, is_token, head, feature, is_row = _pieces_of_program(
             part, first_seq, seq_len, K_HEADS, V_PIECES, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
         )
-        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
-        v_scale = _scales_of(v_scale_ptr, head, V_SCALES)
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
+        v_scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
         x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
         inside = is_row[:, None, None] & (feature < V_DIM)
         x = tl.load(v_ptr + x_at + feature, mask=inside, other=0)
@@ -327,14 +349,14 @@ def _paged_cache_kernel(
             PAGE, V_ALIGN, NARROW_SLOTS,
         )  # fmt: skip
         y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
-        tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=exists & (feature < V_DIM))
+        tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=inside & exists)
     else:
         if NOPE_DIM > 0:
             part = part - Q_PROGRAMS - K_PROGRAMS - V_PROGRAMS
-            token, head, feature, is_row = _pieces_of_program(
+            token, is_token, head, feature, is_row = _pieces_of_program(
                 part, first_seq, seq_len, Q_HEADS, NOPE_PIECES, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
             )
-            scale = _scales_of(q_scale_ptr, head, Q_SCALES)
+            scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
             inside = is_row[:, None, None] & (feature < NOPE_DIM)
             x_at = _rows_at(
                 nope_stride_b, nope_stride_s, nope_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
