@@ -208,7 +208,7 @@ def test_torchembed_refuses_tables_of_each_sequence():
 
 
 def test_laws_fit_a_table_and_become_formulas(table):
-    mathml = pytest.importorskip("ropelab.study.engine.mathml")
+    mathml = pytest.importorskip("ropelab.study.site.mathml")
     markdown = findings.law_markdown(findings.law_table(table, "ropelab, split-half"))
     assert len({line.count("|") for line in markdown.splitlines()}) == 1
     assert all(f"`{name}`" in markdown for name in LAWS) and "2.0e-07" in markdown

@@ -307,10 +307,10 @@ def test_readme_gets_the_table_where_it_has_a_place_for_it(directory, tmp_path, 
     monkeypatch.setattr(summary, "tables", lambda: {"speed": "new speed\n", "family": table})
     readme = tmp_path / "README.md"
     readme.write_text("a\n<!-- speed -->\nold\n<!-- end -->\nb\n")
-    summary.update(readme)
+    summary.update([readme])
     assert readme.read_text() == "a\n<!-- speed -->\nnew speed\n<!-- end -->\nb\n"
     readme.write_text(readme.read_text() + "<!-- family -->\n<!-- end -->\nc\n")
-    summary.update(readme)
+    summary.update([readme])
     assert readme.read_text() == (
         f"a\n<!-- speed -->\nnew speed\n<!-- end -->\nb\n<!-- family -->\n{table}<!-- end -->\nc\n"
     )

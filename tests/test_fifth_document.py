@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("seaborn")
 from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import claims as documents  # noqa: E402
-from ropelab.study.engine import ledger, measure, report, summary  # noqa: E402
+from ropelab.study.engine import ledger, measure, summary  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.site import report  # noqa: E402
 
 PACKAGE = {
     "__init__": '"""A document made up for a test."""',
@@ -111,7 +112,7 @@ def test_it_is_everywhere(fifth, tmp_path):
     page = tmp_path / "report" / "index.html"
     report.write(page, [], where=measurements)
     text = page.read_text()
-    assert 'id="claims-made_up"' in text and '<span class="id">MU-02</span>' in text and "<td>made_up</td>" in text
+    assert '<tr id="MU-02" data-document="Made up#1"' in text and "<td>made_up</td>" in text
 
 
 def test_a_document_less_changes_no_other(fifth):

@@ -14,7 +14,7 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import packed, peak_memory, peers, qk_norm, studies, tile_sweep, timing, varlen_models
+from ropelab.bench import dense, packed, peak_memory, peers, qk_norm, studies, tile_sweep, timing, varlen_models
 from ropelab.bench.compare import compare
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.workloads import (
@@ -216,11 +216,11 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
     monkeypatch.setattr(Workload.buffers, "__defaults__", (1, "cpu", 0))
     cells = (Cell(replace(SMALL, layout="split_half"), 0.9),)
-    for module in (studies, qk_norm, peak_memory):
+    for module in (dense, qk_norm, peak_memory):
         monkeypatch.setattr(module, "DENSE_CELLS", cells)
-    monkeypatch.setattr(studies, "FEW_TOKENS_CELLS", (Cell(replace(SMALL, batch=1, seq_len=1), 1 / 1.2),))
-    only_ours = tuple(peer for peer in studies._ANY_FORMAT if peer.package is None)
-    monkeypatch.setattr(studies, "_ANY_FORMAT", only_ours)
+    monkeypatch.setattr(dense, "FEW_TOKENS_CELLS", (Cell(replace(SMALL, batch=1, seq_len=1), 1 / 1.2),))
+    only_ours = tuple(peer for peer in dense._ANY_FORMAT if peer.package is None)
+    monkeypatch.setattr(dense, "_ANY_FORMAT", only_ours)
     # As if flash-attn were not at hand: its kernel needs a GPU.
     known = tuple(replace(p, package="no-such-package-ropelab") if p.package else p for p in peers.PEERS)
     monkeypatch.setattr(peers, "PEERS", known)
@@ -238,7 +238,7 @@ def right(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
 
 
 def test_formats(on_cpu):
-    frame = right(studies.formats(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
+    frame = right(dense.formats(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
     assert set(zip(frame.seq_format, frame.storage, strict=True)) == set(FORMATS) and set(frame.bar) == {0.95}
     ours = frame[frame.contender.str.startswith("ropelab")]
     sizes = ours.groupby(["seq_format", "storage", "layout", "direction"]).size().unstack()
@@ -248,7 +248,7 @@ def test_formats(on_cpu):
 
 
 def test_few_tokens(on_cpu):
-    frame = right(studies.few_tokens(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
+    frame = right(dense.few_tokens(smoke=True), [*IDENTITY, *TIMES, "in_place", "bar"])
     assert set(frame.bar) == {1 / 1.2} and set(frame.layout) == set(LAYOUTS) and set(frame.direction) == set(DIRECTIONS)
     assert [bar.cases for bar in family_findings.few_tokens_bars(frame)] == [4]
     cells = [cell.workload for cell in FEW_TOKENS_CELLS]

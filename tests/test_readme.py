@@ -1,10 +1,11 @@
-"""README.md says what the records say, and what is derived; its code runs."""
+"""README.md and the guide say what the records say, and what is derived; their code runs."""
 
 import math
 import re
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
 
-TEXT = summary.README.read_text()
+TEXT = "\n".join(file.read_text() for file in summary.texts())
 OTHER_KERNELS = "recorded with other kernels than today's"
 NUMBERS = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
 
@@ -39,7 +40,7 @@ def outdated(written: dict[str, str], computed: dict[str, str], *, replaced: boo
     """The names of the tables that differ from the records.
 
     Args:
-        written, computed: name -> table, of README.md and from the records.
+        written, computed: name -> table, of the texts and from the records.
         replaced: whether records were measured anew since the last commit. A table of other records may then stay
             behind, and the time of its records says that it is of other records.
     """
@@ -54,13 +55,13 @@ def outdated(written: dict[str, str], computed: dict[str, str], *, replaced: boo
 
 
 def test_tables_are_those_of_the_records(tmp_path):
-    copy = tmp_path / "README.md"
+    copy = tmp_path / "all.md"
     copy.write_text(TEXT)
-    summary.update(copy)
+    summary.update([copy])
     written, computed = blocks(TEXT), blocks(copy.read_text())
     assert {"speed", "claims"} <= written.keys() and written.keys() == computed.keys() <= summary.tables().keys()
     assert all(written.values())
-    # Without git nobody can tell whether records were replaced, and README.md has to follow.
+    # Without git nobody can tell whether records were replaced, and the texts have to follow.
     replaced = bool(records._run("git", "-C", str(ROOT), "status", "--porcelain", "--", "data/measurements"))
     different = outdated(written, computed, replaced=replaced)
     if different == ["claims"] and (missing := files_at_commits_that_are_missing()):
@@ -176,10 +177,14 @@ model = LlamaForCausalLM(LlamaConfig(
 }
 
 
-def code_blocks(language: str) -> list[tuple[int, str]]:
-    """(first line, code) of every block of the language."""
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-    return [(TEXT[: block.start(1)].count("\n"), block.group(1)) for block in found]
+def code_blocks(language: str) -> list[tuple[Path, int, str]]:
+    """(file, first line, code) of every block of the language."""
+    found = []
+    for file in summary.texts():
+        text = file.read_text()
+        for block in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            found.append((file, text[: block.start(1)].count("\n"), block.group(1)))
+    return found
 
 
 def test_python_runs_from_top_to_bottom(tmp_path):
@@ -188,13 +193,13 @@ def test_python_runs_from_top_to_bottom(tmp_path):
     blocks, given = code_blocks("python"), dict(GIVEN)
     assert len(blocks) == TEXT.count("```python") >= 8
     script = ["here = {}"]
-    for line, code in blocks:
+    for file, line, code in blocks:
         if not torch.cuda.is_available():
             code = code.replace('device="cuda"', 'device="cpu"')
         for name in [name for name in given if re.search(rf"\b{name}\b", code)]:
             script.append(f"exec({given.pop(name)!r}, here)")
-        # A traceback names README.md and its line.
-        script.append(f"exec(compile({chr(10) * line + code!r}, {str(summary.README)!r}, 'exec'), here)")
+        # A traceback names the file and its line.
+        script.append(f"exec(compile({chr(10) * line + code!r}, {str(file)!r}, 'exec'), here)")
     assert not given, f"{list(given)}: expected in a block, found in none"
     script.append("assert here['report'].passed, here['report'].failed")
     (tmp_path / "readme.py").write_text("\n".join(script))
@@ -204,7 +209,7 @@ def test_python_runs_from_top_to_bottom(tmp_path):
 def test_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
     named = {line.split("`")[1].split()[1] for line in TEXT.splitlines() if line.startswith("| `make")}
-    commands = [shlex.split(line, comments=True) for _, block in code_blocks("sh") for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True) for _, _, block in code_blocks("sh") for line in block.splitlines()]
     named |= {command[1] for command in commands if command[0] == "make"}
     assert {"reproduce", "test", "check"} <= named
     assert not [name for name in named if f"\n{name}: " not in makefile]

@@ -1,8 +1,12 @@
 """The runner hides no failure, the report loses no formula and needs no network."""
 
+import json
 import re
+import shutil
+import subprocess
 import sys
 from html.parser import HTMLParser
+from urllib.parse import urlencode
 
 import pandas as pd
 import pytest
@@ -11,13 +15,16 @@ nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("papermill")
 pytest.importorskip("latex2mathml")
 
+from bs4 import BeautifulSoup  # noqa: E402
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
 
+import ropelab  # noqa: E402
 from ropelab.study import doctor  # noqa: E402
 from ropelab.study.engine import ledger as engine  # noqa: E402
-from ropelab.study.engine import report, runner  # noqa: E402
+from ropelab.study.engine import runner  # noqa: E402
 from ropelab.study.engine.claims import Document, documents, load_claims  # noqa: E402
-from ropelab.study.engine.mathml import Writer  # noqa: E402
+from ropelab.study.site import ledgers, reference, report  # noqa: E402
+from ropelab.study.site.mathml import Writer  # noqa: E402
 
 PIXEL = (
     "import base64; from IPython.display import display, Image, SVG, Latex\n"
@@ -45,9 +52,14 @@ def study(tmp_path_factory):
     write(
         "01_good.ipynb",
         new_markdown_cell("# Good with $R^\\top R = I$\n\n## A section\n\n`$code$` and $\\nonsense{x}$"),
-        new_code_cell("import sys, ropelab; print(sys.executable, size, ropelab.__file__)"),
-        new_code_cell("from ropelab.study.engine.findings import finding; finding(f'the size $n$ is {size}')"),
+        new_code_cell(
+            "import sys, torch, ropelab; print(sys.executable, size, ropelab.__file__, torch.get_num_threads())"
+        ),
         new_code_cell(PIXEL),
+        new_code_cell(
+            "from ropelab.study.engine.findings import finding\nfinding(f'the size $n$ is {size}', headline=True)"
+        ),
+        new_code_cell("finding('a smaller finding')"),
     )
     write(
         "02_bad.ipynb",
@@ -57,7 +69,7 @@ def study(tmp_path_factory):
     )
     build = folder / "build"
     runs = [
-        runner.run_notebook(source, build, {"size": 7} if source.stem == "01_good" else {})
+        runner.run_notebook(source, build, {"size": 7} if source.stem == "01_good" else {}, threads=1)
         for source in runner.sources(folder)
     ]
     page = build / "report" / "index.html"
@@ -71,6 +83,7 @@ def test_notebooks_run_in_order_under_this_interpreter(study):
     assert runs[0].failure is None
     log = (folder / "build" / "logs" / "01_good.log").read_text()
     assert log.startswith(f"{sys.executable} 7 ") and str(runner.ROOT) in log
+    assert log.split("\n")[0].split()[-1] == "1"  # the threads that the cell may use
 
 
 def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
@@ -78,7 +91,7 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(study):
     assert runs[1].failure == runner.Failure(cell=3, error="ZeroDivisionError: division by zero")
     executed = nbformat.read(runs[1].path, as_version=4)
     assert any("so far" in str(cell.get("outputs")) for cell in executed.cells)
-    head = page[: page.index('id="in-a-minute"')]
+    head = page[: page.index('id="story"')]
     assert "1 of 2 notebooks failed" in head and "cell 3: ZeroDivisionError: division by zero" in head
 
 
@@ -95,20 +108,22 @@ def test_an_unknown_parameter_is_refused(study):
         runner.run_notebook(study[0] / "01_good.ipynb", study[0] / "other", {"sise": 4})
 
 
-def test_findings_are_on_the_first_page(study):
-    page = study[3]
-    first = page[page.index('id="in-a-minute"') : page.index('id="contents"')]
-    assert re.search(r"the size <math.*</math> is 7", first)
+def test_the_first_page_tells_the_headlines_with_their_figures(study):
+    folder, _, _, page = study
+    story = page[page.index('id="story"') : page.index('id="claims"')]
+    assert "1 main finding<" in story and re.search(r"the size <math.*</math> is 7", story)
+    figure = re.search(r'<img src="(assets/01_good-\d+\.svg)" alt="the size n is 7"', story)
+    assert (folder / "build" / "report" / figure[1]).read_text().startswith("<svg")
+    assert "a smaller finding" not in story and "a smaller finding" in page
 
 
-def test_the_report_opens_with_the_ledger_of_every_document(study):
+def test_the_first_page_has_every_claim(study):
     page = study[3]
-    assert page.index('id="claims"') < page.index('id="in-a-minute"') < page.index('id="contents"')
-    for document in documents():
-        assert f'id="claims-{document.key}"' in page
     claims = load_claims()
-    assert all(f'<span class="id">{claim.id}</span>' in page for claim in claims)
-    assert f"{len(claims)} claims and what became of them" in page
+    rows = re.findall(r'<tr id="([^"]+)" data-document="([^"]+)" data-outcome="[^"]+" data-basis="[^"]+">', page)
+    assert [identifier for identifier, _ in rows] == [claim.id for claim in claims]
+    assert {name for _, name in rows} == {document.name for document in documents()}
+    assert f"{len(claims)} claims and their outcomes" in page
 
 
 def test_a_ledger_that_fails_hides_no_other(monkeypatch):
@@ -122,32 +137,90 @@ def test_a_ledger_that_fails_hides_no_other(monkeypatch):
         return pd.DataFrame([row])
 
     monkeypatch.setattr(engine, "ledger", judged)
-    good, bad = (report.ledger(Document(key, key, "", ())) for key in ("good", "bad"))
+    good, bad = (ledgers.ledger(Document(key, key, "", ())) for key in ("good", "bad"))
     assert good.count("outcome", "does not hold") == 1 and good.count("outcome", "holds") == 0 and not good.trouble
     assert "<math" in good.rows[0]["statement"] and good.rows[0]["remarks"] == ""
     assert bad.rows == [] and "the ledger of bad could not be computed: KeyError" in bad.trouble
 
 
 def test_formulas_become_mathml_or_stay_visible(study):
-    _, _, problems, page = study
+    folder, _, problems, _ = study
+    page = (folder / "build" / "report" / "01_good.html").read_text()
     assert "<msqrt>" in page
     assert "<code>$code$</code>" in page
     assert r'<span class="formula-source">\nonsense{x}</span>' in page
     assert r"01_good: a formula is shown as text: \nonsense{x}" in problems
 
 
-def test_the_page_is_self_contained(study):
-    outside = []
+class Links(HTMLParser):
+    """What a page names: (tag, address) in ``links``, and the ids that others may name."""
 
-    class Links(HTMLParser):
-        def handle_starttag(self, tag, attributes):
-            for name, value in attributes:
-                if name in {"src", "srcset", "href", "data", "poster"} and tag != "a":
-                    outside.append(f"<{tag} {name}={value[:40]}>") if not value.startswith("data:") else None
+    def __init__(self, page):
+        super().__init__()
+        self.links, self.ids, self.images = [], set(), []
+        self.feed(page)
 
-    Links().feed(study[3])
-    assert outside == []
-    assert not re.findall(r"@import|url\(\"?(?!data:)|<script[^>]*src|<iframe", study[3].replace('url("data:', ""))
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.ids |= {values["id"]} if "id" in values else set()
+        self.images += [values] if tag == "img" else []
+        self.links += [(tag, values[name]) for name in ("src", "srcset", "href", "data", "poster") if name in values]
+
+
+def test_every_link_of_the_site_leads_somewhere_and_none_needs_a_network(study):
+    site = study[0] / "build" / "report"
+    pages = {path.name: Links(path.read_text()) for path in site.glob("*.html")}
+    assert {"index.html", "01_good.html", "02_bad.html", "ropelab.html"} <= pages.keys()
+    for name, page in pages.items():
+        for tag, address in page.links:
+            if address.startswith(("https://", "http://")):
+                assert tag == "a", f"{name} loads {address}"
+                continue
+            file, _, anchor = address.partition("#")
+            target = pages.get(file or name)
+            assert (site / (file or name)).is_file(), f"{name} names {address}"
+            assert not anchor or anchor in target.ids, f"{name} names {address}"
+        assert all(image["alt"] for image in page.images)
+    for path in site.glob("assets/*.css"):
+        assert not re.findall(r"@import|url\(\"?https?:", path.read_text())
+
+
+def test_the_search_knows_sections_claims_and_names(study):
+    index = (study[0] / "build" / "report" / "assets" / "search-index.js").read_text()
+    rows = json.loads(index.removeprefix("window.studyIndex = ").rstrip(";\n"))
+    by_url = {url: (page, title, text) for url, page, title, text in rows}
+    assert len(by_url) == len(rows)
+    assert by_url["01_good.html#01_good-a-section"][1] == "A section"
+    assert all(f"index.html#{claim.id}" in by_url for claim in load_claims())
+    assert "Rotary position embedding" in by_url["ropelab.html#apply_rope"][2]
+
+
+def test_names_have_their_docstrings():
+    text = reference.docstring(
+        "Do it.\n\nArgs:\n    a, b: two\n        numbers\n    c: one\n\nRaises:\n    ValueError: no.", "x"
+    )
+    assert "<dt>a, b</dt><dd>two numbers</dd><dt>c</dt><dd>one</dd>" in text and "<h4>Raises</h4>" in text
+    page = reference.reference(ropelab)
+    assert [name.name for name in page.names] == [n for n in ropelab.__all__ if callable(getattr(ropelab, n))]
+    assert all(name.text for name in page.names)
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium")
+def test_a_browser_filters_claims_and_finds_words(study, tmp_path):
+    page = study[0] / "build" / "report" / "index.html"
+    document = documents()[0]
+    inside = [claim.id for claim in load_claims() if claim.document == document.name]
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    query = urlencode({"document": document.name, "q": "apply_rope"})
+    dom = subprocess.run([*command, f"{page.as_uri()}?{query}"], capture_output=True, text=True, timeout=60).stdout
+    soup = BeautifulSoup(dom, "html.parser")
+    shown = [row["id"] for row in soup.select("table.ledger tbody tr") if not row.has_attr("hidden")]
+    assert shown == inside
+    assert f"{len(inside)} of {len(load_claims())} claims" in soup.select_one(".filters output").text
+    assert "ropelab.html#apply_rope" in [link["href"] for link in soup.select("#found a")]
 
 
 @pytest.mark.parametrize(

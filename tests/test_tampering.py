@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from ropelab.bench import checksums, records, staleness
-from ropelab.study.engine import report
 from ropelab.study.plots import registry as figures
+from ropelab.study.site import ledgers, provenance, report
 
 EVIDENCE = [
     path.relative_to(checksums.DATA).as_posix() for name in checksums.EVIDENCE for path in checksums.DATA.glob(name)
@@ -212,7 +212,7 @@ def test_a_change_of_code_makes_records_stale(measuring, module, old, new, code,
     with tampered(path, text.replace(old, new)):
         record = records.load("made_up", tmp_path)
         assert record.stale == (f"ropelab.{module}",)
-        assert f"ropelab.{module}" in report.changed_code(record)
+        assert f"ropelab.{module}" in provenance.changed_code(record)
         said = "other kernels than today's" if "kernels" in module else f"other code: ropelab.{module}"
         assert record.footer.endswith(f"recorded with {said}")
 
@@ -225,7 +225,7 @@ def test_the_report_names_what_was_changed_and_shows_the_ledger(data, tmp_path, 
     monkeypatch.setattr(checksums, "DATA", data)
     monkeypatch.setattr(figures, "all_figures", lambda: {"host_time": figures.FIGURES["host_time"]})
     monkeypatch.setattr(
-        report, "ledger", lambda document, where: report.Ledger(document.key, "", [row | {"id": "AA-01"}])
+        report, "ledger", lambda document, where: ledgers.Ledger(document.key, "", [row | {"id": "AA-01"}])
     )
     page = tmp_path / "index.html"
     where = records.Selection(data / "measurements", "nvidia-h200")
@@ -236,7 +236,7 @@ def test_the_report_names_what_was_changed_and_shows_the_ledger(data, tmp_path, 
     line = "data/claims/deepspeed.toml: changed, SHA256SUMS has another checksum"
     assert problems == [line]
     text = page.read_text()
-    assert f'<p class="failed">{line}</p>' in text and '<span class="id">AA-01</span>' in text
+    assert f'<p class="failed">{line}</p>' in text and '<tr id="AA-01"' in text
     assert "no verdict rests on it: nvidia-h200/kernel_variants" in text
     assert report.write(page, [], where=where) == []
     report.write(page, [], where=records.Selection(data / "measurements", "nvidia-h100-80gb-hbm3"))

@@ -173,10 +173,10 @@ def test_a_checkout_has_the_benchmarks_and_the_study_too(how, source, tmp_path):
     if how == "an editable install":
         run(python, *INSTALL, "--editable", source, cwd=tmp_path)
         path = ""
-    names = "ropelab", "ropelab.kernels", "ropelab.bench.records", "ropelab.study.engine.report"
+    names = "ropelab", "ropelab.kernels", "ropelab.bench.records", "ropelab.study.site.report"
     code = f"from importlib.util import find_spec\nfor name in {names}: print(find_spec(name).origin)"
     found = run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path)
-    inside = "__init__.py", "kernels/__init__.py", "bench/records.py", "study/engine/report.py"
+    inside = "__init__.py", "kernels/__init__.py", "bench/records.py", "study/site/report.py"
     assert found.splitlines() == [str(source / "ropelab" / name) for name in inside]
 
 

@@ -30,7 +30,8 @@ def main(
 @app.command()
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
-    from ropelab.study.engine import report, runner
+    from ropelab.study.engine import runner
+    from ropelab.study.site import report
 
     build: Path = context.obj
     where = chosen(gpu)

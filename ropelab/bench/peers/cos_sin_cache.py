@@ -1,8 +1,10 @@
 """This file holds the calling form of inference engines: cosines beside sines in one cache, a position per token."""
 
+from collections.abc import Callable
+
 import torch
 
-from ropelab.bench.peers.peer import require_pair
+from ropelab.bench.peers.peer import Rotate, require_pair
 from ropelab.bench.workloads import Workload
 
 
@@ -24,3 +26,20 @@ def flat(x: torch.Tensor | None, workload: Workload, package: str) -> torch.Tens
     if workload.seq_format not in ("bshd", "thd") or workload.storage != "contiguous":
         raise NotImplementedError(f"{package}: takes tokens one after another")
     return x.view(-1, x.shape[-2] * x.shape[-1])
+
+
+def bind_in_place(
+    apply: Callable[..., None], package: str, workload: Workload, cos: torch.Tensor, sin: torch.Tensor
+) -> Rotate:
+    """Bind ``apply(positions, q, k, head_size, cache, is_neox)`` of a package, with a cache in the dtype of q."""
+    rows = positions(workload, cos.device, torch.int64)
+    cache = torch.cat((cos, sin), dim=-1).to(workload.dtype)
+    is_neox = workload.layout == "split_half"
+
+    def rotate(q, k):
+        q, k = (None if x is None else x.detach() for x in (q, k))
+        flat_q, flat_k = flat(q, workload, package), None if k is None else flat(k, workload, package)
+        apply(rows, flat_q, flat_k, workload.head_dim, cache, is_neox)
+        return q, k
+
+    return rotate

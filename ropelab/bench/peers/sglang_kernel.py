@@ -6,7 +6,7 @@ import torch
 
 from ropelab.bench import packages
 from ropelab.bench.peers import torch_library
-from ropelab.bench.peers.cos_sin_cache import flat, positions
+from ropelab.bench.peers.cos_sin_cache import bind_in_place
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.peers.torch_library import Operators
 from ropelab.bench.workloads import Workload
@@ -63,15 +63,4 @@ def operators(version: str | None = None) -> _Operators:
 
 def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
     """Bind ``rotary_embedding``, with a cache in the dtype of q."""
-    apply = operators(version).rotary_embedding
-    rows = positions(workload, cos.device, torch.int64)
-    cache = torch.cat((cos, sin), dim=-1).to(workload.dtype)
-    is_neox = workload.layout == "split_half"
-
-    def rotate(q, k):
-        q, k = (None if x is None else x.detach() for x in (q, k))
-        flat_q, flat_k = flat(q, workload, PACKAGE), None if k is None else flat(k, workload, PACKAGE)
-        apply(rows, flat_q, flat_k, workload.head_dim, cache, is_neox)
-        return q, k
-
-    return rotate
+    return bind_in_place(operators(version).rotary_embedding, PACKAGE, workload, cos, sin)

@@ -1,4 +1,4 @@
-"""This room turns evidence into verdicts, notebooks and a report. The part that judges knows no document.
+"""This room turns evidence into verdicts and notebooks. The part that judges knows no document.
 
 How a claim gets its verdict, in reading order:
 
@@ -15,5 +15,5 @@ How the study runs:
 
 - `measure`, `unfinished`: every study on the GPU at hand; go on after an interruption
 - `runner`, `parameters`, `findings`, `claims_view`: the notebooks
-- `report`, `mathml`, `summary`: the report, and the tables of README.md
+- `summary`: the tables of README.md
 """

@@ -19,6 +19,8 @@ from ipykernel.kernelspec import get_kernel_dict
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
+FIGURE_FORMATS = {"svg", "retina"}
+"""A figure is lines and letters, and pixels too: the report shows the smaller form."""
 
 
 @dataclass(frozen=True)
@@ -70,25 +72,33 @@ def check_parameters(notebook: Path, parameters: Mapping[str, object]) -> None:
             raise TypeError(f"{notebook.name}: {name}: expected {declared[name]}, got {value!r}")
 
 
-def kernel_environment() -> dict[str, str]:
-    """The variables that let a notebook import this checkout, and run its kernels without a GPU."""
+def kernel_environment(threads: int | None = None) -> dict[str, str]:
+    """The variables that let a notebook import this checkout, and run its kernels without a GPU.
+
+    Args:
+        threads: the threads that torch may use on the CPU; None leaves the number to torch. Notebooks that run side by
+            side must share the cores. Otherwise each of them starts a thread for every core, and the threads of small
+            operations wait for each other.
+    """
     inherited = os.environ.get("PYTHONPATH")
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), inherited] if inherited else [str(ROOT)])}
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
     return environment
 
 
 @contextmanager
-def own_kernel(build: Path) -> Iterator[None]:
+def own_kernel(build: Path, threads: int | None = None) -> Iterator[None]:
     """Make ``python3``, the kernel that the notebooks name, mean this interpreter.
 
     A kernel of that name that the user has installed may belong to any environment, so ours is written
     under ``build`` and put in front of the others.
     """
     share = (build / "jupyter").resolve()
-    spec = get_kernel_dict(extra_arguments=["--InlineBackend.figure_formats=retina", "--log-level=CRITICAL"])
-    spec["env"] = kernel_environment()
+    spec = get_kernel_dict(extra_arguments=[f"--InlineBackend.figure_formats={FIGURE_FORMATS}", "--log-level=CRITICAL"])
+    spec["env"] = kernel_environment(threads)
     folder = share / "kernels" / "python3"
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f".kernel.{os.getpid()}.json"
@@ -106,10 +116,11 @@ def own_kernel(build: Path) -> Iterator[None]:
             os.environ["JUPYTER_PATH"] = inherited
 
 
-def run_notebook(source: Path, build: Path, parameters: dict | None = None) -> Run:
+def run_notebook(source: Path, build: Path, parameters: dict | None = None, threads: int | None = None) -> Run:
     """Execute one notebook into ``build/notebooks``, its output streaming to ``build/logs``.
 
-    A cell that fails does not raise: the partial notebook is kept and the Run says which cell it was.
+    A cell that fails does not raise: the partial notebook is kept and the Run says which cell it was. ``threads`` is as
+    in `kernel_environment`.
 
     Raises:
         ValueError, TypeError: see ``check_parameters``.
@@ -124,7 +135,7 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None) -> R
 
     started = time.monotonic()
     failure = None
-    with own_kernel(build), log.open("w") as stream:
+    with own_kernel(build, threads), log.open("w") as stream:
         try:
             papermill.execute_notebook(
                 source,
@@ -159,8 +170,9 @@ def run_notebooks(
     if together == 1:
         yield from map(run_notebook, sources, repeat(build), wanted)
         return
+    threads = max(1, (os.cpu_count() or 1) // min(together, len(sources)))
     with ProcessPoolExecutor(together, get_context("spawn")) as pool:
-        yield from pool.map(run_notebook, sources, repeat(build), wanted)
+        yield from pool.map(run_notebook, sources, repeat(build), wanted, repeat(threads))
 
 
 def _source_cell(executed: Path) -> int:

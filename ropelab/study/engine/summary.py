@@ -1,4 +1,4 @@
-"""The tables of README.md, computed from the records; a test compares them with what the file says."""
+"""The tables of README.md and of the guide, computed from the records; a test compares them with the files."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -27,12 +27,18 @@ COLUMNS = {
 }
 """Column -> the contender that it shows."""
 README = records.ROOT / "README.md"
+GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 GPU = "nvidia-h200"
-"""Whose records README.md shows, whatever GPU is at hand."""
+"""Whose records the texts show, whatever GPU is at hand."""
+
+
+def texts() -> list[Path]:
+    """README.md, then the pages of the guide in their order."""
+    return [README, *sorted(GUIDE.glob("*.md"))]
 
 
 def tables() -> dict[str, str]:
-    """Name -> markdown, to stand in README.md between ``<!-- name -->`` and ``<!-- end -->``."""
+    """Name -> markdown, to stand in a text between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
     return {
         "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
@@ -45,15 +51,17 @@ def record(study: str = "dense") -> records.Record:
     return records.load(study, gpu=GPU)
 
 
-def update(readme: Path = README) -> None:
-    """Write the tables that the file has a place for into it."""
-    text = readme.read_text()
-    for name, table in tables().items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        _, _, after = rest.partition("<!-- end -->")
-        if mark:
-            text = f"{before}{mark}{table}<!-- end -->{after}"
-    readme.write_text(text)
+def update(files: Iterable[Path] | None = None) -> None:
+    """Write into each file the tables that it has a place for. By default the files are all `texts`."""
+    computed = tables()
+    for file in texts() if files is None else files:
+        text = file.read_text()
+        for name, table in computed.items():
+            before, mark, rest = text.partition(f"<!-- {name} -->\n")
+            _, _, after = rest.partition("<!-- end -->")
+            if mark:
+                text = f"{before}{mark}{table}<!-- end -->{after}"
+        file.write_text(text)
 
 
 def _speed(record: records.Record) -> str:

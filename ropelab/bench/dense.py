@@ -1,0 +1,79 @@
+"""This file measures dense batches: in full, in other formats, with few tokens, and the table of DeepSpeed#8052."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pandas as pd
+
+from ropelab.bench import peers
+from ropelab.bench.compare import compare, progress
+from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, Cell
+from ropelab.layout.pairing import LAYOUTS
+
+ROUNDS = 20
+FEWER_ROUNDS = 10
+SMOKE_ROUNDS = 3
+
+_ANY_FORMAT = tuple(
+    peer
+    for peer in peers.PEERS
+    if peer.name in ("ropelab", "ropelab in place", "torchembed 0.3.2", "liger", "flash_attn")
+)
+"""The peers that need no compilation of seconds in every cell and format."""
+
+
+def dense(*, smoke: bool = False) -> pd.DataFrame:
+    """Time the peers in the dense cells, in both layouts and directions. Columns: the columns of `compare`, and bar."""
+    return _cells(DENSE_CELLS[-1:] if smoke else DENSE_CELLS, peers.PEERS, SMOKE_ROUNDS if smoke else ROUNDS)
+
+
+def formats(*, smoke: bool = False) -> pd.DataFrame:
+    """Time the dense cells in other formats and as views of qkv. Columns: the columns of `compare`, and bar."""
+    cells = [
+        Cell(replace(cell.workload, seq_format=seq_format, storage=storage), 0.95)
+        for cell in (DENSE_CELLS[-1:] if smoke else DENSE_CELLS)
+        for seq_format, storage in FORMATS
+    ]
+    return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+
+
+def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
+    """Time one to eight tokens. Columns: the columns of `compare`, and bar."""
+    cells = FEW_TOKENS_CELLS[-1:] if smoke else FEW_TOKENS_CELLS
+    return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+
+
+def _cells(cells: Iterable[Cell], contenders: tuple[peers.Peer, ...], rounds: int) -> pd.DataFrame:
+    shapes = [(replace(cell.workload, layout=layout), cell.bar) for cell in cells for layout in LAYOUTS]
+    frames = [
+        compare(shape, contenders, rounds=rounds).assign(bar=bar)
+        for shape, bar in progress(shapes, lambda item: item[0].description)
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def deepspeed_table(*, smoke: bool = False) -> pd.DataFrame:
+    """Time the table of DeepSpeed#8052 on this GPU. Columns: the columns of `compare`.
+
+    The contenders have the names of the document:
+
+    - eager: the formula with chunk and cat
+    - compile: the same formula under torch.compile
+    - torchembed: the kernel of torchembed on one tensor, as in the document
+    - torchembed API: the module of torchembed, with q also in the place of k, as in DeepSpeed
+    - ropelab
+    """
+    by_name = {peer.name: peer for peer in peers.PEERS}
+    names = {
+        "ropelab": "ropelab",
+        "eager": "hf_eager",
+        "compile": "hf_compiled",
+        "torchembed": "torchembed 0.3.2",
+    }
+    chosen = (*(replace(by_name[peer], name=name) for name, peer in names.items()), peers.TORCHEMBED_API)
+    shapes = list(dict.fromkeys(replace(cell, direction="forward") for cell in DEEPSPEED_CELLS))
+    frames = [
+        compare(shape, chosen, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
+        for shape in progress(shapes[:1] if smoke else shapes, lambda shape: f"{shape.name}, {shape.dtype}")
+    ]
+    return pd.concat(frames, ignore_index=True)

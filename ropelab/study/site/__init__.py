@@ -1,0 +1,11 @@
+"""This room writes the report: a small site of static pages that needs no server, no network and no script.
+
+- `mathml`: markdown and formulas as HTML
+- `chapters`: an executed notebook as a page, its figures and its findings
+- `reference`: the public names of the library as pages, from their docstrings
+- `guide`: the pages of the folder ``guide``, in markdown
+- `search`: the words of every page, for the search box
+- `report`: the story, the ledger of claims, and all pages together
+
+``templates`` has the pages' frames. ``assets`` has the style, the script and the font for formulas.
+"""

@@ -1,0 +1,173 @@
+"""This file turns an executed notebook into a page: its text, its code, its figures and its findings."""
+
+import base64
+import html
+import re
+from dataclasses import dataclass, replace
+
+import nbformat
+from markupsafe import Markup
+from nbconvert.filters import ansi2html
+from nbconvert.filters.highlight import Highlight2HTML
+
+from ropelab.study.engine.findings import FINDING, HEADLINE
+from ropelab.study.engine.runner import Run
+from ropelab.study.site.mathml import Writer
+
+FIGURES = "assets"
+"""The folder beside the pages that has the figures."""
+LARGEST_SVG = 300_000
+"""A figure whose SVG has more bytes is shown as pixels: a browser draws them at once."""
+# The form of an output that is shown, best first.
+PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
+# The label of a folded cell that papermill gives a tag.
+CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as a file of the site.
+
+    Attributes:
+        file: its path from the page.
+        data: the bytes of the file.
+        alt: the finding that the figure shows, or the heading above it, as plain text.
+    """
+
+    file: str
+    data: bytes
+    alt: str = ""
+
+    @property
+    def markup(self) -> Markup:
+        return Markup('<figure><img src="{}" alt="{}" loading="lazy"></figure>').format(self.file, self.alt)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence that a notebook found, and the figure before it in the same section."""
+
+    text: Markup
+    headline: bool
+    figure: Figure | None
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A notebook as a page; ``sections`` are (id, title) of its second-level headings."""
+
+    name: str
+    title: Markup
+    run: Run
+    body: Markup
+    findings: list[Finding]
+    figures: list[Figure]
+    sections: list[tuple[str, Markup]]
+    unconverted: list[str]
+
+    @property
+    def page(self) -> str:
+        return f"{self.name}.html"
+
+
+def chapter(run: Run) -> Chapter:
+    """Render one executed notebook."""
+    notebook = nbformat.read(run.path, as_version=4)
+    writer = Writer(prefix=run.name)
+    parts: list[str | Figure | Finding] = []
+    for cell in notebook.cells:
+        if "papermill-error-cell-tag" in cell.metadata.get("tags", []):
+            continue  # papermill's own note of the failure; the page has its own
+        if cell.cell_type == "markdown":
+            parts.append(writer.markdown(cell.source))
+        elif cell.cell_type == "code":
+            parts.append(_code(cell))
+            for output in cell.outputs:
+                metadata = output.get("metadata", {})
+                if text := metadata.get(FINDING):
+                    parts.append(Finding(Markup(writer.inline(text)), bool(metadata.get(HEADLINE)), None))
+                else:
+                    parts.append(_output(output, writer, f"{run.name}-{len(parts)}"))
+    parts = _described(parts)
+    titles = [text for level, _, text in writer.headings if level == 1]
+    return Chapter(
+        name=run.name,
+        title=Markup(titles[0]) if titles else Markup.escape(run.name),
+        run=run,
+        body=Markup("\n".join(map(_shown, parts))),
+        findings=[part for part in parts if isinstance(part, Finding)],
+        figures=[part for part in parts if isinstance(part, Figure)],
+        sections=[(identifier, Markup(text)) for level, identifier, text in writer.headings if level == 2],
+        unconverted=writer.unconverted,
+    )
+
+
+def _described(parts: list[str | Figure | Finding]) -> list[str | Figure | Finding]:
+    """The parts, with a text for each figure, and with its figure for each finding.
+
+    A finding belongs to the last figure before it in its section. A figure without a finding has the heading of its
+    section as its text.
+    """
+    described = list(parts)
+    heading, last = "", None
+    for i, part in enumerate(parts):
+        if isinstance(part, Figure):
+            described[i] = replace(part, alt=heading)
+            last = i
+        elif isinstance(part, Finding) and last is not None:
+            if described[last].alt == heading:
+                described[last] = replace(described[last], alt=plain(part.text))
+            described[i] = replace(part, figure=described[last])
+        elif isinstance(part, str) and (titles := re.findall(r"<h\d[^>]*>(.*?)</h\d>", part)):
+            heading, last = plain(titles[-1]), None
+    return described
+
+
+def plain(markup: str) -> str:
+    """The text of some HTML, in one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def _shown(part: str | Figure | Finding) -> str:
+    if isinstance(part, Figure):
+        return part.markup
+    if isinstance(part, Finding):
+        return f'<div class="finding">{part.text}</div>'
+    return part
+
+
+def _code(cell: nbformat.NotebookNode) -> str:
+    if not cell.source.strip():
+        return ""
+    tags = cell.metadata.get("tags", [])
+    label = next((label for tag, label in CELL_LABELS.items() if tag in tags), "code")
+    lines = cell.source.count("\n") + 1
+    summary = f"{label}, {lines} line{'s' if lines > 1 else ''}"
+    return f"<details><summary>{summary}</summary>{Highlight2HTML()(cell.source)}</details>"
+
+
+def _output(output: nbformat.NotebookNode, writer: Writer, name: str) -> str | Figure:
+    if output.output_type == "stream":
+        return f'<pre class="{output.name}">{ansi2html(output.text)}</pre>'
+    if output.output_type == "error":
+        return f'<pre class="error">{ansi2html(chr(10).join(output.traceback))}</pre>'
+    kinds = [kind for kind in PREFERRED if kind in output.data]
+    if "image/png" in kinds and len(output.data.get("image/svg+xml", "")) > LARGEST_SVG:
+        kinds.remove("image/svg+xml")
+    if not kinds:
+        return f'<pre class="error">cannot show an output of type {", ".join(output.data)}</pre>'
+    data = output.data[kinds[0]]
+    match kinds[0]:
+        case "image/svg+xml":
+            return Figure(f"{FIGURES}/{name}.svg", data.encode())
+        case "image/png":
+            return Figure(f"{FIGURES}/{name}.png", base64.b64decode(data))
+        case "text/html":
+            shown = data
+        case "text/markdown":
+            shown = writer.markdown(data)
+        case "text/latex":
+            shown = writer.latex(data)
+        case _:
+            shown = f"<pre>{ansi2html(data)}</pre>"
+    return f'<div class="output">{shown}</div>'

@@ -1,0 +1,33 @@
+"""This file makes a page of each markdown file in the folder ``guide``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from ropelab.study.site.mathml import Writer
+
+PAGES = Path(__file__).parent / "guide"
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A page: its file, its title, its text as HTML, and (id, title) of its second-level headings."""
+
+    page: str
+    title: Markup
+    body: Markup
+    sections: list[tuple[str, Markup]]
+
+
+def guides() -> list[Guide]:
+    """The pages, in the order of their files' names."""
+    return [_page(path) for path in sorted(PAGES.glob("*.md"))]
+
+
+def _page(path: Path) -> Guide:
+    writer = Writer(prefix=path.stem)
+    body = Markup(writer.markdown(path.read_text()))
+    titles = [text for level, _, text in writer.headings if level == 1]
+    sections = [(identifier, Markup(text)) for level, identifier, text in writer.headings if level == 2]
+    return Guide(f"{path.stem}.html", Markup(titles[0]), body, sections)

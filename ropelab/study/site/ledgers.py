@@ -1,0 +1,49 @@
+"""This file makes the rows of the ledger of claims for the report."""
+
+from dataclasses import dataclass, field
+
+import pandas as pd
+from markupsafe import Markup
+
+from ropelab.bench import records
+from ropelab.study.engine import claims as documents
+from ropelab.study.engine import ledger as judged
+from ropelab.study.site.mathml import Writer
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A document's claims and their verdicts, a row each; ``trouble`` says why there are no rows.
+
+    ``differing`` are the claims whose outcomes differ between GPUs: see `engine.ledger.disagreements`.
+    """
+
+    key: str
+    document: str
+    rows: list[dict]
+    trouble: str = ""
+    differing: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def count(self, axis: str, name: str) -> int:
+        """The number of claims of that outcome or basis; ``axis`` is ``"outcome"`` or ``"basis"``."""
+        return sum(row[axis] == name for row in self.rows)
+
+
+def ledger(document: documents.Document, where: records.Where = records.MEASUREMENTS) -> Ledger:
+    """The rows of a document's ledger, ready for the page; or why there are none."""
+    where = records.selection(where)
+    try:
+        each = judged.by_gpu(where.directory, document=document.key)
+        gpu = where.gpu or next(iter(each), None)
+        table = each[gpu] if gpu else judged.ledger(document=document.key, records=where)
+        rows = table.fillna("").to_dict("records")
+        differing = judged.disagreements(each)
+    except Exception as error:  # the report must appear all the same, and say so
+        trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
+        return Ledger(document.key, document.name, [], trouble)
+    writer = Writer()
+    for row in rows:
+        row["badge"] = row["outcome"].replace(" ", "-")
+        for column in ("statement", "quote", "measured", "needs", "remarks"):
+            row[column] = Markup(writer.inline(str(row.get(column, ""))))
+    return Ledger(document.key, document.name, rows, differing=differing)

@@ -1,0 +1,118 @@
+"""This file makes a page for each public module of the library, from signatures and docstrings."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from markupsafe import Markup
+
+from ropelab.study.site.mathml import Writer
+
+MODULES = (
+    "ropelab",
+    "ropelab.conformance",
+    "ropelab.interop.broadcast",
+    "ropelab.interop.deepspeed",
+    "ropelab.interop.fairseq2",
+    "ropelab.interop.huggingface",
+    "ropelab.interop.sglang",
+    "ropelab.interop.transformer_engine",
+    "ropelab.interop.vllm",
+)
+"""The modules that users import from."""
+_SECTION = re.compile(r"^(Args|Attributes|Columns|Raises|Returns|Yields):\s*$", re.MULTILINE)
+_ENTRY = re.compile(r"^    (?P<name>[^\s:][^:]*): ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public function or class: its qualified name, its signature, and its docstring as HTML."""
+
+    name: str
+    kind: str
+    signature: str
+    text: Markup
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A module's page: its file, its title, its docstring as HTML, and its public names."""
+
+    page: str
+    title: str
+    text: Markup
+    names: list[Name]
+
+
+def references() -> list[Reference]:
+    return [reference(importlib.import_module(name)) for name in MODULES]
+
+
+def reference(module: ModuleType) -> Reference:
+    """The page of a module: ``__all__`` of it, or the public functions and classes that it defines."""
+    names = [
+        Name(
+            name,
+            "class" if inspect.isclass(value) else "function",
+            _signature(name, value),
+            Markup(docstring(inspect.getdoc(value) or "", f"{module.__name__}.{name}")),
+        )
+        for name, value in _public(module)
+    ]
+    title = module.__name__
+    return Reference(f"{title}.html", title, Markup(docstring(module.__doc__ or "", title)), names)
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
+    listed = getattr(module, "__all__", None)
+    for name in listed or [name for name in vars(module) if not name.startswith("_")]:
+        value = getattr(module, name)
+        if not callable(value) or inspect.ismodule(value):
+            continue
+        if listed or getattr(value, "__module__", "").startswith(module.__name__):
+            yield name, value
+
+
+def _signature(name: str, value: object) -> str:
+    try:
+        signature = str(inspect.signature(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return name
+    return f"{name}{signature}"
+
+
+def docstring(text: str, prefix: str) -> str:
+    """A docstring as HTML: markdown, and a list for each of the sections Args, Returns, Raises and the like."""
+    writer = Writer(prefix=prefix)
+    text = inspect.cleandoc(text)
+    before, *sections = _SECTION.split(text)
+    parts = [writer.markdown(before)]
+    for title, section in zip(sections[::2], sections[1::2], strict=True):
+        indented, after = _indented(section)
+        parts.append(f"<h4>{title}</h4>")
+        parts.append(_entries(indented, writer))
+        parts.append(writer.markdown(after))
+    return "".join(parts)
+
+
+def _indented(section: str) -> tuple[str, str]:
+    """The indented lines at the start of a section, and the lines after them."""
+    lines = section.strip("\n").split("\n")
+    end = next((i for i, line in enumerate(lines) if line and not line.startswith("    ")), len(lines))
+    return "\n".join(lines[:end]), "\n".join(lines[end:])
+
+
+def _entries(indented: str, writer: Writer) -> str:
+    """A list of the entries ``name: text``; a paragraph if there is none."""
+    starts = list(_ENTRY.finditer(indented))
+    if not starts or starts[0].start():
+        return writer.markdown(inspect.cleandoc(f"\n{indented}"))
+    ends = [match.start() for match in starts[1:]] + [len(indented)]
+    items = []
+    for match, end in zip(starts, ends, strict=True):
+        text = " ".join(line.strip() for line in indented[match.end() : end].split("\n"))
+        items.append(f"<dt>{writer.inline(match['name'])}</dt><dd>{writer.inline(text)}</dd>")
+    return f"<dl>{''.join(items)}</dl>"

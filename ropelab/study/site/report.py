@@ -1,0 +1,88 @@
+"""This file writes the report: the story and the ledger first, then a page for each notebook, then the reference."""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+from pygments.formatters import HtmlFormatter
+
+from ropelab.bench import checksums, records
+from ropelab.study.engine import claims as documents
+from ropelab.study.engine.runner import Run
+from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.site import guide, reference, search
+from ropelab.study.site.chapters import FIGURES, chapter
+from ropelab.study.site.ledgers import ledger
+from ropelab.study.site.provenance import origin, provenance
+
+HERE = Path(__file__).parent
+
+
+def write(
+    page: Path, runs: list[Run], *, smoke: bool = False, where: records.Where = records.MEASUREMENTS,
+    measured: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Write the report of these runs to ``page``, the first page, and to pages and a folder ``assets`` beside it.
+
+    Args:
+        where: the records that the notebooks read.
+        measured: the studies that were measured in this run.
+
+    Returns:
+        A line for each thing that a reader of the report will miss: formulas left as text, a ledger that failed, a
+        record that cannot be believed, a file of evidence that its checksum does not fit.
+    """
+    where = records.selection(where)
+    chapters = [chapter(run) for run in runs]
+    problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
+    ledgers = [ledger(document, where) for document in documents.documents()]
+    problems += [one.trouble for one in ledgers if one.trouble]
+    sources, damaged = provenance(where, measured)
+    damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]
+    problems += damaged
+    differing = pd.concat([one.differing for one in ledgers], ignore_index=True)
+    guides, references = guide.guides(), reference.references()
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(
+        chapters=chapters, guides=guides, references=references, origin=origin(), smoke=smoke, first=page.name
+    )
+    pages = {
+        page.name: environment.get_template("index.html.j2").render(
+            headlines=[(one, finding) for one in chapters for finding in one.findings if finding.headline],
+            ledgers=ledgers,
+            gpus=[name for name in differing if name not in ("id", "document", "statement")],
+            differing=differing.fillna("").to_dict("records"),
+            compared=records.gpus(where.directory),
+            sources=sources,
+            damaged=damaged,
+            by_hand=records.hand_written(where),
+            axes={"outcome": list(Outcome), "basis": list(Basis)},
+        )
+    }
+    for template, each in (("chapter", chapters), ("guide", guides), ("reference", references)):
+        frame = environment.get_template(f"{template}.html.j2")
+        pages |= {one.page: frame.render(one=one, page=one.page) for one in each}
+
+    assets = page.parent / FIGURES
+    shutil.rmtree(assets, ignore_errors=True)  # figures of notebooks that are gone
+    shutil.copytree(HERE / "assets", assets)
+    for file, text in pages.items():
+        (page.parent / file).write_text(text)
+    (assets / "code.css").write_text(_code_style())
+    (assets / "search-index.js").write_text(
+        search.script(e for file, text in pages.items() for e in search.entries(file, text))
+    )
+    for figure in (figure for one in chapters for figure in one.figures):
+        (page.parent / figure.file).write_bytes(figure.data)
+    return problems
+
+
+def _code_style() -> str:
+    light = HtmlFormatter(style="default").get_style_defs(".highlight")
+    dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight")
+    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"

@@ -1,0 +1,57 @@
+"""This file collects the words of all pages for the search box."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bs4 import BeautifulSoup, Tag
+
+LONGEST = 1200
+"""A section brings so many characters at most."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A place that a search can find: its page and id, its title, and its text."""
+
+    url: str
+    page: str
+    title: str
+    text: str
+
+
+def entries(file: str, page: str) -> list[Entry]:
+    """The sections and the claims of a page.
+
+    Args:
+        file: the page's name, such as ``"index.html"``.
+        page: its HTML. Each heading with an id begins a section. A row of a table with an id is an entry of its own.
+    """
+    soup = BeautifulSoup(page, "html.parser")
+    title = _text(soup.title) if soup.title else file
+    found = []
+    for row in soup.select("tr[id]"):
+        found.append(Entry(f"{file}#{row['id']}", title, row["id"], _text(row)))
+    for folded in soup.select("details, script, style, nav, table.ledger"):
+        folded.decompose()
+    for heading in soup.select("h1, h2[id], h3[id], h4[id]"):
+        words: list[str] = []
+        for element in heading.find_all_next(True):
+            if element.name in ("h1", "h2", "h3", "h4"):
+                break
+            if element.name in ("p", "li", "td", "th", "dt", "dd", "pre", "figure"):
+                words.append(_text(element))
+        where = f"#{heading['id']}" if heading.get("id") else ""
+        found.append(Entry(f"{file}{where}", title, _text(heading), " ".join(words)[:LONGEST]))
+    return found
+
+
+def script(found: Iterable[Entry]) -> str:
+    """The entries as a script. A page from a file may load a script, but may not read another file."""
+    rows = [[one.url, one.page, one.title, one.text] for one in found]
+    return f"window.studyIndex = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n"
+
+
+def _text(element: Tag) -> str:
+    images = " ".join(str(image.get("alt", "")) for image in element.find_all("img"))
+    return " ".join(f"{element.get_text(' ')} {images}".split())
