@@ -289,6 +289,7 @@ def _paged_cache_kernel(
     batch = tl.program_id(1)
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
     tables = cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
+    # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     ACCESS: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth  # features of 16 bytes
     if part < Q_PROGRAMS:
         token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
@@ -308,9 +309,10 @@ def _paged_cache_kernel(
             _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], y0, y1,
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
-    elif part < Q_PROGRAMS + K_PROGRAMS:
-        part = part - Q_PROGRAMS
-        token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+    if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
+        token, is_token, head, is_row = _rows_of_program(
+            part - Q_PROGRAMS, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS
+        )
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
         k_scale = _scales_of(k_scale_ptr, head, is_row, K_SCALES)
         x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
@@ -336,10 +338,10 @@ def _paged_cache_kernel(
             _writable(k_cache_ptr, K_CONVERSION) + at, exists & is_row[:, None, None], y0, y1,
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
-    elif part < Q_PROGRAMS + K_PROGRAMS + V_PROGRAMS:
-        part = part - Q_PROGRAMS - K_PROGRAMS
+    V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
+    if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
         token, is_token, head, feature, is_row = _pieces_of_program(
-            part, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
+            part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
         )
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
         v_scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
@@ -355,12 +357,12 @@ def _paged_cache_kernel(
         )  # fmt: skip
         y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
         tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=inside & exists)
-    else:
-        if NOPE_DIM > 0:
-            part = part - Q_PROGRAMS - K_PROGRAMS - V_PROGRAMS
+    if NOPE_DIM > 0:
+        if part >= V_FIRST + V_PROGRAMS:
             token, is_token, head, feature, is_row = _pieces_of_program(
-                part, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
-            )
+                part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
+                BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
+            )  # fmt: skip
             scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
             inside = is_row[:, None, None] & (feature < NOPE_DIM)
             x_at = _rows_at(
@@ -443,11 +445,11 @@ def plan(
     if batch * seq_len * (q_heads + k_heads) == 0:
         return PagedCacheLaunch(_launch_nothing)
     rest_pairs = (head_dim - rotation.rotary_dim + 1) // 2
-    block_pairs = next_power_of_2(rotation.rotary_dim // 2 + rest_pairs)
+    block_pairs = _block_pairs(head_dim, rotation)
     conversions = [conversion(x.dtype, x.device) for x in t.destinations]
     across = norm is not None and norm.across_heads(head_dim)
     nope_dim = 0 if t.q_nope is None else t.q_nope.shape[3]
-    tile = tile or _tile_for(t, block_pairs, rotation, across, any(how != "none" for how in conversions))
+    tile = tile or tile_for(t, rotation, norm)
     v_pieces, nope_pieces = (triton.cdiv(dim, 2 * block_pairs) for dim in (v_dim, nope_dim))
     rows = q_heads, k_heads, k_heads * v_pieces, q_heads * nope_pieces  # of a token
     block_tokens = 1
@@ -501,16 +503,21 @@ def plan(
     return PagedCacheLaunch(launch, as_bytes=any(how in INTEGER_CONVERSIONS for how in conversions))
 
 
-def _tile_for(t: Tensors, block_pairs: int, rotation: Rotation, across: bool, float8: bool) -> CacheTile:
-    batch, seq_len, q_heads, _ = t.q.shape
+def _block_pairs(head_dim: int, rotation: Rotation) -> int:
+    """The pairs of a row: the pairs of a head, also those that do not rotate, padded to a power of two."""
+    return next_power_of_2(rotation.rotary_dim // 2 + (head_dim - rotation.rotary_dim + 1) // 2)
+
+
+def tile_for(t: Tensors, rotation: Rotation, norm: Norm | None) -> CacheTile:
+    """The tile that `plan` chooses for tensors like these."""
+    batch, seq_len, q_heads, head_dim = t.q.shape
+    block_pairs = _block_pairs(head_dim, rotation)
     narrow = rotation.interleaved or t.q.itemsize > 2
-    if across:
+    if norm is not None and norm.across_heads(head_dim):
         return choose_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow)
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow)
-    return choose_tile(
-        block_pairs, batch * seq_len, interleaved=rotation.interleaved, itemsize=t.q.itemsize, float8=float8
-    )
+    return choose_tile(block_pairs, batch * seq_len, interleaved=rotation.interleaved, itemsize=t.q.itemsize)
 
 
 def choose_table_free_tile(block_pairs: int, q_heads: int, *, narrow: bool) -> CacheTile:
@@ -542,28 +549,25 @@ def _access(narrow: bool) -> int:
     return PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
 
 
-def choose_tile(block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int, float8: bool) -> CacheTile:
+def choose_tile(block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int) -> CacheTile:
     """The tile for ``tokens`` tokens whose heads have ``block_pairs`` pairs.
 
     A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
     the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens. Few
     tokens make programs of one warp, so that all heads are under way at once.
 
-    A thread of interleaved pairs takes two accesses, because it holds half as many pairs. With 8-bit floats it takes
-    one access: the compiler would spread the stores of two accesses over other threads, which exchange through shared
-    memory.
+    A thread of interleaved pairs takes two accesses, because it holds half as many pairs.
 
     Args:
         interleaved: whether the pairs are interleaved.
         itemsize: the bytes of an element of q.
-        float8: whether a result is in 8-bit floats.
     """
     narrow = interleaved or itemsize > 2
     access = _access(narrow)
     warps, accesses = 1, 1
     if tokens > _FEW_TOKENS:
-        warps = 4 if narrow else 2
-        accesses = 2 if interleaved and itemsize <= 2 and not float8 else 1
+        warps = 4 if itemsize > 2 else 2
+        accesses = 2 if interleaved and itemsize <= 2 else 1
     return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access)
 
 

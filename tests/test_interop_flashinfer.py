@@ -148,7 +148,7 @@ def real():
 
     try:
         version, _ = packages.locate(flashinfer.PACKAGE, "0.7.2.post1")
-        return flashinfer.module(version).rope_quantize_fp8_append_paged_kv_cache
+        return flashinfer.append(version)
     except packages.NotInstalled as error:
         pytest.skip(f"make peers: {error}")
 

@@ -203,12 +203,13 @@ class NormAndCache(Operation):
     def to_copy(self, call):
         return (call["qkv"],)
 
-    def _parts(self, call: Tensors) -> tuple[torch.Tensor, ...]:
+    def parts(self, call: Tensors) -> tuple[torch.Tensor, ...]:
+        """q, k and v, views of the packed qkv."""
         return call["qkv"].unflatten(-1, (-1, self.head_dim)).split((self.q_heads, self.k_heads, self.k_heads), dim=1)
 
     def right(self, call):
         cos, sin = self.tables(call["slots"].device, torch.float64)
-        q, k, v = self._parts(call)
+        q, k, v = self.parts(call)
         found = {}
         for name, x in (("q", q), ("k", k)):
             x = x.double()
@@ -237,7 +238,7 @@ class NormAndCache(Operation):
         def run(call):
             caches = (call[name] for name in self.cached)
             q = ropelab.rope_and_cache(
-                *self._parts(call), *caches, call["slots"], positions=call["positions"], q_out=call.get("q out"),
+                *self.parts(call), *caches, call["slots"], positions=call["positions"], q_out=call.get("q out"),
                 **self._weights(call), **options,
             )  # fmt: skip
             return {"q": q}
@@ -251,7 +252,7 @@ class NormAndCache(Operation):
         options = {"cos": cos, "sin": sin, "layout": self.layout, "seq_format": "thd"}
 
         def run(call):
-            q, k, v = self._parts(call)
+            q, k, v = self.parts(call)
             rotate = ropelab.apply_qk_norm_rope if self.norm else ropelab.apply_rope
             q, k = rotate(q, k, positions=call["positions"], **self._weights(call), **options)
             for name, x in zip(self.cached, (k, v), strict=True):
@@ -285,7 +286,7 @@ class NormAndCache(Operation):
         table = cos_sin_cache(*self.tables(device))
 
         def run(call):
-            q, k, v = self._parts(call)
+            q, k, v = self.parts(call)
             caches = tuple(call[name] for name in self.cached)
             q, _ = append(
                 q, k, None, None, v, table, paged_kv_cache=caches, q_rope_out=call["q out"],
@@ -333,17 +334,18 @@ class LatentCache(Operation):
             "latent": draw(self.tokens, self.latent),
         }
 
-    def _parts(self, call: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def parts(self, call: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """The features of q, and of the projection, that rotate."""
         return call["q"][..., -self.head_dim :], call["kv"][:, -self.head_dim :]
 
     def to_copy(self, call):
-        q, k = self._parts(call)
+        q, k = self.parts(call)
         return q, torch.cat((call["latent"], k), dim=-1)
 
     def right(self, call):
         cos, sin = self.tables(call["slots"].device, torch.float64)
         where = {"layout": self.layout, "seq_format": "thd", "positions": call["positions"]}
-        q, k = self._parts(call)
+        q, k = self.parts(call)
         q, k = (reference.rotate(x, cos, sin, **where) for x in (q, k[:, None]))
         kept = call["q"][..., : -self.head_dim]
         found = {"q": q, "k": k[:, 0], "features of q that do not rotate": kept}
@@ -360,7 +362,7 @@ class LatentCache(Operation):
             options["kv_scale"] = self.scale(device)
 
         def run(call):
-            q, k = self._parts(call)
+            q, k = self.parts(call)
             where = {"positions": call["positions"], "q_out": q}
             ropelab.mla_rope_and_cache(q, k, call["latent"], call["cache"], call["slots"], **where, **options)
             return self._results(call, "q")
@@ -374,7 +376,7 @@ class LatentCache(Operation):
         options = {"cos": cos, "sin": sin, "layout": self.layout, "seq_format": "thd", "inplace": True}
 
         def run(call):
-            q, k = self._parts(call)
+            q, k = self.parts(call)
             ropelab.apply_rope(q, k[:, None], positions=call["positions"], **options)
             rows = call["cache"].flatten(0, 1)
             rows[:, : self.latent].index_copy_(0, call["slots"], call["latent"])
@@ -389,7 +391,7 @@ class LatentCache(Operation):
         kind, is_neox = "fp8" if self.float8 else "auto", self.layout == "split_half"
 
         def run(call):
-            q, k = self._parts(call)
+            q, k = self.parts(call)
             cache = as_bytes(call["cache"])
             operator(call["positions"], q, k, call["latent"], table, is_neox, call["slots"], cache, kind, scale)
             return self._results(call, "q", "k")
@@ -400,7 +402,7 @@ class LatentCache(Operation):
         return None
 
     def _results(self, call: Tensors, *rotated: str) -> Tensors:
-        q, k = self._parts(call)
+        q, k = self.parts(call)
         found = {"q": q, "k": k, "features of q that do not rotate": call["q"][..., : -self.head_dim]}
         return {name: x for name, x in found.items() if name not in ("q", "k") or name in rotated}
 

@@ -89,13 +89,18 @@ def _compare(case: Operation, device: torch.device | str, rounds: int) -> pd.Dat
     copied = [case.to_copy(call) for call in sets]
     with torch.no_grad():
         frame = timing.gpu_times(timed | copies.contenders(copied), rounds=rounds)
-    frame = copies.with_fraction(frame)
-    share = case.bytes / (2 * sum(x.numel() * x.itemsize for x in copied[0]))
-    is_copy = frame.contender.str.startswith(copies.PREFIX)
-    frame["fraction_of_copy"] = frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share)
+    frame = fraction_of_bytes(frame, case, copied[0])
     frame = tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})
     torch.cuda.empty_cache()  # the graphs have memory of their own
     return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
+
+
+def fraction_of_bytes(frame: pd.DataFrame, case: Operation, copied: Sequence[torch.Tensor]) -> pd.DataFrame:
+    """``frame`` with ``fraction_of_copy``, where the copies copied the tensors ``copied``: see `paged_cache`."""
+    frame = copies.with_fraction(frame)
+    share = case.bytes / (2 * sum(x.numel() * x.itemsize for x in copied))
+    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    return frame.assign(fraction_of_copy=frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share))
 
 
 def _ready(run: Run, sets: Sequence[Tensors]) -> list[Callable[[], object]]:
@@ -122,7 +127,7 @@ def contenders(
         status[VLLM] = f"not run: {error}"
     if case.float8_q:
         try:
-            append = flashinfer.module(FLASHINFER_VERSION).rope_quantize_fp8_append_paged_kv_cache
+            append = flashinfer.append(FLASHINFER_VERSION)
             if run := case.flashinfer(append, device):
                 runs[FLASHINFER], facts["version"][FLASHINFER] = run, FLASHINFER_VERSION
         except packages.NotInstalled as error:
