@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import angles_torch
+from ropelab.kernels.addressing import position_of
+from ropelab.kernels.rotation import INVALID_POSITION
 
+_INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 _HIGH, _LOW, _FACTOR = (tl.constexpr(row) for row in (angles_torch.HIGH, angles_torch.LOW, angles_torch.FACTOR))
 _TWO_PI_HEAD, _TWO_PI_TAIL = tl.constexpr(angles_torch.TWO_PI_HEAD), tl.constexpr(angles_torch.TWO_PI_TAIL)
 _S0, _S1, _S2, _S3 = (tl.constexpr(c) for c in angles_torch.SINE)
@@ -42,6 +45,34 @@ def cos_sin(position, frequencies_ptr, stride, pair, mask):
     sin = tl.where(back != (position < 0), -sin, sin)
     scale = factor.to(tl.int32).to(tl.float32, bitcast=True)
     return tl.where(back, -cos, cos) * scale, sin * scale
+
+
+@triton.jit
+def computed_columns(
+    frequencies_ptr, stride, positions_ptr, positions_stride_b, positions_stride_s, first_position,
+    batch, first_seq, seq_len, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The cosines and sines of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
+
+    The program computes them once for all heads, along one axis over which the compiler spreads all threads. The
+    threads then exchange them through shared memory. If every thread computed the values for its own pairs, the
+    operations would be a hundred times as many.
+    """
+    place = tl.arange(0, BLOCK_TOKENS * BLOCK_PAIRS)
+    token, pair = place // BLOCK_PAIRS, place % BLOCK_PAIRS
+    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
+    position = position_of(
+        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
+        POSITIONS,
+    )  # fmt: skip
+    cos, sin = cos_sin(position, frequencies_ptr, stride, pair, pair < PAIRS)
+    if POSITIONS != "none":
+        exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
+        cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
+    cos = tl.reshape(cos.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
+    sin = tl.reshape(sin.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
+    return cos, cos, sin, sin
 
 
 @triton.jit

@@ -18,6 +18,8 @@ class Tensors(NamedTuple):
         q, k, v: ``[B, S, Hq, D]``, ``[B, S, Hk, D]`` and ``[B, S, Hk, Dv]``, of one dtype.
         q_out: as ``q``, or of an 8-bit float; may be ``q``.
         k_out, v_out: as ``k`` and ``v``, or None; they may be ``k`` and ``v``.
+        q_nope, q_nope_out: ``[B, S, Hq, N]`` in the dtypes of ``q`` and ``q_out``, features of q that do not rotate; or
+            both None.
         k_cache, v_cache: ``[blocks, block_size, Hk, D]`` and ``[blocks, block_size, Hk, Dv]``.
         slots: ``[N]`` of int32 or int64 with ``N <= B S``: the slots of the first N tokens, sequence after sequence.
     """
@@ -31,6 +33,8 @@ class Tensors(NamedTuple):
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     slots: torch.Tensor
+    q_nope: torch.Tensor | None = None
+    q_nope_out: torch.Tensor | None = None
 
     @property
     def destinations(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,8 +42,9 @@ class Tensors(NamedTuple):
         return self.q_out, self.k_cache, self.v_cache
 
     def with_readable_inputs(self, readable: Callable[[torch.Tensor], torch.Tensor]) -> "Tensors":
-        """These tensors with the inputs that ``readable`` returns for q, k and v."""
-        return self._replace(q=readable(self.q), k=readable(self.k), v=readable(self.v))
+        """These tensors with the inputs that ``readable`` returns."""
+        q_nope = None if self.q_nope is None else readable(self.q_nope)
+        return self._replace(q=readable(self.q), k=readable(self.k), v=readable(self.v), q_nope=q_nope)
 
     def batches(self, part: slice, seq_len: int) -> "Tensors":
         """The tensors of some of the batches."""
@@ -47,16 +52,28 @@ class Tensors(NamedTuple):
         return self._replace(**found, slots=self.slots[part.start * seq_len : part.stop * seq_len])
 
 
-_PER_TOKEN = ("q", "k", "v", "q_out", "k_out", "v_out")
+_PER_TOKEN = ("q", "k", "v", "q_out", "k_out", "v_out", "q_nope", "q_nope_out")
 
 
 class Norm(NamedTuple):
-    """The RMS norm of every head: the weights ``[D]`` of q and k plus ``weight_offset``, and ``eps``."""
+    """The RMS norm of q and k.
+
+    Attributes:
+        q_weight, k_weight: ``[D]`` for a norm of every head, or ``[Hq D]`` and ``[Hk D]`` for a norm of every token.
+        eps: the number that is added to the mean of the squares.
+        weight_offset: the number that is added to the weights.
+        first: normalize before the rotation, otherwise after it.
+    """
 
     q_weight: torch.Tensor
     k_weight: torch.Tensor
     eps: float
     weight_offset: float
+    first: bool = True
+
+    def across_heads(self, head_dim: int) -> bool:
+        """Whether all heads of a token share a mean of the squares."""
+        return max(len(self.q_weight), len(self.k_weight)) > head_dim
 
 
 class Scales(NamedTuple):

@@ -4,12 +4,14 @@ The places of rounding are the same as in `paged_cache_triton`. Without a norm t
 of a norm run in another order.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ropelab.kernels import qk_norm_torch, rotate_torch
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 from ropelab.kernels.paged_cache import Norm, Scales, Tensors, compute_dtype
-from ropelab.kernels.rotation import Rotation
+from ropelab.kernels.rotation import NO_POSITION, Rotation
 
 
 def write(
@@ -30,23 +32,28 @@ def write(
     slot. A token without a position gives zeros for q and k.
 
     Args:
-        cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`, without ``out_interleaved``,
-            ``transpose`` and ``table_free``.
+        cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`, without ``out_interleaved`` and
+            ``transpose``.
         norm: the norm of q and k, or None.
     """
     t = tensors
-    xs, turned = (t.q, t.k), [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (t.q, t.k)]
-    if norm is None:
-        rotate_torch.rotate(xs, turned, cos, sin, rotation, positions=positions, first_position=first_position)
-    else:
-        wide = compute_dtype(t.q, cos, norm)
-        weights = [w.to(wide) + norm.weight_offset for w in (norm.q_weight, norm.k_weight)]
-        qk_norm_torch.forward(
-            xs, turned, weights, cos, sin, rotation, norm.eps, positions=positions, first_position=first_position
-        )
-    q, k = turned
+    wide = compute_dtype(t.q, cos, norm)
+    xs = [t.q, t.k] if norm is None else [x.to(wide) for x in (t.q, t.k)]
+    if norm is not None and norm.first:
+        xs = _normed(xs, norm)
+    turned = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
+    rotate_torch.rotate(xs, turned, cos, sin, rotation, positions=positions, first_position=first_position)
+    if norm is not None and not norm.first:
+        turned = _normed(turned, norm)
+        if positions is not None:  # with an eps of 0 the norm makes NaN of the zeros of a token without a position
+            per_token = positions[:, None] if rotation.offsets else positions
+            nowhere = (per_token == NO_POSITION)[:, :, None, None]
+            turned = [y.masked_fill(nowhere, 0) for y in turned]
+    q, k = (y.to(t.q.dtype) for y in turned)
     v = t.v.clone() if t.v_out is not None else t.v
     t.q_out.copy_(stored(q, t.q_out.dtype, scales.q))
+    if t.q_nope is not None and t.q_nope_out is not None:
+        t.q_nope_out.copy_(stored(t.q_nope, t.q_nope_out.dtype, scales.q))
     if t.k_out is not None:
         t.k_out.copy_(k)
     if t.v_out is not None:
@@ -59,6 +66,16 @@ def write(
         if cache.dtype in FLOAT8_DTYPES:  # not every version of torch indexes 8-bit floats
             cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
         cache[slots // block_size, slots % block_size] = rows
+
+
+def _normed(xs: Sequence[torch.Tensor], norm: Norm) -> list[torch.Tensor]:
+    """The normalized q and k times their weights."""
+    across, found = norm.across_heads(xs[0].shape[-1]), []
+    for x, weight in zip(xs, (norm.q_weight, norm.k_weight), strict=True):
+        rows = x.flatten(-2) if across else x
+        rows = qk_norm_torch.normed(rows, norm.eps)[0] * (weight.to(x.dtype) + norm.weight_offset)
+        found.append(rows.view(x.shape))
+    return found
 
 
 def stored(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:

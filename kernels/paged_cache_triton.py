@@ -8,6 +8,10 @@ code, so no program converts or looks up what another kind of row needs. Rows of
 so a program is full for every number of heads. The programs of q, k and v for the same few tokens are neighbours too,
 because they share the rows of the tables, and often one packed tensor.
 
+Two kinds of calls make programs of a single token. Under a norm across heads a program takes all heads of q, or all
+heads of k, because the heads share a mean. Without tables the heads of a program share the cosines and sines that the
+program computes.
+
 The arithmetic is the arithmetic of `qk_norm_triton`. Without a norm it is the arithmetic of `rotate_triton`.
 """
 
@@ -25,18 +29,22 @@ from ropelab.kernels.addressing import (
     common_alignment,
     mode,
     narrow,
+    position_of,
     reach,
     readable,
     table_strides,
     turn,
 )
+from ropelab.kernels.angles_triton import computed_columns
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, to_float8
 from ropelab.kernels.heads_triton import load_heads, load_rotation, store_heads
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.paged_cache import Norm, Scales, Tensors, compute_dtype
-from ropelab.kernels.rotation import Rotation, row_count
+from ropelab.kernels.rotation import NO_POSITION, Rotation, row_count
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
+
+_NO_POSITION = tl.constexpr(NO_POSITION)
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,51 @@ class CacheTile:
 def _rows_of_program(
     part, first_seq, seq_len, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr
 ):
-    """The token within the block, the head, and whether both exist, for each row of program ``part`` of a block."""
-    place = part * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    token, head = place // HEADS, place % HEADS
-    return token, head, (token < BLOCK_TOKENS) & (first_seq + token < seq_len)
+    """The rows of program ``part`` of a block of tokens.
+
+    Rows of one token share the arithmetic that finds the token's position, slot and row of the tables.
+
+    Returns:
+        The token within the block and whether it exists, each ``[1]`` if all rows belong to one token, else ``[rows]``;
+        the head, and whether the row exists, each ``[rows]``.
+    """
+    row = tl.arange(0, BLOCK_ROWS)
+    if BLOCK_TOKENS == 1:
+        token, head = tl.arange(0, 1), part * BLOCK_ROWS + row
+        is_token = token >= 0
+        is_row = row >= 0 if HEADS % BLOCK_ROWS == 0 else head < HEADS
+    elif HEADS % BLOCK_ROWS == 0:
+        token, head = part * BLOCK_ROWS // HEADS + tl.arange(0, 1), part * BLOCK_ROWS % HEADS + row
+        is_token = first_seq + token < seq_len
+        is_row = tl.broadcast_to(is_token, [BLOCK_ROWS])
+    else:
+        place = part * BLOCK_ROWS + row
+        token, head = place // HEADS, place % HEADS
+        is_token = (token < BLOCK_TOKENS) & (first_seq + token < seq_len)
+        is_row = is_token
+    return token, is_token, head, is_row
+
+
+@triton.jit
+def _pieces_of_program(
+    part, first_seq, seq_len, HEADS: tl.constexpr, PIECES: tl.constexpr, ACCESS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """As `_rows_of_program` for features that are moved alone: a wide head makes several rows, its pieces.
+
+    Returns:
+        The same, with the features of the piece, ``[rows, 1, 2 * BLOCK_PAIRS]``, behind the head.
+    """
+    WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
+    token, is_token, piece, is_row = _rows_of_program(
+        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, BLOCK_ROWS
+    )
+    # A thread reads ACCESS features at once. Without the hint the compiler would give the threads that store 8-bit
+    # floats twice as many, and exchange all features through shared memory.
+    within = tl.multiple_of(tl.max_contiguous(tl.arange(0, WIDTH), ACCESS), ACCESS)[None, None, :]
+    within = tl.multiple_of(tl.max_contiguous(within, [1, 1, ACCESS]), [1, 1, ACCESS])
+    feature = (piece % PIECES)[:, None, None] * WIDTH + within
+    return token, is_token, piece // PIECES, feature, is_row
 
 
 @triton.jit
@@ -75,10 +124,10 @@ def _rows_at(stride_b, stride_s, stride_h, batch, first_seq, token, head, ALIGN:
 
 
 @triton.jit
-def _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE: tl.constexpr):
-    """The slot of each row, and -1 for a row that has none."""
+def _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE: tl.constexpr):
+    """The slot of each token, and -1 for a token that has none."""
     at = batch.to(tl.int64) * seq_len + first_seq + token
-    return tl.load(slots_ptr + at * SLOT_STRIDE, mask=is_row & (at < slots), other=-1).to(tl.int64)
+    return tl.load(slots_ptr + at * SLOT_STRIDE, mask=is_token & (at < slots), other=-1).to(tl.int64)
 
 
 @triton.jit
@@ -86,7 +135,7 @@ def _cached_rows_at(
     slot, blocks, stride_block, stride_place, stride_h, head,
     PAGE: tl.constexpr, ALIGN: tl.constexpr, NARROW_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The offset of each row in the cache, and whether the cache has the slot; each ``[rows, 1, 1]``."""
+    """The offset of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
     exists = slot >= 0
     if NARROW_SLOTS:  # the cache has fewer than 2**31 slots, and a division of 32 bits is faster
         exists &= slot < 2**31
@@ -100,10 +149,10 @@ def _cached_rows_at(
 
 
 @triton.jit
-def _scales_of(scale_ptr, head, SCALES: tl.constexpr):
+def _scales_of(scale_ptr, head, is_row, SCALES: tl.constexpr):
     """The scale of each row, ``[rows, 1, 1]``; a number that nobody uses without scales."""
     if SCALES == "head":
-        return tl.load(scale_ptr + head, eviction_policy="evict_last")[:, None, None]
+        return tl.load(scale_ptr + head, mask=is_row, other=1.0, eviction_policy="evict_last")[:, None, None]
     elif SCALES == "tensor":
         return tl.load(scale_ptr, eviction_policy="evict_last")
     else:
@@ -135,12 +184,23 @@ def _writable(ptr, CONVERSION: tl.constexpr):
 
 
 @triton.jit
+def _normalized(x0, x1, w0, w1, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr):
+    """The pairs times the weights and ``1 / sqrt(mean + EPS)``; the mean of the squares is over a head or a token."""
+    squares = tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True)
+    if NORM == "token":  # the rows are all heads of one token, and the rows beyond them are zeros
+        rstd = tl.rsqrt(tl.sum(squares, axis=0, keep_dims=True) / (HEADS * HEAD_DIM) + EPS)
+    else:
+        rstd = tl.rsqrt(squares / HEAD_DIM + EPS)
+    return w0 * (x0 * rstd), w1 * (x1 * rstd)
+
+
+@triton.jit
 def _turned_rows(
-    x_ptr, w_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
-    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
-    WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
-    COMPUTE_DTYPE: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr,
+    x_ptr, w_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr,
+    NORM_FIRST: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Read rows, and normalize and rotate them: both members of every pair, each ``[rows, 1, BLOCK_PAIRS]``."""
     positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
@@ -150,25 +210,41 @@ def _turned_rows(
     x0, x1 = load_heads(
         x_ptr + x_at, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, ""
     )
-    cos0, cos1, sin0, sin1, has_position = load_rotation(
-        cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
-        cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
-        batch, first_seq, token, is_row, mask,
-        HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
-        COMPUTE_DTYPE,
-    )  # fmt: skip
-    if NORM:
+    if TABLE_FREE:
+        cos0, cos1, sin0, sin1 = computed_columns(
+            cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position,
+            batch, first_seq, seq_len, ROTARY_DIM // 2, 1, BLOCK_PAIRS, POSITIONS, COMPUTE_DTYPE,
+        )  # fmt: skip
+        position = position_of(
+            positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
+            POSITIONS,
+        )  # fmt: skip
+        has_position = (position != _NO_POSITION)[:, None, None]
+    else:
+        cos0, cos1, sin0, sin1, has_position = load_rotation(
+            cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
+            cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
+            batch, first_seq, token, is_token, mask,
+            HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+            COMPUTE_DTYPE,
+        )  # fmt: skip
+    if NORM != "none":
+        w_at = w_ptr + head[:, None, None] * HEAD_DIM if NORM == "token" else w_ptr
         w0, w1 = load_heads(
-            w_ptr, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "evict_last"
+            w_at, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, "evict_last"
         )
         if WEIGHT_OFFSET != 0.0:
             w0, w1 = w0 + WEIGHT_OFFSET, w1 + WEIGHT_OFFSET
-        rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True) / HEAD_DIM + EPS)
-        x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
+        if NORM_FIRST:
+            x0, x1 = _normalized(x0, x1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
     y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, False)
     if HEAD_DIM > ROTARY_DIM:  # the sum of a product and a zero may change the sign of a zero
         rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY_DIM // 2)[None, None, :]
         y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
+    if NORM != "none" and not NORM_FIRST:
+        exists = mask & (tl.arange(0, BLOCK_PAIRS) < (HEAD_DIM + 1) // 2)[None, None, :]
+        y0, y1 = tl.where(exists, y0, 0.0), tl.where(exists, y1, 0.0)
+        y0, y1 = _normalized(y0, y1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
     if POSITIONS != "none":
         y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
     return y0, y1
@@ -179,44 +255,50 @@ def _turned_rows(
     "q_stride_b", "q_stride_s", "q_stride_h", "k_stride_b", "k_stride_s", "k_stride_h",
     "v_stride_b", "v_stride_s", "v_stride_h", "qy_stride_b", "qy_stride_s", "qy_stride_h",
     "ky_stride_b", "ky_stride_s", "ky_stride_h", "vy_stride_b", "vy_stride_s", "vy_stride_h",
+    "nope_stride_b", "nope_stride_s", "nope_stride_h", "nope_y_stride_b", "nope_y_stride_s", "nope_y_stride_h",
     "k_cache_stride_block", "k_cache_stride_place", "k_cache_stride_h",
     "v_cache_stride_block", "v_cache_stride_place", "v_cache_stride_h",
     "cos_stride_b", "cos_stride_p", "sin_stride_b", "sin_stride_p", "positions_stride_b", "positions_stride_s",
 ])  # fmt: skip
 def _paged_cache_kernel(
-    q_ptr, k_ptr, v_ptr, qy_ptr, ky_ptr, vy_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, qw_ptr, kw_ptr,
-    q_scale_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr, positions_ptr,
+    q_ptr, k_ptr, v_ptr, nope_ptr, qy_ptr, ky_ptr, vy_ptr, nope_y_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
+    qw_ptr, kw_ptr, q_scale_ptr, k_scale_ptr, v_scale_ptr, cos_ptr, sin_ptr, positions_ptr,
     first_position, table_rows, slots, seq_len, blocks,
     q_stride_b, q_stride_s, q_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h,
     qy_stride_b, qy_stride_s, qy_stride_h, ky_stride_b, ky_stride_s, ky_stride_h, vy_stride_b, vy_stride_s, vy_stride_h,
+    nope_stride_b, nope_stride_s, nope_stride_h, nope_y_stride_b, nope_y_stride_s, nope_y_stride_h,
     k_cache_stride_block, k_cache_stride_place, k_cache_stride_h,
     v_cache_stride_block, v_cache_stride_place, v_cache_stride_h,
     cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, Q_PROGRAMS: tl.constexpr, K_PROGRAMS: tl.constexpr,
-    PROGRAMS: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, V_PIECES: tl.constexpr,
-    ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr,
-    INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
+    V_PROGRAMS: tl.constexpr, PROGRAMS: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    V_PIECES: tl.constexpr, NOPE_DIM: tl.constexpr, NOPE_PIECES: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr, NORM_FIRST: tl.constexpr, EPS: tl.constexpr,
+    WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr,
+    POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
     WRITE_K: tl.constexpr, WRITE_V: tl.constexpr, PAGE: tl.constexpr, NARROW_SLOTS: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     Q_CONVERSION: tl.constexpr, K_CONVERSION: tl.constexpr, V_CONVERSION: tl.constexpr,
     Q_SCALES: tl.constexpr, K_SCALES: tl.constexpr, V_SCALES: tl.constexpr,
-    ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, GROUP: tl.constexpr,
-    SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
+    ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, NOPE_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
+    GROUP: tl.constexpr, SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write rows of q, or rows of k to the cache, or rows of v to the cache; see `write`."""
+    """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
     first_seq, part = (tl.program_id(0) // PROGRAMS) * BLOCK_TOKENS, tl.program_id(0) % PROGRAMS
     batch = tl.program_id(1)
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
     tables = cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p
+    # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
+    ACCESS: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth  # features of 16 bytes
     if part < Q_PROGRAMS:
-        token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
-        q_scale = _scales_of(q_scale_ptr, head, Q_SCALES)
+        token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+        q_scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
         x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1 = _turned_rows(
-            q_ptr, qw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
-            HEAD_DIM, ROTARY_DIM, FIRST, NORM, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH, POSITIONS,
-            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
+            q_ptr, qw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
+            Q_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
+            TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
         SOURCE_Q: tl.constexpr = q_ptr.dtype.element_ty
         DTYPE_Q: tl.constexpr = qy_ptr.dtype.element_ty
@@ -227,16 +309,17 @@ def _paged_cache_kernel(
             _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], y0, y1,
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
-    elif part < Q_PROGRAMS + K_PROGRAMS:
-        part = part - Q_PROGRAMS
-        token, head, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
-        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
-        k_scale = _scales_of(k_scale_ptr, head, K_SCALES)
+    if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
+        token, is_token, head, is_row = _rows_of_program(
+            part - Q_PROGRAMS, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS
+        )
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
+        k_scale = _scales_of(k_scale_ptr, head, is_row, K_SCALES)
         x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1 = _turned_rows(
-            k_ptr, kw_ptr, x_at, is_row, token, batch, first_seq, positions, tables,
-            HEAD_DIM, ROTARY_DIM, FIRST, NORM, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH, POSITIONS,
-            COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
+            k_ptr, kw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
+            K_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
+            TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
         SOURCE_K: tl.constexpr = k_ptr.dtype.element_ty
         DTYPE_K: tl.constexpr = k_cache_ptr.dtype.element_ty
@@ -252,18 +335,16 @@ def _paged_cache_kernel(
         y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         store_heads(
-            _writable(k_cache_ptr, K_CONVERSION) + at, exists, y0, y1,
+            _writable(k_cache_ptr, K_CONVERSION) + at, exists & is_row[:, None, None], y0, y1,
             HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
-    else:
-        # A wide head of v makes several rows.
-        WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
-        part = part - Q_PROGRAMS - K_PROGRAMS
-        token, piece, is_row = _rows_of_program(part, first_seq, seq_len, K_HEADS * V_PIECES, BLOCK_TOKENS, BLOCK_ROWS)
-        head = piece // V_PIECES
-        feature = (piece % V_PIECES)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
-        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_row, SLOT_STRIDE)
-        v_scale = _scales_of(v_scale_ptr, head, V_SCALES)
+    V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
+    if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
+        token, is_token, head, feature, is_row = _pieces_of_program(
+            part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
+        )
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
+        v_scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
         x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
         inside = is_row[:, None, None] & (feature < V_DIM)
         x = tl.load(v_ptr + x_at + feature, mask=inside, other=0)
@@ -275,7 +356,24 @@ def _paged_cache_kernel(
             PAGE, V_ALIGN, NARROW_SLOTS,
         )  # fmt: skip
         y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
-        tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=exists & (feature < V_DIM))
+        tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=inside & exists)
+    if NOPE_DIM > 0:
+        if part >= V_FIRST + V_PROGRAMS:
+            token, is_token, head, feature, is_row = _pieces_of_program(
+                part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
+                BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
+            )  # fmt: skip
+            scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
+            inside = is_row[:, None, None] & (feature < NOPE_DIM)
+            x_at = _rows_at(
+                nope_stride_b, nope_stride_s, nope_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
+            )
+            x = tl.load(nope_ptr + x_at + feature, mask=inside, other=0)
+            y = _stored(x, scale, nope_ptr.dtype.element_ty, nope_y_ptr.dtype.element_ty, Q_SCALES, Q_CONVERSION)
+            y_at = _rows_at(
+                nope_y_stride_b, nope_y_stride_s, nope_y_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
+            )
+            tl.store(_writable(nope_y_ptr, Q_CONVERSION) + y_at + feature, y, mask=inside)
 
 
 def write(
@@ -291,6 +389,8 @@ def write(
     """
     tensors = tensors.with_readable_inputs(readable)
     cos, sin = readable(cos), readable(sin)
+    if norm is not None:
+        norm = norm._replace(q_weight=readable(norm.q_weight), k_weight=readable(norm.k_weight))
     seq_len = tensors.q.shape[1]
     for start in range(0, tensors.q.shape[0], MAX_BATCH):
         part = slice(start, start + MAX_BATCH)
@@ -314,12 +414,15 @@ class PagedCacheLaunch:
 
     def __call__(self, t: Tensors, cos, sin, positions, first_position: int, norm: Norm | None, s: Scales) -> None:
         q_out, k_cache, v_cache = t.destinations
-        if self.as_bytes:
-            q_out, k_cache, v_cache = (x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x for x in t.destinations)
         # The kernel ignores the tensors that stand in for missing tensors.
+        nope, nope_out = (t.q, q_out) if t.q_nope is None else (t.q_nope, t.q_nope_out)
+        if self.as_bytes:
+            q_out, k_cache, v_cache, nope_out = (
+                x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x for x in (q_out, k_cache, v_cache, nope_out)
+            )
         self.launch(
-            t.q, t.k, t.v, q_out, t.k if t.k_out is None else t.k_out, t.v if t.v_out is None else t.v_out,
-            k_cache, v_cache, t.slots,
+            t.q, t.k, t.v, nope, q_out, t.k if t.k_out is None else t.k_out, t.v if t.v_out is None else t.v_out,
+            nope_out, k_cache, v_cache, t.slots,
             *((cos, cos) if norm is None else (norm.q_weight, norm.k_weight)),
             *(cos if scale is None else scale for scale in s), cos, sin,
             cos if positions is None else positions, first_position, row_count(cos), t.slots.shape[0],
@@ -342,35 +445,38 @@ def plan(
     if batch * seq_len * (q_heads + k_heads) == 0:
         return PagedCacheLaunch(_launch_nothing)
     rest_pairs = (head_dim - rotation.rotary_dim + 1) // 2
-    block_pairs = next_power_of_2(rotation.rotary_dim // 2 + rest_pairs)
+    block_pairs = _block_pairs(head_dim, rotation)
     conversions = [conversion(x.dtype, x.device) for x in t.destinations]
-    tile = tile or choose_tile(
-        block_pairs, batch * seq_len, interleaved=rotation.interleaved, itemsize=t.q.itemsize,
-        float8=any(how != "none" for how in conversions),
-    )  # fmt: skip
-    v_pieces = triton.cdiv(v_dim, 2 * block_pairs)
-    rows = q_heads, k_heads, k_heads * v_pieces  # of a token
-    block_tokens = max(tile.block_rows // gcd(tile.block_rows, heads) for heads in rows if heads)
-    block_tokens = min(block_tokens, next_power_of_2(seq_len))
+    across = norm is not None and norm.across_heads(head_dim)
+    nope_dim = 0 if t.q_nope is None else t.q_nope.shape[3]
+    tile = tile or tile_for(t, rotation, norm)
+    v_pieces, nope_pieces = (triton.cdiv(dim, 2 * block_pairs) for dim in (v_dim, nope_dim))
+    rows = q_heads, k_heads, k_heads * v_pieces, q_heads * nope_pieces  # of a token
+    block_tokens = 1
+    if not (across or rotation.table_free):
+        block_tokens = max(tile.block_rows // gcd(tile.block_rows, heads) for heads in rows if heads)
+        block_tokens = min(block_tokens, next_power_of_2(seq_len))
     programs = [triton.cdiv(block_tokens * heads, tile.block_rows) for heads in rows]
     grid = triton.cdiv(seq_len, block_tokens) * sum(programs), batch, 1
     if grid[0] >= 2**31:
         raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
     turned = [x.stride()[:3] for x in (t.q, t.k, t.q_out, t.k if t.k_out is None else t.k_out, t.k_cache)]
     moved = [x.stride()[:3] for x in (t.v, t.v if t.v_out is None else t.v_out, t.v_cache)]
-    (q, k, qy, ky, k_cache), (v, vy, v_cache) = turned, moved
+    kept = [(0, 0, 0)] * 2 if t.q_nope is None else [x.stride()[:3] for x in (t.q_nope, t.q_nope_out)]
+    (q, k, qy, ky, k_cache), (v, vy, v_cache), (nope, nope_y) = turned, moved, kept
     cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]
     per_access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
-    dense = [x for x in (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out) if x is not None]
+    dense = [x for x in (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out, t.q_nope, t.q_nope_out) if x is not None]
     constants = {
         "Q_HEADS": max(1, q_heads), "K_HEADS": max(1, k_heads),
-        "Q_PROGRAMS": programs[0], "K_PROGRAMS": programs[1], "PROGRAMS": sum(programs),
-        "HEAD_DIM": head_dim, "V_DIM": v_dim, "V_PIECES": v_pieces,
+        "Q_PROGRAMS": programs[0], "K_PROGRAMS": programs[1], "V_PROGRAMS": programs[2], "PROGRAMS": sum(programs),
+        "HEAD_DIM": head_dim, "V_DIM": v_dim, "V_PIECES": v_pieces, "NOPE_DIM": nope_dim, "NOPE_PIECES": nope_pieces,
         "ROTARY_DIM": rotation.rotary_dim, "FIRST": rotation.first,
-        "NORM": norm is not None, "EPS": 0.0 if norm is None else norm.eps,
+        "NORM": "none" if norm is None else "token" if across else "head",
+        "NORM_FIRST": norm is None or norm.first, "EPS": 0.0 if norm is None else norm.eps,
         "WEIGHT_OFFSET": 0.0 if norm is None else norm.weight_offset,
-        "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width,
+        "INTERLEAVED": rotation.interleaved, "FULL_WIDTH": rotation.full_width, "TABLE_FREE": rotation.table_free,
         "POSITIONS": mode(positions, rotation), "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(t.q, cos, norm)],
         "WRITE_K": t.k_out is not None, "WRITE_V": t.v_out is not None,
         "PAGE": t.k_cache.shape[1], "NARROW_SLOTS": t.k_cache.shape[0] * t.k_cache.shape[1] < 2**31,
@@ -379,6 +485,7 @@ def plan(
         **{f"{name}_SCALES": _kind(scale) for name, scale in zip("QKV", scales, strict=True)},
         "ALIGN": min(common_alignment([s for x in turned for s in x]), per_access),
         "V_ALIGN": common_alignment([s for x in moved for s in x]),
+        "NOPE_ALIGN": common_alignment([s for x in kept for s in x]),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
         "SAME_TABLE_STRIDES": cos_strides == sin_strides,
@@ -386,37 +493,81 @@ def plan(
         "BLOCK_TOKENS": block_tokens, "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
     }  # fmt: skip
     numbers = (
-        seq_len, t.k_cache.shape[0], *q, *k, *v, *qy, *ky, *vy, *k_cache, *v_cache,
+        seq_len, t.k_cache.shape[0], *q, *k, *v, *qy, *ky, *vy, *nope, *nope_y, *k_cache, *v_cache,
         *cos_strides, *sin_strides, *positions_strides,
     )  # fmt: skip
-    # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`.
-    options = compiler_options(tile.num_warps, None, fuse=norm is not None)
+    # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`. Computed cosines and sines
+    # have the bits of `angles_torch` without fused multiply-add.
+    options = compiler_options(tile.num_warps, None, fuse=norm is not None and not rotation.table_free)
     launch = Launch(_paged_cache_kernel, grid, numbers, constants, options, t.q.device)
     return PagedCacheLaunch(launch, as_bytes=any(how in INTEGER_CONVERSIONS for how in conversions))
 
 
-def choose_tile(block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int, float8: bool) -> CacheTile:
+def _block_pairs(head_dim: int, rotation: Rotation) -> int:
+    """The pairs of a row: the pairs of a head, also those that do not rotate, padded to a power of two."""
+    return next_power_of_2(rotation.rotary_dim // 2 + (head_dim - rotation.rotary_dim + 1) // 2)
+
+
+def tile_for(t: Tensors, rotation: Rotation, norm: Norm | None) -> CacheTile:
+    """The tile that `plan` chooses for tensors like these."""
+    batch, seq_len, q_heads, head_dim = t.q.shape
+    block_pairs = _block_pairs(head_dim, rotation)
+    narrow = rotation.interleaved or t.q.itemsize > 2
+    if norm is not None and norm.across_heads(head_dim):
+        return choose_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow)
+    if rotation.table_free:
+        return choose_table_free_tile(block_pairs, q_heads, narrow=narrow)
+    return choose_tile(block_pairs, batch * seq_len, interleaved=rotation.interleaved, itemsize=t.q.itemsize)
+
+
+def choose_table_free_tile(block_pairs: int, q_heads: int, *, narrow: bool) -> CacheTile:
+    """The tile of one token whose heads share computed cosines and sines: each thread computes one angle.
+
+    Args:
+        narrow: whether a thread moves 16 bytes of four pairs, not of eight.
+    """
+    return CacheTile(
+        min(_TABLE_FREE_HEADS, next_power_of_2(max(1, q_heads))), min(8, max(1, block_pairs // 32)), _access(narrow)
+    )
+
+
+def choose_tile_of_all_heads(block_pairs: int, heads: int, *, narrow: bool) -> CacheTile:
+    """The tile for a norm across ``heads`` heads of q or of k: a program takes all heads of a token.
+
+    The tile does not depend on the number of tokens, so the sum of a norm has one order.
+    """
+    rows = next_power_of_2(max(1, heads))
+    return CacheTile(rows, min(16, max(1, rows * block_pairs // (32 * _PAIRS_OF_A_THREAD))), _access(narrow))
+
+
+_TABLE_FREE_HEADS = 16
+_PAIRS_OF_A_THREAD = 16
+"""The pairs that a thread holds under a norm across heads."""
+
+
+def _access(narrow: bool) -> int:
+    return PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
+
+
+def choose_tile(block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int) -> CacheTile:
     """The tile for ``tokens`` tokens whose heads have ``block_pairs`` pairs.
 
     A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
     the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens. Few
     tokens make programs of one warp, so that all heads are under way at once.
 
-    A thread of interleaved pairs takes two accesses, because it holds half as many pairs. With 8-bit floats it takes
-    one access: the compiler would spread the stores of two accesses over other threads, which exchange through shared
-    memory.
+    A thread of interleaved pairs takes two accesses, because it holds half as many pairs.
 
     Args:
         interleaved: whether the pairs are interleaved.
         itemsize: the bytes of an element of q.
-        float8: whether a result is in 8-bit floats.
     """
     narrow = interleaved or itemsize > 2
-    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
+    access = _access(narrow)
     warps, accesses = 1, 1
     if tokens > _FEW_TOKENS:
-        warps = 4 if narrow else 2
-        accesses = 2 if interleaved and itemsize <= 2 and not float8 else 1
+        warps = 4 if itemsize > 2 else 2
+        accesses = 2 if interleaved and itemsize <= 2 else 1
     return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access)
 
 

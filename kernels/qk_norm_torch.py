@@ -26,8 +26,8 @@ def forward(
 ) -> None:
     """Write ``R (w x / sqrt(mean(x^2) + eps))`` for q and k to ``outs``: see `qk_norm_triton.forward`."""
     wide = compute_dtype(xs[0], cos, weights)
-    normed = [_normed(x.to(wide), eps)[0] * w.to(wide) for x, w in zip(xs, weights, strict=True)]
-    rotate_torch.rotate(normed, outs, cos, sin, rotation, positions=positions, first_position=first_position)
+    xs = [normed(x.to(wide), eps)[0] * w.to(wide) for x, w in zip(xs, weights, strict=True)]
+    rotate_torch.rotate(xs, outs, cos, sin, rotation, positions=positions, first_position=first_position)
 
 
 def backward(
@@ -51,7 +51,7 @@ def backward(
     gs = [g.to(wide) for g in gs]
     rotate_torch.rotate(gs, turned, cos, sin, back, positions=positions, first_position=first_position)
     for i, (x, gn, dx, w) in enumerate(zip(xs, turned, dxs, weights, strict=True)):
-        xhat, rstd = _normed(x.to(wide), eps)
+        xhat, rstd = normed(x.to(wide), eps)
         if positions is not None:  # a token without a position may hold any values
             per_token = positions[:, None] if rotation.offsets else positions
             nowhere = (per_token == NO_POSITION)[:, :, None, None]
@@ -67,7 +67,7 @@ def compute_dtype(x: torch.Tensor, cos: torch.Tensor, weights: Sequence[torch.Te
     return torch.promote_types(rotate_torch.compute_dtype(x, cos), weights[0].dtype)
 
 
-def _normed(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def normed(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalized ``x``, and the factor ``1 / sqrt(mean(x^2) + eps)`` ``[..., 1]``."""
     rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return x * rstd, rstd

@@ -25,7 +25,6 @@ from ropelab.kernels.addressing import (
     mode,
     narrow,
     offsets_of,
-    position_of,
     reach,
     readable,
     sign_of,
@@ -33,13 +32,11 @@ from ropelab.kernels.addressing import (
     table_strides,
     turn,
 )
-from ropelab.kernels.angles_triton import cos_sin
+from ropelab.kernels.angles_triton import computed_columns
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
-from ropelab.kernels.rotation import INVALID_POSITION, Rotation, row_count
+from ropelab.kernels.rotation import Rotation, row_count
 from ropelab.kernels.tiles import FlatTile, Tile, Work, choose_flat_tile, choose_table_free_tile, choose_tile
-
-_INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 
 _TABLES_STAY = 2**23
 """The bytes of tables up to which the tables are still in the cache when the next batch reads them.
@@ -115,34 +112,6 @@ def _read_columns(
         sign = sign_of(has_row, is_negative, COMPUTE_DTYPE)
         sin0, sin1 = sin0 * sign, sin1 * sign
     return cos0.to(COMPUTE_DTYPE), cos1.to(COMPUTE_DTYPE), sin0, sin1
-
-
-@triton.jit
-def _computed_columns(
-    frequencies_ptr, stride, positions_ptr, positions_stride_b, positions_stride_s, first_position,
-    batch, first_seq, seq_len, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The cosines and sines of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
-
-    The program computes them once for all heads, along one axis over which the compiler spreads all threads. The
-    threads then exchange them through shared memory. If every thread computed the values for its own pairs, the
-    operations would be a hundred times as many.
-    """
-    place = tl.arange(0, BLOCK_TOKENS * BLOCK_PAIRS)
-    token, pair = place // BLOCK_PAIRS, place % BLOCK_PAIRS
-    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
-    position = position_of(
-        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
-        POSITIONS,
-    )  # fmt: skip
-    cos, sin = cos_sin(position, frequencies_ptr, stride, pair, pair < PAIRS)
-    if POSITIONS != "none":
-        exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
-        cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
-    cos = tl.reshape(cos.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
-    sin = tl.reshape(sin.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
-    return cos, cos, sin, sin
 
 
 @triton.jit
@@ -252,7 +221,7 @@ def _rotate_kernel(
             )  # fmt: skip
     if TABLE_FREE:
         # The computation follows the loads, so that it runs while the loads are under way.
-        q_columns = _computed_columns(
+        q_columns = computed_columns(
             cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position,
             batch, first_seq, seq_len, PAIRS, BLOCK_TOKENS, BLOCK_PAIRS, POSITIONS, COMPUTE_DTYPE,
         )  # fmt: skip

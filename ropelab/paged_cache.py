@@ -2,9 +2,9 @@
 
 import torch
 
-from ropelab.arguments import check_tensor, number
+from ropelab.arguments import check_tensor, flag, number
 from ropelab.autograd.rotation import transformed
-from ropelab.call.angles import given_tables
+from ropelab.call.angles import given_angles
 from ropelab.call.memory import empty_heads
 from ropelab.call.options import Options, features, locate
 from ropelab.call.paged_cache import run
@@ -23,12 +23,14 @@ def rope_and_cache(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     *,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
+    norm_first: bool = True,
     layout: str = "split_half",
     seq_format: str = "thd",
     positions: torch.Tensor | None = None,
@@ -37,15 +39,22 @@ def rope_and_cache(
     q_out: torch.Tensor | None = None,
     k_out: torch.Tensor | None = None,
     v_out: torch.Tensor | None = None,
+    q_nope: torch.Tensor | None = None,
+    q_nope_out: torch.Tensor | None = None,
     q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys, and write keys and values into a paged cache, in one pass over their memory.
 
-    With weights, every head of q and k is normalized first, as by `apply_qk_norm_rope`. The rotation is the rotation of
-    `apply_rope`. The rotated q, the rotated k and v are written; q, k and v are read once. The function is for
-    inference and has no backward.
+    With weights, q and k are normalized, as by `apply_qk_norm_rope`. The rotation is the rotation of `apply_rope`. The
+    rotated q, the rotated k and v are written; q, k and v are read once. The function is for inference and has no
+    backward.
+
+    The norm is over each head if the weights have an element for each feature of a head. The norm is over all heads of
+    a token if the weights have an element for each feature of each head (Wan). A program of the kernel then takes all
+    heads of q, or all heads of k, of one token; numbers of heads that are no power of two leave threads idle. Nothing
+    is rounded between norm and rotation.
 
     Slot ``s`` is the place ``s % block_size`` of block ``s // block_size`` of a cache. The token with the slot ``s``
     writes its k and its v there. A token with a negative slot writes nothing to the caches, and neither does a token
@@ -72,15 +81,23 @@ def rope_and_cache(
         value_cache: ``[blocks, block_size, Hk, Dv]``, as ``key_cache``.
         slot_mapping: ``[N]`` of int32 or int64, the slots of the first N tokens, sequence after sequence. All further
             tokens are padding and have no slot.
-        cos, sin, layout, seq_format, positions, offsets, rotary_slice: as for `apply_rope`. Tables with a row for each
-            token (`axial_tables`, M-RoPE) go without ``positions``. A token at ``NO_POSITION`` gives zeros for q and k.
-        q_weight, k_weight, eps: as for `apply_qk_norm_rope`; without weights there is no norm.
+        cos, sin, frequencies, layout, seq_format, positions, offsets, rotary_slice: as for `apply_rope`. Tables with a
+            row for each token (`axial_tables`, M-RoPE) go without ``positions``. A token at ``NO_POSITION`` gives zeros
+            for q and k.
+        q_weight, k_weight: both ``[D]``, or ``[Hq * D]`` and ``[Hk * D]`` for a norm across heads; of one floating
+            dtype. Without weights there is no norm.
+        eps: a number of at least 0, added to the mean of the squares.
         weight_offset: a number that is added to the weights: 1 for a model that multiplies by ``1 + w`` (Gemma).
+        norm_first: normalize before the rotation (Qwen3); otherwise normalize the rotated heads (Hunyuan).
         q_out: as ``q``, or in float8_e4m3fn or float8_e5m2: the tensor for the result for q; ``q`` itself for a result
             in place. By default a new tensor.
         k_out, v_out: as ``k`` and ``v``: tensors for the rotated k, and for v, of all tokens, or ``k`` and ``v``
             themselves. By default k and v are written to the caches only.
-        q_scale: float32 ``()``, ``(1,)`` or ``(Hq,)``, the scale of a ``q_out`` in 8-bit floats; by default 1.
+        q_nope: ``[T, Hq, N]``, further features of q, which do not rotate and lie elsewhere; as ``q``. There must be no
+            norm, because a norm takes whole heads.
+        q_nope_out: as ``q_nope``, in the dtype of ``q_out``: the tensor for these features.
+        q_scale: float32 ``()``, ``(1,)`` or ``(Hq,)``, the scale of ``q_out`` and ``q_nope_out`` in 8-bit floats; by
+            default 1.
         k_scale, v_scale: float32 ``()``, ``(1,)`` or ``(Hk,)``, the scales of caches in 8-bit floats; by default 1.
 
     Returns:
@@ -97,15 +114,15 @@ def rope_and_cache(
         raise NotImplementedError("rope_and_cache: expected no transform of torch.func and no forward mode, got one")
     check_seq_format(seq_format)
     check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
-    tables = given_tables(cos, sin)
+    angles = given_angles(cos, sin, frequencies)
     positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
     slice_ = None if rotary_slice is None else features(rotary_slice)
     options = Options(layout, layout, seq_format, slice_, is_offset, False)
-    norm = _norm(q_weight, k_weight, eps, weight_offset)
+    norm = _norm(q_weight, k_weight, eps, weight_offset, norm_first)
     q_out = empty_heads(q) if q_out is None else q_out
-    tensors = Tensors(q, k, v, q_out, k_out, v_out, key_cache, value_cache, slot_mapping)
+    tensors = Tensors(q, k, v, q_out, k_out, v_out, key_cache, value_cache, slot_mapping, q_nope, q_nope_out)
     scales = Scales(q_scale, k_scale, v_scale)
-    run(PagedCacheCall(tensors, tables, positions, first_position, options, norm, scales))
+    run(PagedCacheCall(tensors, angles, positions, first_position, options, norm, scales))
     return q_out
 
 
@@ -116,13 +133,16 @@ def mla_rope_and_cache(
     kv_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     *,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
     layout: str = "split_half",
     positions: torch.Tensor | None = None,
     offsets: int | torch.Tensor = 0,
     q_out: torch.Tensor | None = None,
     k_out: torch.Tensor | None = None,
+    q_nope: torch.Tensor | None = None,
+    q_nope_out: torch.Tensor | None = None,
     q_scale: torch.Tensor | None = None,
     kv_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -138,8 +158,9 @@ def mla_rope_and_cache(
         kv_cache: ``[blocks, block_size, L + R]``; dtypes and strides as ``key_cache`` of `rope_and_cache`.
         slot_mapping: ``[N]``, as for `rope_and_cache`.
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
+        frequencies: int64 ``[R/2, 3]`` in place of cos and sin, as for `apply_rope`.
         layout, positions, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved pairs.
-        q_out, q_scale: as for `rope_and_cache`; ``q_pe`` itself for a result in place.
+        q_out, q_nope, q_nope_out, q_scale: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a result in place.
         k_out: as ``k_pe``: a tensor for the rotated key of all tokens, or ``k_pe`` itself. By default the rotated key
             is written to the cache only.
         kv_scale: float32 ``()`` or ``(1,)``, the scale of a cache in 8-bit floats; by default 1.
@@ -167,8 +188,9 @@ def mla_rope_and_cache(
         k_out = k if k_out is k_pe else k_out.unsqueeze(1) if k_out.ndim == 2 else k_out
     try:
         return rope_and_cache(
-            q_pe, k, kv_c.unsqueeze(1), key_cache, value_cache, slot_mapping, cos=cos, sin=sin, layout=layout,
-            positions=positions, offsets=offsets, q_out=q_out, k_out=k_out,
+            q_pe, k, kv_c.unsqueeze(1), key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies,
+            layout=layout, positions=positions, offsets=offsets, q_out=q_out, k_out=k_out, q_nope=q_nope,
+            q_nope_out=q_nope_out,
             q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
@@ -176,11 +198,12 @@ def mla_rope_and_cache(
         raise renamed(error, **words, key_cache="kv_cache", value_cache="kv_cache") from error
 
 
-def _norm(q_weight, k_weight, eps: float, weight_offset: float) -> Norm | None:
+def _norm(q_weight, k_weight, eps: float, weight_offset: float, norm_first: bool) -> Norm | None:
     eps, weight_offset = number("eps", eps, at_least=0), number("weight_offset", weight_offset)
+    norm_first = flag("norm_first", norm_first)
     if q_weight is None and k_weight is None:
         return None
     for name, weight, other in (("q_weight", q_weight, "k_weight"), ("k_weight", k_weight, "q_weight")):
         if weight is None:
             raise TypeError(f"{name}: expected a torch.Tensor beside {other}, got None")
-    return Norm(q_weight, k_weight, eps, weight_offset)
+    return Norm(q_weight, k_weight, eps, weight_offset, norm_first)

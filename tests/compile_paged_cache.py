@@ -22,10 +22,20 @@ INTEGERS = dict(zip(FLOAT8_DTYPES, ("e4m3", "e5m2"), strict=True))
 # q heads, k heads, head_dim, features that rotate, features of v
 SHAPES = [(32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), (16, 1, 256, 256, 256)]
 
+VARIANTS = {
+    "table-free": {"table_free": True}, "norm across heads": {"across": True},
+    "q apart": {"nope_dim": 512, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
+}  # fmt: skip
+
 
 def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16,
-           outputs=False):  # fmt: skip
-    """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64."""
+           outputs=False, across=False, table_free=False, nope_dim=0):  # fmt: skip
+    """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64.
+
+    Args:
+        norm, across: normalize each head, or all heads of a token.
+        nope_dim: the features of q that lie apart.
+    """
     q_heads, k_heads, head_dim, rotary_dim, value_dim = shape
 
     def empty(*sizes, dtype=torch.bfloat16):
@@ -37,8 +47,11 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     caches = [empty(64, 16, k_heads, dim, dtype=cache_dtype) for dim in (head_dim, value_dim)]
     slots, positions = empty(tokens, dtype=torch.int64), empty(1, tokens, dtype=torch.int64)
     k_out, v_out = (empty(*x.shape) if outputs else None for x in (k, v))
-    tensors = Tensors(q, k, v, empty(*q.shape, dtype=q_dtype), k_out, v_out, *caches, slots)
+    nope = [empty(1, tokens, q_heads, nope_dim, dtype=dtype) if nope_dim else None for dtype in (q.dtype, q_dtype)]
+    tensors = Tensors(q, k, v, empty(*q.shape, dtype=q_dtype), k_out, v_out, *caches, slots, *nope)
     cos = empty(tokens, rotary_dim // 2, dtype=torch.float32)
+    if table_free:
+        cos = empty(rotary_dim // 2, 3, dtype=torch.int64)
     scale = empty(1, dtype=torch.float32)
     scales = Scales(
         scale if q_dtype in FLOAT8_DTYPES else None,
@@ -46,8 +59,10 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
         scale if cache_dtype in FLOAT8_DTYPES else None,
     )
     weights = Norm(empty(head_dim), empty(head_dim), 1e-6, 0.0) if norm else None
+    if across:
+        weights = Norm(empty(q_heads * head_dim), empty(k_heads * head_dim), 1e-6, 0.0)
     interleaved = layout == "interleaved"
-    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
+    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=table_free)
 
     def conversion(dtype, device):
         return "none" if dtype not in FLOAT8_DTYPES else "instruction" if capability >= 89 else INTEGERS[dtype]
@@ -75,8 +90,13 @@ def main(capability: int) -> None:
         found = kernel(capability, SHAPES[0], layout, norm=True, cache_dtype=dtype)
         compile_kernel.check_accesses(name, found, 16)  # v is read and q is written 16 bytes at once
         assert re.search(r"st\.global\.(v2\.b32|v4\.b32|b64)", found.asm["ptx"]), name
+        assert not found.metadata.shared, f"{name}: threads exchange {found.metadata.shared} bytes"
     for layout, dtype in zip(LAYOUTS, FLOAT8_DTYPES, strict=True):
         kernel(capability, SHAPES[0], layout, tokens=1, cache_dtype=dtype, q_dtype=dtype, outputs=True)
+    for layout in LAYOUTS if capability == 90 else ():
+        for name, options in VARIANTS.items():
+            shape, width = (SHAPES[2], 8) if "nope_dim" in options else (SHAPES[0], 16)
+            compile_kernel.check_accesses(f"{layout} {name}", kernel(capability, shape, layout, **options), width)
 
 
 if __name__ == "__main__":

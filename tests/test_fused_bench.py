@@ -10,10 +10,11 @@ import torch
 
 import ropelab
 from ropelab.bench import agreement, latent_attention, packages, paged_cache, qk_norm, qk_norm_in_qkv, timing
-from ropelab.bench.cache_operations import EPS, PAGE, LatentCache, NormAndCache
+from ropelab.bench.cache_operations import EPS, PAGE, SCALE, LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
 from ropelab.bench.workloads import DENSE_CELLS, Workload
+from ropelab.interop.flashinfer import rope_quantize_fp8_append_paged_kv_cache
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
@@ -37,9 +38,10 @@ class FakeOperators:
 
     def fused_qknorm_rope_cache(
         self, q_out, k_out, v_out, qkv, q_weight, k_weight, cos, sin, positions, slots, k_cache, v_cache,
-        d, hq, hk, pairs, eps, bias,
+        d, hq, hk, pairs, eps, bias, kind="auto", k_scale=None, v_scale=None,
     ):  # fmt: skip
         assert 2 * pairs == d and bias == 0.0 and cos.dtype == qkv.dtype and k_cache.shape[1:] == (PAGE, hk, d)
+        assert kind == ("fp8" if k_cache.dtype == torch.uint8 else "auto")
         v_out.copy_(qkv[:, -hk * d :])
         packed = qkv.clone()
         self.fused_qk_norm_rope(
@@ -48,16 +50,22 @@ class FakeOperators:
         q_out.copy_(packed[:, : hq * d])
         k_out.copy_(packed[:, hq * d : (hq + hk) * d])
         for cache, x in ((k_cache, k_out), (v_cache, v_out)):
-            cache.flatten(0, 1)[slots] = x.view(-1, hk, d)
+            cache.flatten(0, 1)[slots] = in_cache(x.view(-1, hk, d), kind, k_scale)
 
     def concat_and_cache_mla_rope_fused(
         self, positions, q_pe, k_pe, kv_c, table, is_neox, slots, cache, dtype_name, scale
     ):
-        assert table.dtype == q_pe.dtype and dtype_name == "auto" and scale.dtype == torch.float32
+        assert table.dtype == q_pe.dtype and scale.dtype == torch.float32
         cos, sin = table.float()[positions].chunk(2, -1)
         q_pe.copy_(turned(q_pe, cos, sin, is_neox))
         k_pe.copy_(turned(k_pe[:, None], cos, sin, is_neox)[:, 0])
-        cache.flatten(0, 1)[slots] = torch.cat((kv_c, k_pe), dim=-1)
+        cache.flatten(0, 1)[slots] = in_cache(torch.cat((kv_c, k_pe), dim=-1), dtype_name, scale)
+
+
+def in_cache(x, kind, scale):
+    if kind == "auto":
+        return x
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def normed(x, weight, eps):
@@ -107,12 +115,13 @@ def fast(monkeypatch):
 
 def test_the_table_of_paged_caches(on_cpu):
     frame = paged_cache.paged_cache(smoke=True, device="cpu")
-    sizes = ("operation", "tokens", "q_heads", "k_heads", "head_dim", "dtype", "layout", "bytes")
+    sizes = ("operation", "tokens", "cache", "q_out", "q_heads", "k_heads", "head_dim", "dtype", "layout", "bytes")
     assert set(frame.columns) == {*sizes, *TIMES} and (frame.status == "ok").all()
     assert set(frame.operation) == {kind.name for kind in OPERATIONS} and set(frame.tokens) == {1}
     of_vllm = frame.contender == paged_cache.VLLM
     assert of_vllm.sum() == 2 and set(frame[of_vllm].version) == {"0"} and set(frame[~of_vllm].version) == {""}
-    assert set(fused.cache_times(frame).columns) == {paged_cache.OURS, paged_cache.VLLM, fused.COPY}
+    names = {paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, fused.COPY}
+    assert set(fused.cache_times(frame).columns) == names
 
 
 def test_without_vllm_the_table_says_so(on_cpu, monkeypatch):
@@ -144,9 +153,61 @@ def test_right_runs_pass(kind, tokens):
     case = kind(tokens)
     (call,) = paged_cache.calls(case, 1, "cpu")
     before = {name: x.clone() for name, x in call.items()}
-    for run in (case.ours("cpu"), case.vllm(FakeOperators(), "cpu")):
+    for run in (case.ours("cpu"), case.separate("cpu"), case.vllm(FakeOperators(), "cpu")):
         assert paged_cache.check(case, run, call) == "ok"
     assert all(torch.equal(x, before[name]) for name, x in call.items())
+
+
+VARIANTS = {
+    "interleaved": NormAndCache(DECODED, "interleaved"),
+    "28 heads": NormAndCache(DECODED, q_heads=28, k_heads=4),
+    "no norm": NormAndCache(DECODED, "interleaved", norm=False),
+    "8-bit cache": NormAndCache(DECODED, float8=True),
+    "8-bit cache and q": NormAndCache(DECODED, norm=False, float8=True, float8_q=True),
+    "latent halves": LatentCache(DECODED, "split_half"),
+    "8-bit latent cache": LatentCache(DECODED, float8=True),
+    "whole latent": WholeLatentCache(DECODED),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_pass_and_their_bytes_are_counted(variant):
+    case = VARIANTS[variant]
+    (call,) = paged_cache.calls(case, 1, "cpu")
+    runs = case.ours("cpu"), case.separate("cpu"), case.vllm(FakeOperators(), "cpu"), case.flashinfer(append, "cpu")
+    assert sum(run is not None for run in runs) >= 2 or "8-bit" in variant
+    for run in runs:
+        assert run is None or paged_cache.check(case, run, call) == "ok"
+    found = case.ours("cpu")({name: x.clone() for name, x in call.items()})
+    results = sum(found[name].numel() * found[name].itemsize for name in found if name in ("q", "other q"))
+    rows = sum(call[name][0, 0].numel() * call[name].itemsize for name in case.cached)
+    read = sum(x.numel() * x.itemsize for x in case.to_copy(call))
+    assert case.bytes == read + results + DECODED * rows
+
+
+def append(
+    q_rope, k_rope, q_nope, k_nope, v, table, pos_ids, paged_kv_cache, kv_indices, kv_indptr, batch_indices, positions,
+    is_neox, quant_scale_q, quant_scale_kv, page_size, q_rope_out, q_nope_out=None,
+):  # fmt: skip
+    """FlashInfer's function, by the adapter, with a table that has one row too many."""
+    assert quant_scale_q == quant_scale_kv == 1 / SCALE and len(table) == 8193
+    return rope_quantize_fp8_append_paged_kv_cache(
+        q_rope, k_rope, q_nope, k_nope, v, table, pos_ids, paged_kv_cache, kv_indices, kv_indptr, batch_indices,
+        positions, is_neox, None, quant_scale_q, quant_scale_kv, page_size, "NHD", q_rope_out, q_nope_out,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", ["8-bit cache", "8-bit cache and q", "whole latent"])
+def test_wrong_8_bit_floats_are_caught(variant):
+    case = VARIANTS[variant]
+    (call,) = paged_cache.calls(case, 1, "cpu")
+
+    def spoil(call, found):
+        rows = call[case.cached[-1]].flatten(0, 1)
+        rows[call["slots"][1]] = (rows[call["slots"][1]].float() * 1.25).to(rows.dtype)
+
+    told = paged_cache.check(case, spoiled(case.ours("cpu"), spoil), call)
+    assert told.startswith("wrong: a head of stored")
 
 
 def spoiled(run, spoil):
@@ -177,7 +238,7 @@ def test_wrong_runs_are_caught(kind, what):
         else:
             found[what] *= 1.25
 
-    told = paged_cache.check(case, spoiled(case.ours("cpu"), spoil), call)
+    told = paged_cache.check(case, spoiled(case.separate("cpu"), spoil), call)
     names = {"another slot": "other slots", "own slot": "stored", "one element": "q"}
     assert told.startswith("wrong: ") and names.get(what, what) in told
 
@@ -385,5 +446,5 @@ def test_flashinfers_operator_of_sglang_is_called_as_there(monkeypatch):
 
 def test_the_sizes_of_the_studies():
     assert [cell.workload.head_dim for cell in DENSE_CELLS[:2]] == [128, 128] and qk_norm.EPS == EPS
-    assert paged_cache.TOKENS == (1, 64, 4096) and 4096 % PAGE == 0
+    assert paged_cache.TOKENS == (1, 8, 64, 512, 4096, 8192) and 4096 % PAGE == 0
     assert latent_attention.Latent("thd").columns["sequences"] == 16

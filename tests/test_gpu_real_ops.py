@@ -86,6 +86,7 @@ def test_writes_to_a_paged_cache(kind, tokens):
     case = kind(tokens)
     (call,) = paged_cache.calls(case, 1, "cuda")
     assert paged_cache.check(case, case.ours("cuda"), call) == "ok"
+    assert paged_cache.check(case, case.separate("cuda"), call) == "ok"
     assert paged_cache.check(case, case.vllm(operators(vllm), "cuda"), call) == "ok"
 
 

@@ -220,8 +220,8 @@ def operator_arguments(call):
     o = call.options
     return (
         call.q, call.k, call.v, torch.empty(call.q.shape), None, torch.empty(call.v.shape), *call.caches,
-        call.slot_mapping, o["q_weight"], o["k_weight"], None, None, None, o["cos"], o["sin"], o["positions"], 0,
-        "split_half", "thd", None, False, 1e-6, 0.0,
+        call.slot_mapping, None, None, o["q_weight"], o["k_weight"], None, None, None, o["cos"], o["sin"],
+        o["positions"], 0, "split_half", "thd", None, False, 1e-6, 0.0, True,
     )  # fmt: skip
 
 

@@ -4,13 +4,19 @@ from collections.abc import Mapping
 
 import torch
 
+from ropelab.kernels.float8 import FLOAT8_DTYPES
 
-def disagreement(found: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor], roundings: float) -> str:
+
+def disagreement(
+    found: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor], roundings: float, *, scale: float = 1.0
+) -> str:
     """``"ok"``, or which tensor differs from the right one and by how much.
 
     A tensor of ``right`` in float64 was computed. Every head (the features of the last axis) may differ from the right
-    head by ``roundings`` unit roundoffs of the dtype of the found tensor, relative to the norm of the head. A tensor of
-    ``right`` in another dtype was moved, and must have the same bits.
+    head by ``roundings`` unit roundoffs of the dtype of the found tensor, relative to the norm of the head. A found
+    tensor in 8-bit floats holds quotients by ``scale``. It was in bfloat16 before, so that it may differ by one unit
+    roundoff of its own and by ``roundings`` of bfloat16. A tensor of ``right`` in another dtype was moved, and must
+    have the same bits.
     """
     for name, y in right.items():
         x = found[name]
@@ -20,8 +26,9 @@ def disagreement(found: Mapping[str, torch.Tensor], right: Mapping[str, torch.Te
             if x.dtype != y.dtype or not torch.equal(x, y):
                 return f"wrong: {name} has other bits"
             continue
-        error = (x.double() - y).norm(dim=-1) / y.norm(dim=-1)
-        limit = roundings * torch.finfo(x.dtype).eps / 2
+        unit, is_float8 = torch.finfo(x.dtype).eps / 2, x.dtype in FLOAT8_DTYPES
+        limit = unit + roundings * torch.finfo(torch.bfloat16).eps / 2 if is_float8 else roundings * unit
+        error = (x.double() * (scale if is_float8 else 1.0) - y).norm(dim=-1) / y.norm(dim=-1)
         if not bool((error <= limit).all()):  # a NaN is wrong
             return f"wrong: a head of {name} has relative error {error.nan_to_num(float('inf')).max().item():.3g}"
     return "ok"

@@ -12,14 +12,19 @@ import torch
 
 import ropelab
 from ropelab import reference
+from ropelab.bench.peers.flashinfer import cos_sin_cache
 from ropelab.bench.peers.torch_library import Operators
 from ropelab.bench.workloads import Workload
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 
 PAGE = 16
 """Tokens in a page, as by default in vLLM."""
 POSITIONS = 8192
 """Rows of the tables."""
 EPS = 1e-6
+SCALE = 2.0**-4
+"""The scale of all 8-bit floats: values up to 28 are finite. FlashInfer multiplies by the reciprocal; with a power of
+two the product is the quotient."""
 
 Tensors = dict[str, torch.Tensor]
 Run = Callable[[Tensors], Tensors]
@@ -32,14 +37,20 @@ class Operation(ABC):
     """A rotation with a write into a cache, for ``tokens`` tokens.
 
     Every call has int64 ``positions`` and ``slots`` ``[tokens]``, and caches ``[pages, PAGE, ...]``.
+
+    Attributes:
+        tokens: the number of tokens.
+        layout: as for `ropelab.apply_rope`.
+        float8: the caches are in float8_e4m3fn instead of the dtype of q.
+        float8_q: the results for q are in float8_e4m3fn, as FlashInfer writes them.
     """
 
     tokens: int
+    layout: str
+    float8: bool = False
+    float8_q: bool = False
 
     name: ClassVar[str]
-    layout: ClassVar[str]
-    heads: ClassVar[tuple[int, int]]
-    """Heads of q, and heads that the operation reads beside q. An entry of the cache counts as heads of k."""
     head_dim: ClassVar[int]
     roundings: ClassVar[float]
     """The error of a head that is allowed, in unit roundoffs: see `ropelab.bench.agreement`."""
@@ -47,14 +58,49 @@ class Operation(ABC):
     """The names of the caches."""
 
     @property
+    @abstractmethod
+    def heads(self) -> tuple[int, int]:
+        """Heads of q, and heads that the operation reads beside q. An entry of the cache counts as heads of k."""
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """The columns that identify the operation in a record."""
+        work = self.work.columns
+        dtypes = ["float8_e4m3fn" if narrow else work["dtype"] for narrow in (self.float8, self.float8_q)]
+        found = {"operation": self.name, "tokens": self.tokens, "cache": dtypes[0], "q_out": dtypes[1]}
+        found |= {name: work[name] for name in ("q_heads", "k_heads", "head_dim", "dtype", "layout")}
+        return found | {"bytes": self.bytes}
+
+    @property
+    def description(self) -> str:
+        """The operation in a few words."""
+        marks = ["8-bit cache"] * self.float8 + ["8-bit q"] * self.float8_q
+        return ", ".join([self.name, self.layout, f"{self.heads[0]} heads", f"{self.tokens} tokens", *marks])
+
+    @property
     def work(self) -> Workload:
-        """The tensors to read, as a workload: it knows the bytes, and how many sets of tensors exceed a cache."""
+        """The tensors to read, as a workload: it knows how many sets of tensors exceed a cache."""
         heads = (*self.heads, self.head_dim, self.head_dim)
         return Workload(self.name, 1, self.tokens, *heads, layout=self.layout)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that must move: q, k and v are read once, and each result is written once."""
+        read = self.work.bytes // 2
+        q = read * self.heads[0] // sum(self.heads)
+        return read + q // (2 if self.float8_q else 1) + (read - q) // (2 if self.float8 else 1)
 
     def tables(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """Cosines and sines ``[POSITIONS, R/2]``."""
         return list(ropelab.rotary_table(POSITIONS, self.head_dim, dtype=dtype, device=device))
+
+    def scale(self, device: torch.device | str) -> torch.Tensor:
+        """The scale of 8-bit floats, float32 ``[1]``."""
+        return torch.full((1,), SCALE, device=device)
+
+    def cache_of(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` in the dtype of the caches."""
+        return to_float8(x, FLOAT8_DTYPES[0]) if self.float8 else x
 
     @abstractmethod
     def caches(self, pages: int, draw: Callable[..., torch.Tensor]) -> Tensors:
@@ -66,7 +112,7 @@ class Operation(ABC):
 
     @abstractmethod
     def to_copy(self, call: Tensors) -> Sequence[torch.Tensor]:
-        """The tensors to read. A copy of them writes as many bytes as the operation must write."""
+        """The tensors to read. A copy of them writes as many bytes, unless a result is in 8-bit floats."""
 
     @abstractmethod
     def right(self, call: Tensors) -> Tensors:
@@ -78,64 +124,137 @@ class Operation(ABC):
 
     @abstractmethod
     def ours(self, device: torch.device | str) -> Run:
-        """The launches that ropelab needs: a rotation, and ``index_copy_`` for every tensor to store."""
+        """The one launch of ropelab."""
 
     @abstractmethod
-    def vllm(self, operators: Operators, device: torch.device | str) -> Run:
-        """The fused operator of vLLM, called as vLLM's Python function calls the operator."""
+    def separate(self, device: torch.device | str) -> Run | None:
+        """The launches of ropelab without the one launch; None for 8-bit floats.
+
+        The launches are a rotation, and ``index_copy_`` for every tensor to store.
+        """
+
+    @abstractmethod
+    def vllm(self, operators: Operators, device: torch.device | str) -> Run | None:
+        """The fused operator of vLLM, called as vLLM's Python function calls the operator; None if there is none."""
+
+    @abstractmethod
+    def flashinfer(self, append: Callable, device: torch.device | str) -> Run | None:
+        """``rope_quantize_fp8_append_paged_kv_cache`` of FlashInfer; None for what it does not compute."""
+
+
+def pages_of(slots: torch.Tensor) -> Tensors:
+    """The tensors by which FlashInfer finds the slots: every token is in a request of one page."""
+    return {
+        "kv_indices": (slots // PAGE).int(),
+        "kv_indptr": torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
+        "batch_indices": torch.arange(len(slots), dtype=torch.int32, device=slots.device),
+        "places": (slots % PAGE).int(),
+    }
+
+
+def _flashinfer_options(call: Tensors, layout: str) -> dict[str, object]:
+    """The arguments of FlashInfer's function that are the same for all heads."""
+    return {
+        "pos_ids": call["positions"], "kv_indices": call["kv_indices"], "kv_indptr": call["kv_indptr"],
+        "batch_indices": call["batch_indices"], "positions": call["places"], "page_size": PAGE,
+        "is_neox": layout == "split_half", "quant_scale_q": 1 / SCALE, "quant_scale_kv": 1 / SCALE,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class NormAndCache(Operation):
-    """QK norm and rotation of halves, and k and v into caches ``[pages, PAGE, Hk, D]``. The input is a packed qkv."""
+    """QK norm and rotation, and k and v into caches ``[pages, PAGE, Hk, D]``. The input is a packed qkv.
+
+    Attributes:
+        q_heads, k_heads: the heads of q, and of k and of v.
+        norm: normalize the heads before the rotation.
+    """
+
+    layout: str = "split_half"
+    q_heads: int = 32
+    k_heads: int = 8
+    norm: bool = True
 
     name = "QK norm, rotation, cache"
-    layout = "split_half"
-    heads = (32, 16)
     head_dim = 128
     roundings = 12
     """As in `ropelab.bench.qk_norm.status`."""
     cached = ("k cache", "v cache")
 
-    q_heads: ClassVar[int] = 32
-    k_heads: ClassVar[int] = 8
+    @property
+    def heads(self):
+        return self.q_heads, 2 * self.k_heads
+
+    @property
+    def columns(self):
+        return super().columns | {"operation": self.name if self.norm else "rotation, cache"}
 
     def caches(self, pages, draw):
-        return {name: draw(pages, PAGE, self.k_heads, self.head_dim) for name in self.cached}
+        return {name: self.cache_of(draw(pages, PAGE, self.k_heads, self.head_dim)) for name in self.cached}
 
     def inputs(self, draw):
         heads = self.q_heads + 2 * self.k_heads
-        weights = {name: draw(self.head_dim) for name in ("q weight", "k weight")}
-        return {"qkv": draw(self.tokens, heads * self.head_dim)} | weights
+        weights = {name: draw(self.head_dim) for name in ("q weight", "k weight")} if self.norm else {}
+        found = {"qkv": draw(self.tokens, heads * self.head_dim)} | weights
+        if self.float8_q:
+            found["q out"] = to_float8(draw(self.tokens, self.q_heads, self.head_dim), FLOAT8_DTYPES[0])
+        return found
 
     def to_copy(self, call):
         return (call["qkv"],)
 
-    def _parts(self, call: Tensors) -> tuple[torch.Tensor, ...]:
+    def parts(self, call: Tensors) -> tuple[torch.Tensor, ...]:
+        """q, k and v, views of the packed qkv."""
         return call["qkv"].unflatten(-1, (-1, self.head_dim)).split((self.q_heads, self.k_heads, self.k_heads), dim=1)
 
     def right(self, call):
         cos, sin = self.tables(call["slots"].device, torch.float64)
-        q, k, v = self._parts(call)
+        q, k, v = self.parts(call)
         found = {}
         for name, x in (("q", q), ("k", k)):
             x = x.double()
-            normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * call[f"{name} weight"].double()
+            if self.norm:
+                x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * call[f"{name} weight"].double()
             where = {"layout": self.layout, "seq_format": "thd", "positions": call["positions"]}
-            found[name] = reference.rotate(normed, cos, sin, **where)
-        return found | {"stored k": found["k"], "stored v": v}
+            found[name] = reference.rotate(x, cos, sin, **where)
+        return found | {"stored k": found["k"], "stored v": v.double() if self.float8 else v}
 
     def stored(self, cache, rows):
         return {f"stored {cache[0]}": rows}
 
+    def _weights(self, call: Tensors) -> dict[str, object]:
+        if not self.norm:
+            return {}
+        return {"q_weight": call["q weight"], "k_weight": call["k weight"], "eps": EPS}
+
     def ours(self, device):
         cos, sin = self.tables(device)
-        options = {"cos": cos, "sin": sin, "eps": EPS, "layout": self.layout, "seq_format": "thd"}
+        options: dict = {"cos": cos, "sin": sin, "layout": self.layout}
+        if self.float8:
+            options |= {"k_scale": self.scale(device), "v_scale": self.scale(device)}
+        if self.float8_q:
+            options |= {"q_scale": self.scale(device)}
 
         def run(call):
-            q, k, v = self._parts(call)
-            weights = call["q weight"], call["k weight"]
-            q, k = ropelab.apply_qk_norm_rope(q, k, *weights, positions=call["positions"], **options)
+            caches = (call[name] for name in self.cached)
+            q = ropelab.rope_and_cache(
+                *self.parts(call), *caches, call["slots"], positions=call["positions"], q_out=call.get("q out"),
+                **self._weights(call), **options,
+            )  # fmt: skip
+            return {"q": q}
+
+        return run
+
+    def separate(self, device):
+        if self.float8 or self.float8_q:
+            return None
+        cos, sin = self.tables(device)
+        options = {"cos": cos, "sin": sin, "layout": self.layout, "seq_format": "thd"}
+
+        def run(call):
+            q, k, v = self.parts(call)
+            rotate = ropelab.apply_qk_norm_rope if self.norm else ropelab.apply_rope
+            q, k = rotate(q, k, positions=call["positions"], **self._weights(call), **options)
             for name, x in zip(self.cached, (k, v), strict=True):
                 call[name].flatten(0, 1).index_copy_(0, call["slots"], x)
             return {"q": q, "k": k}
@@ -143,18 +262,37 @@ class NormAndCache(Operation):
         return run
 
     def vllm(self, operators, device):
+        if not self.norm or self.layout != "split_half" or self.float8_q:
+            return None
         cos, sin = (table.to(self.work.dtype) for table in self.tables(device))
         operator, (hq, hk, d) = operators.fused_qknorm_rope_cache, (self.q_heads, self.k_heads, self.head_dim)
+        quantized = ("fp8", self.scale(device), self.scale(device)) if self.float8 else ()
 
         def run(call):
             q, k, v = (call["qkv"].new_empty(self.tokens, heads * d) for heads in (hq, hk, hk))
             weights = call["q weight"], call["k weight"]
-            caches = (call[name] for name in self.cached)
+            caches = (as_bytes(call[name]) for name in self.cached)
             operator(
                 q, k, v, call["qkv"], *weights, cos, sin, call["positions"], call["slots"], *caches,
-                d, hq, hk, d // 2, EPS, 0.0,
+                d, hq, hk, d // 2, EPS, 0.0, *quantized,
             )  # fmt: skip
             return {"q": q.view(-1, hq, d), "k": k.view(-1, hk, d)}
+
+        return run
+
+    def flashinfer(self, append, device):
+        if self.norm or not (self.float8 and self.float8_q):
+            return None
+        table = cos_sin_cache(*self.tables(device))
+
+        def run(call):
+            q, k, v = self.parts(call)
+            caches = tuple(call[name] for name in self.cached)
+            q, _ = append(
+                q, k, None, None, v, table, paged_kv_cache=caches, q_rope_out=call["q out"],
+                **_flashinfer_options(call, self.layout),
+            )  # fmt: skip
+            return {"q": q}
 
         return run
 
@@ -172,8 +310,9 @@ class LatentCache(Operation):
     - ``cache``: ``[pages, PAGE, 576]``.
     """
 
+    layout: str = "interleaved"
+
     name = "MLA, rotation, cache"
-    layout = "interleaved"
     heads = (128, 9)
     head_dim = 64
     roundings = 6
@@ -185,7 +324,7 @@ class LatentCache(Operation):
     whole_head: ClassVar[int] = 192
 
     def caches(self, pages, draw):
-        return {"cache": draw(pages, PAGE, self.latent + self.head_dim)}
+        return {"cache": self.cache_of(draw(pages, PAGE, self.latent + self.head_dim))}
 
     def inputs(self, draw):
         entry = self.latent + self.head_dim
@@ -195,50 +334,165 @@ class LatentCache(Operation):
             "latent": draw(self.tokens, self.latent),
         }
 
-    def _parts(self, call: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    def parts(self, call: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """The features of q, and of the projection, that rotate."""
         return call["q"][..., -self.head_dim :], call["kv"][:, -self.head_dim :]
 
     def to_copy(self, call):
-        q, k = self._parts(call)
+        q, k = self.parts(call)
         return q, torch.cat((call["latent"], k), dim=-1)
 
     def right(self, call):
         cos, sin = self.tables(call["slots"].device, torch.float64)
         where = {"layout": self.layout, "seq_format": "thd", "positions": call["positions"]}
-        q, k = self._parts(call)
+        q, k = self.parts(call)
         q, k = (reference.rotate(x, cos, sin, **where) for x in (q, k[:, None]))
         kept = call["q"][..., : -self.head_dim]
         found = {"q": q, "k": k[:, 0], "features of q that do not rotate": kept}
-        return found | {"stored latent": call["latent"], "stored k": k[:, 0]}
+        latent = call["latent"].double() if self.float8 else call["latent"]
+        return found | {"stored latent": latent, "stored k": k[:, 0]}
 
     def stored(self, cache, rows):
         return {"stored latent": rows[:, : self.latent], "stored k": rows[:, self.latent :]}
 
     def ours(self, device):
         cos, sin = self.tables(device)
+        options: dict = {"cos": cos, "sin": sin, "layout": self.layout}
+        if self.float8:
+            options["kv_scale"] = self.scale(device)
+
+        def run(call):
+            q, k = self.parts(call)
+            where = {"positions": call["positions"], "q_out": q}
+            ropelab.mla_rope_and_cache(q, k, call["latent"], call["cache"], call["slots"], **where, **options)
+            return self._results(call, "q")
+
+        return run
+
+    def separate(self, device):
+        if self.float8:
+            return None
+        cos, sin = self.tables(device)
         options = {"cos": cos, "sin": sin, "layout": self.layout, "seq_format": "thd", "inplace": True}
 
         def run(call):
-            q, k = self._parts(call)
+            q, k = self.parts(call)
             ropelab.apply_rope(q, k[:, None], positions=call["positions"], **options)
             rows = call["cache"].flatten(0, 1)
             rows[:, : self.latent].index_copy_(0, call["slots"], call["latent"])
             rows[:, self.latent :].index_copy_(0, call["slots"], k)
-            return self._results(call)
+            return self._results(call, "q", "k")
 
         return run
 
     def vllm(self, operators, device):
         table = torch.cat(self.tables(device), dim=-1).to(self.work.dtype)
-        scale, operator = torch.ones(1, device=device), operators.concat_and_cache_mla_rope_fused
+        scale, operator = self.scale(device), operators.concat_and_cache_mla_rope_fused
+        kind, is_neox = "fp8" if self.float8 else "auto", self.layout == "split_half"
 
         def run(call):
-            q, k = self._parts(call)
-            operator(call["positions"], q, k, call["latent"], table, False, call["slots"], call["cache"], "auto", scale)
-            return self._results(call)
+            q, k = self.parts(call)
+            cache = as_bytes(call["cache"])
+            operator(call["positions"], q, k, call["latent"], table, is_neox, call["slots"], cache, kind, scale)
+            return self._results(call, "q", "k")
 
         return run
 
-    def _results(self, call: Tensors) -> Tensors:
-        q, k = self._parts(call)
-        return {"q": q, "k": k, "features of q that do not rotate": call["q"][..., : -self.head_dim]}
+    def flashinfer(self, append, device):
+        return None
+
+    def _results(self, call: Tensors, *rotated: str) -> Tensors:
+        q, k = self.parts(call)
+        found = {"q": q, "k": k, "features of q that do not rotate": call["q"][..., : -self.head_dim]}
+        return {name: x for name, x in found.items() if name not in ("q", "k") or name in rotated}
+
+
+@dataclass(frozen=True)
+class WholeLatentCache(Operation):
+    """All features of q of absorbed latent attention, and the latent vector and k, into 8-bit floats.
+
+    - ``q``: ``[tokens, 128, 192]``, whose last 64 features rotate.
+    - ``absorbed``: ``[tokens, 128, 512]``, the features of q that do not rotate.
+    - ``kv``, ``latent``: as in `LatentCache`.
+    - ``q out``: ``[tokens, 128, 576]``, the features of ``absorbed`` and the rotated features.
+    - ``latent cache`` and ``k cache``: ``[pages, PAGE, 512]`` and ``[pages, PAGE, 64]``.
+    """
+
+    layout: str = "interleaved"
+    float8: bool = True
+    float8_q: bool = True
+
+    name = "MLA, rotation, 8-bit q and cache"
+    heads = (9 * 128, 9)
+    head_dim = 64
+    roundings = 6
+    cached = ("latent cache", "k cache")
+
+    def caches(self, pages, draw):
+        return {"latent cache": self.cache_of(draw(pages, PAGE, 512)), "k cache": self.cache_of(draw(pages, PAGE, 64))}
+
+    def inputs(self, draw):
+        return {
+            "q": draw(self.tokens, 128, 192), "absorbed": draw(self.tokens, 128, 512), "kv": draw(self.tokens, 576),
+            "latent": draw(self.tokens, 512), "q out": to_float8(draw(self.tokens, 128, 576), FLOAT8_DTYPES[0]),
+        }  # fmt: skip
+
+    def to_copy(self, call):
+        q = torch.cat((call["absorbed"], call["q"][..., 128:]), dim=-1)
+        return q, torch.cat((call["latent"], call["kv"][:, 512:]), dim=-1)
+
+    def right(self, call):
+        cos, sin = self.tables(call["slots"].device, torch.float64)
+        where = {"layout": self.layout, "seq_format": "thd", "positions": call["positions"]}
+        q, k = (reference.rotate(x, cos, sin, **where) for x in (call["q"][..., 128:], call["kv"][:, None, 512:]))
+        return {
+            "q": q, "other q": call["absorbed"].double(), "stored latent": call["latent"].double(),
+            "stored k": k[:, 0],
+        }  # fmt: skip
+
+    def stored(self, cache, rows):
+        return {f"stored {cache.removesuffix(' cache')}": rows}
+
+    def _outs(self, call: Tensors) -> dict[str, torch.Tensor]:
+        return {"q": call["q out"][..., 512:], "other q": call["q out"][..., :512]}
+
+    def ours(self, device):
+        cos, sin = self.tables(device)
+        scale = self.scale(device)
+        options = {"cos": cos, "sin": sin, "layout": self.layout, "q_scale": scale, "k_scale": scale, "v_scale": scale}
+
+        def run(call):
+            outs = self._outs(call)
+            ropelab.rope_and_cache(
+                call["q"][..., 128:], call["kv"][:, None, 512:], call["latent"][:, None], call["k cache"][:, :, None],
+                call["latent cache"][:, :, None], call["slots"], positions=call["positions"], q_out=outs["q"],
+                q_nope=call["absorbed"], q_nope_out=outs["other q"], **options,
+            )  # fmt: skip
+            return outs
+
+        return run
+
+    def separate(self, device):
+        return None
+
+    def vllm(self, operators, device):
+        return None
+
+    def flashinfer(self, append, device):
+        table = cos_sin_cache(*self.tables(device))
+
+        def run(call):
+            outs = self._outs(call)
+            append(
+                call["q"][..., 128:], call["kv"][:, 512:], call["absorbed"], call["latent"], None, table,
+                paged_kv_cache=(call["latent cache"], call["k cache"]), q_rope_out=outs["q"],
+                q_nope_out=outs["other q"], **_flashinfer_options(call, self.layout),
+            )  # fmt: skip
+            return outs
+
+        return run
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """8-bit floats as uint8, as vLLM's operators take them."""
+    return x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x

@@ -1,33 +1,84 @@
-"""This file measures rotations that also write into a paged cache: fused, and as the launches that ropelab needs."""
+"""This file measures rotations that also write into a paged cache: in one launch, and as separate launches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import pandas as pd
 import torch
 
 from ropelab.bench import copies, packages, timing
 from ropelab.bench.agreement import disagreement
-from ropelab.bench.cache_operations import PAGE, POSITIONS, LatentCache, NormAndCache, Operation, Run, Tensors
+from ropelab.bench.cache_operations import (
+    PAGE,
+    POSITIONS,
+    SCALE,
+    LatentCache,
+    NormAndCache,
+    Operation,
+    Run,
+    Tensors,
+    WholeLatentCache,
+    as_bytes,
+    pages_of,
+)
 from ropelab.bench.compare import progress, tidy
-from ropelab.bench.peers import vllm
+from ropelab.bench.peers import flashinfer, vllm
+from ropelab.layout.pairing import LAYOUTS
 
-OURS, VLLM = "ropelab, separate launches", "vLLM"
-TOKENS = (1, 64, 4096)
+OURS, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate launches", "vLLM", "FlashInfer"
+FLASHINFER_VERSION = "0.7.2.post1"
+TOKENS = (1, 8, 64, 512, 4096, 8192)
+GROUPED_HEADS = ((32, 8), (8, 8), (28, 4), (64, 8))
+"""Heads of q and of k with 4, 1, 7 and 8 heads of q for each head of k."""
 MOST_DECODED = 64
 """Up to this number, every token belongs to another sequence. More tokens are one prompt."""
 
 
 def paged_cache(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time both operations for 1, 64 and 4,096 tokens.
+    """Time the operations of `headline_cases`.
 
-    Columns: operation, tokens, q_heads, k_heads (an entry of the cache in heads), head_dim, dtype, layout, bytes;
-        contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the library of a
-        package. The copy reads the tensors that the operation must read, and writes as many bytes.
+    Columns: operation, tokens, cache, q_out (the dtypes of the caches and of the results for q), q_heads, k_heads
+        (an entry of the cache in heads), head_dim, dtype, layout, bytes (that must move); contender, status, median_us,
+        q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the library of a package. The copy reads the
+        tensors that the operation must read, and writes as many bytes. Where the operation writes fewer bytes, the time
+        of the copy is multiplied by the share of the bytes that must move.
     """
-    cases = [kind(tokens) for kind in (NormAndCache, LatentCache) for tokens in (TOKENS[:1] if smoke else TOKENS)]
-    described = progress(cases, lambda case: f"{case.name}, {case.tokens} tokens")
-    return pd.concat([_compare(case, device, rounds=3 if smoke else 15) for case in described], ignore_index=True)
+    cases = [NormAndCache(1), LatentCache(1)] if smoke else headline_cases()
+    return _table(cases, device, rounds=3 if smoke else 9)
+
+
+def one_pass_cells(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time all operations in both layouts, for all numbers of heads and tokens. Columns: as `paged_cache`."""
+    return _table(all_cases()[:1] if smoke else all_cases(), device, rounds=3 if smoke else 9)
+
+
+def headline_cases() -> list[Operation]:
+    """Both operations for all numbers of tokens, and their variants for 4,096 tokens."""
+    cases: list[Operation] = [kind(tokens) for kind in (NormAndCache, LatentCache) for tokens in TOKENS]
+    cases += [NormAndCache(4096, q_heads=hq, k_heads=hk) for hq, hk in GROUPED_HEADS[1:]]
+    cases += [NormAndCache(tokens, "interleaved") for tokens in (1, 4096)]
+    cases += [NormAndCache(4096, layout, norm=False) for layout in LAYOUTS]
+    cases += [NormAndCache(4096, layout, float8=True) for layout in LAYOUTS]
+    cases += [LatentCache(4096, "split_half"), LatentCache(4096, float8=True)]
+    return [*cases, NormAndCache(4096, norm=False, float8=True, float8_q=True), WholeLatentCache(4096)]
+
+
+def all_cases() -> list[Operation]:
+    """Every operation in both layouts: with and without the norm, with caches of 16 and of 8 bits."""
+    cases: list[Operation] = []
+    for layout, tokens in product(LAYOUTS, TOKENS):
+        cases += [NormAndCache(tokens, layout, q_heads=hq, k_heads=hk) for hq, hk in GROUPED_HEADS]
+        cases += [NormAndCache(tokens, layout, norm=False), NormAndCache(tokens, layout, float8=True)]
+        cases += [NormAndCache(tokens, layout, norm=False, float8=True, float8_q=True)]
+        cases += [LatentCache(tokens, layout), LatentCache(tokens, layout, float8=True)]
+        cases += [WholeLatentCache(tokens, layout)]
+    return cases
+
+
+def _table(cases: Sequence[Operation], device: torch.device | str, rounds: int) -> pd.DataFrame:
+    described = progress(cases, lambda case: case.description)
+    return pd.concat([_compare(case, device, rounds) for case in described], ignore_index=True)
 
 
 def _compare(case: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
@@ -35,15 +86,21 @@ def _compare(case: Operation, device: torch.device | str, rounds: int) -> pd.Dat
     runs, status, facts = contenders(case, device)
     status |= {name: check(case, run, sets[0]) for name, run in runs.items()}
     timed = {name: partial(_ready, run, sets) for name, run in runs.items() if status[name] == "ok"}
+    copied = [case.to_copy(call) for call in sets]
     with torch.no_grad():
-        frame = timing.gpu_times(timed | copies.contenders([case.to_copy(call) for call in sets]), rounds=rounds)
-    work = case.work.columns
-    identity = {"operation": case.name, "tokens": case.tokens} | {
-        name: work[name] for name in ("q_heads", "k_heads", "head_dim", "dtype", "layout", "bytes")
-    }
-    frame = tidy(copies.with_fraction(frame), identity, {name: why for name, why in status.items() if why != "ok"})
+        frame = timing.gpu_times(timed | copies.contenders(copied), rounds=rounds)
+    frame = fraction_of_bytes(frame, case, copied[0])
+    frame = tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})
     torch.cuda.empty_cache()  # the graphs have memory of their own
     return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
+
+
+def fraction_of_bytes(frame: pd.DataFrame, case: Operation, copied: Sequence[torch.Tensor]) -> pd.DataFrame:
+    """``frame`` with ``fraction_of_copy``, where the copies copied the tensors ``copied``: see `paged_cache`."""
+    frame = copies.with_fraction(frame)
+    share = case.bytes / (2 * sum(x.numel() * x.itemsize for x in copied))
+    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    return frame.assign(fraction_of_copy=frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share))
 
 
 def _ready(run: Run, sets: Sequence[Tensors]) -> list[Callable[[], object]]:
@@ -53,14 +110,29 @@ def _ready(run: Run, sets: Sequence[Tensors]) -> list[Callable[[], object]]:
 def contenders(
     case: Operation, device: torch.device | str
 ) -> tuple[dict[str, Run], dict[str, str], dict[str, dict[str, str]]]:
-    """The runs by name; the status of each contender that cannot run; and the facts of packages, column by column."""
-    runs = {OURS: case.ours(device)}
+    """The runs by name; the status of each contender that cannot run; and the facts of packages, column by column.
+
+    A contender that does not compute the operation is left out.
+    """
+    runs, status = {OURS: case.ours(device)}, {}
+    facts: dict[str, dict[str, str]] = {"version": {}, "sha256": {}}
+    if separate := case.separate(device):
+        runs[SEPARATE] = separate
     try:
         operators = vllm.operators()
-        runs[VLLM] = case.vllm(operators, device)
+        if run := case.vllm(operators, device):
+            runs[VLLM] = run
+            facts["version"][VLLM], facts["sha256"][VLLM] = operators.version, operators.sha256
     except packages.NotInstalled as error:
-        return runs, {VLLM: f"not run: {error}"}, {"version": {}, "sha256": {}}
-    return runs, {}, {"version": {VLLM: operators.version}, "sha256": {VLLM: operators.sha256}}
+        status[VLLM] = f"not run: {error}"
+    if case.float8_q:
+        try:
+            append = flashinfer.append(FLASHINFER_VERSION)
+            if run := case.flashinfer(append, device):
+                runs[FLASHINFER], facts["version"][FLASHINFER] = run, FLASHINFER_VERSION
+        except packages.NotInstalled as error:
+            status[FLASHINFER] = f"not run: {error}"
+    return runs, status, facts
 
 
 def calls(case: Operation, count: int, device: torch.device | str, seed: int = 0) -> list[Tensors]:
@@ -81,7 +153,8 @@ def calls(case: Operation, count: int, device: torch.device | str, seed: int = 0
         else:
             positions = torch.arange(case.tokens, device=device)
             slots = (mine[:, None] * PAGE + torch.arange(PAGE, device=device)).flatten()
-        sets.append({"positions": positions, "slots": slots} | caches | case.inputs(draw))
+        found = {"positions": positions, "slots": slots} | caches | case.inputs(draw)
+        sets.append(found | (pages_of(slots) if case.float8_q else {}))
     return sets
 
 
@@ -98,8 +171,10 @@ def check(case: Operation, run: Run, call: Tensors) -> str:
     except Exception as error:  # the status records the error
         return timing.failure(error)
     for name in case.cached:
-        after, before = fresh[name].flatten(0, 1), call[name].flatten(0, 1)
-        found |= case.stored(name, after[slots])
+        after, before = (as_bytes(x[name]).flatten(0, 1) for x in (fresh, call))
+        found |= case.stored(name, after[slots].view(call[name].dtype))
         others = torch.ones(len(after), dtype=torch.bool, device=slots.device).index_fill_(0, slots, False)
         found[f"{name}, other slots"], right[f"{name}, other slots"] = after[others], before[others]
-    return disagreement(found, right, case.roundings)
+    # A run may write the rotated k to the cache only.
+    right = {name: y for name, y in right.items() if name in found or name != "k"}
+    return disagreement(found, right, case.roundings, scale=SCALE)

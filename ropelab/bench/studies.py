@@ -1,5 +1,6 @@
 """This file lists the measurements that need only kernels and a GPU. Each function returns a table to record."""
 
+from ropelab.bench.cache_tile_sweep import one_pass_tiles
 from ropelab.bench.conformance import conformance
 from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats
@@ -7,7 +8,7 @@ from ropelab.bench.host import host
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.model_heads import model_heads
 from ropelab.bench.packed import packed
-from ropelab.bench.paged_cache import paged_cache
+from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.study import Study
@@ -24,8 +25,9 @@ STUDIES: dict[str, Study] = {
     "packed": Study(packed, gpu_gib=16),
     "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
     "qk_norm": Study(qk_norm, gpu_gib=8),
-    # With 4,096 tokens a set of q, kv and the latent vectors takes 0.2 GiB, and the check copies two sets.
-    "paged_cache": Study(paged_cache, gpu_gib=4),
+    # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB, and its check in float64 10 GiB.
+    "paged_cache": Study(paged_cache, gpu_gib=14),
+    "one_pass_cells": Study(one_pass_cells, gpu_gib=27, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=36),
     "table_free": Study(table_free, gpu_gib=18),
@@ -35,6 +37,7 @@ STUDIES: dict[str, Study] = {
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
+    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=4, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, wide=True),
     "tile_regret": Study(tile_regret, gpu_gib=8, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch.autograd.graph import increment_version
 
-from ropelab.call.angles import Tables
+from ropelab.call.angles import angles_of
 from ropelab.call.checks import check_places
 from ropelab.call.launch_cache import LaunchCache, call_key
 from ropelab.call.memory import bytes_between, is_same_view
@@ -36,7 +36,7 @@ def run(call: PagedCacheCall) -> None:
     written = t._replace(**{name: torch.empty_like(out) for name, out in in_place.items()})
     options = call.options
     rope_and_cache(
-        *written, *call.weights, *call.scales, *call.tables.tensors, call.positions, call.first_position,
+        *written, *call.weights, *call.scales, *call.angles.tensors, call.positions, call.first_position,
         options.layout, options.seq_format, options.rotary_slice, options.offsets, *call.numbers,
     )  # fmt: skip
     for name, out in in_place.items():
@@ -46,7 +46,8 @@ def run(call: PagedCacheCall) -> None:
 def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """The outputs that the caller asked for: name, output and input."""
     pairs = ("q_out", t.q_out, t.q), ("k_out", t.k_out, t.k), ("v_out", t.v_out, t.v)
-    return [(name, out, x) for name, out, x in pairs if out is not None]
+    pairs = *pairs, ("q_nope_out", t.q_nope_out, t.q_nope)
+    return [(name, out, x) for name, out, x in pairs if out is not None and x is not None]
 
 
 prepared_calls: LaunchCache[Callable[[PagedCacheCall], None]] = LaunchCache()
@@ -58,13 +59,13 @@ def _executed(call: PagedCacheCall) -> None:
     prepared = prepared_calls.get(key)
     if prepared is None:
         check_call(call)
-    check_places(t.q, call.tables, call.positions, call.first_position, call.options)
+    check_places(t.q, call.angles, call.positions, call.first_position, call.options)
     check_slots(t)
     check_written(t)
     if prepared is None:
         prepared = _prepare(call)
         prepared_calls.put(key, prepared)
-    written = [x for x in (t.q_out, t.k_out, t.v_out, t.k_cache, t.v_cache) if x is not None]
+    written = [x for x in (t.q_out, t.k_out, t.v_out, t.k_cache, t.v_cache, t.q_nope_out) if x is not None]
     increment_version(written)  # autograd does not see a kernel write
     prepared(call)
 
@@ -72,7 +73,7 @@ def _executed(call: PagedCacheCall) -> None:
 def _key(call: PagedCacheCall) -> Hashable | None:
     """The key of a call, with the distances of the tensors whose memory must be disjoint; None as for `call_key`."""
     t = call.tensors
-    key = call_key((*t, *call.weights, *call.scales, call.positions), call.tables, call.options, *call.numbers)
+    key = call_key((*t, *call.weights, *call.scales, call.positions), call.angles, call.options, *call.numbers)
     try:
         return None if key is None else (key, *[bytes_between(x, y) for _, x, _, y in overlapping_pairs(t)])
     except AttributeError:  # a tensor is missing
@@ -81,24 +82,24 @@ def _key(call: PagedCacheCall) -> Hashable | None:
 
 def _prepare(call: PagedCacheCall) -> Callable[[PagedCacheCall], None]:
     """Choose how calls with these properties run. The function keeps no tensor of this call alive."""
-    module, rotation = backend("paged_cache", call.tensors.q), call.options.rotation(call.tables)
+    module, rotation = backend("paged_cache", call.tensors.q), call.options.rotation(call.angles)
     tensors, positions = _views(call)
-    inputs = tensors.q, tensors.k, tensors.v, call.tables.cos, call.tables.sin
-    is_ready = all(x.stride(-1) == 1 for x in inputs) and uses_triton(tensors.q)
+    inputs = tensors.q, tensors.k, tensors.v, tensors.q_nope, *call.weights, *call.angles.for_kernels
+    is_ready = all(x is None or x.stride(-1) == 1 for x in inputs) and uses_triton(tensors.q)
     if is_ready and len(tensors.q) <= module.MAX_BATCH:
-        cos, sin = call.tables.for_kernels
+        cos, sin = call.angles.for_kernels
         launch = module.plan(tensors, cos, sin, positions, rotation, call.norm, call.scales)
 
         def run_launch(call: PagedCacheCall) -> None:
             # A launch takes addresses only, so the order of the axes does not matter.
-            launch(call.tensors, *call.tables.for_kernels, call.positions, call.first_position, call.norm, call.scales)
+            launch(call.tensors, *call.angles.for_kernels, call.positions, call.first_position, call.norm, call.scales)
 
         return run_launch
 
     def run_backend(call: PagedCacheCall) -> None:
         tensors, positions = _views(call)
         where = {"positions": positions, "first_position": call.first_position}
-        module.write(tensors, *call.tables.for_kernels, rotation, call.norm, call.scales, **where)
+        module.write(tensors, *call.angles.for_kernels, rotation, call.norm, call.scales, **where)
 
     return run_backend
 
@@ -106,7 +107,7 @@ def _prepare(call: PagedCacheCall) -> Callable[[PagedCacheCall], None]:
 def _views(call: PagedCacheCall) -> tuple[Tensors, torch.Tensor | None]:
     """The tensors as ``[B, S, H, D]`` and the positions as ``[B, S]``, as the backends take them."""
     t, seq_format = call.tensors, call.options.seq_format
-    per_token = ("q", "k", "v", "q_out", "k_out", "v_out")
+    per_token = ("q", "k", "v", "q_out", "k_out", "v_out", "q_nope", "q_nope_out")
     views = {name: to_bshd(x, seq_format) for name in per_token if (x := getattr(t, name)) is not None}
     positions = call.positions
     if positions is not None and not call.options.offsets:
@@ -115,7 +116,7 @@ def _views(call: PagedCacheCall) -> tuple[Tensors, torch.Tensor | None]:
 
 
 @torch.library.custom_op(
-    "ropelab::rope_and_cache", mutates_args=("q_out", "k_out", "v_out", "key_cache", "value_cache")
+    "ropelab::rope_and_cache", mutates_args=("q_out", "k_out", "v_out", "key_cache", "value_cache", "q_nope_out")
 )
 def rope_and_cache(
     q: torch.Tensor,
@@ -127,13 +128,15 @@ def rope_and_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    q_nope: torch.Tensor | None,
+    q_nope_out: torch.Tensor | None,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
     q_scale: torch.Tensor | None,
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
     cos: torch.Tensor,
-    sin: torch.Tensor,
+    sin: torch.Tensor | None,
     positions: torch.Tensor | None,
     first_position: int,
     layout: str,
@@ -142,19 +145,16 @@ def rope_and_cache(
     offsets: bool,
     eps: float,
     weight_offset: float,
+    norm_first: bool,
 ) -> None:
     """Rotate and write into caches: the operator ``ropelab::rope_and_cache``, which returns nothing."""
     slice_ = None if rotary_slice is None else (rotary_slice[0], rotary_slice[1])
     norm = None
     if q_weight is not None and k_weight is not None:
-        norm = Norm(q_weight, k_weight, eps, weight_offset)
-    tensors = Tensors(q, k, v, q_out, k_out, v_out, key_cache, value_cache, slot_mapping)
-    options = Options(layout, layout, seq_format, slice_, offsets, False)
-    _executed(
-        PagedCacheCall(
-            tensors, Tables(cos, sin), positions, first_position, options, norm, Scales(q_scale, k_scale, v_scale)
-        )
-    )
+        norm = Norm(q_weight, k_weight, eps, weight_offset, norm_first)
+    tensors = Tensors(q, k, v, q_out, k_out, v_out, key_cache, value_cache, slot_mapping, q_nope, q_nope_out)
+    options, scales = Options(layout, layout, seq_format, slice_, offsets, False), Scales(q_scale, k_scale, v_scale)
+    _executed(PagedCacheCall(tensors, angles_of(cos, sin), positions, first_position, options, norm, scales))
 
 
 @rope_and_cache.register_fake

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from ropelab.call.angles import Tables
+from ropelab.call.angles import Angles
 from ropelab.call.options import Options
 from ropelab.kernels.paged_cache import Norm, Scales, Tensors
 
@@ -13,7 +13,7 @@ class PagedCacheCall(NamedTuple):
     """The arguments of `ropelab.rope_and_cache`, with the weights and scales as the kernels take them."""
 
     tensors: Tensors
-    tables: Tables
+    angles: Angles
     positions: torch.Tensor | None
     first_position: int
     options: Options
@@ -26,6 +26,6 @@ class PagedCacheCall(NamedTuple):
         return (None, None) if self.norm is None else self.norm[:2]
 
     @property
-    def numbers(self) -> tuple[float, float]:
-        """eps and the offset of the weights."""
-        return (0.0, 0.0) if self.norm is None else self.norm[2:]
+    def numbers(self) -> tuple[float, float, bool]:
+        """eps, the offset of the weights, and whether the norm comes before the rotation."""
+        return (0.0, 0.0, True) if self.norm is None else self.norm[2:]

@@ -26,14 +26,19 @@ def check_call(call: PagedCacheCall) -> None:
     """Raise TypeError or ValueError for arguments that the kernels cannot serve, judged by all but their contents."""
     t = call.tensors
     tensor("k", t.k)
-    check_rope_arguments(t.q, t.k, call.tables, call.positions, call.options)
+    check_rope_arguments(t.q, t.k, call.angles, call.positions, call.options)
     _check_value(t, call.options.seq_format)
     q_weight, k_weight = call.weights
     if call.norm is not None:
-        check_weights(q_weight, k_weight, t.q)
-    for name, out, x in (("q_out", t.q_out, t.q), ("k_out", t.k_out, t.k), ("v_out", t.v_out, t.v)):
+        _check_weights(q_weight, k_weight, t, call.options.seq_format)
+    _check_nope(t, call)
+    for name, out, x in _outputs(t):
         if out is not None:
-            _check_output(name, out, x, t.q, FLOAT8_DTYPES if name == "q_out" else ())
+            _check_output(name, out, x, t.q, FLOAT8_DTYPES if name in ("q_out", "q_nope_out") else ())
+    if t.q_nope_out is not None and t.q_nope_out.dtype != t.q_out.dtype:
+        raise TypeError(
+            f"q_nope_out: expected q_out's dtype {dtype_name(t.q_out.dtype)}, got {dtype_name(t.q_nope_out.dtype)}"
+        )
     _check_caches(t, call.options.seq_format)
     _check_slot_mapping(t, call.options.seq_format)
     heads = t.q.shape[-2], t.k.shape[-2]
@@ -52,8 +57,8 @@ def check_no_grad(call: PagedCacheCall) -> None:
         return
     weights = dict(zip(("q_weight", "k_weight"), call.weights, strict=True))
     scales = {f"{name}_scale": x for name, x in call.scales._asdict().items()}
-    tables = {"cos": call.tables.cos, "sin": call.tables.sin}
-    for name, x in (call.tensors._asdict() | weights | scales | tables).items():
+    angles = dict(zip(("cos", "sin"), call.angles.tensors, strict=True))
+    for name, x in (call.tensors._asdict() | weights | scales | angles).items():
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
                 f"{NAMES.get(name, name)}: expected a tensor without grad, or torch.no_grad() (the call has no "
@@ -65,7 +70,7 @@ def check_written(t: Tensors) -> None:
     """Raise ValueError for an inference tensor that is written outside of inference mode; PyTorch allows no write."""
     if torch.is_inference_mode_enabled():
         return
-    for name in ("q_out", "k_out", "v_out", "k_cache", "v_cache"):
+    for name in _WRITTEN:
         x = getattr(t, name)
         if x is not None and x.is_inference():
             raise ValueError(
@@ -90,12 +95,21 @@ def check_slots(t: Tensors) -> None:
 def overlapping_pairs(t: Tensors) -> Iterator[tuple[str, torch.Tensor, str, torch.Tensor]]:
     """The pairs of tensors that must not share an element, because one is written and the other is read or written."""
     yield "value_cache", t.v_cache, "key_cache", t.k_cache
-    outputs = [(name, x) for name in ("q_out", "k_out", "v_out") if (x := getattr(t, name)) is not None]
+    outputs = [(name, out) for name, out, _ in _outputs(t) if out is not None]
     for i, (name, out) in enumerate(outputs):
-        for other in ("q", "k", "v", "k_cache", "v_cache"):
-            yield name, out, NAMES.get(other, other), getattr(t, other)
+        for other in ("q", "k", "v", "q_nope", "k_cache", "v_cache"):
+            if (x := getattr(t, other)) is not None:
+                yield name, out, NAMES.get(other, other), x
         for other, x in outputs[:i]:
             yield name, out, other, x
+
+
+_WRITTEN = ("q_out", "k_out", "v_out", "q_nope_out", "k_cache", "v_cache")
+
+
+def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor | None, torch.Tensor | None]]:
+    """The outputs but the caches: name, output and input."""
+    return [(f"{name}_out", getattr(t, f"{name}_out"), getattr(t, name)) for name in ("q", "k", "v", "q_nope")]
 
 
 def _check_value(t: Tensors, seq_format: str) -> None:
@@ -110,6 +124,35 @@ def _check_value(t: Tensors, seq_format: str) -> None:
             raise ValueError(f"v: expected k's {what} {k[axis]}, got {v[axis]}")
     if not v[3]:
         raise ValueError("v: expected at least one feature of a head, got none")
+
+
+def _check_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, t: Tensors, seq_format: str) -> None:
+    head_dim = t.q.shape[-1]
+    expected = [to_bshd(x, seq_format).shape[2] * head_dim for x in (t.q, t.k)]
+    weights = {"q_weight": q_weight, "k_weight": k_weight}
+    if [tensor(name, weight).numel() for name, weight in weights.items()] != expected:
+        return check_weights(q_weight, k_weight, t.q)
+    for (name, weight), features in zip(weights.items(), expected, strict=True):
+        check_tensor(name, weight, (1,), f"({head_dim},) or ({features},)")
+        check_device(name, weight, t.q)
+    if k_weight.dtype != q_weight.dtype:
+        raise TypeError(
+            f"k_weight: expected q_weight's dtype {dtype_name(q_weight.dtype)}, got {dtype_name(k_weight.dtype)}"
+        )
+
+
+def _check_nope(t: Tensors, call: PagedCacheCall) -> None:
+    for name, x, other in (("q_nope", t.q_nope, "q_nope_out"), ("q_nope_out", t.q_nope_out, "q_nope")):
+        if x is None and getattr(t, other) is not None:
+            raise TypeError(f"{name}: expected a torch.Tensor beside {other}, got None")
+    if t.q_nope is None:
+        return
+    if call.norm is not None:
+        raise ValueError("q_nope: expected None beside q_weight (a norm takes whole heads), got a tensor")
+    check_tensor("q_nope", t.q_nope, (t.q.ndim,), "q's shape but for the features", (t.q.dtype,))
+    if t.q_nope.shape[:-1] != t.q.shape[:-1] or not t.q_nope.shape[-1]:
+        raise ValueError(f"q_nope: expected shape {(*t.q.shape[:-1], 'N')}, got {tuple(t.q_nope.shape)}")
+    check_device("q_nope", t.q_nope, t.q)
 
 
 def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor, more_dtypes) -> None:
@@ -165,14 +208,14 @@ def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: 
 
 
 def _check_memory(t: Tensors) -> None:
-    for name in ("q_out", "k_out", "v_out", "k_cache", "v_cache"):
+    for name in _WRITTEN:
         x = getattr(t, name)
         if x is not None and overlaps_itself(x):
             raise ValueError(
                 f"{NAMES.get(name, name)}: expected elements at distinct addresses, "
                 f"got strides {tuple(x.stride())} for shape {tuple(x.shape)}"
             )
-    in_place = {"q_out": "q", "k_out": "k", "v_out": "v"}
+    in_place = {"q_out": "q", "k_out": "k", "v_out": "v", "q_nope_out": "q_nope"}
     for name, x, other, y in overlapping_pairs(t):
         if in_place.get(name) == other and is_same_view(x, y):
             continue

@@ -11,6 +11,6 @@ files in this order:
 5. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.
 6. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer, and the function of SGLang's diffusion models.
 7. `fairseq2` holds the rotary encoders of fairseq2.
-8. `vllm` holds vLLM's operators that rotate and write into a paged cache.
+8. `vllm` and `flashinfer` hold the functions of vLLM and FlashInfer that rotate and write into a paged cache.
 9. `megatron` holds Megatron-LM's functions, also for multi-head latent attention, with a patch.
 """

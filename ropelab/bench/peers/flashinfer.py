@@ -3,6 +3,7 @@
 import importlib
 import os
 import sysconfig
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from unittest import mock
@@ -47,6 +48,17 @@ def compile_kernel(version: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
     return rope
+
+
+def append(version: str) -> Callable:
+    """``rope_quantize_fp8_append_paged_kv_cache`` of a version from 0.6 on; raises as `module`."""
+    function = module(version).rope_quantize_fp8_append_paged_kv_cache
+
+    def call(*arguments, **options):
+        with packages.imported(PACKAGE, version, *_IMPORTS):  # the function imports at every call
+            return function(*arguments, **options)
+
+    return call
 
 
 def imports(version: str) -> dict[str, ModuleType]:

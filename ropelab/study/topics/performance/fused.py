@@ -10,13 +10,15 @@ from ropelab.study.engine.words import value_range
 CACHES, LATENT = "paged_cache", "latent_attention"
 """The names of the records."""
 COPY = "best copy"
-_CACHE_CELL = ["operation", "tokens"]
+_CACHE_CELL = ["operation", "q_heads", "layout", "cache", "tokens"]
+_FIRST_CASES = {"QK norm, rotation, cache": (32, "split_half"), "MLA, rotation, cache": (128, "interleaved")}
+"""The operations with operators of vLLM -> the heads of q, and the layout, with times for all numbers of tokens."""
 _LATENT_CELL = ["part", "seq_format", "heads", "tokens", "direction"]
 
 
 def cache_times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Microseconds of the record ``paged_cache``: a row for each operation and number of tokens."""
-    return _times(frame, _CACHE_CELL)
+    """Microseconds of the record ``paged_cache``: a row for each operation, heads, layout, cache and tokens."""
+    return _times(frame, [name for name in _CACHE_CELL if name in frame])
 
 
 def latent_times(frame: pd.DataFrame) -> pd.DataFrame:
@@ -25,11 +27,14 @@ def latent_times(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def cache_sentences(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each operation; none if vLLM's operator has no time."""
-    table = _both(cache_times(frame), paged_cache.OURS, paged_cache.VLLM)
+    """One sentence for each operation with a 16-bit cache; none if vLLM's operator has no time."""
+    cells = pd.Series(list(zip(frame.q_heads, frame.layout, strict=True)), frame.index)
+    first = frame[cells == frame.operation.map(_FIRST_CASES)]
+    first = first[first["cache"] == first["dtype"]] if "cache" in first else first
+    table = _both(_times(first, ["operation", "tokens"]), paged_cache.OURS, paged_cache.VLLM)
     return [
-        f"{operation}: vLLM's one launch takes {_ratios(rows, paged_cache.VLLM, paged_cache.OURS, '{:,} tokens')} of "
-        "the time of ropelab's launches"
+        f"{operation}: ropelab's one launch takes {_ratios(rows, paged_cache.OURS, paged_cache.VLLM, '{:,} tokens')} "
+        "of the time of vLLM's operator"
         for operation, rows in table.groupby(level="operation", sort=False)
     ]
 

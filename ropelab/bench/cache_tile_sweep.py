@@ -1,0 +1,104 @@
+"""This file times the one launch of `rope_and_cache` with the chosen tile and with other tiles.
+
+`ropelab.kernels.paged_cache_triton.choose_tile` rests on this sweep.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+import torch
+
+from ropelab.bench import copies, timing
+from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation
+from ropelab.bench.cache_operations import Tensors as Call
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.paged_cache import calls, fraction_of_bytes
+from ropelab.kernels import Rotation, paged_cache_triton
+from ropelab.kernels.paged_cache import Norm, Scales, Tensors
+from ropelab.kernels.paged_cache_triton import CacheTile
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS
+from ropelab.layout.pairing import LAYOUTS
+
+
+def one_pass_tiles(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the one launch with other tiles.
+
+    Columns: the columns of the operation in `ropelab.bench.paged_cache`, block_rows, num_warps, pairs_per_access,
+        chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+    """
+    described = progress(_cases()[:1] if smoke else _cases(), lambda case: case.description)
+    return pd.concat([_sweep(case, device, rounds=3 if smoke else 9) for case in described], ignore_index=True)
+
+
+def _cases() -> list[Operation]:
+    found: list[Operation] = []
+    for layout in LAYOUTS:
+        found += [NormAndCache(tokens, layout) for tokens in (1, 64, 4096)]
+        found += [NormAndCache(4096, layout, q_heads=28, k_heads=4), NormAndCache(4096, layout, norm=False)]
+        found += [NormAndCache(4096, layout, float8=True), LatentCache(4096, layout), LatentCache(64, layout)]
+    return found
+
+
+def candidate_tiles(block_pairs: int, layout: str) -> list[CacheTile]:
+    """Programs of one to eight warps, whose threads take 16 bytes of each member of a pair, once or twice."""
+    access = PAIRS_PER_ACCESS if layout == "interleaved" else 2 * PAIRS_PER_ACCESS
+    sizes = [(warps, accesses) for warps in (1, 2, 4, 8) for accesses in (1, 2)]
+    rows = [(32 * warps * access * accesses // block_pairs, warps) for warps, accesses in sizes]
+    return [CacheTile(max(1, n), warps, access) for n, warps in rows]
+
+
+def _sweep(case: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    sets = calls(case, case.work.cold_count(timing.cache_bytes()), device)
+    write, chosen = _writer(case, device)
+    tiles = {str(tile): tile for tile in (chosen(sets[0]), *candidate_tiles(case.head_dim // 2, case.layout))}
+    contenders = {name: partial(_ready, write, sets, tile) for name, tile in tiles.items()}
+    copied = [case.to_copy(call) for call in sets]
+    with torch.no_grad():
+        frame = timing.gpu_times(contenders | copies.contenders(copied), rounds=rounds)
+    frame = fraction_of_bytes(frame, case, copied[0])
+    frame = frame[frame.contender.isin(tiles)]
+    tried = [tiles[name] for name in frame.contender]
+    fields = ("block_rows", "num_warps", "pairs_per_access")
+    frame = frame.assign(**{field: [getattr(tile, field) for tile in tried] for field in fields})
+    frame = frame.assign(chosen=[tile == chosen(sets[0]) for tile in tried])
+    torch.cuda.empty_cache()  # the graphs have memory of their own
+    return tidy(frame, case.columns).drop(columns="contender")
+
+
+def _ready(write: Callable, sets: Sequence[Call], tile: CacheTile) -> list[Callable[[], object]]:
+    return [partial(write, call, tile) for call in sets]
+
+
+def _writer(case: Operation, device: torch.device | str) -> tuple[Callable, Callable]:
+    """``write(call, tile)``, and ``chosen(call)``, which returns the tile that a call gets by default."""
+    cos, sin = case.tables(device)
+    interleaved = case.layout == "interleaved"
+    rotation = Rotation(case.head_dim, interleaved=interleaved, out_interleaved=interleaved)
+    scale = case.scale(device) if case.float8 else None
+    scales = Scales(None, scale, scale)
+
+    def arguments(call: Call) -> tuple[Tensors, Norm | None]:
+        norm = None
+        if isinstance(case, LatentCache):
+            q, k = case.parts(call)
+            v_cache, k_cache = call["cache"].unsqueeze(2).split((case.latent, case.head_dim), dim=-1)
+            k, v, q_out = k[:, None], call["latent"][:, None], q
+        else:
+            q, k, v = case.parts(call)
+            k_cache, v_cache = (call[name] for name in case.cached)
+            q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            norm = Norm(call["q weight"], call["k weight"], EPS, 0.0) if case.norm else None
+        per_token = (x[None] for x in (q, k, v, q_out))
+        return Tensors(*per_token, None, None, k_cache, v_cache, call["slots"]), norm
+
+    def write(call: Call, tile: CacheTile) -> None:
+        tensors, norm = arguments(call)
+        positions = call["positions"][None]
+        paged_cache_triton.write(tensors, cos, sin, rotation, norm, scales, positions=positions, tile=tile)
+
+    def chosen(call: Call) -> CacheTile:
+        tensors, norm = arguments(call)
+        return paged_cache_triton.tile_for(tensors, rotation, norm)
+
+    return write, chosen
