@@ -10,7 +10,7 @@ from ropelab.bench.compare import compare, progress
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, Cell
 from ropelab.layout.pairing import LAYOUTS
 
-ROUNDS = 20
+ROUNDS = 12
 FEWER_ROUNDS = 10
 SMOKE_ROUNDS = 3
 
