@@ -24,17 +24,20 @@ _MOST = 0.5
 
 _TURNS = 2000
 
+_TERMS = [f"term_{field.name}" for field in fields(Terms)]
+"""The columns of the terms."""
+
 
 def read(path: Path = TIMES) -> pd.DataFrame:
     """The table with a column for each of the `Terms`.
 
-    Columns: number (the index of the cell in `cells`), model, the attributes of the tile, median_us, the terms.
+    Columns: number (the index of the cell in `cells`), model, the attributes of the tile, median_us, ``_TERMS``.
     """
     frame = pd.read_csv(path)
     drawn = cells(DRAWN)
     works = {number: work_of(on_meta(drawn[number])) for number in frame.number.unique()}
     found = [astuple(terms(works[row["number"]], tile_of(row))) for row in frame.to_dict("records")]
-    return frame.assign(**pd.DataFrame(found, columns=[field.name for field in fields(Terms)], index=frame.index))
+    return frame.join(pd.DataFrame(found, columns=_TERMS, index=frame.index))
 
 
 def fit(frame: pd.DataFrame) -> Terms:
@@ -43,22 +46,20 @@ def fit(frame: pd.DataFrame) -> Terms:
     Both are compared within a call: the mean of the call's tiles is subtracted. Least squares by coordinates, which
     ends at the same numbers in every run.
     """
-    names = [field.name for field in fields(Terms)]
     times = np.log(frame.median_us)
     slower = (times - times.groupby(frame.number).transform("min")).clip(upper=_MOST)
-    centred = frame[names] - frame.groupby("number")[names].transform("mean")
+    centred = frame[_TERMS] - frame.groupby("number")[_TERMS].transform("mean")
     x, y = centred.to_numpy(), (slower - slower.groupby(frame.number).transform("mean")).to_numpy()
-    normal, right, weights = x.T @ x + 1e-9 * np.eye(len(names)), x.T @ y, np.zeros(len(names))
+    normal, right, weights = x.T @ x + 1e-9 * np.eye(len(_TERMS)), x.T @ y, np.zeros(len(_TERMS))
     for _ in range(_TURNS):
-        for j in range(len(names)):
+        for j in range(len(_TERMS)):
             weights[j] = max(0.0, weights[j] + (right[j] - normal[j] @ weights) / normal[j, j])
     return Terms(*(float(f"{weight:.3g}") for weight in weights))
 
 
 def regret(frame: pd.DataFrame, weights: Terms) -> pd.Series:
     """For each call, the time of the tile that costs least over the time of the best tile, minus 1."""
-    names = [field.name for field in fields(Terms)]
-    chosen = (frame[names] @ np.array(astuple(weights))).groupby(frame.number).idxmin()
+    chosen = (frame[_TERMS] @ np.array(astuple(weights))).groupby(frame.number).idxmin()
     best = frame.groupby("number").median_us.min()
     return frame.loc[chosen].set_index("number").median_us / best - 1
 
