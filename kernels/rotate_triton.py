@@ -6,7 +6,6 @@ sines. Threads move 16 bytes at a time. A program computes little before its loa
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 import triton
@@ -36,7 +35,8 @@ from ropelab.kernels.angles_triton import computed_columns
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation, row_count
-from ropelab.kernels.tiles import FlatTile, Tile, Work, choose_flat_tile, choose_table_free_tile, choose_tile
+from ropelab.kernels.tile_cost import choose
+from ropelab.kernels.tiles import FlatTile, Tile, Work, next_power_of_2
 
 _TABLES_STAY = 2**23
 """The bytes of tables up to which the tables are still in the cache when the next batch reads them.
@@ -354,8 +354,7 @@ def tile_for(
     rotation: Rotation,
 ) -> Tile | FlatTile:
     """The tile that `plan` chooses for tensors like these."""
-    flat = flat_tile_for(xs, outs, cos, positions, rotation)
-    return flat or whole_heads_tile_for(xs, outs, cos, sin, positions, rotation)
+    return choose(work_of(xs, outs, cos, sin, positions, rotation))
 
 
 def work_of(
@@ -373,56 +372,12 @@ def work_of(
     in_place = all(x is y for x, y in zip(xs, outs, strict=True))
     only_pairs = len(heads) == 1 and rotation.rotary_dim == head_dim and not rotation.full_width
     return Work(
-        rotation, heads, batch, seq_len,
+        rotation, heads, next_power_of_2(max(1, batch)), next_power_of_2(max(1, seq_len)),
         innermost="batches" if _batches_read_anew(q, sum(heads[1:]), cos, positions) else innermost(q),
         rest=0 if in_place and positions is None else head_dim - rotation.rotary_dim,
         positions=positions is not None, itemsize=q.itemsize, column_bytes=cos.itemsize,
         lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin), in_place=in_place,
     )  # fmt: skip
-
-
-def whole_heads_tile_for(
-    xs: Sequence[torch.Tensor],
-    outs: Sequence[torch.Tensor],
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None,
-    rotation: Rotation,
-) -> Tile:
-    """The best tile of whole heads for tensors like these."""
-    q = outs[0]  # the strides of an expanded input do not show the order of its axes
-    batch, seq_len, q_heads, head_dim = q.shape
-    k_heads = outs[1].shape[2] if len(outs) > 1 else 0
-    shape = rotation.rotary_dim, q_heads, seq_len, innermost(q)
-    if rotation.table_free:
-        return choose_table_free_tile(*shape, itemsize=q.itemsize)
-    only_pairs = not k_heads and rotation.rotary_dim == head_dim and not rotation.full_width
-    tile = choose_tile(
-        *shape, batch=batch, interleaved=rotation.interleaved, positions=positions is not None, itemsize=q.itemsize,
-        lean=only_pairs and cos.itemsize <= 4 and _one_offset(xs, outs, cos, sin),
-    )  # fmt: skip
-    return replace(tile, innermost="batches") if _batches_read_anew(q, k_heads, cos, positions) else tile
-
-
-def flat_tile_for(
-    xs: Sequence[torch.Tensor],
-    outs: Sequence[torch.Tensor],
-    cos: torch.Tensor,
-    positions: torch.Tensor | None,
-    rotation: Rotation,
-) -> FlatTile | None:
-    """The flat tile for tensors like these; None where a `Tile` is as fast, or where the flat kernel cannot serve."""
-    q = outs[0]
-    batch, seq_len, _, head_dim = q.shape
-    if rotation.table_free or cos.itemsize > 4 or rotation.interleaved != rotation.out_interleaved:
-        return None
-    heads = [y.shape[2] for y in outs]
-    in_place = all(x is y for x, y in zip(xs, outs, strict=True))
-    rest = 0 if in_place and positions is None else head_dim - rotation.rotary_dim
-    order = "batches" if _batches_read_anew(q, sum(heads[1:]), cos, positions) else innermost(q)
-    return choose_flat_tile(
-        rotation, heads, rest, batch * seq_len, order, positions=positions is not None, itemsize=q.itemsize
-    )
 
 
 def _strides(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -1,6 +1,6 @@
 """This file chooses how much of the work one Triton program takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -61,24 +61,15 @@ class FlatTile:
 # These are limits on the registers of a thread that takes more than four pairs. Without a limit the assembler saves a
 # few registers by moving half of the loads behind the first arithmetic. The saved registers make no room for another
 # program, and every program then waits for memory twice. A thread that may use 96 registers, more than it needs, keeps
-# all loads in front. A lean thread (see `choose_tile`) keeps all loads in front with 40 registers. 40 registers leave
-# room for twelve programs of 128 threads on a multiprocessor instead of ten. A lean thread that also reads positions is
-# faster with 32 registers and sixteen programs; 32 registers suffice if a program takes one token and reads the heads
-# first. For split-half heads with positions the assembler finds an equally good number without a limit.
-_PLENTY, _ENOUGH_IF_LEAN, _LEAN_WITH_POSITIONS = 96, 40, 32
+# all loads in front. A lean thread (see `Work`) keeps all loads in front with 40 registers. 40 registers leave room for
+# twelve programs of 128 threads on a multiprocessor instead of ten. For split-half heads with positions the assembler
+# finds an equally good number without a limit.
+_PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
-# Up to _FEW_TOKENS tokens of at least _MANY_HEADS heads, each head is a program of one warp. All heads are then under
-# way at once.
-_FEW_TOKENS, _MANY_HEADS = 8, 32
-
-# Up to _FEW_PAIRS pairs of q, the time that a GPU takes to start all programs matters. Half as many programs of twice
-# the size are then better.
-_FEW_PAIRS = 2**20
+# Up to _FEW_TOKENS tokens, a head may be a program of one warp, so that all heads are under way at once.
+_FEW_TOKENS = 8
 
 _TABLE_FREE_HEADS = 16
-
-# Up to _FEW_ACCESSES accesses, all programs of a call are under way at once.
-_FEW_ACCESSES = 2**16
 
 
 @dataclass(frozen=True)
@@ -88,13 +79,18 @@ class Work:
     Attributes:
         rotation: the rotation.
         heads: the numbers of heads of q and, if there is a k, of k.
-        batch, seq_len: the number of sequences, and of the tokens of a sequence.
-        innermost: the axis whose neighbours are adjacent in memory: see `choose_tile`.
-        rest: the number of features of a head that the kernel copies.
-        positions: whether positions are read.
+        batch, seq_len: the number of sequences, and of the tokens of a sequence, rounded up to powers of two: calls
+            of similar size then share a compiled kernel.
+        innermost: the axis whose neighbours are adjacent in memory: "heads" (bshd, thd), "batches" (sbhd: the heads of
+            a token, then the batches) or "tokens" (bhsd); see `addressing.innermost`.
+        rest: the number of features of a head that the kernel copies, or may have to make zero.
+        positions: whether positions are read. A program then waits for memory twice: for the positions of its tokens,
+            and for their rows of the tables.
         itemsize: the bytes of an element of the input.
         column_bytes: the bytes of a cosine.
-        lean: see `choose_tile`.
+        lean: whether a thread holds only pairs of q, and one cosine and one sine for each pair, in float32 or less.
+            This requires that there is no k, that all features rotate, that the tables have a column for each pair,
+            that one offset serves input and output, and that one offset serves both tables.
         in_place: whether the results overwrite the inputs.
     """
 
@@ -112,156 +108,47 @@ class Work:
 
 
 def candidates(work: Work) -> list[Tile | FlatTile]:
-    """The tiles among which the cost decides."""
-    rotation, order = work.rotation, work.innermost
-    found: list[Tile | FlatTile] = []
-    access = pairs_per_access(rotation, work.rest)
-    converts = rotation.interleaved != rotation.out_interleaved
-    is_served = not rotation.table_free and work.column_bytes <= 4 and work.itemsize <= 4
-    if is_served and access > 1 and not (converts and (work.in_place or work.rest)):
-        both = rotation.interleaved and rotation.out_interleaved
-        wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
-        for accesses, warps in ((64, 2), (128, 4), (256, 8), (256, 4)):
-            for heads in (1, 2, 4) if order == "tokens" and accesses == 128 else (1,):
-                found.append(FlatTile(accesses, warps, order, wide, heads))
-    shape = rotation.rotary_dim, work.heads[0], work.seq_len, order
-    for access in (PAIRS_PER_ACCESS, 2 * PAIRS_PER_ACCESS):
-        for warps in (4, 2):
-            for heads in (2, 4) if order == "tokens" else (None,):
-                tile = fit_tile(*shape, access, warps, heads)
-                found.append(replace(tile, max_registers=_registers(work, tile)))
-    if work.batch * work.seq_len <= _FEW_TOKENS:
-        found.append(Tile(1, 1, 1, order))
+    """The tiles among which the cost decides: see `tile_cost`.
+
+    A thread moves 16 bytes at once, or the half. In elements of two bytes, 16 bytes are eight members of split-half
+    pairs or four interleaved pairs. 64 or 128 threads make a program, because a GPU starts programs at a limited rate.
+    """
+    found: list[Tile | FlatTile] = [*_flat_tiles(work), *_whole_tiles(work)]
     if work.positions:
         found += [replace(tile, heads_first=True) for tile in found if tile.num_warps > 1]
     return list(dict.fromkeys(found))
 
 
-def _registers(work: Work, tile: Tile) -> int | None:
-    if tile.pairs_per_access <= PAIRS_PER_ACCESS:
+def _flat_tiles(work: Work) -> Iterator[FlatTile]:
+    rotation, access = work.rotation, pairs_per_access(work.rotation, work.rest)
+    converts = rotation.interleaved != rotation.out_interleaved
+    is_wide = work.column_bytes > 4 or work.itemsize > 4
+    if rotation.table_free or is_wide or access == 1 or (converts and (work.in_place or work.rest)):
+        return
+    both = rotation.interleaved and rotation.out_interleaved
+    wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
+    for accesses, warps in ((64, 2), (128, 4), (256, 4)):
+        for heads in (1, 2, 4) if work.innermost == "tokens" and accesses == 128 else (1,):
+            yield FlatTile(accesses, warps, work.innermost, wide, heads)
+
+
+def _whole_tiles(work: Work) -> Iterator[Tile]:
+    """Tiles of whole heads. Where tokens are innermost, a program takes few heads, because each head is elsewhere."""
+    shape = work.rotation.rotary_dim, work.heads[0], work.seq_len, work.innermost
+    for access, warps in ((PAIRS_PER_ACCESS, 4), (2 * PAIRS_PER_ACCESS, 4), (2 * PAIRS_PER_ACCESS, 2)):
+        for heads in (2, 4) if work.innermost == "tokens" else (None,):
+            tile = fit_tile(*shape, access, warps, heads)
+            yield replace(tile, max_registers=_registers(work, access))
+    if work.batch * work.seq_len <= _FEW_TOKENS:
+        yield Tile(1, 1, 1, work.innermost)
+
+
+def _registers(work: Work, pairs: int) -> int | None:
+    if pairs <= PAIRS_PER_ACCESS:
         return None
     if work.lean and work.itemsize == 2:
-        return _ENOUGH_IF_LEAN if not work.positions else None
+        return None if work.positions else _ENOUGH_IF_LEAN
     return _PLENTY
-
-
-def choose_tile(
-    rotary_dim: int,
-    q_heads: int,
-    seq_len: int,
-    innermost: str = "heads",
-    *,
-    batch: int = 1,
-    interleaved: bool = False,
-    positions: bool = False,
-    lean: bool = False,
-    itemsize: int = 2,
-) -> Tile:
-    """The tile for ``batch`` times ``seq_len`` tokens with ``q_heads`` heads, of which ``rotary_dim`` features rotate.
-
-    A thread moves 16 bytes at once. In elements of two bytes, these are eight members of split-half pairs or four
-    interleaved pairs. A thread takes eight interleaved pairs where fewer or larger programs are better. It takes four
-    pairs of a single tensor whose tokens are adjacent: no k shares the program there, and eight pairs gain nothing.
-
-    128 threads make a program, because a GPU starts programs at a limited rate. Smaller programs would wait for their
-    start instead of for memory.
-
-    Args:
-        innermost: the axis whose neighbours are adjacent in memory: "heads" (bshd, thd), "batches" (sbhd: the heads of
-            a token, then the batches) or "tokens" (bhsd); see `addressing.innermost`.
-        interleaved: whether the pairs of the input are interleaved.
-        positions: whether positions are read. A program then waits for memory twice: for the positions of its tokens,
-            and for their rows of the tables. More data must therefore be under way at the same time: a thread takes
-            eight interleaved pairs too. Where heads are adjacent, the program also loads its heads while it waits,
-            unless the heads of k are interleaved and take too many registers.
-        lean: whether a thread holds only pairs of q, and one cosine and one sine for each pair, in float32 or less.
-            This requires that there is no k, that all features rotate, that the tables have a column for each pair,
-            that one offset serves input and output, and that one offset serves both tables.
-        itemsize: the bytes of an element of the input.
-
-    The choice rests on the repository's study `tiles`, which times other tiles in the same run.
-    """
-    few_tokens = batch * seq_len <= _FEW_TOKENS
-    if few_tokens and q_heads >= _MANY_HEADS:
-        return Tile(1, 1, 1, innermost)
-    if innermost == "tokens":
-        # A program takes few heads, because each head is elsewhere in memory. The heads share the rows of the tables.
-        # A program that reads positions waits longer for these rows: it takes more heads, and half as many threads, so
-        # that more programs wait side by side.
-        warps, heads = (2, 4) if positions else (4, 2)
-        narrow = lean and not positions or itemsize > 2
-        access, registers = (PAIRS_PER_ACCESS, None) if narrow else (2 * PAIRS_PER_ACCESS, _PLENTY)
-        return fit_tile(rotary_dim, q_heads, seq_len, innermost, access, warps, heads, registers)
-    # If the pairs of a head are no power of two, some threads have nothing to do, and the others take more pairs.
-    padded = rotary_dim != 2 * next_power_of_2(rotary_dim // 2)
-    few_pairs = batch * seq_len * q_heads * rotary_dim // 2 <= _FEW_PAIRS
-    narrow = interleaved and not (positions or padded or few_pairs) or itemsize > 2
-    access = PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
-    if next_power_of_2(rotary_dim // 2) >= 128 and itemsize <= 4:
-        # A program of wide heads takes twice as many pairs, so that the single key head of MQA is a small part of it.
-        access = 2 * PAIRS_PER_ACCESS
-    tile = fit_tile(rotary_dim, q_heads, seq_len, innermost, access, 4)
-    # A few tokens are all under way at once in any case. Their longest wait is for the positions and then for the rows,
-    # so they read positions first.
-    heads_first = positions and not few_tokens and (lean or not interleaved)
-    registers = _PLENTY if access > PAIRS_PER_ACCESS else None
-    if registers and lean and itemsize == 2:
-        registers = _ENOUGH_IF_LEAN
-        if positions and not interleaved:
-            registers = None
-        elif heads_first and tile.block_tokens == 1:
-            registers = _LEAN_WITH_POSITIONS
-    return replace(tile, max_registers=registers, heads_first=heads_first)
-
-
-def choose_flat_tile(
-    rotation: Rotation,
-    heads: Sequence[int],
-    rest: int,
-    tokens: int,
-    innermost: str,
-    *,
-    positions: bool,
-    itemsize: int = 2,
-) -> FlatTile | None:
-    """The flat tile of a call; None where a `Tile` is as fast.
-
-    Flat tiles are faster where a `Tile` leaves threads without work: where the number of pairs, or the number of heads
-    of q and k, is no power of two, and pairs are interleaved or elements of two bytes have positions. They are also
-    faster where features that do not rotate are copied, because their loads begin together with the others. Split-half
-    heads that threads can read 16 bytes at a time gain nothing without positions: a flat program then begins within a
-    head, and two programs share the bytes around its beginning. A call of few accesses has more programs at once, and
-    smaller ones.
-
-    Args:
-        heads: the numbers of heads of q and, if there is a k, of k.
-        rest: the number of features of a head that the kernel copies.
-        tokens: the number of tokens of all batches.
-        innermost: as for `choose_tile`.
-        positions: whether positions are read.
-        itemsize: the bytes of an element of the input.
-
-    The choice rests on the repository's study `model_heads`, a sweep over the heads of 18 models.
-    """
-    pairs, access = rotation.rotary_dim // 2, pairs_per_access(rotation, rest)
-    if tokens <= _FEW_TOKENS or access < PAIRS_PER_ACCESS or itemsize > 4:
-        return None
-    is_padded = pairs != next_power_of_2(pairs)
-    wide = min(access, ACCESS_BYTES // itemsize // (2 if rotation.interleaved else 1))
-    if innermost == "tokens":
-        gains = itemsize == 2 and (rest or (is_padded and rotation.interleaved))
-        return FlatTile(128, 4, innermost, wide, block_heads=2) if gains else None
-    has_idle_threads = is_padded or (len(heads) > 1 and any(n != next_power_of_2(n) for n in heads))
-    gains = rotation.interleaved or (itemsize == 2 and (positions or access < 2 * PAIRS_PER_ACCESS))
-    few = itemsize == 2 and len(heads) > 1 and tokens * sum(heads) * (pairs + rest // 2) // access <= _FEW_ACCESSES
-    if not (rest or few or (has_idle_threads and gains)):
-        return None
-    warps = 2 if few and not rotation.interleaved else 4
-    # Few programs read positions first, as in `choose_tile`. The threads of a program with several tokens read several
-    # positions. To read the heads first then gains nothing, except for padded split-half heads.
-    one_token = sum(heads) * (pairs + rest // 2) // wide % (32 * warps) == 0
-    heads_first = not few and (not rotation.interleaved if is_padded else one_token)
-    return FlatTile(32 * warps, warps, innermost, wide, heads_first=positions and heads_first)
 
 
 def pairs_per_access(rotation: Rotation, rest: int) -> int:
@@ -280,7 +167,7 @@ def pairs_per_access(rotation: Rotation, rest: int) -> int:
 def choose_table_free_tile(
     rotary_dim: int, q_heads: int, seq_len: int, innermost: str = "heads", *, itemsize: int = 2
 ) -> Tile:
-    """The tile for a kernel that computes cosines and sines; the arguments are as for `choose_tile`.
+    """The tile for a kernel that computes cosines and sines; the arguments are as for `fit_tile`.
 
     The tile has as many tokens as give each thread one angle to compute. With fewer angles than threads, the compiler
     would make every thread compute the angles of its own pairs: eight times as many angles. Many heads share the

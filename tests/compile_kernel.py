@@ -88,13 +88,26 @@ def compiled(launch, arguments, capability: int | str):
     return triton.compile(source, target=target, options=launch.options)
 
 
-def rotation(shape, layout, capability, storage="contiguous", positions=None, rotation=None, **size):
-    """The kernel that `apply_rope` launches for q and k of this shape, or for q alone."""
+def width_of_tile(shape, layout, **variant) -> int:
+    """Bytes of q that a thread of the chosen tile means to move at once."""
+    tile = rotate_triton.tile_for(*call(shape, layout, **variant))
+    return tile.pairs_per_access * shape[-1].itemsize * (2 if layout == "interleaved" else 1)
+
+
+def call(shape, layout, storage="contiguous", positions=None, rotation=None, **size) -> tuple:
+    """The arguments of `rotate_triton.plan` for q and k of this shape, or for q alone."""
     q, k = inputs(shape, storage, **size)
     xs = [q, k] if shape[3] else [q]
-    outs = [torch.empty_like(q), torch.empty_like(k)]
     options, table = rotation_of(shape, layout, **(rotation or {}))
-    launch = rotate_triton.plan(xs, outs[: len(xs)], table, table, positions, options)
+    return xs, [torch.empty_like(x) for x in xs], table, table, positions, options
+
+
+def rotation(shape, layout, capability, **variant):
+    """The kernel that `apply_rope` launches for q and k of this shape, or for q alone."""
+    arguments = call(shape, layout, **variant)
+    xs, outs, table, _, positions, _ = arguments
+    q, k, outs = xs[0], xs[-1], [outs[0], outs[-1]]
+    launch = rotate_triton.plan(*arguments)
     return compiled(launch, (q, k, *outs, table, table, table if positions is None else positions, 0, 64), capability)
 
 
@@ -226,7 +239,7 @@ def main(capability: int) -> None:
     for layout in LAYOUTS:
         for shape in shapes:
             name, width = f"sm_{capability} {layout} {shape}", width_of(shape, layout)
-            check(name, rotation(shape, layout, capability), width)
+            check(name, rotation(shape, layout, capability), min(width, width_of_tile(shape, layout)))
             if not shape[3]:
                 continue  # a norm of q alone is not offered
             for storage in ("contiguous", "bhsd"):
@@ -243,9 +256,7 @@ def main(capability: int) -> None:
         for (name, variant), shape in itertools.product(VARIANTS.items(), varied):
             if variant.get("tokens") == 1 and shape[2] >= 32:
                 continue  # a program of one warp for each head, of which a thread has two pairs
-            # Of a single tensor whose tokens lie together a thread takes four pairs.
-            four_pairs = variant.get("storage") == "bhsd" and not shape[3]
-            width = 8 if four_pairs and layout == "split_half" else 16
+            width = min(16, width_of_tile(shape, layout, **variant))
             kernel, about = rotation(shape, layout, capability, **variant), f"sm_{capability} {layout} {name} {shape}"
             check(about, kernel, width)
             if name == "positions" and (layout == "split_half" or not shape[3]):

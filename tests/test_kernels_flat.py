@@ -10,7 +10,7 @@ if not HAS_TRITON:
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("kernels need a GPU or the interpreter", allow_module_level=True)
 
-from ropelab.kernels import rotate_flat_triton, tiles
+from ropelab.kernels import rotate_flat_triton
 from ropelab.kernels.rotate_flat_triton import FlatTile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,24 +98,3 @@ def test_no_lane_is_idle():
         launch = rotate_flat_triton.plan(xs, xs, table, table, None, Rotation(head_dim), FlatTile(128, 4))
         accesses = tokens * (q_heads + k_heads) * head_dim // (2 * pairs)
         assert launch.grid[0] * 128 == accesses, (q_heads, head_dim)
-
-
-def test_flat_tiles_serve_the_heads_that_leave_threads_idle():
-    split, pairs = Rotation(128), Rotation(128, interleaved=True, out_interleaved=True)
-    for heads, flat in (((28, 4), True), ((12, 2), True), ((32, 8), False)):
-        for rotation, positions in ((pairs, False), (pairs, True), (split, True)):
-            assert (tiles.choose_flat_tile(rotation, heads, 0, 4096, "heads", positions=positions) is not None) == flat
-        assert tiles.choose_flat_tile(split, heads, 0, 4096, "heads", positions=False) is None
-        assert tiles.choose_flat_tile(split, heads, 64, 4096, "heads", positions=False)
-        assert tiles.choose_flat_tile(split, heads, 0, 4096, "tokens", positions=True) is None
-    few = tiles.choose_flat_tile(split, (32, 8), 0, 64, "heads", positions=True)
-    assert (few.accesses, few.num_warps, few.heads_first) == (64, 2, False)
-    assert tiles.choose_flat_tile(split, (32, 8), 0, 8, "heads", positions=True) is None
-    assert tiles.choose_flat_tile(Rotation(72), (16, 16), 0, 4096, "heads", positions=False).pairs_per_access == 4
-    assert tiles.choose_flat_tile(Rotation(20), (16, 16), 0, 4096, "heads", positions=True) is None
-    assert tiles.choose_flat_tile(split, (28,), 0, 4096, "heads", positions=True) is None
-    padded = Rotation(72, interleaved=True, out_interleaved=True)
-    assert tiles.choose_flat_tile(padded, (16,), 0, 4096, "heads", positions=False).pairs_per_access == 4
-    assert tiles.choose_flat_tile(padded, (16, 16), 0, 4096, "tokens", positions=False).block_heads == 2
-    assert tiles.choose_flat_tile(pairs, (28, 4), 0, 4096, "heads", positions=False, itemsize=4).pairs_per_access == 2
-    assert tiles.choose_flat_tile(split, (28, 4), 0, 4096, "heads", positions=True, itemsize=4) is None

@@ -1,8 +1,9 @@
 """This file times every candidate tile in a part of the cells of `model_heads`, so that the chosen tile has a rival."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -14,23 +15,40 @@ from ropelab.bench.model_heads import against_copies, planned
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
-CELLS = 110
+DRAWN, CELLS = 220, 110
+"""The cells that are drawn, and how many of those with tables are timed."""
 _FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
 
 
 def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
     """Time every candidate tile of the cells that have tables.
 
-    Columns: the columns of the cell, kind ("flat" or "whole"), the attributes of both kinds of tiles, chosen,
-        same_bits, the counters of `compiling.counters`, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+    Columns: number (the index of the cell in `cells`), the columns of the cell, kind ("flat" or "whole"), the
+        attributes of both kinds of tiles, chosen, same_bits, the counters of `compiling.counters`, status, median_us,
+        q20_us, q80_us, samples, fraction_of_copy, copy_us.
     """
-    drawn = [cell for cell in cells(2 * CELLS) if not cell.table_free][: 1 if smoke else CELLS]
-    tried = [(cell, candidates(work_of(on_meta(cell)))) for cell in drawn]
-    compiling.ahead(tried)
+    tried = [(number, cell, candidates(work_of(on_meta(cell)))) for number, cell in swept()[: 1 if smoke else None]]
+    compiling.ahead((cell, tiles) for _, cell, tiles in tried)
     if timing.is_stopped():
         tried = tried[:1]
-    tried = progress(tried, lambda item: item[0].workload.description)
-    return pd.concat([sweep(*item, rounds=3 if smoke else 9) for item in tried], ignore_index=True)
+    tried = progress(tried, lambda item: item[1].workload.description)
+    rounds = 3 if smoke else 9
+    return pd.concat([sweep(*item, rounds=rounds).assign(number=n) for n, *item in tried], ignore_index=True)
+
+
+def swept(first: int = 0) -> list[tuple[int, Cell]]:
+    """The cells of the study, each with its number among `cells`; ``first`` leaves out as many cells."""
+    drawn = [(number, cell) for number, cell in enumerate(cells(first + DRAWN)) if not cell.table_free]
+    return drawn[first : first + CELLS]
+
+
+def tile_of(row: Mapping[str, Any]) -> Tile | FlatTile:
+    """The tile of a row of the study's table."""
+    kind = FlatTile if row["kind"] == "flat" else Tile
+    given = {field.name: row[field.name] for field in fields(kind)}
+    whole = {name: int(value) for name, value in given.items() if isinstance(value, float) and value == value}
+    nothing = {name: None for name, value in given.items() if value != value}
+    return kind(**given | whole | nothing)
 
 
 def work_of(call: Call):

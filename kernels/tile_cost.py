@@ -1,0 +1,159 @@
+"""This file chooses the tile of a call: the candidate for which an estimate of the time is smallest.
+
+The estimate compares the tiles of one call. It is a sum of nine terms, and each term counts something that holds a call
+back. Four terms count in large calls, where the rate of the memory limits the time. The other five count in small
+calls, where the time of one program limits it. The weights are fitted to the table ``data/tile_times.csv``, with the
+times of the candidates for half of the models: ``python -m ropelab.bench.tile_fit`` prints them.
+"""
+
+from dataclasses import astuple, dataclass
+from functools import lru_cache, partial
+from math import ceil, gcd
+
+from ropelab.kernels.tiles import (
+    ACCESS_BYTES,
+    FlatTile,
+    Tile,
+    Work,
+    candidates,
+    choose_table_free_tile,
+    next_power_of_2,
+    pairs_per_access,
+)
+
+# An H100 or H200. The choice is the same on every GPU, so that a model has the same programs everywhere.
+_MULTIPROCESSORS, _THREADS, _REGISTERS = 132, 2048, 65536
+
+_HALF_LARGE_KB = 4000
+"""The kilobytes of a call of which half the time depends on the rate of the memory."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds a call back, or the weights of these terms.
+
+    Attributes:
+        instructions: the groups of pairs whose addresses the warps compute, for each kilobyte that is moved.
+        idle: the places for pairs that hold no pair, for each pair.
+        registers: the pairs that a thread holds beyond 16, in units of 16.
+        in_flight: how often a program waits for memory, over the tens of kilobytes that the threads of a multiprocessor
+            have under way.
+        places: the places for pairs of a thread, in units of 8.
+        accesses: the instructions of a thread that read or write memory, in units of 8.
+        waits: whether the heads wait for positions.
+        busiest: the places for pairs on the busiest multiprocessor, over the pairs of the average multiprocessor.
+        late: whether a program loads features that do not rotate after all others.
+    """
+
+    instructions: float
+    idle: float
+    registers: float
+    in_flight: float
+    places: float
+    accesses: float
+    waits: float
+    busiest: float
+    late: float
+
+
+WEIGHTS = Terms(0.044, 0.127, 0.0471, 0.147, 0.063, 0.0222, 0.00438, 0.0155, 0.172)
+
+
+@lru_cache(maxsize=4096)
+def choose(work: Work) -> Tile | FlatTile:
+    """The tile for a call: the candidate that costs least, or the tile for a call without tables."""
+    if work.rotation.table_free:
+        shape = work.rotation.rotary_dim, work.heads[0], work.seq_len, work.innermost
+        return choose_table_free_tile(*shape, itemsize=work.itemsize)
+    return min(candidates(work), key=partial(cost, work))
+
+
+def cost(work: Work, tile: Tile | FlatTile) -> float:
+    """The estimate: the share of the time by which a call is slower than with a tile that nothing holds back."""
+    return sum(weight * term for weight, term in zip(astuple(WEIGHTS), astuple(terms(work, tile)), strict=True))
+
+
+@dataclass(frozen=True)
+class _Programs:
+    """The programs of a call; and of a thread: the groups of pairs, accesses and places for pairs; and `Terms.late`."""
+
+    count: int
+    groups: float
+    accesses: float
+    places: float
+    late: bool
+
+
+def terms(work: Work, tile: Tile | FlatTile) -> Terms:
+    """The terms of a tile, each multiplied with the share of the time in which the term counts."""
+    programs = _flat(work, tile) if isinstance(tile, FlatTile) else _whole(work, tile)
+    copied = 0 if work.in_place else work.rest
+    pairs = max(1, work.batch * work.seq_len * sum(work.heads) * (work.rotation.rotary_dim + copied) // 2)
+    kilobytes = 4 * pairs * work.itemsize / 1000
+    large = kilobytes / (kilobytes + _HALF_LARGE_KB)
+    small = 1 - large
+    warps, threads = programs.count * tile.num_warps, 32 * tile.num_warps
+    waits = work.positions and not tile.heads_first
+    registers = min(96, 18 + 2.8 * programs.places)
+    resident = min(_THREADS, _REGISTERS / registers)
+    in_flight = resident * programs.places * 2 * work.itemsize / 10_000
+    busiest = ceil(programs.count / _MULTIPROCESSORS) * threads * programs.places
+    return Terms(
+        instructions=large * warps * programs.groups / kilobytes,
+        idle=large * (warps * 32 * programs.places / pairs - 1),
+        registers=large * max(0.0, programs.places / 16 - 1),
+        in_flight=large * (1 + waits + programs.late) / in_flight,
+        places=small * programs.places / 8,
+        accesses=small * programs.accesses / 8,
+        waits=small * waits,
+        busiest=small * min(8.0, busiest / max(pairs / _MULTIPROCESSORS, 256)),
+        late=small * programs.late,
+    )
+
+
+def _flat(work: Work, tile: FlatTile) -> _Programs:
+    chunk = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
+    unit = (work.rotation.rotary_dim + work.rest) // (2 * chunk)
+    heads = sum(work.heads)
+    unit, blocks = (unit, ceil(heads / tile.block_heads)) if tile.innermost == "tokens" else (unit * heads, 1)
+    along = tile.accesses // tile.block_heads
+    common = gcd(along, unit)
+    count = work.batch * ceil(work.seq_len * common / along) * (unit // common) * blocks
+    groups = max(1.0, tile.accesses / (32 * tile.num_warps))
+    return _Programs(count, groups, groups * _accesses(work, chunk, chunk), groups * chunk, late=False)
+
+
+def _whole(work: Work, tile: Tile) -> _Programs:
+    width, threads = next_power_of_2(work.rotation.rotary_dim // 2), 32 * tile.num_warps
+    aligned = pairs_per_access(work.rotation, 0)
+    blocks = max(1, ceil(work.heads[0] / tile.block_heads))
+    count = ceil(work.seq_len / tile.block_tokens) * blocks * work.batch
+    groups = accesses = places = 0.0
+    for heads in (tile.block_heads, *(next_power_of_2(max(1, ceil(n / blocks))) for n in work.heads[1:])):
+        pairs = tile.block_tokens * heads * width / threads
+        turns = pairs / tile.pairs_per_access
+        groups += max(1.0, turns)
+        accesses += max(1.0, turns) * _accesses(work, max(1, min(int(pairs), tile.pairs_per_access)), aligned)
+        places += max(1.0, pairs)
+        if work.rest:
+            copied = tile.block_tokens * heads * next_power_of_2(work.rest) / threads
+            size = work.rest * work.itemsize
+            turns = max(1.0, copied * work.itemsize / min(ACCESS_BYTES, size & -size))
+            accesses += turns if work.in_place else 2 * turns
+            places += 0.0 if work.in_place else max(0.5, copied / 2)
+    return _Programs(count, groups, accesses, places, late=work.rest > 0 and not work.in_place)
+
+
+def _accesses(work: Work, pairs: int, aligned: int) -> float:
+    """The instructions with which a thread reads ``pairs`` pairs and their cosines and sines, and writes the pairs.
+
+    Args:
+        aligned: the pairs that can be read at once.
+    """
+    group = min(pairs, aligned)
+    if work.rotation.interleaved:
+        heads = ceil(2 * group * work.itemsize / ACCESS_BYTES)
+    else:
+        heads = 2 * ceil(group * work.itemsize / ACCESS_BYTES)
+    columns = group * work.column_bytes * (2 if work.rotation.full_width else 1)
+    return ceil(pairs / group) * (2 * heads + 2 * ceil(columns / ACCESS_BYTES))
