@@ -67,7 +67,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
             f"the others take {drawing.value_range(average.drop(OURS), '.0f')} µs"
         )
     if bars := family_findings.host_bars(frame):
-        title += ";\nthat is " + ", ".join(bar.phrase() for bar in bars)
+        title += ";\nthat is " + ",\n".join(bar.phrase() for bar in bars)
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     layouts = drawing.ordered(times.layout, LAYOUT)
     height = 0.8 / len(layouts)

@@ -25,6 +25,7 @@ FORMATS = ("bshd", "sbhd", "bhsd", "qkv")
 """The names of the record ``formats``; "qkv": q and k are views of one bshd buffer that holds v too."""
 LEAST_OF_COPY, LEAST_OF_COPY_NORM, LEAST_OVER_COMPILED = 0.95, 0.90, 1.5
 """The bars: fraction of a copy for a rotation, and for norm and rotation; ratio to the compiled norm and rotation."""
+IN_PLACE = "ropelab in place"
 ROUNDED_UP = 6 * 512
 """Bytes: torch rounds every allocation up to 512; QK norm has six results, q, k and four gradients."""
 
@@ -133,14 +134,24 @@ def few_tokens_bars(few: pd.DataFrame) -> list[Bar]:
 
 
 def host_bars(host: pd.DataFrame) -> list[Bar]:
-    """Host time over the host time of Liger's public function in the same run; none where Liger was not measured."""
+    """Host time over the host time of Liger's function, and of vLLM's operator, in the same run.
+
+    vLLM's operator works in place and without autograd. There is no bar for a package that was not measured.
+    """
+    cases = (
+        ("liger", False, OURS, False, 0.5, "of Liger's host time without autograd"),
+        ("liger", True, OURS, True, 0.8, "of Liger's host time with autograd"),
+        ("vllm", False, IN_PLACE, False, 1.3, "times vLLM's host time in place"),
+        ("vllm", False, OURS, False, 1.8, "times vLLM's host time into new tensors"),
+        ("vllm", False, OURS, True, 2.8, "times vLLM's host time with autograd"),
+    )
     bars = []
-    for autograd, most, how in ((False, 0.5, "without"), (True, 0.8, "with")):
-        run = host[host.autograd == autograd]
-        liger = _by(_timed(run, "liger"), "cell", "layout").median_us if "cell" in run else pd.Series()
-        if len(liger):
-            ratio = _by(_ours(run), "cell", "layout").median_us.reindex(liger.index) / liger
-            bars.append(_bar(f"of Liger's host time {how} autograd", ratio, most=most))
+    for contender, their_autograd, name, autograd, most, what in cases:
+        theirs = _timed(host[host.autograd == their_autograd], contender)
+        theirs = _by(theirs, "cell", "layout").median_us if "cell" in theirs else pd.Series()
+        if len(theirs):
+            ours = _by(_ours(host[host.autograd == autograd], name), "cell", "layout").median_us
+            bars.append(_bar(what, ours.reindex(theirs.index) / theirs, most=most))
     return bars
 
 
@@ -238,9 +249,9 @@ def _bar(what: str, values: pd.Series, *, least: float | None = None, most: floa
     )
 
 
-def _ours(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ropelab's rows. A row without a right result stays, without a number."""
-    rows = frame[frame.contender == OURS]
+def _ours(frame: pd.DataFrame, name: str = OURS) -> pd.DataFrame:
+    """The rows of ropelab, or of ropelab in place. A row without a right result stays, without a number."""
+    rows = frame[frame.contender == name]
     numbers = [name for name in ("median_us", "fraction_of_copy") if name in rows]
     return rows.assign(**{name: rows[name].where(is_right(rows)) for name in numbers})
 
