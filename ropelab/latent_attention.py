@@ -1,5 +1,7 @@
 """This file holds the public functions that assemble the heads of multi-head latent attention (MLA) in training."""
 
+from typing import Any
+
 import torch
 
 from ropelab.arguments import check_tensor, flag, integer
@@ -49,7 +51,7 @@ def assemble_mla(
     nope_dim = q.shape[-1] - k_pe.shape[-1]
     if nope_dim < 0:
         raise ValueError(f"q: expected at least the {k_pe.shape[-1]} features of k_pe in a head, got {q.shape[-1]}")
-    where = {
+    where: dict[str, Any] = {
         "cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
         "positions": positions, "offsets": offsets, "inverse": inverse,
     }  # fmt: skip
