@@ -409,9 +409,9 @@ def _plan(
     """
     x = tensors[-1]
     batch, seq_len, heads = x.shape[:3]
-    if x.numel() == 0:
-        return _launch_nothing
     assembles = kernel is _assemble_kernel
+    if x.numel() == 0:
+        return _launch_nothing if assembles else _sum_nothing
     nope_dim, pairs = rotation.first, rotation.rotary_dim // 2
     order = innermost(tensors[0])
     widest = rotation.rotary_dim if switches else max(nope_dim, rotation.rotary_dim, value_dim)
@@ -432,7 +432,7 @@ def _plan(
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(x, cos)],
         "ALIGN": common_alignment(strides), "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "GROUP": min(common_alignment([pairs]), tile.pairs_per_access), "SAME_STRIDES": cos_strides == sin_strides,
-        "WIDE": any(reach(t, tile.block_tokens) >= 2**31 for t in tensors),
+        "WIDE": max([tile.block_tokens * pe_strides[1], *(reach(t, tile.block_tokens) for t in tensors)]) >= 2**31,
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,
         "BLOCK_NOPE": next_power_of_2(max(1, nope_dim)), "BLOCK_PAIRS": next_power_of_2(pairs),
         "BLOCK_VALUE": next_power_of_2(max(1, value_dim)),
@@ -462,3 +462,8 @@ def choose_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads",
 
 def _launch_nothing(*arguments) -> None:
     """Do nothing, because an empty grid cannot be launched."""
+
+
+def _sum_nothing(key_grad, value_grad, kv_grad, k_pe_grad, *rest) -> None:
+    """Write the sum over no heads."""
+    k_pe_grad.zero_()
