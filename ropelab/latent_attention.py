@@ -147,7 +147,10 @@ def rotate_mla_query(
         raise ValueError("consume: expected False without inplace, got True")
     check_seq_format(seq_format)
     check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
-    arguments = _arguments(q, nope_dim, q.shape[-1] - nope_dim, cos, sin, layout, out_layout, seq_format, positions,
+    rotary_dim = q.shape[-1] - nope_dim
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"nope_dim: expected an even number of the {q.shape[-1]} features behind it, got {nope_dim}")
+    arguments = _arguments(q, nope_dim, rotary_dim, cos, sin, layout, out_layout, seq_format, positions,
                            offsets, inverse)  # fmt: skip
     if inplace:
         return overwrite_tail(q, *arguments, consume)
