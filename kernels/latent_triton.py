@@ -44,7 +44,7 @@ from ropelab.kernels.latent_torch import LANES
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation, row_count
-from ropelab.kernels.tiles import Tile, next_power_of_2
+from ropelab.kernels.tiles import ACCESS_BYTES, Tile, next_power_of_2
 
 _LANES, _LEVELS = tl.constexpr(LANES), tl.constexpr(LANES.bit_length() - 1)
 
@@ -444,17 +444,14 @@ def _plan(
     return Launch(kernel, grid, numbers, in_order, options, x.device)
 
 
-_BYTES_PER_THREAD = 32
-
-
 def choose_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
-    """The tile: 128 threads, each of which holds 32 bytes of the widest part of the heads, of ``widest`` features.
+    """The tile: 128 threads, each of which reads the widest part of the heads, of ``widest`` features, at one access.
 
     Where heads are innermost, a program takes heads of one token, as far as there are enough. Where tokens are
     innermost, a program takes two heads of several tokens. The choice rests on the repository's study `latent_tiles`.
     """
     warps = 4
-    rows = max(1, 32 * warps * _BYTES_PER_THREAD // (next_power_of_2(widest) * itemsize))
+    rows = max(1, 32 * warps * ACCESS_BYTES // (next_power_of_2(widest) * itemsize))
     block_heads = min(2 if innermost == "tokens" else rows, rows, next_power_of_2(heads))
     block_tokens = min(max(1, rows // block_heads), next_power_of_2(max(1, seq_len)))
     return Tile(block_tokens, block_heads, warps, innermost)
