@@ -30,8 +30,7 @@ def forward(
     """Write ``key = [kv[:N], R k_pe]`` and, unless it is None, ``value = kv[N:]``; see `latent_triton.forward`."""
     nope_dim = rotation.first
     whole = torch.cat((kv[..., :nope_dim], k_pe.expand(*kv.shape[:3], -1)), dim=-1)
-    where = {"positions": positions, "first_position": first_position}
-    rotate_torch.rotate((whole,), (key,), cos, sin, rotation, **where)
+    rotate_torch.rotate((whole,), (key,), cos, sin, rotation, positions=positions, first_position=first_position)
     if value is not None:
         value.copy_(kv[..., nope_dim:])
 
@@ -70,8 +69,10 @@ def backward(
         nowhere = nowhere[:, None] if rotation.offsets else nowhere
         kv_grad[..., :nope_dim].masked_fill_(nowhere[..., None, None], 0)
     total = sum_over_heads(key_grad[..., nope_dim:].to(rotate_torch.compute_dtype(key_grad, cos)))
-    where = {"positions": positions, "first_position": first_position}
-    rotate_torch.rotate((total,), (k_pe_grad,), cos, sin, replace(rotation, first=0), **where)
+    rotate_torch.rotate(
+        (total,), (k_pe_grad,), cos, sin, replace(rotation, first=0),
+        positions=positions, first_position=first_position,
+    )  # fmt: skip
 
 
 def sum_over_heads(x: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ from ropelab.kernels.latent_torch import LANES
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation, row_count
-from ropelab.kernels.tiles import Tile, next_power_of_2
+from ropelab.kernels.tiles import ACCESS_BYTES, Tile, next_power_of_2
 
 _LANES, _LEVELS = tl.constexpr(LANES), tl.constexpr(LANES.bit_length() - 1)
 
@@ -409,9 +409,9 @@ def _plan(
     """
     x = tensors[-1]
     batch, seq_len, heads = x.shape[:3]
-    if x.numel() == 0:
-        return _launch_nothing
     assembles = kernel is _assemble_kernel
+    if x.numel() == 0:
+        return _launch_nothing if assembles else _sum_nothing
     nope_dim, pairs = rotation.first, rotation.rotary_dim // 2
     order = innermost(tensors[0])
     widest = rotation.rotary_dim if switches else max(nope_dim, rotation.rotary_dim, value_dim)
@@ -432,7 +432,7 @@ def _plan(
         "COMPUTE_DTYPE": TL_DTYPE[compute_dtype(x, cos)],
         "ALIGN": common_alignment(strides), "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "GROUP": min(common_alignment([pairs]), tile.pairs_per_access), "SAME_STRIDES": cos_strides == sin_strides,
-        "WIDE": any(reach(t, tile.block_tokens) >= 2**31 for t in tensors),
+        "WIDE": max([tile.block_tokens * pe_strides[1], *(reach(t, tile.block_tokens) for t in tensors)]) >= 2**31,
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,
         "BLOCK_NOPE": next_power_of_2(max(1, nope_dim)), "BLOCK_PAIRS": next_power_of_2(pairs),
         "BLOCK_VALUE": next_power_of_2(max(1, value_dim)),
@@ -444,17 +444,14 @@ def _plan(
     return Launch(kernel, grid, numbers, in_order, options, x.device)
 
 
-_BYTES_PER_THREAD = 32
-
-
 def choose_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
-    """The tile: 128 threads, each of which holds 32 bytes of the widest part of the heads, of ``widest`` features.
+    """The tile: 128 threads, each of which reads the widest part of the heads, of ``widest`` features, at one access.
 
     Where heads are innermost, a program takes heads of one token, as far as there are enough. Where tokens are
-    innermost, a program takes two heads of several tokens.
+    innermost, a program takes two heads of several tokens. The choice rests on the repository's study `latent_tiles`.
     """
     warps = 4
-    rows = max(1, 32 * warps * _BYTES_PER_THREAD // (next_power_of_2(widest) * itemsize))
+    rows = max(1, 32 * warps * ACCESS_BYTES // (next_power_of_2(widest) * itemsize))
     block_heads = min(2 if innermost == "tokens" else rows, rows, next_power_of_2(heads))
     block_tokens = min(max(1, rows // block_heads), next_power_of_2(max(1, seq_len)))
     return Tile(block_tokens, block_heads, warps, innermost)
@@ -462,3 +459,8 @@ def choose_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads",
 
 def _launch_nothing(*arguments) -> None:
     """Do nothing, because an empty grid cannot be launched."""
+
+
+def _sum_nothing(key_grad, value_grad, kv_grad, k_pe_grad, *rest) -> None:
+    """Write the sum over no heads."""
+    k_pe_grad.zero_()

@@ -1,5 +1,7 @@
 """This file holds the public functions that assemble the heads of multi-head latent attention (MLA) in training."""
 
+from typing import Any
+
 import torch
 
 from ropelab.arguments import check_tensor, flag, integer
@@ -49,7 +51,7 @@ def assemble_mla(
     nope_dim = q.shape[-1] - k_pe.shape[-1]
     if nope_dim < 0:
         raise ValueError(f"q: expected at least the {k_pe.shape[-1]} features of k_pe in a head, got {q.shape[-1]}")
-    where = {
+    where: dict[str, Any] = {
         "cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
         "positions": positions, "offsets": offsets, "inverse": inverse,
     }  # fmt: skip
@@ -145,7 +147,10 @@ def rotate_mla_query(
         raise ValueError("consume: expected False without inplace, got True")
     check_seq_format(seq_format)
     check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
-    arguments = _arguments(q, nope_dim, q.shape[-1] - nope_dim, cos, sin, layout, out_layout, seq_format, positions,
+    rotary_dim = q.shape[-1] - nope_dim
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"nope_dim: expected an even number of the {q.shape[-1]} features behind it, got {nope_dim}")
+    arguments = _arguments(q, nope_dim, rotary_dim, cos, sin, layout, out_layout, seq_format, positions,
                            offsets, inverse)  # fmt: skip
     if inplace:
         return overwrite_tail(q, *arguments, consume)

@@ -17,7 +17,7 @@ from ropelab import PackedSequences, RotaryEmbedding
 from ropelab.angles import frequencies
 from ropelab.angles.table_free import fixed_point
 from ropelab.angles.tables import frequency_tables
-from ropelab.interop import deepspeed, fairseq2, huggingface, sglang, transformer_engine, vllm
+from ropelab.interop import deepspeed, fairseq2, huggingface, megatron, sglang, transformer_engine, vllm
 from ropelab.layout.pairing import permutation
 from ropelab.positions.axes import interleaved_sections, sections
 
@@ -410,6 +410,35 @@ TARGETS = {
         {"q_pe": TENSOR, "k_pe": TENSOR, "kv_c": TENSOR, "kv_cache": CACHES, "slot_mapping": SLOT_MAPPING,
          "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "cos": TABLE, "sin": TABLE,
          "layout": CHOICE, "q_out": OUTPUT, "k_out": OUTPUT},
+    ),
+    "assemble_mla": Target(
+        ropelab.assemble_mla,
+        {"q": Q, "kv": torch.cat((Q, Q), -1)[..., :20], "k_pe": K[..., :8], "cos": COS[:, ::2], "sin": SIN[:, ::2],
+         "layout": "interleaved", "out_layout": "split_half", "seq_format": "bshd", "positions": torch.arange(4),
+         "inverse": False, "inplace": False, "copy_value": True},
+        {"q": TENSOR, "kv": TENSOR, "k_pe": TENSOR, "cos": TABLE, "sin": TABLE, "layout": CHOICE,
+         "out_layout": but(CHOICE, None), "seq_format": also(CHOICE, "thd"),
+         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "inverse": FLAG, "inplace": FLAG,
+         "copy_value": FLAG},
+    ),
+    "rotate_mla_query": Target(
+        in_place(ropelab.rotate_mla_query, "q"),
+        {"q": Q, "nope_dim": 8, "cos": COS[:, ::2], "sin": SIN[:, ::2], "offsets": 1, "layout": "interleaved",
+         "out_layout": "split_half", "inplace": True, "consume": True},
+        {"q": TENSOR, "nope_dim": also(INTEGER, 7, 16, 17), "cos": TABLE, "sin": TABLE, "offsets": but(INTEGER, -1, -5),
+         "inplace": FLAG, "consume": FLAG},
+    ),
+    "megatron.fused_mla_rope_kv_split": Target(
+        megatron.fused_mla_rope_kv_split,
+        {"kv": torch.cat((Q, Q), -1)[..., :20], "k_pos_emb": K[..., :8], "cos": FULL[0][:, None, None, :8],
+         "sin": FULL[1][:, None, None, :8], "emb_dim": 8, "k_dim": 8, "v_dim": 12, "remove_interleaving": False},
+        {"kv": TENSOR, "k_pos_emb": TENSOR, "cos": TABLE, "sin": TABLE, "emb_dim": also(INTEGER, 0, 4),
+         "k_dim": also(INTEGER, 7), "v_dim": also(INTEGER, 7), "remove_interleaving": FLAG},
+    ),
+    "megatron.fused_apply_rotary_pos_emb": Target(
+        megatron.fused_apply_rotary_pos_emb,
+        {"t": Q, "freqs": ANGLES[:2], "interleaved": False, "mscale": 1.5, "inverse": False},
+        {"t": but(TENSOR, 0.5), "freqs": TABLE, "interleaved": FLAG, "mscale": NUMBER, "inverse": FLAG},
     ),
     "vllm.fused_qknorm_rope_cache": Target(
         in_place(vllm.fused_qknorm_rope_cache, "q_out", "k_out", "v_out", "k_cache", "v_cache"),

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.bench import agreement, latent_attention, packages, paged_cache, qk_norm, qk_norm_in_qkv, timing
+from ropelab.bench import (
+    agreement,
+    latent_attention,
+    latent_tiles,
+    packages,
+    paged_cache,
+    qk_norm,
+    qk_norm_in_qkv,
+    timing,
+)
 from ropelab.bench.cache_operations import EPS, PAGE, SCALE, LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
@@ -385,6 +394,24 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     assert len(absent_rows) == 4 * cells and set(absent_rows.status) == {"not run: megatron-core not installed"}
     assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
     assert fused.latent_sentences(frame) == []
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; the study runs the kernels on a GPU")
+def test_the_sweep_of_tiles_calls_the_kernels(monkeypatch):
+    """Each step in the interpreter, with small tiles."""
+    case = replace(SMALL, dtype=torch.float32)
+    tables = latent_attention.Latent.tables
+    monkeypatch.setattr(latent_attention.Latent, "tables", lambda self, device: tables(self, "cpu"))
+    chosen = latent_tiles.latent_triton.choose_tile(16, case.heads, case.tokens, itemsize=4)
+    tiles = latent_tiles.candidate_tiles(case.heads, chosen)
+    assert tiles[0] == chosen and len(set(tiles)) == len(tiles) > 10
+    for step in latent_tiles.STEPS:
+        found = []
+        for tile in tiles[:3]:
+            sets = [[x.clone() for x in latent_tiles._tensors(case, step, case.normal("cpu"))]]
+            (call,) = latent_tiles._calls(case, step, sets, tile)
+            found.append([*call(), *sets[0]])
+        assert all(torch.equal(x, y) for one in found[1:] for x, y in zip(one, found[0], strict=True))
 
 
 # ------------------------------------------------------------------------------------------- loading of libraries

@@ -220,6 +220,15 @@ def test_ranks_of_context_parallelism_hold_the_parts(chunks):
         assert all(torch.equal(x, y[:, mine]) for x, y in zip(found, whole, strict=True))
 
 
+@pytest.mark.parametrize("empty", ["batch", "tokens", "heads"])
+def test_nothing_at_all(empty, device):
+    shape = tuple(0 if name == empty else 2 for name in ("batch", "tokens", "heads")) + (6, 8, 5)
+    leaves, cotangents = tensors(shape)
+    made = ropelab.assemble_mla(*leaves, **tables(shape))
+    dq, dkv, dk_pe = torch.autograd.grad(made, leaves, cotangents)
+    assert dq.shape == leaves[0].shape and dkv.shape == leaves[1].shape and torch.equal(dk_pe, 0 * leaves[2])
+
+
 def test_packed_sequences_begin_anew_and_padding_is_zero():
     shape = (1, 9, 3, 6, 8, 5)
     (q, kv, k_pe), cotangents = tensors(shape, "thd")

@@ -6,6 +6,7 @@ from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats
 from ropelab.bench.host import host
 from ropelab.bench.latent_attention import latent_attention
+from ropelab.bench.latent_tiles import latent_tiles
 from ropelab.bench.model_heads import model_heads
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
@@ -30,6 +31,7 @@ STUDIES: dict[str, Study] = {
     "one_pass_cells": Study(one_pass_cells, gpu_gib=27, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=36),
+    "latent_tiles": Study(latent_tiles, gpu_gib=12, wide=True),
     "table_free": Study(table_free, gpu_gib=18),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),

@@ -170,8 +170,7 @@ def assemble_mla(
 
 @assemble_mla.register_fake
 def _(kv, k_pe, cos, sin, positions, first_position, *fields):
-    *fields, copy_value = fields
-    return _empty_heads(kv, k_pe, _options(*fields), copy_value)
+    return _empty_heads(kv, k_pe, _options(*fields[:-1]), copy_value=fields[-1])
 
 
 @torch.library.custom_op("ropelab::assemble_mla_backward", mutates_args=())

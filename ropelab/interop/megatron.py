@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import flag, integer, number, tensor
-from ropelab.interop.broadcast import check_tables, formula, rotate_in_one_launch
+from ropelab.arguments import DTYPES, dtype_name, flag, integer, number, tensor
+from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
 from ropelab.interop.refusals import renamed
 from ropelab.latent_attention import assemble_mla_kv, rotate_mla_query
@@ -228,7 +228,7 @@ def fused_apply_rotary_pos_emb(
         freqs: ``[s, 1, 1, r]``, or ``[s, b, 1, r]`` for M-RoPE: angles in rad, one for each feature.
         transpose_output_memory: has no effect, as in Megatron-LM.
         interleaved: features ``(2i, 2i + 1)`` form a pair; by default ``(i, i + r/2)``.
-        mscale: a factor of the cosines and sines.
+        mscale: a positive factor of the cosines and sines.
         inverse: rotate by minus the angles.
 
     Returns:
@@ -310,19 +310,17 @@ def apply_rotary_pos_emb(
 
 
 def _rotated(t, freqs, layout: str, out_layout: str, mscale: float, inverse: bool, halves: bool = False):
-    """The rotation of ``t`` by angles that broadcast against it, in one launch if one can compute it."""
+    """The rotation of ``t`` by angles that broadcast against it."""
     cos, sin = _tables(freqs, mscale, inverse)
     check_tables({"t": t}, {"freqs": cos})
+    if t.dtype not in DTYPES:
+        raise TypeError(f"t: expected one of {', '.join(map(dtype_name, DTYPES))}, got {dtype_name(t.dtype)}")
     if halves:
         cos, sin = (table.chunk(2, dim=-1)[0] for table in (cos, sin))
     rotated = rotate_in_one_launch([t], cos, sin, layout=layout, out_layout=out_layout, per_pair=halves)
-    if rotated is not None:
-        return rotated[0]
-    if layout != out_layout:
-        raise ValueError(f"freqs: expected shape [s, 1 or b, 1, r], got {tuple(freqs.shape)}")
-    if halves:
-        cos, sin = (table.repeat_interleave(2, dim=-1) for table in (cos, sin))
-    return formula(t, cos, sin, layout).to(t.dtype)
+    if rotated is None:
+        raise ValueError(f"freqs: expected shape [s, 1 or b, 1, r] for t of {tuple(t.shape)}, got {tuple(freqs.shape)}")
+    return rotated[0]
 
 
 def _rotated_packed(t, freqs, positions, layout: str, out_layout: str, mscale: float, inverse: bool, halves=False):
@@ -343,10 +341,10 @@ def _rotated_packed(t, freqs, positions, layout: str, out_layout: str, mscale: f
 def _tables(freqs: torch.Tensor, mscale: float, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of angles, in float32 or wider, with the factor."""
     if not tensor("freqs", freqs).is_floating_point():
-        raise TypeError(f"freqs: expected floating-point angles, got {str(freqs.dtype).removeprefix('torch.')}")
+        raise TypeError(f"freqs: expected floating-point angles, got {dtype_name(freqs.dtype)}")
     angles = freqs if freqs.dtype == torch.float64 else freqs.float()
     cos, sin = angles.cos(), angles.sin()
-    if number("mscale", mscale) != 1.0:
+    if number("mscale", mscale, above=0) != 1.0:
         cos, sin = cos * mscale, sin * mscale
     return cos, -sin if flag("inverse", inverse) else sin
 

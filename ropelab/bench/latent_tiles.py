@@ -1,0 +1,87 @@
+"""This file times the kernels of latent attention with the chosen tile and with other tiles.
+
+`latent_triton.choose_tile` rests on this sweep.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+import torch
+
+from ropelab.bench import copies, timing
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.latent_attention import Latent
+from ropelab.kernels import Rotation, latent_triton
+from ropelab.kernels.tiles import Tile
+
+SIZES = ((128, 4096), (16, 4096), (16, 16384))
+"""The numbers of heads and of tokens."""
+STEPS = {"forward": "k and v", "backward": "k and v", "turn_tail": "q"}
+"""The functions of `latent_triton` -> the part of the heads that they serve."""
+
+
+def latent_tiles(*, smoke: bool = False) -> pd.DataFrame:
+    """Time each kernel with tiles of one token and of several, of fewer and more heads, and of fewer and more warps.
+
+    Columns: the columns of `Latent`, step, block_tokens, block_heads, num_warps, chosen, status, median_us, q20_us,
+        q80_us, samples, fraction_of_copy.
+    """
+    cases = [(Latent("sbhd", heads=heads, tokens=64 if smoke else tokens), step)
+             for heads, tokens in SIZES for step in STEPS]  # fmt: skip
+    described = progress(cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].heads} {case[0].tokens}")
+    return pd.concat([_sweep(*case, rounds=3 if smoke else 10) for case in described], ignore_index=True)
+
+
+def candidate_tiles(heads: int, chosen: Tile) -> list[Tile]:
+    """The chosen tile first, and tiles of half, the same and twice as many heads, tokens and warps."""
+    found = [chosen]
+    for tokens in (1, 2, 4):
+        for block_heads in (chosen.block_heads // 2, chosen.block_heads, 2 * chosen.block_heads):
+            for warps in (chosen.num_warps // 2, chosen.num_warps, 2 * chosen.num_warps):
+                tile = Tile(tokens, block_heads, warps, chosen.innermost)
+                if 0 < block_heads <= 2 * heads and warps and tile not in found:
+                    found.append(tile)
+    return found
+
+
+def _sweep(case: Latent, step: str, rounds: int) -> pd.DataFrame:
+    draw, part = case.normal("cuda"), STEPS[step]
+    sets = [_tensors(case, step, draw) for _ in range(case.sets)]
+    widest = case.rotary_dim if step == "turn_tail" else max(case.nope_dim, case.rotary_dim, case.value_dim)
+    chosen = latent_triton.choose_tile(widest, case.heads, case.tokens, itemsize=case.dtype.itemsize)
+    tiles = {str(tile): tile for tile in candidate_tiles(case.heads, chosen)}
+    timed = {name: partial(_calls, case, step, sets, tile) for name, tile in tiles.items()}
+    moved = [[case.must_move(part, draw)] for _ in sets]
+    frame = copies.with_fraction(timing.gpu_times(timed | copies.contenders(moved), rounds=rounds))
+    frame = frame[frame.contender.isin(tiles)]
+    tried = [tiles[name] for name in frame.contender]
+    fields = {name: [getattr(tile, name) for tile in tried] for name in ("block_tokens", "block_heads", "num_warps")}
+    frame = frame.assign(**fields, chosen=[tile == chosen for tile in tried])
+    torch.cuda.empty_cache()  # the graphs have memory of their own
+    return tidy(frame, case.columns | {"step": step}).drop(columns="contender")
+
+
+def _tensors(case: Latent, step: str, draw: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+    """What ``step`` reads, ``[1, S, ...]``; turn_tail overwrites it."""
+    given = case.cotangents("k and v", draw) if step == "backward" else case.inputs(STEPS[step], draw)
+    return [x.transpose(0, 1) for x in given]
+
+
+def _calls(case: Latent, step: str, sets: Sequence[Sequence[torch.Tensor]], tile: Tile) -> list[Callable[[], object]]:
+    """One call for each set; the results of a forward or backward are new tensors."""
+    cos, sin = case.tables("cuda")
+    transposed = step == "backward"
+    rotation = Rotation(
+        case.rotary_dim, case.nope_dim, interleaved=not transposed, out_interleaved=transposed, transpose=transposed
+    )
+    widths = {"forward": (case.nope_dim + case.rotary_dim, case.value_dim), "turn_tail": (),
+              "backward": (case.nope_dim + case.value_dim, case.rotary_dim)}[step]  # fmt: skip
+    heads = (case.heads, 1 if transposed else case.heads)
+
+    def call(given):
+        made = [given[0].new_empty(1, case.tokens, h, width) for h, width in zip(heads, widths, strict=False)]
+        getattr(latent_triton, step)(*given, *made, cos, sin, rotation, tile=tile)
+        return made
+
+    return [partial(call, given) for given in sets]
