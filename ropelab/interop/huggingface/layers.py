@@ -87,10 +87,19 @@ def _fused(layer: torch.nn.Module, name: str, rotation: Rotation) -> dict[Place,
         raise Refused("the forward of a norm is replaced")
     if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
         raise Refused("an argument of the call decides whether it normalizes or rotates")
-    names = {**function.__globals__, name: _norm_and_rotate(rotation, norms)}
-    code = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    code.__kwdefaults__ = function.__kwdefaults__
-    return {(layer, "forward"): types.MethodType(code, layer)} | {(norm.module, "forward"): _same for norm in norms}
+    new = _with_rotation(function, name, _norm_and_rotate(rotation, norms))
+    return {(layer, "forward"): types.MethodType(new, layer)} | {(norm.module, "forward"): _same for norm in norms}
+
+
+def _with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
+    """A copy of a function, for which a global name means another rotation.
+
+    The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
+    """
+    names = {key: value for key, value in function.__globals__.items() if key != "__name__"} | {name: rotation}
+    new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
 
 
 def _same(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -173,14 +182,10 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: Rotation) -> list
     def reached(*args, **kwargs):
         raise _Reached(args, kwargs)
 
-    function = type(layer).forward
-    names = {**function.__globals__, name: reached}
-    code = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    code.__kwdefaults__ = function.__kwdefaults__
     uses = _Uses()
     try:
         with torch.no_grad(), uses:
-            code(layer, **_arguments(layer))
+            _with_rotation(type(layer).forward, name, reached)(layer, **_arguments(layer))
         raise Refused("it does not rotate")
     except _Reached as reached_rotation:
         arguments = rotation.bound(*reached_rotation.call)
