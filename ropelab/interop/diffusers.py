@@ -163,4 +163,4 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
 
 def _stand_in(*args, **kwargs):
     """The code that takes the place of a function inside of ``__call__``."""
-    return _rotation_over_ropelab(*args, **kwargs)  # noqa: F821  the globals of the new `__call__` have it
+    return _rotation_over_ropelab(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821  the globals of the new `__call__` have it

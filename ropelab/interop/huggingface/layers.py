@@ -36,6 +36,7 @@ class Norm(NamedTuple):
     def weight(self) -> torch.Tensor:
         """The factors ``[D]``."""
         weight = self.module.weight
+        assert isinstance(weight, torch.Tensor)
         return weight + self.offset if self.offset else weight
 
 
@@ -66,8 +67,8 @@ def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) ->
         except Refused as reason:
             reasons[path] = str(reason)
     if not new:
-        path, reason = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
-        raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {reason}")
+        path, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
+        raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {why}")
     return new
 
 
@@ -110,16 +111,17 @@ def _same(hidden_states: torch.Tensor) -> torch.Tensor:
 def _norm_and_rotate(rotation: Rotation, norms: list[Norm]) -> Rotating:
     """The rotation that normalizes before it rotates: in one launch where it can, else by the original functions."""
     originals = [type(norm.module).forward for norm in norms]
+    rotated = rotation.understood[0].call.rotated
 
     def norm_and_rotate(*args, **kwargs):
         matching = rotation.matching(args, kwargs)
         found = None if matching is None else _in_one_launch(*matching, norms)
         if found is not None:
             return found
-        arguments = rotation.bound(args, kwargs)
-        for name, norm, forward in zip(rotation.parameters, norms, originals, strict=False):
-            arguments[name] = forward(norm.module, arguments[name])
-        return rotation.original(**arguments)
+        bound = inspect.signature(rotation.original).bind(*args, **kwargs)
+        for name, norm, forward in zip(rotated, norms, originals, strict=True):
+            bound.arguments[name] = forward(norm.module, bound.arguments[name])
+        return rotation.original(*bound.args, **bound.kwargs)
 
     return norm_and_rotate
 
@@ -245,9 +247,9 @@ def _norm(module: torch.nn.Module, features: int) -> Norm:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
-    twin = copy.deepcopy(module).to("cpu", torch.float64) if not weight.is_meta else None
-    if twin is None:
+    if weight.is_meta:
         raise Refused("its weights have no memory yet")
+    twin: Any = copy.deepcopy(module).to("cpu", torch.float64)
     factors, x = draw(features), draw(4, features) * torch.tensor([[1.0], [1.0], [eps**0.5], [eps**0.5]])
     with torch.no_grad():
         twin.weight.copy_(factors)
