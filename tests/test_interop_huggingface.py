@@ -1,6 +1,7 @@
 """Hugging Face's convention, and models that compute the same before and after one line."""
 
 import importlib
+import types
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ import torch
 from ropelab.conformance import pytest_laws
 from ropelab.conformance.report import text
 from ropelab.conformance.verify import verify
+from ropelab.interop import over_kernel
 from ropelab.interop.broadcast import formula
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
+from ropelab.interop.huggingface.calls import CALLS
+from ropelab.interop.over_kernel import Rotation
 from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
 
@@ -247,6 +251,140 @@ def test_functions_keep_their_results_dtype(model, name, call, dtypes):
     for one, other in zip(expected, found, strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other, rtol=2e-3, atol=4e-3 if x == torch.float16 else 2e-6)
+
+
+# ------------------------------------------------------------------------- functions that are called otherwise
+
+OTHERWISE = [
+    ("clvp", "apply_rotary_pos_emb"), ("deepseek_v2", "apply_rotary_emb"), ("deepseek_v4", "apply_rotary_pos_emb"),
+    ("llama4", "apply_rotary_emb"), ("llama4", "vision_apply_rotary_emb"), ("dinov3_vit", "apply_rotary_pos_emb"),
+    ("edgetam_video", "apply_rotary_pos_emb_2d_cross_attn"), ("sam2_video", "apply_rotary_pos_emb_2d"),
+    ("sam3", "apply_rotary_pos_emb_2d"), ("minimax_m3_vl", "apply_rotary_pos_emb_vision"),
+    ("musicflamingo", "apply_rotary_time_emb"), ("nanochat", "apply_rotary_pos_emb"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rotary_dim", [8, 4])
+@pytest.mark.parametrize("model, name", OTHERWISE)
+def test_functions_that_are_called_otherwise(torch_backend, model, name, rotary_dim):
+    """With the gradients of random cotangents, and with tables that are narrower than a head where that is allowed."""
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    original = getattr(module, name)
+    rotation = Rotation(name, original, CALLS)
+    [understood] = rotation.understood
+    arguments = rotation.bound((), over_kernel._probe(understood.call, understood.kind, rotary_dim))
+    arguments |= understood.call.options
+    xs = {x: torch.randn_like(arguments[x]).requires_grad_() for x in understood.call.rotated}
+    try:
+        expected = original(**arguments | xs)
+    except RuntimeError:
+        assert rotary_dim == 4
+        return
+    assert understood.rotated(arguments | xs) is not None
+    found = rotation.over_kernel()(**arguments | xs)
+    found, expected = ((y,) if isinstance(y, torch.Tensor) else y for y in (found, expected))
+    cotangents = [torch.randn_like(y) for y in expected]
+    grads = [torch.autograd.grad(ys, list(xs.values()), cotangents) for ys in (found, expected)]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- norms of q and k, fused
+
+
+def normed(architecture, **fields):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    kind = getattr(transformers, architecture)
+    model = kind(kind.config_class(**SMALL | {"head_dim": 8} | fields)).to(DEVICE, torch.float64)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, 1.0, 0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Gemma3ForCausalLM", "Exaone4ForCausalLM"])
+def test_norms_and_rotation_become_one_launch(launches, architecture):
+    model = normed(architecture)
+    before = run(model)
+    with patch(model, qk_norm=True) as patched:
+        assert any("RMSNorm.forward" in name for name in patched.functions)
+        launches.clear()
+        during = run(model)
+        assert len(launches) == 2 * 3  # of every layer; the backward has a second launch for the weights of the norms
+    after = run(model)
+    for one, other, again in zip(before, during, after, strict=True):
+        # The original computes norms and tables in float32.
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(one.abs().max()))
+        assert torch.equal(one, again)
+    assert not any("forward" in vars(layer) for layer in model.modules())
+
+
+def test_fused_layers_compile(torch_backend):
+    model = normed("Qwen3ForCausalLM")
+    tokens = torch.randint(1, 40, (2, 7), device=DEVICE)
+    expected = model(tokens).logits
+    with patch(model, qk_norm=True):
+        found = torch.compile(model, backend="aot_eager", fullgraph=True)(tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "architecture, reason",
+    [
+        ("LlamaForCausalLM", "it rotates q or k without a norm before"),
+        ("Olmo2ForCausalLM", "its norm is not over the features of a head"),
+        ("BeamForCausalLM", "an argument of the call decides whether it normalizes or rotates"),
+    ],
+)
+def test_layers_that_cannot_be_fused(architecture, reason):
+    model = normed(architecture)
+    module = importlib.import_module(type(model).__module__)
+    original = module.apply_rotary_pos_emb
+    with pytest.raises(ValueError, match=f"model: expected a layer that normalizes .*, got .*: {reason}"):
+        patch(model, qk_norm=True)
+    assert module.apply_rotary_pos_emb is original
+
+
+def test_layers_that_do_something_else_with_a_norm(monkeypatch):
+    """A layer that uses the normalized q before the rotation, and a norm that is no RMS norm of a head."""
+    model = normed("Qwen3ForCausalLM")
+    attention = model.model.layers[0].self_attn
+    module = importlib.import_module(type(attention).__module__)
+    norm = type(attention.q_norm)
+    forward = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda self, x: forward(self, x) + 1)
+    with pytest.raises(ValueError, match="is not an RMS norm of a head with a weight"):
+        patch(model, qk_norm=True)
+    monkeypatch.undo()
+
+    class Used(type(attention)):
+        def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+            shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+            q = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
+            k = self.k_norm(self.k_proj(hidden_states).view(shape)).transpose(1, 2)
+            size = q.sum()
+            q, k = apply_rotary_pos_emb(q, k, *position_embeddings)  # noqa: F821
+            return self.o_proj(q.transpose(1, 2).flatten(2)) * size, None
+
+    Used.__module__ = module.__name__
+    Used.forward = types.FunctionType(Used.forward.__code__, vars(module), "forward", (None,))
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Used
+    with pytest.raises(ValueError, match="it uses q or k between the norm and the rotation"):
+        patch(model, qk_norm=True)
+
+
+def test_a_call_that_one_launch_cannot_serve_is_normalized_too(torch_backend):
+    """Tables that require grad, as when somebody learns the frequencies."""
+    model = normed("Qwen3ForCausalLM")
+    layer = model.model.layers[0].self_attn
+    hidden = torch.randn(2, 5, 32, dtype=torch.float64, device=DEVICE)
+    tables = torch.randn(2, 2, 5, 8, dtype=torch.float64, device=DEVICE).requires_grad_()
+    expected = layer(hidden, (tables[0], tables[1]), None)[0]
+    with patch(model, qk_norm=True):
+        found = layer(hidden, (tables[0], tables[1]), None)[0]
+    torch.testing.assert_close(found, expected)
 
 
 # -------------------------------------------------------------------------------------------- the function

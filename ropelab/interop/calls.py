@@ -50,7 +50,8 @@ class Call:
         Args:
             arguments: the value of each parameter that has a value, defaults included.
         """
-        broadcast = self.broadcast(*(arguments[name] for name in self.tables), arguments)
+        cos, sin = (arguments[name] for name in self.tables)
+        broadcast = self.broadcast(cos, sin, arguments)
         return None if broadcast is None else [Turn(self.rotated, *broadcast)]
 
     def broadcast(

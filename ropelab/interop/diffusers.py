@@ -154,7 +154,8 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
         raise ValueError(f"{name}: expected a function of its arguments, got one that reads {code.co_freevars}")
     over_kernel = Rotation(name, types.FunctionType(code, call.__globals__), CALLS).over_kernel()
     constants = tuple(_stand_in.__code__ if c is code else c for c in constants)
-    names = {**call.__globals__, _INNER: over_kernel}
+    # With the name of a module, torch.compile would look the new global name up there.
+    names = {key: value for key, value in call.__globals__.items() if key != "__name__"} | {_INNER: over_kernel}
     new = types.FunctionType(call.__code__.replace(co_consts=constants), names, call.__name__, call.__defaults__)
     new.__kwdefaults__ = call.__kwdefaults__
     return {(kind, "__call__"): new}
@@ -162,4 +163,4 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
 
 def _stand_in(*args, **kwargs):
     """The code that takes the place of a function inside of ``__call__``."""
-    return _rotation_over_ropelab(*args, **kwargs)  # noqa: F821  the globals of the new `__call__` have it
+    return _rotation_over_ropelab(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821  the globals of the new `__call__` have it

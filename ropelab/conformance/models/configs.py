@@ -101,7 +101,7 @@ def tiny(config_class: type, **chosen: Any) -> Any:
     """
     default = config_class()
     fields: dict[str, Any] = {}
-    names = [p.name for p in inspect.signature(config_class.__init__).parameters.values()][1:]
+    names = [p.name for p in inspect.signature(config_class).parameters.values()]
     given = dict(SPECIAL.get(config_class.__name__, {})) | chosen
     for name in names:
         try:

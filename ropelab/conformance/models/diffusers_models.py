@@ -27,7 +27,7 @@ _HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
 def _tables(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines with each column twice in a row, as the pipeline of CogVideoX makes them."""
     angles = torch.arange(rows)[:, None] * 0.9 ** torch.arange(width // 2)
-    return tuple(f(angles).repeat_interleave(2, dim=-1) for f in (torch.cos, torch.sin))
+    return angles.cos().repeat_interleave(2, dim=-1), angles.sin().repeat_interleave(2, dim=-1)
 
 
 MODELS: dict[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]] = {

@@ -9,6 +9,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ _ORDER = ("ForCausalLM", "TextModel", "LanguageModel", "Model", "ForMaskedLM", "
 """The ends of the names of classes, in the order in which the factory tries the classes."""
 _AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
 """The rotation of models for images that expect three axes without saying so in their default configuration."""
+_CHOICES: tuple[dict[str, Any], ...] = ({}, {"rope_parameters": _AXES})
 LARGEST = 8_000_000
 """The largest number of weights of a model that the factory makes."""
 
@@ -79,8 +81,7 @@ def modeling_files(architecture: str) -> Iterator[str]:
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.startswith("modeling_"):
             spec = importlib.util.find_spec(f"{package.__name__}.{module.name}")
-            with open(spec.origin, encoding="utf-8") as file:
-                text = file.read()
+            text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
             if re.search(r"^def " + ROTATES.pattern, text, re.M) or _METHODS.search(text):
                 yield f"{package.__name__}.{module.name}"
 
@@ -96,7 +97,7 @@ def build(architecture: str, accepted: Callable[[TinyModel], bool] = lambda mode
         NotBuilt: no class could be built and called. The message gives the error of the first class.
     """
     first: str | None = None
-    for kind, chosen in itertools.product(_classes(architecture), ({}, {"rope_parameters": _AXES})):
+    for kind, chosen in itertools.product(_classes(architecture), _CHOICES):
         try:
             made = made_of(architecture, kind, **chosen)
             with torch.no_grad():
@@ -111,7 +112,7 @@ def build(architecture: str, accepted: Callable[[TinyModel], bool] = lambda mode
     raise NotBuilt(first or "it defines no model")
 
 
-def made_of(architecture: str, kind: type, seed: int = 0, **chosen: Any) -> TinyModel:
+def made_of(architecture: str, kind: Any, *, seed: int = 0, **chosen: Any) -> TinyModel:
     """A tiny model of a class, without a trial call; ``chosen`` are fields of its configuration."""
     config = tiny(kind.config_class, **chosen)
     config._attn_implementation = config._experts_implementation = "eager"
@@ -153,11 +154,11 @@ def _to(dtype: torch.dtype, x: Any) -> Any:
     return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
-def _classes(architecture: str) -> list[type]:
+def _classes(architecture: str) -> list[Any]:
     """The classes of models of an architecture, in the order of `_ORDER`."""
     from transformers import PreTrainedModel
 
-    found: list[type] = []
+    found: list[Any] = []
     for name in modeling_files(architecture):
         module: ModuleType = importlib.import_module(name)
         for kind in vars(module).values():
@@ -169,7 +170,7 @@ def _classes(architecture: str) -> list[type]:
     return sorted(found, key=lambda kind: (not takes[kind], rank[kind]))
 
 
-def _inputs(kind: type, config: Any) -> dict[str, Any]:
+def _inputs(kind: Any, config: Any) -> dict[str, Any]:
     """Random inputs for the parameters of a model's forward that need a value."""
     generator = torch.Generator().manual_seed(1)
     parameters = inspect.signature(kind.forward).parameters

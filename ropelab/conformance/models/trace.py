@@ -66,9 +66,9 @@ def rotations(call: Callable[[], Any]) -> list[Traced]:
                 entered[id(frame)] = tensors
         elif event == "return":
             depth -= 1
-            tensors = entered.pop(id(frame), None)
-            if tensors is None or returned is None:
+            if id(frame) not in entered:
                 return
+            tensors = entered.pop(id(frame))
             sys.setprofile(None)
             try:
                 seen = _rotation(frame, tensors, returned)

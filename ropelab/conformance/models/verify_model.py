@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -133,21 +133,21 @@ def verify_model(
 
 def function_report(traced: Traced) -> FunctionReport:
     """Hold a function that was traced to the laws of `ropelab verify`."""
-    measured = (traced.layout, traced.out_layout)
-    sizes = (traced.rotary_dim, traced.head_dim, traced.factor)
+    known = FunctionReport(
+        traced.name, "", traced.layout, traced.out_layout, "", traced.rotary_dim, traced.head_dim, traced.factor,
+        "not judged",
+    )  # fmt: skip
     if traced.function is None:
-        return FunctionReport(
-            traced.name, "", *measured, "", *sizes, "not judged",
-            message="a method, or a function inside of a function, which cannot be called apart",
-        )  # fmt: skip
+        return replace(known, message="a method, or a function inside of a function, which cannot be called apart")
     try:
         found = understood(traced.name, traced.function)
     except ValueError as reason:
-        return FunctionReport(traced.name, "", *measured, "", *sizes, "not judged", message=str(reason))
-    report = hold_function(traced.function, found, diagnose=False, shrink=False, skip=("empty",))  # a model has tokens
+        return replace(known, message=str(reason))
+    # A model always has tokens, so the law about empty tensors is left out.
+    report = hold_function(traced.function, found, diagnose=False, shrink=False, skip=("empty",))
     failed = tuple(result.law for result in report.results if result.failed)
     sign = "reversed" if found.kind.inverse else "standard"
-    return FunctionReport(traced.name, convention(found), *measured, sign, *sizes, report.verdict, failed)
+    return replace(known, convention=convention(found), sign=sign, verdict=report.verdict, failed=failed)
 
 
 def _copied(model: Any, inputs: Mapping[str, Any] | None) -> TinyModel:

@@ -36,6 +36,7 @@ class Norm(NamedTuple):
     def weight(self) -> torch.Tensor:
         """The factors ``[D]``."""
         weight = self.module.weight
+        assert isinstance(weight, torch.Tensor)
         return weight + self.offset if self.offset else weight
 
 
@@ -66,8 +67,8 @@ def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) ->
         except Refused as reason:
             reasons[path] = str(reason)
     if not new:
-        path, reason = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
-        raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {reason}")
+        path, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
+        raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {why}")
     return new
 
 
@@ -87,10 +88,19 @@ def _fused(layer: torch.nn.Module, name: str, rotation: Rotation) -> dict[Place,
         raise Refused("the forward of a norm is replaced")
     if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
         raise Refused("an argument of the call decides whether it normalizes or rotates")
-    names = {**function.__globals__, name: _norm_and_rotate(rotation, norms)}
-    code = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    code.__kwdefaults__ = function.__kwdefaults__
-    return {(layer, "forward"): types.MethodType(code, layer)} | {(norm.module, "forward"): _same for norm in norms}
+    new = _with_rotation(function, name, _norm_and_rotate(rotation, norms))
+    return {(layer, "forward"): types.MethodType(new, layer)} | {(norm.module, "forward"): _same for norm in norms}
+
+
+def _with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
+    """A copy of a function, for which a global name means another rotation.
+
+    The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
+    """
+    names = {key: value for key, value in function.__globals__.items() if key != "__name__"} | {name: rotation}
+    new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
 
 
 def _same(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -101,16 +111,17 @@ def _same(hidden_states: torch.Tensor) -> torch.Tensor:
 def _norm_and_rotate(rotation: Rotation, norms: list[Norm]) -> Rotating:
     """The rotation that normalizes before it rotates: in one launch where it can, else by the original functions."""
     originals = [type(norm.module).forward for norm in norms]
+    rotated = rotation.understood[0].call.rotated
 
     def norm_and_rotate(*args, **kwargs):
         matching = rotation.matching(args, kwargs)
         found = None if matching is None else _in_one_launch(*matching, norms)
         if found is not None:
             return found
-        arguments = rotation.bound(args, kwargs)
-        for name, norm, forward in zip(rotation.parameters, norms, originals, strict=False):
-            arguments[name] = forward(norm.module, arguments[name])
-        return rotation.original(**arguments)
+        bound = inspect.signature(rotation.original).bind(*args, **kwargs)
+        for name, norm, forward in zip(rotated, norms, originals, strict=True):
+            bound.arguments[name] = forward(norm.module, bound.arguments[name])
+        return rotation.original(*bound.args, **bound.kwargs)
 
     return norm_and_rotate
 
@@ -173,14 +184,10 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: Rotation) -> list
     def reached(*args, **kwargs):
         raise _Reached(args, kwargs)
 
-    function = type(layer).forward
-    names = {**function.__globals__, name: reached}
-    code = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    code.__kwdefaults__ = function.__kwdefaults__
     uses = _Uses()
     try:
         with torch.no_grad(), uses:
-            code(layer, **_arguments(layer))
+            _with_rotation(type(layer).forward, name, reached)(layer, **_arguments(layer))
         raise Refused("it does not rotate")
     except _Reached as reached_rotation:
         arguments = rotation.bound(*reached_rotation.call)
@@ -240,9 +247,9 @@ def _norm(module: torch.nn.Module, features: int) -> Norm:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
-    twin = copy.deepcopy(module).to("cpu", torch.float64) if not weight.is_meta else None
-    if twin is None:
+    if weight.is_meta:
         raise Refused("its weights have no memory yet")
+    twin: Any = copy.deepcopy(module).to("cpu", torch.float64)
     factors, x = draw(features), draw(4, features) * torch.tensor([[1.0], [1.0], [eps**0.5], [eps**0.5]])
     with torch.no_grad():
         twin.weight.copy_(factors)

@@ -1,0 +1,111 @@
+"""This file turns the record ``whole_models`` and the tables of data/models into tables and sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pandas as pd
+
+from ropelab.bench.whole_models import LOSS, NONE, NORMS, OURS, PLAIN, WAYS
+from ropelab.study.topics.models import tables
+
+STUDY = "whole_models"
+"""The name of the record."""
+_CELL = ["model", "mode", "step"]
+WORTHLESS = 0.01
+"""Below this share of a step's time, the notebook calls ropelab worthless for the step."""
+
+
+def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
+    """A row for each model, mode and step, and a column for each way: the values of one quantity."""
+    rows = frame[(frame.quantity == quantity) & (frame.status == "ok")]
+    table = rows.pivot_table(index=_CELL, columns="way", values="value", sort=False)
+    return table[[way for way in WAYS if way in table]]
+
+
+def savings(frame: pd.DataFrame) -> pd.DataFrame:
+    """The share of the time of Transformers that each other way saves."""
+    times = values(frame)
+    return 1 - times.drop(columns=PLAIN).div(times[PLAIN], axis=0)
+
+
+def best(frame: pd.DataFrame) -> pd.Series:
+    """The larger share that ropelab saves, with or without norms, for each model, mode and step."""
+    saved = savings(frame)
+    return saved[[way for way in (OURS, NORMS) if way in saved]].max(axis=1)
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """What ropelab saves of eager and of compiled steps, and where it is worthless."""
+    found, saved, limit = [], best(frame), savings(frame).get(NONE)
+    for mode, shares in saved.groupby(level="mode", sort=False):
+        said = f"{mode.capitalize()} steps: ropelab saves {_range(shares)} of the time"
+        if limit is not None:
+            said += f"; a model without any rotation would save {_range(limit.xs(mode, level='mode'))}"
+        found.append(said + ".")
+    idle = [", ".join(cell) for cell, share in saved.items() if share < WORTHLESS]
+    if idle:
+        found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of: {'; '.join(idle)}.")
+    return found
+
+
+def norm_bar(frame: pd.DataFrame, bar: float = 0.08) -> str:
+    """Whether Qwen3's eager training step is at least ``bar`` faster with norms fused; empty if not measured."""
+    saved = savings(frame)
+    rows = [share for (model, mode, step), share in saved.get(NORMS, pd.Series(dtype=float)).items()
+            if model.startswith("Qwen3") and (mode, step) == ("eager", "training step")]  # fmt: skip
+    if not rows:
+        return ""
+    verdict = "met" if rows[0] >= bar else "missed"
+    return (
+        f"Qwen3's eager training step takes {rows[0]:.1%} less time with norms fused: the bar, {bar:.0%}, is {verdict}."
+    )
+
+
+def losses(frame: pd.DataFrame) -> pd.DataFrame:
+    """The losses of the training steps: a row for each step, a column for each way."""
+    return frame[frame.quantity == LOSS].pivot_table(index="place", columns="way", values="value", sort=False)
+
+
+def loss_sentence(frame: pd.DataFrame) -> str:
+    """How far apart the losses are, beside how far they fell; empty if not measured."""
+    curves = losses(frame)
+    if curves.empty:
+        return ""
+    apart = curves.sub(curves[PLAIN], axis=0).abs().max().max()
+    fell = curves[PLAIN].iloc[0] - curves[PLAIN].iloc[-1]
+    return f"In {len(curves)} training steps the loss falls by {fell:.2f} nats; the ways differ by {apart:.4f} at most."
+
+
+def coverage() -> pd.DataFrame:
+    """How many architectures of Transformers were traced, held to laws, patched and fused."""
+    verified, patched = tables.read("transformers.csv"), tables.read("patched.csv")
+    outcomes = Counter({row["architecture"]: row["outcome"] for row in verified if row["function"]}.values())
+    equal = [row for row in patched if row["outcome"] == "equal"]
+    counts = {
+        "architectures with a rotation": len({row["architecture"] for row in verified}),
+        "tiny models whose rotation was found": sum(outcomes.values()),
+        "right": outcomes["right"],
+        "wrong": outcomes["wrong"],
+        "not judged": outcomes["not judged"],
+        "equal before and after the patch": len(equal),
+        "of these with norms fused": sum("equal" in row["qk_norm"] for row in equal),
+        "of these compiled as well": sum("equal" in row["compiled"] for row in equal),
+    }
+    return pd.DataFrame({"": counts.keys(), "count": counts.values()})
+
+
+def coverage_sentence() -> str:
+    """The table of `coverage` in a sentence."""
+    counts = dict(coverage().itertuples(index=False))
+    return (
+        f"Of {counts['architectures with a rotation']} architectures of Transformers with a rotation, "
+        f"{counts['tiny models whose rotation was found']} were traced, {counts['right']} of them are right and "
+        f"{counts['wrong']} break a law; {counts['equal before and after the patch']} compute the same after one line, "
+        f"{counts['of these with norms fused']} of them with norms fused."
+    )
+
+
+def _range(shares: pd.Series) -> str:
+    low, high = shares.min(), shares.max()
+    return f"{low:.1%}" if f"{low:.1%}" == f"{high:.1%}" else f"{low:.1%} to {high:.1%}"

@@ -1,0 +1,227 @@
+"""Whole models: the factory, the functions that a call shows to rotate, the laws of attention, and the tables."""
+
+import json
+import random
+import zlib
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("typer")
+from typer.testing import CliRunner  # noqa: E402
+
+from ropelab.conformance.cli import app  # noqa: E402
+from ropelab.conformance.models import verify_model  # noqa: E402
+from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
+from ropelab.conformance.models.factory import NotBuilt, build  # noqa: E402
+from ropelab.conformance.models.trace import rotations  # noqa: E402
+from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
+from ropelab.interop.broadcast import formula  # noqa: E402
+from ropelab.study.topics.models import tables  # noqa: E402
+
+
+def unjudged(traced):
+    """A report without the laws of the function, which other tests hold."""
+    return FunctionReport(traced.name, "", traced.layout, traced.out_layout, "", traced.rotary_dim, traced.head_dim,
+                          traced.factor, "right")  # fmt: skip
+
+
+def outcomes(report):
+    return {law.law: law.status for law in report.laws}
+
+
+@pytest.fixture
+def llama():
+    return build("llama").double()
+
+
+# ------------------------------------------------------------------------------------------------- a right model
+
+
+def test_a_right_model(torch_backend):
+    report = verify_model("llama")
+    assert report.verdict == "right", str(report)
+    assert set(outcomes(report).values()) == {"pass"}
+    [function] = report.functions
+    assert (function.layout, function.sign, function.rotary_dim, function.head_dim) == (
+        "split_half",
+        "standard",
+        16,
+        16,
+    )
+    assert json.loads(report.to_json())["verdict"] == "right"
+
+
+@pytest.mark.parametrize("target, code, said", [("gpt_oss", 1, "packed_is_separate: fail"), ("bert", 2, "not judged")])
+def test_exit_codes(torch_backend, tmp_path, target, code, said):
+    file = tmp_path / "report.json"
+    result = CliRunner().invoke(app, ["verify-model", target, "--json", str(file)])
+    assert result.exit_code == code, result.output
+    assert said in result.output
+    assert json.loads(file.read_text())["verdict"] == {1: "wrong", 2: "not judged"}[code]
+
+
+def test_a_model_of_ones_own(llama):
+    before = next(llama.model.parameters()).clone()
+    report = verify_model(llama.model.float(), laws_of=unjudged)
+    assert report.verdict == "right" and next(llama.model.parameters()).dtype == torch.float32
+    assert torch.equal(before.float(), next(llama.model.parameters()))
+
+
+def test_what_is_no_model():
+    with pytest.raises(TypeError, match="model: expected the name of an architecture or a torch.nn.Module, got"):
+        verify_model(3)
+    with pytest.raises(TypeError, match="inputs: expected the arguments of a call"):
+        verify_model(torch.nn.Linear(2, 2))
+    assert "expected" in verify_model("no_such_architecture").message or verify_model("no_such_architecture").message
+
+
+# ------------------------------------------------------------------------------------- every law finds its fault
+
+
+@pytest.mark.parametrize(
+    "wrong, broken",
+    [
+        (lambda positions: torch.arange(positions.shape[-1])[None].expand_as(positions), "positions_are_used"),
+        (lambda positions: positions**2, "distances_only"),
+        (lambda positions: positions - positions.amax(-1, keepdim=True), "cached_is_prefill"),
+        (lambda positions: positions + positions.shape[-1] * (positions[:, :1] != 0), "cached_is_prefill"),
+    ],
+)
+def test_wrong_positions(monkeypatch, llama, wrong, broken):
+    rotary = llama.model.model.rotary_emb
+    forward = rotary.forward
+    monkeypatch.setattr(rotary, "forward", lambda x, position_ids: forward(x, wrong(position_ids)))
+    report = verify_model(llama, laws_of=unjudged)
+    assert outcomes(report)[broken] == "fail", str(report)
+
+
+def test_packed_sequences_that_see_each_other(monkeypatch, llama):
+    import transformers.models.llama.modeling_llama as module
+
+    mask = module.create_causal_mask
+    monkeypatch.setattr(module, "create_causal_mask", lambda **options: mask(**options | {"position_ids": None}))
+    assert outcomes(verify_model(llama, laws_of=unjudged))["packed_is_separate"] == "fail"
+
+
+def test_a_function_that_is_wrong(monkeypatch, llama, torch_backend):
+    import transformers.models.llama.modeling_llama as module
+
+    class Backward(torch.autograd.Function):
+        """Turns q forward, and its gradient forward as well."""
+
+        @staticmethod
+        def forward(ctx, x, cos, sin):
+            ctx.save_for_backward(cos, sin)
+            return formula(x, cos, sin)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return formula(grad, *ctx.saved_tensors), None, None
+
+    def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return Backward.apply(q, cos, sin), formula(k, cos, sin)
+
+    apply_rotary_pos_emb.__globals__["apply_rotary_pos_emb"] = apply_rotary_pos_emb
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+    try:
+        [traced] = rotations(llama.output)
+        report = function_report(traced)
+    finally:
+        del apply_rotary_pos_emb.__globals__["apply_rotary_pos_emb"]
+    assert report.verdict == "wrong" and "adjoint" in report.failed
+
+
+# ------------------------------------------------------------------------------------------ what rotates in a call
+
+
+def rotary_tables(rows, columns, layout="split_half"):
+    angles = (torch.arange(1.0, rows + 1)[:, None] * 0.7 ** torch.arange(columns // 2)).double()
+    full = torch.cat((angles, angles), -1) if layout == "split_half" else angles.repeat_interleave(2, -1)
+    return full.cos(), full.sin()
+
+
+def turned(x, cos, sin, layout):
+    return formula(x, cos, sin, layout)
+
+
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+@pytest.mark.parametrize("rotary_dim", [4, 8])
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_a_rotation_is_found_by_its_values(layout, rotary_dim, factor):
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    cos, sin = (factor * table for table in rotary_tables(5, rotary_dim, layout))
+    if rotary_dim < 8 and factor != 1:
+        return  # features that do not rotate keep their lengths, and those that do change theirs
+    [found] = [one for one in rotations(lambda: turned(x, cos, sin, layout)) if one.name.endswith("turned")]
+    assert (found.layout, found.out_layout, found.rotary_dim) == (layout, layout, rotary_dim)
+    assert found.rotated == ("x",) and found.head_dim == 8 and abs(found.factor - factor) < 1e-9
+
+
+def test_other_functions_are_not_found():
+    x, weight = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+
+    def norm(x, weight):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * weight
+
+    def flip(x, weight):
+        return x.flip(-1)
+
+    def sign(x, weight):
+        return -x
+
+    def shift(x, weight):
+        return x + weight
+
+    assert rotations(lambda: [f(x, weight) for f in (norm, flip, sign, shift)]) == []
+
+
+def test_the_factory_says_why_it_has_no_model():
+    with pytest.raises(NotBuilt, match="timm|Timm|pip install"):
+        build("pe_video")
+
+
+# ------------------------------------------------------------------------------------------------------ the tables
+
+VERIFIED, PATCHED, DIFFUSERS = (tables.read(f"{name}.csv") for name in ("transformers", "patched", "diffusers"))
+
+
+def test_the_tables_cover_at_least_a_hundred_architectures():
+    assert len({row["architecture"] for row in VERIFIED if row["function"]}) >= 100
+    assert len({row["architecture"] for row in PATCHED if row["outcome"] == "equal"}) >= 100
+    assert len(DIFFUSERS) >= 7
+    every = set(tables.architectures())
+    assert every == {row["architecture"] for row in VERIFIED} == {row["architecture"] for row in PATCHED}
+    assert all(
+        row["reason"] for row in (*VERIFIED, *PATCHED) if row["outcome"] in ("not judged", "no model", "refused")
+    )
+    assert not [row for row in PATCHED if row["outcome"] == "differs"]
+
+
+def test_every_wrong_model_is_a_finding_and_every_design_is_needed():
+    told = (tables.FOLDER / "findings.md").read_text()
+    wrong = {row["architecture"] for row in VERIFIED if row["outcome"] == "wrong"}
+    assert wrong and all(f"`{name}`" in told for name in wrong)
+    assert {name for name, _ in DELIBERATE} <= {row["architecture"] for row in VERIFIED}
+
+
+SAMPLE = random.Random(21).sample(sorted({row["architecture"] for row in VERIFIED if row["function"]}), 4)
+
+
+@pytest.mark.parametrize("architecture", SAMPLE)
+def test_a_sample_of_the_laws(torch_backend, architecture):
+    report = verify_model(architecture, laws_of=unjudged)
+    rows = [row for row in VERIFIED if row["architecture"] == architecture]
+    assert {law: status for law, status in outcomes(report).items()} == {law: rows[0][law] for law in tables.LAWS}
+    assert [f.name.split(".")[-1] for f in report.functions] == [row["function"] for row in rows]
+
+
+@pytest.mark.parametrize("architecture", SAMPLE[:3])
+def test_a_sample_of_the_patched_models(torch_backend, monkeypatch, architecture):
+    monkeypatch.setattr(zlib, "crc32", lambda name: 1)  # not compiled
+    [row] = tables.patched_rows(architecture)
+    [known] = [row for row in PATCHED if row["architecture"] == architecture]
+    assert row["outcome"] == known["outcome"] == "equal"
+    assert ("equal" in row["qk_norm"]) == ("equal" in known["qk_norm"])
