@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 import papermill
 import torch
 from ipykernel.kernelspec import get_kernel_dict
+from traitlets.config import Config
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
@@ -116,6 +118,14 @@ def own_kernel(build: Path, threads: int | None = None) -> Iterator[None]:
             os.environ["JUPYTER_PATH"] = inherited
 
 
+def own_sockets(folder: str) -> Config:
+    """Make a kernel listen at files in ``folder`` instead of ports: two kernels that start at once may choose one port.
+
+    Windows has no such files, so its kernels listen at ports.
+    """
+    return Config() if os.name == "nt" else Config(KernelManager={"transport": "ipc", "ip": f"{folder}/kernel"})
+
+
 def run_notebook(source: Path, build: Path, parameters: dict | None = None, threads: int | None = None) -> Run:
     """Execute one notebook into ``build/notebooks``, its output streaming to ``build/logs``.
 
@@ -135,7 +145,7 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
 
     started = time.monotonic()
     failure = None
-    with own_kernel(build, threads), log.open("w") as stream:
+    with own_kernel(build, threads), TemporaryDirectory(prefix="ropelab-") as sockets, log.open("w") as stream:
         try:
             papermill.execute_notebook(
                 source,
@@ -145,6 +155,7 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
                 progress_bar=False,
                 stdout_file=stream,
                 stderr_file=stream,
+                config=own_sockets(sockets),
             )
         except papermill.PapermillExecutionError as error:
             failure = Failure(_source_cell(target), f"{error.ename}: {error.evalue}")
