@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("seaborn")
 
-from ropelab.bench import records  # noqa: E402
+from ropelab.bench import paged_cache, records  # noqa: E402
 from ropelab.study.topics.algebra import is_zero  # noqa: E402
 from ropelab.study.topics.one_pass import derivation, figures, findings, laws, rounding, traffic  # noqa: E402
 from ropelab.study.topics.one_pass.findings import ONE, SEPARATE, VLLM  # noqa: E402
@@ -49,49 +49,79 @@ def test_laws_and_faults_of_a_smoke_run():
     assert caught.named.all() and (caught["laws that it breaks"] != "none").all()
 
 
-def made_up(**speed: float) -> pd.DataFrame:
-    """A record whose copy of 4,096 tokens takes 25 us; ``speed`` is the fraction of the copy of each contender."""
+def made_up(formats: bool = True, **speed: float) -> pd.DataFrame:
+    """A record whose copy of 4,096 tokens takes 25 us; ``speed`` is the fraction of the copy of each contender.
+
+    Args:
+        formats: whether the record has columns for the formats of the cache and of q, and several numbers of heads.
+    """
     names = {"one": ONE, "separate": SEPARATE, "vllm": VLLM, "copy": "copy: copy_"}
+    cases = [(32, 8, "split_half", "bfloat16", (1, 64, 4096))]
+    if formats:
+        cases += [(28, 4, "split_half", "bfloat16", (4096,)), (32, 8, "interleaved", "float8_e4m3fn", (4096,))]
     rows = []
-    for layout in ("split_half", "interleaved"):
-        for tokens, copy in ((1, 1.4), (4096, 25.0)):
+    for q_heads, k_heads, layout, cache, several in cases:
+        for tokens in several:
+            copy = 1.4 + 25 * tokens / 4096
             rows += [
-                {"operation": "QK norm, rotation, cache", "tokens": tokens, "q_heads": 32, "k_heads": 16,
-                 "head_dim": 128, "dtype": "bfloat16", "layout": layout, "bytes": 24576 * tokens,
-                 "contender": names[name], "status": "ok", "median_us": copy / fraction,
+                {"operation": "QK norm, rotation, cache", "tokens": tokens, "q_heads": q_heads,
+                 "k_heads": 2 * k_heads, "head_dim": 128, "dtype": "bfloat16", "layout": layout,
+                 "bytes": 24576 * tokens, "contender": names[name], "status": "ok", "median_us": copy / fraction,
                  "fraction_of_copy": fraction}
+                | ({"cache": cache, "q_out": "bfloat16"} if formats else {})
                 for name, fraction in {**speed, "copy": 1.0}.items()
             ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def titles(figure) -> str:
-    return figure.get_suptitle() + " ".join(ax.get_title() for ax in figure.axes)
+    return " ".join([figure.get_suptitle(), *(ax.get_title() for ax in figure.axes)]).replace("\n", " ")
 
 
-def test_the_figure_without_the_one_launch_says_that_it_is_not_measured():
-    frame = made_up(separate=0.5, vllm=0.25)
-    assert "not measured yet" in titles(figures.roof(frame)) and findings.faster_sentence(frame) == ""
+@pytest.mark.parametrize("formats", [False, True])
+@pytest.mark.parametrize("draw", [figures.roof, figures.cases])
+def test_figures_without_the_one_launch_say_that_it_is_not_measured(draw, formats):
+    frame = made_up(formats, separate=0.5, vllm=0.25)
+    assert "not measured yet" in titles(draw(frame)) and findings.faster_sentence(frame) == ""
     assert list(findings.times(frame).columns) == [SEPARATE, VLLM, findings.COPY]
+    assert findings.speedups(frame).empty
 
 
-def test_the_figure_with_the_one_launch():
+def test_figures_with_the_one_launch():
     frame = made_up(separate=0.5, vllm=0.25, one=0.95)
+    assert "4,096 tokens: one launch runs at 0.95 of the best copy" in titles(figures.cases(frame))
     said = titles(figures.roof(frame))
-    assert "one launch runs at 0.95 of the best copy" in said and "interleaved" in said
-    assert "1.90 times as fast as ropelab's separate launches and 3.80 times as fast as vLLM's" in said.replace(
-        "\n", " "
-    )
-    assert findings.times(frame)[ONE].iloc[1] == pytest.approx(25 / 0.95)
-    few = frame[frame.tokens == 1]
-    assert "No case" in findings.roof_sentence(few)
+    assert "one launch runs at 0.95 of the best copy" in said and "3 of 3 cases reach the bar of 0.9" in said
+    assert "1.90 times as fast as ropelab's separate launches and 3.80 times as fast as vLLM's" in said
+    labels = [label.get_text() for label in figures.cases(frame).axes[0].get_yticklabels()]
+    assert len(labels) == 3 and any("cache in 8 bits" in label for label in labels)
+    assert "32 + 16 heads of 128, split-half" in said and "28 + 8 heads" not in said
+    assert "No case" in findings.roof_sentence(frame[frame.tokens == 1])
 
 
-def test_the_figure_of_the_records():
+def test_measured_speed_ups_lie_beside_the_ceilings():
+    frame = made_up(separate=0.5, vllm=0.25, one=0.95)
+    found = findings.speedups(frame)
+    assert found[["ratio", "cache"]].values.tolist() == [[4, 16], [4, 8], [7, 16]]
+    assert found.speedup.tolist() == pytest.approx([1.9] * 3)
+    figure = figures.ceilings(traffic.ceilings(), found)
+    assert any("measured" in label for ax in figure.axes for label in ax.get_legend_handles_labels()[1])
+
+
+def test_the_contenders_are_those_of_the_study():
+    """The study and the sentences name the contenders alike."""
+    assert {SEPARATE, VLLM} <= _texts(paged_cache)
+
+
+def _texts(module) -> set[str]:
+    return {value for value in vars(module).values() if isinstance(value, str)}
+
+
+def test_the_figures_of_the_records():
     for gpu in records.gpus(records.MEASUREMENTS):
         try:
             frame = records.load(findings.RECORD, records.MEASUREMENTS / gpu).frame
         except records.Unusable:
             continue
-        assert titles(figures.roof(frame))
-    assert "at most" in figures.ceilings(traffic.ceilings()).axes[0].get_ylabel()
+        assert titles(figures.roof(frame)) and titles(figures.cases(frame))
+    assert "times as fast" in figures.ceilings(traffic.ceilings()).axes[0].get_ylabel()

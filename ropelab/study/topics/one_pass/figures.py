@@ -8,68 +8,121 @@ from matplotlib.figure import Figure
 from ropelab.bench.copies import PREFIX
 from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
-from ropelab.study.plots.panels import LAYOUT, facet
+from ropelab.study.plots.panels import LAYOUT, facet, grid
 from ropelab.study.topics.one_pass import findings
-from ropelab.study.topics.one_pass.findings import CELL, ONE, RECORD, SEPARATE, VLLM
+from ropelab.study.topics.one_pass.findings import FLASHINFER, ONE, RECORD, SEPARATE, VLLM
 
-LOOKS = CONTENDERS.extended({ONE: ("", 0, "o"), SEPARATE: ("", 9, "P"), VLLM: ("vLLM, one launch", 1, "D")})
+LOOKS = CONTENDERS.extended({
+    ONE: ("", 0, "o"), SEPARATE: ("", 9, "P"), VLLM: ("vLLM, one launch", 1, "D"),
+    FLASHINFER: ("FlashInfer, one launch", 4, "X"),
+})  # fmt: skip
+_BAR = {"color": "black", "linewidth": 1.6, "label": f"bar, {findings.LEAST_OF_COPY}"}
+LINE = 3
+"""The fewest numbers of tokens that make a line."""
 
 
-def ceilings(frame: pd.DataFrame, footer: str = "") -> Figure:
+def ceilings(frame: pd.DataFrame, measured: pd.DataFrame | None = None, footer: str = "") -> Figure:
     """The most that one pass can be faster, against the heads of q for each head of k.
 
     Args:
         frame: `traffic.ceilings`.
+        measured: `findings.speedups`, over two launches; None or empty if nothing is measured.
         footer: as for the other figures.
     """
     title = findings.ceiling_sentence(frame).rstrip(".")
     words = {bits: f"cache in {bits} bits" for bits in frame.cache.unique()}
     panels = facet(frame, (5.4, 3.2), title, footer, column="cache", words=words, sharex=True, sharey=True)
-    looks = (("o", 0), ("s", 1))
-    for ax, panel, _ in panels:
-        ratios = list(dict.fromkeys(panel.ratio))
-        for (marker, place), (name, rows) in zip(looks, panel.groupby("launches", sort=False), strict=True):
-            look = {"marker": marker, "color": COLORBLIND[place], "label": f"against {name}"}
+    ratios = list(dict.fromkeys(frame.ratio))
+    top = frame.ceiling.max()
+    for ax, panel, bits in panels:
+        launches = panel.groupby("launches", sort=False)
+        for (marker, place), (name, rows) in zip((("o", 0), ("s", 1)), launches, strict=True):
+            look = {"marker": marker, "color": COLORBLIND[place], "label": f"ceiling against {name}"}
             at = [ratios.index(ratio) for ratio in rows.ratio]
             marks.line(ax, at, rows.ceiling, look, markersize=7)
             marks.above(ax, at, rows.ceiling, map("{:.2f}".format, rows.ceiling))
+        if measured is not None and len(found := measured[(measured.cache == bits) & measured.ratio.isin(ratios)]):
+            look = {"marker": "*", "color": COLORBLIND[3], "label": "measured, against separate launches"}
+            marks.dots(ax, [ratios.index(ratio) for ratio in found.ratio], found.speedup, look, markersize=11)
+            top = max(top, found.speedup.max())
         ax.set_xticks(range(len(ratios)), ratios)
-        ax.set_ylim(0.9, frame.ceiling.max() + 0.25)
         marks.one(ax, upright=False)
-    return panels.finish("heads of q for each head of k", "times as fast, at most", legend=2)
+    panels.axes[0, 0].set_ylim(0.9, top + 0.25)  # the panels share the axis
+    return panels.finish("heads of q for each head of k", "times as fast", legend=2)
 
 
 def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The speed of every contender as a fraction of the best copy of the bytes that must move.
+    """The speed of every contender as a fraction of the best copy, against the number of tokens.
 
     The title of a panel has the heads of q and the heads that the operation reads beside q.
     """
     rows = drawing.timed(frame)
-    title = findings.roof_sentence(frame).replace("`", "").rstrip(".")
-    if faster := findings.faster_sentence(frame):
-        title += "\n" + faster.rstrip(".")
-    rows = rows.assign(cell=[_cell(row) for row in rows[CELL].itertuples(index=False)])
-    panels = facet(rows, (4.6, 3.4), title, footer, column="cell", wrap=3, words={}, sharey=True)
+    several = rows.groupby(findings.cell(frame)).tokens.transform("nunique") >= LINE
+    rows = _named(rows[several] if several.any() else rows)
+    panels = facet(rows, (5.4, 3.4), _title(frame), footer, column="cell", wrap=2, words={}, sharey=True)
     for ax, panel, _ in panels:
         tokens = sorted(panel.tokens.unique())
-        names = dict.fromkeys(panel[~panel.contender.str.startswith(PREFIX)].contender)
-        for name in LOOKS.ordered(names):
+        for name in _contenders(panel):
             points = panel[panel.contender == name].sort_values("tokens")
             at = [tokens.index(count) for count in points.tokens]
             marks.line(ax, at, points.fraction_of_copy, LOOKS(name), markersize=7)
             numbered = points if name == ONE else points.tail(1)  # the numbers of few tokens would overlap
-            marks.above(ax, at[-len(numbered) :], numbered.fraction_of_copy,
-                        map("{:.2f}".format, numbered.fraction_of_copy))  # fmt: skip
+            texts = map("{:.2f}".format, numbered.fraction_of_copy)
+            marks.above(ax, at[-len(numbered) :], numbered.fraction_of_copy, texts)
         ax.set_xticks(range(len(tokens)), map("{:,}".format, tokens))
-        ax.set_ylim(0, 1.12)
+        ax.set_ylim(0, max(1.12, 1.1 * panel.fraction_of_copy.max()))
+        ax.axhline(findings.LEAST_OF_COPY, **_BAR)
         marks.one(ax, upright=False)
-    return panels.finish("tokens", "fraction of the best copy", legend=3, untimed=frame)
+    return panels.finish("tokens", "fraction of the best copy", legend=2, untimed=frame)
 
 
-def _cell(cell) -> str:
-    operation, q_heads, k_heads, head_dim, layout = cell
-    return f"{operation}\n{q_heads} + {k_heads} heads of {head_dim}, {LAYOUT[layout]}"
+def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
+    """Every operation, format and number of heads of the record, for one number of tokens."""
+    rows = _named(findings.many_tokens(frame), " · ")
+    place = marks.places(rows.cell)
+    ours = rows[rows.contender == ONE].fraction_of_copy
+    said = f"one launch runs at {drawing.value_range(ours)} of the best copy" if len(ours) else findings.NOT_MEASURED
+    title = f"{rows.tokens.iloc[0]:,} tokens: {said}".replace("`", "").rstrip(".")
+    panels = grid(1, 1, (9.0, 0.36 * len(place) + 1.0), title, footer)
+    ax = panels.axes[0, 0]
+    for name in _contenders(rows):
+        points = rows[rows.contender == name]
+        marks.dots(ax, points.fraction_of_copy, place[points.cell], LOOKS(name), markersize=8)
+        if name == ONE:
+            marks.beside(
+                ax, points.fraction_of_copy, place[points.cell], map("{:.2f}".format, points.fraction_of_copy), gap=6
+            )
+    ax.axvline(findings.LEAST_OF_COPY, **_BAR)
+    marks.one(ax)
+    marks.rows(ax, place)
+    return panels.finish("fraction of the best copy", legend=4, untimed=frame)
 
 
-FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {"one_pass_roof": ((RECORD,), roof)}
+def _title(frame: pd.DataFrame) -> str:
+    said = (findings.roof_sentence(frame), findings.faster_sentence(frame))
+    return "\n".join(filter(None, said)).replace("`", "").rstrip(".")
+
+
+def _contenders(rows: pd.DataFrame) -> list[str]:
+    return LOOKS.ordered(name for name in rows.contender if not name.startswith(PREFIX))
+
+
+def _named(rows: pd.DataFrame, between: str = "\n") -> pd.DataFrame:
+    """The rows with a column ``cell``: operation, heads, layout, and formats that are not those of the inputs."""
+    names = []
+    for row in rows.to_dict("records"):
+        heads = f"{row['q_heads']} + {row['k_heads']} heads of {row['head_dim']}, {LAYOUT[row['layout']]}"
+        formats = [
+            f"{words} in 8 bits"
+            for name, words in (("cache", "cache"), ("q_out", "q"))
+            if str(row.get(name, "")).startswith("float8")
+        ]
+        names.append(between.join((row["operation"], ", ".join((heads, *formats)))))
+    return rows.assign(cell=names)
+
+
+FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
+    "one_pass_roof": ((RECORD,), roof),
+    "one_pass_cases": ((RECORD,), cases),
+}
 """Figure -> the studies it draws, and how: see ``plots.registry``."""

@@ -1,8 +1,7 @@
-"""This file says what the ceilings and the record ``paged_cache`` show, in sentences and in a table."""
+"""This file says what the ceilings and the record ``paged_cache`` show, in sentences and in tables."""
 
 import pandas as pd
 
-from ropelab.bench import paged_cache
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.rows import timed
 from ropelab.study.engine.words import value_range
@@ -10,11 +9,21 @@ from ropelab.study.topics.one_pass.traffic import LAUNCHES
 
 RECORD = "paged_cache"
 """The name of the record."""
-ONE = "ropelab, one launch"
-"""The contender of the record that makes one pass; earlier records do not have it."""
-SEPARATE, VLLM, COPY = paged_cache.OURS, paged_cache.VLLM, "best copy"
-CELL = ["operation", "q_heads", "k_heads", "head_dim", "layout"]
+ONE, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate launches", "vLLM", "FlashInfer"
+"""The contenders of the record. Records of before the one launch do not have it."""
+COPY = "best copy"
 NOT_MEASURED = f"`{ONE}` is not measured yet: the record is older than the launch."
+LARGE = 16_000_000
+"""The bytes, read and written, from which the bar counts."""
+LEAST_OF_COPY = 0.90
+"""The bar: the fraction of the best copy from `LARGE` bytes on."""
+_CELL = ("operation", "q_heads", "k_heads", "head_dim", "layout", "cache", "q_out")
+_WITH_NORM = "QK norm, rotation, cache"
+
+
+def cell(frame: pd.DataFrame) -> list[str]:
+    """The columns that tell one operation from another; older records have one format of the cache, and no column."""
+    return [name for name in _CELL if name in frame]
 
 
 def has_one_pass(frame: pd.DataFrame) -> bool:
@@ -23,46 +32,75 @@ def has_one_pass(frame: pd.DataFrame) -> bool:
 
 
 def times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Microseconds: a row for each cell and number of tokens, a column for each contender and for the best copy."""
+    """Microseconds: a row for each operation and number of tokens, a column for each contender and the best copy."""
     rows = timed(frame)
     rows = rows.assign(contender=rows.contender.mask(rows.contender.str.startswith(PREFIX), COPY))
-    table = rows.pivot_table(
-        index=[*CELL, "tokens"], columns="contender", values="median_us", aggfunc="min", sort=False
-    )
-    known = [name for name in (ONE, SEPARATE, VLLM, COPY) if name in table]
+    index = [*cell(frame), "tokens"]
+    table = rows.pivot_table(index=index, columns="contender", values="median_us", aggfunc="min", sort=False)
+    known = [name for name in (ONE, SEPARATE, VLLM, FLASHINFER, COPY) if name in table]
     return table[[*known, *(name for name in table if name not in known)]]
 
 
-def roof_sentence(frame: pd.DataFrame, large: int = 16_000_000) -> str:
-    """The share of the roof that the one launch reaches, or that it is not measured yet.
+def speedups(frame: pd.DataFrame) -> pd.DataFrame:
+    """How many times as fast as separate launches the one launch is with a norm, for most tokens and by heads.
 
-    Args:
-        large: bytes from which a case counts as large, as the copies count them (read and written).
+    Returns:
+        A row for each number of heads, layout and format of the cache: ``ratio`` (heads of q for each head of k),
+        ``cache`` (its bits) and ``speedup``.
     """
+    table = times(frame).reset_index()
+    if not {ONE, SEPARATE} <= set(table):
+        return pd.DataFrame(columns=["ratio", "cache", "speedup"])
+    rows = table[(table.operation == _WITH_NORM) & (table.tokens == _most(table))].dropna(subset=[ONE, SEPARATE])
+    float8 = rows["cache"].str.contains("float8") if "cache" in rows else pd.Series(False, rows.index)
+    # The record counts the heads of k and of v together.
+    return pd.DataFrame(
+        {"ratio": rows.q_heads // (rows.k_heads // 2), "cache": float8.map({True: 8, False: 16}),
+         "speedup": rows[SEPARATE] / rows[ONE]}
+    )  # fmt: skip
+
+
+def many_tokens(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a time for the number of tokens that most operations of the record have with large tensors."""
+    rows = timed(frame)
+    return rows[rows.tokens == _most(rows)]
+
+
+def _most(frame: pd.DataFrame) -> int:
+    """The number of tokens with the most operations; the largest if several have as many."""
+    count = frame.drop_duplicates([*cell(frame), "tokens"]).tokens.value_counts()
+    return int(count[count == count.max()].index.max())
+
+
+def roof_sentence(frame: pd.DataFrame) -> str:
+    """The share of the roof that the one launch reaches, or that it is not measured yet."""
     if not has_one_pass(frame):
         return NOT_MEASURED
     ours = timed(frame)
-    ours = ours[(ours.contender == ONE) & (ours.bytes >= large)]
+    ours = ours[(ours.contender == ONE) & (ours.bytes >= LARGE)]
     if ours.empty:
-        return f"No case of `{ONE}` moves {large / 1e6:.0f} MB or more."
+        return f"No case of `{ONE}` moves {LARGE / 1e6:.0f} MB or more."
+    met = (ours.fraction_of_copy >= LEAST_OF_COPY).sum()
     return (
-        f"From {large / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy of "
-        "the bytes that must move."
+        f"From {LARGE / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy of "
+        f"the bytes that must move; {met} of {len(ours)} cases reach the bar of {LEAST_OF_COPY}."
     )
 
 
 def faster_sentence(frame: pd.DataFrame) -> str:
-    """How many times as fast as separate launches and as vLLM's operator the one launch is."""
+    """How many times as fast as each other contender the one launch is; "" if it is not measured yet."""
     if not has_one_pass(frame):
         return ""
-    table = times(frame)
-    parts = []
-    for other, words in ((SEPARATE, "ropelab's separate launches"), (VLLM, "vLLM's operator")):
-        if other in table:
-            ratios = (table[other] / table[ONE]).dropna()
-            if len(ratios):
-                parts.append(f"{value_range(ratios)} times as fast as {words}")
-    return f"In the cases of the record, one launch is {' and '.join(parts)}." if parts else ""
+    table, parts = times(frame), []
+    for other, words in ((SEPARATE, "ropelab's separate launches"), (VLLM, "vLLM's operator"),
+                         (FLASHINFER, "FlashInfer's append")):  # fmt: skip
+        ratios = (table[other] / table[ONE]).dropna() if other in table else ()
+        if len(ratios):
+            parts.append(f"{value_range(ratios)} times as fast as {words}")
+    if not parts:
+        return ""
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"Over all cases of the record, one launch is {listed}."
 
 
 def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
