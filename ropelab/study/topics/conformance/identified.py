@@ -1,26 +1,30 @@
 """This file measures the identification: known faults against recovered descriptions, as a record.
 
-``TRITON_INTERPRET=1 python -m ropelab.study.topics.conformance.identified`` computes three files in the folder
+``TRITON_INTERPRET=1 python -m ropelab.study.topics.conformance.identified`` computes four files in the folder
 ``data/identification``: ``catalogue.csv`` (every fault of the catalogue), ``pairs_of_faults.csv`` (two random faults at
 a time) and ``controls.csv`` (right implementations). Each row is written as soon as it is computed.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
+from typing import Any
 
 import pandas as pd
 import torch
 
 from ropelab.bench import checksums
+from ropelab.bench.subjects import CONTENDERS
 from ropelab.conformance.declared import Declaration, declare
 from ropelab.conformance.faults import CONTROLS, FAULTS
 from ropelab.conformance.identify import Identification, identify
 from ropelab.conformance.identify.equivalence import equivalent
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
+from ropelab.study.topics.conformance.blind import BLIND
 from ropelab.study.topics.conformance.injected import INJECTED, Injected
 from ropelab.study.topics.conformance.mutations import drawn
 
@@ -33,15 +37,20 @@ RIGHT = ("equal", "equivalent")
 
 
 def main() -> None:
-    """Compute all records and write them."""
+    """Compute the records that the command names, by default all, and write them."""
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
-    for name, rows in (("controls", controls()), ("catalogue", catalogue(FAULTS)),
-                       ("pairs_of_faults", pairs_of_faults(range(PAIRS)))):  # fmt: skip
-        path, kept = FOLDER / f"{name}.csv", []
-        for row in rows:
+    makers = {
+        "controls": controls,
+        "catalogue": lambda: catalogue(INJECTED),
+        "pairs_of_faults": lambda: pairs_of_faults(range(PAIRS)),
+        "blind": blind,
+    }
+    for name in sys.argv[1:] or makers:
+        kept = []
+        for row in makers[name]():
             kept.append(row)
-            pd.DataFrame(kept).to_csv(path, index=False)
+            pd.DataFrame(kept).to_csv(FOLDER / f"{name}.csv", index=False)
 
 
 def read(name: str) -> pd.DataFrame:
@@ -67,14 +76,22 @@ def sentence() -> str:
 
 
 def controls() -> Iterator[dict[str, object]]:
-    """Yield a row for each right implementation: whether the identification is silent."""
+    """Yield a row for each right implementation, of the catalogue and of other packages: whether nothing deviates.
+
+    ``seconds`` are CPU seconds of one core. Kernels that need a GPU or an interpreter are no CPU functions; the record
+    of a GPU holds them to the laws.
+    """
     for control in CONTROLS:
-        found, *_ = _identified(control.function, declare(control.convention, **control.options))
-        yield {
-            "control": control.name,
-            "convention": control.convention,
-            "silent": found.proven and not found.deviations,
-        }
+        yield _control(f"catalogue, {control.name}", control.function, control.convention, control.options)
+    for contender in CONTENDERS:
+        if not contender.triton and not contender.missing():
+            yield _control(contender.name, contender.function, contender.convention, contender.options)
+
+
+def _control(name: str, function: Callable, convention: str, options: Mapping[str, Any]) -> dict[str, object]:
+    found, _, _, seconds = _identified(function, declare(convention, **options))
+    return {"control": name, "convention": convention, "silent": found.proven and not found.deviations,
+            "recovered": _words(found), "seconds": round(seconds, 1)}  # fmt: skip
 
 
 def catalogue(names: Iterable[str]) -> Iterator[dict[str, object]]:
@@ -104,7 +121,8 @@ def catalogue(names: Iterable[str]) -> Iterator[dict[str, object]]:
 def pairs_of_faults(numbers: Iterable[int]) -> Iterator[dict[str, object]]:
     """Yield a row for each function with two random faults; see `drawn`.
 
-    ``outcome`` is "equivalent" if the recovered description is proven to be the injected function.
+    ``outcome`` is "equivalent" if the recovered description is proven to be the injected function, "wrong" if another
+    description reproduces all answers, and "unexplained" if none does.
     """
     for number in numbers:
         function, convention, injected = drawn(number)
@@ -112,9 +130,21 @@ def pairs_of_faults(numbers: Iterable[int]) -> Iterator[dict[str, object]]:
         outcome = "unexplained"
         if found.proven:
             same = equivalent(subject, declaration.sizes, tuple(injected), found.deviations)
-            outcome = "equivalent" if same else "not proven the same"
+            outcome = "equivalent" if same else "wrong"
         yield {"number": number, "convention": convention, "injected": "; ".join(map(str, injected)),
                "outcome": outcome, "recovered": _words(found), "seconds": round(seconds, 1)}  # fmt: skip
+
+
+def blind() -> Iterator[dict[str, object]]:
+    """Yield a row for each fault of `ropelab.study.topics.conformance.blind`; see `pairs_of_faults` for ``outcome``."""
+    for name, fault in BLIND.items():
+        found, subject, declaration, seconds = _identified(fault.function, declare(fault.convention, **fault.options))
+        outcome = "unexplained"
+        if found.proven:
+            same = equivalent(subject, declaration.sizes, (fault.deviation,), found.deviations)
+            outcome = "equivalent" if same else "wrong"
+        yield {"fault": name, "convention": fault.convention, "outcome": outcome, "recovered": _words(found),
+               "seconds": round(seconds, 1)}  # fmt: skip
 
 
 def indistinguishable(rows: pd.DataFrame) -> list[tuple[str, str]]:
