@@ -220,6 +220,21 @@ def check_refusals(mesh, device: torch.device) -> None:
     cos, sin = ropelab.rotary_table(8, 8, device=device)
     plain = draw(2, 8, 4, 8, device=device)
     cut = {axis: distribute_tensor(plain, mesh, [Shard(axis)]) for axis in range(4)}
+    cache = torch.zeros(2, 8, 4, 8, device=device, dtype=plain.dtype)
+    written = cache, cache.clone(), torch.arange(16, device=device).view(2, 8)
+    refusal = "q: expected a plain tensor (to_local(), or ropelab.interop.dtensor), got a DTensor"
+    calls = {
+        "apply_rope": lambda q: ropelab.apply_rope(q, cos=cos, sin=sin),
+        "apply_qk_norm_rope": lambda q: ropelab.apply_qk_norm_rope(q, q, cos[0], cos[0], cos=cos, sin=sin),
+        "rope_and_cache": lambda q: ropelab.rope_and_cache(q, q, q, *written, cos=cos, sin=sin, seq_format="bshd"),
+    }
+    for name, call in calls.items():
+        try:
+            call(cut[2])
+        except TypeError as error:
+            assert str(error) == refusal, (name, error)
+        else:
+            raise AssertionError(f"{name}: expected a refusal, got a result")
     sentences = {
         "q: expected a DTensor, got Tensor": (plain, None),
         "q: expected Replicate() or Shard along the batch, the sequence or the heads, got": (cut[3], None),
