@@ -12,4 +12,6 @@ files in this order:
 6. `sglang` holds the in-place operators of SGLang, vLLM and FlashInfer, and the function of SGLang's diffusion models.
 7. `fairseq2` holds the rotary encoders of fairseq2.
 8. `vllm` holds vLLM's operators that rotate and write into a paged cache.
+9. `dtensor` rotates DTensors, for tensor and context parallelism.
+10. `torchtitan`, `vllm_plugin` and `sglang_plugin` put the kernel in the place of the classes of these packages.
 """
