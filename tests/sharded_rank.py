@@ -249,6 +249,21 @@ def check_refusals(mesh, device: torch.device) -> None:
             raise AssertionError(f"expected {sentence}, got a result")
 
 
+# ------------------------------------------------------------------------------------------------------ torch.compile
+
+
+def check_compiled(mesh, device: torch.device) -> None:
+    """Raise AssertionError unless a compiled call keeps one graph and gives the bits of the eager call."""
+    cos, sin = ropelab.rotary_table(8, 8, device=device)
+    compiled = torch.compile(dtensor.apply_rope, backend="aot_eager", fullgraph=True)
+    for axis in (1, 2):
+        xs = [distribute_tensor(draw(2, 8, heads, 8, device=device), mesh, [Shard(axis)]) for heads in (4, 2)]
+        xs, cotangents = [x.requires_grad_() for x in xs], [x.detach() * 2 for x in xs]
+        results = [call(*xs, cos=cos, sin=sin) for call in (compiled, dtensor.apply_rope)]
+        for ours, eager in zip(*((*ys, *torch.autograd.grad(ys, xs, cotangents)) for ys in results), strict=True):
+            assert torch.equal(ours.full_tensor(), eager.full_tensor()), axis
+
+
 def main(backend: str, rendezvous: str, own: int, size: int) -> None:
     device = torch.device("cuda", own) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
@@ -272,6 +287,8 @@ def run(device: torch.device, size: int) -> None:
         print(f"a model, {parallel} parallel: within the bound", flush=True)
     check_refusals(mesh, device)
     print("refusals: named", flush=True)
+    check_compiled(mesh, device)
+    print("compiled: the bits of the eager call", flush=True)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class _Sharding:
         self.tokens = q.shape[self.seq]
         for name, x in zip("qk", self.xs, strict=False):
             for placement in x.placements:
-                if not (type(placement) is Replicate or self._shards(placement, self.batch, self.seq, self.heads)):
+                if not (isinstance(placement, Replicate) or self._shards(placement, self.batch, self.seq, self.heads)):
                     raise ValueError(
                         f"{name}: expected Replicate() or Shard along the batch, the sequence or the heads, "
                         f"got {placement} for {seq_format}"
@@ -137,12 +137,12 @@ class _Sharding:
         if k.device_mesh != q.device_mesh:
             raise ValueError(f"k: expected q's mesh {q.device_mesh}, got {k.device_mesh}")
         for of_q, of_k in zip(q.placements, k.placements, strict=True):
-            apart = {type(of_q), type(of_k)} == {Replicate, Shard}
-            if of_q != of_k and not (apart and any(self._shards(p, self.heads) for p in (of_q, of_k))):
+            by_heads = [isinstance(p, Replicate) or self._shards(p, self.heads) for p in (of_q, of_k)]
+            if of_q != of_k and not all(by_heads):
                 raise ValueError(f"k: expected q's placements {q.placements}, got {k.placements}")
 
     def _shards(self, placement: Placement, *axes: int) -> bool:
-        return type(placement) is Shard and placement.dim in axes
+        return isinstance(placement, Shard) and placement.dim in axes
 
     def whole(self, ys: Sequence[torch.Tensor]) -> list[DTensor]:
         """The DTensors whose parts on this rank are ``ys``."""
@@ -202,7 +202,7 @@ class _Sharding:
     def _grad_placements(self, placements: list[Placement], x: DTensor) -> list[Placement]:
         """The placements of a gradient that sums over the parts of ``x``."""
         pairs = zip(placements, x.placements, strict=True)
-        return [Partial() if type(of_x) is Shard and type(own) is Replicate else own for own, of_x in pairs]
+        return [Partial() if isinstance(of_x, Shard) and isinstance(own, Replicate) else own for own, of_x in pairs]
 
     def _local(
         self, x: torch.Tensor, placements: list[Placement], grad_placements: list[Placement] | None = None
