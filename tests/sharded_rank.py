@@ -220,6 +220,21 @@ def check_refusals(mesh, device: torch.device) -> None:
     cos, sin = ropelab.rotary_table(8, 8, device=device)
     plain = draw(2, 8, 4, 8, device=device)
     cut = {axis: distribute_tensor(plain, mesh, [Shard(axis)]) for axis in range(4)}
+    cache = torch.zeros(2, 8, 4, 8, device=device, dtype=plain.dtype)
+    written = cache, cache.clone(), torch.arange(16, device=device).view(2, 8)
+    refusal = "q: expected a plain tensor (to_local(), or ropelab.interop.dtensor), got a DTensor"
+    calls = {
+        "apply_rope": lambda q: ropelab.apply_rope(q, cos=cos, sin=sin),
+        "apply_qk_norm_rope": lambda q: ropelab.apply_qk_norm_rope(q, q, cos[0], cos[0], cos=cos, sin=sin),
+        "rope_and_cache": lambda q: ropelab.rope_and_cache(q, q, q, *written, cos=cos, sin=sin, seq_format="bshd"),
+    }
+    for name, call in calls.items():
+        try:
+            call(cut[2])
+        except TypeError as error:
+            assert str(error) == refusal, (name, error)
+        else:
+            raise AssertionError(f"{name}: expected a refusal, got a result")
     sentences = {
         "q: expected a DTensor, got Tensor": (plain, None),
         "q: expected Replicate() or Shard along the batch, the sequence or the heads, got": (cut[3], None),
@@ -232,6 +247,21 @@ def check_refusals(mesh, device: torch.device) -> None:
             assert str(error).startswith(sentence), error
         else:
             raise AssertionError(f"expected {sentence}, got a result")
+
+
+# ------------------------------------------------------------------------------------------------------ torch.compile
+
+
+def check_compiled(mesh, device: torch.device) -> None:
+    """Raise AssertionError unless a compiled call keeps one graph and gives the bits of the eager call."""
+    cos, sin = ropelab.rotary_table(8, 8, device=device)
+    compiled = torch.compile(dtensor.apply_rope, backend="aot_eager", fullgraph=True)
+    for axis in (1, 2):
+        xs = [distribute_tensor(draw(2, 8, heads, 8, device=device), mesh, [Shard(axis)]) for heads in (4, 2)]
+        xs, cotangents = [x.requires_grad_() for x in xs], [x.detach() * 2 for x in xs]
+        results = [call(*xs, cos=cos, sin=sin) for call in (compiled, dtensor.apply_rope)]
+        for ours, eager in zip(*((*ys, *torch.autograd.grad(ys, xs, cotangents)) for ys in results), strict=True):
+            assert torch.equal(ours.full_tensor(), eager.full_tensor()), axis
 
 
 def main(backend: str, rendezvous: str, own: int, size: int) -> None:
@@ -257,6 +287,8 @@ def run(device: torch.device, size: int) -> None:
         print(f"a model, {parallel} parallel: within the bound", flush=True)
     check_refusals(mesh, device)
     print("refusals: named", flush=True)
+    check_compiled(mesh, device)
+    print("compiled: the bits of the eager call", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ SENTENCES = (
     "a model, tensor parallel: within the bound",
     "a model, context parallel: within the bound",
     "refusals: named",
+    "compiled: the bits of the eager call",
 )
 
 nccl = pytest.param(

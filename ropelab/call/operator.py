@@ -24,16 +24,26 @@ def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
 
     It must where a compiler traces, where a dispatch mode is active, and where q or k is of a subclass of tensor, such
     as a fake tensor. Parameters count as plain tensors.
+
+    Raises:
+        TypeError: q or k is a DTensor, whose sharding the operators do not know.
     """
     return (
         torch.compiler.is_compiling()
-        or (type(q) not in _PLAIN and isinstance(q, torch.Tensor))
-        or (type(k) not in _PLAIN and isinstance(k, torch.Tensor))
+        or (type(q) not in _PLAIN and _is_subclass("q", q))
+        or (type(k) not in _PLAIN and _is_subclass("k", k))
         or torch._C._len_torch_dispatch_stack() > 0
     )
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+
+
+def _is_subclass(name: str, x) -> bool:
+    """Whether ``x`` is of a subclass of tensor."""
+    if type(x).__name__ == "DTensor":
+        raise TypeError(f"{name}: expected a plain tensor (to_local(), or ropelab.interop.dtensor), got a DTensor")
+    return isinstance(x, torch.Tensor)
 
 
 def _dispatched(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):

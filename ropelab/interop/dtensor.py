@@ -15,6 +15,7 @@ them with ``q.to_local()`` and the rank's own cache, slots and positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,13 +60,14 @@ def apply_rope(
     """
     sharding = _Sharding(q, k, seq_format)
     tables = {"cos": cos, "sin": sin, "frequencies": frequencies}
-    given = {name: sharding.local_table(name, x) for name, x in tables.items() if x is not None}
-    where = sharding.local_positions(positions, offsets)
-    ys = rope.apply_rope(*sharding.local_heads(), **given, seq_format=seq_format, **where, **options)
-    ys = sharding.whole((ys,) if k is None else ys)
+    options |= {name: sharding.local_table(name, x) for name, x in tables.items() if x is not None}
+    options |= sharding.local_positions(positions, offsets)
+    local = rope.apply_rope(q.to_local(), None if k is None else k.to_local(), seq_format=seq_format, **options)
+    ys = sharding.whole((local,) if isinstance(local, torch.Tensor) else local)
     if inplace:
-        ys = copy_over([q] if k is None else [q, k], ys)
-    return ys[0] if k is None else tuple(ys)
+        copy_over(sharding.xs, ys)
+        ys = sharding.xs
+    return ys[0] if k is None else (ys[0], ys[1])
 
 
 def apply_qk_norm_rope(
@@ -96,12 +98,11 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope` of this file, or as `ropelab.apply_qk_norm_rope`.
     """
     sharding = _Sharding(q, k, seq_format)
-    weights = (sharding.local_weight(w, x) for w, x in ((q_weight, q), (k_weight, k)))
-    tables = {"cos": sharding.local_table("cos", cos), "sin": sharding.local_table("sin", sin)}
-    where = sharding.local_positions(positions, offsets)
+    options |= sharding.local_positions(positions, offsets)
     ys = qk_norm.apply_qk_norm_rope(
-        *sharding.local_heads(), *weights, **tables, seq_format=seq_format, **where, **options
-    )
+        q.to_local(), k.to_local(), sharding.local_weight(q_weight, q), sharding.local_weight(k_weight, k),
+        cos=sharding.local_table("cos", cos), sin=sharding.local_table("sin", sin), seq_format=seq_format, **options,
+    )  # fmt: skip
     q_out, k_out = sharding.whole(ys)
     return q_out, k_out
 
@@ -124,7 +125,7 @@ class _Sharding:
         self.tokens = q.shape[self.seq]
         for name, x in zip("qk", self.xs, strict=False):
             for placement in x.placements:
-                if not (type(placement) is Replicate or self._shards(placement, self.batch, self.seq, self.heads)):
+                if not (isinstance(placement, Replicate) or self._shards(placement, self.batch, self.seq, self.heads)):
                     raise ValueError(
                         f"{name}: expected Replicate() or Shard along the batch, the sequence or the heads, "
                         f"got {placement} for {seq_format}"
@@ -136,18 +137,14 @@ class _Sharding:
         if k.device_mesh != q.device_mesh:
             raise ValueError(f"k: expected q's mesh {q.device_mesh}, got {k.device_mesh}")
         for of_q, of_k in zip(q.placements, k.placements, strict=True):
-            apart = {type(of_q), type(of_k)} == {Replicate, Shard}
-            if of_q != of_k and not (apart and any(self._shards(p, self.heads) for p in (of_q, of_k))):
+            by_heads = [isinstance(p, Replicate) or self._shards(p, self.heads) for p in (of_q, of_k)]
+            if of_q != of_k and not all(by_heads):
                 raise ValueError(f"k: expected q's placements {q.placements}, got {k.placements}")
 
     def _shards(self, placement: Placement, *axes: int) -> bool:
-        return type(placement) is Shard and placement.dim in axes
+        return isinstance(placement, Shard) and placement.dim in axes
 
-    def local_heads(self) -> list[torch.Tensor]:
-        """This rank's part of q, or of q and k."""
-        return [x.to_local() for x in self.xs]
-
-    def whole(self, ys: tuple[torch.Tensor, ...] | torch.Tensor) -> list[DTensor]:
+    def whole(self, ys: Sequence[torch.Tensor]) -> list[DTensor]:
         """The DTensors whose parts on this rank are ``ys``."""
         found = []
         for x, y in zip(self.xs, ys, strict=True):
@@ -187,7 +184,7 @@ class _Sharding:
 
     def local_weight(self, weight: torch.Tensor, x: DTensor) -> torch.Tensor:
         """A weight of the norm of ``x``, whose gradient sums over the parts of ``x``."""
-        placements = [Replicate()] * self.mesh.ndim
+        placements: list[Placement] = [Replicate()] * self.mesh.ndim
         return self._local(weight, placements, self._grad_placements(placements, x))
 
     def _follow(self, batch_axis: int | None = None, seq_axis: int | None = None) -> list[Placement]:
@@ -205,7 +202,7 @@ class _Sharding:
     def _grad_placements(self, placements: list[Placement], x: DTensor) -> list[Placement]:
         """The placements of a gradient that sums over the parts of ``x``."""
         pairs = zip(placements, x.placements, strict=True)
-        return [Partial() if type(of_x) is Shard and type(own) is Replicate else own for own, of_x in pairs]
+        return [Partial() if isinstance(of_x, Shard) and isinstance(own, Replicate) else own for own, of_x in pairs]
 
     def _local(
         self, x: torch.Tensor, placements: list[Placement], grad_placements: list[Placement] | None = None

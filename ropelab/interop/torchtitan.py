@@ -77,6 +77,7 @@ def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor
     if not isinstance(query, DTensor):
         return apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
     if positions is not None and not isinstance(positions, DTensor):
-        along_tokens = [p if type(p) is Shard and p.dim < 2 else Replicate() for p in query.placements]
+        along_tokens = [p if isinstance(p, Shard) and p.dim < 2 else Replicate() for p in query.placements]
         positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
-    return dtensor.apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
+    query, key = dtensor.apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
+    return query, key
