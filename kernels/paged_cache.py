@@ -41,6 +41,11 @@ class Tensors(NamedTuple):
         """The tensors that may hold 8-bit floats."""
         return self.q_out, self.k_cache, self.v_cache
 
+    @property
+    def nope(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """``q_nope`` and ``q_nope_out``, or None."""
+        return None if self.q_nope is None or self.q_nope_out is None else (self.q_nope, self.q_nope_out)
+
     def with_readable_inputs(self, readable: Callable[[torch.Tensor], torch.Tensor]) -> "Tensors":
         """These tensors with the inputs that ``readable`` returns."""
         q_nope = None if self.q_nope is None else readable(self.q_nope)

@@ -52,8 +52,9 @@ def write(
     q, k = (y.to(t.q.dtype) for y in turned)
     v = t.v.clone() if t.v_out is not None else t.v
     t.q_out.copy_(stored(q, t.q_out.dtype, scales.q))
-    if t.q_nope is not None and t.q_nope_out is not None:
-        t.q_nope_out.copy_(stored(t.q_nope, t.q_nope_out.dtype, scales.q))
+    if t.nope is not None:
+        q_nope, q_nope_out = t.nope
+        q_nope_out.copy_(stored(q_nope, q_nope_out.dtype, scales.q))
     if t.k_out is not None:
         t.k_out.copy_(k)
     if t.v_out is not None:

@@ -415,7 +415,7 @@ class PagedCacheLaunch:
     def __call__(self, t: Tensors, cos, sin, positions, first_position: int, norm: Norm | None, s: Scales) -> None:
         q_out, k_cache, v_cache = t.destinations
         # The kernel ignores the tensors that stand in for missing tensors.
-        nope, nope_out = (t.q, q_out) if t.q_nope is None else (t.q_nope, t.q_nope_out)
+        nope, nope_out = t.nope or (t.q, q_out)
         if self.as_bytes:
             q_out, k_cache, v_cache, nope_out = (
                 x.view(torch.uint8) if x.dtype in FLOAT8_DTYPES else x for x in (q_out, k_cache, v_cache, nope_out)
@@ -462,7 +462,7 @@ def plan(
         raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
     turned = [x.stride()[:3] for x in (t.q, t.k, t.q_out, t.k if t.k_out is None else t.k_out, t.k_cache)]
     moved = [x.stride()[:3] for x in (t.v, t.v if t.v_out is None else t.v_out, t.v_cache)]
-    kept = [(0, 0, 0)] * 2 if t.q_nope is None else [x.stride()[:3] for x in (t.q_nope, t.q_nope_out)]
+    kept = [(0, 0, 0)] * 2 if t.nope is None else [x.stride()[:3] for x in t.nope]
     (q, k, qy, ky, k_cache), (v, vy, v_cache), (nope, nope_y) = turned, moved, kept
     cos_strides, sin_strides = table_strides(cos), table_strides(sin)
     positions_strides = (0, 0) if positions is None else (*positions.stride(), 0)[:2]

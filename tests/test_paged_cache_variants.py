@@ -54,7 +54,7 @@ def assert_close(found, expected, features):
 @layouts
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("across", [True, False])
-@pytest.mark.parametrize("shape", [(5, 3, 16, 16, 0), (1, 1, 24, 8, 0), (6, 2, 20, 8, 6), (2, 7, 24, 24, 0)])
+@pytest.mark.parametrize("shape", [(5, 3, 16, 16, 0), (6, 2, 20, 8, 6), (2, 7, 24, 24, 0)])
 def test_every_norm_is_the_norm_of_the_definition(device, shape, across, norm_first, layout):
     q_heads, k_heads, head_dim, rotary_dim, first = shape
     call = example(device, heads=(q_heads, k_heads), head_dim=head_dim, rotary_dim=rotary_dim, norm=True, layout=layout)

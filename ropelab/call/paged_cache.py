@@ -45,8 +45,10 @@ def run(call: PagedCacheCall) -> None:
 
 def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """The outputs that the caller asked for: name, output and input."""
-    pairs = ("q_out", t.q_out, t.q), ("k_out", t.k_out, t.k), ("v_out", t.v_out, t.v)
-    pairs = *pairs, ("q_nope_out", t.q_nope_out, t.q_nope)
+    pairs = (
+        ("q_out", t.q_out, t.q), ("k_out", t.k_out, t.k), ("v_out", t.v_out, t.v),
+        ("q_nope_out", t.q_nope_out, t.q_nope),
+    )  # fmt: skip
     return [(name, out, x) for name, out, x in pairs if out is not None and x is not None]
 
 

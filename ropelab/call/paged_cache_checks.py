@@ -13,7 +13,7 @@ from ropelab.call.memory import is_same_view, may_share_elements, overlaps_itsel
 from ropelab.call.paged_cache_arguments import PagedCacheCall
 from ropelab.call.qk_norm import check_weights
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.paged_cache import Tensors
+from ropelab.kernels.paged_cache import Norm, Tensors
 from ropelab.layout.seq_format import rank, to_bshd
 
 CACHE_DTYPES = (*DTYPES, *FLOAT8_DTYPES)
@@ -28,12 +28,11 @@ def check_call(call: PagedCacheCall) -> None:
     tensor("k", t.k)
     check_rope_arguments(t.q, t.k, call.angles, call.positions, call.options)
     _check_value(t, call.options.seq_format)
-    q_weight, k_weight = call.weights
     if call.norm is not None:
-        _check_weights(q_weight, k_weight, t, call.options.seq_format)
+        _check_weights(call.norm, t, call.options.seq_format)
     _check_nope(t, call)
     for name, out, x in _outputs(t):
-        if out is not None:
+        if out is not None and x is not None:
             _check_output(name, out, x, t.q, FLOAT8_DTYPES if name in ("q_out", "q_nope_out") else ())
     if t.q_nope_out is not None and t.q_nope_out.dtype != t.q_out.dtype:
         raise TypeError(
@@ -126,8 +125,8 @@ def _check_value(t: Tensors, seq_format: str) -> None:
         raise ValueError("v: expected at least one feature of a head, got none")
 
 
-def _check_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, t: Tensors, seq_format: str) -> None:
-    head_dim = t.q.shape[-1]
+def _check_weights(norm: Norm, t: Tensors, seq_format: str) -> None:
+    q_weight, k_weight, head_dim = norm.q_weight, norm.k_weight, t.q.shape[-1]
     expected = [to_bshd(x, seq_format).shape[2] * head_dim for x in (t.q, t.k)]
     weights = {"q_weight": q_weight, "k_weight": k_weight}
     if [tensor(name, weight).numel() for name, weight in weights.items()] != expected:
