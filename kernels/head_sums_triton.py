@@ -17,12 +17,13 @@ def sum_of_products(a0, b0, a1, b1):
     The number of pairs is a power of two. The two products of a pair round once together. No later step contains a
     product, so the compiler cannot fuse a product with a sum.
     """
-    return _sum_of_neighbours(tl.fma(a0, b0, a1 * b1))
+    return sum_of_neighbours(tl.fma(a0, b0, a1 * b1))
 
 
 @triton.jit
-def _sum_of_neighbours(x):
+def sum_of_neighbours(x):
+    """The sum over axis 2 of a tensor with three axes, as an axis of 1. The length of axis 2 is a power of two."""
     if x.shape[2] == 1:
         return x
     else:
-        return _sum_of_neighbours(tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // 2, 2]), axis=3))
+        return sum_of_neighbours(tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // 2, 2]), axis=3))
