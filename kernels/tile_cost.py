@@ -24,6 +24,9 @@ from ropelab.kernels.tiles import (
 # An H100 or H200. The choice is the same on every GPU, so that a model has the same programs everywhere.
 _MULTIPROCESSORS, _THREADS, _REGISTERS = 132, 2048, 65536
 
+_NEEDED_IN_FLIGHT = 40_000
+"""The bytes that a multiprocessor of an H200 has to have under way: its share of 4.8 TB/s for about a microsecond."""
+
 _HALF_LARGE_KB = 4000
 """The kilobytes of a call of which half the time depends on the rate of the memory."""
 
@@ -36,8 +39,8 @@ class Terms:
         instructions: the groups of pairs whose addresses the warps compute, for each kilobyte that is moved.
         idle: the places for pairs that hold no pair, for each pair.
         registers: the pairs that a thread holds beyond 16, in units of 16.
-        in_flight: how often a program waits for memory, over the tens of kilobytes that the threads of a multiprocessor
-            have under way.
+        in_flight: by how much the bytes that the threads of a multiprocessor have under way are too few, for each time
+            that a program waits for memory.
         places: the places for pairs of a thread, in units of 8.
         accesses: the instructions of a thread that read or write memory, in units of 8.
         waits: whether the heads wait for positions.
@@ -56,7 +59,7 @@ class Terms:
     late: float
 
 
-WEIGHTS = Terms(0.044, 0.127, 0.0471, 0.147, 0.063, 0.0222, 0.00438, 0.0155, 0.172)
+WEIGHTS = Terms(0.0458, 0.126, 0.0486, 0.0502, 0.0635, 0.023, 0.00427, 0.0153, 0.175)
 
 
 @lru_cache(maxsize=4096)
@@ -96,13 +99,13 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
     waits = work.positions and not tile.heads_first
     registers = min(96, 18 + 2.8 * programs.places)
     resident = min(_THREADS, _REGISTERS / registers)
-    in_flight = resident * programs.places * 2 * work.itemsize / 10_000
+    in_flight = resident * programs.places * 2 * work.itemsize
     busiest = ceil(programs.count / _MULTIPROCESSORS) * threads * programs.places
     return Terms(
         instructions=large * warps * programs.groups / kilobytes,
         idle=large * (warps * 32 * programs.places / pairs - 1),
         registers=large * max(0.0, programs.places / 16 - 1),
-        in_flight=large * (1 + waits + programs.late) / in_flight,
+        in_flight=large * max(0.0, (1 + waits + programs.late) * _NEEDED_IN_FLIGHT / in_flight - 1),
         places=small * programs.places / 8,
         accesses=small * programs.accesses / 8,
         waits=small * waits,

@@ -254,8 +254,8 @@ def main(capability: int) -> None:
         few_heads = (64, 64, 16, 0, torch.bfloat16)
         varied = (SHAPES[0], SHAPES[-1], few_heads) if capability == 90 else (SHAPES[0],)
         for (name, variant), shape in itertools.product(VARIANTS.items(), varied):
-            if variant.get("tokens") == 1 and shape[2] >= 32:
-                continue  # a program of one warp for each head, of which a thread has two pairs
+            if rotate_triton.tile_for(*call(shape, layout, **variant)).num_warps == 1:
+                continue  # a program of one warp for each head, of which a thread has one or two pairs
             width = min(16, width_of_tile(shape, layout, **variant))
             kernel, about = rotation(shape, layout, capability, **variant), f"sm_{capability} {layout} {name} {shape}"
             check(about, kernel, width)
