@@ -37,12 +37,7 @@ def direct_start(
     run = compiled.run
     if prepare is None or run.global_scratch_size or run.profile_scratch_size:
         return None  # Triton allocates the scratch memory of a kernel before each launch
-    direct = prepare(run, compiled, grid, fixed, device_index)
-
-    def start(arguments, addresses) -> None:
-        (through_triton if _is_profiled() else direct)(arguments, addresses)
-
-    return start
+    return prepare(run, compiled, grid, fixed, device_index, through_triton)
 
 
 def _is_profiled() -> bool:
@@ -58,29 +53,33 @@ _NO_PROFILER = None, None, None
 """In place of the description of a launch, and of the hooks before and after it."""
 
 
-def _prepare_3_6(run, compiled, grid, fixed, device_index) -> Start:
+def _prepare_3_6(run, compiled, grid, fixed, device_index, through_triton) -> Start:
     launch, attributes = run.launch, (run.launch_cooperative_grid, run.launch_pdl)
     middle = compiled.function, *attributes, *_NO_SCRATCH, compiled.packed_metadata, *_NO_PROFILER
 
-    def direct(arguments, addresses) -> None:
+    def start(arguments, addresses) -> None:
+        if _is_profiled():
+            return through_triton(arguments, addresses)
         numbers = arguments[len(addresses) :]
         launch(*grid, _current_stream(device_index), *middle, *addresses, *numbers, *fixed)
 
-    return direct
+    return start
 
 
-def _prepare_3_7(run, compiled, grid, fixed, device_index) -> Start:
+def _prepare_3_7(run, compiled, grid, fixed, device_index, through_triton) -> Start:
     launch, attributes = run.launch, (run.launch_cooperative_grid, run.launch_pdl)
     middle = (
         compiled.function, *attributes, compiled.packed_metadata, *_NO_PROFILER, *_NO_SCRATCH,
         run.arg_annotations, run.kernel_signature,
     )  # fmt: skip
 
-    def direct(arguments, addresses) -> None:
+    def start(arguments, addresses) -> None:
+        if _is_profiled():
+            return through_triton(arguments, addresses)
         numbers = arguments[len(addresses) :]
         launch(*grid, _current_stream(device_index), *middle, (*addresses, *numbers, *fixed))
 
-    return direct
+    return start
 
 
 _PREPARE = {"3.6": _prepare_3_6, "3.7": _prepare_3_7}

@@ -4,7 +4,8 @@ The four steps are launches of torch, but for the rotation. A step of decoding i
 as much as its work. The difference between a chain and the chain without the rotation is the cost of the rotation.
 
 A GPU of compute capability 9.0 or newer can start the programs of a kernel before the kernel in front of it has ended
-(programmatic dependent launch). The study times this for the rotation too. The library launches without it.
+(programmatic dependent launch). The study times this for the rotation too. The library launches without it, because
+no chain in a CUDA graph became shorter on an H200.
 """
 
 import ast
