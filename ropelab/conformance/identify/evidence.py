@@ -47,8 +47,10 @@ class Answer:
             if isinstance(self.values, str) or isinstance(told, str):
                 return np.full((1, 1, 1, 1), not (isinstance(self.values, str) and told == self.values))
             y, bound = told
-            with np.errstate(invalid="ignore"):
-                hit = abs(self.values - y) <= max((d.rounds for d in deviations), default=1) * bound
+            with np.errstate(all="ignore"):
+                hit: np.ndarray = (
+                    abs(np.asarray(self.values) - y) <= max((d.rounds for d in deviations), default=1) * bound
+                )
             hit |= np.isnan(self.values) & np.isnan(y)
             near = hit if near is None else near | hit
             if near.all():

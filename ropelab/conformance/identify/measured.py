@@ -181,8 +181,8 @@ class Measured:
 
                 yield Deviation("factor", f"is multiplied by {each:.6g} once more for each earlier call", PURE, grown,
                                 {"factor": each})  # fmt: skip
-            values = dict.fromkeys((self._simple(constant), constant))
-            yield from (_factor("cos0 cos1 sin0 sin1", "is multiplied", v) for v in values)
+            both = dict.fromkeys((self._simple(constant), constant))
+            yield from (_factor("cos0 cos1 sin0 sin1", "is multiplied", v) for v in both)
         for parts, words, values in (
             ("cos0 cos1", "has cosines multiplied", found.cos0[at][:1]),
             ("sin0 sin1", "has sines multiplied", _amplitude(found.sin1[at])),

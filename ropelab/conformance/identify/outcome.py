@@ -34,6 +34,11 @@ def outcome(made: Callable[[int], Plan], which: int) -> Told | str:
         made: returns the plan of an input of the call, by its number.
         which: the number of the input.
     """
+    with np.errstate(all="ignore"):  # a description may overflow a format of 16 bits
+        return _answer(made, which)
+
+
+def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     plan = made(which)
     case = plan.question.case
     if plan.raises:

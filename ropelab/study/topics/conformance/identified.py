@@ -2,7 +2,8 @@
 
 ``TRITON_INTERPRET=1 python -m ropelab.study.topics.conformance.identified`` computes four files in the folder
 ``data/identification``: ``catalogue.csv`` (every fault of the catalogue), ``pairs_of_faults.csv`` (two random faults at
-a time) and ``controls.csv`` (right implementations). Each row is written as soon as it is computed.
+a time), ``controls.csv`` (right implementations) and ``blind.csv`` (faults that were written after the
+identification). The names of files as arguments choose some of them. Each row is written as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -54,22 +55,26 @@ def main() -> None:
 
 
 def read(name: str) -> pd.DataFrame:
-    """Return a record: ``"catalogue"``, ``"pairs_of_faults"`` or ``"controls"``."""
+    """Return a record: ``"catalogue"``, ``"pairs_of_faults"``, ``"controls"`` or ``"blind"``."""
     return pd.read_csv(FOLDER / f"{name}.csv", keep_default_na=False)
 
 
 def sentence() -> str:
     """Return in words what the records show."""
-    right, faults, pairs = read("controls"), read("catalogue"), read("pairs_of_faults")
-    counts, twofold = faults.outcome.value_counts(), pairs.outcome.value_counts()
+    right, faults, pairs, fresh = (read(name) for name in ("controls", "catalogue", "pairs_of_faults", "blind"))
+    counts, twofold, unseen = (frame.outcome.value_counts() for frame in (faults, pairs, fresh))
     same = indistinguishable(faults)
+    longest = max(frame.seconds.max() for frame in (right, faults, pairs, fresh))
     parts = (
-        f"of {len(faults)} faults of the catalogue the identification recovers {counts.get('equal', 0)} as injected",
-        f"{counts.get('wrong', 0)} proven descriptions are wrong",
-        f"{counts.get('unexplained', 0)} faults stay unexplained",
-        f"{counts.get('silent', 0)} change no answer of a small call",
-        f"of {len(pairs)} functions with two random faults {twofold.get('equivalent', 0)} are proven to be recovered",
+        f"of {len(faults)} faults of the catalogue the identification recovers {counts.get('equal', 0)} as injected, "
+        f"and {counts.get('wrong', 0)} wrong",
+        f"{counts.get('unexplained', 0)} stay unexplained",
+        f"of {len(pairs)} functions with two random faults {twofold.get('equivalent', 0)} are proven to be recovered, "
+        f"and {twofold.get('wrong', 0)} descriptions are wrong",
+        f"of {len(fresh)} faults that were written after the identification {unseen.get('equivalent', 0)} are proven "
+        f"to be recovered, and {unseen.get('wrong', 0)} descriptions are wrong",
         f"the identification is silent on {right.silent.sum()} of {len(right)} right implementations",
+        f"the longest identification took {longest:.0f} s of CPU time",
         f"no input tells apart {len(same)} pairs of faults{': ' * bool(same)}{'; '.join(map(' and '.join, same))}",
     )
     return f"{parts[0][0].upper()}{'; '.join(parts)[1:]}"
