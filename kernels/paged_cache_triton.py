@@ -38,6 +38,7 @@ from ropelab.kernels.addressing import (
 from ropelab.kernels.angles_triton import computed_columns
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, to_float8
+from ropelab.kernels.head_sums_triton import sum_of_products
 from ropelab.kernels.heads_triton import load_heads, load_rotation, store_heads
 from ropelab.kernels.launch import Launch, compiler_options
 from ropelab.kernels.paged_cache import Norm, Scales, Tensors, compute_dtype
@@ -186,9 +187,11 @@ def _writable(ptr, CONVERSION: tl.constexpr):
 @triton.jit
 def _normalized(x0, x1, w0, w1, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr):
     """The pairs times the weights and ``1 / sqrt(mean + EPS)``; the mean of the squares is over a head or a token."""
-    squares = tl.sum(x0 * x0 + x1 * x1, axis=2, keep_dims=True)
+    squares = sum_of_products(x0, x0, x1, x1)
     if NORM == "token":  # the rows are all heads of one token, and the rows beyond them are zeros
-        rstd = tl.rsqrt(tl.sum(squares, axis=0, keep_dims=True) / (HEADS * HEAD_DIM) + EPS)
+        heads = tl.reshape(squares, [1, 1, squares.shape[0]])
+        one, zero = tl.full(heads.shape, 1.0, heads.dtype), tl.zeros_like(heads)
+        rstd = tl.rsqrt(sum_of_products(heads, one, zero, zero) / (HEADS * HEAD_DIM) + EPS)
     else:
         rstd = tl.rsqrt(squares / HEAD_DIM + EPS)
     return w0 * (x0 * rstd), w1 * (x1 * rstd)
@@ -496,9 +499,9 @@ def plan(
         seq_len, t.k_cache.shape[0], *q, *k, *v, *qy, *ky, *vy, *nope, *nope_y, *k_cache, *v_cache,
         *cos_strides, *sin_strides, *positions_strides,
     )  # fmt: skip
-    # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`. Computed cosines and sines
-    # have the bits of `angles_torch` without fused multiply-add.
-    options = compiler_options(tile.num_warps, None, fuse=norm is not None and not rotation.table_free)
+    # The norm rounds as in `qk_norm_triton`, the rotation as in `rotate_triton`, and computed cosines and sines as in
+    # `angles_torch`: all of them without fused multiply-add.
+    options = compiler_options(tile.num_warps, None, fuse=False)
     launch = Launch(_paged_cache_kernel, grid, numbers, constants, options, t.q.device)
     return PagedCacheLaunch(launch, as_bytes=any(how in INTEGER_CONVERSIONS for how in conversions))
 
