@@ -247,9 +247,23 @@ def _turned_rows(
         exists = mask & (tl.arange(0, BLOCK_PAIRS) < (HEAD_DIM + 1) // 2)[None, None, :]
         y0, y1 = tl.where(exists, y0, 0.0), tl.where(exists, y1, 0.0)
         y0, y1 = _normalized(y0, y1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
+    return y0, y1, has_position
+
+
+@triton.jit
+def _store_turned(
+    row, mask, has_position, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, POSITIONS: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Write rotated rows, and zeros for tokens without a position."""
     if POSITIONS != "none":
-        y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
-    return y0, y1
+        # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
+        store_heads(
+            row, mask & (has_position == 0), tl.zeros_like(y0), tl.zeros_like(y1),
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+        )  # fmt: skip
+        mask = mask & has_position
+    store_heads(row, mask, y0, y1, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS)
 
 
 @triton.jit(do_not_specialize=[
@@ -297,7 +311,7 @@ def _paged_cache_kernel(
         token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
         q_scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
         x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-        y0, y1 = _turned_rows(
+        y0, y1, has_position = _turned_rows(
             q_ptr, qw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
             Q_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
             TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
@@ -307,9 +321,9 @@ def _paged_cache_kernel(
         y0 = _stored(y0, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
         y1 = _stored(y1, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
         y_at = _rows_at(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-        store_heads(
-            _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], y0, y1,
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+        _store_turned(
+            _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], has_position, y0, y1,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
     if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
         token, is_token, head, is_row = _rows_of_program(
@@ -318,7 +332,7 @@ def _paged_cache_kernel(
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
         k_scale = _scales_of(k_scale_ptr, head, is_row, K_SCALES)
         x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-        y0, y1 = _turned_rows(
+        y0, y1, has_position = _turned_rows(
             k_ptr, kw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
             K_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
             TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
@@ -327,18 +341,18 @@ def _paged_cache_kernel(
         DTYPE_K: tl.constexpr = k_cache_ptr.dtype.element_ty
         if WRITE_K:
             y_at = _rows_at(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-            store_heads(
-                ky_ptr + y_at, is_row[:, None, None], y0, y1,
-                HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+            _store_turned(
+                ky_ptr + y_at, is_row[:, None, None], has_position, y0, y1,
+                HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
             )  # fmt: skip
         at, exists = _cached_rows_at(
             slot, blocks, k_cache_stride_block, k_cache_stride_place, k_cache_stride_h, head, PAGE, ALIGN, NARROW_SLOTS
         )
         y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
-        store_heads(
-            _writable(k_cache_ptr, K_CONVERSION) + at, exists & is_row[:, None, None], y0, y1,
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
+        _store_turned(
+            _writable(k_cache_ptr, K_CONVERSION) + at, exists & is_row[:, None, None], has_position, y0, y1,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
     V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
     if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
