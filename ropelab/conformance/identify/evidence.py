@@ -52,7 +52,7 @@ class Answer:
                     abs(np.asarray(self.values) - y) <= max((d.rounds for d in deviations), default=1) * bound
                 )
             hit |= np.isnan(self.values) & np.isnan(y)
-            near = hit if near is None else near | hit
+            near = hit if near is None else np.logical_or(near, hit)
             if near.all():
                 break
         assert near is not None, "there is at least one side"

@@ -198,7 +198,7 @@ def token_bits(subject, sizes):
         except NotApplicable as reason:
             reasons.append(f"{same.name} is left out: {reason}")
         else:
-            yield from (replace(comparison, bound=np.zeros(1)) for comparison in comparisons)
+            yield from (one if isinstance(one, str) else replace(one, bound=np.zeros(1)) for one in comparisons)
     if len(reasons) == 3:
         raise NotApplicable("; ".join(reasons))
     yield from reasons
