@@ -1,7 +1,7 @@
 """This file chooses the tile of a call: the candidate for which an estimate of the time is smallest.
 
 The estimate compares the tiles of one call. It is a sum of nine terms, and each term counts something that holds a call
-back. Four terms count in large calls, where the rate of the memory limits the time. The other five count in small
+back. Five terms count in large calls, where the rate of the memory limits the time. The other four count in small
 calls, where the time of one program limits it. The weights are fitted to the table ``data/tile_times.csv``, with the
 times of the candidates for half of the models: ``python -m ropelab.bench.tile_fit`` prints them.
 """
@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from math import ceil, gcd
 
 from ropelab.kernels.tiles import (
-    ACCESS_BYTES,
     FlatTile,
     Tile,
     Work,
@@ -42,10 +41,11 @@ class Terms:
         in_flight: by how much the bytes that the threads of a multiprocessor have under way are too few, for each time
             that a program waits for memory.
         places: the places for pairs of a thread, in units of 8.
-        accesses: the instructions of a thread that read or write memory, in units of 8.
         waits: whether the heads wait for positions.
         busiest: the places for pairs on the busiest multiprocessor, over the pairs of the average multiprocessor.
         late: whether a program loads features that do not rotate after all others.
+        shared: whether the accesses of a warp end within a half of a head, so that two warps share sectors of memory.
+            In place, a sector that a warp has written may still be read by the other.
     """
 
     instructions: float
@@ -53,13 +53,13 @@ class Terms:
     registers: float
     in_flight: float
     places: float
-    accesses: float
     waits: float
     busiest: float
     late: float
+    shared: float
 
 
-WEIGHTS = Terms(0.0458, 0.126, 0.0486, 0.0502, 0.0635, 0.023, 0.00427, 0.0153, 0.175)
+WEIGHTS = Terms(0.0308, 0.0383, 0.0305, 0.0569, 0.0483, 0.0157, 0.025, 0.223, 0.0927)
 
 
 @lru_cache(maxsize=4096)
@@ -78,11 +78,10 @@ def cost(work: Work, tile: Tile | FlatTile) -> float:
 
 @dataclass(frozen=True)
 class _Programs:
-    """The programs of a call; and of a thread: the groups of pairs, accesses and places for pairs; and `Terms.late`."""
+    """The programs of a call; the groups of pairs and the places for pairs of a thread; and whether it loads late."""
 
     count: int
     groups: float
-    accesses: float
     places: float
     late: bool
 
@@ -107,11 +106,16 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
         registers=large * max(0.0, programs.places / 16 - 1),
         in_flight=large * max(0.0, (1 + waits + programs.late) * _NEEDED_IN_FLIGHT / in_flight - 1),
         places=small * programs.places / 8,
-        accesses=small * programs.accesses / 8,
         waits=small * waits,
         busiest=small * min(8.0, busiest / max(pairs / _MULTIPROCESSORS, 256)),
         late=small * programs.late,
+        shared=large * (isinstance(tile, FlatTile) and work.in_place and _ends_within_a_half(work, tile)),
     )
+
+
+def _ends_within_a_half(work: Work, tile: FlatTile) -> bool:
+    chunk = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
+    return not work.rotation.interleaved and 32 * chunk % (work.rotation.rotary_dim // 2) != 0
 
 
 def _flat(work: Work, tile: FlatTile) -> _Programs:
@@ -123,40 +127,19 @@ def _flat(work: Work, tile: FlatTile) -> _Programs:
     common = gcd(along, unit)
     count = work.batch * ceil(work.seq_len * common / along) * (unit // common) * blocks
     groups = max(1.0, tile.accesses / (32 * tile.num_warps))
-    return _Programs(count, groups, groups * _accesses(work, chunk, chunk), groups * chunk, late=False)
+    return _Programs(count, groups, groups * chunk, late=False)
 
 
 def _whole(work: Work, tile: Tile) -> _Programs:
     width, threads = next_power_of_2(work.rotation.rotary_dim // 2), 32 * tile.num_warps
-    aligned = pairs_per_access(work.rotation, 0)
     blocks = max(1, ceil(work.heads[0] / tile.block_heads))
     count = ceil(work.seq_len / tile.block_tokens) * blocks * work.batch
-    groups = accesses = places = 0.0
+    copies = work.rest > 0 and not work.in_place
+    groups = places = 0.0
     for heads in (tile.block_heads, *(next_power_of_2(max(1, ceil(n / blocks))) for n in work.heads[1:])):
         pairs = tile.block_tokens * heads * width / threads
-        turns = pairs / tile.pairs_per_access
-        groups += max(1.0, turns)
-        accesses += max(1.0, turns) * _accesses(work, max(1, min(int(pairs), tile.pairs_per_access)), aligned)
+        groups += max(1.0, pairs / tile.pairs_per_access)
         places += max(1.0, pairs)
-        if work.rest:
-            copied = tile.block_tokens * heads * next_power_of_2(work.rest) / threads
-            size = work.rest * work.itemsize
-            turns = max(1.0, copied * work.itemsize / min(ACCESS_BYTES, size & -size))
-            accesses += turns if work.in_place else 2 * turns
-            places += 0.0 if work.in_place else max(0.5, copied / 2)
-    return _Programs(count, groups, accesses, places, late=work.rest > 0 and not work.in_place)
-
-
-def _accesses(work: Work, pairs: int, aligned: int) -> float:
-    """The instructions with which a thread reads ``pairs`` pairs and their cosines and sines, and writes the pairs.
-
-    Args:
-        aligned: the pairs that can be read at once.
-    """
-    group = min(pairs, aligned)
-    if work.rotation.interleaved:
-        heads = ceil(2 * group * work.itemsize / ACCESS_BYTES)
-    else:
-        heads = 2 * ceil(group * work.itemsize / ACCESS_BYTES)
-    columns = group * work.column_bytes * (2 if work.rotation.full_width else 1)
-    return ceil(pairs / group) * (2 * heads + 2 * ceil(columns / ACCESS_BYTES))
+        if copies:
+            places += max(0.5, tile.block_tokens * heads * next_power_of_2(work.rest) / threads / 2)
+    return _Programs(count, groups, places, late=copies)
