@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
+from ropelab.bench import whole_models  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.models import verify_model  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
@@ -18,7 +19,7 @@ from ropelab.conformance.models.factory import NotBuilt, build  # noqa: E402
 from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import tables  # noqa: E402
+from ropelab.study.topics.models import evidence, tables  # noqa: E402
 
 
 def unjudged(traced):
@@ -225,3 +226,39 @@ def test_a_sample_of_the_patched_models(torch_backend, monkeypatch, architecture
     [known] = [row for row in PATCHED if row["architecture"] == architecture]
     assert row["outcome"] == known["outcome"] == "equal"
     assert ("equal" in row["qk_norm"]) == ("equal" in known["qk_norm"])
+
+
+# ------------------------------------------------------------------------------------------- the study of whole models
+
+
+def test_the_study_of_whole_models(torch_backend):
+    frame = whole_models.whole_models(smoke=True, device="cpu")
+    assert set(frame.status) == {"ok"} and (frame.value > 0).all()
+    times = evidence.values(frame)
+    assert list(times) == list(whole_models.WAYS) and len(times) == 3
+    assert len(evidence.losses(frame)) == 3
+    assert "Qwen3" in evidence.norm_bar(frame) and evidence.loss_sentence(frame)
+    assert any("ropelab saves" in sentence for sentence in evidence.sentences(frame))
+    assert "traced" in evidence.coverage_sentence()
+
+
+@pytest.mark.gpu
+def test_a_step_of_each_model():
+    """Each published size in each way, once; a model of a package that is missing is left out."""
+    for architecture in whole_models.ARCHITECTURES:
+        try:
+            model = architecture.build("cuda", smoke=False)
+        except ImportError:
+            continue
+        for way in whole_models.WAYS:
+            try:
+                context = whole_models.in_way(way, model)
+            except ValueError:
+                assert way == whole_models.NORMS
+                continue
+            with context:
+                for step, call in whole_models._steps(model, model, smoke=True, decode=True).items():
+                    call()
+                    assert step
+        del model
+        torch.cuda.empty_cache()
