@@ -58,7 +58,7 @@ class Answer:
         assert near is not None, "there is at least one side"
         nowhere = (self.question.case.token_positions() == NO_POSITION).numpy()
         if nowhere.any() and self.question.kind in (FORWARD, GRADIENT):  # such a token may also pass unchanged
-            near[nowhere] |= (self.values == self.given)[nowhere]
+            near[nowhere] |= np.equal(self.values, self.given)[nowhere]
         return ~near
 
     @cached_property
