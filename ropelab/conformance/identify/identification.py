@@ -204,7 +204,7 @@ def _confined(wrong, answers) -> str:
         return ""
     who = narrowest.name or "each input"
     who = f"the gradient of {who}" if narrowest.gradient else who
-    return f"what is left is confined to {who}{' ' if narrowest.words else ''}{narrowest.words}"
+    return f"all that is unexplained: {who}{' ' if narrowest.words else ''}{narrowest.words}"
 
 
 def _has(scope, answer: Answer) -> bool:

@@ -283,7 +283,8 @@ class Measured:
         base, multiple = math.exp(-fitted[0] * width / 2), self._simple(float(np.sign(slope[0]) * math.exp(fitted[1])))
         if base <= 1 or not np.allclose(np.log(abs(slope)), np.polyval(fitted, pair), atol=3e-3):
             return
-        turned = "" if multiple == 1 else f", times {multiple:.6g}"
+        turned = "" if multiple == 1 else f", and turns by {multiple:.6g} times the angle"
+        turned = ", and turns by minus the angle" if multiple == -1 else turned
         divisor = width * math.log(self.subject.base) / math.log(base) if self.subject.base > 1 else 0.0
         if abs(divisor - round(divisor)) < 1e-3 * divisor and round(divisor) != width:
             exponent = -2 * pair / round(divisor)

@@ -62,7 +62,7 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
             yield wide
             both = not only_gradients and any(a.question.kind == GRADIENT for a, _ in ours)
             if both:
-                yield replace(wide, words="in the result", asked=in_results)
+                yield replace(wide, words="in the forward pass", asked=in_results)
             # A gradient may deviate further. So the scope of what both have in common follows from the results alone.
             for some in (ours, [w for w in ours if w[0].question.kind != GRADIENT])[: 1 + both]:
                 yield from _within(wide, some, name, gradient, answers, failing)

@@ -178,7 +178,7 @@ def _together(
             if probe.wrong(evidence.subject, description).mean() <= before / 2:
                 yield description
                 if second.kind.startswith("rounding"):  # a gradient need not round what the result rounds
-                    confined = replace(scope, words="in the result", asked=in_results)
+                    confined = replace(scope, words="in the forward pass", asked=in_results)
                     yield *description[:-1], replace(second, scope=confined)
     if structural:
         yield from ((*structural, d) for d in (*others, *alone))
