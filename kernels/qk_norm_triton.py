@@ -420,7 +420,7 @@ def choose_forward_tile(
     """The tile of the forward: 512 pairs of tokens that have ``heads`` heads of ``features`` features.
 
     512 pairs are 8 heads of 128 features; q and k usually have no fewer. A thread moves 16 bytes at once, as in
-    `choose_tile`. Where tokens are innermost, a program takes few heads.
+    `tiles.candidates`. Where tokens are innermost, a program takes few heads.
     """
     if interleaved or itemsize > 2:
         most_heads = 2 if innermost == "tokens" else None

@@ -171,3 +171,9 @@ def test_the_right_function_keeps_it(law):
         correct, convention
     )
     assert verify(right, convention, laws=[law], diagnose=False, **WRONG[law][2])[law].status == "pass"
+
+
+@pytest.mark.parametrize("layout", ropelab.layout.pairing.LAYOUTS)
+def test_ropelab_gives_a_token_the_same_bits(layout):
+    report = verify(ropelab.apply_rope, "ropelab", laws=["token_bits"], layout=layout)
+    assert report["token_bits"].status == "pass" and not report["token_bits"].message

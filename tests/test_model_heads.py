@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ropelab.bench import timing
-from ropelab.bench.model_cells import MOST_TOKENS, Call, Cell, cells, halves, on_meta, smaller
-from ropelab.bench.model_shapes import MODELS, SHAPES, Model
+from ropelab.bench.model_cells import MOST_TOKENS, Call, Cell, cells, on_meta, smaller
+from ropelab.bench.model_shapes import MODELS, SHAPES, Model, halves
 from ropelab.bench.workloads import Workload
 from ropelab.kernels import HAS_TRITON, INTERPRETED
 from ropelab.layout.pairing import LAYOUTS

@@ -6,7 +6,8 @@ from dataclasses import astuple, fields, replace
 import pytest
 
 from ropelab.bench import tile_fit
-from ropelab.bench.model_cells import cells, halves, on_meta
+from ropelab.bench.model_cells import cells, on_meta
+from ropelab.bench.model_shapes import halves
 from ropelab.kernels import HAS_TRITON, Rotation
 
 if not HAS_TRITON:

@@ -236,13 +236,3 @@ def smaller(cell: Cell) -> Cell:
     batch, seq = min(w.batch, 2), min(w.seq_len, 3)
     tokens = (seq,) if w.lengths else ()
     return replace(cell, workload=replace(w, batch=batch, seq_len=seq, lengths=tokens))
-
-
-def halves() -> tuple[frozenset[str], frozenset[str]]:
-    """The names of the models for the fit, and of the models for its test: each model is in one half.
-
-    Of two models whose heads are alike, one is in each half.
-    """
-    alike = sorted(MODELS + SHAPES, key=lambda m: (m.rotary_dim, m.head_dim, m.k_heads, m.q_heads, m.name))
-    names = [model.name for model in alike]
-    return frozenset(names[::2]), frozenset(names[1::2])

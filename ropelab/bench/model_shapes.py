@@ -96,3 +96,13 @@ SHAPES = (
     Model("24/8 112", 24, 8, 112, 112),
 )
 """Shapes of no model in `MODELS` that complete the widths of heads."""
+
+
+def halves() -> tuple[frozenset[str], frozenset[str]]:
+    """The names of the models for the fit, and of the models for its test: each model is in one half.
+
+    Of two models whose heads are alike, one is in each half.
+    """
+    alike = sorted(MODELS + SHAPES, key=lambda m: (m.rotary_dim, m.head_dim, m.k_heads, m.q_heads, m.name))
+    names = [model.name for model in alike]
+    return frozenset(names[::2]), frozenset(names[1::2])

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ropelab.bench import records
-from ropelab.bench.model_cells import cells, halves, on_meta
+from ropelab.bench.model_cells import cells, on_meta
+from ropelab.bench.model_shapes import halves
 from ropelab.bench.tile_regret import DRAWN, tile_of, work_of
 from ropelab.kernels.tile_cost import Terms, terms
 

@@ -1,4 +1,4 @@
-"""This file times our kernel with the chosen tile and with other tiles. `choose_tile` rests on this sweep."""
+"""This file times our kernel with the chosen tile and with other tiles, in the dense cells and other formats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -107,7 +107,7 @@ def candidate_tiles(shape: Workload, order: str) -> list[Tile]:
     - For up to eight tokens: also a warp for one head and a warp for two heads.
 
     Args:
-        order: the axis whose neighbours lie side by side in memory: see `choose_tile`.
+        order: the axis whose neighbours lie side by side in memory: see `Work`.
     """
     width, most_heads = next_power_of_2(shape.rotary_dim // 2), next_power_of_2(shape.q_heads)
     found = []

@@ -198,7 +198,8 @@ def token_bits(subject, sizes):
         except NotApplicable as reason:
             reasons.append(f"{same.name} is left out: {reason}")
         else:
-            yield from (one if isinstance(one, str) else replace(one, bound=np.zeros(1)) for one in comparisons)
+            for found in comparisons:
+                yield found if isinstance(found, str) else replace(found, bound=np.zeros(1))
     if len(reasons) == 3:
         raise NotApplicable("; ".join(reasons))
     yield from reasons
