@@ -88,7 +88,7 @@ lab: $(READY) ## open the notebooks in JupyterLab
 	$(STUDY) lab
 
 hub: $(READY) ## write the package for the Hugging Face hub into build/hub, from the library's own sources
-	'$(RUN)' hub/build.py '$(BUILD)/hub'
+	'$(RUN)' ropelab/study/hub/build.py '$(BUILD)/hub'
 
 clean: ## remove everything generated, the environment included
 	@here=$$(pwd -P); \

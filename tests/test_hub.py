@@ -11,7 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-_spec = importlib.util.spec_from_file_location("hub_build", ROOT / "hub" / "build.py")
+_spec = importlib.util.spec_from_file_location("hub_build", ROOT / "ropelab" / "study" / "hub" / "build.py")
 hub = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(hub)
 
@@ -71,7 +71,9 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-needs_kernels = pytest.mark.skipif(importlib.util.find_spec("kernels") is None, reason="needs the package kernels")
+needs_kernels = pytest.mark.skipif(
+    importlib.util.find_spec("kernels.validate") is None, reason="needs the package kernels"
+)
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs the package transformers"
 )
@@ -81,7 +83,7 @@ def test_every_file_is_the_librarys_but_for_imports_and_names(folder):
     """A line of the package is a line of the library, or an import, or names an operator or a module."""
     origins = {path.relative_to(ROOT / "ropelab").as_posix(): path for path in (ROOT / "ropelab").rglob("*.py")}
     origins |= {f"kernels/{path.name}": path for path in (ROOT / "kernels").glob("*.py")}
-    origins |= {path.name: path for path in (ROOT / "hub" / "source").glob("*.py")}
+    origins |= {path.name: path for path in (ROOT / "ropelab" / "study" / "hub" / "source").glob("*.py")}
     for path in (folder / "torch-ext" / "ropelab").rglob("*.py"):
         known = set(origins[path.relative_to(folder / "torch-ext" / "ropelab").as_posix()].read_text().splitlines())
         new = [

@@ -131,7 +131,7 @@ def test_markdown_keeps_tables_whole():
 
 
 def test_the_examples_of_the_page_run_in_a_project(tmp_path):
-    page = (ROOT / "docs" / "verify.md").read_text()
+    page = (ROOT / "ropelab" / "study" / "site" / "guide" / "verify.md").read_text()
     example = re.search(r"```python\n(from my_rope.*?)```", page, re.S).group(1)
     assert set(re.findall(r'pytest_laws\(\w+, "(\w+)"', example)) <= set(CONVENTIONS)
     (tmp_path / "my_rope.py").write_text(RIGHT)

@@ -1,6 +1,6 @@
-"""Writes ropelab as a package for the Hugging Face hub: ``python hub/build.py FOLDER``, or ``make hub``.
+"""Writes ropelab as a package for the Hugging Face hub: ``make hub``, or ``python ropelab/study/hub/build.py FOLDER``.
 
-The package holds the modules of ropelab that its functions need, and the few files of ``hub/source``. The step from a
+The package holds the modules of ropelab that its functions need, and the few files of ``source``. The step from a
 module of ropelab to a file of the package changes three kinds of lines and nothing else:
 
 - ``from ropelab.a.b import c`` becomes a relative import, because processes load packages under other names.
@@ -25,7 +25,7 @@ import tomllib
 from pathlib import Path
 
 HUB = Path(__file__).resolve().parent
-ROOT = HUB.parent
+ROOT = HUB.parents[2]
 LOADED_BY_NAME = tuple(f"ropelab.kernels.{name}_{how}" for name in ("rotate", "qk_norm") for how in ("torch", "triton"))
 """The modules that the functions of the package load by `importlib.import_module`."""
 ALLOWED = {*sys.stdlib_module_names, "torch", "triton"}
@@ -169,6 +169,6 @@ def _digest(text: str) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python hub/build.py FOLDER")
+        sys.exit("usage: python build.py FOLDER")
     build(Path(sys.argv[1]))
     print(f"hub: {sys.argv[1]}")
