@@ -53,7 +53,7 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     if plan.wires is not None and plan.own_gradient:
         return _wired(plan, plan.wires, given, plan.shape)
     plans = [plan if other == which else made(other) for other in range(len(given))]
-    if all(p.wires is None and p.source is None for p in plans):
+    if all((p.wires is None or p.own_gradient) and p.source is None for p in plans):
         return _turned(plan, _brought_back(plan, given[which]))
     return _gathered(plans, given, which)
 
@@ -84,12 +84,14 @@ def _gathered(plans: list[Plan], given: list[np.ndarray], which: int) -> Told:
     total, bound = (np.zeros(sum(sizes), dtype=EXACT) for _ in range(2))
     ends = np.cumsum(sizes)
     for plan, grad, end in zip(plans, given, ends, strict=True):
+        if plan.own_gradient:  # it makes the gradient of its own input only
+            continue
         if plan.wires is not None:
             y, near, source = _wired_back(plan, plan.wires, grad, plans)
         else:
             y, near = _turned(plan, _brought_back(plan, grad))
             source = np.arange(end - grad.size, end).reshape(grad.shape) if plan.source is None else plan.source
-        reads = source >= 0
+        reads = (source >= 0) & (source < total.size)
         np.add.at(total, source[reads], y[reads])
         np.add.at(bound, source[reads], near[reads])
     own = slice(ends[which] - sizes[which], ends[which])
