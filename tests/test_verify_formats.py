@@ -119,8 +119,6 @@ def test_markdown_of_a_right_function_and_of_one_that_is_not_judged():
     assert right.startswith("### `plain` keeps all 1 laws of rotary position embedding that apply")
     call = "ropelab.conformance.verify(plain, convention='plain', layout='split_half'"
     assert call in right and "dtype=" not in right
-        "ropelab.conformance.verify(plain, convention='plain', layout='split_half'" in right and "dtype=" not in right
-    )
     unjudged = verify(correct.plain, "plain", laws=["isometry"]).to_markdown()
     assert unjudged.startswith("### `plain` was not judged")
 
