@@ -2,8 +2,8 @@
 
 The estimate compares the tiles of one call. It is a sum of nine terms, and each term counts something that holds a call
 back. Five terms count in large calls, where the rate of the memory limits the time. The other four count in small
-calls, where the time of one program limits it. The weights are fitted to the table ``data/tile_times.csv``, with the
-times of the candidates for half of the models: ``python -m ropelab.bench.tile_fit`` prints them.
+calls, where the time of one program limits it. The weights are fitted to measured times of the candidates in calls of
+half of the models, and tested on the other half.
 """
 
 from dataclasses import astuple, dataclass

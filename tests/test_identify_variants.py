@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.conformance import verify
+from ropelab.conformance import Sizes, verify
 from ropelab.conformance.declared import declare
 from ropelab.conformance.faults import correct
+from ropelab.conformance.identify.deviation import alternatives
 from ropelab.conformance.identify.equivalence import equivalent
+from ropelab.conformance.identify.questions import FORWARD, Question
 from ropelab.conformance.identify.scalings import scalings
 from ropelab.conformance.identify.vocabulary import in_reverse, rounding
 from ropelab.conformance.surroundings import Surroundings
-from ropelab.study.topics.conformance.mutations import REVERSED, SIGN
+from ropelab.study.topics.conformance.mutations import REVERSED, SIGN, UPSIDE_DOWN, Injected
 from tests.test_identify import identified, one_thread  # noqa: F401
 
 VARIANTS = {}
@@ -157,10 +159,55 @@ def test_facts_about_a_function_that_is_not_linear_and_mixes():
 def test_equivalence_is_proven_for_equal_matrices_only():
     declaration = declare("plain")
     subject, sizes = declaration.subject(correct.plain, Surroundings()), declaration.sizes
-    assert equivalent(subject, sizes, (in_reverse(),), (REVERSED.deviation(),), reach=32)
-    assert equivalent(subject, sizes, (SIGN.deviation(), REVERSED.deviation()), (in_reverse(), SIGN.deviation()), 32)
-    assert not equivalent(subject, sizes, (SIGN.deviation(),), (REVERSED.deviation(),), reach=32)
-    assert not equivalent(subject, sizes, (rounding("table", "bfloat16"),), (rounding("table", "bfloat16"),), 32)
+    sign, reverse, upside_down = (Injected(mutation).deviation() for mutation in (SIGN, REVERSED, UPSIDE_DOWN))
+
+    def same(first, second) -> bool:
+        return equivalent(subject, sizes, first, second, reach=32)
+
+    assert same((in_reverse(),), (reverse,)) and same((sign, reverse), (in_reverse(), sign))
+    assert not same((sign,), (reverse,)) and not same((upside_down,), ())
+    for what in ("table", "output"):
+        assert same((rounding(what, "bfloat16"), sign), (sign, rounding(what, "bfloat16")))
+        assert not same((rounding(what, "bfloat16"),), (rounding(what, "float16"),))
+        assert not same((rounding(what, "bfloat16"),), ())
+
+
+def test_a_rounding_may_fall_on_either_side_of_a_boundary():
+    """The angle 257 lies between two numbers of bfloat16; a function that computes 257 with an error takes either."""
+    subject = declare("plain").subject(correct.plain, Surroundings())
+    case = subject.draw(Sizes(1, 1, 1, 1, 4, 4), positions=torch.tensor([25_700]))  # times 0.01, in the second pair
+    told = list(alternatives(subject, Question("", case, FORWARD, None), 0, (rounding("angle", "bfloat16"),)))
+    _, x0, _, x1 = case.inputs[0].double().numpy().ravel()
+    for angle, reached in ((256, True), (257, False), (258, True)):
+        y = np.array([x0 * np.cos(angle) - x1 * np.sin(angle), x1 * np.cos(angle) + x0 * np.sin(angle)])
+        near = [(abs(values.ravel()[1::2] - y) <= bound.ravel()[1::2]).all() for values, bound in told]
+        assert any(near) == reached, angle
+
+
+def test_a_function_that_fails_for_many_tokens_says_for_how_many():
+    def short(x, positions):
+        if x.shape[1] > 40_000:
+            raise MemoryError
+        return correct.plain(x, positions)
+
+    found = identified(short, "plain", seconds=30.0)
+    assert found.proven, found
+    assert list(map(str, found.deviations)) == ["each input raises MemoryError in sequences of more than 40000 tokens"]
+
+
+def test_an_unexplained_rest_is_confined_to_calls():
+    def strided_gradients_lost(x, positions):
+        def back(grad):
+            y = torch.zeros_like(x).requires_grad_()
+            with torch.enable_grad():
+                (right,) = torch.autograd.grad(correct.plain(y, positions), y, grad)
+            return right if grad.is_contiguous() else right + right**3
+
+        return correct.with_backward(x, lambda x: correct.plain(x, positions), back)
+
+    found = identified(strided_gradients_lost, "plain", seconds=4.0)
+    said = "all that is unexplained: the gradient of each input for cotangents that are expanded or strided"
+    assert not found.proven and said in found.unexplained
 
 
 def test_a_report_of_verify_measures_a_wrong_function_when_asked():

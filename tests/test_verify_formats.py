@@ -117,6 +117,8 @@ def test_the_command_writes_both_formats(tmp_path):
 def test_markdown_of_a_right_function_and_of_one_that_is_not_judged():
     right = verify(correct.plain, "plain", laws=["definition"]).to_markdown()
     assert right.startswith("### `plain` keeps all 1 laws of rotary position embedding that apply")
+    call = "ropelab.conformance.verify(plain, convention='plain', layout='split_half'"
+    assert call in right and "dtype=" not in right
     unjudged = verify(correct.plain, "plain", laws=["isometry"]).to_markdown()
     assert unjudged.startswith("### `plain` was not judged")
 

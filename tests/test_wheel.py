@@ -120,12 +120,15 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
 
+OTHER_FILES = {"ropelab/py.typed", "ropelab/conformance/report.schema.json"}
+
+
 def library() -> set[str]:
     """The paths of the wheel's files but those about the wheel."""
     files = {path.relative_to(ROOT) for path in (ROOT / "ropelab").rglob("*.py")}
     files = {path for path in files if path.parts[1] not in ("bench", "study", "kernels")}
     files |= {Path("ropelab", path.relative_to(ROOT)) for path in (ROOT / "kernels").glob("*.py")}
-    return {path.as_posix() for path in files} | {"ropelab/py.typed"}
+    return {path.as_posix() for path in files} | OTHER_FILES
 
 
 def test_the_wheel_holds_the_library_alone(wheel):
@@ -149,7 +152,7 @@ def test_the_library_names_nothing_that_only_a_checkout_has(wheel):
 def test_the_library_works_with_its_requirements_alone(installed, tmp_path):
     python = installed()
     needs_others = {"ropelab/conformance/cli.py", "ropelab/interop/torchtitan.py"}
-    files = library() - {"ropelab/py.typed"} - needs_others
+    files = library() - OTHER_FILES - needs_others
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "my_project").mkdir(parents=True)

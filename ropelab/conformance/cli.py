@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json as json_format
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,6 @@ from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import DTYPES, declare, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
-from ropelab.conformance.markdown import markdown as as_markdown
 from ropelab.conformance.process import Outcome, hold_apart
 from ropelab.conformance.report import why_not_judged
 
@@ -100,7 +98,7 @@ def verify(
     names = [chosen.name for chosen in declaration.laws]
     with ExitStack() as reserved:
         places = []
-        for name, path, form in (("json", json, _as_json), ("markdown", markdown, as_markdown)):
+        for name, path, form in (("json", json, Outcome.to_json), ("markdown", markdown, Outcome.to_markdown)):
             if path is not None:
                 unwritable = f"{name}: expected a file that can be written, got {path}"
                 with _or_stop(unwritable):
@@ -109,7 +107,7 @@ def verify(
             outcome = hold_apart(target, {**declared, "dtype": dtype}, names, timeout)
         for destination, form, unwritable in places:
             with _or_stop(unwritable):
-                destination.write(form(outcome.as_dict()) + "\n")
+                destination.write(form(outcome) + "\n")
     with _or_stop("stdout: expected a stream that can be written"):
         try:
             _show(Console(), target, outcome, len(names))
@@ -171,10 +169,6 @@ def _or_stop(reason: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: an invalid path, or a character without an encoding
         typer.echo(f"Error: {reason} ({error})", err=True)
         raise typer.Exit(2) from None
-
-
-def _as_json(found: Mapping[str, Any]) -> str:
-    return json_format.dumps(found, indent=1)
 
 
 def _show(console: Console, target: str, outcome: Outcome, asked: int) -> None:

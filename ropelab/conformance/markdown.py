@@ -45,7 +45,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "**Known faults** that do the same on these inputs:\n"
         yield from (f"- {_plain(line)}" for line in found["diagnosis"])
         yield ""
-    yield from ("**To repeat this:**\n", "```sh", _command(about), "```", "")
+    language, call = ("sh", _command(about)) if ":" in about["function"] else ("python", _call(about))
+    yield from ("**To repeat this:**\n", f"```{language}", call, "```", "")
     versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
     yield f"Measured with {versions}. Each bound is derived from the dtype and the declared order of operations."
 
@@ -94,14 +95,28 @@ def _plain(words: str) -> str:
     return words
 
 
+def _claims(about: Mapping[str, str]) -> dict[str, str]:
+    """Return the claims that are no defaults."""
+    plain = {name: value.removeprefix("torch.") for name, value in about.items()}
+    kept = {name: value for name, value in plain.items() if value not in ("None", "False", DEFAULTS.get(name))}
+    return {name: value for name, value in kept.items() if name not in ("function", "laws", "skip")}
+
+
 def _command(about: Mapping[str, str]) -> str:
-    """Return the command that repeats the run; claims that are defaults are left out."""
+    """Return the command that repeats the run."""
     parts = ["ropelab", "verify", about["function"]]
-    for name, value in about.items():
-        if name in ("function", "laws", "skip") or value in ("None", DEFAULTS.get(name)):
-            continue
-        if name in FLAGS:
-            parts += [FLAGS[name]] if value == "True" else []
-        else:
-            parts += [f"--{name.replace('_', '-')}", value.removeprefix("torch.")]
+    for name, value in _claims(about).items():
+        parts += [FLAGS[name]] if name in FLAGS else [f"--{name.replace('_', '-')}", value]
     return shlex.join(parts)
+
+
+def _call(about: Mapping[str, str]) -> str:
+    """Return the call in Python that repeats the run of a function without a name to import."""
+    claims = _claims(about)
+    named = [f"{name}={f'torch.{value}' if name == 'dtype' else _literal(value)}" for name, value in claims.items()]
+    return f"ropelab.conformance.verify({', '.join((about['function'], *named))})"
+
+
+def _literal(value: str) -> str:
+    """Return a number or a truth value as it is, and other text in quotes."""
+    return value if value in ("True", "False") or value.replace(".", "", 1).isdigit() else repr(value)

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropelab.conformance.child import NOTES, REQUEST
+from ropelab.conformance.markdown import markdown
 from ropelab.conformance.report import as_dict, verdict
 
 # With -P no file of the working directory can take the place of a standard module.
@@ -62,6 +63,14 @@ class Outcome:
         stopped = self.stopped or self.refused
         results = [{key: value for key, value in result.items() if key != "words"} for result in self.results.values()]
         return as_dict(self.verdict, self.about, results, self.diagnosis, stopped, self.identification)
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def to_markdown(self) -> str:
+        """Return the findings as a text for an issue or a comment on a pull request."""
+        return markdown(self.as_dict())
 
 
 def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], timeout: float) -> Outcome:

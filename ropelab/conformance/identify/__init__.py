@@ -8,6 +8,7 @@ the catalogue. Reading order:
 - `matrix`, `angles`: measure matrices with basis vectors, and recover rows and frequencies.
 - `measured`, `vocabulary`: deviations with measured parameters, and deviations without parameters.
 - `evidence`, `scopes`, `search`: find the fewest deviations that reproduce all answers.
+- `rare`: deviations that only large tensors show.
 - `repair`: a change of the call that makes the function right.
 - `identification`: the result.
 """

@@ -13,6 +13,8 @@ from ropelab.conformance.identify.plan import PARTS, Plan
 from ropelab.conformance.identify.questions import Question
 from ropelab.conformance.subject import Subject
 
+ADJOINT = "the gradient applies the transposed matrix"
+
 
 def always(question: Question, which: int) -> bool:
     """Return True: the circumstances of a deviation without restrictions."""
@@ -84,6 +86,11 @@ class Deviation:
             for part, value in before.items():
                 if getattr(plan, part) is not value:
                     setattr(plan, part, np.where(mask, getattr(plan, part), value))
+
+    @property
+    def line(self) -> str:
+        """The line of the definition that the function breaks; a wrong gradient breaks the line about gradients."""
+        return ADJOINT if self.scope.gradient else self.breaks
 
     def __str__(self) -> str:
         who = self.scope.name or "each input"

@@ -62,7 +62,7 @@ class Identification:
             return ["nothing deviates from the definition in any answer"]
         if not self.proven:
             return [*self.facts, *(f"unexplained: {line}" for line in self.unexplained)]
-        lines = [f"{deviation} (breaks: {deviation.breaks})" for deviation in self.deviations]
+        lines = [f"{deviation} (breaks: {deviation.line})" for deviation in self.deviations]
         lines += [f"{name} is right" for name in self.right]
         lines += [f"smallest example: {self.example}"] if self.example else []
         return lines + ([f"repair: {self.repair.words}"] if self.repair is not None else [])
@@ -70,7 +70,7 @@ class Identification:
     def as_dict(self) -> dict[str, Any]:
         """Return the identification for JSON."""
         found = [
-            {"words": str(d), "kind": d.kind, "breaks": d.breaks, "input": d.scope.name,
+            {"words": str(d), "kind": d.kind, "breaks": d.line, "input": d.scope.name,
              "gradient": d.scope.gradient, "where": d.scope.words, "parameters": _plain(d.parameters)}
             for d in self.deviations
         ]  # fmt: skip
@@ -154,7 +154,8 @@ def _example(subject: Subject, sizes: Sizes, wrong) -> str:
     while smaller := next(_smaller(subject, sizes, answer, deadline), None):
         sizes, answer, elements = smaller
     shape = list(answer.question.case.inputs[answer.which].shape)
-    told = f"{answer.name} {shape} for {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
+    of = "," if answer.question.name.startswith("the ") else " for"
+    told = f"{answer.name} {shape}{of} {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
     right = simulate(subject, answer.question, answer.which, ())
     if isinstance(answer.values, str) or isinstance(right, str) or answer.question.kind not in (FORWARD, GRADIENT):
         return told

@@ -53,7 +53,7 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
     if plan.wires is not None and plan.own_gradient:
         return _wired(plan, plan.wires, given, plan.shape)
     plans = [plan if other == which else made(other) for other in range(len(given))]
-    if all(p.wires is None and p.source is None for p in plans):
+    if all((p.wires is None or p.own_gradient) and p.source is None for p in plans):
         return _turned(plan, _brought_back(plan, given[which]))
     return _gathered(plans, given, which)
 
@@ -84,12 +84,14 @@ def _gathered(plans: list[Plan], given: list[np.ndarray], which: int) -> Told:
     total, bound = (np.zeros(sum(sizes), dtype=EXACT) for _ in range(2))
     ends = np.cumsum(sizes)
     for plan, grad, end in zip(plans, given, ends, strict=True):
+        if plan.own_gradient:  # it makes the gradient of its own input only
+            continue
         if plan.wires is not None:
             y, near, source = _wired_back(plan, plan.wires, grad, plans)
         else:
             y, near = _turned(plan, _brought_back(plan, grad))
             source = np.arange(end - grad.size, end).reshape(grad.shape) if plan.source is None else plan.source
-        reads = source >= 0
+        reads = (source >= 0) & (source < total.size)
         np.add.at(total, source[reads], y[reads])
         np.add.at(bound, source[reads], near[reads])
     own = slice(ends[which] - sizes[which], ends[which])
@@ -179,26 +181,10 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     source, target = plan.layout, plan.out_layout
     if plan.is_gradient:  # the transposed matrix
         s0, s1, source, target = -s1, -s0, target, source
-    if plan.blocks > 1:
-        return _in_blocks(plan, x, (c0, c1, s0, s1), error, source, target)
-    x0, x1 = pairs(x[..., : plan.rotary_dim], source)
-    bounds = _bounds(plan, x0, x1, (c0, c1, s0, s1), error)
-    members: list[Told] = []
-    for (own, c_own), (other, s_own), bound in zip(((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True):
-        if plan.in_turn and members:
-            other, before = members[0]
-            bound = bound + abs(s_own) * before
-        first, second = own * c_own, other * s_own
-        if "product" in plan.rounded:
-            bound = bound + _spread(plan, "product", first, bound) + _spread(plan, "product", second, bound)
-        y = rounded(plan, "product", first) + rounded(plan, "product", second)
-        bound = _spread(plan, "output", y, bound) if "output" in plan.rounded else bound
-        members.append((rounded(plan, "output", y), bound))
     y, bound = x * plan.tail + plan.tail_added, np.zeros_like(x)
-    for features, near, member in zip(
-        pairs(y[..., : plan.rotary_dim], target), pairs(bound[..., : plan.rotary_dim], target), members, strict=True
-    ):
-        features[...], near[...] = member
+    rotates = slice(0, plan.rotary_dim)
+    turn = _in_blocks if plan.blocks > 1 and source != target else _at_once
+    y[..., rotates], bound[..., rotates] = turn(plan, x[..., rotates], (c0, c1, s0, s1), error, source, target)
     y[plan.nowhere], bound[plan.nowhere] = plan.padding, 0
     if np.isnan(plan.tail):  # nothing writes there
         y[..., plan.rotary_dim :] = np.nan
@@ -208,8 +194,30 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     return y, bound
 
 
+def _at_once(plan: Plan, x: np.ndarray, factors, error, source: str, target: str) -> Told:
+    """Rotate all pairs of ``x [B, S, H, R]``."""
+    c0, c1, s0, s1 = factors
+    x0, x1 = pairs(x, source)
+    bounds = _bounds(plan, x0, x1, factors, error)
+    members: list[Told] = []
+    for (own, c_own), (other, s_own), near in zip(((x0, c0), (x1, c1)), ((x1, -s0), (x0, s1)), bounds, strict=True):
+        if plan.in_turn and members:
+            other, before = members[0]
+            near = near + abs(s_own) * before
+        first, second = own * c_own, other * s_own
+        if "product" in plan.rounded:
+            near = near + _spread(plan, "product", first, near) + _spread(plan, "product", second, near)
+        turned = rounded(plan, "product", first) + rounded(plan, "product", second)
+        near = _spread(plan, "output", turned, near) if "output" in plan.rounded else near
+        members.append((rounded(plan, "output", turned), near))
+    y, bound = np.empty_like(x), np.empty_like(x)
+    for features, room, member in zip(pairs(y, target), pairs(bound, target), members, strict=True):
+        features[...], room[...] = member
+    return y, bound
+
+
 def _in_blocks(plan: Plan, x: np.ndarray, factors, error, source: str, target: str) -> Told:
-    """Rotate blocks of pairs in memory, one after another; later blocks read what earlier blocks have written."""
+    """Rotate blocks of pairs of ``x [B, S, H, R]`` in memory; later blocks read what earlier blocks have written."""
     y, bound = x.copy(), np.zeros_like(x)
     count = plan.rotary_dim // 2
     size = 1 << (-(-count // plan.blocks) - 1).bit_length()
@@ -218,13 +226,12 @@ def _in_blocks(plan: Plan, x: np.ndarray, factors, error, source: str, target: s
         block = slice(begin, min(begin + size, count))
         c0, c1, s0, s1, off = (f[..., block] for f in wide)
         (x0, x1), (b0, b1) = (
-            tuple(member[..., block].copy() for member in pairs(values[..., : plan.rotary_dim], source))
-            for values in (y, bound)
+            tuple(member[..., block].copy() for member in pairs(values, source)) for values in (y, bound)
         )
         near = _bounds(plan, x0, x1, (c0, c1, s0, s1), off)
         near = near[0] + abs(c0) * b0 + abs(s0) * b1, near[1] + abs(c1) * b1 + abs(s1) * b0
         for values, members in ((y, (x0 * c0 - x1 * s0, x1 * c1 + x0 * s1)), (bound, near)):
-            for features, new in zip(pairs(values[..., : plan.rotary_dim], target), members, strict=True):
+            for features, new in zip(pairs(values, target), members, strict=True):
                 features[..., block] = new
     return y, bound
 

@@ -116,7 +116,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         name = f"a call after {times} equal call{'s' * (times > 1)}"
         yield Question(name, plain, FORWARD, _again(times), times * (tokens,))
     yield Question("a call after a shorter sequence", plain, FORWARD, _after_shorter, (1,))
-    for kept in (plain, later, cases["an offset for each sequence"]):
+    for kept in (plain, later, cases["an offset for each sequence"], cases["large positions"]):
         name = next(n for n, at in cases.items() if at is kept)
         yield Question(f"the gradient for {name}", kept, GRADIENT, _gradient)
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)

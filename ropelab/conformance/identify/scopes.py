@@ -61,7 +61,7 @@ def scopes(wrong: list[tuple[Answer, np.ndarray]], answers: list[Answer]) -> Ite
             wide = Scope(name, gradient)
             yield wide
             both = not only_gradients and any(a.question.kind == GRADIENT for a, _ in ours)
-            if both:
+            if not only_gradients:
                 yield replace(wide, words="in the forward pass", asked=in_results)
             # A gradient may deviate further. So the scope of what both have in common follows from the results alone.
             for some in (ours, [w for w in ours if w[0].question.kind != GRADIENT])[: 1 + both]:
