@@ -43,6 +43,7 @@ def tables() -> dict[str, str]:
     return {
         "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
         "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only), "claims": _claims(only),
+        "documents": _counts(ledger(records=only), "outcome"),
     }  # fmt: skip
 
 
@@ -135,14 +136,20 @@ def _claims(where: records.Where) -> str:
     """How many claims of each document have which outcome and which basis, then every claim."""
     claims = ledger(records=where)
     text = f"{len(claims)} claims of {claims.document.nunique()} documents.\n\n"
-    for axis, names in (("outcome", list(Outcome)), ("basis", list(Basis))):
-        counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
-        counts = counts.reindex(dict.fromkeys(claims.document))
-        each = zip(counts.index, counts.values, strict=True)
-        rows = [[name, *(str(count or "") for count in row)] for name, row in each]
-        text += _table(["document", *counts.columns], rows) + "\n"
+    for axis in ("outcome", "basis"):
+        text += _counts(claims, axis) + "\n"
     columns = ["id", "statement", "words", "basis"]
     return text + _table(["claim", "in our words", "outcome", "basis"], claims[columns].values.tolist())
+
+
+def _counts(claims: pd.DataFrame, axis: str) -> str:
+    """How many claims of each document have which outcome, or which basis."""
+    names = list(Outcome) if axis == "outcome" else list(Basis)
+    counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
+    counts = counts.reindex(dict.fromkeys(claims.document))
+    each = zip(counts.index, counts.values, strict=True)
+    rows = [[name, *(str(count or "") for count in row)] for name, row in each]
+    return _table(["document", *counts.columns], rows)
 
 
 def _paragraph(text: str, bullet: str = "") -> str:
