@@ -16,7 +16,7 @@ BUILD ?= build
 # pip says nothing of its newer versions: this one is of constraints.txt.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Folders of this checkout that are never removed, whatever BUILD and VENV say.
-SOURCES := .ci .git data hub kernels notebooks ropelab tests
+SOURCES := .ci .git data kernels notebooks ropelab tests
 
 # One folder or program each: make itself would take a space for the end of the first.
 define plain

@@ -86,7 +86,9 @@ def source(tmp_path) -> Path:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
     """The Python of an environment with all packages of this one, without ropelab."""
-    return environment(tmp_path_factory.mktemp("environment"), without=("ropelab*", "__editable__*"))
+    # The package kernels hooks into setuptools by its name, which the folder kernels/ of a checkout hides.
+    without = ("ropelab*", "__editable__*", "kernels", "kernels-*")
+    return environment(tmp_path_factory.mktemp("environment"), without=without)
 
 
 @pytest.fixture(scope="module")
