@@ -101,7 +101,7 @@ SHAPES = (
 def halves() -> tuple[frozenset[str], frozenset[str]]:
     """The names of the models for the fit, and of the models for its test: each model is in one half.
 
-    Of two models whose heads are alike, one is in each half.
+    Two models whose heads are alike are in different halves.
     """
     alike = sorted(MODELS + SHAPES, key=lambda m: (m.rotary_dim, m.head_dim, m.k_heads, m.q_heads, m.name))
     names = [model.name for model in alike]
