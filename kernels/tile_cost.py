@@ -1,7 +1,7 @@
 """This file chooses the tile of a call: the candidate for which an estimate of the time is smallest.
 
-The estimate compares the tiles of one call. It is a sum of nine terms, and each term counts something that holds a call
-back. Five terms count in large calls, where the rate of the memory limits the time. The other four count in small
+The estimate compares the tiles of one call. It is a sum of ten terms, and each term counts something that holds a call
+back. Six terms count in large calls, where the rate of the memory limits the time. The other four count in small
 calls, where the time of one program limits it. The weights are fitted to measured times of the candidates in calls of
 half of the models, and tested on the other half.
 """
@@ -23,8 +23,14 @@ from ropelab.kernels.tiles import (
 # An H100 or H200. The choice is the same on every GPU, so that a model has the same programs everywhere.
 _MULTIPROCESSORS, _THREADS, _REGISTERS = 132, 2048, 65536
 
-_NEEDED_IN_FLIGHT = 40_000
-"""The bytes that a multiprocessor of an H200 has to have under way: its share of 4.8 TB/s for about a microsecond."""
+_NEEDED_IN_FLIGHT = 32_000
+"""The bytes that a multiprocessor of an H200 has to have under way: its share of 4.8 TB/s for 0.9 microseconds."""
+
+_LATER_ROWS = 0.5
+"""The part of a wait for memory that is left of the wait for positions if the loads of all heads have begun before."""
+
+_STARTED_BYTES = 2400
+"""The bytes that an H200 moves in the time in which it starts a program: 4.2 TB/s for 0.57 nanoseconds."""
 
 _HALF_LARGE_KB = 4000
 """The kilobytes of a call of which half the time depends on the rate of the memory."""
@@ -44,6 +50,7 @@ class Terms:
         waits: whether the heads wait for positions.
         busiest: the places for pairs on the busiest multiprocessor, over the pairs of the average multiprocessor.
         late: whether a program loads features that do not rotate after all others.
+        starts: by how much the start of all programs takes longer than the memory takes for their bytes.
         shared: whether the accesses of a warp end within a half of a head, so that two warps share sectors of memory.
             In place, a sector that a warp has written may still be read by the other.
     """
@@ -56,10 +63,11 @@ class Terms:
     waits: float
     busiest: float
     late: float
+    starts: float
     shared: float
 
 
-WEIGHTS = Terms(0.0308, 0.0383, 0.0305, 0.0569, 0.0483, 0.0157, 0.025, 0.223, 0.0927)
+WEIGHTS = Terms(0.0182, 0.0298, 0.0293, 0.122, 0.0415, 0.0191, 0.0281, 0.266, 0.0233, 0.0587)
 
 
 @lru_cache(maxsize=4096)
@@ -96,6 +104,7 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
     small = 1 - large
     warps, threads = programs.count * tile.num_warps, 32 * tile.num_warps
     waits = work.positions and not tile.heads_first
+    rounds = 1 + (0 if not work.positions else 1 if waits else _LATER_ROWS) + programs.late
     registers = min(96, 18 + 2.8 * programs.places)
     resident = min(_THREADS, _REGISTERS / registers)
     in_flight = resident * programs.places * 2 * work.itemsize
@@ -104,11 +113,12 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
         instructions=large * warps * programs.groups / kilobytes,
         idle=large * (warps * 32 * programs.places / pairs - 1),
         registers=large * max(0.0, programs.places / 16 - 1),
-        in_flight=large * max(0.0, (1 + waits + programs.late) * _NEEDED_IN_FLIGHT / in_flight - 1),
+        in_flight=large * max(0.0, rounds * _NEEDED_IN_FLIGHT / in_flight - 1),
         places=small * programs.places / 8,
         waits=small * waits,
         busiest=small * min(8.0, busiest / max(pairs / _MULTIPROCESSORS, 256)),
         late=small * programs.late,
+        starts=large * max(0.0, programs.count * _STARTED_BYTES / (1000 * kilobytes) - 1),
         shared=large * (isinstance(tile, FlatTile) and work.in_place and _ends_within_a_half(work, tile)),
     )
 

@@ -14,7 +14,12 @@ if not HAS_GPU:
 
 import pytest  # noqa: E402
 
-from ropelab.kernels import use_backend  # noqa: E402
+from ropelab.kernels import INTERPRETED, use_backend  # noqa: E402
+
+if INTERPRETED:
+    from tests.interpreter import hasten
+
+    hasten()
 
 torch.set_num_threads(1)
 

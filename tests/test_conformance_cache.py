@@ -61,6 +61,67 @@ def test_our_kernel(convention):
     assert_conforms(OURS[convention], convention, laws=laws, **sizes)
 
 
+VARIANTS = {
+    "norm last": {"norm_last": True},
+    "norm across heads": {"norm_across": True},
+    "table-free": {"table_free": True},
+    "all": {"norm_last": True, "norm_across": True, "table_free": True},
+}
+"""What `verify` is told about an operator that has another norm, or no tables."""
+variants = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+
+
+@variants
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_right_operator_of_every_variant(variant, dtype):
+    report = assert_conforms(CORRECT["rope_and_cache"], "rope_and_cache", dtype=dtype, maths="wide", **variant)
+    assert sum(result.status == "pass" for result in report.results) >= 16
+    assert_conforms(CORRECT["rope_and_cache"], "rope_and_cache", dtype=dtype, maths="narrow", **variant)
+
+
+@variants
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("layout", ["split_half", "interleaved"])
+def test_our_variants_in_torch(variant, dtype, layout):
+    with use_backend("torch"):
+        names = tuple(CACHE_LAWS)
+        report = assert_conforms(
+            ropelab.rope_and_cache, "rope_and_cache", layout=layout, laws=names, dtype=dtype, **variant
+        )
+    assert all(result.status == "pass" for result in report.results)
+
+
+@pytest.mark.parametrize("variant", ["norm last", "all"])
+def test_our_variants_in_the_kernel(variant):
+    """The interpreter takes seconds for every call, so the kernel answers to the definition only."""
+    sizes = {"head_dim": 4, "q_heads": 2, "k_heads": 1}
+    assert_conforms(ropelab.rope_and_cache, "rope_and_cache", laws=["definition"], **VARIANTS[variant], **sizes)
+
+
+def test_latent_attention_without_tables():
+    with use_backend("torch"):
+        assert_conforms(ropelab.mla_rope_and_cache, "mla_rope_and_cache", laws=tuple(CACHE_LAWS), table_free=True)
+
+
+def test_the_claim_decides():
+    """An operator with one order of norm and rotation, and an operator that takes tables only."""
+    function = CORRECT["fused_qknorm_rope_cache"]
+    report = verify(function, "fused_qknorm_rope_cache", laws=["definition"], norm_last=True, diagnose=False)
+    assert report.verdict == "wrong"
+    assert_conforms(FORMS["fused_qknorm_rope_cache"](NormLast()), "fused_qknorm_rope_cache", norm_last=True)
+
+    def takes_tables(*arguments, cos, sin, positions, layout, k_out):
+        return CORRECT["rope_and_cache"](*arguments, cos=cos, sin=sin, positions=positions, layout=layout, k_out=k_out)
+
+    report = verify(takes_tables, "rope_and_cache", laws=["definition"], table_free=True, diagnose=False)
+    assert report.verdict == "not judged" and "no argument 'frequencies'" in report["definition"].message
+
+
+class NormLast(Operator):
+    def turned(self, x, weight, cos, sin, layout, norm_last, eps, offset, wide):
+        return super().turned(x, weight, cos, sin, layout, True, eps, offset, wide)
+
+
 def test_other_sizes_and_dtypes():
     with use_backend("torch"):
         sizes = {"head_dim": 10, "rotary_dim": 6, "q_heads": 7, "k_heads": 1}
@@ -239,6 +300,9 @@ def test_a_refusal_of_8_bit_floats_is_no_fault():
         ({"inplace": True}, "inplace: expected False"),
         ({"convention": "fused_qknorm_rope_cache", "layout": "interleaved"}, "layout: expected one of"),
         ({"convention": "mla_rope_and_cache", "seq_format": "bshd"}, "seq_format: expected one of"),
+        ({"convention": "mla_rope_and_cache", "norm_last": True}, "norm_last: expected False"),
+        ({"convention": "fused_qknorm_rope_cache", "table_free": True}, "table_free: expected False"),
+        ({"convention": "plain", "norm_across": True}, "norm_across: expected False"),
     ],
 )
 def test_wrong_options_raise(options, message):
@@ -247,18 +311,28 @@ def test_wrong_options_raise(options, message):
 
 
 @pytest.mark.parametrize(
-    "target, convention, code",
+    "target, convention, options, code",
     [
-        ("ropelab.conformance.cache.faults:SlotOffByOneBlock.function", "rope_and_cache", 1),
-        ("ropelab.interop.vllm:fused_qknorm_rope_cache", "fused_qknorm_rope_cache", 0),
+        ("ropelab.conformance.cache.faults:NormOfEachHead.function", "rope_and_cache", ["--norm-across"], 1),
+        ("ropelab.interop.vllm:fused_qknorm_rope_cache", "fused_qknorm_rope_cache", [], 0),
     ],
 )
-def test_the_command(target, convention, code, tmp_path, monkeypatch):
+def test_the_command(target, convention, options, code, tmp_path, monkeypatch):
     testing = pytest.importorskip("typer.testing")
     from ropelab.conformance.cli import app
 
     monkeypatch.setattr(sys, "stdin", None)
-    arguments = ["verify", target, "--convention", convention, "--law", "definition", "--json", str(tmp_path / "r")]
+    arguments = [
+        "verify",
+        target,
+        "--convention",
+        convention,
+        "--law",
+        "definition",
+        "--json",
+        str(tmp_path / "r"),
+        *options,
+    ]
     result = testing.CliRunner().invoke(app, arguments)
     assert result.exit_code == code, result.output
     assert (tmp_path / "r").read_text()

@@ -76,7 +76,6 @@ def inductor(where=None, **changes):
 
 
 H100 = "nvidia-h100-80gb-hbm3"
-"""Its records, of our models, are not measured anew."""
 
 
 def at_a_millisecond(compiled_us=1000.0):
@@ -87,6 +86,11 @@ def at_a_millisecond(compiled_us=1000.0):
 
 def recorded(name, gpu=H100):
     return load(f"fairseq2_{name}", gpu=gpu).frame
+
+
+def modelled(name):
+    """A record of the H100, as if our models had made it."""
+    return recorded(name).drop(columns=ENCODER_CODE, errors="ignore")
 
 
 def slower(frame, where, factor):
@@ -113,7 +117,7 @@ def one(name, make, **changes):
     return {name: partial(make, **changes)}
 
 
-on_h100 = partial(both, of=(partial(recorded, "grid"), partial(recorded, "inductor")))
+on_h100 = partial(both, of=(partial(modelled, "grid"), partial(modelled, "inductor")))
 without = partial(both, pd.DataFrame.query)
 halves, pairs = "contender == 'RE reference'", "contender == 'RE llama'"
 compiled, eager = "mode == 'compiled'", "mode == 'eager'"
@@ -174,7 +178,7 @@ YES, NO, UNSEEN = (model(words) for words in (HOLDS, FAILS, UNTOLD))
 CASES = [
     # claim, evidence, outcome
     ("FS-01", large(), HOLDS),
-    ("FS-01", one("fairseq2_inductor", lambda: recorded("inductor")), HOLDS),
+    ("FS-01", one("fairseq2_inductor", lambda: modelled("inductor")), HOLDS),
     ("FS-01", large(where=halves, complex_warning=False), FAILS),
     ("FS-01", large(fallbacks=None), FAILS),
     ("FS-01", one("fairseq2_inductor", lambda: swapped(swapped(inductor(), *NAMES[:2]), *NAMES[2:])), FAILS),
@@ -186,7 +190,7 @@ CASES = [
     ("FS-02", both(slower, f"contender == 'RRE reference' and {compiled}", 1 / 1.12), model("holds in 58 of 116")),
     ("FS-02", on_h100(), model("holds in 108 of 116 cells")),
     ("FS-02", on_h100(slower, eager, 10), model("holds in 108 of 116 cells")),
-    ("FS-02", on_h100(swapped, "RE llama", "RRE reference"), model("holds in 8 of 116 cells")),
+    ("FS-02", on_h100(swapped, "RE llama", "RRE reference"), model("holds in 6 of 116 cells")),
     ("FS-03", equality(), YES),
     ("FS-03", equality("what == 'tables'", equal=True), YES),
     ("FS-03", equality("what == 'formula' and second == 'RRE'", equal=False), NO),
@@ -196,7 +200,7 @@ CASES = [
     ("FS-04", large(), YES),
     ("FS-04", large(where=f"{halves} and {BACKWARD} and {DTYPE}", peak_bytes=2**32), model("holds in 3 of 4 cells")),
     ("FS-04", large(where=halves, peak_bytes=2**31 + 2**20), NO),
-    ("FS-04", one("fairseq2_inductor", lambda: recorded("inductor")), NO),
+    ("FS-04", one("fairseq2_inductor", lambda: modelled("inductor")), NO),
     ("FS-04", tampered(pd.DataFrame.query, "contender != 'RE llama'"), UNSEEN),
     ("FS-05", both(), YES),
     ("FS-05", both(slower, f"{pairs} and {compiled}", 0.9), resized(1.11)),
@@ -223,9 +227,9 @@ CASES = [
     ("FS-08", both(slower, pairs, 0.5), NO),
     ("FS-08", both(slower, f"{pairs} and {DTYPE}", 2), model("holds in 4 of 6 cells")),
     ("FS-08", both(swapped, "RE llama", "RRE llama"), NO),
-    ("FS-08", on_h100(), NO),
+    ("FS-08", on_h100(), model("holds in 1 of 6 cells")),
     ("FS-09", one("fairseq2_reorderings", reorderings), YES),
-    ("FS-09", one("fairseq2_reorderings", lambda: recorded("reorderings")), YES),
+    ("FS-09", one("fairseq2_reorderings", lambda: modelled("reorderings")), YES),
     ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'empty, filled'", code="b"), YES),
     ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", code="b"), NO),
     ("FS-09", one("fairseq2_reorderings", reorderings, where="variant == 'unsqueeze, cat'", status="failed"), UNSEEN),
@@ -248,7 +252,7 @@ CASES = [
     ("FS-13", {"fairseq2_changes": lambda: evidence.changes().iloc[:0]}, UNTOLD),
     ("FS-14", large(), YES),
     ("FS-14", large(where=f"{pairs} and {DTYPE}", generated="triton_a"), NO),
-    ("FS-14", one("fairseq2_inductor", lambda: recorded("inductor")), NO),
+    ("FS-14", one("fairseq2_inductor", lambda: modelled("inductor")), NO),
     ("FS-14", tampered(swapped, "RE llama", "RE reference"), NO),
     ("FS-14", tampered(pd.DataFrame.query, "contender != 'RRE llama'"), UNSEEN),
     ("FS-15", large(), YES),
@@ -256,7 +260,7 @@ CASES = [
     ("FS-15", tampered(slower, halves, 8), UNSEEN),
     ("FS-15", tampered(slower, f"{halves} and {DTYPE}", 8), UNSEEN),
     ("FS-15", tampered(swapped, "RE llama", "RE reference"), UNSEEN),
-    ("FS-15", one("fairseq2_inductor", lambda: recorded("inductor")), UNSEEN),
+    ("FS-15", one("fairseq2_inductor", lambda: modelled("inductor")), UNSEEN),
     ("FS-16", both(), YES),
     ("FS-16", both(slower, RRE_EAGER, 1.2), resized(1.20)),
     ("FS-16", both(slower, f"contender == 'RRE llama' and {eager}", 2), model("holds in 6 of 12 cells")),

@@ -9,6 +9,7 @@ from ropelab.bench import packages
 from ropelab.bench.kill_matrix import hold_to_laws, kill_matrix, kills, only_by_agreement
 from ropelab.conformance.faults import AGREEMENT, CONTROLS, FAULTS, NOT_EXPRESSED, THEMES, Fault, correct, runs_on
 from ropelab.conformance.laws import LAWS
+from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import verify
 from ropelab.kernels import INTERPRETED
 from tests.conftest import HAS_GPU
@@ -23,7 +24,13 @@ def device_of(fault) -> str:
 
 
 @pytest.fixture(scope="module")
-def reports():
+def surroundings():
+    """The functions of the laws before any fault runs."""
+    return Surroundings()
+
+
+@pytest.fixture(scope="module")
+def reports(surroundings):
     """Fault -> what `verify` says of it under the laws that it must fail, made once."""
     made = {}
 
@@ -81,6 +88,14 @@ def test_nine_of_ten_are_recognised(reports):
     here = [f for f in FAULTS.values() if runs_on(f, device_of(f)) and not (f.race and HAS_GPU)]
     found = sum(fault.name in [d.fault.name for d in reports(fault).diagnosis] for fault in here)
     assert found >= 0.9 * len(here), f"{found} of {len(here)}"
+
+
+def test_no_fault_replaces_a_function(reports, surroundings):
+    """The diagnosis, which compares every fault with every other, looks for no replaced functions."""
+    reports(FAULTS["sign_reversed_undeclared"])
+    with surroundings.theirs():
+        pass
+    assert surroundings.changed == set()
 
 
 def test_only_those_that_say_so_hide_from_every_law_of_consistency():

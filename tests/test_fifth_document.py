@@ -112,7 +112,7 @@ def test_it_is_everywhere(fifth, tmp_path):
     page = tmp_path / "report" / "index.html"
     report.write(page, [], where=measurements)
     text = page.read_text()
-    assert '<tr id="MU-02" data-document="Made up#1"' in text and "<td>made_up</td>" in text
+    assert '<tr role="row" id="MU-02" data-document="Made up#1"' in text and "made_up</td>" in text
 
 
 def test_a_document_less_changes_no_other(fifth):

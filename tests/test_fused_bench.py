@@ -27,7 +27,8 @@ from ropelab.interop.flashinfer import rope_quantize_fp8_append_paged_kv_cache
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
-from ropelab.study.topics.performance import fused
+from ropelab.study.topics.one_pass import findings as one_pass
+from ropelab.study.topics.performance import latent
 
 TIMES = ("contender", "status", "median_us", "q20_us", "q80_us", "samples", "fraction_of_copy", "version", "sha256")
 
@@ -129,8 +130,8 @@ def test_the_table_of_paged_caches(on_cpu):
     assert set(frame.operation) == {kind.name for kind in OPERATIONS} and set(frame.tokens) == {1}
     of_vllm = frame.contender == paged_cache.VLLM
     assert of_vllm.sum() == 2 and set(frame[of_vllm].version) == {"0"} and set(frame[~of_vllm].version) == {""}
-    names = {paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, fused.COPY}
-    assert set(fused.cache_times(frame).columns) == names
+    names = {paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, one_pass.COPY}
+    assert set(one_pass.times(frame).columns) == names
 
 
 def test_without_vllm_the_table_says_so(on_cpu, monkeypatch):
@@ -141,7 +142,7 @@ def test_without_vllm_the_table_says_so(on_cpu, monkeypatch):
     frame = paged_cache.paged_cache(smoke=True, device="cpu")
     assert set(frame[frame.contender == paged_cache.VLLM].status) == {"not run: vllm not installed"}
     assert (frame[frame.contender == paged_cache.OURS].status == "ok").all()
-    assert fused.cache_sentences(frame) == []
+    assert paged_cache.VLLM not in one_pass.times(frame)
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)
@@ -393,7 +394,7 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     cells = sum(map(len, latent_attention.SIZES.values()))
     assert len(absent_rows) == 4 * cells and set(absent_rows.status) == {"not run: megatron-core not installed"}
     assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
-    assert fused.latent_sentences(frame) == []
+    assert latent.sentences(frame) == []
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; the study runs the kernels on a GPU")

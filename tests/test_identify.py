@@ -54,7 +54,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def identified(function, convention, seconds=20.0, **options) -> Identification:
+def identified(function, convention, seconds=120.0, **options) -> Identification:
+    """What the search finds; it ends when it has found something, long before the limit, on a busy machine, too."""
     declaration, surroundings = declare(convention, **options), Surroundings()
     with surroundings.ours():
         return identify(declaration.subject(function, surroundings), declaration.sizes, seconds)

@@ -13,6 +13,7 @@ from ropelab.bench.model_shapes import MODELS, SHAPES, Model, halves
 from ropelab.bench.workloads import Workload
 from ropelab.kernels import HAS_TRITON, INTERPRETED
 from ropelab.layout.pairing import LAYOUTS
+from ropelab.study.topics.performance import dense
 from ropelab.study.topics.performance import model_heads as judge
 
 if not HAS_TRITON:
@@ -152,3 +153,22 @@ def test_regret():
              for us in (10.0, 11.0, 15.0)]  # fmt: skip
     (row,) = judge.regret(pd.concat(sweep)).itertuples()
     assert (row.tiles, row.regret, row.worst) == (3, pytest.approx(0.1), pytest.approx(0.5))
+
+
+def test_the_sentences_count_the_calls_and_the_losses():
+    slow, fast = record(median_us=11.0, tile="t"), record(median_us=10.0, tile="t")
+    small = record(bytes=1e6, necessary_bytes=1e6, copy_us=2.0, median_us=2.1, tile="t")
+    both = [slow, fast, small, record(contender="vllm", median_us=9.0)]
+    frame = pd.concat(both, ignore_index=True).assign(cell=["a", "b", "c", "a"])
+    said = dense.heads_sentences(frame)
+    assert said[0].startswith("1 of 1 small calls meet") and said[1].startswith("1 of 2 large calls meet")
+    assert said[2] == "Another library is faster in 1 of 1 comparisons."
+    (missed,) = dense.heads_below_their_bar(frame).itertuples()
+    assert missed.median_us == 11.0 and missed.over == pytest.approx(11 / (10 * 33 / 32 / 0.95) - 1)
+
+    fit, held_out = halves()
+    regrets = pd.DataFrame({"model": [next(iter(fit)), next(iter(held_out)), next(iter(held_out))],
+                            "regret": [0.02, 0.0, 0.1]})  # fmt: skip
+    said = dense.regret_sentences(regrets)
+    assert "models of the fit" in said[0] and "2.0% at most, in 1 calls" in said[0]
+    assert "models held out" in said[1] and "5.0% on average" in said[1] and "10.0% at most, in 2 calls" in said[1]

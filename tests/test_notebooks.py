@@ -11,7 +11,8 @@ nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("papermill")
 
 from ropelab.bench import records  # noqa: E402
-from ropelab.study.engine import parameters, runner  # noqa: E402
+from ropelab.study.engine import parameters, record_links, runner  # noqa: E402
+from ropelab.study.site import chapters  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_CODE_LINES = 160
@@ -141,6 +142,51 @@ def test_a_title_and_little_code(notebook):
     assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
     lines = [line for cell in code_cells(notebook) for line in cell.source.splitlines() if line.strip()]
     assert len(lines) <= MOST_CODE_LINES, f"{len(lines)} lines of code: what computes belongs in the library"
+
+
+def test_a_cell_invites_to_change_something(notebook):
+    """It names, in code marks, what to change: names and values that the notebook's code has."""
+    invitations = [cell.source for cell in notebook.cells if "try" in cell.metadata.get("tags", [])]
+    assert len(invitations) == 1 and invitations[0].startswith("**Change something.**")
+    named = re.findall(r"`([^`]+)`", invitations[0])
+    code = "\n".join(cell.source for cell in code_cells(notebook))
+    assert named and named[0] in code
+
+
+def test_each_parameter_is_explained(notebook):
+    source = next(cell.source for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", []))
+    assert all(re.search(r"  # \w", line) for line in source.splitlines())
+
+
+def test_records_are_linked_from_the_figures_drawn_from_them(notebook):
+    """`registry.show` links to the records of a figure; a figure that a notebook draws from a record needs its own."""
+    for cell in code_cells(notebook):
+        assert ".draw(" not in cell.source, f"cell {cell.id} draws without a link: registry.show has one"
+        if re.search(r"display\(\w*figures\.\w+\(record\.frame", cell.source):
+            assert "show_records(" in cell.source, f"cell {cell.id} has no link to the record"
+
+
+def test_a_link_leads_to_the_table_of_a_record(monkeypatch):
+    shown = []
+    monkeypatch.chdir(runner.NOTEBOOKS)
+    monkeypatch.setattr("IPython.display.display", lambda data, raw, metadata: shown.append((data, metadata)))
+    record_links.show_records(["dense", "no_such_study"], records.Selection(gpu="nvidia-h200"))
+    record_links.show_records(["no_such_study"], records.MEASUREMENTS)
+    [(data, metadata)] = shown
+    assert data["text/markdown"] == "Records: [dense](../data/measurements/nvidia-h200/dense.csv)"
+    assert metadata == {record_links.RECORDS: ["dense"]}
+
+
+def test_the_report_links_to_its_own_list_of_records(tmp_path):
+    output = nbformat.v4.new_output(
+        "display_data",
+        {"text/markdown": "Records: [dense](x.csv)"},
+        metadata={record_links.RECORDS: ["dense", "tiles"]},
+    )
+    cells = [nbformat.v4.new_code_cell("1", outputs=[output])]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "01_x.ipynb")
+    page = chapters.chapter(runner.Run("01_x", tmp_path / "01_x.ipynb", 0.0)).body
+    assert '<a href="index.html#measured-when">dense, tiles</a>' in page and "x.csv" not in page
 
 
 def test_the_library_does_the_work(notebook):

@@ -33,18 +33,23 @@ def test_ceilings_depend_on_the_heads_that_share_a_key():
 def test_the_identities_hold_and_a_false_one_is_refused():
     for difference in (derivation.forward_identities() | derivation.gradient_identities()).values():
         assert is_zero(difference)
-    assert not is_zero(derivation.order_matters())
+    assert not is_zero(derivation.order_matters()) and not is_zero(derivation.shifted_scores())
 
 
 def test_bounds_hold_and_are_reached():
     norms, stages = rounding.norms(), rounding.stages(20_000)
     assert (norms.fraction <= 1).all() and (norms.fraction > 0.8).all() and norms.fraction.iloc[-1] > 0.98
     assert (stages.fraction <= 1).all() and (stages.fraction > 0.95).all()
+    # A rotation adds two units to each feature, which change the feature and the mean of the squares.
+    assert (norms["bound, norm last"] - norms.bound).tolist() == pytest.approx([4] * len(norms), rel=1e-3)
+    assert (norms["fraction, norm last"] <= 1).all() and norms["fraction, norm last"].iloc[-1] > 0.99
 
 
 def test_laws_and_faults_of_a_smoke_run():
     kept = laws.kept(smoke=True)
     assert (kept.status == "pass").all() and list(kept.law) == list(laws.FEW)
+    every = laws.variants(smoke=True)
+    assert (every.kept == every.laws).all() and (every.laws == len(laws.FEW)).all()
     caught = laws.faults(smoke=True)
     assert caught.named.all() and (caught["laws that it breaks"] != "none").all()
 

@@ -6,19 +6,20 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 import typer
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import fetch_peers, packages, records
+from ropelab.bench import fetch_peers, packages, records, rows
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import LAWS
 from ropelab.study.engine import summary
-from ropelab.study.topics.performance import shortfalls
+from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
@@ -48,8 +49,9 @@ def outdated(written: dict[str, str], computed: dict[str, str], *, replaced: boo
     """
     found = []
     for name, block in written.items():
-        # The claims rest on several records and name none: they stay behind where the table of speeds does.
-        dated = "speed" if name in ("claims", "documents") else name
+        # The claims rest on several records and name none, and the figure rests on the record of the table of speeds:
+        # they stay behind where that table does.
+        dated = "speed" if name in ("claims", "documents", "figure") else name
         behind = replaced and stamps(written[dated]) != stamps(computed[dated])
         if block != computed[name] and not behind:
             found.append(name)
@@ -61,8 +63,7 @@ def test_tables_are_those_of_the_records():
     tables = [(file, name, table) for file in summary.texts() for name, table in blocks(file.read_text()).items()]
     assert {"speed", "claims", "documents"} <= {name for _, name, _ in tables} <= computed.keys()
     assert all(table for _, _, table in tables)
-    # Without git nobody can tell whether records were replaced, and the texts have to follow.
-    replaced = bool(records._run("git", "-C", str(ROOT), "status", "--porcelain", "--", "data/measurements"))
+    replaced = replaced_since_the_commit()
     speed = blocks(summary.README.read_text())["speed"]
     different = [
         f"{name} of {file.name}"
@@ -72,6 +73,35 @@ def test_tables_are_those_of_the_records():
     if different and judged and (missing := files_at_commits_that_are_missing()):
         pytest.skip(f"the claims rest on files that are not here ({', '.join(missing)}): make peers")
     assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
+
+
+def test_the_figure_is_that_of_the_record():
+    computed = {path.name: svg for path, svg in summary.figures().items()}
+    written = {path.name: path.read_text() for path in summary.FIGURES.glob("*")}
+    assert written.keys() == computed.keys() == {"speed-light.svg", "speed-dark.svg"}
+    different = outdated(written, computed, replaced=replaced_since_the_commit())
+    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
+
+
+def test_the_figure_shows_every_contender_at_its_fraction():
+    for path, svg in summary.figures().items():
+        figure = ElementTree.fromstring(svg)
+        texts = [text.text for text in figure.findall("{*}text")]
+        frame = rows.timed(summary.record().frame)
+        for label, contender in summary.COLUMNS.items():
+            values = frame[frame.contender == contender].fraction_of_copy
+            assert texts[texts.index(label) + 1] == f"{values.median():.2f}", (path.name, label)
+        paths = [path.get("d") for path in figure.findall("{*}path") if path.get("stroke-linecap")]
+        drawn = [int(x) for x in re.findall(r"M(\d+)", paths[0])]
+        ours = frame[frame.contender == "ropelab"].fraction_of_copy
+        ends = [speed_figure.LEFT + f * (speed_figure.RIGHT - speed_figure.LEFT) for f in (ours.min(), ours.max())]
+        assert [min(drawn), max(drawn)] == pytest.approx(ends, abs=0.5)
+        assert path.name in summary.README.read_text()
+
+
+def replaced_since_the_commit() -> bool:
+    """Whether records were measured anew; without git nobody can tell, and the texts have to follow."""
+    return bool(records._run("git", "-C", str(ROOT), "status", "--porcelain", "--", "data/measurements"))
 
 
 def files_at_commits_that_are_missing() -> list[str]:
@@ -115,8 +145,8 @@ def test_the_head_sizes_that_flashinfer_gets_wrong_are_those_of_the_record():
         frame[(frame.contender == "FlashInfer, newest") & (frame.layout == "split_half")].set_index("head_dim").status
     )
     sentence = re.search(
-        r"FlashInfer [\w.]+ turns heads of other sizes than (.*?) by .* heads of (.*?) features come out wrong, "
-        r"and those of (.*?) are read past the end of q", TEXT.replace("\n", " "),
+        r"FlashInfer [\w.]+ has a second kernel for heads of other sizes than (.*?)\. .* heads of (.*?) features come "
+        r"out wrong, +and heads of (.*?) features are read past the end of q", TEXT.replace("\n", " "),
     )  # fmt: skip
     right, wrong, past = ([int(size) for size in re.findall(r"\d+", group)] for group in sentence.groups())
     assert set(rows.index[rows == "ok"]) <= set(right)

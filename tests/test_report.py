@@ -1,6 +1,10 @@
 """The runner hides no failure, the report loses no formula and needs no network."""
 
+import base64
+import importlib
+import io
 import json
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -8,6 +12,7 @@ import sys
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -17,13 +22,14 @@ pytest.importorskip("latex2mathml")
 
 from bs4 import BeautifulSoup  # noqa: E402
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
+from PIL import Image  # noqa: E402
 
-import ropelab  # noqa: E402
+import ropelab.interop  # noqa: E402
 from ropelab.study import doctor  # noqa: E402
 from ropelab.study.engine import ledger as engine  # noqa: E402
 from ropelab.study.engine import runner  # noqa: E402
 from ropelab.study.engine.claims import Document, documents, load_claims  # noqa: E402
-from ropelab.study.site import ledgers, reference, report  # noqa: E402
+from ropelab.study.site import chapters, ledgers, reference, report  # noqa: E402
 from ropelab.study.site.mathml import Writer  # noqa: E402
 
 PIXEL = (
@@ -120,7 +126,8 @@ def test_the_first_page_tells_the_headlines_with_their_figures(study):
 def test_the_first_page_has_every_claim(study):
     page = study[3]
     claims = load_claims()
-    rows = re.findall(r'<tr id="([^"]+)" data-document="([^"]+)" data-outcome="[^"]+" data-basis="[^"]+">', page)
+    about = r'data-document="([^"]+)" data-outcome="[^"]+" data-basis="[^"]+"'
+    rows = re.findall(rf'<tr role="row" id="([^"]+)" {about}>', page)
     assert [identifier for identifier, _ in rows] == [claim.id for claim in claims]
     assert {name for _, name in rows} == {document.name for document in documents()}
     assert f"{len(claims)} claims and their outcomes" in page
@@ -195,11 +202,64 @@ def test_the_search_knows_sections_claims_and_names(study):
     assert "Rotary position embedding" in by_url["ropelab.html#apply_rope"][2]
 
 
+def test_a_large_figure_is_shown_as_few_bytes():
+    """A plot as pixels keeps its size and colours, and an SVG with too many bytes is shown as pixels."""
+    drawn = io.BytesIO()
+    dots = np.arange(400 * 600).reshape(400, 600) % 7
+    Image.fromarray((dots[..., None] * [30, 20, 10]).astype("uint8")).save(drawn, "PNG", compress_level=0)
+    pixels = base64.b64encode(drawn.getvalue()).decode()
+    for svg, kind in ((f"<svg>{'x' * chapters.LARGEST_SVG}</svg>", "png"), ("<svg></svg>", "svg")):
+        output = nbformat.v4.new_output("display_data", {"image/svg+xml": svg, "image/png": pixels})
+        figure = chapters._output(output, Writer(), "name")
+        assert figure.file == f"assets/name.{kind}"
+        if kind == "png":
+            shown = Image.open(io.BytesIO(figure.data))
+            assert shown.size == (600, 400) and len(figure.data) < len(drawn.getvalue()) / 3
+            assert (np.asarray(shown.convert("RGB")) == np.asarray(Image.open(drawn))).all()
+
+
+def test_a_report_that_is_too_large_says_so():
+    at_limit = {"index.html": report.LARGEST_PAGE}
+    assert report._too_large(at_limit, report.LARGEST_SITE) == []
+    said = report._too_large({"index.html": report.LARGEST_PAGE + 1, "a.html": 1}, 2 * report.LARGEST_SITE)
+    assert said == ["index.html: expected at most 2 MB, got 2.0", "the report: expected at most 8 MB, got 16.0"]
+
+
+def test_wide_tables_and_formulas_scroll_and_a_number_sign_is_no_heading():
+    writer = Writer()
+    assert '<div class="scroll" tabindex="0"><table>' in writer.markdown("| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert '<span class="formula"><math' in writer.markdown("$$x^2$$")
+    assert writer.inline("#1 is a number") == "#1 is a number" and not writer.headings
+
+
+def test_every_public_module_has_a_page_of_the_reference():
+    """CONTRIBUTING.md says what is public: a module of `ropelab.interop` is that, or is named as internal."""
+    found = {module.name for module in pkgutil.iter_modules(ropelab.interop.__path__)}
+    assert found == {*reference.ADAPTERS, *reference.INTERNAL}
+    assert not set(reference.ADAPTERS) & set(reference.INTERNAL)
+    public = re.findall(r"`(ropelab[\w.]*)\.__all__`", (runner.ROOT / "CONTRIBUTING.md").read_text())
+    assert {"ropelab", "ropelab.conformance"} <= set(public) <= set(reference.MODULES)
+    pages = reference.references()
+    assert [page.title for page in pages] == list(reference.MODULES)
+    assert all(page.text and page.names and all(name.text for name in page.names) for page in pages)
+
+
+def test_a_module_that_cannot_be_imported_is_read_as_source():
+    page, imported = (make(name) for make, name in (
+        (reference.from_source, "ropelab.interop.deepspeed"),
+        (reference.reference, importlib.import_module("ropelab.interop.deepspeed")),
+    ))  # fmt: skip
+    assert (page.page, page.text) == (imported.page, imported.text)
+    assert {(name.name, name.kind, name.text) for name in page.names} == {
+        (name.name, name.kind, name.text) for name in imported.names
+    }
+
+
 def test_names_have_their_docstrings():
     text = reference.docstring(
         "Do it.\n\nArgs:\n    a, b: two\n        numbers\n    c: one\n\nRaises:\n    ValueError: no.", "x"
     )
-    assert "<dt>a, b</dt><dd>two numbers</dd><dt>c</dt><dd>one</dd>" in text and "<h4>Raises</h4>" in text
+    assert "<dt>a, b</dt><dd>two numbers</dd><dt>c</dt><dd>one</dd>" in text and "<h3>Raises</h3>" in text
     page = reference.reference(ropelab)
     assert [name.name for name in page.names] == [n for n in ropelab.__all__ if callable(getattr(ropelab, n))]
     assert all(name.text for name in page.names)

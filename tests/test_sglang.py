@@ -15,6 +15,7 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
 from ropelab.bench.unavailable import Unavailable
+from ropelab.kernels import use_backend
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import (
     binding,
@@ -175,12 +176,15 @@ def low(where, by=1.0, **changes):
     return change(scaled(record("sglang_low_tokens"), where, by), where, **changes)
 
 
+@cache
 def shapes():
-    """What the CPU computes of who takes what."""
-    frame = evidence.shapes()
+    """What the CPU computes of who takes what, in torch operations: test_interop_sglang interprets our kernel."""
+    with use_backend("torch"):
+        frame = evidence.shapes()
     return frame[frame.operator.isin((evidence.THEIR_OPERATOR, evidence.OUR_OPERATOR))]
 
 
+@cache
 def computed_accuracy():
     frame = evidence.accuracy()
     return frame[frame.operator == evidence.THEIR_OPERATOR]

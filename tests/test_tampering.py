@@ -236,7 +236,7 @@ def test_the_report_names_what_was_changed_and_shows_the_ledger(data, tmp_path, 
     line = "data/claims/deepspeed.toml: changed, SHA256SUMS has another checksum"
     assert problems == [line]
     text = page.read_text()
-    assert f'<p class="failed">{line}</p>' in text and '<tr id="AA-01"' in text
+    assert f'<p class="failed">{line}</p>' in text and '<tr role="row" id="AA-01"' in text
     assert "no verdict rests on it: nvidia-h200/kernel_variants" in text
     assert report.write(page, [], where=where) == []
     report.write(page, [], where=records.Selection(data / "measurements", "nvidia-h100-80gb-hbm3"))

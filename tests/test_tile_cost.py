@@ -37,7 +37,7 @@ def test_the_committed_times_yield_the_weights():
 
 
 def test_the_times_are_those_of_the_candidates_of_the_cells():
-    drawn = cells(tile_fit.DRAWN)
+    drawn = tile_fit.numbered()
     assert list(dict.fromkeys(TIMES.number)) == [number for number, _ in swept()]
     for number, rows in TIMES.groupby("number"):
         tried = {tile_of(row) for row in rows.to_dict("records")}

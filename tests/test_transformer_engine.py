@@ -476,15 +476,15 @@ def test_the_recorded_code_decides(tmp_path):
     assert (packages.basis[["TE-06", "TE-19", "TE-20"]] == Basis.MODEL).all()
 
 
-@pytest.mark.parametrize("gpu, removed", [(H100, ()), (H200, (grids.CODE, grids.PACKAGES))], ids=["H100", "H200"])
-def test_records_of_the_models_alone_tell_nothing_about_the_code(gpu, removed, tmp_path):
-    """The record of the H200 has no layer with the models."""
-    frame = of_the_record(tmp_path, gpu, *removed)
+@pytest.mark.parametrize("gpu", [H100, H200])
+def test_records_of_the_models_alone_tell_nothing_about_the_code(gpu, tmp_path):
+    """Only the H100 has a record of a layer with the models."""
+    frame = of_the_record(tmp_path, gpu, grids.CODE, grids.PACKAGES)
     assert (frame.basis == Basis.MODEL).all() and (frame.outcome == UNTOLD).all()
     assert frame.words.str.startswith("cannot be told (our model: ").all()
     says_nothing = {claim_id for claim_id, row in frame.iterrows() if told(row) == str(UNTOLD)}
-    assert says_nothing == ({"TE-03", "TE-04", "TE-15"} if removed else set())
-    if removed:
+    assert says_nothing == ({"TE-03", "TE-04", "TE-15"} if gpu == H200 else set())
+    if gpu == H200:
         assert told(frame.loc["TE-19"]) == "holds in 8 of 31 cells"
 
 
@@ -528,6 +528,16 @@ def test_the_package_beside_its_models(tmp_path):
     assert said in judged("TE-05", times, tmp_path).remarks
     assert "2.20" not in judged("TE-05", {"te_kernels": kernels}, tmp_path).remarks
     assert "2.20" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
+
+
+def test_the_headline_has_the_times_of_the_record():
+    """Each range is that of its contender; without a contender there is no sentence."""
+    frame = kernels()
+    table = findings.times(frame).query("part == 'table B'")
+    said = findings.table_b_counts(frame)
+    for name, words in ((findings.OLD, "the old grid"), ("ropelab", "ropelab")):
+        assert f"{findings.value_range(table[name], ',.0f')} µs with {words}" in said
+    assert findings.table_b_counts(frame[frame.contender != "ropelab"]) == ""
 
 
 def test_models_are_named_as_such(tmp_path):
@@ -874,8 +884,9 @@ def test_figures_draw_what_was_measured(tmp_path):
     for table in (frame, few):
         for name, (studies_, draw) in te_figures.FIGURES.items():
             if studies_ == ("te_kernels",):
-                draw(table).savefig(tmp_path / "figure.png")
-                assert "nan" not in draw(table).get_suptitle(), name
+                drawn = draw(table)
+                drawn.savefig(tmp_path / "figure.png")
+                assert "nan" not in drawn.get_suptitle(), name
 
 
 @pytest.mark.parametrize("pair", [grids.CODE, grids.PACKAGES], ids=lambda pair: pair.words)

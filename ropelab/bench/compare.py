@@ -1,5 +1,6 @@
 """This file times peers and copies of one workload in the same rounds, as most studies need it."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from ropelab.bench import copies, peers, timing
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.workloads import DIRECTIONS, Buffers, Workload
+from ropelab.progress import ProgressLine
 
 
 def compare(shape: Workload, contenders: Sequence[peers.Peer], *, rounds: int, sets: int | None = None) -> pd.DataFrame:
@@ -104,10 +106,11 @@ def tidy(frame: pd.DataFrame, identity: Mapping[str, object], status: Mapping[st
 
 
 def progress(items: Iterable, describe: Callable[[object], str]):
-    """Yield the items, and print a line with the time of each item."""
-    items = list(items)
+    """Yield the items, and show after each item how long it took and how long the rest will take."""
+    items, line = list(items), ProgressLine(sys.stdout, every=0)
     for number, item in enumerate(items, 1):
         started = time.monotonic()
         yield item
         seconds = time.monotonic() - started
-        print(f"    {number:2}/{len(items)} {describe(item):40} {seconds:6.1f} s", flush=True)
+        line.show(f"    {number:2}/{len(items)} {describe(item):40} {seconds:6.1f} s; {line.left(number, len(items))}")
+    line.end()

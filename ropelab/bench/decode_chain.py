@@ -68,9 +68,10 @@ class Decoding:
         q_width, k_width = self.q_heads * self.head_dim, self.k_heads * self.head_dim
         return list(projected.split((q_width, k_width, k_width), dim=-1)[:2])
 
-    def heads(self, x: torch.Tensor) -> torch.Tensor:
-        """``[B, H D]`` as ``[B, 1, H, D]``."""
-        return x.unflatten(-1, (1, -1, self.head_dim))
+    def heads(self, projected: torch.Tensor) -> list[torch.Tensor]:
+        """q ``[B, 1, Hq, D]`` and k ``[B, 1, Hk, D]``, views of ``projected``."""
+        whole = projected.view(self.batch, 1, -1, self.head_dim)
+        return list(whole.split((self.q_heads, self.k_heads, self.k_heads), dim=2)[:2])
 
 
 class Chain:
@@ -99,20 +100,18 @@ class Chain:
         """The attention of a layer."""
         projected = self.projected(layer)
         rotate(projected)
-        q, _ = self.case.parts(projected)
-        return functional.scaled_dot_product_attention(
-            self.case.heads(q).transpose(1, 2), self.k_cache, self.v_cache, enable_gqa=True
-        )
+        q, _ = self.case.heads(projected)
+        return functional.scaled_dot_product_attention(q.transpose(1, 2), self.k_cache, self.v_cache, enable_gqa=True)
 
     def check(self, rotate: Rotate) -> str:
         """``"ok"`` if the rotation agrees with float64."""
         projected = self.projected(0)
         right = {}
-        for name, x in zip("qk", self.case.parts(projected), strict=True):
+        for name, x in zip("qk", self.case.heads(projected), strict=True):
             tables = self.cos.double(), self.sin.double()
-            right[name] = reference.rotate(self.case.heads(x).double(), *tables, positions=self.positions[:, None])
+            right[name] = reference.rotate(x.double(), *tables, positions=self.positions[:, None])
         rotate(projected)
-        found = {name: self.case.heads(x) for name, x in zip("qk", self.case.parts(projected), strict=True)}
+        found = dict(zip("qk", self.case.heads(projected), strict=True))
         return disagreement(found, right, ROUNDINGS)
 
 
@@ -160,7 +159,7 @@ def contenders(chain: Chain) -> tuple[dict[str, Rotate], dict[str, str]]:
     tables = {"cos": chain.cos, "sin": chain.sin}
 
     def ours(projected: torch.Tensor) -> None:
-        q, k = map(case.heads, case.parts(projected))
+        q, k = case.heads(projected)
         ropelab.apply_rope(q, k, offsets=chain.positions, inplace=True, **tables)
 
     rotations: dict[str, Rotate] = {NONE: lambda projected: None, OURS: ours}
@@ -187,15 +186,12 @@ def _dependent(chain: Chain) -> Rotate:
     case = chain.case
     tables = chain.cos, chain.sin
 
-    def heads(projected: torch.Tensor) -> list[torch.Tensor]:
-        return list(map(case.heads, case.parts(projected)))
-
-    pair = heads(chain.projected(0))
+    pair = case.heads(chain.projected(0))
     rotation = Rotation(case.head_dim, offsets=True)
     launch = dependent_launch(rotate_triton.plan(pair, pair, *tables, chain.positions, rotation))
 
     def rotate(projected: torch.Tensor) -> None:
-        pair = heads(projected)
+        pair = case.heads(projected)
         launch(*pair, *pair, *tables, chain.positions, 0, len(chain.cos))
 
     return rotate

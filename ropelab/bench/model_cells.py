@@ -21,6 +21,15 @@ MOST_TOKENS = 65536
 _MOST_BYTES = 2**29
 _MOST_SETS = 128
 _SECTOR = 32
+_PREFILL_TOKENS = 4096, 1024, 16384
+_PLAIN = "bshd", "contiguous", False
+_OTHERS = (
+    ("bhsd", "contiguous", False),
+    ("bshd", "qkv", False),
+    ("bshd", "contiguous", True),
+    ("sbhd", "contiguous", False),
+)
+"""(seq_format, storage, in_place) of `prefills`."""
 _SEED = 20261122
 
 
@@ -99,6 +108,32 @@ def cells(count: int) -> list[Cell]:
     """``count`` cells; a smaller number gives the first of the same cells."""
     rng = random.Random(_SEED)
     return [_draw(rng) for _ in range(count)]
+
+
+def prefills() -> list[Cell]:
+    """The plainest calls of every model: bfloat16, forward, no positions, in both layouts; four calls for a model.
+
+    Two calls have bshd and new tensors. The other two calls take turns at the formats, views of qkv, and in place. The
+    numbers of tokens take turns too.
+    """
+    return [
+        _prefill(model, layout, number + turn, plain)
+        for number, model in enumerate(MODELS + SHAPES)
+        for turn, layout in enumerate(LAYOUTS)
+        for plain in (True, False)
+    ]
+
+
+def _prefill(model: Model, layout: str, number: int, plain: bool) -> Cell:
+    seq_format, storage, in_place = _PLAIN if plain else _OTHERS[number % len(_OTHERS)]
+    batch = 4 if seq_format == "sbhd" else 1
+    row = (model.q_heads + model.k_heads) * model.head_dim * torch.bfloat16.itemsize
+    seq_len = min(_PREFILL_TOKENS[number % len(_PREFILL_TOKENS)], _MOST_BYTES // row) // batch
+    workload = Workload(
+        f"{batch}x{seq_len} {model.heads}", batch, seq_len, model.q_heads, model.k_heads, model.head_dim,
+        model.rotary_dim, torch.bfloat16, layout, seq_format, storage=storage,
+    )  # fmt: skip
+    return Cell(model, workload, in_place=in_place)
 
 
 def _draw(rng: random.Random) -> Cell:

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
 
 
@@ -46,6 +48,25 @@ def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tup
     if version is None or version not in found:
         raise NotInstalled(f"{package} {version or ''}".strip() + " not installed")
     return version, found[version]
+
+
+def compiled(name: str, code: str) -> Path:
+    """The library of CUDA code for the GPU at hand, as ``make peers`` puts it into ``build/peers/compiled/``.
+
+    Args:
+        name: the beginning of the library's name.
+        code: the code in words, for messages.
+
+    Raises:
+        NotInstalled: there is no GPU, or no library for the GPU.
+    """
+    if not torch.cuda.is_available():
+        raise NotInstalled(f"{code} is CUDA code, which needs a GPU")
+    major, minor = torch.cuda.get_device_capability()
+    path = PEERS / "compiled" / f"{name}-sm_{major}{minor}.so"
+    if not path.is_file():
+        raise NotInstalled(f"{code} is not compiled for sm_{major}{minor}")
+    return path
 
 
 def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Path:

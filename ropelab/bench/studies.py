@@ -30,7 +30,7 @@ STUDIES: dict[str, Study] = {
     "paged_cache": Study(paged_cache, gpu_gib=14),
     "one_pass_cells": Study(one_pass_cells, gpu_gib=27, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
-    "latent_attention": Study(latent_attention, gpu_gib=36),
+    "latent_attention": Study(latent_attention, gpu_gib=10),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, wide=True),
     "table_free": Study(table_free, gpu_gib=18),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),

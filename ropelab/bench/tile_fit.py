@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from ropelab.bench import records
-from ropelab.bench.model_cells import cells, on_meta
+from ropelab.bench.model_cells import on_meta
 from ropelab.bench.model_shapes import halves
-from ropelab.bench.tile_regret import DRAWN, tile_of, work_of
+from ropelab.bench.tile_regret import numbered, tile_of, work_of
 from ropelab.kernels.tile_cost import Terms, terms
 
 TIMES = records.ROOT / "data" / "tile_times.csv"
@@ -32,10 +32,10 @@ _TERMS = [f"term_{field.name}" for field in fields(Terms)]
 def read(path: Path = TIMES) -> pd.DataFrame:
     """The table with a column for each of the `Terms`.
 
-    Columns: number (the index of the cell in `cells`), model, the attributes of the tile, median_us, ``_TERMS``.
+    Columns: number (the index of the cell in `numbered`), model, the attributes of the tile, median_us, ``_TERMS``.
     """
     frame = pd.read_csv(path)
-    drawn = cells(DRAWN)
+    drawn = numbered()
     works = {number: work_of(on_meta(drawn[number])) for number in frame.number.unique()}
     found = [astuple(terms(works[row["number"]], tile_of(row))) for row in frame.to_dict("records")]
     return frame.join(pd.DataFrame(found, columns=_TERMS, index=frame.index))

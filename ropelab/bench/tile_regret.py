@@ -10,20 +10,20 @@ import torch
 
 from ropelab.bench import compiling, timing
 from ropelab.bench.compare import progress, tidy
-from ropelab.bench.model_cells import Call, Cell, cells, on_meta
+from ropelab.bench.model_cells import Call, Cell, cells, on_meta, prefills
 from ropelab.bench.model_heads import against_copies, planned
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 DRAWN, CELLS = 220, 110
-"""The cells that are drawn, and how many of those with tables are timed."""
+"""The cells that are drawn, and how many of those with tables are timed, beside all `prefills`."""
 _FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
 
 
 def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
     """Time every candidate tile of the cells that have tables.
 
-    Columns: number (the index of the cell in `cells`), the columns of the cell, kind ("flat" or "whole"), the
+    Columns: number (the index of the cell in `numbered`), the columns of the cell, kind ("flat" or "whole"), the
         attributes of both kinds of tiles, chosen, same_bits, the counters of `compiling.counters`, status, median_us,
         q20_us, q80_us, samples, fraction_of_copy, copy_us.
     """
@@ -36,10 +36,16 @@ def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
     return pd.concat([sweep(*item, rounds=rounds).assign(number=n) for n, *item in tried], ignore_index=True)
 
 
-def swept(first: int = 0) -> list[tuple[int, Cell]]:
-    """The cells of the study, each with its number among `cells`; ``first`` leaves out as many cells."""
-    drawn = [(number, cell) for number, cell in enumerate(cells(first + DRAWN)) if not cell.table_free]
-    return drawn[first : first + CELLS]
+def numbered() -> list[Cell]:
+    """The cells from which the study takes its cells: drawn cells, then the `prefills`."""
+    return [*cells(DRAWN), *prefills()]
+
+
+def swept() -> list[tuple[int, Cell]]:
+    """The cells of the study, each with its index in `numbered`."""
+    found = list(enumerate(numbered()))
+    drawn = [(number, cell) for number, cell in found[:DRAWN] if not cell.table_free]
+    return drawn[:CELLS] + found[DRAWN:]
 
 
 def tile_of(row: Mapping[str, Any]) -> Tile | FlatTile:

@@ -11,7 +11,7 @@ from ropelab.layout.pairing import LAYOUTS
 
 DIRECTIONS = ("forward", "backward")
 STORAGES = ("contiguous", "qkv")
-MOST_SETS = 1024
+MOST_SETS = 512
 """The most sets of buffers. The capture of more calls takes longer than their measurement."""
 
 

@@ -7,6 +7,9 @@ than 8 bits leaves out the last line::
     z  = store(compute(compute(n0 * table(c)) - compute(n1 * table(s))))
     y8 = float8(clamp(compute(z / scale)))
 
+A norm after the rotation has the same roundings in another order: the norm reads the rotated features before they are
+stored, and its result is stored. Under a norm across heads D is the number of features of all heads.
+
 The bounds exclude overflow of the arithmetic and squares that underflow.
 """
 
@@ -37,7 +40,7 @@ def norm_error(head_dim: int, compute: Rounding, *, offset: bool = False) -> flo
     weight and offset is exact to u relative to its own result, which is the weight of the norm.
 
     Args:
-        head_dim: D, the features of a head.
+        head_dim: D, the features of a head, or of all heads for a norm across heads.
         compute: the rounding of the arithmetic.
         offset: whether an offset is added to the weights.
     """
@@ -70,6 +73,55 @@ def cache_bound(
     unit = (1 + EXACT(table.unit)) * (1 + EXACT(relative_error)) - 1
     widened = replace(arithmetic, table=Rounding(float(unit), table.underflow * (1 + relative_error)))
     return rotation_bound(n0, n1, c, s, widened)
+
+
+def rms_norm(z: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """Return ``weight * z / sqrt(mean(z^2) + eps)`` in ``EXACT`` arithmetic.
+
+    Args:
+        z: ``[..., H, D]``, ``EXACT``.
+        weight: ``[D]`` for a mean over each head, or ``[H D]`` for a mean over all heads of a token, ``EXACT``.
+        eps: the number that is added to the mean of the squares.
+    """
+    rows = _rows(z, weight)
+    return (weight * rows / _root(rows, eps)).reshape(z.shape)
+
+
+def norm_bound(
+    z: np.ndarray, error: np.ndarray, weight: np.ndarray, eps: float, relative_error: float, compute: Rounding
+) -> np.ndarray:
+    """Return the largest error of a norm of inexact features, elementwise: of a norm after the rotation.
+
+    Let ``rho = sqrt(mean(z^2) + eps)``, and let the computed features be off by at most E. The number rho is the length
+    of the vector of ``z / sqrt(D)`` and ``sqrt(eps)``. By the triangle inequality the computed features change rho by
+    at most ``e = sqrt(mean(E^2))``. With the relative error r of the norm itself (`norm_error`)::
+
+        |n' - n| <= |w| (|z| (r rho + e) / (rho (rho - e)) + E (1 + r) / (rho - e)) + 2 (1 + |w|) underflow
+
+    The first summand is the error of ``1 / rho``, and the second summand is E, normalized. Two products may underflow.
+    The bound needs ``e < rho``, and is larger than r and E alone by terms of second order.
+
+    Args:
+        z: the exact features before the norm, ``[..., H, D]``, ``EXACT``.
+        error: E, elementwise.
+        weight, eps: as for `rms_norm`.
+        relative_error: r.
+        compute: the rounding of the arithmetic.
+    """
+    rows, errors = _rows(z, weight), _rows(error, weight)
+    rho, change = _root(rows, eps), _root(errors, 0.0)
+    inexact_rho = abs(rows) * (relative_error * rho + change) / (rho * (rho - change))
+    found = abs(weight) * (inexact_rho + errors * (1 + relative_error) / (rho - change))
+    return (found + 2 * (1 + abs(weight)) * compute.underflow).reshape(z.shape)
+
+
+def _rows(z: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the features that share a mean as the last axis."""
+    return z.reshape(*z.shape[:-2], -1, weight.size)
+
+
+def _root(rows: np.ndarray, eps: float) -> np.ndarray:
+    return np.sqrt((rows * rows).mean(-1, keepdims=True) + EXACT(eps))
 
 
 def float8_bound(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -9,6 +11,17 @@ import torch
 from ropelab.conformance.case import Case
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Give torch's products of float32 matrices a precision: ``"highest"``, ``"high"`` or ``"medium"``."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def autocast(subject: Subject, case: Case) -> Tensors:
@@ -20,12 +33,8 @@ def autocast(subject: Subject, case: Case) -> Tensors:
 
 def tf32(subject: Subject, case: Case) -> Tensors:
     """Return the results of the case where matrix products may take TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with matmul_precision("high"):
         return subject(case)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def after_longer(subject: Subject, case: Case) -> Tensors:

@@ -23,6 +23,7 @@ from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.process import Outcome, hold_apart
 from ropelab.conformance.report import why_not_judged
+from ropelab.progress import ProgressLine
 
 app = typer.Typer(
     help="Hold any implementation of rotary position embedding to its laws.",
@@ -53,6 +54,9 @@ def verify(
     columns: Annotated[str | None, typer.Option(help="The layout of full-width tables, if it differs.")] = None,
     inplace: Annotated[bool, typer.Option("--inplace", help="The result overwrites the inputs.")] = False,
     once: Annotated[bool, typer.Option("--once-differentiable", help="No second derivatives are claimed.")] = False,
+    norm_last: Annotated[bool, typer.Option("--norm-last", help="The norm comes after the rotation.")] = False,
+    norm_across: Annotated[bool, typer.Option("--norm-across", help="All heads of a token share a norm.")] = False,
+    table_free: Annotated[bool, typer.Option("--table-free", help="Frequencies take the place of tables.")] = False,
     rotary_dim: Annotated[int | None, typer.Option(help="The number of features that rotate.")] = None,
     head_dim: Annotated[int, typer.Option(help="The number of features of a head.")] = 16,
     q_heads: Annotated[int, typer.Option(help="The number of heads of q.")] = 4,
@@ -88,6 +92,7 @@ def verify(
     declared: dict[str, Any] = {
         "convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format, "sign": sign,
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
+        "norm_last": norm_last, "norm_across": norm_across, "table_free": table_free,
         "rotary_dim": rotary_dim, "head_dim": head_dim, "q_heads": q_heads, "k_heads": k_heads, "base": base,
         "device": device, "laws": law, "skip": skip or [],
     }  # fmt: skip
@@ -103,8 +108,14 @@ def verify(
                 unwritable = f"{name}: expected a file that can be written, got {path}"
                 with _or_stop(unwritable):
                     places.append((reserved.enter_context(Destination(path)), form, unwritable))
+        line = ProgressLine()
+
+        def tell(begun: str, held: int) -> None:
+            line.show(f"{held} of {len(names)} laws have a result, now {begun}; {line.left(held, len(names))}")
+
         with _or_stop("the function's process could not be started"):
-            outcome = hold_apart(target, {**declared, "dtype": dtype}, names, timeout)
+            outcome = hold_apart(target, {**declared, "dtype": dtype}, names, timeout, tell)
+        line.end()
         for destination, form, unwritable in places:
             with _or_stop(unwritable):
                 destination.write(form(outcome) + "\n")
@@ -126,7 +137,8 @@ def verify_a_model(
     """Find the function that rotates in a model, and hold it and the attention around it to laws.
 
     The target is the name of an architecture of Transformers, such as llama, of which a tiny random model is made; or a
-    model, or a function without arguments that returns a model. The exit codes are those of ``verify``.
+    model, or a function without arguments that returns a model. The exit codes have the meaning that they have for
+    ``verify``.
     """
     from ropelab.conformance.models import verify_model
 

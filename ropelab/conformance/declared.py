@@ -76,6 +76,9 @@ def declare(
     columns: str | None = None,
     inplace: bool = False,
     once_differentiable: bool = False,
+    norm_last: bool = False,
+    norm_across: bool = False,
+    table_free: bool = False,
     rotary_dim: int | None = None,
     head_dim: int = 16,
     q_heads: int = 4,
@@ -101,6 +104,9 @@ def declare(
             pairs.)
         inplace: whether the result overwrites the inputs, where the convention does not prescribe it.
         once_differentiable: whether the function claims no second derivatives.
+        norm_last: whether the norm of an operator that writes a cache comes after the rotation (Hunyuan).
+        norm_across: whether all heads of q, and all heads of k, of a token share a norm (Wan).
+        table_free: whether the caller passes frequencies in place of tables.
         rotary_dim: the number of features that rotate. By default it is ``head_dim``, or 3/4 of ``head_dim`` where the
             convention says that the width of the tables decides.
         head_dim, q_heads, k_heads: the sizes of most cases, for functions that do not take all sizes.
@@ -129,6 +135,10 @@ def declare(
                 raise ValueError(f"{name}: expected {only} for {convention}, which cannot express it, got {value!r}")
     if inplace and kind.in_place is False:
         raise ValueError(f"inplace: expected False for {convention}, which cannot express it, got {inplace}")
+    variants = {"norm_last": norm_last, "norm_across": norm_across, "table_free": table_free}
+    for name, value in variants.items():
+        if value and not (convention in CACHE_CONVENTIONS and name in kind.variants):
+            raise ValueError(f"{name}: expected False for {convention}, which cannot express it, got {value}")
     sizes = _sizes(q_heads, k_heads, head_dim, rotary_dim, kind.partial)
     _check_base(base)
     if dtype not in DTYPES.values():
@@ -144,6 +154,8 @@ def declare(
     about = {"convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
              "sign": sign, "maths": "narrow" if narrow else "wide", "inplace": in_place,
              "rotary_dim": sizes.rotary_dim, "head_dim": head_dim, "device": device, "dtype": dtype}  # fmt: skip
+    if convention in CACHE_CONVENTIONS:
+        claims, about = claims | variants, about | variants
     kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
     return Declaration(convention, chosen, sizes, about, claims, kept)
 

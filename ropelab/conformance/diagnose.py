@@ -169,7 +169,7 @@ def _suspect(fault: Fault, subject: Subject) -> Subject | None:
         seq_format=subject.seq_format if subject.seq_format in convention.seq_formats else convention.seq_formats[0],
         in_place=subject.in_place if convention.in_place is None else convention.in_place,
         state={},
-        surroundings=Surroundings(),
+        surroundings=Surroundings(()),  # no fault of the catalogue replaces a function
     )
 
 

@@ -21,7 +21,8 @@ LANES = 16
 
 
 def additions(heads: int) -> int:
-    """The largest number of additions that round and that a head passes: those of its lane, and one for each level.
+    """The largest number of additions that round and that a head passes: the additions of its lane, and one for each
+    level.
 
     The first addition to a lane adds to zero and is exact.
     """

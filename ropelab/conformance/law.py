@@ -120,7 +120,7 @@ def against_truth(subject: Subject, case: Case) -> Iterator[Comparison]:
 def equal(
     case: Case, actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], what: str = "{}"
 ) -> Iterator[Comparison]:
-    """Compare tensors that must be equal; the other arguments are those of ``against``."""
+    """Compare tensors that must be equal; ``against`` describes the other arguments."""
     for name, a, e in zip(names(case), actual, expected, strict=True):
         yield Comparison(what.format(name), exact(a), exact(e), np.zeros(1), case, AXES[: a.ndim])
 

@@ -8,7 +8,8 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,9 @@ from ropelab.conformance.child import NOTES, REQUEST
 from ropelab.conformance.markdown import markdown
 from ropelab.conformance.report import as_dict, verdict
 
+START = "the start of Python"
+"""The step of a run before the first that its process notes."""
+PAUSE = 0.5
 # With -P no file of the working directory can take the place of a standard module.
 _COMMAND = ("-P", "-c", "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); folder = sys.argv.pop(); "
             "from ropelab.conformance.child import main; main(folder)")  # fmt: skip
@@ -73,7 +77,13 @@ class Outcome:
         return markdown(self.as_dict())
 
 
-def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], timeout: float) -> Outcome:
+def hold_apart(
+    target: str,
+    declared: dict[str, Any],
+    law_names: list[str],
+    timeout: float,
+    tell: Callable[[str, int], object] = lambda begun, held: None,
+) -> Outcome:
     """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
 
     Args:
@@ -81,6 +91,7 @@ def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], time
         declared: the arguments of `declare`, with the name of the dtype.
         law_names: the names of the laws of that declaration; the run is complete if all of them have a result.
         timeout: the seconds for import, laws and diagnosis together.
+        tell: called about every `PAUSE` seconds with the step that has begun and the number of laws with a result.
 
     Raises:
         OSError: the process could not be started.
@@ -89,9 +100,17 @@ def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], time
     with TemporaryDirectory(prefix="ropelab-") as folder:
         request = {"key": key, "target": target, "declared": declared}
         Path(folder, REQUEST).write_text(json.dumps(request), encoding="utf-8")
-        ended = _run([sys.executable, *_COMMAND, folder, json.dumps(sys.path)], timeout)
+
+        def tell_of_notes() -> None:
+            begun, held = START, 0
+            for kind, value in _read(Path(folder, NOTES), key):
+                begun = value if kind == "begun" else begun
+                held += kind == "result"
+            tell(begun, held)
+
+        ended = _run([sys.executable, *_COMMAND, folder, json.dumps(sys.path)], timeout, tell_of_notes)
         notes = list(_read(Path(folder, NOTES), key))
-    outcome, begun, reported = Outcome(about={"function": target, **declared}), "the start of Python", False
+    outcome, begun, reported = Outcome(about={"function": target, **declared}), START, False
     for kind, value in notes:
         if kind == "begun":
             begun = value
@@ -111,13 +130,18 @@ def hold_apart(target: str, declared: dict[str, Any], law_names: list[str], time
     return outcome
 
 
-def _run(command: list[str], timeout: float) -> str:
-    """Run a command, and return in words how it ended."""
+def _run(command: list[str], timeout: float, tell: Callable[[], None]) -> str:
+    """Run a command, and return in words how it ended; call ``tell`` while it runs."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    ends, code = time.monotonic() + timeout, None
     try:
-        code = process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return f"the time limit of {timeout:g} s was reached"
+        while code is None:
+            try:
+                code = process.wait(max(0.0, min(PAUSE, ends - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= ends:
+                    return f"the time limit of {timeout:g} s was reached"
+                tell()
     finally:
         if process.poll() is None:
             _kill(process)

@@ -109,13 +109,17 @@ class Surroundings:
 
     The constructor records the functions that the laws call; replacements of them are found by comparison.
 
+    Args:
+        namespaces: the modules and classes whose functions are recorded; by default all that the laws use.
+
     Attributes:
         changed: the names of all that calls of the function changed: settings with a neutral value, and functions.
     """
 
-    def __init__(self):
+    def __init__(self, namespaces: Iterable[Namespace] | None = None):
         self.changed: set[str] = set()
-        self._ours = {namespace: _callables(namespace) for namespace in _namespaces()}
+        recorded = _namespaces() if namespaces is None else namespaces
+        self._ours = {namespace: _callables(namespace) for namespace in recorded}
         self._replaced: dict[tuple[Namespace, str], Any] = {}
         self._set: dict[Setting, Any] = {}
 

@@ -109,7 +109,7 @@ def judge(
 
 
 def measure(function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings) -> Identification:
-    """Return the measured deviations of a function that broke a law; the arguments are those of `judge`.
+    """Return the measured deviations of a function that broke a law; `judge` describes the arguments.
 
     The command ``ropelab verify`` measures a wrong function after the laws; a report of `verify` does so when its
     ``identification`` is used.

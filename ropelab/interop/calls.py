@@ -57,7 +57,7 @@ class Call:
     def broadcast(
         self, cos: torch.Tensor, sin: torch.Tensor, arguments: Arguments
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The tables, such that they broadcast against the arguments that rotate; None as for `turns`."""
+        """The tables, in shapes that broadcast against the arguments that rotate; None as for `turns`."""
         fits = cos.ndim == len(self.table) + 1 and all(arguments[name].ndim == len(self.axes) for name in self.rotated)
         return (cos, sin) if fits else None
 

@@ -1,8 +1,8 @@
 """This file patches the transformers of diffusers, so that they rotate with the kernel.
 
-diffusers 0.42 rotates q and k apart, by functions of ``diffusers.models.embeddings`` (Flux, HunyuanVideo, CogVideoX,
-Lumina), by functions of a model's own file (Qwen-Image, LTX), or by a function inside of a processor's ``__call__``
-(Wan).
+The models of diffusers 0.42 rotate q and k apart. Flux, HunyuanVideo, CogVideoX and Lumina use functions of
+``diffusers.models.embeddings``. Qwen-Image and LTX use functions of their own files, and Wan uses a function inside of
+a processor's ``__call__``.
 """
 
 from __future__ import annotations

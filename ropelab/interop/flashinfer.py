@@ -1,7 +1,7 @@
 """This file holds FlashInfer's function that rotates, quantizes and appends to a paged cache, over `rope_and_cache`.
 
-The name and the arguments are those of ``flashinfer.rope_quantize_fp8_append_paged_kv_cache`` in FlashInfer 0.7.2. The
-function differs from FlashInfer's:
+The function has the name and the arguments of ``flashinfer.rope_quantize_fp8_append_paged_kv_cache`` in FlashInfer
+0.7.2. The function differs from FlashInfer's:
 
 - It takes every head size, both layouts of strides and dtypes, tables in any dtype, and caches in any dtype; the dtype
   of the caches need not be the dtype of q's results.

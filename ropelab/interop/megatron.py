@@ -1,6 +1,6 @@
 """This file holds Megatron-LM's rotations over ropelab's kernels, and a patch that makes Megatron-LM use the kernels.
 
-The names and arguments are those of megatron-core 0.16.1 (``core/fusions/fused_mla_yarn_rope_apply.py``,
+The functions have the names and arguments of megatron-core 0.16.1 (``core/fusions/fused_mla_yarn_rope_apply.py``,
 ``core/extensions/transformer_engine.py``, ``core/models/common/embeddings/rope_utils.py``) and of the main branch at
 commit d98e8a64. The functions differ from Megatron-LM's in these points:
 
@@ -72,11 +72,7 @@ def fused_mla_rope_inplace(
     """
     where = _mla_where(t, cos, sin, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved, remove_interleaving,
                        position_ids)  # fmt: skip
-    _check_width("t", t, nope_dim=nope_dim, emb_dim=emb_dim)
-    try:
-        return rotate_mla_query(t, nope_dim, **where, inverse=inverse, inplace=True, consume=True)
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="t", positions="cu_seqlens_q") from error
+    return _rotated_query(t, nope_dim, emb_dim, where | {"inverse": inverse, "inplace": True, "consume": True})
 
 
 def fused_mla_rope_out_of_place(
@@ -96,11 +92,7 @@ def fused_mla_rope_out_of_place(
     """`fused_mla_rope_inplace` into a new tensor; ``t`` and the gradient stay as they are."""
     where = _mla_where(t, cos, sin, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved, remove_interleaving,
                        position_ids)  # fmt: skip
-    _check_width("t", t, nope_dim=nope_dim, emb_dim=emb_dim)
-    try:
-        return rotate_mla_query(t, nope_dim, **where, inverse=inverse)
-    except (TypeError, ValueError) as error:
-        raise renamed(error, q="t", positions="cu_seqlens_q") from error
+    return _rotated_query(t, nope_dim, emb_dim, where | {"inverse": inverse})
 
 
 def fused_mla_rope_kv_split(
@@ -195,6 +187,14 @@ def _mla_where(
     elif cu_seqlens is not None:
         where["positions"] = _packed_positions(t, cu_seqlens, cp_size, cp_rank)
     return where
+
+
+def _rotated_query(t: torch.Tensor, nope_dim: int, emb_dim: int, options: dict[str, Any]) -> torch.Tensor:
+    _check_width("t", t, nope_dim=nope_dim, emb_dim=emb_dim)
+    try:
+        return rotate_mla_query(t, nope_dim, **options)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="t", positions="cu_seqlens_q") from error
 
 
 def _packed_positions(t: torch.Tensor, cu_seqlens: torch.Tensor, cp_size: int, cp_rank: int, offsets=0) -> torch.Tensor:

@@ -33,7 +33,7 @@ class KernelCosSinRoPE(CosSinRoPE):
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
-        pairs = self.config.dim // 2  # the cache repeats the columns of the cosines, and those of the sines
+        pairs = self.config.dim // 2  # the cache repeats the columns of the cosines, and the columns of the sines
         cos, sin = self.cache[:, :pairs], self.cache[:, 2 * pairs : 3 * pairs]
         return _rotated(query, key, cos, sin, positions, "split_half")
 
@@ -73,7 +73,7 @@ def complex_rope(cfg: ComplexRoPE.Config) -> KernelComplexRoPE.Config:
 
 
 def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate tensors of one process, or DTensors whose positions are those of the rank's own tokens."""
+    """Rotate tensors of one process, or DTensors whose positions belong to the rank's own tokens."""
     if not isinstance(query, DTensor):
         return apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
     if positions is not None and not isinstance(positions, DTensor):

@@ -1,4 +1,4 @@
-"""This room answers: which two features form a pair, and which axis of a tensor is which?
+"""This room answers: which two features form a pair, and what does each axis of a tensor hold?
 
 Read the files in this order:
 

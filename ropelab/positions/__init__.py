@@ -1,4 +1,4 @@
-"""This room answers: which position has this token, and which row of the tables does a position read?
+"""This room answers: what position has this token, and what row of the tables does a position read?
 
 Read `packed` for packed sequences and context parallelism, then `axes` for positions along several axes. The rule from
 token to row stands below. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the

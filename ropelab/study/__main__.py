@@ -10,6 +10,7 @@ import torch
 import typer
 
 from ropelab.bench.records import MEASUREMENTS, Selection, selection
+from ropelab.progress import ProgressLine
 
 CORES_A_NOTEBOOK = 1
 """So many notebooks run at a time as there are this many cores for each."""
@@ -59,8 +60,14 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
 
     runs = []
     together = max(1, (os.cpu_count() or 1) // CORES_A_NOTEBOOK)
-    for run in runner.run_notebooks(notebooks, build, {"smoke": smoke, "gpu": gpu}, together=together):
+    line = ProgressLine(sys.stdout)
+
+    def tell(done: int) -> None:
+        line.show(f"{done} of {len(notebooks)} notebooks have run; {line.left(done, len(notebooks))}")
+
+    for run in runner.run_notebooks(notebooks, build, {"smoke": smoke, "gpu": gpu}, together=together, tell=tell):
         runs.append(run)
+        line.end()
         said(run.name, run.seconds, f"  FAILED in {run.failure}" if run.failure else "")
 
     began = time.monotonic()
@@ -105,11 +112,13 @@ def figures(context: typer.Context, gpu: Gpu = "") -> None:
 
 @app.command()
 def lab(context: typer.Context) -> None:
-    """Open the notebooks in JupyterLab."""
+    """Open JupyterLab on the first notebook; links to records work, because the whole checkout is its root."""
     from ropelab.study.engine import runner
 
+    first = runner.sources()[0].relative_to(runner.ROOT).as_posix()
+    options = [f"--ServerApp.root_dir={runner.ROOT}", f"--LabApp.default_url=/lab/tree/{first}"]
     with runner.own_kernel(context.obj):
-        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={runner.NOTEBOOKS}"])
+        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *options])
 
 
 def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -> list[str]:

@@ -1,7 +1,7 @@
 """This file says which of the project's requirements an environment lacks.
 
-Run as a file, before anything is imported: ``python ropelab/study/doctor.py study test`` checks the
-package's own requirements and those of the named extras and dependency groups, all read from pyproject.toml.
+Run as a file, before anything is imported: ``python ropelab/study/doctor.py study test`` checks the package's own
+requirements and the requirements of the named extras and dependency groups, all read from pyproject.toml.
 """
 
 import platform

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-import torch
-
 from ropelab.bench import packages
 from ropelab.bench.peers import te_library
 
@@ -32,13 +30,7 @@ def library(commit: str = FIRST) -> te_library.Library:
         NotInstalled: there is no GPU, or no library of this commit for the GPU.
     """
     name = f"{REPOSITORY} at {commit[:9]}: {SOURCE}"
-    if not torch.cuda.is_available():
-        raise packages.NotInstalled(f"{name} is CUDA code, which needs a GPU")
-    major, minor = torch.cuda.get_device_capability()
-    path = packages.PEERS / "compiled" / f"transformer-engine-3057-{commit[:9]}-sm_{major}{minor}.so"
-    if not path.is_file():
-        raise packages.NotInstalled(f"{name} is not compiled for sm_{major}{minor}")
-    return te_library.load(path)
+    return te_library.load(packages.compiled(f"transformer-engine-3057-{commit[:9]}", name))
 
 
 @contextmanager

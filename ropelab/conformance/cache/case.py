@@ -44,11 +44,14 @@ class CacheCase(Case):
         slots: int64 ``[N]`` with ``N <= T``: the slots of the first N tokens; negative for no slot.
         memory: ``[elements]``, the memory of both caches with random contents, also between the caches.
         places: where the key cache and the value cache lie in ``memory``.
-        weights: ``[D]`` for q and for k, or none for an operator without a norm.
+        weights: ``[D]`` for q and for k, or ``[Hq D]`` and ``[Hk D]`` for a norm across heads; or none for an operator
+            without a norm.
+        norm_last: whether the norm comes after the rotation.
         eps: the number that is added to the mean of the squares.
         weight_offset: the number that is added to the weights.
         scales: the scales of 8-bit floats in q, in the key cache and in the value cache.
         q_dtype: the dtype of the result for q; None for the dtype of q.
+        table_free: whether the operator gets frequencies in place of tables.
     """
 
     _: KW_ONLY
@@ -56,10 +59,12 @@ class CacheCase(Case):
     memory: torch.Tensor
     places: tuple[Place, Place]
     weights: tuple[torch.Tensor, ...] = ()
+    norm_last: bool = False
     eps: float = 1e-6
     weight_offset: float = 0.0
     scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
     q_dtype: torch.dtype | None = None
+    table_free: bool = False
 
     @property
     def tokens(self) -> int:
@@ -74,7 +79,7 @@ class CacheCase(Case):
         return padded >= 0
 
     def caches(self, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the key cache and the value cache within a memory like that of the case."""
+        """Return the key cache and the value cache within a memory like the memory of the case."""
         key, value = (place.within(memory) for place in self.places)
         return key, value
 
@@ -105,7 +110,8 @@ class CacheCase(Case):
         if self.memory.dtype in FLOAT8_DTYPES:
             found["scales"] = list(self.scales)
         if self.weights:
-            found |= {"eps": self.eps, "weight_offset": self.weight_offset}
+            found |= {"eps": self.eps, "weight_offset": self.weight_offset, "norm_last": self.norm_last}
+            found["weights"] = [list(weight.shape) for weight in self.weights]
         return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ropelab.angles.table_free import rotary_frequencies
 from ropelab.conformance.cache.case import CacheCase
 from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.convention import Arguments, accepts
@@ -49,6 +50,8 @@ class CacheConvention:
         offset: whether the weights can have an offset.
         narrow: whether tables and arithmetic have the dtype of the inputs unless the author declares otherwise.
         partial: whether features beyond the width of the tables pass unchanged.
+        variants: the claims that an author may make in this convention: ``"norm_last"``, ``"norm_across"`` and
+            ``"table_free"`` of `CacheSubject`.
         float8_only: whether every cache has 8-bit floats, and q too.
         scales_differ: whether keys and values have a scale each.
         whole_tokens: whether the operator may leave out a token without a slot altogether.
@@ -64,6 +67,7 @@ class CacheConvention:
     norm = False
     optional_norm = False
     offset = False
+    variants: frozenset[str] = frozenset()
     narrow = False
     partial = True
     float8_only = False
@@ -104,6 +108,13 @@ class CacheConvention:
     def tables(self, implementation: Implementation, case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cosines and sines that the caller passes: ``[ROWS, R/2]``."""
         return implementation.tables(case, ROWS)
+
+    def angles(self, implementation: Implementation, case: CacheCase) -> dict[str, torch.Tensor]:
+        """Return the keyword arguments that determine the angles: ``cos`` and ``sin``, or ``frequencies``."""
+        if case.table_free:
+            device = implementation.device
+            return {"frequencies": rotary_frequencies(case.rotary_dim, implementation.base, device=device)}
+        return dict(zip(("cos", "sin"), self.tables(implementation, case), strict=True))
 
     def divisor(self, scale: float) -> float:
         """Return the number by which a value is divided before it becomes an 8-bit float, for a scale of a case."""

@@ -19,21 +19,21 @@ class RopeAndCache(CacheConvention):
     name = "rope_and_cache"
     signature = (
         "fn(q, k, v, key_cache, value_cache, slot_mapping, *, cos, sin, positions, layout, q_weight, k_weight, eps, "
-        "weight_offset, q_out, k_out, k_scale, v_scale) -> q_out"
+        "weight_offset, q_out, k_out, k_scale, v_scale) -> q_out, with frequencies in place of cos and sin if it is "
+        "table-free, and norm_first=False if its norm is last"
     )
     norm = True
     optional_norm = True
     offset = True
+    variants = frozenset({"norm_last", "norm_across", "table_free"})
 
     def arguments(self, implementation, case, key_cache, value_cache):
         q, k, v = (x[0] for x in case.inputs)
-        cos, sin = self.tables(implementation, case)
-        options: dict[str, Any] = {
-            "cos": cos, "sin": sin, "positions": positions_of(implementation, case), "layout": implementation.layout,
-            "k_out": torch.empty_like(k),
-        }  # fmt: skip
+        options = _options(self, implementation, case, k)
         if case.weights:
             options |= {"q_weight": case.weights[0], "k_weight": case.weights[1], "eps": case.eps}
+        if case.weights and case.norm_last:
+            options["norm_first"] = False
         if case.weight_offset:
             options["weight_offset"] = case.weight_offset
         if case.q_dtype is not None:
@@ -54,17 +54,14 @@ class LatentRopeAndCache(CacheConvention):
     name = "mla_rope_and_cache"
     signature = "fn(q_pe, k_pe, kv_c, kv_cache, slot_mapping, *, cos, sin, positions, layout, k_out, kv_scale) -> q_out"
     latent = True
+    variants = frozenset({"table_free"})
     partial = False
     scales_differ = False
     orders = ("NHD", "layers")
 
     def arguments(self, implementation, case, key_cache, value_cache):
         q, k, v = _latent_inputs(case)
-        cos, sin = self.tables(implementation, case)
-        options: dict[str, Any] = {
-            "cos": cos, "sin": sin, "positions": positions_of(implementation, case), "layout": implementation.layout,
-            "k_out": torch.empty_like(k),
-        }  # fmt: skip
+        options = _options(self, implementation, case, k)
         if is_float8(key_cache):
             options["kv_scale"] = _scale(q, case.scales[1])
         cache = _entries(key_cache, value_cache)
@@ -88,6 +85,7 @@ class FusedQKNormRopeCache(CacheConvention):
     )
     norm = True
     offset = True
+    variants = frozenset({"norm_last", "norm_across"})
     narrow = True
     orders = ("NHD", "HND", "layers")
     layouts = ("split_half",)
@@ -201,6 +199,14 @@ CACHE_CONVENTIONS: dict[str, CacheConvention] = {
     for c in (RopeAndCache(), LatentRopeAndCache(), FusedQKNormRopeCache(), ConcatAndCacheMLA(), RopeQuantizeAppend())
 }
 """Name -> convention."""
+
+
+def _options(convention: CacheConvention, implementation, case, k: torch.Tensor) -> dict[str, Any]:
+    """Return the keyword arguments that ropelab's operators share."""
+    return {
+        **convention.angles(implementation, case), "positions": positions_of(implementation, case),
+        "layout": implementation.layout, "k_out": torch.empty_like(k),
+    }  # fmt: skip
 
 
 def _scale(q: torch.Tensor, scale: float) -> torch.Tensor:

@@ -5,6 +5,7 @@ A fault overrides one method of `Operator`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,8 @@ class Operator:
     """The pass from q, k and v to the rotated q, the rotated k and the caches."""
 
     def __call__(
-        self, q, k, v, key_cache, value_cache, slots, *, cos, sin, positions, layout="split_half",
-        weights=(), eps=1e-6, offset=0.0, scales=(None, None, None), q_dtype=None,
+        self, q, k, v, key_cache, value_cache, slots, *, cos=None, sin=None, frequencies=None, positions,
+        layout="split_half", weights=(), norm_last=False, eps=1e-6, offset=0.0, scales=(None, None, None), q_dtype=None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Write the caches, and return the results for q and k.
 
@@ -29,23 +30,41 @@ class Operator:
             key_cache, value_cache: ``[blocks, block_size, H, D]``.
             slots: ``[N]``, negative for no slot.
             cos, sin: ``[P, R/2]``. positions: ``[T]``.
+            frequencies: ``[R/2, 3]`` in place of cos and sin, see `ropelab.rotary_frequencies`.
             weights, eps, offset: those of the norm; without weights there is no norm.
+            norm_last: whether the norm comes after the rotation.
             scales: of 8-bit floats in q, in the key cache and in the value cache: tensors of one element or None.
             q_dtype: the dtype of the result for q, by default that of q.
         """
-        wide = torch.promote_types(torch.promote_types(q.dtype, cos.dtype), torch.float32)
-        cos, sin = (table[self.positions(positions, slots)].to(wide)[:, None] for table in (cos, sin))
-        if weights:
-            q_weight, k_weight = self.weights(*weights)
-            normed = self.norm(q, q_weight, eps, offset, wide), self.norm(k, k_weight, eps, offset, wide)
-        else:
-            normed = q.to(wide), k.to(wide)
-        q_turned, k_turned = (self.rotate(x, cos, sin, layout) for x in normed)
-        q_turned, k_turned = q_turned.to(q.dtype), k_turned.to(k.dtype)
+        positions = self.positions(positions, slots)
+        rows = (cos[positions], sin[positions]) if frequencies is None else self.cosines(positions, frequencies)
+        wide = torch.promote_types(torch.promote_types(q.dtype, rows[0].dtype), torch.float32)
+        cos, sin = (row.to(wide)[:, None] for row in rows)
+        q_turned, k_turned = (
+            self.turned(x, weight, cos, sin, layout, norm_last, eps, offset, wide).to(q.dtype)
+            for x, weight in zip((q, k), self.weights(*weights) if weights else (None, None), strict=True)
+        )
         tokens, kept = self.live(slots, key_cache)
         self.write(key_cache, kept, self.stored(k_turned, k)[tokens], self.scale(scales, 1), value_cache)
         self.write(value_cache, kept, v[tokens], self.scale(scales, 2), key_cache)
         return self.convert(q_turned, q_dtype or q.dtype, scales[0]), k_turned
+
+    def turned(self, x, weight, cos, sin, layout, norm_last, eps, offset, wide):
+        """Return the rotated heads, which are normalized before or after the rotation if there is a weight."""
+        x = x.to(wide)
+        if weight is not None and not norm_last:
+            x = self.normalized(x, weight, eps, offset, wide)
+        x = self.rotate(x, cos, sin, layout)
+        return self.normalized(x, weight, eps, offset, wide) if weight is not None and norm_last else x
+
+    def cosines(self, positions, frequencies):
+        """Return the cosines and sines ``[T, R/2]`` of `ropelab.rotary_frequencies`, whose factor is 1."""
+        angles = self.angles(positions, radians(frequencies))
+        return angles.cos().float(), angles.sin().float()
+
+    def angles(self, positions, per_position):
+        """Return the angles ``[T, R/2]`` of positions, from rad per position in float64."""
+        return positions[:, None] * per_position
 
     def positions(self, positions, slots):
         """Return the position of every token."""
@@ -55,8 +74,12 @@ class Operator:
         """Return the weights of the norm of q and of k."""
         return q_weight, k_weight
 
+    def normalized(self, x, weight, eps, offset, wide):
+        """Return the normalized heads; a weight for the features of all heads belongs to a norm across heads."""
+        return self.norm(x.reshape(len(x), -1, len(weight)), weight, eps, offset, wide).view(x.shape)
+
     def norm(self, x, weight, eps, offset, wide):
-        """Return the normalized heads."""
+        """Return ``x`` divided by the root mean square of its last axis, times the weight."""
         x = x.to(wide)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (weight.to(wide) + offset)
 
@@ -98,17 +121,25 @@ class Operator:
         return to_float8(self.divide(x, scale), dtype)
 
 
+def radians(frequencies: torch.Tensor) -> torch.Tensor:
+    """Return `ropelab.rotary_frequencies` ``[R/2, 3]`` in rad per position, modulo a turn, in float64."""
+    high, low, _ = frequencies.unbind(-1)
+    return 2 * math.pi * (high.double() + low.double() / 2.0**32) / 2.0**64
+
+
 def as_rope_and_cache(operator: Operator) -> Callable[..., Any]:
     """Return the operator in the convention of `ropelab.rope_and_cache`."""
 
     def rope_and_cache(
-        q, k, v, key_cache, value_cache, slot_mapping, *, cos, sin, positions, layout, q_weight=None, k_weight=None,
-        eps=1e-6, weight_offset=0.0, q_out=None, k_out=None, q_scale=None, k_scale=None, v_scale=None,
+        q, k, v, key_cache, value_cache, slot_mapping, *, cos=None, sin=None, frequencies=None, positions, layout,
+        q_weight=None, k_weight=None, eps=1e-6, weight_offset=0.0, norm_first=True, q_out=None, k_out=None,
+        q_scale=None, k_scale=None, v_scale=None,
     ):  # fmt: skip
         weights = () if q_weight is None else (q_weight, k_weight)
         turned, k = operator(
-            q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, positions=positions, layout=layout,
-            weights=weights, eps=eps, offset=weight_offset, scales=(q_scale, k_scale, v_scale),
+            q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies,
+            positions=positions, layout=layout, weights=weights, norm_last=not norm_first, eps=eps,
+            offset=weight_offset, scales=(q_scale, k_scale, v_scale),
             q_dtype=None if q_out is None else q_out.dtype,
         )  # fmt: skip
         if k_out is not None:
@@ -122,12 +153,14 @@ def as_mla_rope_and_cache(operator: Operator) -> Callable[..., Any]:
     """Return the operator in the convention of `ropelab.mla_rope_and_cache`."""
 
     def mla_rope_and_cache(
-        q_pe, k_pe, kv_c, kv_cache, slot_mapping, *, cos, sin, positions, layout, k_out=None, kv_scale=None
-    ):
+        q_pe, k_pe, kv_c, kv_cache, slot_mapping, *, cos=None, sin=None, frequencies=None, positions, layout,
+        k_out=None, kv_scale=None,
+    ):  # fmt: skip
         entries, latent = kv_cache.unsqueeze(2), kv_c.shape[-1]
         turned, k = operator(
             q_pe, k_pe[:, None], kv_c[:, None], entries[..., latent:], entries[..., :latent], slot_mapping,
-            cos=cos, sin=sin, positions=positions, layout=layout, scales=(None, kv_scale, kv_scale),
+            cos=cos, sin=sin, frequencies=frequencies, positions=positions, layout=layout,
+            scales=(None, kv_scale, kv_scale),
         )  # fmt: skip
         if k_out is not None:
             k_out.copy_(k[:, 0])

@@ -82,8 +82,8 @@ def diagnose(subject: CacheSubject, sizes: Sizes) -> list[Diagnosis]:
         if convention.latent != subject.convention.latent:
             continue
         suspect = replace(
-            subject, function=fault.function, convention=convention, state={}, surroundings=Surroundings()
-        )
+            subject, function=fault.function, convention=convention, state={}, surroundings=Surroundings(())
+        )  # no fault of the catalogue replaces a function
         if (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
     return sorted(found, key=lambda d: (d.unexplained, d.fault.convention != subject.convention.name))

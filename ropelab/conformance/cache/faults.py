@@ -248,7 +248,63 @@ class WeightOffsetIgnored(Operator):
         return super().norm(x, weight, eps, 0.0, wide)
 
 
+@cache_fault(
+    "The heads are normalized before the rotation where the model normalizes the rotated heads.",
+    symptom="slightly wrong scores in Hunyuan's attention",
+    seen_in="vllm-metal#660",
+    options={"norm_last": True},
+    must_fail=("definition",),
+    only_definition="the order does not matter if both features of every pair have one weight",
+)
+class NormBeforeTheRotation(Operator):
+    def turned(self, x, weight, cos, sin, layout, norm_last, eps, offset, wide):
+        return super().turned(x, weight, cos, sin, layout, False, eps, offset, wide)
+
+
+@cache_fault(
+    "Every head is normalized by itself where the model normalizes all heads of a token together.",
+    symptom="heads of different sizes come out alike, in OLMo's and Wan's attention",
+    seen_in="vllm-metal#691",
+    options={"norm_across": True},
+    must_fail=("definition",),
+    only_definition="a norm of each head is a norm as well",
+)
+class NormOfEachHead(Operator):
+    def normalized(self, x, weight, eps, offset, wide):
+        return self.norm(x, weight.view(-1, x.shape[-1]), eps, offset, wide)
+
+
+@cache_fault(
+    "A norm across heads takes the mean over the heads of one rank of tensor parallelism, here over half of them.",
+    symptom="results depend on the number of GPUs",
+    seen_in="gpt-neox#1424",
+    options={"norm_across": True},
+    must_fail=("definition",),
+    only_definition="a norm of half of the heads is a norm as well",
+)
+class NormOverTheHeadsOfARank(Operator):
+    def normalized(self, x, weight, eps, offset, wide):
+        if len(weight) == x.shape[-1]:
+            return super().normalized(x, weight, eps, offset, wide)
+        ranks = zip(x.tensor_split(2, dim=1), weight.view(-1, x.shape[-1]).tensor_split(2), strict=True)
+        parts = [Operator.normalized(self, y, w.flatten(), eps, offset, wide) for y, w in ranks]
+        return torch.cat(parts, dim=1)
+
+
 # -------------------------------------------------------------------------------------------------------- rotation
+
+
+@cache_fault(
+    "Without tables, the angle is a product in float32.",
+    symptom="the rotation drifts with the position",
+    seen_in="imp#1316",
+    options={"table_free": True},
+    must_fail=("definition",),
+    only_definition="the errors of the angles are small at the positions of the laws",
+)
+class AnglesInFloat32(Operator):
+    def angles(self, positions, per_position):
+        return positions.float()[:, None] * per_position.float()
 
 
 @cache_fault(

@@ -21,6 +21,7 @@ from ropelab.conformance.cache.subject import SCALES, CacheSubject
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import Comparison, Law, law
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+from ropelab.layout.pairing import pairs
 
 AXES = ("token", "head", "feature")
 _EQUAL = np.zeros(1)
@@ -73,7 +74,7 @@ def _against_truth(subject: CacheSubject, case: CacheCase, what: str = "") -> It
 @law("The score of a rotated q and a stored k depends on the distance of their positions only.",
      r"\langle q'_t, C_k[s_u] \rangle = f(p_t - p_u)")  # fmt: skip
 def relative_position(subject, sizes):
-    case = _live(subject, subject.draw(sizes, skipped=False))
+    case = _pairs_alike(subject, _live(subject, subject.draw(sizes, skipped=False)))
     near = torch.arange(case.tokens) % (ROWS // 2)
     scores = []
     for shift in (0, ROWS // 2 - 1):
@@ -98,6 +99,21 @@ def relative_position(subject, sizes):
         raise NotApplicable("8-bit floats round the scores too much")
     axes = ("token", "key", "head")
     yield Comparison("scores at shifted positions", second, first, first_bound + second_bound, moved, axes)
+
+
+def _pairs_alike(subject: CacheSubject, case: CacheCase) -> CacheCase:
+    """Return the case, for a norm after the rotation with one weight for both features of every pair.
+
+    With other weights such a norm makes scores depend on the positions themselves.
+    """
+    if not case.norm_last:
+        return case
+    weights = tuple(weight.clone() for weight in case.weights)
+    for weight in weights:
+        heads = weight.view(-1, case.inputs[0].shape[-1])
+        first, second = pairs(heads[:, : case.rotary_dim], subject.layout)
+        second.copy_(first)
+    return replace(case, weights=weights)
 
 
 # ----------------------------------------------------------------------------------------------------------- slots
@@ -334,6 +350,10 @@ def all_written(subject, sizes):
      r"C[s_t] = Q\,\mathrm{rope}(k)_t \text{ in bits}", by_default=False)  # fmt: skip
 def equals_separate_launches(subject, sizes):
     norms = [False, True] if subject.convention.optional_norm else [subject.convention.norm]
+    if subject.norm_last or subject.norm_across or subject.table_free:  # `apply_qk_norm_rope` has no such norm
+        norms = [norm for norm in norms if not norm]
+    if not norms:
+        raise NotApplicable("apply_qk_norm_rope normalizes each head before the rotation, and takes tables")
     for cache_dtype in (None, *FLOAT8_DTYPES):
         for norm in norms:
             case = subject.draw(sizes, cache_dtype=cache_dtype, norm=norm)
@@ -349,15 +369,10 @@ def equals_separate_launches(subject, sizes):
 
 
 def _separately(subject: CacheSubject, case: CacheCase) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = subject.convention.tables(subject, case)
-    positions = case.token_positions()[0].to(subject.device)
     where: dict[str, Any] = {
-        "cos": cos,
-        "sin": sin,
-        "positions": positions,
-        "layout": subject.layout,
-        "seq_format": "thd",
-    }
+        **subject.convention.angles(subject, case), "positions": case.token_positions()[0].to(subject.device),
+        "layout": subject.layout, "seq_format": "thd",
+    }  # fmt: skip
     q, k, _ = (x[0] for x in case.inputs)
     if not case.weights:
         return apply_rope(q, k, **where)
@@ -425,7 +440,7 @@ def _same_bits(what: str, case: CacheCase, actual: torch.Tensor, expected: torch
 
 
 def _same_rows(case, memory, expected_case, expected_memory, what: str) -> Iterator[Comparison]:
-    """Compare the rows at the slots of ``case`` with those of the same tokens of another case."""
+    """Compare the rows at the slots of ``case`` with the rows of the same tokens of another case."""
     count = len(case.slots[case.slots >= 0])
     for name, found, right in zip(
         "kv", case.rows(memory), expected_case.rows(expected_memory), strict=True

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import EXACT, NO_ROUNDING, REFERENCE, Arithmetic, Rounding, exact, rotate_exactly
+from ropelab.angles.frequencies import inverse_frequencies
+from ropelab.conformance.bounds import (
+    EXACT,
+    NO_ROUNDING,
+    REFERENCE,
+    Arithmetic,
+    Rounding,
+    exact,
+    rotate_exactly,
+    table_angle_error,
+)
 from ropelab.conformance.cache.case import CacheCase, arranged
 from ropelab.conformance.cache.convention import LATENT_FEATURES, ROWS, CacheConvention, Written
-from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_error
+from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, rms_norm
 from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.implementation import Implementation
 from ropelab.kernels.float8 import FLOAT8_DTYPES
@@ -31,10 +41,19 @@ class CacheSubject(Implementation):
     ``subject(case)`` calls the function on copies of everything that it may overwrite.
 
     Attributes:
-        convention: how to call the function. The other attributes are those of `Implementation`.
+        convention: how to call the function.
+        norm_last: whether the norm comes after the rotation (Hunyuan), not before it (Qwen3).
+        norm_across: whether all heads of q, and all heads of k, of a token share a norm (Wan, OLMo 2).
+        table_free: whether the caller passes frequencies (`ropelab.rotary_frequencies`) in place of tables.
+
+    The other attributes are those of `Implementation`.
     """
 
     convention: CacheConvention
+    _: KW_ONLY
+    norm_last: bool = False
+    norm_across: bool = False
+    table_free: bool = False
 
     # ---------------------------------------------------------------------------------- how the function is called
 
@@ -73,7 +92,8 @@ class CacheSubject(Implementation):
         heads, value_dim = (1, LATENT_FEATURES * dim) if kind.latent else (sizes.k_heads, dim)
         inputs = tuple(normal(1, tokens, *shape) for shape in ((sizes.q_heads, dim), (heads, dim), (heads, value_dim)))
         wants_norm = kind.norm if norm is None else norm
-        weights = tuple(normal(dim) for _ in range(2)) if wants_norm else ()
+        shares = [x.shape[2] if self.norm_across else 1 for x in inputs[:2]]
+        weights = tuple(normal(n * dim) for n in shares) if wants_norm else ()
         blocks = -(-(2 * tokens + 3) // block_size) + 1
         slots = torch.randperm(blocks * block_size - 1, generator=generator)[:tokens]  # the last slot stays free
         if skipped:
@@ -85,8 +105,9 @@ class CacheSubject(Implementation):
         return CacheCase(
             inputs, sizes.rotary_dim, positions=torch.randint(ROWS, (tokens,), generator=generator),
             slots=slots.to(self.device), memory=normal(size, dtype=torch.float32).to(cache_dtype), places=places,
-            weights=weights, weight_offset=weight_offset, scales=scales if float8 else (1.0, 1.0, 1.0),
-            q_dtype=cache_dtype if kind.float8_only else None,
+            weights=weights, norm_last=self.norm_last, weight_offset=weight_offset,
+            scales=scales if float8 else (1.0, 1.0, 1.0), q_dtype=cache_dtype if kind.float8_only else None,
+            table_free=self.table_free,
         )  # fmt: skip
 
     def __call__(self, case: CacheCase) -> Written:
@@ -113,30 +134,49 @@ class CacheSubject(Implementation):
     def expected(self, case: CacheCase) -> tuple[Bounded, Bounded, Bounded]:
         """Return value and bound of q, k and v before 8-bit floats, ``[T, H, D]`` each, by the definition.
 
-        The tables are given, so their entries are exact. An operator may round k to the dtype of the inputs before it
-        converts k to the dtype of the cache; the bound allows it.
+        An operator may round k to the dtype of the inputs before it converts k to the dtype of the cache; the bound
+        allows it.
         """
         arithmetic = self.arithmetic()
-        cos, sin = (exact(table) for table in self.convention.tables(self, case))
-        rows = case.token_positions()[0].numpy()
-        c, s = cos[rows][:, None], sin[rows][:, None]
-        s = -s if self.reversed else s
+        c, s, table = self._cosines(case)
+        turning = replace(arithmetic, table=table, store=NO_ROUNDING if case.weights else arithmetic.store)
         found = []
         for i, x in enumerate(case.inputs[:2]):
             value = exact(x[0])
-            relative = 0.0
-            if case.weights:
-                weight = exact(case.weights[i]) + EXACT(case.weight_offset)
-                value = value / np.sqrt((value * value).mean(-1, keepdims=True) + EXACT(case.eps)) * weight
-                relative = self.norm_error(case)
-            found.append(self._turned(value, c, s, case.rotary_dim, arithmetic, relative))
+            if not case.weights:
+                found.append(self._turned(value, c, s, case.rotary_dim, turning))
+                continue
+            weight = exact(case.weights[i]) + EXACT(case.weight_offset)
+            relative = self.norm_error(case, weight.size)
+            if case.norm_last:
+                turned, error = self._turned(value, c, s, case.rotary_dim, turning)
+                normed = rms_norm(turned, weight, case.eps)
+                bound = norm_bound(turned, error, weight, case.eps, relative, arithmetic.compute)
+            else:
+                normed = rms_norm(value, weight, case.eps)
+                normed, bound = self._turned(normed, c, s, case.rotary_dim, turning, relative)
+            found.append((normed, bound + arithmetic.store.of(abs(normed) + bound)))
         v = exact(case.inputs[2][0])
         return found[0], found[1], (v, np.zeros_like(v))
 
-    def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float) -> Bounded:
+    def _cosines(self, case: CacheCase) -> tuple[np.ndarray, np.ndarray, Rounding]:
+        """Return the exact cos and sin ``[T, 1, R/2]``, and how far the operator's cos and sin may be from them.
+
+        Entries of tables that the caller passes are exact. An operator that gets frequencies computes both itself, to
+        within a unit in the last place of float32, and a narrow operator rounds them once more.
+        """
+        positions = case.token_positions()[0].numpy()
+        if not case.table_free:
+            cos, sin = (exact(table)[positions][:, None] for table in self.convention.tables(self, case))
+            return cos, -sin if self.reversed else sin, NO_ROUNDING
+        angles = positions[:, None, None].astype(EXACT) * exact(inverse_frequencies(case.rotary_dim, self.base))
+        computed, kept = Rounding.truncating(torch.float32), self.arithmetic().compute if self.narrow else NO_ROUNDING
+        unit = (1 + computed.unit) * (1 + kept.unit) * (1 + REFERENCE.unit) - 1
+        absolute = computed.underflow + kept.underflow + float(table_angle_error(angles).max())
+        return np.cos(angles), np.sin(-angles if self.reversed else angles), Rounding(unit, absolute)
+
+    def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float = 0.0) -> Bounded:
         y, bound = value.copy(), abs(value) * relative
-        if relative:  # features that do not rotate are stored, too
-            bound += arithmetic.store.of(abs(value) + bound)
         pair = pairs(value[..., :rotary_dim], self.layout)
         results = rotate_exactly(*pair, c, s)
         bounds = cache_bound(*pair, c, s, arithmetic, relative)
@@ -157,17 +197,17 @@ class CacheSubject(Implementation):
         store = NO_ROUNDING if kept == self.dtype else Rounding.truncating(self.dtype)
         return Arithmetic(NO_ROUNDING, compute, store)
 
-    def norm_error(self, case: CacheCase) -> float:
-        """Return the largest relative error of a normalized feature.
+    def norm_error(self, case: CacheCase, features: int) -> float:
+        """Return the largest relative error of a normalized feature, where a norm has that many features.
 
         The norm is in float32 or wider, even in a narrow operator, which rounds the normalized head and its product
         with the weight (and the sum of the weight and an offset) to the dtype of the inputs.
         """
         wide = Rounding.nearest(torch.promote_types(self.dtype, torch.float32))
-        dim, offset = case.inputs[0].shape[-1], bool(case.weight_offset)
+        offset = bool(case.weight_offset)
         kept = self.arithmetic().compute.unit if self.narrow else 0.0
-        error = (1 + EXACT(norm_error(dim, wide, offset=offset))) * (1 + EXACT(kept)) ** (3 if offset else 2) - 1
-        return float(error + norm_error(dim, REFERENCE, offset=offset))
+        error = (1 + EXACT(norm_error(features, wide, offset=offset))) * (1 + EXACT(kept)) ** (3 if offset else 2) - 1
+        return float(error + norm_error(features, REFERENCE, offset=offset))
 
     def stored(self, case: CacheCase, which: int, value: np.ndarray, bound: np.ndarray, dtype: torch.dtype) -> Bounded:
         """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2)."""

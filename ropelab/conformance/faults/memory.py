@@ -93,9 +93,11 @@ def row_stride_of_a_size_one_axis(q, k, cos, sin, unsqueeze_dim=1):
         # Where the moved axis has one element, its stride can have any value, and ``contiguous`` copies nothing.
         x = x.clone().transpose(1, 3 - unsqueeze_dim).contiguous()
         batch, seq_len, _, head_dim = x.shape
-        for row in range(batch * seq_len):
+        if seq_len > 1:
+            return correct.turn(x, cos[:, :, None], sin[:, :, None]).transpose(1, 3 - unsqueeze_dim)
+        for row in range(batch):
             token = x.as_strided(x.shape[2:], (head_dim, 1), x.storage_offset() + row * x.stride(1))
-            where = row // seq_len % len(cos), row % seq_len
+            where = row % len(cos), 0
             token.copy_(correct.turn(token, cos[where], sin[where]))
         return x.transpose(1, 3 - unsqueeze_dim)
 

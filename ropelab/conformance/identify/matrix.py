@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.identify.questions import GRADIENT, Question
 from ropelab.conformance.subject import Subject
 from ropelab.layout.pairing import LAYOUTS, pairs
@@ -34,12 +33,7 @@ def answered(subject: Subject, question: Question, vectors: list[torch.Tensor]) 
     """
     case = question.case
     filled = tuple(torch.empty_like(x).copy_(v) for x, v in zip(case.inputs, vectors, strict=True))
-    case = replace(case, cotangents=filled) if question.kind == GRADIENT else replace(case, inputs=filled)
-    try:
-        answer = replace(question, case=case).answer(subject)
-    except NotApplicable:
-        return None
-    return None if isinstance(answer, str) else answer
+    return question.answer_to(subject, filled)
 
 
 def matrices(subject: Subject, question: Question) -> list[np.ndarray] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ropelab.conformance.case import Case
+from ropelab.conformance.circumstances import matmul_precision
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
@@ -74,12 +75,8 @@ def outside_autocast(subject: Subject, case: Case) -> Tensors:
 
 def without_tf32(subject: Subject, case: Case) -> Tensors:
     """Return the results where no matrix product takes TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with matmul_precision("highest"):
         return subject(case)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def apart(number: int, other: Subject) -> Way:

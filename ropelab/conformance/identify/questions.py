@@ -58,6 +58,16 @@ class Question:
         except Exception as error:  # an exception is an answer, too
             return type(error).__name__
 
+    def answer_to(self, subject: Subject, tensors: Tensors) -> tuple[np.ndarray, ...] | None:
+        """Return the answer to other inputs, or to other cotangents of a gradient; None if there is none."""
+        case = self.case
+        case = replace(case, cotangents=tensors) if self.kind == GRADIENT else replace(case, inputs=tensors)
+        try:
+            answer = replace(self, case=case).answer(subject)
+        except NotApplicable:
+            return None
+        return None if isinstance(answer, str) else answer
+
 
 def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Question]:
     """Yield all questions, the simplest first.

@@ -44,7 +44,7 @@ class Repair:
 
 
 class Changed(Convention):
-    """A convention whose calls are those of another convention for a changed case."""
+    """A convention that makes the calls of another convention for a changed case."""
 
     def __init__(self, original: Convention, change: Callable[[Case], Case]):
         self.original, self.change = original, change

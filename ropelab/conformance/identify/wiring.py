@@ -1,13 +1,10 @@
-"""This file measures which elements of a token each result is made of, and with which cosines and sines."""
+"""This file measures the elements of a token that make each result, and their cosines and sines."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.identify.angles import simple
 from ropelab.conformance.identify.deviation import Deviation, Scope
 from ropelab.conformance.identify.plan import Plan, Wires, columns
@@ -146,13 +143,7 @@ def _answer(subject: Subject, question: Question, tensor: int, element: int) -> 
     one = [torch.zeros_like(x) for x in case.inputs]
     width = one[tensor].shape[-1]
     one[tensor][:, :, element // width, element % width] = 1
-    filled = subject.with_inputs(case, one).inputs
-    case = replace(case, cotangents=filled) if question.kind == GRADIENT else replace(case, inputs=filled)
-    try:
-        answer = replace(question, case=case).answer(subject)
-    except NotApplicable:
-        return None
-    return None if isinstance(answer, str) else answer
+    return question.answer_to(subject, subject.with_inputs(case, one).inputs)
 
 
 class _Library:

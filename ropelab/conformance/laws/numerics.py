@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 
+from ropelab.conformance import circumstances
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import Comparison, against, against_truth, counted, equal, law, names
@@ -149,19 +149,9 @@ def autocast(subject, sizes):
 
 @law("A low precision of matrix products does not reduce the precision of the angles.", r"R x \text{ in TF32} = R x")
 def matmul_precision(subject, sizes):
-    with _float32_matmul_precision("medium"):
+    with circumstances.matmul_precision("medium"):
         outputs = subject(subject.draw(sizes, dtype=torch.float32))
     yield from _same(subject, sizes, outputs, "{} with matrix products in medium precision")
-
-
-@contextmanager
-def _float32_matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _same(subject, sizes, outputs, what):

@@ -12,7 +12,7 @@ class DualRotaryEncoder(KernelEncoder):
 
     Each half has adjacent pairs and the frequencies of a head of ``E/2`` features. The adjacent pairs of the two halves
     are the adjacent pairs of all E features, so the encoder rotates all features in one launch, by the frequencies of
-    both halves side by side. fairseq2 calls two encoders and concatenates their results.
+    both halves side by side. The original calls two encoders and concatenates their results.
 
     The contract comes from fairseq2 0.8.1 (``fairseq2.nn.position_encoder.DualRotaryEncoder``). The encoder has no
     submodules ``rope_std`` and ``rope_long``.

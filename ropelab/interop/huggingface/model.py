@@ -20,20 +20,20 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False) -> Patch:
 
     The patch replaces the functions ``apply_rotary_pos_emb...`` in the files of the model's layers, so it affects every
     model of the architecture in the process. The patch calls each function with small random tensors to learn its
-    convention, and does not look at the model's name. It knows halves (Llama), adjacent pairs (GPT-J, Cohere, GLM),
-    adjacent pairs that become halves (DeepSeek-V3), complex tables (DeepSeek-V2, Llama 4), the negative angle
-    (nanochat), tokens without a position (DINOv3), functions of one tensor, of two or of three, and tables with a
-    column for each feature or for each pair.
+    convention, and does not look at the model's name. It knows halves (Llama), adjacent pairs (GPT-J, Cohere, GLM) and
+    adjacent pairs that become halves (DeepSeek-V3). It knows complex tables (DeepSeek-V2, Llama 4), the negative angle
+    (nanochat) and tokens without a position (DINOv3). A function may take one, two or three tensors, and tables may
+    have a column for each feature or for each pair.
 
     A call that one launch cannot compute goes to the original function, and so does a call with wrong arguments. With
     bfloat16 the result is closer to the definition than the result of the original, which rounds after every operation.
     The dtype of the result stays.
 
     With ``qk_norm=True``, the RMS norms of the heads of q and k and the rotation become one pass
-    (`ropelab.apply_qk_norm_rope`), forward and backward, in each attention layer of this model that normalizes q and k
-    and then rotates both by one call (Qwen3, Gemma 3). The patch then replaces ``forward`` of these layers, and of
-    their norms, which return their inputs. Hooks on these norms see inputs as outputs. Copies of a patched model
-    share the weights of the norms with the model.
+    (`ropelab.apply_qk_norm_rope`), forward and backward. This concerns each attention layer of this model that
+    normalizes q and k and then rotates both by one call (Qwen3, Gemma 3). The patch then replaces ``forward`` of these
+    layers, and of their norms, which return their inputs. Hooks on these norms see inputs as outputs. Copies of a
+    patched model share the weights of the norms with the model.
 
     A function that is patched already stays patched until the first patch is undone.
 

@@ -1,11 +1,11 @@
 """This file reads the documents and their claims.
 
 A document is one file ``data/claims/<key>.toml`` and one package, whose name the file states. The package holds all
-code that the document needs:
+code for the document:
 
 - ``rules``: a rule for every claim (`ropelab.study.engine.ledger.rule`), and evidence that a CPU can compute
-- ``studies``: ``STUDIES``, which measure its records
-- ``figures``: ``FIGURES``, which draw its records
+- ``studies``: the measurements of its records, ``STUDIES``
+- ``figures``: the drawings of its records, ``FIGURES``
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """This file finds the evidence of each claim, lets the claim's rule judge it, and lists the verdicts in one table.
 
 A rule is a function of its claim and of named evidence, each a :class:`pandas.DataFrame`, and returns a
-:class:`Verdict`; no other code can set a verdict. The engine finds evidence by name, in this order: a frame that the
-caller hands to :func:`ledger`; a computation that a document registered with `ropelab.study.engine.computed.evidence`;
-the committed record of that name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict
-says what would tell. A record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict
-says why.
+:class:`Verdict`; no other code can set a verdict. The engine finds evidence by name, in this order. First comes a frame
+that the caller hands to :func:`ledger`, then a computation that a document registered with
+`ropelab.study.engine.computed.evidence`, and last the committed record of that name under ``data/measurements/``.
+Without evidence a claim cannot be told, and its verdict says what would tell. A record that cannot be believed
+(`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
 
 A ledger has the records of one GPU. ``by_gpu`` makes a ledger for each GPU, and ``disagreements`` lists where they
 differ.

@@ -20,6 +20,7 @@ from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workers import MOST_PROCESSES
+from ropelab.progress import minutes
 from ropelab.study.engine import unfinished
 from ropelab.study.engine.claims import documents
 from ropelab.study.topics.precision import gpu as precision_gpu
@@ -176,11 +177,7 @@ class Progress:
     def left(self) -> str:
         now = time.monotonic()
         alone = sum(self._expected[study][1] for study in self._studies if study not in self._done)
-        return f"{_minutes(now - self._started)} so far, about {_minutes(alone + max(0, self._beside_ends - now))} left"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+        return f"{minutes(now - self._started)} so far, about {minutes(alone + max(0, self._beside_ends - now))} left"
 
 
 def _expected(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
@@ -204,7 +201,7 @@ def _parameters(study: str, directory: Path, gpu: str | None, smoke: bool) -> Ma
 
 
 def _outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[Outcome]:
-    """Of each study, as they come."""
+    """The outcome of each study, as the outcomes come."""
     known, beside, left = all_studies(), {}, list(wanted)
     if torch.cuda.is_available() and not smoke and len(wanted) > 1:
         progress.beside(wanted)

@@ -46,7 +46,7 @@ def lists(check: Callable[..., None], length: int | None = None, /, **given: obj
 
 
 def chosen_records(records: object, gpu: object) -> Selection:
-    """The records that a notebook reads: those of the directory ``records``, of ``gpu`` if it is not ``""``."""
+    """The records that a notebook reads: in the directory ``records``, of ``gpu`` if it is not ``""``."""
     for name, value in (("records", records), ("gpu", gpu)):
         if not isinstance(value, str):
             raise TypeError(f"{name}: expected a word, got {value!r}")

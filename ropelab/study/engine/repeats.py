@@ -1,6 +1,6 @@
 """This file measures how far the times of two runs lie apart, from the records in the history of this repository.
 
-The code of the packages compared with did not change between those records, so their times should be the same.
+Where the code of the packages compared with did not change between two records, their times should be the same.
 ``python -m ropelab.study.engine.repeats`` compares each record with the one before it and writes ``data/repeats.csv``.
 """
 
@@ -67,15 +67,21 @@ def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
 def measured(folder: str) -> pd.DataFrame:
     """The distances of all studies with records under ``folder`` in the history: a row for each study and timer.
 
+    Two successive records count if they have one checksum for each file of other packages that both name.
+
     Returns:
         Columns study, timer, distance (`SHARE` of the cells lie within it), cells, and records (the times of day).
     """
     rows = []
     for path in sorted(_git("ls-files", f"{folder}/*.csv").split()):
         history = list(_history(path))
-        found = [distances(earlier, later) for (_, earlier), (_, later) in pairwise(history)]
+        found = [
+            distances(earlier, later)
+            for (_, before, earlier), (_, after, later) in pairwise(history)
+            if all(after[name] == checksum for name, checksum in before.items() if name in after)
+        ]
         found = pd.concat(found) if found else pd.DataFrame(columns=["timer", "distance"])
-        records = " ".join(utc[:16] for utc, _ in history)
+        records = " ".join(utc[:16] for utc, *_ in history)
         for timer, cells in found.groupby("timer"):
             distance = round(float(cells.distance.quantile(SHARE)), 4)
             rows.append((Path(path).stem, timer, distance, len(cells), records))
@@ -83,14 +89,14 @@ def measured(folder: str) -> pd.DataFrame:
 
 
 def _history(path: str):
-    """Time and table of each record of ``path``, the earliest first."""
+    """The time, the checksums of other packages' files and the table of each record of ``path``, the earliest first."""
     seen = set()
     for commit in reversed(_git("log", "--format=%h", "--", path).split()):
         about = json.loads(_git("show", f"{commit}:{path.removesuffix('.csv')}.json"))
         frame = pd.read_csv(io.StringIO(_git("show", f"{commit}:{path}")))
         if about["utc"] not in seen and {"median_us", "contender"} <= set(frame):
             seen.add(about["utc"])
-            yield about["utc"], frame
+            yield about["utc"], about.get("peer_files") or {}, frame
 
 
 def _git(*arguments: str) -> str:

@@ -4,8 +4,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -165,7 +165,12 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
 
 
 def run_notebooks(
-    sources: Sequence[Path], build: Path, parameters: Mapping[str, object], *, together: int = 1
+    sources: Sequence[Path],
+    build: Path,
+    parameters: Mapping[str, object],
+    *,
+    together: int = 1,
+    tell: Callable[[int], object] = lambda done: None,
 ) -> Iterator[Run]:
     """Execute notebooks, ``together`` at a time; the iterator yields their runs in the order of ``sources``.
 
@@ -173,17 +178,19 @@ def run_notebooks(
 
     Args:
         parameters: each notebook gets those that it declares.
+        tell: called about every second with the number of notebooks that have ended.
     """
     declared = [declared_parameters(source) for source in sources]
     wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
     for source, given in zip(sources, wanted, strict=True):
         check_parameters(source, given)
-    if together == 1:
-        yield from map(run_notebook, sources, repeat(build), wanted)
-        return
     threads = max(1, (os.cpu_count() or 1) // min(together, len(sources)))
     with ProcessPoolExecutor(together, get_context("spawn")) as pool:
-        yield from pool.map(run_notebook, sources, repeat(build), wanted, repeat(threads))
+        runs = [pool.submit(run_notebook, *each, threads) for each in zip(sources, repeat(build), wanted)]
+        for run in runs:
+            while not wait([run], timeout=1).done:
+                tell(sum(other.done() for other in runs))
+            yield run.result()
 
 
 def _source_cell(executed: Path) -> int:

@@ -21,7 +21,7 @@ def facts(kind: str, document: str) -> list[dict]:
 
 
 def cases(test: Mapping) -> Iterator[dict]:
-    """Every combination of a test's parameters: name -> value. What the test skips is among them."""
+    """Every combination of a test's parameters: name -> value. The combinations that the test skips are among them."""
     parameters = test["parameters"]
     for values in itertools.product(*parameters.values()):
         yield dict(zip(parameters, values, strict=True))

@@ -1,4 +1,4 @@
-"""The tables of README.md and of the guide, computed from the records; a test compares them with the files."""
+"""The tables and the figure of README.md and of the guide, from the records; a test compares them with the files."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.engine.words import value_range
-from ropelab.study.topics.performance import comparison, shortfalls
+from ropelab.study.topics.performance import comparison, dense, shortfalls, speed_figure
 from ropelab.study.topics.performance import findings as family_findings
 
 COLUMNS = {
@@ -28,6 +28,7 @@ COLUMNS = {
 """Column -> the contender that it shows."""
 README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
+FIGURES = records.ROOT / "data" / "figures"
 GPU = "nvidia-h200"
 """Whose records the texts show, whatever GPU is at hand."""
 
@@ -41,10 +42,21 @@ def tables() -> dict[str, str]:
     """Name -> markdown, to stand in a text between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
     return {
-        "speed": _speed(record()), "family": family(only), "table_free": _table_free(only),
-        "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only), "claims": _claims(only),
-        "documents": _counts(ledger(records=only), "outcome"),
+        "figure": _picture(record()), "speed": _speed(record()), "family": family(only),
+        "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
+        "claims": _claims(only), "documents": _counts(ledger(records=only), "outcome"),
     }  # fmt: skip
+
+
+def figures() -> dict[Path, str]:
+    """File -> the SVG of the figure of README.md, for each theme."""
+    shown = record()
+    fractions, machine = _fractions(shown), shown.provenance["gpu"]["name"]
+    stamp = _measured([shown]).strip()
+    return {
+        FIGURES / f"speed-{theme}.svg": speed_figure.svg(fractions, machine, stamp, theme)
+        for theme in speed_figure.THEMES
+    }
 
 
 def record(study: str = "dense") -> records.Record:
@@ -53,7 +65,10 @@ def record(study: str = "dense") -> records.Record:
 
 
 def update(files: Iterable[Path] | None = None) -> None:
-    """Write into each file the tables that it has a place for. By default the files are all `texts`."""
+    """Write the figure, and into each file the tables that it has a place for. By default the files are all `texts`."""
+    FIGURES.mkdir(exist_ok=True)
+    for path, svg in figures().items():
+        path.write_text(svg)
     computed = tables()
     for file in texts() if files is None else files:
         text = file.read_text()
@@ -65,6 +80,22 @@ def update(files: Iterable[Path] | None = None) -> None:
         file.write_text(text)
 
 
+def _picture(record: records.Record) -> str:
+    """The figure in HTML, which GitHub shows in the theme of the page."""
+    words = speed_figure.words(_fractions(record), record.provenance["gpu"]["name"])
+    dark, light = (f"data/figures/speed-{theme}.svg" for theme in ("dark", "light"))
+    return (
+        f'<picture>\n<source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
+        f'<img src="{light}" width="640" alt="{words}">\n</picture>\n'
+    )
+
+
+def _fractions(record: records.Record) -> dict[str, pd.Series]:
+    """The label of each contender -> its fractions of a copy in all cases."""
+    times = comparison.timed(record.frame)
+    return {label: times[times.contender == name].fraction_of_copy for label, name in COLUMNS.items()}
+
+
 def _speed(record: records.Record) -> str:
     """Smallest fraction of the copy over layouts and directions, ours and the best of each peer family."""
     times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
@@ -72,7 +103,9 @@ def _speed(record: records.Record) -> str:
         [cell, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
         for cell, rows in times.groupby("cell", sort=False)
     ]
-    return _measured([record]) + _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
+    speeds = _table(["batch x tokens, q/k heads, head_dim", *COLUMNS], rows)
+    missed = textwrap.fill(dense.shortfall_sentence(record.frame), 118)
+    return f"{_measured([record])}{speeds}\n{missed}\n"
 
 
 def family(where: records.Where) -> str:
@@ -126,14 +159,14 @@ def _shortfalls(where: records.Where) -> str:
 
 
 def _wide_heads(where: records.Where) -> str:
-    """What the kernel reaches where a head is as wide as the model."""
+    """The speed of the kernel where a head is as wide as the model."""
     grid, inductor = (records.load(f"fairseq2_{name}", where) for name in ("grid", "inductor"))
     text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
     return _measured([grid, inductor]) + _paragraph(f"Heads as wide as the model (fairseq2's encoders): {text}")
 
 
 def _claims(where: records.Where) -> str:
-    """How many claims of each document have which outcome and which basis, then every claim."""
+    """The numbers of claims of each document by outcome and by basis, then every claim."""
     claims = ledger(records=where)
     text = f"{len(claims)} claims of {claims.document.nunique()} documents.\n\n"
     for axis in ("outcome", "basis"):
@@ -143,7 +176,7 @@ def _claims(where: records.Where) -> str:
 
 
 def _counts(claims: pd.DataFrame, axis: str) -> str:
-    """How many claims of each document have which outcome, or which basis."""
+    """The numbers of claims of each document by outcome or by basis."""
     names = list(Outcome) if axis == "outcome" else list(Basis)
     counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
     counts = counts.reindex(dict.fromkeys(claims.document))
@@ -173,7 +206,7 @@ def _measured(found: Iterable[records.Record]) -> str:
 def _foot(record: records.Record) -> str:
     """The record's footer as if the record knew the hashes of its kernels alone.
 
-    An edit of any other module would change README.md too, although the numbers are those of the kernels.
+    An edit of any other module would change README.md too, although the numbers depend on the kernels alone.
     """
     hashes = record.provenance.get("modules", {}).items()
     kernels = {name: digest for name, digest in hashes if (name + ".").startswith(staleness.KERNELS + ".")}

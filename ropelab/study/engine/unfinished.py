@@ -1,4 +1,4 @@
-"""What an interrupted run of measurements has already measured, so that the next goes on with the rest."""
+"""This file keeps the results of an interrupted run of measurements, so that the next run goes on with the rest."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """This file lays a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib as mpl
@@ -17,15 +17,16 @@ from ropelab.study.plots.looks import CONTENDERS
 LAYOUT = {"split_half": "split-half", "interleaved": "interleaved"}
 CELLS = "batch x tokens, q/k heads, head_dim"
 """The label of an axis whose ticks name cells."""
-_TITLE_LETTERS_PER_INCH, _SMALL_LETTERS_PER_INCH = 9, 15  # of bold 12 and of 8 points, on the safe side
+_TITLE_LETTERS_PER_INCH, _LETTERS_PER_INCH, _SMALL_LETTERS_PER_INCH = 9, 12, 15  # of bold 12, 10 and 8 points
 _STYLE = {
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "figure.titlesize": 12,
-    "svg.fonttype": "none",
 }
 _SMALL = {"va": "bottom", "size": 8, "color": "0.35"}
+# Text as text, a quarter of the bytes of outlines. matplotlib reads this when a figure is written, wherever that is.
+mpl.rcParams["svg.fonttype"] = "none"
 
 
 @dataclass(frozen=True)
@@ -127,16 +128,25 @@ def _wrapped(title: str, inches: float) -> str:
 
 
 def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> None:
-    """One legend for all panels, below them."""
+    """One legend for all panels, below them, of at most ``columns`` columns, as far as the figure is wide enough."""
     entries: dict[str, object] = {}
     for ax in axes.flat:
         for handle, text in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(text, handle)
+    while columns > 1 and _legend_letters(list(entries), columns) > _LETTERS_PER_INCH * fig.get_figwidth():
+        columns -= 1
     # The pad, in font sizes, leaves room for the footer below the legend.
     options = {"loc": "outside lower center", "borderaxespad": 2, "frameon": False}
     found = fig.legend(entries.values(), entries.keys(), ncols=columns, **options)
     for handle in found.legend_handles if size is not None else ():
         handle.set_markersize(size)
+
+
+def _legend_letters(texts: Sequence[str], columns: int) -> int:
+    """The width of a legend that is filled column by column, in letters; a marker and its gaps are as wide as five."""
+    return sum(
+        5 + max(map(len, column), default=0) for column in np.array_split(np.array(texts, dtype=object), columns)
+    )
 
 
 def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
 from ropelab.study.engine.claims import documents
+from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import CELLS, LAYOUT, facet
@@ -93,7 +94,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     frame = frame if "accesses" in frame else frame.assign(accesses=0)  # the record has no flat tiles
     times = frame.assign(cell=named_cells(frame))[frame.status == "ok"]
     times = times.assign(thread=_threads(times))
-    # What programs in a row share is told apart where the record tries more than one order.
+    # The axis that programs in a row share is told apart where the record tries more than one order.
     several = times.innermost.nunique() > 1
     fractions = times.groupby(["cell", "layout"]).fraction_of_copy
     best, worst = fractions.max(), fractions.min()
@@ -181,6 +182,18 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
     found = records.load_together(studies, where)
     footer = " / ".join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
+
+
+def show(name: str, where: records.Where) -> None:
+    """Show one figure in a notebook, and below it a link to each of its records.
+
+    Raises:
+        Missing, Damaged: as `draw`.
+    """
+    from IPython.display import display
+
+    display(draw(name, where))
+    show_records(all_figures()[name][0], where)
 
 
 def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tuple[list[Path], list[str]]:

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import io
 import re
 from dataclasses import dataclass, replace
 
@@ -9,15 +10,20 @@ import nbformat
 from markupsafe import Markup
 from nbconvert.filters import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
+from PIL import Image
 
 from ropelab.study.engine.findings import FINDING, HEADLINE
+from ropelab.study.engine.record_links import RECORDS
 from ropelab.study.engine.runner import Run
 from ropelab.study.site.mathml import Writer
 
 FIGURES = "assets"
 """The folder beside the pages that has the figures."""
-LARGEST_SVG = 300_000
+LIST_OF_RECORDS = "index.html#measured-when"
+LARGEST_SVG = 200_000
 """A figure whose SVG has more bytes is shown as pixels: a browser draws them at once."""
+COLORS = 256
+"""The most colours of a figure of pixels. A plot has few, and a third of the bytes are enough for them."""
 # The form of an output that is shown, best first.
 PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
 # The label of a folded cell that papermill gives a tag.
@@ -86,6 +92,8 @@ def chapter(run: Run) -> Chapter:
                 metadata = output.get("metadata", {})
                 if text := metadata.get(FINDING):
                     parts.append(Finding(Markup(writer.inline(text)), bool(metadata.get(HEADLINE)), None))
+                elif studies := metadata.get(RECORDS):
+                    parts.append(f'<p class="small">Records: <a href="{LIST_OF_RECORDS}">{", ".join(studies)}</a></p>')
                 else:
                     parts.append(_output(output, writer, f"{run.name}-{len(parts)}"))
     parts = _described(parts)
@@ -146,6 +154,13 @@ def _code(cell: nbformat.NotebookNode) -> str:
     return f"<details><summary>{summary}</summary>{Highlight2HTML()(cell.source)}</details>"
 
 
+def _small(png: bytes) -> bytes:
+    """The same picture in `COLORS` colours."""
+    found = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLORS).save(found, "PNG", optimize=True)
+    return min(png, found.getvalue(), key=len)
+
+
 def _output(output: nbformat.NotebookNode, writer: Writer, name: str) -> str | Figure:
     if output.output_type == "stream":
         return f'<pre class="{output.name}">{ansi2html(output.text)}</pre>'
@@ -161,7 +176,7 @@ def _output(output: nbformat.NotebookNode, writer: Writer, name: str) -> str | F
         case "image/svg+xml":
             return Figure(f"{FIGURES}/{name}.svg", data.encode())
         case "image/png":
-            return Figure(f"{FIGURES}/{name}.png", base64.b64decode(data))
+            return Figure(f"{FIGURES}/{name}.png", _small(base64.b64decode(data)))
         case "text/html":
             shown = data
         case "text/markdown":

@@ -39,7 +39,8 @@ class Writer:
         return self._markdown.render(source)
 
     def inline(self, source: str) -> str:
-        """One line of markdown, without the paragraph around it."""
+        """One line of markdown, without the paragraph around it, and with no heading for a number sign at its start."""
+        source = f"\\{source}" if source.startswith("#") else source
         return self.markdown(source).strip().removeprefix("<p>").removesuffix("</p>")
 
     def latex(self, source: str) -> str:
@@ -51,7 +52,8 @@ class Writer:
         """MathML of a formula, or the formula as text where that fails."""
         body = body.strip()
         try:
-            return mathml(body, display=display)
+            found = mathml(body, display=display)
+            return f'<span class="formula">{found}</span>' if display else found  # a wide formula scrolls
         except Exception:  # the converter raises many types, and any of them means the same here
             self.unconverted.append(body)
             tag = "div" if display else "span"
@@ -124,6 +126,9 @@ class _Renderer(IPythonRenderer):
 
     def latex_environment(self, name: str, body: str) -> str:
         return self.writer.formula(rf"\begin{{{name}}}{body}\end{{{name}}}", display=True)
+
+    def table(self, text: str) -> str:
+        return f'<div class="scroll" tabindex="0"><table>\n{text}</table></div>\n'
 
     def heading(self, text: str, level: int, **attrs) -> str:
         words = re.findall(r"\w+", re.sub(r"<[^>]*>", " ", text).lower())

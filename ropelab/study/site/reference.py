@@ -1,26 +1,31 @@
 """This file makes a page for each public module of the library, from signatures and docstrings."""
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 from markupsafe import Markup
 
 from ropelab.study.site.mathml import Writer
 
+ADAPTERS = (
+    "broadcast", "deepspeed", "diffusers", "dtensor", "fairseq2", "flashinfer", "huggingface", "megatron", "sglang",
+    "sglang_plugin", "torchtitan", "transformer_engine", "vllm", "vllm_plugin",
+)  # fmt: skip
+"""The public modules of `ropelab.interop`."""
+INTERNAL = ("calls", "kinds", "over_kernel", "patch", "refusals")
+"""The modules of `ropelab.interop` that the adapters share, and that users do not import from."""
 MODULES = (
     "ropelab",
     "ropelab.conformance",
-    "ropelab.interop.broadcast",
-    "ropelab.interop.deepspeed",
-    "ropelab.interop.fairseq2",
-    "ropelab.interop.huggingface",
-    "ropelab.interop.sglang",
-    "ropelab.interop.transformer_engine",
-    "ropelab.interop.vllm",
+    "ropelab.conformance.models",
+    *(f"ropelab.interop.{name}" for name in ADAPTERS),
 )
 """The modules that users import from."""
 _SECTION = re.compile(r"^(Args|Attributes|Columns|Raises|Returns|Yields):\s*$", re.MULTILINE)
@@ -48,7 +53,42 @@ class Reference:
 
 
 def references() -> list[Reference]:
-    return [reference(importlib.import_module(name)) for name in MODULES]
+    """The pages of `MODULES`. A module that needs a package that is not here is read as source."""
+    pages = []
+    for name in MODULES:
+        try:
+            pages.append(reference(importlib.import_module(name)))
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("ropelab"):
+                raise
+            pages.append(from_source(name))
+    return pages
+
+
+def from_source(module: str) -> Reference:
+    """The page of a module that cannot be imported: the public functions and classes in its file."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"module: expected a module with a file, got {module!r}", name=module)
+    tree = ast.parse(Path(spec.origin).read_text())
+    names = [
+        Name(
+            node.name,
+            "class" if isinstance(node, ast.ClassDef) else "function",
+            _written_signature(node),
+            Markup(docstring(ast.get_docstring(node) or "", f"{module}.{node.name}")),
+        )
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+    return Reference(f"{module}.html", module, Markup(docstring(ast.get_docstring(tree) or "", module)), names)
+
+
+def _written_signature(node: ast.FunctionDef | ast.ClassDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        return f"{node.name}({', '.join(map(ast.unparse, node.bases))})"
+    returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{node.name}({ast.unparse(node.args)}){returned}"
 
 
 def reference(module: ModuleType) -> Reference:
@@ -70,7 +110,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
     listed = getattr(module, "__all__", None)
     for name in listed or [name for name in vars(module) if not name.startswith("_")]:
         value = getattr(module, name)
-        if not callable(value) or inspect.ismodule(value):
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
             continue
         if listed or getattr(value, "__module__", "").startswith(module.__name__):
             yield name, value
@@ -87,12 +127,12 @@ def _signature(name: str, value: object) -> str:
 def docstring(text: str, prefix: str) -> str:
     """A docstring as HTML: markdown, and a list for each of the sections Args, Returns, Raises and the like."""
     writer = Writer(prefix=prefix)
-    text = inspect.cleandoc(text)
+    text = inspect.cleandoc(text).replace("::\n", ":\n")  # the mark of a block of code in another markup
     before, *sections = _SECTION.split(text)
     parts = [writer.markdown(before)]
     for title, section in zip(sections[::2], sections[1::2], strict=True):
         indented, after = _indented(section)
-        parts.append(f"<h4>{title}</h4>")
+        parts.append(f"<h3>{title}</h3>")
         parts.append(_entries(indented, writer))
         parts.append(writer.markdown(after))
     return "".join(parts)

@@ -1,7 +1,7 @@
 """This file writes the report: the story and the ledger first, then a page for each notebook, then the reference."""
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import jinja2
@@ -18,6 +18,8 @@ from ropelab.study.site.ledgers import ledger
 from ropelab.study.site.provenance import origin, provenance
 
 HERE = Path(__file__).parent
+LARGEST_PAGE, LARGEST_SITE = 2_000_000, 8_000_000
+"""Bytes: of a page and its figures, and of everything."""
 
 
 def write(
@@ -32,7 +34,8 @@ def write(
 
     Returns:
         A line for each thing that a reader of the report will miss: formulas left as text, a ledger that failed, a
-        record that cannot be believed, a file of evidence that its checksum does not fit.
+        record that cannot be believed, a file of evidence that its checksum does not fit; and for each page that is
+        larger than `LARGEST_PAGE`, and for a site that is larger than `LARGEST_SITE`.
     """
     where = records.selection(where)
     chapters = [chapter(run) for run in runs]
@@ -79,7 +82,19 @@ def write(
     )
     for figure in (figure for one in chapters for figure in one.figures):
         (page.parent / figure.file).write_bytes(figure.data)
-    return problems
+    figures = {one.page: sum(len(figure.data) for figure in one.figures) for one in chapters}
+    sizes = {file: len(text.encode()) + figures.get(file, 0) for file, text in pages.items()}
+    return problems + _too_large(sizes, sum(file.stat().st_size for file in page.parent.rglob("*") if file.is_file()))
+
+
+def _too_large(sizes: Mapping[str, int], site: int) -> list[str]:
+    """A line for each page, and for the site, with more bytes than it may have; ``sizes`` are those of the pages."""
+    limits = [(file, size, LARGEST_PAGE) for file, size in sizes.items()] + [("the report", site, LARGEST_SITE)]
+    return [
+        f"{name}: expected at most {limit / 1e6:g} MB, got {size / 1e6:.1f}"
+        for name, size, limit in limits
+        if size > limit
+    ]
 
 
 def _code_style() -> str:

@@ -24,3 +24,32 @@ def of_a_copy(table: pd.DataFrame, contender: str) -> str:
 def most_over(table: pd.DataFrame, contender: str) -> pd.Series:
     """How many times as fast as a contender a kernel would be that is as fast as the copy, cell by cell."""
     return 1 / table[is_right(table) & (table.contender == contender)].fraction_of_copy
+
+
+def table_sentence(table: pd.DataFrame) -> str:
+    """ropelab at the shapes of the document's table, over eager PyTorch and over torch.compile, and the roof."""
+    right = table[is_right(table)]
+    shapes = right.pivot_table(index=["dtype", "direction", "seq_len"], columns="contender", values="fraction_of_copy")
+    over_eager, over_compile = (shapes.ropelab / shapes[name] for name in ("eager", "compile"))
+    roof = most_over(table, "compile").max()
+    return (
+        f"At the document's shapes the kernel is {value_range(over_eager, '.1f')} times as fast as eager PyTorch and "
+        f"{value_range(over_compile)} times as fast as torch.compile, which itself runs at "
+        f"{of_a_copy(table, 'compile')} of a copy: on this GPU and torch, nothing that moves these bytes can be more "
+        f"than {roof:.2f} times as fast."
+    )
+
+
+def callers_sentence(callers: pd.DataFrame) -> str:
+    """The speed of each contender at the shapes of DeepSpeed's own callers, as a fraction of a copy."""
+    rows = callers.query("in_tree and status == 'ok' and dtype == table_dtype")
+    speed = rows.groupby("contender").fraction_of_copy
+    each = ", ".join(f"{name} at {value_range(values)} of a copy" for name, values in speed)
+    return f"For the shapes of DeepSpeed's own callers, forward and backward: {each}."
+
+
+def tests_reach(tests: pd.DataFrame) -> pd.DataFrame:
+    """For each version and test: its cases, those whose tables broadcast, and those that reach the fused kernel."""
+    return tests.groupby(["version", "test", "read", "device"], sort=False).agg(
+        cases=("tokens", "size"), broadcasts=("broadcasts", "sum"), reaches_kernel=("reaches_kernel", "sum")
+    )

@@ -237,8 +237,9 @@ def defaults() -> pd.DataFrame:
 
 
 def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:
-    """The encoders with ``impl`` left out against those of released fairseq2, which has none: columns encoder, case,
-    equal, encoder_code. In bits; the cases are the ways to be called, the buffers, and the signature."""
+    """The encoders with ``impl`` left out against the encoders of released fairseq2, which has no ``impl``, in bits.
+    The columns are encoder, case, equal and encoder_code. The cases are the ways to be called, the buffers, and the
+    signature."""
     rows = []
     for key, name in CLASS_NAMES.items():
         pair = encoders.classes[key], getattr(theirs, name)

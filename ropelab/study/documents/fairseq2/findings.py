@@ -56,9 +56,9 @@ def apart(same: pd.DataFrame, direction: str = "forward", how: str = "max") -> f
 def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     """How much of the speed of a copy of x our kernel reaches, and how much the rows of the tables leave of it.
 
-    A copy reads no tables. A call at the speed of the copy that reads them too takes longer in proportion to its bytes:
-    cosines and sines, a column per pair in float32, weigh ``S E 4`` bytes, once if the batches of a position share
-    what is read of them, and once for each batch if not.
+    A copy reads no tables. A call at the speed of the copy that also reads tables takes longer in proportion to its
+    bytes. Cosines and sines have a column per pair in float32: ``S E 4`` bytes. They count once if the batches of a
+    position share the rows that are read, and once for each batch if not.
 
     Returns:
         A row per shape, direction and layout: the columns of the record, tables_bytes, and once and each_batch: the
@@ -68,7 +68,7 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
     ours = ours[(ours["mode"] == "kernel") & ours.fraction_of_copy.notna()]
     tables = ours.seq_len * ours.encoding_dim * 4
     itemsize = ours.dtype.map({"float32": 4, "bfloat16": 2})
-    # Of a pass, each of which reads the tables: x in, y out.
+    # The bytes of a pass without its tables: x in, y out.
     moved = 2 * ours.batch * ours.seq_len * ours.encoding_dim * itemsize
     return ours.assign(
         tables_bytes=tables, once=moved / (moved + tables), each_batch=moved / (moved + ours.batch * tables)
@@ -100,7 +100,7 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     text += (
         f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
         f"{value_range(far.fraction_of_copy)}. At the copy's bytes per second, tables that every batch reads "
-        f"anew leave {value_range(far.each_batch)}, and such that all batches share "
+        f"anew leave {value_range(far.each_batch)}, and tables that all batches share leave "
         f"{value_range(far.once)}. "
     )
     if anew:

@@ -124,7 +124,7 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
 def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]]:
     """What Inductor makes of each encoder at one large shape, compiled for that shape alone, in two dtypes.
 
-    Of the kernel too: compiled it is an operator in Inductor's code.
+    The kernel is among them: compiled, it is an operator in Inductor's code.
 
     Returns:
         (dtype, direction, contender) ->
@@ -149,7 +149,8 @@ def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]
 def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool = False) -> pd.DataFrame:
     """What each encoder takes at that shape, eager and compiled, and what runs then.
 
-    Beside it what was ``generated``: in a compilation of its own, as code that comes from the cache is not seen.
+    The columns of ``generated`` stand beside it. They come from a compilation of their own, because code that comes
+    from the cache is not seen.
 
     Returns:
         As ``grid``, without the copies' rows, and with

@@ -88,7 +88,7 @@ def whose(frame: pd.DataFrame) -> str:
 
 @rule("FS-01", "fairseq2_inductor", basis=Basis.PACKAGE)
 def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """Of each compilation of RE: Inductor warns of complex numbers, and leaves operators to eager."""
+    """In each compilation of RE, Inductor warns of complex numbers, and leaves operators to eager."""
     compiled = _compiled(inductor)
     products, formulas = (compiled[compiled.contender.str.startswith(name)] for name in ("RE ", "RRE "))
     _need(products[["status", "complex_warning"]], "compilations of RE")
@@ -122,7 +122,7 @@ def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-06", "fairseq2_inductor")
 def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """Of each dtype and direction: RE in halves launches the stated number of kernels more in every pass, and is
+    """In each dtype and direction, RE in halves launches the stated number of further kernels in every pass, and is
     slower."""
     plain, reordered = _reordering(inductor, "kernels")
     more = reordered.kernels - plain.kernels
@@ -142,7 +142,7 @@ def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-14", "fairseq2_inductor")
 def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """Of each other implementation: Inductor generates no kernel around a product of complex numbers."""
+    """For no other implementation does Inductor generate a kernel around a product of complex numbers."""
     compiled = _compiled(inductor)
     others = compiled[compiled.contender != "RE reference"]
     _need(others[["status", "kernels"]], "compilations of the other three")
@@ -157,7 +157,7 @@ def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-15", "fairseq2_inductor", "fairseq2_log")
 def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
-    """Of each dtype and direction: the time that RE in halves takes beyond RE in pairs, for each pass.
+    """The time that RE in halves takes beyond RE in pairs, in each dtype and direction, for each pass.
 
     The document does not name its GPU. Times on another GPU may agree with the document's, but cannot refute them.
     """
@@ -188,7 +188,7 @@ def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) 
 
 @rule_on_encoders("FS-09", "fairseq2_reorderings")
 def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdict:
-    """Of the ways that use the named operators alone: Inductor generates the same code, names aside."""
+    """For all ways that use the named operators alone, Inductor generates the same code, names aside."""
     ran = reorderings[is_right(reorderings)]
     operators = {*published()["reorderings"], published()["reordering_used"]}
     named = ran.variant.map(lambda variant: set(variant.split(", ")) <= operators)
@@ -354,7 +354,7 @@ def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-12", "fairseq2_defaults")
 def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
-    """The encoders with impl left out against those of the released package."""
+    """The encoders with impl left out against the encoders of the released package."""
     equal = defaults.set_index(["encoder", "case"]).equal.astype(bool)
     if missing := set(default_cases()) - set(equal.index):
         raise Untold(f"{len(missing)} of {len(default_cases())} further comparisons")
@@ -446,7 +446,7 @@ def _times(grid: pd.DataFrame, inductor: pd.DataFrame, mode: str) -> pd.DataFram
 
 
 def _ratio(times: pd.DataFrame, over: str, under: str) -> pd.Series:
-    """Of each cell, an `Interval`."""
+    """The ratio of two contenders' times in each cell, an `Interval`."""
     return pd.Series([a / b for a, b in zip(times[over], times[under], strict=True)], times.index, dtype=object)
 
 

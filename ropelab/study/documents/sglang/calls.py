@@ -177,7 +177,7 @@ def _of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _installed(*names: str) -> dict[str, kernels.Operator]:
-    """The name of a state -> the operator, for those of the states that are installed.
+    """The name of a state -> the operator, for every state that is installed.
 
     Raises:
         Unavailable: none of them is installed.

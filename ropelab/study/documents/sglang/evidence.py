@@ -187,7 +187,7 @@ def _rotated_with_fma(x: torch.Tensor, tables) -> torch.Tensor:
 @evidence("sglang_bytes", "derived from the protocol of the document's benchmark")
 def protocol_bytes() -> pd.DataFrame:
     """Heads that each contender of the document's benchmark moves per token: columns q_heads, k_heads, head_dim,
-    contender, rotated, cloned, and over: all of them over those of the first version's kernel."""
+    contender, rotated, cloned, and over: all of these heads over the heads that the first version's kernel moves."""
     rows = []
     for q_heads, k_heads, head_dim in dict.fromkeys(cell[1:] for cell in FIRST_GRID):
         own = q_heads + k_heads
@@ -267,9 +267,9 @@ def published_e2e() -> pd.DataFrame:
 
 @evidence("sglang_published_kernel", "the document's mean kernel times")
 def published_kernel() -> pd.DataFrame:
-    """The document's kernel times on Qwen-Image: columns before_us, after_us, ratio, and of an image, whose `calls` are
-    assumed: expected_ms (saved, if the kernel before was slower by as much as the positions API is said to be) and
-    all_ms (the whole rotation, with the slower of the two kernels: more than a faster kernel can save)."""
+    """The document's kernel times on Qwen-Image: columns before_us, after_us and ratio, and two times of an image,
+    whose `calls` are assumed. expected_ms is saved if the kernel before was slower by as much as the positions API is
+    said to be. all_ms is the whole rotation with the slower kernel: more than a faster kernel can save."""
     times = pd.read_csv(DOCUMENTS / "sglang_14302_kernel_us.csv").set_index("version").average_us
     gain = published_speedups().low["SG-10"]
     milliseconds = QWEN_IMAGE_CALLS / 1000
@@ -289,7 +289,7 @@ def published_speedups() -> pd.DataFrame:
 
 
 def _tables(tokens: int, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the positions from 1 on: at 0 both formulas are the identity."""
+    """Tables for the positions from 1 on: at 0 both formulas are the identity."""
     return tuple(table[1:].contiguous() for table in rotary_table(tokens + 1, rotary_dim))
 
 

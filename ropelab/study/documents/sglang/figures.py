@@ -142,7 +142,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     if {"on", "off"} <= set(switched):
         gains = (switched["off"] / switched["on"]).dropna().groupby("family")
         said = [f"{families[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-        title = f"With the launch policy, 1 to 8 tokens are so many times as fast as without: {', '.join(said)}"
+        title = f"Speed of 1 to 8 tokens with the launch policy, in units of the speed without: {', '.join(said)}"
     shown = frame[frame.seq_len.isin(times.seq_len)].sort_values("seq_len", kind="stable")
     words = LAYOUT | {count: f"{count} token{'s' * (count > 1)}" for count in shown.seq_len}
     share = {"sharex": "col", "sharey": True}

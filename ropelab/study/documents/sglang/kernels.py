@@ -130,12 +130,7 @@ def by_one_block(name: str, *, wide: bool = False) -> Operator:
 @cache
 def _library(name: str) -> ctypes.CDLL:
     state = STATES[name]
-    if not torch.cuda.is_available():
-        raise packages.NotInstalled(f"SGLang#14302 at {state.commit[:9]} is CUDA code, which needs a GPU")
-    major, minor = torch.cuda.get_device_capability()
-    path = packages.PEERS / "compiled" / f"sglang-14302-{state.commit[:9]}-sm_{major}{minor}.so"
-    if not path.is_file():
-        raise packages.NotInstalled(f"SGLang#14302 at {state.commit[:9]} is not compiled for sm_{major}{minor}")
+    path = packages.compiled(f"sglang-14302-{state.commit[:9]}", f"SGLang#14302 at {state.commit[:9]}")
     library = ctypes.CDLL(str(path))
     library.source_sha256.restype = ctypes.c_char_p
     compiled = library.source_sha256().decode()

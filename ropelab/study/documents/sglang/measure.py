@@ -1,9 +1,9 @@
 """The timed measurements behind claims of SGLang#14302, each a data frame; all need a GPU. About 100 seconds in all.
 
 Unless a column says otherwise: in place, forward, bf16, GPU time of CUDA-graph replay over several sets of buffers
-(`ropelab.bench.timing`), every contender first checked against the float64 definition. Columns: those that identify
-the workload, contender, status, median_us, q20_us, q80_us, samples, and fraction_of_copy, the time of the fastest copy
-of q and k in the same rounds over that of the contender.
+(`ropelab.bench.timing`), every contender first checked against the float64 definition. The columns identify the
+workload, and then are contender, status, median_us, q20_us, q80_us, samples and fraction_of_copy: the time of the
+fastest copy of q and k in the same rounds, divided by the time of the contender.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,11 +97,11 @@ def _cell(batch: int, seq_len: int, q_heads: int, k_heads: int, head_dim: int, l
 
 
 def first_cells() -> list[Workload]:
-    """Of the 112 cells of the document's first grid 27: every configuration at the ends, one in between and beyond.
+    """27 of the 112 cells of the document's first grid: every configuration at the ends, one in between and beyond.
 
-    Of its 14 lengths 1, 64 and 2048 everywhere, and 8, 512 and 8192 in the first configuration; the others lie between
-    them. All 112 would take two minutes more. 32 sequences of 8192 tokens are left
-    out: the float64 check of 1.3 GB takes longer than all the rest.
+    The grid has 14 lengths. Every configuration has the lengths 1, 64 and 2048, and the first configuration also has 8,
+    512 and 8192; the other lengths lie between them. All 112 would take two minutes more. 32 sequences of 8192 tokens
+    are left out: the float64 check of 1.3 GB takes longer than all the rest.
     """
     cells = [_cell(batch, s, hq, hk, d) for (batch, hq, hk, d), s in product(FIRST_GRID, (1, 64, 2048))]
     batch, hq, hk, d = FIRST_GRID[0]
@@ -109,9 +109,10 @@ def first_cells() -> list[Workload]:
 
 
 def second_cells() -> list[Workload]:
-    """Of the 32 cells of the later grid, 32 heads of 128 in both layouts, 10: B = 1, 16 and 128, at S = 1 and 2048.
+    """10 of the 32 cells of the later grid, 32 heads of 128 in both layouts: B = 1, 16 and 128, at S = 1 and 2048.
 
-    B = 128 at S = 2048 is left out too: its check would be three times that of the cell left out of the first grid.
+    B = 128 at S = 2048 is left out, too. Its check would take three times as long as the check that is left out of the
+    first grid.
     """
     shapes = [(batch, s) for batch, s in product((1, 16, 128), (1, 2048)) if batch * s <= 2**15]
     return [_cell(batch, s, 32, 32, 128, layout) for (batch, s), layout in product(shapes, LAYOUTS)]
@@ -153,7 +154,7 @@ def protocols(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns besides the usual ones: layout (of the contender: the document's differed), timer (``"do_bench"``: an eager
     call after a flush of the cache, or ``"graph"``), clones (whether q and k are cloned in the timed region).
-    Of the pull request's versions the first is timed under each protocol, the others under the corrected one.
+    Each protocol times the first version of the pull request, and the corrected protocol times the other versions.
     ``flash-attn, all heads`` is its benchmark of flash-attn: a packed qkv with as many key and value heads as query
     heads, cloned as a whole. ``flash-attn, packed`` has the key and value heads that there are; both rotate q and k in
     one launch, ``flash-attn`` in two. torch.compile is only in the first configuration: a compilation takes 2 s.
@@ -325,7 +326,7 @@ def _launched(tokens: int, launch: models.Launch) -> dict[str, int]:
 
 
 def _blocks(cell: Workload, tile: Tile | None = None) -> int:
-    """Of our launch for this cell, with a tile or the one that the kernel chooses."""
+    """The blocks of our launch for this cell, with a tile, by default the tile that the kernel chooses."""
     xs = [torch.empty(cell.shape(heads), dtype=cell.dtype, device="meta") for heads in (cell.q_heads, cell.k_heads)]
     table = torch.empty(cell.seq_len, cell.rotary_dim // 2, dtype=cell.dtype, device="meta")
     interleaved = cell.layout == "interleaved"
@@ -377,8 +378,8 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
     """The production shape and a Qwen-Image-shaped case with axial tables, 24 heads of 128, interleaved.
 
     Column besides the usual ones: launches, the kernels of one call. ``cast`` converts the real and imaginary parts of
-    a complex64 table to contiguous tables in the dtype of q in every call, as before the document's cache of them;
-    ``float32 tables`` hands ours the contiguous float32 tables, which need no conversion.
+    a complex64 table to contiguous tables in the dtype of q in every call, as before the document's cache of them.
+    ``float32 tables`` hands our kernel the contiguous float32 tables, which need no conversion.
     """
     _require_gpu()
     rope = axial_rope(QWEN_IMAGE_AXES)

@@ -1,7 +1,7 @@
 """Models of the kernels in SGLang#14302 and of vLLM's, to time how they divide the work and read memory.
 
-The packages' kernels are CUDA and need their builds. These are Triton, and no measurement of the packages; block sizes,
-blocks a token and widths are those of the pull request's kernel in the states of `kernels.STATES`, see `VERSIONS`:
+The packages' kernels are CUDA and need their builds. These models are Triton, and no measurement of the packages. Block
+sizes, blocks a token and widths belong to the pull request's kernel in the states of `kernels.STATES`; see `VERSIONS`:
 
 - ``rotate_tokens``: blocks that walk over the pairs of all query heads of a token, then of its key heads. With
   per-token tables these are the three versions, with positions it is vLLM's kernel.
@@ -9,10 +9,10 @@ blocks a token and widths are those of the pull request's kernel in the states o
   not depend on the tokens, each of which takes one group of heads after the other.
 
 Alike, as there: in place, float32 maths, one product and sum per element, every element read and written once.
-Different: tables have a column per pair in both layouts (there one per feature for halves), blocks have a power of two
-of threads, tensors are contiguous, and Triton decides how a thread's loads are combined: one pair a thread gives 2-byte
-loads, 16 bytes of pairs give 16-byte loads where addresses allow. The third version's copy of a token's tables to
-shared memory is left out.
+Different: tables have a column per pair in both layouts (there a column per feature for halves), blocks have a power of
+two of threads, and tensors are contiguous. Triton decides how a thread's loads are combined: one pair a thread gives
+2-byte loads, 16 bytes of pairs give 16-byte loads where addresses allow. The third version's copy of a token's tables
+to shared memory is left out.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ import triton.language as tl
 FEW_TOKENS = 4
 """Up to here the second and third version start several blocks a token."""
 BLOCKS_PER_MULTIPROCESSOR = (4, 8, 16)
-"""Of `rotate_heads`: with 16 a multiprocessor has all the warps that it can hold."""
+"""For `rotate_heads`: with 16 blocks a multiprocessor has all the warps that it can hold."""
 
 _WARPS = 4
 _ACCESS_BYTES = 16
@@ -33,7 +33,7 @@ _ACCESS_BYTES = 16
 
 @dataclass(frozen=True)
 class Launch:
-    """Of `rotate_tokens`: threads of a block, pairs that each takes at a time, blocks a token."""
+    """A launch of `rotate_tokens`: threads of a block, pairs that each thread takes at a time, blocks a token."""
 
     threads: int
     pairs_per_thread: int = 1
@@ -89,7 +89,7 @@ VERSIONS: dict[str, Callable[..., Launch]] = {
 
 
 def _power_of_2(threads: int) -> int:
-    """Of at least a warp: what Triton can start."""
+    """The threads of a block that Triton can start: a power of two, at least a warp."""
     return max(32, triton.next_power_of_2(threads))
 
 

@@ -266,8 +266,8 @@ def second_version_is_faster(claim: Claim, diffusion: pd.DataFrame, published: p
 def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
     """The second version's kernel, which the comment is about, over the first grid; a cell is a positions API.
 
-    "On average (weighted across configs)": the times of a configuration are averaged over its lengths, as the benchmark
-    prints them, and the ratios of these averages over the configurations.
+    The document says "On average (weighted across configs)". The times of a configuration are averaged over its
+    lengths, as the benchmark prints them, and the ratios of these averages over the configurations.
     """
     protocols, basis = judged(protocols, kernels_of(SECOND, THIRD, DOCUMENT, DOCUMENT_GATHER))
     stated, graphs = evidence.published_speedups().low["SG-10"], timed_alike(protocols)

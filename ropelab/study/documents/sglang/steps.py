@@ -23,7 +23,7 @@ PUBLISHED, FAIR, APART = "as published", "corrected", "q and k apart"
 
 @dataclass(frozen=True)
 class Timing:
-    """What a row of the record sglang_protocols is identified by within its cell."""
+    """The attributes that identify a row of the record sglang_protocols within its cell."""
 
     contender: str
     layout: str = "split_half"
@@ -127,7 +127,7 @@ def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
 
 
 def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
-    """Of the persistent kernels only the one with the best number of blocks in each cell, by their common name."""
+    """The times, with the persistent kernel of the best number of blocks in each cell under their common name."""
     ours = times.contender.str.startswith(PERSISTENT)
     best = times[ours].sort_values("median_us").drop_duplicates(["cell", "layout"]).assign(contender=PERSISTENT)
     return pd.concat([times[~ours], best])

@@ -4,17 +4,17 @@
 its sequence. Both launch the same rotation of a token, so they differ in nothing else; that is what the study compares.
 
 This kernel is a model of TransformerEngine's (``ropelab.bench.varlen_models``) and not the one that ropelab's
-functions launch, on purpose. A strategy is how a block finds its token and its position. ropelab's kernel finds
-neither: positions come from one small launch that all layers share, and a program takes a tile of tokens and heads,
-which a block for each row of ``freqs`` cannot. To give it these grids would measure what its tiles lose, not what the
-grids cost. Whether the models compute what ropelab computes is checked in ``measure.parity`` all the same: to the bound
-of the definition in every case, and how many elements have the same bits. Not all can: ropelab multiplies with cosines
+functions launch, on purpose. A strategy is how a block finds its token and its position. The kernel of ropelab finds
+neither. Positions come from one small launch that all layers share. A program takes a tile of tokens and heads, which a
+block for each row of ``freqs`` cannot. To give it these grids would measure what its tiles lose, not what the grids
+cost. Whether the models compute what ropelab computes is checked in ``measure.parity`` all the same: to the bound of
+the definition in every case, and how many elements have the same bits. Not all can: ropelab multiplies with cosines
 that were computed once, a program of the models computes its own.
 
-Versions of TransformerEngine#3057 (``data/sources.toml`` says what was read of each): *first* is the pull request as
-the document shows it; *reviewed* has another heuristic, one thread that searches and a guard for what lies behind the
-last sequence; *renamed* is the same with another name for its variable; *merged* (commit 0d1594aa0, first released in
-2.19) has one more condition and no variable. ``grids`` runs the published kernels of *first* and *merged* beside the
+TransformerEngine#3057 has versions, and ``data/sources.toml`` says what was read of each. *First* is the pull request
+as the document shows it. *Reviewed* has another heuristic, one thread that searches, and a guard for what lies behind
+the last sequence. *Renamed* is the same with another name for its variable. *Merged* (commit 0d1594aa0, first released
+in 2.19) has one more condition and no variable. ``grids`` runs the published kernels of *first* and *merged* beside the
 models.
 """
 
@@ -39,7 +39,7 @@ def first_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) 
 
 
 def reviewed_heuristic(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:
-    """Linear if the legacy grid has more than ``2 cp_size`` times as many blocks; ``tokens`` are those of this rank."""
+    """Linear if the legacy grid has more than ``2 cp_size`` times as many blocks; ``tokens`` are on this rank."""
     return LINEAR if tokens > 0 and freqs_len * n_seqs > 2 * cp_size * tokens else LEGACY
 
 

@@ -25,7 +25,7 @@ from ropelab.study.documents.transformer_engine.grids import (
     chosen,
 )
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
-from ropelab.study.documents.transformer_engine.measure import GIVEN, SUMMED
+from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.noise import Interval
@@ -59,11 +59,11 @@ def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
 def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
     """The legacy grid's time beyond that of its live blocks, against its dead ones: cells of one rank.
 
-    What the live blocks take is the grid's own time in the fastest cell that has no dead ones to speak of. (Not the
-    token-linear grid's: that one also searches.)
+    The live blocks take the grid's own time in the fastest cell with hardly any dead blocks. (The token-linear grid
+    would not do, because its blocks also search.)
 
     Columns of ``times``, and live_us, beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us:
-    what a time for each dead block, the same in all cells, and that of the live ones make together.
+    the time of the live blocks, and a time for each dead block that is the same in all cells.
     """
     table = times(kernels).query("cp_size == 1").dropna(subset=[OLD])
     alive, many = table.dead_blocks <= table.tokens / 8, table.dead_blocks > 4 * table.tokens
@@ -81,12 +81,12 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def growth_with_blocks(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The power of the dead blocks with which the legacy grid's time beyond that of its live blocks grows.
+    """The power of the dead blocks with which the legacy grid's time beyond its live blocks grows.
 
-    A row for each length of freqs under which the number of sequences varies, and for each number of sequences under
-    which the length of freqs varies; cells of one rank. The live blocks take the time of the cells without a dead
-    block; these times span an interval, as the rows of freqs that they read differ. The power follows from the cell
-    with the most dead blocks, and from the one with the fewest whose time is beyond that interval.
+    A row for each length of freqs with several numbers of sequences, and for each number of sequences with several
+    lengths of freqs; cells of one rank. The live blocks take the time of the cells without a dead block; these times
+    span an interval, as the rows of freqs that they read differ. The power follows from the cell with the most dead
+    blocks, and from the one with the fewest whose time is beyond that interval.
 
     Returns:
         Columns held (the side of the grid that is constant) and value, least and most (dead blocks), and power: an
@@ -122,8 +122,8 @@ def _power(dead: list[int], beyond: list[Interval]) -> dict[str, object]:
 def choices(kernels: pd.DataFrame) -> pd.DataFrame:
     """The grid that each heuristic would take in every cell, and how much longer it takes than the faster grid.
 
-    Columns of ``times``, and for each heuristic its choice; ``<name>_costs``, the time of the choice over that of the
-    faster grid; and ``<name>_slower``, whether the choice is slower by more than the noise of both times.
+    Columns of ``times``, and for each heuristic its choice; ``<name>_costs``, the time of the choice over the time of
+    the faster grid; and ``<name>_slower``, whether the choice is slower by more than the noise of both times.
     """
     kernels = canonical(kernels, FORCED)
     both = times(kernels)[[OLD, NEW]].notna().all(axis=1)
@@ -159,7 +159,7 @@ def missed_words(table: pd.DataFrame, name: str) -> str:
 
 
 def predictions(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The times of our models beside those of the pull request's file, forward and backward.
+    """The times of our models beside the times of the pull request's file, forward and backward.
 
     Returns:
         The columns of `CELL`; grid, `OLD` or `NEW`; file_us, model_us, and ratio: the model's time over the file's. No
@@ -271,7 +271,7 @@ def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
 
 
 def beside_the_packages(table: pd.DataFrame) -> str:
-    """The times of TransformerEngine over those of the grids, where both were timed, else nothing.
+    """The times of TransformerEngine over the times of the grids, where both were timed, else nothing.
 
     2.18 has the old grid alone. 2.20 has the grid after the review, and the old one.
     """
@@ -283,6 +283,21 @@ def beside_the_packages(table: pd.DataFrame) -> str:
             if len(ratio):
                 said.append(f"{name} takes {value_range(ratio)} of the time of {beside}")
     return "; ".join(said)
+
+
+def table_b_counts(kernels: pd.DataFrame) -> str:
+    """The times of the packings of table B for ropelab and for both grids, or nothing where one was not timed."""
+    table = times(kernels).query("part == 'table B'").dropna(subset=[OLD, NEW, "ropelab"])
+    if table.empty:
+        return ""
+    names = {"ropelab": "ropelab", INTEROP: "ropelab where the call finds the positions", NEW: "the new grid",
+             OLD: "the old grid"}  # fmt: skip
+    each = [f"{value_range(table[name], ',.0f')} µs with {words}" for name, words in names.items() if name in table]
+    return (
+        f"{_whose(kernels)} From {table.n_seqs.min():,} to {table.n_seqs.max():,} sequences in "
+        f"{table.tokens.iloc[0]:,} tokens, the rotation takes {', '.join(each)}, forward and backward. ropelab reads "
+        "the position of each token from a tensor that all layers share, so it starts no block without a token."
+    )
 
 
 def skew_counts(kernels: pd.DataFrame) -> str:

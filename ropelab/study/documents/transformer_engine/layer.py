@@ -1,8 +1,9 @@
 """A transformer layer on packed sequences, to see what share of it the rotation takes: table A's own size.
 
-A plain pre-norm layer in torch: LayerNorm, one projection to q, k and v, the rotation of q and k, causal attention
-within each sequence (``torch.nn.attention.varlen``), the output projection; LayerNorm, two projections with GELU
-between; both residual. It is no TransformerEngine layer: that fuses the norms into its GEMMs and runs others.
+A plain pre-norm layer in torch has two residual halves. The first half is LayerNorm, one projection to q, k and v, the
+rotation of q and k, causal attention within each sequence (``torch.nn.attention.varlen``) and the output projection.
+The second half is LayerNorm and two projections with GELU between. A layer of TransformerEngine differs: it fuses the
+norms into its GEMMs and runs other GEMMs.
 """
 
 import inspect
@@ -91,7 +92,7 @@ def measure_layer(scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFra
 
 @dataclass(frozen=True)
 class Weights:
-    """Of a layer, in the order of their use; all require grad."""
+    """The weights of a layer, in the order of their use; all require grad."""
 
     qkv: torch.Tensor
     out: torch.Tensor

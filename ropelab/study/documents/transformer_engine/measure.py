@@ -3,7 +3,7 @@
 They need a GPU; ``parity`` and ``past_the_end`` also run in Triton's interpreter, where they are small.
 
 Published kernels run where they can (`grids`): the pull request's own file, compiled, and TransformerEngine 2.18 and
-2.20. What is timed is bf16 and split-half, as in the document; other dtypes, the interleaved layout and every rank are
+2.20. The times are of bf16 and split-half, as in the document. Other dtypes, the interleaved layout and every rank are
 held to the same bits in ``parity``, where they change more than the bytes.
 """
 
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of this rank."""
+        """The tokens of this rank."""
         return self.packing.tokens // self.cp_size
 
     @property
@@ -87,9 +87,9 @@ class Case:
 def cases(tokens: int = packings.TOKENS) -> list[Case]:
     """Every cell of ``kernels``.
 
-    Not measured: the legacy grid with a full table for all packings, since its time is that of its blocks; flash-attn
-    under context parallelism, which its kernel does not know; and TransformerEngine 2.18 outside of table B, where the
-    old grid of the pull request's file runs (see `contenders`).
+    Three kinds of cells are not measured. The legacy grid with a full table for all packings takes the time of its
+    blocks. The kernel of flash-attn does not know context parallelism. Outside of table B, the old grid of the pull
+    request's file runs in place of TransformerEngine 2.18 (see `contenders`).
     """
     own = (*CODE.names, *MODELS.names, "ropelab")
     both = {"steps": (GIVEN, SUMMED), "contenders": (*own, *PACKAGES.names, "flash_attn", INTEROP)}
@@ -126,7 +126,7 @@ def kernels(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns: part (what the cell is for), kind of packing, n_seqs, longest, tokens (of the rank), freqs_len, cp_size,
         cp_rank, step, contender, status, median_us, q20_us, q80_us, samples, and same_bits: for a new grid, whether
-        result and gradient are those of the old grid of its pair (`grids`).
+        result and gradient equal the result and gradient of the old grid of its pair (`grids`).
     """
     require_gpu()
     if not smoke:
@@ -348,7 +348,7 @@ def _both(rotate: Callable, x, gradient, freqs, inside: slice) -> tuple[torch.Te
 
 
 def _same_part(found: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
-    """Of all elements, those that are equal."""
+    """The share of all elements that are equal."""
     return torch.cat([(a == b).flatten() for a, b in zip(found, others, strict=True)]).double().mean().item()
 
 

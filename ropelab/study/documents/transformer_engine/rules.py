@@ -1,9 +1,10 @@
 """The rules that judge claims TE-01 to TE-21.
 
 A claim about times or bits is judged on the file of the first version of the pull request, which a record has if it was
-compiled; else on TransformerEngine 2.18 and 2.20, where they have what the claim is about; else on our models
-(`ropelab.bench.varlen_models`), which tell nothing about the kernels themselves. A fact of the source counts where the
-file itself was read: a fact that is known from the document alone cannot tell whether the document is right.
+compiled. Without it, the claim is judged on TransformerEngine 2.18 and 2.20, where they have what the claim is about,
+and else on our models (`ropelab.bench.varlen_models`), which tell nothing about the kernels themselves. A fact of the
+source counts where the file itself was read: a fact that is known from the document alone cannot tell whether the
+document is right.
 """
 
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def _speedup(effect: Interval, printed: float) -> Verdict:
 @rule("TE-01", "te_kernels", "te_published_b", basis=Basis.MODEL)
 @_of_grids(*ALL)
 def time_scales_with_blocks(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """The time beyond that of the live blocks must grow with the first power of the dead blocks, in either factor."""
+    """The time beyond the live blocks' time must grow with the first power of the dead blocks, in either factor."""
     powers = findings.growth_with_blocks(kernels) if len(_timed(kernels)) else pd.DataFrame()
     needed(powers, "the old grid in all cells of te_kernels")
     none = untold("a second cell whose time is beyond that of its live blocks")
@@ -328,7 +329,7 @@ def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
 
 
 def _of_pair(parity: pd.DataFrame, pair: Grids) -> pd.DataFrame:
-    """The rows of a pair; older records have those of the models alone."""
+    """The rows of a pair; older records have the rows of the models alone."""
     if "grids" not in parity:
         return parity if pair == MODELS else parity.iloc[:0]
     return parity[parity.grids == " and ".join(pair.names)]

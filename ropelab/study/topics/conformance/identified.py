@@ -1,9 +1,9 @@
 """This file measures the identification: known faults against recovered descriptions, as a record.
 
 ``TRITON_INTERPRET=1 python -m ropelab.study.topics.conformance.identified`` computes four files in the folder
-``data/identification``: ``catalogue.csv`` (every fault of the catalogue), ``pairs_of_faults.csv`` (two random faults at
-a time), ``controls.csv`` (right implementations) and ``blind.csv`` (faults that were written after the
-identification). The names of files as arguments choose some of them. Each row is written as soon as it is computed.
+``data/identification``. ``catalogue.csv`` has every fault of the catalogue, ``pairs_of_faults.csv`` two random faults
+at a time, ``controls.csv`` right implementations, and ``blind.csv`` faults that were written after the identification.
+The names of files as arguments choose some of them. Each row is written as soon as it is computed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from ropelab.bench import packages
 from ropelab.bench.peers import vllm
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, verify
 from ropelab.conformance.cache.faults import CACHE_FAULTS
+from ropelab.kernels import use_backend
 from ropelab.paged_cache import rope_and_cache
 from ropelab.study.engine.words import listed
 
@@ -41,6 +42,38 @@ def kept(*, smoke: bool = False) -> pd.DataFrame:
          "status": result.status, "violation": result.violation, "bound": result.bound}
         for result in report.results
     )  # fmt: skip
+
+
+VARIANTS = {
+    "norm of each head, then rotation": {},
+    "rotation, then norm of each head": {"norm_last": True},
+    "norm across heads, then rotation": {"norm_across": True},
+    "rotation, then norm across heads": {"norm_last": True, "norm_across": True},
+    "norm of each head, then rotation, without tables": {"table_free": True},
+}
+"""A pass in words -> what `verify` is told about it."""
+
+
+def variants(*, smoke: bool = False) -> pd.DataFrame:
+    """Every kind of pass, held to every law in bfloat16; without a GPU in torch operations.
+
+    Args:
+        smoke: only the laws in `FEW`.
+
+    Returns:
+        A row for each pass: ``pass``, ``kept``, the number of laws that it keeps, and ``laws``, the number that apply.
+    """
+    device, rows = "cuda" if torch.cuda.is_available() else "cpu", []
+    with use_backend("triton" if device == "cuda" else "torch"):
+        for words, declared in VARIANTS.items():
+            report = verify(
+                rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device=device, diagnose=False,
+                laws=FEW if smoke else tuple(CACHE_LAWS), shrink=False, **declared,
+            )  # fmt: skip
+            applies = [result for result in report.results if result.status != "not applicable"]
+            kept = sum(result.status == "pass" for result in applies)
+            rows.append({"pass": words, "kept": kept, "laws": len(applies)})
+    return pd.DataFrame(rows)
 
 
 def faults(*, smoke: bool = False) -> pd.DataFrame:

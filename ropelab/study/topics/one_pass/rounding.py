@@ -9,21 +9,22 @@ import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, NO_ROUNDING, Arithmetic, Rounding, exact, rotate_exactly
 from ropelab.conformance.cache.case import numbers
-from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_error
+from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, rms_norm
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 
 FLOAT32 = Rounding.nearest(torch.float32)
 
 
-def norms(head_dims: tuple[int, ...] = (64, 128, 256, 1024)) -> pd.DataFrame:
+def norms(head_dims: tuple[int, ...] = (64, 128, 256, 1024, 5120)) -> pd.DataFrame:
     """The error of a norm whose squares are added one after another, for the worst head that the sum can get.
 
     The first feature is 1. The square of every other feature is just below half a unit in the last place of 1, so that
-    the sum in float32 stays 1 and loses every other square.
+    the sum in float32 stays 1 and loses every other square. 5120 features are all heads of a token (Wan).
 
     Returns:
         A row for each size of a head: ``head_dim``; ``bound`` and ``error``, relative, in units of float32;
-        ``fraction``, the error divided by the bound.
+        ``fraction``, the error divided by the bound; ``bound, norm last`` and ``fraction, norm last``: the same where
+        the norm follows a rotation, here by an angle of 0.
     """
     rows = []
     for head_dim in head_dims:
@@ -36,8 +37,20 @@ def norms(head_dims: tuple[int, ...] = (64, 128, 256, 1024)) -> pd.DataFrame:
         truth = 1 / np.sqrt((x.astype(EXACT) ** 2).mean())
         error = float(abs(computed / truth - 1)) / FLOAT32_UNIT
         bound = norm_error(head_dim, FLOAT32) / FLOAT32_UNIT
-        rows.append({"head_dim": head_dim, "bound": bound, "error": error, "fraction": error / bound})
+        last = _bound_behind_a_rotation(x, head_dim) / FLOAT32_UNIT
+        rows.append({"head_dim": head_dim, "bound": bound, "error": error, "fraction": error / bound,
+                     "bound, norm last": last, "fraction, norm last": error / last})  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _bound_behind_a_rotation(x: np.ndarray, head_dim: int) -> float:
+    """The relative bound of the first feature of a head that turns by an angle of 0 and is then normalized."""
+    z, one = x.astype(EXACT)[None], np.ones(head_dim // 2, EXACT)
+    arithmetic = Arithmetic(NO_ROUNDING, FLOAT32, NO_ROUNDING)
+    error = np.concatenate(cache_bound(*np.split(z, 2, axis=-1), one, 0 * one, arithmetic), axis=-1)
+    weight = np.ones(head_dim, EXACT)
+    bound = norm_bound(z, error, weight, 0.0, norm_error(head_dim, FLOAT32), FLOAT32)
+    return float((bound / rms_norm(z, weight, 0.0))[0, 0])
 
 
 def stages(count: int = 200_000, seed: int = 0) -> pd.DataFrame:
@@ -66,7 +79,22 @@ def stages(count: int = 200_000, seed: int = 0) -> pd.DataFrame:
         stored = numbers(to_float8(x0 / float(scale), dtype))
         limit = float8_bound(value, np.zeros_like(value), EXACT(scale), dtype, FLOAT32)
         rows[f"v in {name}"] = _largest(stored - np.clip(value / EXACT(scale), -largest, largest), limit)
+    rows["k, rotated and then normalized, in bfloat16"] = _normalized_last(x0, x1, c, s)
     return pd.DataFrame({"way": rows.keys(), "fraction": rows.values()})
+
+
+def _normalized_last(x0: torch.Tensor, x1: torch.Tensor, c: torch.Tensor, s: torch.Tensor, pairs: int = 32) -> float:
+    """The largest fraction of the bound for heads that turn and are then normalized; the arguments are pairs."""
+    x0, x1, c, s = (x[: len(x) // pairs * pairs].view(-1, pairs) for x in (x0, x1, c, s))
+    turned = torch.cat((x0 * c - x1 * s, x1 * c + x0 * s), -1)
+    normed = (turned * torch.rsqrt(turned.square().mean(-1, keepdim=True) + 1e-6)).bfloat16()
+    operands, weight = [exact(x) for x in (x0, x1, c, s)], np.ones(2 * pairs, EXACT)
+    z = np.concatenate(rotate_exactly(*operands), -1)
+    error = np.concatenate(cache_bound(*operands, Arithmetic(NO_ROUNDING, FLOAT32, NO_ROUNDING)), -1)
+    right = rms_norm(z, weight, 1e-6)
+    bound = norm_bound(z, error, weight, 1e-6, norm_error(2 * pairs, FLOAT32), FLOAT32)
+    bound += Rounding.nearest(torch.bfloat16).of(abs(right) + bound)
+    return _largest(exact(normed) - right, bound)
 
 
 def _largest(error: np.ndarray, bound: np.ndarray) -> float:

@@ -89,13 +89,14 @@ def _packed(times: pd.DataFrame) -> str:
     copies = {layout: value_range(rows, ".1f") for layout, rows in twice.groupby("layout")}
     return (
         "**Packed sequences.** flash-attn's kernel, told the longest length, is "
-        f"{_faster(flash[~skewed], ours.median_us)} as long as the sequences are alike; with one long among many short "
-        f"ones it takes {value_range(apart, '.0f')} times as long as this one, which takes {value_range(own)} "
-        f"times as long as for {ours.loc[MANY].n_seqs.iloc[0]:,} alike. With {whole.tokens:,} tokens in one sequence "
-        f"{tables / 1e6:.0f} MB of float32 tables are read too: at the copy's bytes per second that leaves "
-        f"{whole.bytes / (whole.bytes + tables):.2f}. The token-linear kernel that reads everything twice takes "
-        f"{copies['interleaved']} copies in the interleaved layout, and {copies['split_half']} in split-half, where "
-        "the second read comes from the cache: a kernel as fast as a copy is so many times as fast."
+        f"{_faster(flash[~skewed], ours.median_us)} while the sequences have one length. With one long sequence among "
+        f"many short ones flash-attn's kernel takes {value_range(apart, '.0f')} times as long as ropelab's kernel. "
+        f"ropelab's kernel takes {value_range(own)} times as long there as for {ours.loc[MANY].n_seqs.iloc[0]:,} "
+        f"sequences of one length. With {whole.tokens:,} tokens in one sequence it also reads {tables / 1e6:.0f} MB of "
+        f"float32 tables: at the copy's bytes per second that leaves {whole.bytes / (whole.bytes + tables):.2f}. The "
+        f"token-linear kernel reads everything twice and takes {copies['interleaved']} times as long as a copy in the "
+        f"interleaved layout, and {copies['split_half']} times in split-half, where the second read comes from the "
+        "cache."
     )
 
 

@@ -1,0 +1,106 @@
+"""The sentences of the notebook on dense RoPE: ``dense``, ``host``, ``model_heads`` and ``tile_regret`` are records."""
+
+import pandas as pd
+
+from ropelab.bench.model_shapes import halves
+from ropelab.study.topics.performance import model_heads
+from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
+
+
+def below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
+    """The cells in which ropelab misses its bar: cell, layout, direction, fraction_of_copy, bar."""
+    ours = _ours(frame)
+    return ours[ours.fraction_of_copy < ours.bar][["cell", "layout", "direction", "fraction_of_copy", "bar"]]
+
+
+def shortfall_sentence(frame: pd.DataFrame) -> str:
+    """The cells in which ropelab misses its bar, with the smallest fraction of a copy and the bar of each cell."""
+    missed = below_their_bar(frame)
+    if missed.empty:
+        return "Every cell meets the bar set for its size."
+    each = (
+        f"{cell} {' and '.join(rows.layout.unique())} ({rows.fraction_of_copy.min():.3f} of {rows.bar.iloc[0]})"
+        for cell, rows in missed.groupby("cell", sort=False)
+    )
+    return f"{len(missed)} of {len(_ours(frame))} cases miss the bar set for their size: {'; '.join(each)}."
+
+
+def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
+    """The fractions of the best copy that ropelab reaches on ``gpu``, and how many cells meet their bar."""
+    ours = _ours(frame)
+    low, middle, high = ours.fraction_of_copy.quantile([0, 0.5, 1])
+    met = len(ours) - len(below_their_bar(frame))
+    return (
+        f"On {gpu} the kernel runs at {low:.2f} to {high:.2f} of the best copy (median {middle:.2f}) in {len(ours)} "
+        f"cells of shape, layout and direction; {met} meet the bar set for their size."
+    )
+
+
+def peers_sentence(frame: pd.DataFrame) -> str:
+    """The number of comparisons in which no peer is faster, and every comparison in which a peer is."""
+    peers = against_peers(frame)
+    faster = peers[peers.slower < 1].sort_values("slower")
+    exceptions = "".join(
+        f"; {row.contender} is {1 / row.slower - 1:.1%} faster at {row.cell}, {row.layout}, {row.direction}"
+        for row in faster.itertuples()
+    )
+    return f"In {len(peers) - len(faster)} of {len(peers)} comparisons, cell by cell, no peer is faster{exceptions}."
+
+
+def heads_sentences(frame: pd.DataFrame) -> list[str]:
+    """How many small and large calls of ``model_heads`` meet their bar, and how often another library is faster."""
+    said = [
+        f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar; the fraction of the "
+        f"limit is {part.fraction_of_limit.quantile(0.1):.2f} to {part.fraction_of_limit.quantile(0.9):.2f} in four "
+        "calls of five."
+        for large, part in model_heads.judged(frame).groupby("large")
+    ]
+    rivals = frame[(frame.contender != OURS) & (frame.status == "ok")]
+    ahead = model_heads.faster(frame)
+    return [*said, f"Another library is faster in {len(ahead)} of {len(rivals)} comparisons."]
+
+
+def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
+    """The calls of ``model_heads`` that miss their bar, the worst first; ``over`` is the time over the bar, minus 1."""
+    judged = model_heads.judged(frame)
+    missed = judged[~judged.meets].assign(over=judged.median_us / judged.allowed_us - 1)
+    columns = [
+        "cell",
+        "layout",
+        "seq_format",
+        "dtype",
+        "positions",
+        "in_place",
+        "median_us",
+        "allowed_us",
+        "over",
+        "tile",
+    ]
+    return missed.sort_values("over", ascending=False)[columns]
+
+
+def regret_sentences(regrets: pd.DataFrame) -> list[str]:
+    """What the chosen tile loses, for the models of the fit and for the others; ``regrets`` is `model_heads.regret`."""
+    found = []
+    for name, half in zip(("models of the fit", "models held out"), halves(), strict=True):
+        part = regrets[regrets.model.isin(half)].regret
+        found.append(
+            f"For the {name}, the chosen tile loses {part.mean():.1%} on average, {part.median():.1%} in the median "
+            f"and {part.max():.1%} at most, in {len(part)} calls."
+        )
+    return found
+
+
+def host_sentence(frame: pd.DataFrame) -> str:
+    """What one eager call for eight tokens costs the host, with ropelab and with the peers."""
+    calls = frame.query("status == 'ok' and not autograd").groupby("contender").median_us.median()
+    others = calls.drop([name for name in calls.index if name.startswith(OURS)])
+    return (
+        f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs; the peers take "
+        f"{others.min():.0f} ({others.idxmin()}) to {others.max():.0f} µs ({others.idxmax()})."
+    )
+
+
+def _ours(frame: pd.DataFrame) -> pd.DataFrame:
+    times = timed(frame)
+    return times[times.contender == OURS]

@@ -1,0 +1,30 @@
+"""The heads of latent attention in training: tables and sentences from the record ``latent_attention``."""
+
+import pandas as pd
+
+from ropelab.bench.copies import PREFIX
+from ropelab.bench.latent_attention import MEGATRON, OURS
+from ropelab.bench.rows import timed
+from ropelab.study.engine.words import value_range
+
+RECORD = "latent_attention"
+"""The name of the record."""
+COPY = "best copy"
+_CELL = ["part", "seq_format", "heads", "tokens", "direction"]
+
+
+def times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Microseconds: a row for each part, format, size and direction, a column for each contender and the best copy."""
+    rows = timed(frame)
+    rows = rows.assign(contender=rows.contender.mask(rows.contender.str.startswith(PREFIX), COPY))
+    return rows.pivot_table(index=_CELL, columns="contender", values="median_us", aggfunc="min", sort=False)
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """One sentence for each part; none if Megatron-LM's kernels have no time."""
+    table = times(frame).reindex(columns=[OURS, MEGATRON]).dropna()
+    return [
+        f"Heads of latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} of the time of "
+        "ropelab's kernel"
+        for part, rows in (table[MEGATRON] / table[OURS]).groupby(level="part", sort=False)
+    ]
