@@ -2,7 +2,6 @@
 
 import json
 import random
-import zlib
 
 import pytest
 import torch
@@ -220,12 +219,12 @@ def test_a_sample_of_the_laws(torch_backend, architecture):
 
 
 @pytest.mark.parametrize("architecture", SAMPLE[:3])
-def test_a_sample_of_the_patched_models(torch_backend, monkeypatch, architecture):
-    monkeypatch.setattr(zlib, "crc32", lambda name: 1)  # not compiled
-    [row] = tables.patched_rows(architecture)
+def test_a_sample_of_the_patched_models(torch_backend, architecture):
+    [row] = tables.patched_rows(architecture, compiled=architecture == SAMPLE[0])
     [known] = [row for row in PATCHED if row["architecture"] == architecture]
     assert row["outcome"] == known["outcome"] == "equal"
     assert ("equal" in row["qk_norm"]) == ("equal" in known["qk_norm"])
+    assert "compiled" not in row or ("equal" in row["compiled"]) == ("equal" in known["compiled"])
 
 
 # ------------------------------------------------------------------------------------------- the study of whole models

@@ -34,26 +34,46 @@ class Compared:
     allowed: float = 0.0
 
 
-def compare(tiny: TinyModel, *, qk_norm: bool = False, compiled: bool = False) -> dict[str, Compared]:
+def compare(tiny: TinyModel, *, qk_norm: bool = False) -> dict[str, Compared]:
     """Compare the results, the gradients, packed sequences and decoding with a cache.
 
     Args:
         tiny: the model, which is in float64 afterwards.
         qk_norm: as for `patch`.
-        compiled: run the patched model through ``torch.compile`` with the backend ``"aot_eager"``.
 
     Raises:
         ValueError: `patch` refuses the model.
     """
     with patch(tiny.model, qk_norm=qk_norm):
         pass
+    return {name: compare_runs(tiny, run, lambda: patch(tiny.model, qk_norm=qk_norm)) for name, run in _RUNS.items()}
+
+
+def compare_compiled(tiny: TinyModel) -> Compared:
+    """Compare the first result and the gradients, with the patched model through ``torch.compile``.
+
+    The backend is ``"aot_eager"``: torch traces forward and backward, and generates no code from the traces.
+
+    Args:
+        tiny: the model, which is in float64 afterwards.
+
+    Raises:
+        ValueError: `patch` refuses the model.
+    """
+    with patch(tiny.model):
+        pass
 
     @contextlib.contextmanager
     def patched() -> Iterator[None]:
-        with patch(tiny.model, qk_norm=qk_norm), _compiled(tiny) if compiled else contextlib.nullcontext():
+        with patch(tiny.model), _compiled(tiny):
             yield
 
-    return {name: compare_runs(tiny, run, patched) for name, run in _RUNS.items()}
+    try:
+        return compare_runs(tiny, forward_and_gradients, patched)
+    except Exception:
+        if reason := _not_compiled(tiny):
+            return Compared(f"not offered: {reason}")
+        raise
 
 
 def compare_runs(
@@ -123,6 +143,16 @@ def _compiled(tiny: TinyModel) -> Iterator[None]:
         yield
     finally:
         del tiny.model.forward
+
+
+def _not_compiled(tiny: TinyModel) -> str:
+    """The error of the model without the patch when ``torch.compile`` runs it; empty if it runs."""
+    try:
+        with _compiled(tiny):
+            forward_and_gradients(tiny)
+    except Exception as error:
+        return type(error).__name__
+    return ""
 
 
 def _apart(wide: torch.Tensor, found: torch.Tensor, narrow: torch.Tensor) -> tuple[float, float]:

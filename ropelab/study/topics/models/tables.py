@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import sys
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from ropelab.conformance.models import diffusers_models
 from ropelab.conformance.models.attention_laws import LAWS
 from ropelab.conformance.models.factory import NotBuilt, architectures, build
-from ropelab.conformance.models.patched import Compared, compare
+from ropelab.conformance.models.patched import Compared, compare, compare_compiled
 from ropelab.conformance.models.trace import Traced, rotations
 from ropelab.conformance.models.verify_model import FunctionReport, function_report, verify_model
 
@@ -55,12 +54,13 @@ def verified_rows(architecture: str) -> list[Row]:
     ]  # fmt: skip
 
 
-COMPILED = 16
-"""One architecture of so many is compiled as well; a checksum of its name chooses."""
+def patched_rows(architecture: str, *, compiled: bool = True) -> list[Row]:
+    """One row: the model before and after the patch.
 
-
-def patched_rows(architecture: str) -> list[Row]:
-    """One row: the model before and after the patch."""
+    Args:
+        architecture: its name in Transformers.
+        compiled: fill the column ``compiled`` too, which takes most of the time.
+    """
     row: Row = {"architecture": architecture}
     try:
         tiny = build(architecture, lambda made: bool(rotations(made.double().output)))
@@ -72,8 +72,8 @@ def patched_rows(architecture: str) -> list[Row]:
     except ValueError as reason:
         return [row | {"outcome": "refused", "reason": str(reason)}]
     row |= {name.replace(" ", "_"): _shown(found) for name, found in plain.items()}
-    if zlib.crc32(architecture.encode()) % COMPILED == 0:
-        row["compiled"] = _tried(lambda: _shown(compare(tiny, compiled=True)["forward and gradients"]))
+    if compiled:
+        row["compiled"] = _tried(lambda: _shown(compare_compiled(tiny)))
     row["qk_norm"] = _tried(lambda: "; ".join(sorted({_shown(x) for x in compare(tiny, qk_norm=True).values()})))
     everything = [str(value) for value in row.values()]
     row["outcome"] = "differs" if any("differs" in value for value in everything) else "equal"
