@@ -1,9 +1,11 @@
 """Triton's interpreter without the work that it repeats or throws away: kernels compute the same bits in less time."""
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import triton.language as tl
+from triton._utils import validate_block_shape
 from triton.runtime import interpreter
 
 
@@ -18,3 +20,47 @@ def hasten() -> None:
     # The interpreter replaces the functions of the language at each launch and at each call of a device function.
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+
+    # Each operation makes a type, and the few types of a kernel come again and again.
+    tl.core.pointer_type.__hash__ = tl.core.block_type.__hash__ = lambda self: hash(self.name)
+    interpreter._get_np_dtype = cache(interpreter._get_np_dtype)
+    tl.core.block_type.__init__ = _block_type
+    tl.core.tensor.__init__ = _tensor
+    tl.core.tuple.__eq__ = _same_values
+
+
+def _block_type(self, element_ty, shape):
+    assert isinstance(shape, (list, tl.tuple))
+    self.element_ty = element_ty
+    self.shape, self.numel, self.name = _described(element_ty, *map(_plain, shape))
+
+
+@cache
+def _described(element_ty, *shape):
+    """The shape, the number of elements and the name of a type of blocks."""
+    if not shape:
+        raise TypeError("0d block_type is forbidden")
+    values = tl.tuple(shape)
+    return values, validate_block_shape(values), f"<{values}, {element_ty}>"
+
+
+def _tensor(self, handle, type):
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.numel, self.shape = _sizes(*type.shape) if type.is_block() else _sizes()
+
+
+@cache
+def _sizes(*shape):
+    """The number of elements of a tensor, and its shape, as constants of the language."""
+    count = 1
+    for size in shape:
+        count *= size
+    return tl.constexpr(count), tl.tuple([tl.constexpr(size) for size in shape])
+
+
+def _same_values(self, other):
+    return tl.constexpr([*map(_plain, self.values)] == [*map(_plain, other)])
+
+
+def _plain(value):
+    return value.value if isinstance(value, tl.constexpr) else value
