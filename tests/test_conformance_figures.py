@@ -81,7 +81,7 @@ def test_shortcomings_are_told_one_by_one(found):
     lines = "\n".join(findings.shortcomings(found))
     assert "`tokens_on_the_y_axis` survives every law" in lines
     assert "`positions_from_one` is not named; its diagnosis: none" in lines
-    assert "`sign_reversed_undeclared` is seen by agreement alone" in lines
+    assert "`sign_reversed_undeclared` is killed by agreement with the definition alone" in lines
     assert "layout_flag_ignored" not in lines and "backward_applies_forward" not in lines
 
 
@@ -117,7 +117,7 @@ def test_blindness_by_theme_leaves_out_what_was_not_asked(found):
     counts = findings.by_law(found)
     assert counts.loc["single_head"].tolist() == [1, 1, 5, 0]
     assert counts.loc["packed", "not applicable"] == 1
-    assert title(conformance_figures.blind_spots(found)).startswith("1 law is each the only one to see some fault")
+    assert title(conformance_figures.blind_spots(found)).startswith("1 law finds a fault that all other laws miss")
 
 
 def test_the_map_has_every_fault_and_every_law(found):
@@ -133,9 +133,7 @@ def test_the_map_has_every_fault_and_every_law(found):
 
 def test_the_covers_say_how_few_suffice(found):
     fig = conformance_figures.smallest_sets(found)
-    assert title(fig) == (
-        "3 laws kill all 5 faults that any law kills; without a reference to compare with 4 laws kill 4"
-    )
+    assert title(fig) == ("3 laws kill all 5 faults that any law kills; without a reference, 4 laws kill 4")
 
 
 def test_every_fault_has_a_theme():
@@ -222,7 +220,7 @@ def test_the_sentence_on_torchembed_is_read_off_the_report():
         "x\n\na:b: 5 laws do not hold (1 s)\n\nDiagnosis: so:\n  - backward runs forward, as in X#1 [name]\n  - other\n"
     )
     assert findings.torchembed_sentence(report).endswith(
-        "breaks 5 of them; the diagnosis: backward runs forward, as in X#1 [name]."
+        "breaks 5 of the laws. The diagnosis: backward runs forward, as in X#1 [name]."
     )
     assert findings.torchembed_sentence("not diagnosed here: not installed") == ""
 

@@ -556,14 +556,14 @@ def test_figures_say_what_the_record_says():
     slowdowns = figures.slowdowns(record, at_a_millisecond(900))._suptitle.get_text().replace("\n", " ")
     assert "2.0 to 10.0 eager, 2.0 to 3.4 compiled" in slowdowns and "differ by up to 11.1%" in slowdowns
     copy = figures.of_a_copy(record)._suptitle.get_text().replace("\n", " ")
-    assert "at 0.45 to 0.50 of a copy" in copy and "leave 0.67 to 0.89, read anew by each 0.67" in copy
+    assert "at 0.45 to 0.50 of a copy" in copy and "batches leave 0.67 to 0.89, and tables" in copy
     ratios = figures.published_ratios(record)._suptitle.get_text().replace("\n", " ")
     assert "llama 5.00 (5.43)" in ratios and "compiled llama 1.12 (1.12)" in ratios
     compiling = figures.by_compiling(record)._suptitle.get_text().replace("\n", " ")
     assert "1.87 (published) and 1.00 (here, forward)" in compiling
     memory = figures.memory_and_kernels(with_kernel(at_a_millisecond()))._suptitle.get_text().replace("\n", " ")
     assert memory.startswith("Forward in float32 at B4")
-    assert "compiled calls peak at 2.0 times the result" in memory and memory.endswith("our kernel at 2.0")
+    assert "compiled calls peak at 2.0 times the result" in memory and memory.endswith("ropelab's kernel at 2.0")
 
 
 def test_figures_of_a_record_with_failures():
@@ -620,7 +620,7 @@ def test_generated_code_is_read():
 @pytest.mark.parametrize(
     "reached, cache, expected",
     [
-        (0.67, 8e6, "So every batch reads them anew: the grid goes through one after the other."),
+        (0.67, 8e6, "So every batch reads the tables anew: the grid goes through one batch after the other."),
         (0.88, 8e6, "So the batches share what is read."),
         (0.67, 9e6, "as much as a token's x in float32."),
     ],

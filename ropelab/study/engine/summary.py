@@ -162,7 +162,9 @@ def _wide_heads(where: records.Where) -> str:
     """The speed of the kernel where a head is as wide as the model."""
     grid, inductor = (records.load(f"fairseq2_{name}", where) for name in ("grid", "inductor"))
     text = fairseq2_findings.wide_heads(grid.frame, inductor.frame, grid.provenance["gpu"]["l2_bytes"])
-    return _measured([grid, inductor]) + _paragraph(f"Heads as wide as the model (fairseq2's encoders): {text}")
+    return _measured([grid, inductor]) + _paragraph(
+        f"Heads as wide as the model (fairseq2's encoders): the kernel runs at {text}"
+    )
 
 
 def _claims(where: records.Where) -> str:

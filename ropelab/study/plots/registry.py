@@ -68,7 +68,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
             f"the others take {drawing.value_range(average.drop(OURS), '.0f')} µs"
         )
     if bars := family_findings.host_bars(frame):
-        title += ";\nthat is " + ",\n".join(bar.phrase() for bar in bars)
+        title += ";\nropelab takes " + ",\n".join(bar.phrase() for bar in bars)
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     layouts = drawing.ordered(times.layout, LAYOUT)
     height = 0.8 / len(layouts)
@@ -102,7 +102,8 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     loss = (1 - chosen / best).max()
     title = (
         f"In every cell the chosen tile is within {100 * loss:.1f} % of the best of "
-        f"{drawing.value_range(fractions.size(), 'd')}; the worst loses up to {100 * (1 - worst / best).max():.0f} %"
+        f"{drawing.value_range(fractions.size(), 'd')}; the worst tile loses up to "
+        f"{100 * (1 - worst / best).max():.0f} %"
     )
     place = marks.places(times.cell)
     size, words = (6.0, 0.5 * len(place) + 1.6), " (right: the chosen tokens x heads or accesses, warps)"

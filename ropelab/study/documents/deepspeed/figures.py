@@ -49,7 +49,7 @@ def gates(dispatch: pd.DataFrame, footer: str = "") -> Figure:
     total = len(in_tree) // in_tree.version.nunique()
     counts = ", ".join(f"{wrong[version]} in {_VERSIONS[version][0]}" for version in shown)
     title = (
-        f"Of {len(table)} shapes come out wrong: {counts};\nthe kernel runs for {fused.get('merged', 0)} of {total} "
+        f"Wrong results among {len(table)} shapes: {counts};\nthe kernel runs for {fused.get('merged', 0)} of {total} "
         f"shapes of DeepSpeed's own callers after the merge, with ropelab for {fused.get('ropelab', 0)}"
     )
     panels = grid(1, 1, (11.5, 0.42 * len(table) + 1.2), title, footer)
@@ -108,7 +108,7 @@ def gradients(correctness: pd.DataFrame, footer: str = "") -> Figure:
                     color=COLORBLIND[place], label=f"torchembed {version}")  # fmt: skip
         if column == "gradient_error":
             rows = ran[ran.version == versions[0]].sort_values("seq_len")
-            ax.plot(rows.seq_len, rows.wrong_backward_error, "--k", linewidth=1, label="a forward repeated: derived")
+            ax.plot(rows.seq_len, rows.wrong_backward_error, "--k", linewidth=1, label="derived for a repeated forward")
         ax.set(title=what, xscale="log", ylim=(0, 2))
         if column != "norm_ratio":
             ax.set_yscale("symlog", linthresh=1e-8)
@@ -170,8 +170,8 @@ def readings(table: pd.DataFrame, footer: str = "") -> Figure:
     fused = published[published.contender == "torchembed"].groupby("dtype").gb_s
     spans = {dtype: drawing.value_range(values / GB10_GB_S, ".2f") for dtype, values in fused}
     title = (
-        f"The document's fused kernel moved {spans['bfloat16']} of its GPU's bandwidth if the table is in bfloat16, "
-        f"{spans['float32']} if in float32"
+        f"The document's fused kernel reached {spans['bfloat16']} of its GPU's bandwidth if the table is in bfloat16, "
+        f"and {spans['float32']} if it is in float32"
     )
     size = (5.6, 2.9)
     panels = facet(frame, size, title, footer, row="dtype", column="where", sharex=True)
@@ -213,7 +213,7 @@ def paths(launches: pd.DataFrame, footer: str = "") -> Figure:
     marks.one(ax)
     ax.set_yticks(place, frame.path + ": " + frame.input)
     ax.set(xlim=(0, 1.5 * frame.copies.max()))
-    return panels.finish("time of a call, in times of the best copy of the tensor")
+    return panels.finish("time of a call over the time of the best copy of the tensor")
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {

@@ -21,7 +21,7 @@ MODES = ("eager", "compiled")
 IMPLS = {"llama": "adjacent pairs (llama)", "reference": "halves (reference)"}
 _CELL = ["batch", "seq_len", "encoding_dim", "mode", "direction"]
 _RATIO_LABELS = {"llama": "both in pairs\nRRE/RE llama", "reference": "both in halves\nRRE/RE reference",
-                 "native": "each at home\nRRE ref./RE llama"}  # fmt: skip
+                 "native": "each in its own layout\nRRE ref./RE llama"}  # fmt: skip
 _STATED = "published, 27 cells"
 _SERIES = {_STATED: "0.45", "here, forward": COLORBLIND[0], "here, forward and backward": COLORBLIND[1]}
 _MODES = {("compiled", "compiled"): 3, ("eager", "eager"): 7, ("kernel", "ropelab"): 0}  # and the name in the legend
@@ -46,8 +46,9 @@ def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", d
     }
     every = pd.concat([p.stack().rename("times") for p in panels.values()])
     by_mode = {m: pd.concat([p.stack() for (_, mode, _), p in panels.items() if mode == m]) for m in MODES}
-    title = f"{direction.capitalize()}: times as long as our kernel, one launch in either layout: " + ", ".join(
-        f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values)
+    title = (
+        f"{direction.capitalize()}: time over the time of ropelab's kernel (one launch in either layout): "
+        + ", ".join(f"{drawing.value_range(values, '.1f')} {mode}" for mode, values in by_mode.items() if len(values))
     )
     if repeat := findings.apart(findings.same_kernels(timings, inductor), direction):
         title += f" (two timings of the same kernels differ by up to {repeat:.1%}: RE llama, eager and compiled)"
@@ -68,11 +69,13 @@ def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", d
 
 
 def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
-    """Our kernel's fraction of a copy of x over the size of the tables, and what they leave of it."""
+    """The fraction of a copy of x that ropelab's kernel reaches, over the size of the tables, and the limits."""
     found = findings.of_a_copy(timings)
     here, once, each = (drawing.value_range(found[c], ".2f") for c in ("fraction_of_copy", "once", "each_batch"))
-    title = f"Our kernel at {here} of a copy of x, which reads no tables: shared by all batches they leave {once}, "
-    title += f"read anew by each {each}"
+    title = (
+        f"ropelab's kernel runs at {here} of a copy of x, and the copy reads no tables: tables shared by all batches "
+    )
+    title += f"leave {once}, and tables that each batch reads anew leave {each}"
     colors = dict(zip(sorted(found.batch.unique()), COLORBLIND, strict=False))
     panels = facet(found, (5.6, 4.0), title, footer, column="direction", sharey=True)
     for ax, rows, _ in panels:
@@ -97,7 +100,7 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
     forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
     printed = summary().set_index(["mode", "ratio"]).printed
-    title = "RRE's time over RE's, mean of the cells, forward here (printed in the document): " + "; ".join(
+    title = "RRE's time over RE's time, mean of the cells, forward here (printed in the document): " + "; ".join(
         f"{mode} " + ", ".join(
             f"{impl} {forward[mode, impl]:.2f} ({printed[mode, impl]:.2f})"
             for impl in ("llama", "reference") if (mode, impl) in forward
@@ -110,8 +113,8 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
     spread = np.random.default_rng(0)
     for ax, mode in zip(sheet.axes[0], MODES, strict=True):
         _cloud(ax, every[every["mode"] == mode], "ratio", _RATIO_LABELS, spread, size=9)
-        ax.set(title=f"{mode} (above 1: RE is the faster one)")
-    return sheet.finish(ylabel="RRE's time over RE's", legend=3)
+        ax.set(title=f"{mode} (above 1: RE is faster)")
+    return sheet.finish(ylabel="RRE's time over RE's time", legend=3)
 
 
 def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
@@ -161,8 +164,8 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
     first = shown.iloc[0]
     title = f"Forward in {first['dtype']} at B{first.batch} S{first.seq_len:,} E{first.encoding_dim:,}: "
     title += "compiled calls peak at "
-    title += f"{drawing.value_range(compiled, '.1f')} times the result, eager ones at "
-    title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, our kernel at "
+    title += f"{drawing.value_range(compiled, '.1f')} times the result, eager calls at "
+    title += f"{drawing.value_range(forward[forward['mode'] == 'eager'].peak, '.1f')}, ropelab's kernel at "
     title += drawing.value_range(forward[forward["mode"] == "kernel"].peak, ".1f")
     place = marks.places(shown.sort_values(["contender", "mode"], ascending=[True, False]).label)
     panels = facet(shown, (5.8, 0.4 * len(place) + 1.2), title, footer, column="direction", sharey=True)
@@ -176,7 +179,7 @@ def memory_and_kernels(inductor: pd.DataFrame, footer: str = "") -> Figure:
             marks.bars(ax, place[part.label], part.peak, 0.65, place=color, texts=texts, label=name)
         ax.set_yticks(place, place.index)
         ax.margins(x=0.45)
-    return panels.finish("peak memory of a call, in results' sizes", legend=6)
+    return panels.finish("peak memory of a call over the size of its result", legend=6)
 
 
 def _compiled_over_eager(frame: pd.DataFrame, value: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What the records say: tables that the rules judge by and the figures draw."""
+"""This file turns the records into the tables behind the rules and the figures, and words them."""
 
 from __future__ import annotations
 
@@ -82,27 +82,27 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     cells = found.groupby([*SHAPE, "direction"]).ngroups
     text = (
         f"{value_range(found.fraction_of_copy)} of a copy in {cells} cells (median "
-        f"{found.fraction_of_copy.median():.2f}), as it reads tables and a copy does not: a row of them weighs as much "
-        "as a token's x in float32."
+        f"{found.fraction_of_copy.median():.2f}). It reads tables, and a copy reads none: in float32 a row of the "
+        "tables has as many bytes as a token's x."
     )
     narrow = of_a_copy(inductor[inductor.dtype == "bfloat16"])
     if len(narrow):
         row = narrow.iloc[0]
         text += (
-            f" In bfloat16, where it weighs twice as much, {value_range(narrow.fraction_of_copy)} "
-            f"(B{row.batch} S{row.seq_len} E{row.encoding_dim}; {row.each_batch:.2f} if every batch reads them, "
-            f"{row.once:.2f} if all share them)."
+            f" In bfloat16 the row has twice as many bytes as the token's x, and the kernel reaches "
+            f"{value_range(narrow.fraction_of_copy)} (B{row.batch} S{row.seq_len} E{row.encoding_dim}; "
+            f"{row.each_batch:.2f} if every batch reads the tables, {row.once:.2f} if all batches share them)."
         )
     far = found[(found.batch > 1) & (found.tables_bytes >= cache_bytes)]
     if far.empty:
         return text
     anew = (far.fraction_of_copy - far.each_batch).abs().median() < (far.fraction_of_copy - far.once).abs().median()
     text += (
-        f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB it reaches "
-        f"{value_range(far.fraction_of_copy)}. At the copy's bytes per second, tables that every batch reads "
-        f"anew leave {value_range(far.each_batch)}, and tables that all batches share leave "
+        f" With several batches in float32 and tables larger than the cache of {cache_bytes / 1e6:.0f} MB the "
+        f"kernel reaches {value_range(far.fraction_of_copy)}. At the copy's bytes per second, tables that every batch "
+        f"reads anew leave {value_range(far.each_batch)}, and tables that all batches share leave "
         f"{value_range(far.once)}. "
     )
     if anew:
-        return text + "So every batch reads them anew: the grid goes through one after the other."
-    return text + "So the batches share what is read."
+        return text + "So every batch reads the tables anew: the grid goes through one batch after the other."
+    return text + "So the batches share the rows that they read."

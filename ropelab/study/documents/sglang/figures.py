@@ -50,7 +50,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
         said.append(
             f"{steps.name_of(frame, peer)} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}"
         )
-    title = f"Time over that of {steps.kernel_of(frame)}, fairly compared, median of the cells:\n"
+    title = f"Time over the time of {steps.kernel_of(frame)}, compared fairly, median of the cells:\n"
     stated = published_speedups()
     panels = grid(1, len(tables), (6.4, 4.2), title + "; ".join(said), _sampled(footer, frame), sharey=True)
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
@@ -171,8 +171,8 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
-        f"16-byte accesses make {who} {drawing.value_range(gain, '.2f')} times as fast as 2-byte ones; "
-        f"2 bytes off, where none is possible, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
+        f"16-byte accesses make {who} {drawing.value_range(gain, '.2f')} times as fast as 2-byte accesses; "
+        f"for tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
     )
     words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}
     panels = facet(times, (5.2, 3.4), title, footer, column="layout", words=words, sharey=True)
@@ -201,7 +201,7 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     power = ours.head_dim.map(lambda size: size & (size - 1) == 0)
     uncommon, common = (drawing.value_range(ours[rows].fraction_of_copy, ".2f") for rows in (~power, power))
     title = f"Split-half: ropelab runs at {uncommon} of a copy where the head size is no power of two, "
-    title += f"at {common} where it is"
+    title += f"and at {common} where it is a power of two"
     for name, rows in failed.groupby("contender"):
         title += f";\n{name} fails at {', '.join(map(str, sorted(rows.head_dim)))}"
     panels = grid(1, 1, (10.0, 4.2), title, footer)
@@ -231,7 +231,7 @@ def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
     by_cell = times.pivot_table(index="cell", columns="contender", values="median_us", sort=False)
     fastest = by_cell.drop(columns=[name for name in by_cell if name.startswith(of.OURS)]).min(axis=1)
     slower = drawing.value_range(fastest / by_cell[of.OURS], ".2f")
-    title = f"Diffusion, 24 heads of 128 features: the fastest other takes {slower} times as long as ropelab"
+    title = f"Diffusion, 24 heads of 128 features: the fastest other contender takes {slower} times as long as ropelab"
     if {kept, cast} <= set(by_cell):
         factor = drawing.value_range(by_cell[cast] / by_cell[kept], ".2f")
         title += f";\nconverting the tables in every call makes the {kept} take {factor} times as long"

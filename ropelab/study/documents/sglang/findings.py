@@ -1,4 +1,4 @@
-"""What the records and the computed evidence of the study of SGLang#14302 say, a sentence each."""
+"""This file words the records and the computed evidence of SGLang#14302, a sentence for each section."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def protocol(protocols: pd.DataFrame) -> str:
         parts.append(
             f"{name_of(protocols, peer)} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}"
         )
-    said = f"Times of the peers over that of {kernel_of(protocols)}: {'; '.join(parts)}."
+    said = f"Times of the peers over the time of {kernel_of(protocols)}: {'; '.join(parts)}."
     repeated = timer(protocols)
-    return f"{said} The timer is itself part of that: {repeated}." if repeated else said
+    return f"{said} The timer itself changes the ratios: {repeated}." if repeated else said
 
 
 def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
@@ -83,9 +83,10 @@ def low_tokens(low: pd.DataFrame) -> str | None:
     best = times.groupby(cell).median_us.min()
     copy = copies(timed(low)).groupby(cell).median_us.min()
     return (
-        f"With {listed(dict.fromkeys(times.seq_len))} tokens ropelab's launch policy is worth "
-        f"{value_range(table['off'] / table['on'])}x; the best division of the heads that was tried would be worth "
-        f"{value_range(table['on'] / best)}x more, and a copy takes {value_range(copy / table['on'])} of its time."
+        f"With {listed(dict.fromkeys(times.seq_len))} tokens, ropelab's launch policy makes the kernel "
+        f"{value_range(table['off'] / table['on'])} times as fast. The best division of the heads in the record would "
+        f"make it {value_range(table['on'] / best)} times as fast again. A copy takes "
+        f"{value_range(copy / table['on'])} of the kernel's time."
     )
 
 
@@ -114,8 +115,8 @@ def vector_widths(widths: pd.DataFrame) -> str:
     who, gain = width_gain(widths)
     ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     return (
-        f"16-byte accesses make {who} {value_range(gain)} times as fast as 2-byte ones. "
-        f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow; "
+        f"16-byte accesses make {who} {value_range(gain)} times as fast as 2-byte accesses. "
+        f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow. "
         f"{aligned_parts(evidence.alignment())}."
     )
 
@@ -137,7 +138,7 @@ def diffusion(frame: pd.DataFrame) -> str:
     cast, kept = cast_and_kept(table)
     if cast in table:
         factor = value_range(table[cast] / table[kept])
-        said += f" Converting the tables of the {kept} in every call makes that {factor} times as long."
+        said += f" A call that first converts the tables of the {kept} takes {factor} times as long."
     return said
 
 
@@ -173,7 +174,7 @@ def models(protocols: pd.DataFrame, second: pd.DataFrame, diffusion: pd.DataFram
         return None
     parts = [f"{row.published} {row.median:.2f} ({row.least:.2f} to {row.most:.2f})" for row in found.itertuples()]
     return (
-        f"Times of our models over those of the published kernels, median and range of {found.cells.max()} cells: "
+        f"Times of our models over the times of the published kernels, median and range of {found.cells.max()} cells: "
         f"{', '.join(parts)}."
     )
 
@@ -191,9 +192,10 @@ def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
 
 def end_to_end() -> str:
     kernel, total = evidence.published_kernel(), evidence.published_e2e().iloc[0]
+    saved = share_of_image(kernel, total.baseline)
     less = 100 * kernel.expected_ms.item() / total.baseline < abs(total.change_percent)
     return (
-        f"The document's two runs differ by {total.change_percent:+.1f} %; {share_of_image(kernel, total.baseline)}. "
+        f"The document's two runs differ by {total.change_percent:+.1f} %. {saved[0].upper()}{saved[1:]}. "
         f"The gain is {'less' if less else 'not less'} than that difference."
     )
 

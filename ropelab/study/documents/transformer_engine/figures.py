@@ -39,8 +39,8 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     last = max(published.index)
     told = [f"{ratio[last]:.0f} {_STEPS[step]}" for step, ratio in ratios.items() if last in ratio]
     title = (
-        f"The old grid's time for {last:,} sequences over the new one's: {', '.join(told) or 'not measured'} "
-        f"(published {published[last]:.0f} with sum()); ropelab's own time moves by {_spread(tables[GIVEN])} over the "
+        f"The old grid's time for {last:,} sequences over the new grid's time: {', '.join(told) or 'not measured'} "
+        f"(published {published[last]:.0f} with sum()); ropelab's own time varies by {_spread(tables[GIVEN])} over the "
         f"packings{_with_sum(kernels)}"
     )
     panels = grid(1, 3, (4.7, 3.9), title, footer)
@@ -53,7 +53,7 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
     for (step, ratio), marker in zip(ratios.items(), ("o", "^"), strict=False):
         ax.plot(ratio.index, ratio, marker, color=COLORBLIND[0], label=f"here, {_STEPS[step]}", markersize=7,
                 markerfacecolor=COLORBLIND[0] if step == SUMMED else "white")  # fmt: skip
-    ax.set(title="speed-up of the new grid over the old", yscale="log", ylabel="old time / new time")
+    ax.set(title="speed-up of the new grid over the old grid", yscale="log", ylabel="old time / new time")
     ticks.plain_log(ax.yaxis)
     counts = sorted(published.index)
     counts = [n for n, before in zip(counts, [0, *counts], strict=False) if n > 1.3 * before]  # room for each number
@@ -89,7 +89,7 @@ def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
     beyond.plot(ends, ends * 2 * ns.median() / 1000, color="black", linewidth=1, label=label)
     table = published_b().dropna()
     marks.published(each, table.dead_blocks, table.ns_per_dead_block, _PUBLISHED, width=16)
-    beyond.set(title="time beyond that of the blocks with a token", xscale="log", yscale="log",
+    beyond.set(title="time beyond the time of the blocks with a token", xscale="log", yscale="log",
                ylabel="GPU time, two passes (µs)")  # fmt: skip
     ticks.plain_log(beyond.yaxis)
     each.set(title="time of each dead block", xscale="log", ylabel="ns for each block and pass")
@@ -109,11 +109,11 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
         if ratio.notna().any():
             cut.append(ratio.iloc[0])
             phrases.append(f"{ratio.iloc[0]:.2f} times as long for {n:,} of {rows.longest.max():,}")
-    suffer = "only under a table longer than they are" if max(cut, default=0) <= 1 else "even under a table as they are"
+    suffer = "only with a longer table" if max(cut, default=0) <= 1 else "even with a table of their own length"
     title = (
-        f"Equal sequences suffer {suffer}: cut to their length, the old grid takes "
+        f"Equal sequences lose time {suffer}: with a table of their own length, the old grid takes "
         + " and ".join(phrases)
-        + " as the new one"
+        + " as the new grid"
     )
     words = {n: f"{n:,} equal sequences" for n in counts}
     shown = equal[equal.n_seqs.isin(counts)].sort_values(["n_seqs", "freqs_len", "part"])
@@ -136,8 +136,8 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
     panels = [panel for _, panel in shown.groupby(["cp_size", "longest"], sort=True)]
     phrases = [f"the {name} heuristic {findings.missed_words(shown, name)}" for name in HEURISTICS]
     title = (
-        "One long sequence, and no table can be short: " + "; ".join(phrases) + f". ropelab, which launches by tokens "
-        f"and searches nothing, moves by {_spread(shown[shown.cp_size == 1])}"
+        "One long sequence needs a long table: " + "; ".join(phrases) + f". ropelab launches by tokens and searches "
+        f"nothing: its time varies by {_spread(shown[shown.cp_size == 1])}"
     )
     columns = -(-len(panels) // 2) if len(panels) > 3 else max(1, len(panels))
     sheet = grid(-(-len(panels) // columns), columns, (4.6, 3.5), title, footer, shown=len(panels))

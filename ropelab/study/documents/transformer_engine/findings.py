@@ -1,4 +1,4 @@
-"""What the records say: tables that the rules judge by and the figures draw.
+"""This file turns the records into the tables behind the rules and the figures, and words them.
 
 ``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
 """
@@ -252,7 +252,7 @@ def sum_counts(kernels: pd.DataFrame) -> str:
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
     return (
         f"{_whose(kernels)} The document's times contain a sum. Against a given cotangent, {added_by_sum(kernels)}. "
-        f"Without the sum the largest speed-up of the new grid over the old is {ratios[0]:.0f} instead of "
+        f"Without the sum the largest speed-up of the new grid over the old grid is {ratios[0]:.0f} instead of "
         f"{ratios[1]:.0f}."
     )
 
@@ -261,8 +261,12 @@ def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
     """Whose grids a record's times are, in words."""
     pair = chosen(kernels, allowed)
     if pair == PACKAGES:
-        return "the old grid is that of TransformerEngine 2.18, the new one is what TransformerEngine 2.20 takes"
-    return "both grids are our models" if pair.basis is Basis.MODEL else f"both grids are the file of the {pair.words}"
+        return "TransformerEngine 2.18 has the old grid, and the new grid is the choice of TransformerEngine 2.20"
+    return (
+        "both grids are our models"
+        if pair.basis is Basis.MODEL
+        else f"both grids come from the file of the {pair.words}"
+    )
 
 
 def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
@@ -301,13 +305,13 @@ def table_b_counts(kernels: pd.DataFrame) -> str:
 
 
 def skew_counts(kernels: pd.DataFrame) -> str:
-    """What both heuristics make of one long sequence among short ones."""
+    """The choices of both heuristics for one long sequence among short sequences."""
     table = choices(kernels)
     table = table[table.kind == "skewed"]
-    phrases = [f"the {name} one {missed_words(table, name)}" for name in HEURISTICS]
+    phrases = [f"the {name} heuristic {missed_words(table, name)}" for name in HEURISTICS]
     return (
         f"{_whose(kernels, FORCED)} Both heuristics compare a product with a number and see no lengths. With one long "
-        f"sequence among short ones, and a table as short as that allows, {'; '.join(phrases)}."
+        f"sequence among short sequences, and the shortest table possible, {' and '.join(phrases)}."
     )
 
 
@@ -322,8 +326,8 @@ def blocks_count(kernels: pd.DataFrame) -> str:
     fit = dead_block_fit(kernels)
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
-        f"{_whose(kernels)} The old grid takes {block_price(fit)}: {row.dead_blocks:,} dead blocks, those that find no "
-        f"token, take {row.beyond_us / 1000:,.0f} ms."
+        f"{_whose(kernels)} The old grid takes {block_price(fit)}. A dead block finds no token. "
+        f"{row.dead_blocks:,} dead blocks take {row.beyond_us / 1000:,.0f} ms."
     )
 
 
@@ -332,10 +336,10 @@ def layer_counts(layer: pd.DataFrame) -> str:
     table = shares(layer).pivot_table(index="n_seqs", columns="contender", values="share")
     parts = [
         f"{value_range(100 * table[name], '.1f')} % with {what}"
-        for name, what in ((OLD, "the old grid"), (NEW, "the new one"), ("ropelab", "ropelab"))
+        for name, what in ((OLD, "the old grid"), (NEW, "the new grid"), ("ropelab", "ropelab"))
         if name in table
     ]
-    said = f"Of a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
+    said = f"In a layer of hidden size 1536, forward and backward, q and k alone take {', '.join(parts)}."
     return f"{_whose(layer)} {said} {_beside_the_new_grid(layer)}".strip()
 
 
@@ -350,7 +354,7 @@ def _beside_the_new_grid(layer: pd.DataFrame) -> str:
     without = by_name[WITHOUT]
     spread = ((without.q80_us - without.q20_us) / without.median_us).max()
     return (
-        f"The whole layer takes with ropelab {value_range(ratio)} of its time with the new one; the same layer "
+        f"With ropelab the whole layer takes {value_range(ratio)} of its time with the new grid. The same layer "
         f"without a rotation varies by up to {spread:.1%} (between the 20 and 80 % quantiles of its samples)."
     )
 

@@ -62,18 +62,19 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
     alone = laws.alone[laws.alone > 0].sort_values(ascending=False)
     none = laws.index[laws.kills == 0]
     title = (
-        f"{findings.count(len(alone), 'law is', 'laws are')} each the only one to see some fault"
-        + (f", {alone.index[0]} of {alone.iloc[0]}" if len(alone) else "")
-        + f"; the widest, {laws.kills.idxmax()}, misses {laws['lets pass'][laws.kills.idxmax()]} of "
-        f"{len(found.matrix)}" + (f"; {len(none)} laws kill none: {', '.join(none)}" if len(none) else "")
+        f"{findings.count(len(alone), 'law finds', 'laws each find')} a fault that all other laws miss"
+        + (f" ({alone.index[0]} finds {alone.iloc[0]})" if len(alone) else "")
+        + f"; {laws.kills.idxmax()} kills the most faults and misses "
+        f"{laws['lets pass'][laws.kills.idxmax()]} of {len(found.matrix)}"
+        + (f"; {len(none)} laws kill none: {', '.join(none)}" if len(none) else "")
     )
     panels = grid(1, 2, (6.4, 0.2 * len(laws) + 1.2), title, footer, sharey=True, width_ratios=(1, 1.25))
     bars, table = panels.axes[0]
     start = pd.Series(0, laws.index)
     for text, widths, color in (
-        ("kills, and no other law does", laws.alone, _BROKEN),
-        ("kills, as others do", laws.kills - laws.alone, COLORBLIND[1]),
-        ("is blind: applies and holds", laws["lets pass"], _HOLDS),
+        ("kills alone", laws.alone, _BROKEN),
+        ("kills, as do other laws", laws.kills - laws.alone, COLORBLIND[1]),
+        ("misses: applies and holds", laws["lets pass"], _HOLDS),
     ):
         marks.bars(bars, range(len(laws)), widths, 0.8, left=start.copy(), color=color, label=text)
         start += widths
@@ -88,7 +89,7 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
 
     themes = [theme.replace(" and ", "\nand ") for theme in share]
     heatmap(table, share, write, rows=None, columns=themes, size=7, labels=8, cmap="Blues", vmin=0, vmax=1.3)
-    table.set_title("kills of those it applies to; red: cannot see the class", pad=30)
+    table.set_title("kills among the faults that the law applies to; red: misses the class", pad=30)
     table.tick_params(labelleft=False)
     return panels.finish(legend=3)
 
@@ -116,7 +117,7 @@ def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
     total = int(found.killed.any(axis=1).sum())
     title = (
         f"{len(with_it)} laws kill all {total} faults that any law kills; "
-        f"without a reference to compare with {len(without)} laws kill {without.kills.sum()}"
+        f"without a reference, {len(without)} laws kill {without.kills.sum()}"
     )
     height = 0.24 * max(len(with_it), len(without)) + 1.0
     panels = grid(1, 2, (6.6, height), title, footer, sharex=True)

@@ -126,9 +126,9 @@ def sentence(found: Catalogue) -> str:
     some = killed.any(axis=1).sum()
     other = killed.drop(columns=DEFINITION, errors="ignore").any(axis=1).sum()
     return (
-        f"Of {total + len(NOT_EXPRESSED)} known faults {total} are expressed; {'all' if some == total else some} are "
-        f"killed by some law, {other} by a law other than definition, "
-        f"{without_agreement(killed).any(axis=1).sum()} without anything to compare with, and the diagnosis names "
+        f"{total} of {total + len(NOT_EXPRESSED)} known faults are written as code. {'All' if some == total else some} "
+        f"are killed by some law, {other} by a law other than definition, and "
+        f"{without_agreement(killed).any(axis=1).sum()} by a law that needs no reference. The diagnosis names "
         f"{len(found.diagnosed)} ({len(found.diagnosed) / total:.0%})"
     )
 
@@ -149,7 +149,7 @@ def shortcomings(found: Catalogue) -> list[str]:
             lines.append(f"`{name}` survives every law")
         elif name in agreed:
             why = fault.only_definition or "no reason is given"
-            lines.append(f"`{name}` is seen by agreement alone: {why.rstrip('.')}")
+            lines.append(f"`{name}` is killed by agreement with the definition alone: {why.rstrip('.')}")
         if missed := [law for law in asked if not row[law]]:
             lines.append(f"`{name}` should be killed by {', '.join(missed)}, and is not")
         if name not in found.named[name]:
@@ -315,8 +315,8 @@ def torchembed_sentence(report: str) -> str:
     named = re.search(r"^ *- (.*)$", report.partition("Diagnosis:")[2], re.MULTILINE)
     if not summary:
         return ""
-    diagnosis = f"the diagnosis: {named[1]}" if named else "the diagnosis names no fault"
-    return f"Held to the laws, {DIAGNOSED} breaks {summary[1]} of them; {diagnosis}."
+    diagnosis = f"The diagnosis: {named[1]}" if named else "The diagnosis names no fault"
+    return f"{DIAGNOSED} breaks {summary[1]} of the laws. {diagnosis}."
 
 
 # ------------------------------------------------------------------------------------------------------- the laws
@@ -345,7 +345,7 @@ def law_markdown(table: pd.DataFrame) -> str:
     def number(value: float, spec: str = ".1e") -> str:
         return "" if value != value else "exact" if value == 0 else format(value, spec)
 
-    lines = ["| law | in a sentence | as a formula | bound | ours |", "|---|---|---|---|---|"]
+    lines = ["| law | statement | formula | bound | ropelab |", "|---|---|---|---|---|"]
     for row in table.itertuples():
         latex = row.latex.replace("|", r"\vert ")  # a bar would end the cell
         found = "" if row.violation != row.violation else f"{row.violation:.1e}" if row.violation else "0"

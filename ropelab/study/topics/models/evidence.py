@@ -13,7 +13,7 @@ STUDY = "whole_models"
 """The name of the record."""
 _CELL = ["model", "mode", "step"]
 WORTHLESS = 0.01
-"""Below this share of a step's time, the notebook calls ropelab worthless for the step."""
+"""Below this saved share of a step's time, the notebook says that ropelab does not help the step."""
 
 
 def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
@@ -36,7 +36,7 @@ def best(frame: pd.DataFrame) -> pd.Series:
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:
-    """What ropelab saves of eager and of compiled steps, and where it is worthless."""
+    """The share that ropelab saves of eager and of compiled steps, and the steps that it does not help."""
     found, saved, limit = [], best(frame), savings(frame).get(NONE)
     for mode, shares in saved.groupby(level="mode", sort=False):
         said = f"{mode.capitalize()} steps: ropelab saves {_range(shares)} of the time"
@@ -45,7 +45,7 @@ def sentences(frame: pd.DataFrame) -> list[str]:
         found.append(said + ".")
     idle = [", ".join(cell) for cell, share in saved.items() if share < WORTHLESS]
     if idle:
-        found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of: {'; '.join(idle)}.")
+        found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
     return found
 
 
@@ -74,7 +74,10 @@ def loss_sentence(frame: pd.DataFrame) -> str:
         return ""
     apart = curves.sub(curves[PLAIN], axis=0).abs().max().max()
     fell = curves[PLAIN].iloc[0] - curves[PLAIN].iloc[-1]
-    return f"In {len(curves)} training steps the loss falls by {fell:.2f} nats; the ways differ by {apart:.4f} at most."
+    return (
+        f"In {len(curves)} training steps the loss falls by {fell:.2f} nats. The losses of the implementations "
+        f"differ by at most {apart:.4f} nats."
+    )
 
 
 def coverage() -> pd.DataFrame:
@@ -99,10 +102,10 @@ def coverage_sentence() -> str:
     """The table of `coverage` in a sentence."""
     counts = dict(coverage().itertuples(index=False))
     return (
-        f"Of {counts['architectures with a rotation']} architectures of Transformers with a rotation, "
-        f"{counts['tiny models whose rotation was found']} were traced, {counts['right']} of them are right and "
-        f"{counts['wrong']} break a law; {counts['equal before and after the patch']} compute the same after one line, "
-        f"{counts['of these with norms fused']} of them with norms fused."
+        f"{counts['tiny models whose rotation was found']} of {counts['architectures with a rotation']} architectures "
+        f"of Transformers with a rotation were traced: {counts['right']} are right and {counts['wrong']} break a law. "
+        f"{counts['equal before and after the patch']} compute the same after one line of code, "
+        f"{counts['of these with norms fused']} of these with fused norms."
     )
 
 

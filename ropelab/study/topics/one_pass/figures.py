@@ -48,7 +48,7 @@ def ceilings(frame: pd.DataFrame, measured: pd.DataFrame | None = None, footer: 
         ax.set_xticks(range(len(ratios)), ratios)
         marks.one(ax, upright=False)
     panels.axes[0, 0].set_ylim(0.9, top + 0.25)  # the panels share the axis
-    return panels.finish("heads of q for each head of k", "times as fast", legend=2)
+    return panels.finish("query heads for each key head", "times as fast", legend=2)
 
 
 def roof(frame: pd.DataFrame, footer: str = "") -> Figure:

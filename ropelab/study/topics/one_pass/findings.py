@@ -10,7 +10,7 @@ from ropelab.study.topics.one_pass.traffic import LAUNCHES
 RECORD = "paged_cache"
 """The name of the record."""
 ONE, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate launches", "vLLM", "FlashInfer"
-"""The contenders of the record. Records of before the one launch do not have it."""
+"""The contenders of the record. Older records do not have the one launch."""
 COPY = "best copy"
 NOT_MEASURED = f"`{ONE}` is not measured yet: the record is older than the launch."
 LARGE = 16_000_000
@@ -108,7 +108,7 @@ def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
     rows = ceilings[ceilings.ratio == ratio].set_index(["launches", "cache"]).ceiling
     three, two, _ = LAUNCHES
     return (
-        f"With {ratio} heads of q for each head of k, one pass can be {rows[three, 16]:.2f} times as fast as three "
-        f"launches and {rows[two, 16]:.2f} times as fast as two launches with a cache in 16 bits, and "
-        f"{rows[three, 8]:.2f} and {rows[two, 8]:.2f} times as fast with a cache in 8 bits."
+        f"With {ratio} query heads for each key head and a cache in 16 bits, one pass can be {rows[three, 16]:.2f} "
+        f"times as fast as three launches and {rows[two, 16]:.2f} times as fast as two launches. With a cache in 8 "
+        f"bits it can be {rows[three, 8]:.2f} and {rows[two, 8]:.2f} times as fast."
     )

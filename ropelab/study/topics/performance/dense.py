@@ -32,7 +32,7 @@ def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
     met = len(ours) - len(below_their_bar(frame))
     return (
         f"On {gpu} the kernel runs at {low:.2f} to {high:.2f} of the best copy (median {middle:.2f}) in {len(ours)} "
-        f"cells of shape, layout and direction; {met} meet the bar set for their size."
+        f"cells of shape, layout and direction. {met} of these cells meet the bar set for their size."
     )
 
 
@@ -50,9 +50,9 @@ def peers_sentence(frame: pd.DataFrame) -> str:
 def heads_sentences(frame: pd.DataFrame) -> list[str]:
     """How many small and large calls of ``model_heads`` meet their bar, and how often another library is faster."""
     said = [
-        f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar; the fraction of the "
-        f"limit is {part.fraction_of_limit.quantile(0.1):.2f} to {part.fraction_of_limit.quantile(0.9):.2f} in four "
-        "calls of five."
+        f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar. In four of "
+        f"five calls, the fraction of the limit is {part.fraction_of_limit.quantile(0.1):.2f} to "
+        f"{part.fraction_of_limit.quantile(0.9):.2f}."
         for large, part in model_heads.judged(frame).groupby("large")
     ]
     rivals = frame[(frame.contender != OURS) & (frame.status == "ok")]
@@ -96,7 +96,7 @@ def host_sentence(frame: pd.DataFrame) -> str:
     calls = frame.query("status == 'ok' and not autograd").groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
     return (
-        f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs; the peers take "
+        f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs. The peers take "
         f"{others.min():.0f} ({others.idxmin()}) to {others.max():.0f} µs ({others.idxmax()})."
     )
 

@@ -79,9 +79,9 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The time of 65,536 packed tokens against the number of sequences, and in the skewed case."""
     times = drawing.timed(frame)
     bars = family_findings.packed_bars(frame)
-    title = "Packed, ropelab at worst: " + "; ".join(bar.phrase() for bar in bars)
+    title = "Packed sequences, worst cases of ropelab: " + "; ".join(bar.phrase() for bar in bars)
     if growth := _growth(times):
-        title += "\nOthers, times as long as for one: " + "; ".join(growth)
+        title += "\nThe others, time over their time for one sequence: " + "; ".join(growth)
     lengths = frame.drop_duplicates("case").set_index("case")
     equal = lengths[lengths.index != SKEWED].sort_values("n_seqs").index.tolist()
     cases = equal + [SKEWED] * (SKEWED in lengths.index)
@@ -105,7 +105,7 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.set(yscale="log", xlim=(-0.4, len(cases) - 0.5))
         ax.set_xticks(range(len(cases)), ticks_of, size=8)
         ticks.plain_log(ax.yaxis)
-    label = "sequences that 65,536 tokens are packed of, and tokens of each"
+    label = "number of sequences in 65,536 tokens, and tokens of each sequence"
     return panels.finish(label, "GPU time (µs)", legend=4, untimed=frame)
 
 
@@ -179,7 +179,7 @@ def qk_norm(frame: pd.DataFrame, footer: str = "") -> Figure:
                        markersize=8 if name == OURS else 7)  # fmt: skip
         if (wanted := _qk_norm_bar(step, panel)) is not None:
             marks.band(ax, pd.Series([place[row] for row in wanted.index]), wanted, 0.36)
-        marks.one(ax, at=_CEILINGS[step], label="all that the bytes allow")
+        marks.one(ax, at=_CEILINGS[step], label="limit set by the bytes")
         marks.rows(ax, place, labels)
     label = "fraction of the best copy of q and k"
     return panels.finish(label, "cell, layout", legend=5, untimed=frame)
@@ -208,10 +208,10 @@ def memory(frame: pd.DataFrame, footer: str = "") -> Figure:
         beyond = rows.peak_bytes - rows.result_bytes
         marks.bars(ax, height, results, 0.6, label="outputs and gradients")
         more = beyond.clip(lower=0) / 2**20
-        marks.bars(ax, height, more, 0.6, place=1, left=results, texts=map(_size, beyond), label="beyond them")
+        marks.bars(ax, height, more, 0.6, place=1, left=results, texts=map(_size, beyond), label="beyond the results")
         ax.set_yticks(place, place.index.map(drawing.label))
         ax.margins(x=0.2)
-    return panels.finish("peak beyond what was allocated before (MiB)", legend=6)
+    return panels.finish("peak memory above the memory allocated before the call (MiB)", legend=6)
 
 
 def _size(beyond: float) -> str:

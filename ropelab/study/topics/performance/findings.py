@@ -1,4 +1,4 @@
-"""The bars that the kernel family is to reach, each beside the worst case that the records show."""
+"""The bars of the kernel family, each beside the worst case in the records."""
 
 import math
 from collections.abc import Callable
@@ -116,7 +116,10 @@ def packed_bars(packed: pd.DataFrame) -> list[Bar]:
     times = ours.median_us.unstack("case")
     bars = [
         _bar(f"times as long {name}", times[case] / times[ONE], most=1.03)
-        for case, name in ((MANY, "for 2,401 sequences as for one"), (SKEWED, "for one long and 2,400 short"))
+        for case, name in (
+            (MANY, "for 2,401 sequences as for one"),
+            (SKEWED, "for one long and 2,400 short sequences as for one"),
+        )
         if {case, ONE} <= set(times)
     ]
     bars.append(_bar("of a copy", ours.fraction_of_copy, least=LEAST_OF_COPY))
@@ -226,7 +229,7 @@ def sentence(question: str, where: records.Where = records.MEASUREMENTS) -> str:
         found = bars(question, where)
     except records.Unusable:
         return ""
-    return f"{question}: at worst {'; '.join(bar.phrase() for bar in found)}." if found else ""
+    return f"{question}, worst cases: {'; '.join(bar.phrase() for bar in found)}." if found else ""
 
 
 # ---------------------------------------------------------------------------------------------------- helpers

@@ -24,7 +24,7 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     """One sentence for each part; none if Megatron-LM's kernels have no time."""
     table = times(frame).reindex(columns=[OURS, MEGATRON]).dropna()
     return [
-        f"Heads of latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} of the time of "
-        "ropelab's kernel"
+        f"Multi-head latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} of the time "
+        "of ropelab's kernel"
         for part, rows in (table[MEGATRON] / table[OURS]).groupby(level="part", sort=False)
     ]

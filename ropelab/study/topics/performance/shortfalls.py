@@ -15,7 +15,7 @@ from ropelab.study.topics.performance.findings import MANY, ONE, READS_TWICE, SK
 STUDIES = ("dense", "few_tokens", "sglang_protocols", "packed", "table_free", "memory", "deepspeed_table")
 """The records behind the sentences."""
 FEW, FEW_IN_PLACE = 512, 64
-"""Up to so many tokens the sentences of that name look."""
+"""The most tokens of the calls in the sentences on few tokens, and on few tokens in place."""
 OVER_COMPILED = 1.5
 """The bar at DeepSpeed's own shapes: times as fast as torch.compile."""
 
@@ -37,8 +37,8 @@ def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
 def _few_tokens(times: pd.DataFrame) -> str:
     ours = times[(times.contender == OURS) & (times.batch * times.seq_len <= FEW)]
     return (
-        f"**{FEW} tokens and fewer.** The whole call takes {value_range(ours.median_us, '.1f')} microseconds, in which "
-        "every wait for memory shows; a copy has nothing to look up and waits less."
+        f"**{FEW} tokens and fewer.** The whole call takes {value_range(ours.median_us, '.1f')} microseconds, so "
+        "every wait for memory shows. A copy looks nothing up and waits less."
     )
 
 
@@ -53,8 +53,8 @@ def _in_place(times: pd.DataFrame) -> str:
     flash = times[times.contender == FLASH_PACKED].median_us
     warps = _best(times, PERSISTENT)
     return (
-        f"**In place, up to {FEW_IN_PLACE} tokens,** found in the L2 cache. With q and k packed flash-attn's kernel is "
-        f"{_faster(flash, ours)}, a model of a warp for every head (the best of its three sizes) "
+        f"**In place, up to {FEW_IN_PLACE} tokens** in the L2 cache. With q and k packed, flash-attn's kernel is "
+        f"{_faster(flash, ours)}. A model with a warp for every head (the best of its three sizes) is "
         f"{_faster(warps, ours)} (record `sglang_protocols`)."
     )
 
@@ -64,10 +64,11 @@ def _at_positions(times: pd.DataFrame) -> str:
     ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
     flashinfer = _best(times, FLASHINFER)
     return (
-        f"**At positions, in place, up to {FEW_IN_PLACE} tokens,** found there too. Every program waits for its "
-        f"position, then for the row that it names: {value_range(ours.fraction_of_copy)} of a copy, where rows "
-        f"in the order of the tokens allow {value_range(in_order.fraction_of_copy)}. FlashInfer's kernel, which "
-        f"reads positions too, is {_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
+        f"**At position ids, in place, up to {FEW_IN_PLACE} tokens** in the L2 cache. Every program waits for its "
+        f"position id and then for the row of the tables at this position. ropelab reaches "
+        f"{value_range(ours.fraction_of_copy)} of a copy. With rows in the order of the tokens it reaches "
+        f"{value_range(in_order.fraction_of_copy)}. FlashInfer's kernel, which also reads position ids, is "
+        f"{_faster(flashinfer, ours.median_us)} (record `sglang_protocols`)."
     )
 
 
@@ -88,15 +89,15 @@ def _packed(times: pd.DataFrame) -> str:
     twice = 1 / by_name[READS_TWICE].fraction_of_copy
     copies = {layout: value_range(rows, ".1f") for layout, rows in twice.groupby("layout")}
     return (
-        "**Packed sequences.** flash-attn's kernel, told the longest length, is "
-        f"{_faster(flash[~skewed], ours.median_us)} while the sequences have one length. With one long sequence among "
-        f"many short ones flash-attn's kernel takes {value_range(apart, '.0f')} times as long as ropelab's kernel. "
-        f"ropelab's kernel takes {value_range(own)} times as long there as for {ours.loc[MANY].n_seqs.iloc[0]:,} "
-        f"sequences of one length. With {whole.tokens:,} tokens in one sequence it also reads {tables / 1e6:.0f} MB of "
-        f"float32 tables: at the copy's bytes per second that leaves {whole.bytes / (whole.bytes + tables):.2f}. The "
-        f"token-linear kernel reads everything twice and takes {copies['interleaved']} times as long as a copy in the "
-        f"interleaved layout, and {copies['split_half']} times in split-half, where the second read comes from the "
-        "cache."
+        "**Packed sequences.** flash-attn's kernel receives the longest length. For sequences of one length it is "
+        f"{_faster(flash[~skewed], ours.median_us)}. With one long sequence among many short sequences it takes "
+        f"{value_range(apart, '.0f')} times as long as ropelab's kernel. ropelab's kernel takes {value_range(own)} "
+        f"times as long for these sequences as for {ours.loc[MANY].n_seqs.iloc[0]:,} sequences of one length. With "
+        f"{whole.tokens:,} tokens in one sequence ropelab's kernel also reads {tables / 1e6:.0f} MB of float32 tables: "
+        f"at the copy's bytes per second, {whole.bytes / (whole.bytes + tables):.2f} of the copy's speed remains. The "
+        f"token-linear kernel reads everything twice. It takes {copies['interleaved']} times as long as a copy in the "
+        f"interleaved layout, and {copies['split_half']} times as long in the split-half layout, where the second read "
+        "comes from the cache."
     )
 
 
@@ -104,9 +105,9 @@ def _table_free(times: pd.DataFrame) -> str:
     free = times[times.contender == TABLE_FREE]
     worst = free.loc[free.fraction_of_copy.idxmin()]
     return (
-        "**Without tables** arithmetic shows where there is little to move: "
+        "**Without tables** the arithmetic takes time where a call moves few bytes: "
         f"{worst.fraction_of_copy:.2f} of a copy for {worst.batch * worst.seq_len:,} tokens of {worst.head_dim} "
-        f"features ({worst.median_us:.0f} microseconds); the table above has the others."
+        f"features ({worst.median_us:.0f} microseconds). The page on the RoPE of real models has the other cases."
     )
 
 
@@ -114,8 +115,8 @@ def _partial_sums(memory: pd.DataFrame) -> str:
     rows = memory[memory.contender.str.contains("qk_norm")]
     beyond = (rows.peak_bytes - rows.result_bytes).max()
     return (
-        f"**QK norm, backward** takes {beyond / 1e6:.1f} MB for partial sums of the weights' gradients, so that these "
-        "have the same bits every time."
+        f"**QK norm, backward** stores {beyond / 1e6:.1f} MB of partial sums of the weights' gradients, so that these "
+        "gradients have the same bits in every run."
     )
 
 
@@ -127,9 +128,9 @@ def _one_tensor(times: pd.DataFrame) -> str:
     bar = "out of reach" if most.max() < OVER_COMPILED else f"within reach in {(most >= OVER_COMPILED).sum()} cases"
     return (
         f"**DeepSpeed's own shapes** (`bhsd`, a single tensor): torch.compile reaches "
-        f"{deepspeed.of_a_copy(times, 'compile')} of a copy and this kernel {deepspeed.of_a_copy(times, OURS)}; in "
-        f"bfloat16 forward torch.compile is {_faster(compiled.loc[forward], ours)}. A kernel as fast as a copy would "
-        f"be {value_range(most)} times as fast as torch.compile: the bar of {OVER_COMPILED} is {bar}."
+        f"{deepspeed.of_a_copy(times, 'compile')} of a copy, and ropelab reaches {deepspeed.of_a_copy(times, OURS)}. "
+        f"In bfloat16 forward, torch.compile is {_faster(compiled.loc[forward], ours)}. A kernel as fast as a copy "
+        f"would be {value_range(most)} times as fast as torch.compile, so the bar of {OVER_COMPILED} is {bar}."
     )
 
 
