@@ -30,7 +30,7 @@ _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study found, or why it found nothing.
+    """The result of a study, or the reason why it has none.
 
     Attributes:
         found: its table, what its untimed part found, or None.
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What a record notes of it."""
+        """The seconds and bytes that a record notes."""
         return {
             "seconds": round(self.seconds, 1),
             "seconds_beside": round(self.seconds_beside, 1),
@@ -192,7 +192,7 @@ def _expected(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, 
 
 
 def _parameters(study: str, directory: Path, gpu: str | None, smoke: bool) -> Mapping[str, Any]:
-    """What a record notes of the run that made it; nothing if there is no such record."""
+    """The parameters that a record notes of its run; empty if the record is missing."""
     try:
         parameters = records.load(study, records.Selection(directory, gpu)).provenance["parameters"]
     except (records.Unusable, KeyError):
@@ -234,10 +234,10 @@ def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
 
 
 def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterator[Outcome]:
-    """What times nothing, studies and parts of studies; all others run with the clock stopped.
+    """Run studies and parts of studies that time nothing; run all others with the clock stopped.
 
-    Their kernels are then found on disk when they are timed: compiling keeps one core busy for as long as all the
-    measuring takes. What finds nothing here, as for want of memory, is run again alone.
+    The timed studies then find their kernels on disk: compiling keeps one core busy for as long as all the measuring
+    takes. A study that finds nothing here, for example for lack of memory, runs again alone.
 
     Args:
         seconds: that records say a study takes side by side with others.

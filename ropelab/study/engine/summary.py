@@ -30,7 +30,7 @@ README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 FIGURES = records.ROOT / "data" / "figures"
 GPU = "nvidia-h200"
-"""Whose records the texts show, whatever GPU is at hand."""
+"""The GPU whose records the texts show, whatever GPU is at hand."""
 
 
 def texts() -> list[Path]:

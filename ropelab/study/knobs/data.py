@@ -38,7 +38,7 @@ def precision(where: records.Where = records.MEASUREMENTS) -> Data:
 
 
 def packing(where: records.Where = records.MEASUREMENTS) -> Data:
-    """What the record ``te_kernels`` says of packed sequences: 32 heads of 128 features, forward and backward.
+    """The times of packed sequences in the record ``te_kernels``: 32 heads of 128 features, forward and backward.
 
     Returns:
         ``cells``: n, longest, tokens (of the rank), rows (of the table of angles), and the time of each strategy in

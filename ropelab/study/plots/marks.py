@@ -43,7 +43,7 @@ def one(ax: Axes, *, at: float = 1, upright: bool = True, **style) -> None:
 
 
 def published(ax: Axes, x, y, label: str, *, width: float, weight: float = 2.5) -> None:
-    """What a document prints: a black dash of ``width`` points at each value."""
+    """Mark the values that a document prints: a black dash of ``width`` points at each value."""
     ax.plot(x, y, "_k", markersize=width, markeredgewidth=weight, label=label)
 
 

@@ -57,7 +57,7 @@ def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """What an eager call with a few tokens costs the host, with and without autograd."""
+    """The host time of an eager call with a few tokens, with and without autograd."""
     times = drawing.timed(frame)
     plain = times[(~times.autograd) & (~times.contender.str.contains("in place"))]
     average = plain.groupby("contender").median_us.median()
@@ -90,7 +90,7 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """How the kernel fares with other tiles: what the choice in ``kernels/tiles.py`` rests on."""
+    """The speed of the kernel with other tiles, beside the choice of ``kernels/tiles.py``."""
     frame = frame if "accesses" in frame else frame.assign(accesses=0)  # the record has no flat tiles
     times = frame.assign(cell=named_cells(frame))[frame.status == "ok"]
     times = times.assign(thread=_threads(times))

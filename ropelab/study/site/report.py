@@ -88,7 +88,7 @@ def write(
 
 
 def _too_large(sizes: Mapping[str, int], site: int) -> list[str]:
-    """A line for each page, and for the site, with more bytes than it may have; ``sizes`` are those of the pages."""
+    """A line for each page, and for the site, with more bytes than its limit; ``sizes`` are the bytes of the pages."""
     limits = [(file, size, LARGEST_PAGE) for file, size in sizes.items()] + [("the report", site, LARGEST_SITE)]
     return [
         f"{name}: expected at most {limit / 1e6:g} MB, got {size / 1e6:.1f}"

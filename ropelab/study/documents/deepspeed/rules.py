@@ -68,8 +68,8 @@ def reshaping_is_transparent(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     return counted(list(equal), claim.quantifier).said(
         f"{equal.sum()} of {len(first)} shapes get the formula's result ({', '.join(first.caller[equal]) or 'none'}); "
         f"{beyond.sum()} shapes read past the tables, {(~equal & ~beyond).sum()} more come out wrong",
-        "the kernel takes the first two strides of the tables for those of rows and columns, and the helper hands it "
-        "tables of more axes" if beyond.any() else "",
+        "the kernel uses the first two strides of the tables as the strides of rows and columns, and the helper passes "
+        "tables with more axes" if beyond.any() else "",
         _code(first),
     )  # fmt: skip
 
@@ -173,7 +173,7 @@ def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFram
         f"{shown}; source of {listed(kernel.version)}: {value_range(kernel.loads, '')} loads of x and "
         f"{value_range(kernel.stores, '')} stores, {value_range(kernel.repeated, '')} repeated, "
         f"{value_range(kernel.loops, '')} loops",
-        "" if api.empty else "DeepSpeed's function hands the kernel q as q and as k, throws one result away and "
+        "" if api.empty else "DeepSpeed's function passes q as q and as k, discards one result and "
         f"copies, so it takes {value_range(api.launches, '')} launches and "
         f"{value_range(api.extra_bytes / api.tensor_bytes, '.1f')} tensors of extra memory",
     )  # fmt: skip
@@ -201,7 +201,7 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     reviewed = longer[longer.version == REVIEWED]
     _need_errors(claim, reviewed, [n for n in measure.SEQ_LENS[_device(whole)] if n > 1], {REVIEWED})
     if not all(_repeats_forward(mutant[mutant.seq_len > 1].assign(dtype="float32"))):
-        raise Untold("a closed form that our own backward that repeats the forward follows")
+        raise Untold("our own backward that repeats the forward, with the errors of the closed form")
     ran = reviewed[reviewed.outcome == "ran"]
     at = ran[(ran.dtype == "float32") & ran.seq_len.isin((8, 128))].sort_values("seq_len")
     shown = ", ".join(f"gradient off by {row.gradient_error:.3f} at S = {row.seq_len}" for row in at.itertuples())
@@ -230,7 +230,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
         raise Untold(claim.needs)
     return counted([*allowed.values(), bool(required.requirement)], claim.quantifier).said(
         f"DeepSpeed {required.release} requires {required.requirement or 'nothing'}; {_packages(ships)}",
-        "the release's bound is later than the document's, so that it leaves out the wrong gradient of DS-12 too"
+        "the release requires a later version than the document, so it also excludes the wrong gradient of DS-12"
         if _order(required.least) > _order(REVIEWED) else "",
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ _KEYS = [*SHAPE, "dtype", "direction"]
 
 
 def same_kernels(grid: pd.DataFrame, inductor: pd.DataFrame) -> pd.DataFrame:
-    """RE llama eager and compiled: two timings of one thing, wherever both launch the very same kernels.
+    """RE llama eager and compiled: two timings of the same code, wherever both launch the very same kernels.
 
     Inductor leaves its product of complex numbers to eager, and there is nothing else. Whether that holds in a
     direction is read off the names of the kernels in ``inductor``; if not, its rows are not here.
@@ -54,7 +54,7 @@ def apart(same: pd.DataFrame, direction: str = "forward", how: str = "max") -> f
 
 
 def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
-    """How much of the speed of a copy of x our kernel reaches, and how much the rows of the tables leave of it.
+    """The share of the speed of a copy of x that ropelab's kernel reaches, and the share that the tables leave.
 
     A copy reads no tables. A call at the speed of the copy that also reads tables takes longer in proportion to its
     bytes. Cosines and sines have a column per pair in float32: ``S E 4`` bytes. They count once if the batches of a
@@ -76,8 +76,10 @@ def of_a_copy(grid: pd.DataFrame) -> pd.DataFrame:
 
 
 def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -> str:
-    """In a few sentences: what our kernel reaches where a head is as wide as the model, and whether the batches share
-    what is read of the tables. Decided where they cannot by chance: tables that alone fill the cache."""
+    """A few sentences on the speed of ropelab's kernel where a head is as wide as the model, and on shared tables.
+
+    Cells with tables larger than the cache decide whether the batches share the rows that they read.
+    """
     found = of_a_copy(grid)
     cells = found.groupby([*SHAPE, "direction"]).ngroups
     text = (

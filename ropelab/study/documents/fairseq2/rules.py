@@ -472,7 +472,7 @@ def _sized(claim: Claim, times: pd.DataFrame, stated: dict[tuple[str, str], floa
 
 
 def _elsewhere(times: pd.DataFrame, mode: str) -> str:
-    """What else a choice of one class for both layouts depends on: a remark of FS-11."""
+    """The remark of FS-11 on other grounds for the choice of one class for both layouts."""
     if times.isna().any(axis=None):
         return ""
     values = times.map(lambda x: x.value)

@@ -24,9 +24,9 @@ OUR_OPERATOR, THEIR_OPERATOR = "ropelab", "first version (model)"
 TOKENS, D = 5, 8
 ADJACENT, HALVES, NEITHER = "adjacent pairs", "halves", "neither"
 QWEN_IMAGE_CALLS = 60 * 50 * 2 * 2
-"""Of the rotation in one image. Assumed, as the document does not say: blocks, steps, conditional and unconditional
-pass, image and text tokens (the published configuration of Qwen-Image: 60 blocks, 50 steps, true classifier-free
-guidance)."""
+"""The calls of the rotation in one image. The document does not state them. The number assumes blocks, steps, a
+conditional and an unconditional pass, and image and text tokens, as in the published configuration of Qwen-Image
+(60 blocks, 50 steps, true classifier-free guidance)."""
 
 
 @evidence("sglang_flags", "computed on the CPU: each convention on the same random heads")
@@ -154,7 +154,7 @@ def _largest_differences(calls_: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_record(computed: pd.DataFrame, study: str, of_record: Callable = lambda frame: frame) -> pd.DataFrame:
-    """What the CPU computes, and the rows of the published operator from the first GPU that has the record.
+    """The rows that the CPU computes, and the published operator's rows from the first GPU that has the record.
 
     The operator's bits depend on no GPU, so the evidence is the same for all GPUs.
     """

@@ -99,7 +99,7 @@ def aligned_parts(parts: pd.DataFrame) -> str:
 
 
 def width_gain(widths: pd.DataFrame) -> tuple[str, pd.Series]:
-    """Whose accesses, in words, and the times of 2-byte accesses over the times of 16-byte accesses by layout."""
+    """The kernels in words, and their times with 2-byte accesses over their times with 16-byte accesses, by layout."""
     aligned = timed(widths[widths.offset_bytes == 0])
     table = aligned.pivot_table(index="layout", columns="contender", values="median_us")
     found = [(f"{name}, narrow", name) for name in (THIRD_KERNEL, LAST_KERNEL)]
@@ -211,11 +211,11 @@ SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "models": (("sglang_protocols", "sglang_second_grid", "sglang_diffusion"), models),
     "end_to_end": ((), end_to_end),
 }
-"""What is said -> the records it needs, and the function of their tables."""
+"""The name of a sentence -> the records that it needs, and the function of their tables."""
 
 
 def sentence(name: str, where: records.Where = records.MEASUREMENTS) -> str | None:
-    """What the evidence says, or None where a record is missing."""
+    """The sentence on the evidence, or None if a record is missing."""
     studies, say = SENTENCES[name]
     try:
         return say(*(record.frame for record in records.load_together(studies, where)))

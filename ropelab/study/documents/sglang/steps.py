@@ -62,12 +62,12 @@ STEPS: dict[str, tuple[Step, ...]] = {
         Step(APART, Timing(DOCUMENT), Timing(FLASH)),
     ),
 }
-"""Peer -> steps. What the right one of them puts right: both look up the tables in the timed region; both rotate as
-many heads. Of the latter there are two: flash-attn rotates q and k in one launch where they are packed in a qkv, and in
-two where they lie apart, as the document's operator takes them."""
+"""Peer -> steps. Against vLLM, the last step lets both look up the tables in the timed region. Against flash-attn, the
+last two steps let both rotate as many heads: flash-attn takes one launch for q and k packed in a qkv, and two launches
+for q and k apart, as the document's operator takes them."""
 
 STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
-"""What those steps put right."""
+"""Peer -> the corrections of its last steps, in words."""
 _KERNELS = {VLLM: kernels_of(DOCUMENT, DOCUMENT_GATHER, VLLM), FLASH_FULL: kernels_of(DOCUMENT)}
 """Peer -> the published kernels that take the place of the models in its steps, where a record has all of them."""
 
@@ -122,7 +122,7 @@ def timer(protocols: pd.DataFrame) -> str:
 
 
 def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
-    """What was timed by graphs, without clones and with halves."""
+    """The rows that CUDA graphs timed, without clones and with halves."""
     return protocols[(protocols.timer == "graph") & ~protocols.clones.astype(bool) & (protocols.layout == "split_half")]
 
 

@@ -38,7 +38,7 @@ def published_b() -> pd.DataFrame:
 
 @evidence("te_dispatch", "our model of the dispatch, run on the CPU")
 def dispatch() -> pd.DataFrame:
-    """What each version launches for table B's shapes: columns version, override, n_seqs, strategy."""
+    """The launches of each version for table B's shapes: columns version, override, n_seqs, strategy."""
     rows = []
     for version, override, n in itertools.product(VERSIONS, ("", "0", "1"), packings.N_SEQS):
         with mock.patch.dict(os.environ, {OVERRIDE: override} if override else {}):

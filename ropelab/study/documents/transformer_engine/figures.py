@@ -65,7 +65,7 @@ def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def dead_blocks(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """What the legacy grid takes beyond its live blocks, against those without a token."""
+    """The legacy grid's time beyond its live blocks, against the number of blocks without a token."""
     fit = findings.dead_block_fit(kernels)
     if fit.empty:
         raise ValueError("kernels: expected times of both grids with many dead blocks")
@@ -223,7 +223,7 @@ def _spread(table: pd.DataFrame) -> str:
 
 
 def _with_sum(kernels: pd.DataFrame) -> str:
-    """What the sum makes of ropelab's and flash-attn's times, as the end of a sentence."""
+    """The effect of the sum on ropelab's and flash-attn's times, as the end of a sentence."""
     effects = findings.sum_effects(kernels).set_index("contender").added
     told = [f"{drawing.label(name)} {effects[name]:+.0%}" for name in ("ropelab", "flash_attn") if name in effects]
     return f"; the sum and its backward: {', '.join(told)}" if told else ""

@@ -57,7 +57,7 @@ def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
 
 
 def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The legacy grid's time beyond that of its live blocks, against its dead ones: cells of one rank.
+    """The legacy grid's time beyond the time of its live blocks, for each number of dead blocks: cells of one rank.
 
     The live blocks take the grid's own time in the fastest cell with hardly any dead blocks. (The token-linear grid
     would not do, because its blocks also search.)
@@ -220,7 +220,7 @@ def number(value: object) -> str:
 
 
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
-    """What the document's ``out.sum()``, and a backward from its gradient, make of each contender's time in table B.
+    """The effect of the document's ``out.sum()``, and of a backward from its gradient, on the times in table B.
 
     Columns contender, given_us and summed_us (medians over the packings), added_us and added (its median, over the time
     from a given cotangent).
@@ -247,7 +247,7 @@ def added_by_sum(kernels: pd.DataFrame, *contenders: str) -> str:
 
 
 def sum_counts(kernels: pd.DataFrame) -> str:
-    """What the sum of the document's loss adds to the times."""
+    """The sentence on the sum in the document's loss: the time that it adds, and its effect on the speed-up."""
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     ratios = [(table[OLD] / table[NEW]).max() for table in (given, summed)]
     return (
@@ -258,7 +258,7 @@ def sum_counts(kernels: pd.DataFrame) -> str:
 
 
 def whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
-    """Whose grids a record's times are, in words."""
+    """The words that name the source of the grids in a record."""
     pair = chosen(kernels, allowed)
     if pair == PACKAGES:
         return "TransformerEngine 2.18 has the old grid, and the new grid is the choice of TransformerEngine 2.20"
@@ -322,7 +322,7 @@ def block_price(fit: pd.DataFrame) -> str:
 
 
 def blocks_count(kernels: pd.DataFrame) -> str:
-    """What a block without a token costs."""
+    """The sentence on the time of a block without a token."""
     fit = dead_block_fit(kernels)
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
@@ -332,7 +332,7 @@ def blocks_count(kernels: pd.DataFrame) -> str:
 
 
 def layer_counts(layer: pd.DataFrame) -> str:
-    """What the rotation adds to a layer."""
+    """The sentence on the share of the rotation in a layer."""
     table = shares(layer).pivot_table(index="n_seqs", columns="contender", values="share")
     parts = [
         f"{value_range(100 * table[name], '.1f')} % with {what}"
@@ -344,7 +344,7 @@ def layer_counts(layer: pd.DataFrame) -> str:
 
 
 def _beside_the_new_grid(layer: pd.DataFrame) -> str:
-    """The whole layer with ropelab over that with the new grid, and how far a layer's own samples lie apart."""
+    """The time of the layer with ropelab over its time with the new grid, and the spread of a layer's samples."""
     layer = canonical(layer)
     whole = layer[is_right(layer) & (layer.what == LAYER)].set_index("n_seqs")
     by_name = {name: rows for name, rows in whole.groupby("contender")}
@@ -369,7 +369,7 @@ SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
 
 
 def sentence(figure: str, where: records.Where) -> str:
-    """What a figure's record says, or nothing where there is no record, or it does not say."""
+    """The sentence below a figure, or "" if the record is missing or lacks the numbers."""
     if figure not in SENTENCES:
         return ""
     study, say = SENTENCES[figure]

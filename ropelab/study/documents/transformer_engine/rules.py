@@ -125,9 +125,9 @@ def routine_shapes_lose(claim: Claim, kernels: pd.DataFrame) -> Verdict:
         for row, value in zip(table.itertuples(), ratio, strict=True)
     ]
     return counted(longer(ratio), claim.quantifier, "both grids for both shapes").said(
-        f"time of the old kernel over that of the new one, {'; '.join(told)}",
-        "cut to the longest sequence, freqs leave equal sequences no block without a token, and no loss; one long "
-        "sequence among them takes that remedy away (TE-14)",
+        f"time of the old kernel over the time of the new kernel, {'; '.join(told)}",
+        "with freqs as long as the longest sequence, equal sequences have no block without a token and lose no time; "
+        "one long sequence among them prevents this remedy (TE-14)",
     )
 
 
@@ -138,7 +138,8 @@ def layer_speedup(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) ->
     ratio = table[LAYER, OLD] / table[LAYER, NEW]
     found = [_speedup(*pair) for pair in zip(ratio, published.stated_speedup[: len(ratio)], strict=True)]
     return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
-        f"time of a torch layer with the old grid over that with the new one: {by_count(ratio, table.index)} sequences",
+        f"time of a torch layer with the old grid over its time with the new grid: "
+        f"{by_count(ratio, table.index)} sequences",
         "the layer is ours, not TransformerEngine's own",
     )
 
@@ -210,7 +211,7 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
         return verdict
     grown, stated = ends[NEW].iloc[-1] / ends[NEW].iloc[0], published.new_ms.iloc[-1] / published.new_ms.iloc[0]
     measured = (
-        f"where dead blocks are fewer than tokens, the new kernel takes {value_range(ratio)} of the old one's time; "
+        f"where dead blocks are fewer than tokens, the new kernel takes {value_range(ratio)} of the old kernel's time; "
         f"2,401 sequences take {grown.value - 1:+.1%} of the time of one (table B: {stated - 1:+.0%})"
     )
     if ends.ropelab.notna().all():
@@ -218,7 +219,7 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
         measured += (
             f"; where positions are given {given.value - 1:+.1%}, so the search takes {(grown / given).value - 1:+.1%}"
         )
-    return verdict.said(measured, "one thread searches since the review, here every thread does")
+    return verdict.said(measured, "since the review one thread searches; here every thread searches")
 
 
 @rule("TE-14", "te_kernels", basis=Basis.MODEL)
@@ -477,7 +478,7 @@ def one_thread_suffices(claim: Claim, search: pd.DataFrame, source: pd.DataFrame
     return counted([count == 0 for count in redundant], claim.quantifier).said(
         f"{before:,} redundant reads of a block at {search.n_seqs.max():,} sequences in the first version; "
         + _versions(later.assign(left=redundant), lambda row: f"{row.left:,}"),
-        "the other threads wait for the one that searches: the time of that is not measured",
+        "the other threads wait for the thread that searches; the time of this wait is not measured",
     )
 
 

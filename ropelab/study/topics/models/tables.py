@@ -144,7 +144,7 @@ def _judged_once(traced: Traced) -> FunctionReport:
 
 
 def _code(function: Any) -> tuple:
-    """What a function computes: its code, and the code of the functions of its module that it calls."""
+    """The code of a function, and the code of the functions of its module that it calls."""
     function = getattr(function, "__wrapped__", function)
     code = function.__code__
     helpers = tuple(

@@ -18,7 +18,7 @@ def rms_norm(x: sp.Matrix, w: sp.Matrix, eps) -> sp.Matrix:
 
 
 def forward_identities() -> dict[str, sp.Matrix]:
-    """What the norm and the rotation do with each other: LaTeX -> difference of the two sides."""
+    """The identities of norm and rotation in either order: LaTeX -> difference of the two sides."""
     x, w = _symbols("x"), _symbols("w")
     eps, a, b, scale = sp.symbols("epsilon alpha beta lambda", positive=True)
     R = head_rotation([a, b], "split_half", WIDTH)

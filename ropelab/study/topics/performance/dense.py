@@ -37,7 +37,7 @@ def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
 
 
 def peers_sentence(frame: pd.DataFrame) -> str:
-    """The number of comparisons in which no peer is faster, and every comparison in which a peer is."""
+    """The number of comparisons in which no peer is faster, and every comparison in which a peer is faster."""
     peers = against_peers(frame)
     faster = peers[peers.slower < 1].sort_values("slower")
     exceptions = "".join(
@@ -80,7 +80,7 @@ def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def regret_sentences(regrets: pd.DataFrame) -> list[str]:
-    """What the chosen tile loses, for the models of the fit and for the others; ``regrets`` is `model_heads.regret`."""
+    """The loss of the chosen tile, for the models of the fit and the others; ``regrets`` is `model_heads.regret`."""
     found = []
     for name, half in zip(("models of the fit", "models held out"), halves(), strict=True):
         part = regrets[regrets.model.isin(half)].regret
@@ -92,7 +92,7 @@ def regret_sentences(regrets: pd.DataFrame) -> list[str]:
 
 
 def host_sentence(frame: pd.DataFrame) -> str:
-    """What one eager call for eight tokens costs the host, with ropelab and with the peers."""
+    """The host time of one eager call for eight tokens, with ropelab and with the peers."""
     calls = frame.query("status == 'ok' and not autograd").groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
     return (
