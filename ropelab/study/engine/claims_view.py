@@ -1,4 +1,4 @@
-"""This file shows the claims of a document in a notebook: counts on both axes, the table, and what would tell."""
+"""This file shows the claims of a document in a notebook: counts, the table, and the evidence that is missing."""
 
 import pandas as pd
 from IPython.display import Markdown, display
@@ -22,15 +22,17 @@ def show_claims(document: str, records: Where) -> pd.DataFrame:
     """
     found = ledger(document=document, records=records)
     name = found.document.iloc[0]
-    axes = "; ".join(f"by {axis}: {counts(found, axis)}" for axis in ("outcome", "basis"))
-    finding(f"The {len(found)} claims of {name}, {axes}.")
+    finding(
+        f"The outcomes of the {len(found)} claims of {name}: {counts(found, 'outcome')}. "
+        f"The basis of the verdicts: {counts(found, 'basis')}."
+    )
     left = {"text-align": "left", "vertical-align": "top"}
     display(found[_COLUMNS].rename(columns={"words": "outcome"}).style.hide(axis="index").set_properties(**left))
     return found
 
 
 def show_untold(found: pd.DataFrame) -> None:
-    """Display what would tell about each claim that cannot be told."""
+    """Display the missing evidence of each claim that cannot be told."""
     untold = found[found.outcome == Outcome.UNTOLD]
     needs = "; ".join(f"{row.id} needs {row.needs}" for row in untold.itertuples())
     display(Markdown(f"Claims that cannot be told: {needs or 'none'}."))

@@ -210,9 +210,9 @@ def disagreements(ledgers: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def counts(ledger: pd.DataFrame, axis: str) -> str:
-    """How many claims there are of each outcome or basis, the most first, in words.
+    """The number of claims of each outcome or basis, the largest number first, in words.
 
     Args:
         axis: ``"outcome"`` or ``"basis"``.
     """
-    return ", ".join(f"{count} {name}" for name, count in ledger[axis].value_counts().items())
+    return ", ".join(f"{name} {count}" for name, count in ledger[axis].value_counts().items())

@@ -311,7 +311,7 @@ def skew_counts(kernels: pd.DataFrame) -> str:
     phrases = [f"the {name} heuristic {missed_words(table, name)}" for name in HEURISTICS]
     return (
         f"{_whose(kernels, FORCED)} Both heuristics compare a product with a number and see no lengths. With one long "
-        f"sequence among short sequences, and the shortest table possible, {' and '.join(phrases)}."
+        f"sequence among short sequences, and the shortest table possible, {', and '.join(phrases)}."
     )
 
 
