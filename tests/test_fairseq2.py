@@ -621,8 +621,8 @@ def test_generated_code_is_read():
     "reached, cache, expected",
     [
         (0.67, 8e6, "So every batch reads the tables anew: the grid goes through one batch after the other."),
-        (0.88, 8e6, "So the batches share what is read."),
-        (0.67, 9e6, "as much as a token's x in float32."),
+        (0.88, 8e6, "So the batches share the rows that they read."),
+        (0.67, 9e6, "has as many bytes as a token's x."),
     ],
 )
 def test_who_reads_the_tables(reached, cache, expected):
