@@ -94,13 +94,13 @@ def compare_runs(
 
 
 def forward_and_gradients(tiny: TinyModel) -> list[torch.Tensor]:
-    """The first result, and the gradients of all weights for a random cotangent."""
+    """The first result, and the gradients of all weights for a random cotangent; a weight without one gets zeros."""
     tiny.model.zero_grad(set_to_none=True)
     y = tiny.output(**_no_cache(tiny))
     finite = torch.where(y.isfinite(), y, 0)
     generator = torch.Generator().manual_seed(3)
     finite.backward(torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype))
-    grads = [p.grad.clone() for p in tiny.model.parameters() if p.grad is not None]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in tiny.model.parameters()]
     tiny.model.zero_grad(set_to_none=True)
     return [finite.detach(), *grads]
 

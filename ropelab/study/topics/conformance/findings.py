@@ -276,37 +276,54 @@ def violations_in_words(
 # ----------------------------------------------------------------------------------------------- torchembed 0.3.0
 
 
-def torchembed_report(laws: Iterable[str] | None = None) -> str:
-    """The command that verifies torchembed 0.3.0's kernel, and the output of the command.
+@dataclass(frozen=True)
+class Diagnosis:
+    """The command that verifies torchembed 0.3.0's kernel, while it runs in a process of its own.
+
+    Attributes:
+        command: what a shell would run.
+        process: the running command; None where torchembed is missing.
+        missing: why there is no process.
+    """
+
+    command: str
+    process: subprocess.Popen | None
+    missing: str = ""
+
+    def report(self) -> str:
+        """The command and its output; waits for the end of the process."""
+        if self.process is None:
+            return f"{DIAGNOSED} is not diagnosed here: {self.missing}"
+        printed, errors = self.process.communicate()
+        if self.process.returncode not in (0, 1):
+            raise RuntimeError(errors)
+        return f"$ {self.command}\n\n{printed}"
+
+
+def diagnosis_of_torchembed(laws: Iterable[str] | None = None) -> Diagnosis:
+    """Start the command that verifies torchembed 0.3.0's kernel.
 
     Args:
         laws: by default all laws, without compilation where the kernel is interpreted.
     """
     contender = next(contender for contender in CONTENDERS if contender.name == DIAGNOSED)
     if reason := contender.missing():
-        return f"{DIAGNOSED} is not diagnosed here: {reason}"
+        return Diagnosis("", None, reason)
     function = contender.function
     words = ["verify", f"{function.__module__}:{function.__name__}", "--convention", contender.convention]
     for option, value in contender.options.items():
         words += [f"--{option.replace('_', '-')}", value]
-    interpreted = [
-        "--skip",
-        "compile",
-        "--q-heads",
-        "2",
-        "--k-heads",
-        "1",
-    ]  # the interpreter runs a program for every head
+    # The interpreter runs a program for every head.
+    interpreted = ["--skip", "compile", "--q-heads", "2", "--k-heads", "1"]
     words += ["--device", "cuda"] if torch.cuda.is_available() else interpreted
     for law in laws or ():
         words += ["--law", law]
     # A notebook asks its child processes for colours. A page has no use for colours.
     plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     plain |= {"COLUMNS": "120", "TERM": "dumb"}
-    done = subprocess.run([sys.executable, "-m", "ropelab", *words], capture_output=True, text=True, env=plain)
-    if done.returncode not in (0, 1):
-        raise RuntimeError(done.stderr)
-    return f"$ ropelab {' '.join(words)}\n\n{done.stdout}"
+    command = [sys.executable, "-m", "ropelab", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=plain)
+    return Diagnosis(f"ropelab {' '.join(words)}", process)
 
 
 def torchembed_sentence(report: str) -> str:

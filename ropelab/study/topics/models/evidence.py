@@ -105,7 +105,8 @@ def coverage_sentence() -> str:
         f"{counts['tiny models whose rotation was found']} of {counts['architectures with a rotation']} architectures "
         f"of Transformers with a rotation were traced: {counts['right']} are right and {counts['wrong']} break a law. "
         f"{counts['equal before and after the patch']} compute the same after one line of code, "
-        f"{counts['of these with norms fused']} of these with fused norms."
+        f"{counts['of these with norms fused']} of these also with fused norms and "
+        f"{counts['of these compiled as well']} also through torch.compile."
     )
 
 
