@@ -3,6 +3,7 @@
 import os
 import random
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,11 +33,13 @@ def pytest_xdist_auto_num_workers():
 
 def pytest_terminal_summary(terminalreporter):
     """Skips are quiet; those of packages that ``make peers`` could not fetch, or was not asked to, are not."""
-    skipped = {(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])}
-    lines = [f"{test}: {reason}" for test, reason in sorted(skipped) if "make peers" in reason]
-    if lines:
-        terminalreporter.section(f"NOT TESTED, for want of packages under build/peers: {len(lines)}", red=True)
-        terminalreporter.write_line("\n".join(lines))
+    skipped = [(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])]
+    missing = Counter((test.partition("::")[0], reason) for test, reason in skipped if "make peers" in reason)
+    if missing:
+        number = missing.total()
+        terminalreporter.section(f"NOT TESTED, for want of packages under build/peers: {number} tests", red=True)
+        for (file, reason), tests in sorted(missing.items()):
+            terminalreporter.write_line(f"{file}, {tests}: {reason}")
 
 
 def pytest_collection_modifyitems(items):
