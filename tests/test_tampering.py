@@ -242,7 +242,7 @@ def test_the_report_names_what_was_changed_and_shows_the_ledger(data, tmp_path, 
     assert problems == [line]
     text = page.read_text()
     assert f'<p class="failed">{line}</p>' in text and '<tr role="row" id="AA-01"' in text
-    assert "no verdict rests on it: nvidia-h200/kernel_variants" in text
+    assert "no verdict rests on them: nvidia-h200/kernel_variants" in text
     assert report.write(page, [], where=where) == []
     path = data / "measurements" / "nvidia-h100-80gb-hbm3" / "host.json"
     with tampered(path, json.dumps(without_modules(path))):

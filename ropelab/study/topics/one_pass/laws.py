@@ -5,6 +5,7 @@ import torch
 
 from ropelab.bench import packages
 from ropelab.bench.peers import vllm
+from ropelab.bench.workers import spread
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS, verify
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.kernels import use_backend
@@ -57,23 +58,29 @@ VARIANTS = {
 def variants(*, smoke: bool = False) -> pd.DataFrame:
     """Every kind of pass, held to every law in bfloat16; without a GPU in torch operations.
 
+    On a GPU every kind has a process of its own, because most of the time goes into compiling kernels.
+
     Args:
         smoke: only the laws in `FEW`.
 
     Returns:
         A row for each pass: ``pass``, ``kept``, the number of laws that it keeps, and ``laws``, the number that apply.
     """
-    device, rows = "cuda" if torch.cuda.is_available() else "cpu", []
+    laws = FEW if smoke else tuple(CACHE_LAWS)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    jobs = [(_held_variant, (words, laws, device)) for words in VARIANTS]
+    rows = {row["pass"]: row for row in spread([], jobs, here=smoke or device == "cpu")}
+    return pd.DataFrame([rows[words] for words in VARIANTS])
+
+
+def _held_variant(words: str, laws: tuple[str, ...], device: str) -> dict[str, object]:
     with use_backend("triton" if device == "cuda" else "torch"):
-        for words, declared in VARIANTS.items():
-            report = verify(
-                rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device=device, diagnose=False,
-                laws=FEW if smoke else tuple(CACHE_LAWS), shrink=False, **declared,
-            )  # fmt: skip
-            applies = [result for result in report.results if result.status != "not applicable"]
-            kept = sum(result.status == "pass" for result in applies)
-            rows.append({"pass": words, "kept": kept, "laws": len(applies)})
-    return pd.DataFrame(rows)
+        report = verify(
+            rope_and_cache, "rope_and_cache", dtype=torch.bfloat16, device=device, diagnose=False, laws=laws,
+            shrink=False, **VARIANTS[words],
+        )  # fmt: skip
+    applies = [result for result in report.results if result.status != "not applicable"]
+    return {"pass": words, "kept": sum(result.status == "pass" for result in applies), "laws": len(applies)}
 
 
 def faults(*, smoke: bool = False) -> pd.DataFrame:
