@@ -11,7 +11,7 @@ from ropelab.bench import records
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import sglang as interop
-from ropelab.kernels import Rotation, rotate_torch
+from ropelab.kernels import Rotation, rotate_torch, use_backend
 from ropelab.layout.pairing import join, pairs
 from ropelab.study.documents.sglang import calls, operators
 from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
@@ -98,13 +98,14 @@ def shapes() -> pd.DataFrame:
     """Who takes what, as `calls.outcomes` says; with the published operator where a committed record has its calls."""
     theirs, ours = operators.document, interop.rotary_embedding_cos_sin
     size = calls.HEAD_SIZE
-    computed = calls.outcomes(
-        {
-            THEIR_OPERATOR: lambda tables, query, key, flag: theirs(*tables, query, key, size, flag),
-            OUR_OPERATOR: lambda tables, query, key, flag: ours(*tables, query, key, size, flag),
-        },
-        "cpu",
-    )
+    with use_backend("torch"):  # even where Triton would interpret our kernel
+        computed = calls.outcomes(
+            {
+                THEIR_OPERATOR: lambda tables, query, key, flag: theirs(*tables, query, key, size, flag),
+                OUR_OPERATOR: lambda tables, query, key, flag: ours(*tables, query, key, size, flag),
+            },
+            "cpu",
+        )
     return _with_record(computed, "sglang_operator_calls")
 
 
