@@ -101,7 +101,7 @@ def _case(case: Caller, device: str, smoke: bool) -> pd.DataFrame:
 
 
 def caller_tables(case: Caller, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both halves equal, as DeepSpeed's are."""
+    """Tables whose two halves are equal, as in DeepSpeed."""
     rows = torch.Size(case.tables[:-1]).numel()
     halves = rotary_table(rows, case.tables[-1], dtype=case.table_dtype, device=device)
     return tuple(torch.cat((half, half), -1).reshape(case.tables) for half in halves)

@@ -27,9 +27,9 @@ Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tupl
 def rounding_bound(dtype: torch.dtype | str) -> float:
     """The largest relative error (L2) that rounding gives a rotation, or its gradient, computed in a dtype.
 
-    Where every operation rounds to a unit u, an element of a pair is off by at most 2 u (|x0| + |x1|), and over a
-    tensor the error is at most 4 u of its norm (|x0| + |x1| is at most the root of 2 times the pair's norm, and two
-    elements of a pair err). 5 % cover the products of two roundings.
+    Where every operation rounds to a unit u, an element of a pair is off by at most 2 u (|x0| + |x1|). The sum
+    |x0| + |x1| is at most the root of 2 times the pair's norm, and two elements of a pair err. So the error of a tensor
+    is at most 4 u times its norm. 5 % cover the products of two roundings.
 
     Args:
         dtype: the narrowest dtype on the way; a string is the name of the dtype without "torch.".

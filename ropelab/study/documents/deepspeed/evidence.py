@@ -62,16 +62,20 @@ def dispatch() -> pd.DataFrame:
 
 @cache
 def callers_dispatched() -> pd.DataFrame:
-    """First and merged version, and our own function, against the formula, per caller.
+    """The first and the merged version, and our own function, against the formula, for each caller.
 
     The versions are DeepSpeed's own source, with torchembed's own kernel in Triton's interpreter: the first version
     with the newest torchembed of its day, the merged version with the newest at hand. NaN lies behind the tables in
     memory, so that a result shows a read past their end. Without the file of the first commit there is no
     first version.
 
-    Columns version, code (the source of the code), caller, in_tree, t, tables, tokens, heads (the size of axis -2 of
-    t), gate_open (the kernel was used), kernel_tokens (the size of the axis that torchembed's kernel took for the
-    sequence; 0 where the kernel was not called), expected, outcome, error (relative L2).
+    Columns:
+        version, code (the source of the code), caller, in_tree, t, tables, tokens, expected, outcome.
+        heads: the size of axis -2 of t.
+        gate_open: the kernel was used.
+        kernel_tokens: the size of the axis that torchembed's kernel took for the sequence; 0 where the kernel was not
+            called.
+        error: relative L2.
     """
     opened: list[int] = []
 
@@ -195,7 +199,7 @@ def fallback() -> pd.DataFrame:
 
 @evidence("deepspeed_packages", "the files of the packages under build/peers")
 def wheels() -> pd.DataFrame:
-    """Which versions of torchembed ship the kernel, where their wheels are at hand."""
+    """The versions of torchembed whose wheels are at hand, and whether each version ships the kernel."""
     return measure.packages()
 
 
@@ -236,9 +240,13 @@ def extra() -> pd.DataFrame:
 def patterns() -> pd.DataFrame:
     """Optional packages that rotate in transformers and in vLLM: a row for each project.
 
-    Columns project, release, path, optional (the package), catches (the error for which the import is guarded),
-    falls_back, guarded_import (the error is one of an import, and the project computes without the package), only
-    (where the package is called), names_torchembed (a file of the release does).
+    Columns:
+        project, release, path, falls_back.
+        optional: the package.
+        catches: the error for which the import is guarded.
+        guarded_import: the error is an error of an import, and the project computes without the package.
+        only: where the package is called.
+        names_torchembed: a file of the release names torchembed.
     """
     frame = pd.DataFrame(facts("pattern", "deepspeed")).drop(columns=["document", "read_in"])
     of_an_import = frame.catches.map(lambda name: issubclass(getattr(builtins, name), ImportError))
@@ -280,8 +288,9 @@ def bandwidths(table: pd.DataFrame) -> pd.DataFrame:
         table: the record deepspeed_table.
 
     Returns:
-        Columns where ("published (GB10)" or "measured here"), dtype, seq_len, contender (eager, compile, torchembed,
-        and here ropelab and the best copy), gb_s: one read and one write of the tensor over the time, forward.
+        Columns where ("published (GB10)" or "measured here"), dtype, seq_len, contender and gb_s. The contenders are
+        eager, compile and torchembed, and also ropelab and the best copy where they were measured here. ``gb_s`` is one
+        read and one write of the tensor over the time, forward.
     """
     rows = []
     stated = published()
@@ -315,7 +324,7 @@ def _tables(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _before_nan(table: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """The table in memory that goes on with NaN, as far as a kernel reads that takes two of the strides for others."""
+    """The table, followed in memory by NaN as far as a kernel reads that confuses two of the strides."""
     beyond = (t.shape[-2] + table.shape[-1]) * max(table.stride())
     memory = torch.cat((table.flatten(), table.new_full((beyond,), float("nan"))))
     return memory.as_strided(table.shape, table.stride())

@@ -164,7 +164,7 @@ def _what_runs(row) -> str:
 
 
 def readings(table: pd.DataFrame, footer: str = "") -> Figure:
-    """Bytes per second of the document for each possible dtype, beside bytes per second measured here."""
+    """The document's bytes per second for each possible dtype, beside the bytes per second measured here."""
     frame = bandwidths(table)
     published = frame[frame["where"] == "published (GB10)"]
     fused = published[published.contender == "torchembed"].groupby("dtype").gb_s

@@ -22,7 +22,7 @@ def of_a_copy(table: pd.DataFrame, contender: str) -> str:
 
 
 def most_over(table: pd.DataFrame, contender: str) -> pd.Series:
-    """The speed of the copy over the speed of a contender, cell by cell: no kernel can be faster by more."""
+    """The speed of the copy over the speed of a contender in each cell: the most by which any kernel can be faster."""
     return 1 / table[is_right(table) & (table.contender == contender)].fraction_of_copy
 
 
@@ -49,7 +49,7 @@ def callers_sentence(callers: pd.DataFrame) -> str:
 
 
 def tests_reach(tests: pd.DataFrame) -> pd.DataFrame:
-    """For each version and test: its cases, those whose tables broadcast, and those that reach the fused kernel."""
+    """For each version and test: all cases, the cases whose tables broadcast, and the cases that reach the kernel."""
     return tests.groupby(["version", "test", "read", "device"], sort=False).agg(
         cases=("tokens", "size"), broadcasts=("broadcasts", "sum"), reaches_kernel=("reaches_kernel", "sum")
     )

@@ -41,11 +41,11 @@ DTYPES = {
     ),
     "cpu": ((torch.float32, torch.float32), (torch.float16, torch.float32)),
 }
-"""Of input and tables. Triton's interpreter has no bf16 arithmetic."""
+"""The dtypes of input and tables. Triton's interpreter has no bf16 arithmetic."""
 
 
 def packages(*, smoke: bool = False) -> pd.DataFrame:
-    """Which versions of torchembed ship the fused kernel: columns version, has_triton_module."""
+    """The versions of torchembed, and whether each ships the fused kernel: columns version, has_triton_module."""
     found = peers.torchembed_kernels()
     if not found:
         raise Unavailable("no torchembed under build/peers (make peers)")
@@ -190,8 +190,8 @@ def inductor_evidence(*, smoke: bool = False) -> pd.DataFrame:
 
     There is a row for each dtype and direction.
 
-    One tensor (1, 32, 4096, 128), tables (4096, 128). ``fraction_of_copy`` as in :func:`launch_evidence`,
-    forward.
+    The formula rotates one tensor (1, 32, 4096, 128) with tables (4096, 128). ``fraction_of_copy`` is as in
+    :func:`launch_evidence`, forward.
     """
     if not torch.cuda.is_available():
         raise Unavailable("Inductor's GPU code is generated on a GPU")

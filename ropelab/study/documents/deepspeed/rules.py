@@ -26,7 +26,7 @@ EAGER, COMPILED, TORCHEMBED, MODULE = "eager", "compile", "torchembed", "torchem
 """Contenders of the record deepspeed_table: the document's three columns, and torchembed's module."""
 
 DTYPES = ("float32", "bfloat16")
-"""The document states neither dtype nor direction: every measured dtype and direction is a cell."""
+"""The document states neither dtype nor direction, so every measured dtype and direction is a cell."""
 
 PRINTED = 5e-6
 """The largest relative error of a number that a record keeps to six significant digits."""
@@ -34,7 +34,7 @@ PRINTED = 5e-6
 
 @rule("DS-01", "deepspeed_correctness", basis=Basis.PACKAGE)
 def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
-    """A cell is a version, a pair of dtypes and a length of the tests; dtype and numbers must be the formula's."""
+    """A cell is a version, a pair of dtypes and a length of the tests; the result must equal the formula's."""
     whole = correctness[correctness.table == "whole"]
     tested = facts("test", "deepspeed")[0]["parameters"]
     lengths, untried = tested["tokens"], set(tested["head_dim"]) - {measure.HEAD_DIM}
@@ -253,7 +253,7 @@ def compile_is_faster(claim: Claim, published: pd.DataFrame, table: pd.DataFrame
 
 @rule("DS-16", "deepspeed_inductor", "deepspeed_callers", basis=Basis.PACKAGE)
 def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFrame) -> Verdict:
-    """Launches of the formula and of Inductor's code for one tensor (1, 32, 4096, 128) in bfloat16."""
+    """The rule compares launches of the formula and of Inductor's code for one bfloat16 tensor (1, 32, 4096, 128)."""
     eager = calls[(calls.contender == callers.FORMULA) & calls.caller.str.startswith("[b, h, s, d]")]
     eager = eager[is_right(eager)].set_index("direction").launches
     compiled = inductor[inductor.dtype == "bfloat16"].set_index("direction").kernels
@@ -316,7 +316,7 @@ def _ratios(table: pd.DataFrame, slow: str, fast: str) -> dict[tuple[str, str, i
 
 
 def _repeats_forward(frame: pd.DataFrame) -> list[bool]:
-    """Whether the error is the closed form's and the norm the gradient's, up to rounding, row by row."""
+    """For each row, whether the error is the closed form's and the norm is the gradient's, up to rounding."""
     slack = frame.dtype.map(rounding_bound) + 2 * PRINTED * frame.wrong_backward_error.clip(lower=1)
     error = (frame.gradient_error - frame.wrong_backward_error).abs()
     return list((error <= slack) & ((frame.norm_ratio - 1).abs() <= slack) & (frame.wrong_backward_error > 2 * slack))

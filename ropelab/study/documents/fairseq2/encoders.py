@@ -10,7 +10,7 @@ from ropelab.interop.fairseq2 import BatchLayout
 from ropelab.study.documents.fairseq2 import models, peers
 
 ENCODER_CODE = "encoder_code"
-"""The column of a table that says which code ran: `Encoders.source`, of every row with a contender of the document."""
+"""The column that says which code ran: `Encoders.source`, in every row with a contender of the document."""
 
 MODEL = "our model"
 
@@ -34,7 +34,7 @@ MODELS = Encoders(MODEL, {"RE": models.RotaryEncoder, "RRE": models.ReferenceRot
 
 
 def proposed() -> Encoders:
-    """The pull request's own.
+    """The pull request's own encoders.
 
     Raises:
         ropelab.bench.packages.NotInstalled: a file of the pull request's commit is not under ``build/peers``.
@@ -44,7 +44,7 @@ def proposed() -> Encoders:
 
 
 def under_study() -> Encoders:
-    """The pull request's own, or our models."""
+    """The pull request's own encoders, or our models."""
     try:
         return proposed()
     except NotInstalled:

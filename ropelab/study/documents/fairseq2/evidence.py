@@ -28,16 +28,20 @@ LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"
 SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"
 DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "forward and backward")
-"""The document states neither dtype nor direction, so claims are judged in all of these."""
+"""The document states neither dtype nor direction, so claims are judged in both directions."""
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
-"""RE: ``RotaryEncoder``; RRE: ``ReferenceRotaryEncoder``; with the value of ``impl``. The document's four columns."""
+"""The document's four columns: ``RotaryEncoder`` (RE) or ``ReferenceRotaryEncoder`` (RRE), and the value of
+``impl``."""
 RATIOS = {
     "llama": ("RRE llama", "RE llama"),
     "reference": ("RRE reference", "RE reference"),
     "native": ("RRE reference", "RE llama"),
 }
-"""Ratio of times -> numerator and denominator. The document prints the first two; native is each class as it was."""
+"""Ratio of times -> numerator and denominator. The document prints the first two.
+
+The ratio "native" compares each class in the layout that it had before the pull request.
+"""
 
 
 @cache
@@ -52,7 +56,7 @@ def published() -> Mapping[str, Any]:
 
 @evidence("fairseq2_changes", "the pull request's commits, read in the public repository")
 def changes() -> pd.DataFrame:
-    """A row per commit of the pull request and file that it changes: commit, file."""
+    """A row for each file that a commit of the pull request changes: columns commit, file."""
     return pd.DataFrame(
         [{"commit": change["commit"], "file": file} for change in _claims_file()["change"] for file in change["files"]]
     )
@@ -60,7 +64,7 @@ def changes() -> pd.DataFrame:
 
 @evidence("fairseq2_log", "the document's log")
 def log() -> pd.DataFrame:
-    """A row per cell and implementation: mode, seq_len, batch, encoding_dim, contender, ms."""
+    """A row for each cell and implementation: columns mode, seq_len, batch, encoding_dim, contender, ms."""
     frame = _log()
     names = {f"{name.lower().replace(' ', '_')}_ms": name for name in IMPLEMENTATIONS}
     long = frame.melt(CELL, list(names), "contender", "ms")
@@ -69,8 +73,11 @@ def log() -> pd.DataFrame:
 
 @evidence("fairseq2_summary", "recomputed from the document's log")
 def summary() -> pd.DataFrame:
-    """The means that the document prints: mode, ratio, printed, of_ratios (the mean of the log's own ratios, which
-    are rounded less), of_times (of the ratios of the printed milliseconds)."""
+    """The means that the document prints, beside the means that follow from its log.
+
+    Columns: mode, ratio, printed, of_ratios (the mean of the log's own ratios, which are rounded less), of_times (the
+        mean of the ratios of the printed milliseconds).
+    """
     printed, found = pd.read_csv(SUMMARY), _log()
     rows = []
     for ratio in ("llama", "reference"):
@@ -86,10 +93,10 @@ def summary() -> pd.DataFrame:
 
 @evidence("fairseq2_session", "counted in the document's log, its tests as in data/sources.toml")
 def session() -> pd.DataFrame:
-    """What the test session consisted of: kind, items. What times nothing and sums up nothing may compare results.
+    """The number of items of each kind in the document's test session: columns kind, items.
 
-    A test belongs to a kind by what its lines in the log print; what it has beyond those lines is something else, as is
-    an item of the session that no test accounts for.
+    The kind of a test is the kind of its lines in the log: a time or the summary. All other items of the session are
+    "anything else": items beyond those lines, and items that no known test explains. Only these may compare results.
     """
     collected = int(pd.read_csv(SUMMARY).set_index("figure").value["items collected"])
     items = {"timings": 0, "summary": 0}
@@ -101,10 +108,11 @@ def session() -> pd.DataFrame:
 
 
 def ratios(times: pd.DataFrame, value: str) -> pd.DataFrame:
-    """The three ``RATIOS`` of each cell: its columns, ratio, and times.
+    """The three ``RATIOS`` of each cell: the columns of the cell, ratio (its name), and times (the quotient).
 
     Args:
-        times: with the columns of a cell (all but ``contender`` and ``value``), contender, and ``value``.
+        times: a table with the columns of a cell, ``contender``, and a column of times.
+        value: the name of the column of times.
     """
     cell = [name for name in times.columns if name not in ("contender", value)]
     wide = times.pivot_table(index=cell, columns="contender", values=value)
@@ -119,7 +127,7 @@ def ratios(times: pd.DataFrame, value: str) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------- are they equal?
 
 _TABLES = {
-    # the rows after that for padding, of cosines and sines with a column per pair
+    # The cosines and sines in the rows after the row for padding, with a column for each pair.
     "RE": lambda e: (e.freqs[1:, :, 0], e.freqs[1:, :, 1]),
     "RRE": lambda e: tuple(t[1:, : e.encoding_dim // 2] for t in (e.cos_freqs, e.sin_freqs)),
     "kernel": lambda e: (e.cos, e.sin),
@@ -137,14 +145,17 @@ def equality() -> pd.DataFrame:
 
 
 def comparisons(encoders: Encoders) -> pd.DataFrame:
-    """Whether the encoders compute the same: columns what, first, second, layout, direction, positions, equal,
-    difference (largest, absolute), and encoder_code.
+    """Whether the encoders compute the same.
 
-    - "formula": tables and inputs are small integers, on which float32 errs nowhere. A rotation is linear in both,
-      so two that agree on random integers are the same polynomial, but for an accident.
-    - "permutation": ``impl="reference"`` of x against ``impl="llama"`` of the reordered x, reordered back; in bits.
-    - "tables": of each encoder as it makes them, for positions below ``positions``, against float64 rounded once
-      (``second`` is "exact") and against one another.
+    Columns: what, first, second, layout, direction, positions, equal, difference (largest, absolute), encoder_code. The
+    column what has three values:
+
+    - "formula": tables and inputs are small integers, for which float32 is exact. A rotation is linear in its input and
+      in its tables. So two rotations that agree on random integers are the same polynomial, but for an accident.
+    - "permutation": ``impl="reference"`` of x against ``impl="llama"`` of the reordered x, reordered back. The bits are
+      compared.
+    - "tables": the tables that each encoder makes, for positions below ``positions``. They are compared with float64
+      tables (``second`` is "exact") and with one another.
     """
     frame = pd.DataFrame([*formulas(encoders), *permutations(encoders), *_tables(encoders)])
     frame = frame.astype({"positions": "Int64"}).assign(**{ENCODER_CODE: encoders.source})
@@ -185,7 +196,7 @@ def permutations(encoders: Encoders) -> Iterator[dict]:
 
 
 def _and_kernel(encoders: Encoders) -> dict[str, type]:
-    """The two classes and our kernel's."""
+    """The two classes, and the class of our kernel."""
     return {**encoders.classes, "kernel": KernelRotaryEncoder}
 
 
@@ -237,9 +248,11 @@ def defaults() -> pd.DataFrame:
 
 
 def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:
-    """The encoders with ``impl`` left out against the encoders of released fairseq2, which has no ``impl``, in bits.
+    """The bits of the encoders without ``impl`` against the bits of released fairseq2, which has no ``impl``.
+
     The columns are encoder, case, equal and encoder_code. The cases are the ways to be called, the buffers, and the
-    signature."""
+    signature.
+    """
     rows = []
     for key, name in CLASS_NAMES.items():
         pair = encoders.classes[key], getattr(theirs, name)
@@ -275,7 +288,7 @@ def default_cases() -> list[tuple[str, str]]:
 
 
 def _calls(*batch_layouts: type) -> Iterator[tuple[str, torch.Tensor, list[Any], bool, int | None]]:
-    """Case, seqs, a layout of each class, whether training, and tokens decoded before (None: no state bag)."""
+    """Case, seqs, a layout of each class, whether it is training, and tokens decoded before (None: no state bag)."""
     generator = torch.Generator().manual_seed(2)
 
     def draw(*shape, dtype=torch.float32):

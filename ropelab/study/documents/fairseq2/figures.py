@@ -1,6 +1,6 @@
 """Figures of fairseq2#1213: each takes the tables of its records and returns a figure whose title is computed.
 
-RE is RotaryEncoder, RRE ReferenceRotaryEncoder; times of the document's GPU enter as ratios only.
+RE is RotaryEncoder, and RRE is ReferenceRotaryEncoder. Times of the document's GPU enter as ratios only.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _TIMES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15,
 
 
 def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", direction: str = "forward") -> Figure:
-    """Heat maps over the 27 shapes: how many times as long as our kernel each implementation takes."""
+    """Heat maps over the 27 shapes: the time of each implementation over the time of our kernel."""
     times = drawing.timed(timings)
     times = times[times.direction == direction]
     cell = ["batch", "seq_len", "encoding_dim"]
@@ -58,7 +58,7 @@ def slowdowns(timings: pd.DataFrame, inductor: pd.DataFrame, footer: str = "", d
         native = " (native)" if (name == "RE") == (impl == "llama") else ""
         ax.set_title(f"{name} {impl}{native}, {mode}", size=9)
         if table.empty:
-            continue  # what could not be timed is named at the foot
+            continue  # the foot names the contenders without a time
         sns.heatmap(table, ax=ax, annot=True, fmt=".2f", cmap="vlag", norm=LogNorm(1 / limit, limit), cbar=False,
                     linewidths=0.5, annot_kws={"size": 8})  # fmt: skip
         ax.set(xlabel="", ylabel="")
@@ -95,7 +95,7 @@ def of_a_copy(timings: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
-    """The document's ratios of each cell beside those measured here, per mode and ratio."""
+    """The document's ratios of each cell beside the ratios measured here, for each mode and ratio."""
     stated = ratios(log(), "ms")
     here = ratios(drawing.timed(timings)[[*_CELL, "contender", "median_us"]], "median_us")
     forward = here[here.direction == "forward"].groupby(["mode", "ratio"]).times.mean()
@@ -118,7 +118,7 @@ def published_ratios(timings: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
-    """Time compiled over time eager of each implementation: published and measured."""
+    """The compiled time of each implementation over its eager time: published and measured."""
     stated = _compiled_over_eager(log(), "ms").assign(direction=_STATED)
     here = _compiled_over_eager(drawing.timed(timings), "median_us")
     here = here.assign(direction="here, " + here.direction)
@@ -138,7 +138,7 @@ def by_compiling(timings: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def _cloud(ax, frame: pd.DataFrame, column: str, names: dict[str, str], spread: np.random.Generator, **style) -> None:
-    """Each cell's ``times`` by ``column``, published and here, and their means; ``spread`` moves points across only."""
+    """Each cell's ``times`` by ``column``, published and here, with their means; ``spread`` moves points sideways."""
     for shift, (series, color) in zip((-0.25, 0, 0.25), _SERIES.items(), strict=True):
         for place, name in enumerate(names):
             values = frame[(frame.direction == series) & (frame[column] == name)].times
@@ -200,4 +200,4 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_compiling": (("fairseq2_grid",), by_compiling),
     "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),
 }
-"""As ``ropelab.study.plots.registry.FIGURES``, which contains it."""
+"""As ``ropelab.study.plots.registry.FIGURES``."""

@@ -33,8 +33,10 @@ def same_kernels(grid: pd.DataFrame, inductor: pd.DataFrame) -> pd.DataFrame:
 
 
 def same_code(reorderings: pd.DataFrame, inductor: pd.DataFrame) -> float | None:
-    """The pull request's reordering is timed in two records: the longer time over the shorter, if the code is the
-    same in both."""
+    """The longer time of the pull request's reordering over the shorter time, from the two records that time it.
+
+    None if the records share no generated code.
+    """
     keys = [*SHAPE, "dtype"]
     compiled = timed(inductor)
     compiled = compiled[(compiled["mode"] == "compiled") & (compiled.direction == "forward")]
@@ -47,8 +49,10 @@ def same_code(reorderings: pd.DataFrame, inductor: pd.DataFrame) -> float | None
 
 
 def apart(same: pd.DataFrame, direction: str = "forward", how: str = "max") -> float:
-    """How far timings of the same kernels lie apart in a direction, as a fraction: at most, or in the mean of the
-    cells. 0 without any."""
+    """How far timings of the same kernels lie apart in a direction, as a fraction; 0 if there are no timings.
+
+    ``how`` is ``"max"`` for the largest of the cells, or ``"mean"``.
+    """
     found = same[same.direction == direction].apart
     return float(found.agg(how)) - 1 if len(found) else 0.0
 

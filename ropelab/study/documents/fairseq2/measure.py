@@ -1,11 +1,12 @@
 """The measurements behind claims FS-01 to FS-17. A study returns a data frame, which ``ropelab.bench.records`` keeps.
 
-The document states neither dtype nor direction. Here "forward" is a call without autograd and "forward and backward"
-one with it; the grid is in float32, one large cell also in bfloat16. The encoders are the pull request's own classes at
-its commit, or our models of them (`ropelab.study.documents.fairseq2.encoders`); the column ``encoder_code`` says whose
-ran. An encoder serves the grid's longest sequence, as the encoder of a model does. Times are GPU time only, from CUDA
-graphs (`ropelab.bench.timing`): the host's time of an eager call, which the document's figures of small cells include,
-is not in them.
+The document states neither dtype nor direction. Here "forward" is a call without autograd, and "forward and backward"
+is a call with autograd. The grid is in float32, and one large cell is also in bfloat16. The encoders are the pull
+request's own classes at its commit, or our models of them (`ropelab.study.documents.fairseq2.encoders`). The column
+``encoder_code`` says which code ran. An encoder serves the grid's longest sequence, as the encoder of a model does.
+
+Times are GPU time only, from CUDA graphs (`ropelab.bench.timing`). They do not include the host's time of an eager
+call, which the document's figures of small cells include.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from ropelab.study.documents.fairseq2.evidence import DIRECTIONS, IMPLEMENTATION
 NAMES = tuple(f"{name} {impl}" for name in ("RE", "RRE", "ropelab") for impl in LAYOUTS)
 """Contenders: class and ``impl``. The grid does not compile the kernel: either way it is one launch (``inductor``)."""
 
-_MOST_SETS = 16  # of tensors: as many as keep the smallest cell of the grid out of the cache of an H200
-_CHECKED_TOKENS = 64  # of each end of every sequence
-_HELD = 12  # tensors in float32 that a contender's graph keeps at most, with those of the call that warms it up
+_MOST_SETS = 16  # the most sets of tensors: enough to keep the grid's smallest cell out of the cache of an H200
+_CHECKED_TOKENS = 64  # the number of tokens that are checked at each end of every sequence
+_HELD = 12  # the most float32 tensors that a contender's graph keeps, the tensors of its warm-up call included
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ class Cell:
 
     @property
     def columns(self) -> dict[str, object]:
-        """What identifies the cell. ``bytes``: the fewest that a forward moves; tables are read once, a column per
-        pair in float32, and count here: a head of E features is as wide as its rows of the tables."""
+        """The columns that identify the cell, and ``bytes``: the fewest bytes that a forward moves.
+
+        The tables count as read once, with a column for each pair in float32. They count here because a head of E
+        features is as wide as its rows of the tables.
+        """
         elements = self.seq_len * self.encoding_dim
         return {
             "batch": self.batch, "seq_len": self.seq_len, "encoding_dim": self.encoding_dim,
@@ -75,10 +79,11 @@ class Cell:
         return f"B{self.batch} S{self.seq_len} E{self.encoding_dim}"
 
 
-# By E, as each has its own compiled code; batches of 1, which torch.compile always treats apart, last.
+# The cells of one E follow each other, because each E has its own compiled code. Batches of 1 come last, because
+# torch.compile always treats them apart.
 GRID = tuple(Cell(b, s, e) for e, b, s in product((1024, 2048, 4096), (4, 8, 1), (2048, 4096, 16384)))
 SMOKE_GRID = tuple(Cell(b, s, 64) for b, s in product((2, 1), (32, 64)))
-"""Two cells of the grid's kind in either case of B."""
+"""Two cells with several batches, and two cells with one batch."""
 LARGE = {False: Cell(4, 8192, 8192), True: Cell(2, 64, 64)}
 """Smoke -> the shape for which the document names two further kernels and their time."""
 
@@ -86,24 +91,24 @@ LARGE = {False: Cell(4, 8192, 8192), True: Cell(2, 64, 64)}
 def grid(*, smoke: bool = False) -> pd.DataFrame:
     """GPU time of every encoder, eager and compiled, at the document's 27 shapes, in float32.
 
-    Compiled as a script would that goes through shapes with one model: B and S are dynamic, E is the model's. The
-    layout of a batch has the width S as an int, which torch.compile takes for a constant at first and as dynamic from
-    the second S on. So an encoder is compiled for the first S, for all other S, and for batches of 1, per direction and
-    E; static shapes are in ``inductor``.
+    The encoders are compiled as in a script that calls one model with several shapes: B and S are dynamic, and E is the
+    model's. The layout of a batch has the width S as an int. torch.compile takes the int for a constant at first, and
+    as dynamic from the second S on. So for each direction and E, an encoder is compiled for the first S, for all other
+    S, and for batches of 1. The record ``inductor`` has static shapes.
 
     Returns:
         A row per cell, direction and contender: the columns of the cell, direction, mode ("eager", "compiled",
         "kernel", "copy"), contender, status, median_us, q20_us, q80_us, samples, and fraction_of_copy: the time of
-        the best copy of what a direction must read (forward: x; with the backward also the cotangent) over that of
-        the contender.
+        the best copy of the tensors that a direction must read, over the time of the contender. The forward must read
+        x; with the backward a call must also read the cotangent.
     """
     cells = SMOKE_GRID if smoke else GRID
     longest = max(cell.seq_len for cell in cells)
-    if timing.is_stopped():  # the first of each kind is what is compiled for, the others take memory only
+    if timing.is_stopped():  # only the first cell of each kind is compiled for; the others would only take memory
         kinds = {(cell.encoding_dim, cell.batch > 1, cell.seq_len == cells[0].seq_len): cell for cell in cells[::-1]}
         cells = list(kinds.values())[::-1]
     frames, encoders, compiled = [], {}, {}
-    with torch._dynamo.config.patch(recompile_limit=64):  # of one function, which two encoders share
+    with torch._dynamo.config.patch(recompile_limit=64):  # two encoders share one function, and so its recompilations
         for cell in progress(cells, str):
             if not encoders or encoders[NAMES[0]].encoding_dim != cell.encoding_dim:
                 torch._dynamo.reset()
@@ -122,16 +127,18 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]]:
-    """What Inductor makes of each encoder at one large shape, compiled for that shape alone, in two dtypes.
+    """Inductor's code for each encoder at one large shape, compiled for that shape alone, in two dtypes.
 
-    The kernel is among them: compiled, it is an operator in Inductor's code.
+    The encoders with our kernel are among them. In Inductor's code the kernel is an operator.
 
     Returns:
-        (dtype, direction, contender) ->
-        generated, fallbacks: names of the kernels in Inductor's code, and of the operators that it leaves to eager;
-        generated_bytes: that the generated kernels read and write, by Inductor's own account;
-        code: a hash of the generated kernels without their names and comments;
-        complex_warning, warnings: what was warned of while compiling, and whether complex numbers were among it.
+        (dtype, direction, contender) -> a mapping with these keys:
+
+        - generated, fallbacks: the names of the kernels in Inductor's code, and of the operators that it leaves to
+          eager
+        - generated_bytes: the bytes that the generated kernels read and write, by Inductor's own account
+        - code: a hash of the generated kernels without their names and comments
+        - complex_warning, warnings: whether a warning of the compilation names complex numbers, and all warnings
     """
     found = {}
     for cell in _large_cells(smoke):
@@ -147,17 +154,22 @@ def generated(*, smoke: bool = False) -> dict[tuple[str, ...], dict[str, object]
 
 
 def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool = False) -> pd.DataFrame:
-    """What each encoder takes at that shape, eager and compiled, and what runs then.
+    """The time, the memory and the kernels of each encoder at the shape of ``generated``, eager and compiled.
 
-    The columns of ``generated`` stand beside it. They come from a compilation of their own, because code that comes
-    from the cache is not seen.
+    The columns of ``generated`` come from a compilation of their own, because code that comes from the cache is not
+    seen.
+
+    Args:
+        found: the result of ``generated``.
 
     Returns:
-        As ``grid``, without the copies' rows, and with
-        kernels, launched: how many kernels (copies and fills included) a call runs on the GPU, and their names;
-        peak_bytes, result_bytes: memory of the call, the result included, and that of the result alone;
-        state_bytes: of the encoder's tables;
-        the columns of ``generated``.
+        The columns of ``grid``, without the rows of the copies, and these columns:
+
+        - kernels, launched: the number of kernels (copies and fills included) that a call runs on the GPU, and their
+          names
+        - peak_bytes, result_bytes: the memory of the call, the result included, and the memory of the result alone
+        - state_bytes: the memory of the encoder's tables
+        - the columns of ``generated``
     """
     frames = []
     for cell in _large_cells(smoke):
@@ -179,7 +191,7 @@ def inductor(found: Mapping[tuple[str, ...], dict[str, object]], *, smoke: bool 
 
 
 def _compiled_for(cell: Cell) -> tuple[dict[str, torch.nn.Module], dict[tuple[str, str], Callable]]:
-    """The encoders by name, and by mode and name what is called; nothing has been compiled before."""
+    """The encoders by name, and the functions to call by mode and name; all compiled code is dropped first."""
     torch._dynamo.reset()
     encoders = _encoders(cell.encoding_dim, cell.seq_len)
     compiled = {name: torch.compile(encoder, dynamic=False, fullgraph=True) for name, encoder in encoders.items()}
@@ -187,7 +199,7 @@ def _compiled_for(cell: Cell) -> tuple[dict[str, torch.nn.Module], dict[tuple[st
 
 
 def _large_cells(smoke: bool) -> tuple[Cell, ...]:
-    """Each costs twelve compilations in either direction."""
+    """The large shape in both dtypes. Each cell costs twelve compilations in either direction."""
     return tuple(Cell(*LARGE[smoke].shape, dtype) for dtype in (torch.float32, torch.bfloat16))
 
 
@@ -199,9 +211,8 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
 
     Returns:
         Columns of the cell, variant, status, median_us, q20_us, q80_us, samples, kernels, launched, generated,
-        fallbacks, generated_bytes (see ``inductor``), code: a hash of the generated kernels without their names and
-        comments, and encoder_code: which code ran. Times are means over several inputs: where a tensor lies in memory
-        counts too.
+        fallbacks, generated_bytes and code (see ``generated`` and ``inductor``), and encoder_code: which code ran.
+        Times are means over several inputs, because the place of a tensor in memory affects the time.
     """
     cell = Cell(*LARGE[smoke].shape)
     torch._dynamo.reset()
@@ -220,7 +231,7 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
                 contenders[name] = lambda calls=calls: calls
             else:
                 status[name] = "wrong: other bits than the encoder's"
-        except Exception as error:  # as in the timing
+        except Exception as error:  # a way that cannot run is a result too
             status[name] = timing.failure(error)
     del expected
     frame = tidy(_gpu_times(contenders, cell, _rounds(cell, smoke)), cell.columns, status)
@@ -273,7 +284,7 @@ def _reordering_by(reorder: Callable | None, encoder: torch.nn.Module) -> torch.
 
 
 def _rounds(cell: Cell, smoke: bool) -> int:
-    """Few where a call takes milliseconds: it is the long ones that vary least."""
+    """The number of rounds. It is small where a call takes milliseconds, because the times of long calls vary least."""
     if smoke:
         return 2
     return 3 if math.prod(cell.shape) >= 2**28 else 5
@@ -294,7 +305,7 @@ def _encoders(encoding_dim: int, max_seq_len: int) -> dict[str, torch.nn.Module]
 
 
 def _by_mode(encoders: Mapping, compiled: Mapping) -> dict[tuple[str, str], Callable]:
-    """(mode, contender) -> what is called."""
+    """(mode, contender) -> the function to call."""
     found = {("kernel" if name.startswith("ropelab") else "eager", name): e for name, e in encoders.items()}
     return found | {("compiled", name): encoder for name, encoder in compiled.items()}
 
@@ -304,7 +315,8 @@ def _tensors(cell: Cell, count: int) -> list[torch.Tensor]:
 
 
 def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iterator[Callable[[Callable], object]]:
-    """For each set of buffers what calls a given encoder; B and S marked as dynamic if asked for."""
+    """For each set of buffers a function that calls a given encoder; with ``dynamic``, B and S are marked as
+    dynamic."""
     layout = under_study().batch_layout(cell.shape[:2], None, device=_device())
     for _ in range(sets):
         x, *cotangent = _tensors(cell, 1 if direction == "forward" else 2)
@@ -333,7 +345,10 @@ def _with_backward(encoder: Callable, x: torch.Tensor, layout: SeqsLayout, cotan
 def _timed(
     cell: Cell, direction: str, contenders: Mapping[tuple[str, str], Callable], rounds: int, dynamic: bool = False
 ) -> pd.DataFrame:
-    """Check, then time those that are right, and the copies; with the clock stopped, only what is compiled."""
+    """Check the contenders, then time the right contenders and the copies.
+
+    With the clock stopped, no eager encoder is called.
+    """
     if timing.is_stopped():
         contenders = {(mode, name): encoder for (mode, name), encoder in contenders.items() if mode != "eager"}
     tensor_bytes = math.prod(cell.shape) * cell.dtype.itemsize
@@ -343,7 +358,7 @@ def _timed(
     for (mode, name), encoder in contenders.items():
         try:
             outcome = _check(calls[0], encoder, LAYOUTS[name.split()[1]], inverse=direction != "forward")
-        except Exception as error:  # what cannot run is a result too
+        except Exception as error:  # a contender that cannot run is a result too
             outcome = timing.failure(error)
         if outcome == "ok":
             ready[mode, name] = lambda encoder=encoder: [partial(call, encoder) for call in calls]
@@ -359,7 +374,7 @@ def _timed(
 
 
 def _gpu_times(contenders: Mapping, cell: Cell, rounds: int) -> pd.DataFrame:
-    """`timing.gpu_times`, in the same rounds as far as the memory of the contenders' graphs allows."""
+    """`timing.gpu_times`; contenders share their rounds as far as the memory of their graphs allows."""
     held = _HELD * math.prod(cell.shape) * 4
     together = max(1, int(_free_bytes() / 2 / held))
     names = list(contenders)
@@ -367,7 +382,7 @@ def _gpu_times(contenders: Mapping, cell: Cell, rounds: int) -> pd.DataFrame:
     for start in range(0, len(names), together):
         part = {name: contenders[name] for name in names[start : start + together]}
         frames.append(timing.gpu_times(part, rounds=rounds, graph_ms=0.5))
-        _empty_cache()  # the graphs' own memory
+        _empty_cache()  # frees the memory of the graphs
     return pd.concat(frames, ignore_index=True)
 
 
@@ -383,9 +398,9 @@ def _empty_cache() -> None:
 def _check(call: Callable, encoder: Callable, layout: str, inverse: bool) -> str:
     """``"ok"``, or how the first and last tokens of every sequence differ from the float64 definition.
 
-    The tables are the encoder's own, from angles in float32: those are off by ``(3 |ln f| + 4) u |p f|``
-    (`ropelab.conformance.conventions`), library cosines by two units in the last place, 4 u; two roundings of the
-    arithmetic and one of the result come on top, as in `ropelab.bench.peers.error_bound`.
+    The tables are the encoder's own, from angles in float32. The angles are off by ``(3 |ln f| + 4) u |p f|``
+    (`ropelab.conformance.conventions`), and library cosines by two units in the last place, 4 u. Two roundings of the
+    arithmetic and one rounding of the result come on top, as in `ropelab.bench.peers.error_bound`.
     """
     result = call(encoder)
     x = call.keywords["cotangent" if inverse else "x"].detach()
@@ -412,7 +427,7 @@ def _check(call: Callable, encoder: Callable, layout: str, inverse: bool) -> str
 
 
 def _facts(what: str, find: Callable[[Callable], dict[str, object]], call: Callable) -> dict[str, object]:
-    """What ``find`` finds of the call. A contender that fails has none; its status says why."""
+    """The facts that ``find`` finds about the call. A contender that fails has no facts; its status says why."""
     try:
         return find(call)
     except Exception as error:
@@ -430,22 +445,22 @@ def _launched(call: Callable[[], torch.Tensor]) -> dict[str, object]:
 
 
 def _short(kernel: str) -> str:
-    """A kernel's name without its template arguments, which fill pages."""
+    """A kernel's name, cut off after 97 characters because template arguments fill pages."""
     name = re.sub(r"^void ", "", kernel)
     return name if len(name) <= 100 else name[:97] + "..."
 
 
 def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
-    """See ``generated``: of a call that must not have been compiled before."""
+    """The facts of ``generated`` about a call that must not have been compiled before."""
     from torch._inductor.utils import fresh_cache, run_and_get_code
 
     _forget_warnings()
     with (
         warnings.catch_warnings(record=True) as caught,
         fresh_cache(),  # code that comes from the cache is not generated, and then not seen
-        torch._inductor.config.patch(benchmark_kernel=True),  # which writes the kernels' bytes into the code
-        mock.patch.object(torch._dynamo, "reset"),  # what has been compiled before is to stay
-        contextlib.redirect_stderr(io.StringIO()),  # where it tells the path of every such module
+        torch._inductor.config.patch(benchmark_kernel=True),  # writes the bytes of each kernel into the code
+        mock.patch.object(torch._dynamo, "reset"),  # keeps the code that was compiled before
+        contextlib.redirect_stderr(io.StringIO()),  # Inductor prints the path of every such module here
     ):
         warnings.simplefilter("always")
         _, codes = run_and_get_code(call)
@@ -457,7 +472,7 @@ def _generated(call: Callable[[], torch.Tensor]) -> dict[str, object]:
 
 
 def _forget_warnings() -> None:
-    """Inductor warns of complex numbers once in a process; the next compilation is to warn again."""
+    """Make the next compilation warn of complex numbers again; Inductor warns of them once in a process."""
     import torch._inductor.lowering as lowering
 
     warn_once = getattr(lowering, "_warn_complex_not_supported", None)
@@ -472,12 +487,17 @@ _VIEWS = {
 
 
 def read_code(codes: Sequence[str]) -> dict[str, object]:
-    """Kernels and fallbacks of Inductor's wrapper code, one piece per direction: generated, fallbacks,
-    generated_bytes, code (see ``reorderings``). Operators that only view are no fallbacks: they run nothing."""
+    """generated, fallbacks, generated_bytes and code (see ``generated``) of Inductor's wrapper code.
+
+    Operators that only make a view are no fallbacks, because they run nothing.
+
+    Args:
+        codes: a piece of wrapper code for each direction.
+    """
     launched, fallbacks, sources = [], [], {}
     for code in codes:
         sources |= dict(re.findall(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", code, flags=re.DOTALL))
-        wrapper = re.sub(r"'''.*?'''", "", code, flags=re.DOTALL)  # sources contain a launch too, to time it
+        wrapper = re.sub(r"'''.*?'''", "", code, flags=re.DOTALL)  # the source of a kernel has a launch for timing
         launched += [
             (name, sources.get(name, "")) for name in re.findall(r"^\s*(\w+)\.run\(", wrapper, flags=re.MULTILINE)
         ]
@@ -493,16 +513,16 @@ def read_code(codes: Sequence[str]) -> dict[str, object]:
 
 
 def _body(source: str) -> str:
-    """A kernel without its name and comments, and without what follows: its launch, to be timed alone, by name."""
+    """A kernel without its name and comments, and without the code behind it, which launches it by name for timing."""
     body = "".join(re.findall(r"^@triton\.jit\ndef .*?(?=^\S|\Z)", source, flags=re.DOTALL | re.MULTILINE))
     return re.sub(r"#.*|\s+", " ", re.sub(r"def \w+\(", "def kernel(", body))
 
 
 def defaults(*, smoke: bool = False) -> pd.DataFrame:
-    """`evidence.defaults`, kept for where fairseq2 is not at hand."""
+    """`evidence.defaults` as a record, for machines without fairseq2."""
     return evidence.defaults()
 
 
 def equality(*, smoke: bool = False) -> pd.DataFrame:
-    """`evidence.equality`, kept for where the pull request's file is not at hand."""
+    """`evidence.equality` as a record, for machines without the pull request's file."""
     return evidence.equality()

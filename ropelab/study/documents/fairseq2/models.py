@@ -155,7 +155,7 @@ class ReferenceRotaryEncoder(_Model):
     ) -> torch.Tensor:
         """Rotate ``seqs``; see `RotaryEncoder.forward`."""
         rows = self._rows(seqs, seqs_layout, state_bag)
-        # Two statements, because torch 2.11 compiles a comprehension for this length alone.
+        # Two statements, because torch 2.11 would compile a comprehension for this length alone.
         cos = _row_of_each_token(self.cos_freqs, rows, seqs)
         sin = _row_of_each_token(self.sin_freqs, rows, seqs)
         x = seqs.float()

@@ -1,8 +1,8 @@
 """This file loads fairseq2 itself: the pull request's code at its commit, and the newest release.
 
 Both are pure Python. ``fairseq2/__init__.py`` imports the native library fairseq2n, and ``fairseq2/nn/__init__.py``
-imports every module of ``fairseq2.nn``, so neither file is executed: an empty module, which only says where the files
-of the package are, stands for each. Every other module is executed as published.
+imports every module of ``fairseq2.nn``. So neither file is executed. An empty module, which only says where the files
+of the package are, takes the place of each. Every other module is executed as published.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMIT = "eb69a67ca78cdea45688e2515b2491bbf2e8aa00"
 """The head of the pull request."""
 
 PROPOSED = f"fairseq2 {COMMIT[:9]}"
-"""How `Fairseq2.source` of the pull request's code begins."""
+"""The beginning of `Fairseq2.source` for the pull request's code."""
 
 ENCODERS = "src/fairseq2/nn/_position_encoder.py"
 """The file that the pull request changes."""
@@ -58,7 +58,7 @@ class Fairseq2:
 
     @property
     def source(self) -> str:
-        """Which code it is, as records have it."""
+        """The name of the code in the records: version and checksum."""
         return f"fairseq2 {self.version}, sha256 {self.sha256}"
 
     def __getattr__(self, name: str) -> type:

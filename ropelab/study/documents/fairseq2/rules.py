@@ -2,11 +2,11 @@
 
 The evidence says whose encoders ran (`ropelab.study.documents.fairseq2.encoders`): the pull request's own at its
 commit, or our models of them. The rule of a claim about the encoders takes its basis from the evidence, so
-`rule_on_encoders` registers the rule. Evidence without the column ``encoder_code`` is of our models. Inductor is a
-package and is run itself.
+`rule_on_encoders` registers the rule. Evidence without the column ``encoder_code`` is evidence of our models. Inductor
+is a package and is run itself.
 
-A number that the document states of its grid is compared with the mean of the recorded ratios, once for each set of
-shapes, dtype and direction. A cell that is not recorded leaves a claim untold.
+The rules compare a number that the document states of its grid with the mean of the recorded ratios, once for each set
+of shapes, dtype and direction. If a cell is not recorded, the claim cannot be told.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ROUNDED = 0.005
 """The log prints ratios with two decimals."""
 
 _OF_THE_DOCUMENT = ("fairseq2_log", "fairseq2_summary")
-"""Evidence that no encoder made here."""
+"""Evidence from the document alone: no encoder ran here."""
 
 # --------------------------------------------------------------------------------------------------- whose encoders
 
@@ -58,7 +58,7 @@ _OF_THE_DOCUMENT = ("fairseq2_log", "fairseq2_summary")
 def rule_on_encoders(claim_id: str, *evidence_names: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
     """Register the rule of a claim about the encoders.
 
-    The basis is `Basis.CODE` if all evidence is of the pull request's own encoders, else `Basis.MODEL`.
+    The basis is `Basis.CODE` if all evidence comes from the pull request's own encoders, else `Basis.MODEL`.
     """
 
     def register(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -77,7 +77,7 @@ def rule_on_encoders(claim_id: str, *evidence_names: str) -> Callable[[Callable[
 
 
 def whose(frame: pd.DataFrame) -> str:
-    """Which code the table is of, as `Encoders.source`; a table of several, or without the column, is of our model."""
+    """The code that made the table, as `Encoders.source`: our model if the table lacks the column or has several."""
     rows = frame[frame.contender.isin(IMPLEMENTATIONS)] if "contender" in frame else frame
     sources = set(rows[ENCODER_CODE].fillna(MODEL)) if ENCODER_CODE in frame else set()
     return sources.pop() if len(sources) == 1 else MODEL
@@ -88,7 +88,7 @@ def whose(frame: pd.DataFrame) -> str:
 
 @rule("FS-01", "fairseq2_inductor", basis=Basis.PACKAGE)
 def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """In each compilation of RE, Inductor warns of complex numbers, and leaves operators to eager."""
+    """A cell is a compilation of RE: Inductor must warn of complex numbers, and leave operators to eager."""
     compiled = _compiled(inductor)
     products, formulas = (compiled[compiled.contender.str.startswith(name)] for name in ("RE ", "RRE "))
     _need(products[["status", "complex_warning"]], "compilations of RE")
@@ -103,7 +103,7 @@ def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict
 
 @rule_on_encoders("FS-04", "fairseq2_inductor")
 def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """The peaks of a call are equal to the byte in all four implementations."""
+    """The peaks of a call must be equal to the byte in all four implementations."""
     compiled = _compiled(inductor)
     _need(compiled[["peak_bytes"]], "peaks of compiled calls")
     groups = compiled.groupby(["dtype", "direction"], sort=False)
@@ -122,7 +122,7 @@ def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-06", "fairseq2_inductor")
 def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """In each dtype and direction, RE in halves launches the stated number of further kernels in every pass, and is
+    """A cell is a dtype and a direction: RE in halves must launch the stated number of further kernels, and be
     slower."""
     plain, reordered = _reordering(inductor, "kernels")
     more = reordered.kernels - plain.kernels
@@ -142,7 +142,7 @@ def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-14", "fairseq2_inductor")
 def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """For no other implementation does Inductor generate a kernel around a product of complex numbers."""
+    """A cell is a compilation of another implementation: no kernel may be generated around a complex product."""
     compiled = _compiled(inductor)
     others = compiled[compiled.contender != "RE reference"]
     _need(others[["status", "kernels"]], "compilations of the other three")
@@ -188,7 +188,7 @@ def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) 
 
 @rule_on_encoders("FS-09", "fairseq2_reorderings")
 def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdict:
-    """For all ways that use the named operators alone, Inductor generates the same code, names aside."""
+    """For all ways with only the named operators, Inductor must generate the same code, up to names."""
     ran = reorderings[is_right(reorderings)]
     operators = {*published()["reorderings"], published()["reordering_used"]}
     named = ran.variant.map(lambda variant: set(variant.split(", ")) <= operators)
@@ -214,7 +214,7 @@ def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdic
 
 @rule_on_encoders("FS-02", "fairseq2_grid", "fairseq2_inductor")
 def complex_numbers_are_not_slower(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame) -> Verdict:
-    """Each class as it was before: RE in pairs against RRE in halves, in every cell, mode and direction."""
+    """Each class in its layout before the pull request: RE in pairs, RRE in halves; all cells, modes and directions."""
     times = pd.concat({mode: _times(grid, inductor, mode) for mode in ("compiled", "eager")}, names=["mode"])
     over, under = RATIOS["native"]
     _need(times[[over, under]], "times of native RE and RRE")
@@ -241,7 +241,7 @@ def complex_numbers_are_not_slower(claim: Claim, grid: pd.DataFrame, inductor: p
 def native_speedup(
     claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame, summary: pd.DataFrame
 ) -> Verdict:
-    """Each class as it was before, compiled."""
+    """The compiled times of each class in its layout before the pull request: RE in pairs, RRE in halves."""
     native, llama = (_logged_times(document, ratio) for ratio in ("native", "llama"))
     stated = published()["native_ratio"]
     verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["native"]: stated})
@@ -257,7 +257,7 @@ def native_speedup(
 def halves_by_complex_numbers(
     claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame
 ) -> Verdict:
-    """RRE's time over that of RE in halves is RE's speed."""
+    """Both in halves: the speed of RE is the time of RRE over the time of RE."""
     stated = published()["re_reference_speed"]
     verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["reference"]: stated})
     return verdict.said(verdict.measured, f"the mean of the log is {_logged_ratios(summary, 'reference'):.2f}")
@@ -265,7 +265,7 @@ def halves_by_complex_numbers(
 
 @rule_on_encoders("FS-08", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary")
 def pairs_by_cosines(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
-    """RE's time over that of RRE in pairs is RRE's speed."""
+    """Both in pairs: the speed of RRE is the time of RE over the time of RRE."""
     stated = published()["rre_llama_speed"]
     verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["llama"][::-1]: stated})
     return verdict.said(
@@ -275,8 +275,11 @@ def pairs_by_cosines(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, s
 
 @rule_on_encoders("FS-11", "fairseq2_grid", "fairseq2_inductor")
 def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame) -> Verdict:
-    """In each cell: the speed of RRE in pairs, as a fraction of native RE's, over that of RE in halves, as a fraction
-    of native RRE's. The document compares 0.86 and 0.66 so."""
+    """The speed of RRE in pairs must be larger than the speed of RE in halves, cell by cell.
+
+    Each speed is a fraction of the speed of the class whose own layout this is. The document compares 0.86 and 0.66 in
+    this way.
+    """
     compiled, eager = (_times(grid, inductor, mode) for mode in ("compiled", "eager"))
     _need(compiled, "times of all four implementations")
     speeds = [_ratio(compiled, *pair) for pair in _FOREIGN]
@@ -292,14 +295,14 @@ def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame
 
 @rule_on_encoders("FS-16", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary")
 def eager_means(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, summary: pd.DataFrame) -> Verdict:
-    """The summary's two eager means."""
+    """The rule judges both means that the summary prints for eager calls."""
     printed = summary[summary["mode"] == "eager"].set_index("ratio").printed
     return _sized(claim, _times(grid, inductor, "eager"), {RATIOS[ratio]: stated for ratio, stated in printed.items()})
 
 
 @rule_on_encoders("FS-17", "fairseq2_grid", "fairseq2_inductor", "fairseq2_log")
 def compiling_costs(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, document: pd.DataFrame) -> Verdict:
-    """Compiled over eager; the log's mean is of times with one decimal."""
+    """The rule judges the compiled time over the eager time. The log prints times with one decimal."""
     stated = times_by_compiling(document, _NATIVE, "ms")
     modes = {mode: _times(grid, inductor, mode)[_NATIVE] for mode in ("compiled", "eager")}
     verdict = _sized(claim, pd.DataFrame(modes), {("compiled", "eager"): stated}, digits=1)
@@ -311,7 +314,7 @@ def compiling_costs(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, do
 
 @rule_on_encoders("FS-03", "fairseq2_equality")
 def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
-    """Formulas that agree in every bit on integers are the same; rounded tables are no mathematics."""
+    """Formulas that agree in every bit on integers are the same. Rounded tables do not count as mathematics."""
     key = ["what", "first", "second", "layout", "direction"]
     ways = "forward", "backward"
     wanted = [("formula", "RE", "RRE", layout, way) for layout, way in product(LAYOUTS.values(), ways)]
@@ -339,7 +342,7 @@ def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
 
 @rule("FS-10", "fairseq2_summary", basis=Basis.DOCUMENT)
 def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
-    """The mean of ratios with two decimals is right to half of the last."""
+    """The mean of ratios with two decimals is right to half of the last decimal."""
     if len(summary) < 4:
         raise Untold("all four means of the log")
     means = [Interval(x - _ROUNDED, x, x + _ROUNDED) for x in summary.of_ratios]
@@ -354,7 +357,7 @@ def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-12", "fairseq2_defaults")
 def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
-    """The encoders with impl left out against the encoders of the released package."""
+    """The rule compares the encoders without ``impl`` with the encoders of the released package."""
     equal = defaults.set_index(["encoder", "case"]).equal.astype(bool)
     if missing := set(default_cases()) - set(equal.index):
         raise Untold(f"{len(missing)} of {len(default_cases())} further comparisons")
@@ -368,7 +371,7 @@ def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
 
 @rule("FS-13", "fairseq2_changes", "fairseq2_session", basis=Basis.SOURCE)
 def tests_are_missing(claim: Claim, changes: pd.DataFrame, session: pd.DataFrame) -> Verdict:
-    """No file that the commits change is a test."""
+    """The claim holds if no file that the commits change is a test."""
     files = sorted(set(changes.file))
     tests = [file for file in files if "test" in file]
     items = session.set_index("kind")["items"]
@@ -384,7 +387,7 @@ def tests_are_missing(claim: Claim, changes: pd.DataFrame, session: pd.DataFrame
 
 _NATIVE = "RE llama"
 _FOREIGN = RATIOS["llama"][::-1], RATIOS["reference"]
-"""The times whose ratio is the speed in the foreign layout, as a fraction of the class at home there: RRE's, RE's."""
+"""For RRE and for RE: the two times whose ratio is the speed in the foreign layout, over the class of that layout."""
 
 
 def _named(batch: int, seq_len: int, encoding_dim: int) -> str:
@@ -392,7 +395,7 @@ def _named(batch: int, seq_len: int, encoding_dim: int) -> str:
 
 
 def _dtypes(frame: pd.DataFrame, wanted: tuple[str, ...]) -> list[str]:
-    """The dtypes that a record should have and those that it has."""
+    """The dtypes that a record should have, and the dtypes that the record has."""
     return list(dict.fromkeys([*wanted, *frame.dtype]))
 
 
@@ -403,7 +406,7 @@ def _need(frame: pd.DataFrame, what: str) -> None:
 
 
 def _compiled(inductor: pd.DataFrame) -> pd.DataFrame:
-    """A row for each compilation that the record should have; where it has none, the row is empty."""
+    """A row for each compilation that the record should have; the row is empty where the record lacks it."""
     keys = ["dtype", "direction", "contender"]
     rows = timed(inductor)
     rows = rows[(rows["mode"] == "compiled") & rows.contender.isin(IMPLEMENTATIONS)].set_index(keys)
@@ -424,8 +427,11 @@ def _reordering(inductor: pd.DataFrame, column: str) -> tuple[pd.DataFrame, pd.D
 
 
 def _times(grid: pd.DataFrame, inductor: pd.DataFrame, mode: str) -> pd.DataFrame:
-    """The intervals of the times in a mode: a row for every cell that the records should have, a column for each
-    implementation. The document's 27 shapes and its large shape, in every recorded dtype and in both directions."""
+    """The intervals of the times in a mode: a row for each cell, a column for each implementation.
+
+    The rows are the cells that the records should have: the document's 27 shapes and its large shape, in every recorded
+    dtype and in both directions.
+    """
     shapes = log()[SHAPE].drop_duplicates().itertuples(index=False, name=None)
     large = tuple(published()["shape"])
     sets = {"27 shapes": (grid, list(shapes), DTYPES[:1]), _named(*large): (inductor, [large], DTYPES)}
@@ -459,7 +465,7 @@ def _sized(claim: Claim, times: pd.DataFrame, stated: dict[tuple[str, str], floa
     """The verdict on ratios of times, from their means.
 
     Args:
-        times: as of ``_times``.
+        times: a table as `_times` makes it.
         stated: numerator and denominator -> the stated mean.
     """
     _need(times[list({name for pair in stated for name in pair})], "times")
@@ -498,18 +504,18 @@ def _elsewhere(times: pd.DataFrame, mode: str) -> str:
 
 
 def _logged_times(document: pd.DataFrame, ratio: str) -> pd.Series:
-    """The compiled ratios of the log's times."""
+    """The ratios of the compiled times that the log prints."""
     found = ratios(document[[*CELL, "contender", "ms"]], "ms")
     return found[(found.ratio == ratio) & (found["mode"] == "compiled")].times
 
 
 def _logged_ratios(summary: pd.DataFrame, ratio: str) -> float:
-    """The mean of the log's own ratios, compiled."""
+    """The mean of the ratios that the log prints for compiled calls."""
     return float(summary[(summary["mode"] == "compiled") & (summary.ratio == ratio)].of_ratios.iloc[0])
 
 
 def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median_us") -> float:
-    """Mean over the forward cells of the time compiled over that of eager."""
+    """The mean over the forward cells of the compiled time over the eager time."""
     rows = frame[is_right(frame) & (frame.contender == contender)]
     if "direction" in rows:
         rows = rows[rows.direction == "forward"]

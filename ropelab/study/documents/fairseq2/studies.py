@@ -4,8 +4,9 @@ from ropelab.bench.study import Study
 from ropelab.study.documents.fairseq2.measure import defaults, equality, generated, grid, inductor, reorderings
 
 STUDIES: dict[str, Study] = {
-    # The tables of six encoders, x and its cotangent, and what a compiled call keeps, in float32: with the clock
-    # stopped nothing eager is called, and of the grid only the cells that are compiled for.
+    # The memory holds the tables of six encoders, x and its cotangent, and the tensors that a compiled call keeps, in
+    # float32. With the clock stopped, no eager encoder is called, and the grid has only the cells that are compiled
+    # for.
     "fairseq2_defaults": Study(defaults, gpu_gib=1, timed=False),
     "fairseq2_equality": Study(equality, gpu_gib=1, timed=False),
     "fairseq2_grid": Study(grid, gpu_gib=4),

@@ -1,4 +1,4 @@
-"""This file holds what the adapters of the study of SGLang#14302 share.
+"""This file holds the code that the adapters of the study of SGLang#14302 share.
 
 All adapters rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens.
 """
@@ -12,7 +12,7 @@ from ropelab.bench.workloads import Workload
 
 
 def tokens(x: torch.Tensor) -> torch.Tensor:
-    """``[B, S, H, D]`` -> ``[T, H, D]``, without a gradient: what is overwritten may not be a leaf that has one."""
+    """``[B, S, H, D]`` -> ``[T, H, D]``, detached, because a leaf that requires grad must not be overwritten."""
     return x.detach().flatten(0, 1)
 
 
@@ -22,12 +22,12 @@ def token_rows(workload: Workload, table: torch.Tensor) -> torch.Tensor:
 
 
 def token_positions(workload: Workload, device: torch.device) -> torch.Tensor:
-    """``[T]``: the rows of the tables ``[S, R/2]``."""
+    """The row of the tables ``[S, R/2]`` for each token, ``[T]``."""
     return torch.arange(workload.seq_len, device=device).repeat(workload.batch)
 
 
 def in_place(rotate: Callable[[torch.Tensor, torch.Tensor], object]) -> Rotate:
-    """A function of ``[T, H, D]`` that overwrites, as one that returns what it was given."""
+    """A function that overwrites q and k ``[T, H, D]``, as a function that returns the q and k that it was given."""
 
     def rotated(q, k):
         rotate(tokens(q), tokens(k))

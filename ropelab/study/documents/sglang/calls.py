@@ -19,7 +19,7 @@ from ropelab.study.documents.sglang import kernels
 from ropelab.study.documents.sglang.kernel_contenders import FIRST_KERNEL
 
 Operator = Callable[[list[torch.Tensor], torch.Tensor, torch.Tensor, bool], object]
-"""``operator(tables, query, key, adjacent)``, in place."""
+"""The signature ``operator(tables, query, key, adjacent)``. The operator rotates query and key in place."""
 
 TOKENS, HEAD_SIZE = 6, 8
 HEADS = ((4, 4), (4, 2), (4, 1))
@@ -47,11 +47,11 @@ def beyond(offset):
     return torch.as_tensor(type("Memory", (), {"__cuda_array_interface__": about})(), device="cuda")
 torch.cuda.synchronize()
 """
-"""Makes tensors that claim more memory than there is, or memory at an odd address."""
+"""A program that defines tensors that claim more memory than there is, or memory at an odd address."""
 
 
 def operator_calls(*, smoke: bool = False) -> pd.DataFrame:
-    """The published operator in its first state, of which the description speaks, with the combinations of `outcomes`.
+    """The outcomes of the published operator in the state that the description speaks of, as a table of `outcomes`.
 
     Raises:
         Unavailable: the first state is not installed.
@@ -87,7 +87,7 @@ def operator_test(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def synchronize(*, smoke: bool = False) -> pd.DataFrame:
-    """What torch.cuda.synchronize raises after kernels that fail in several ways, each in a process of its own.
+    """The exceptions that torch.cuda.synchronize raises after several failures, each in a process of its own.
 
     Columns failure (of the kernel, in words) and exception (the name of the class; empty if nothing is raised).
 
@@ -108,13 +108,13 @@ def synchronize(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def outcomes(operators: Mapping[str, Operator], device: str) -> pd.DataFrame:
-    """Who takes what: each operator with tensors of two to four axes, both layouts, three ratios of heads, and tables
-    with a column for each pair or for each feature.
+    """The outcome of each operator for every combination of arguments.
 
-    Every call asks for the rotation of whole heads of `HEAD_SIZE` features in float32.
+    The tensors have two to four axes, both layouts, three ratios of heads, and tables with a column for each pair or
+    for each feature. Every call asks for the rotation of whole heads of `HEAD_SIZE` features in float32.
 
     Returns:
-        Columns operator, rank, layout, heads, tables (``"per pair"``, ``"per feature"``), claimed (that the document
+        Columns operator, rank, layout, heads, tables (``"per pair"``, ``"per feature"``), claimed (whether the document
         lists the combination), outcome (``"right"``, ``"wrong"``, ``"raises ..."``, ``"out of bounds"``).
     """
     rows = []
@@ -122,7 +122,7 @@ def outcomes(operators: Mapping[str, Operator], device: str) -> pd.DataFrame:
         interleaved = layout == "interleaved"
         cos, sin = (table[1:].contiguous().to(device) for table in rotary_table(TOKENS + 1, HEAD_SIZE))
         tables = [cos, sin] if width == "per pair" else [join(t, t, layout) for t in (cos, sin)]
-        # Its tables: one column per pair for adjacent pairs, one per feature for halves.
+        # The document's tables have a column for each pair (adjacent pairs) or for each feature (halves).
         meant = width == ("per pair" if interleaved else "per feature")
         for name, operator in operators.items():
             rows.append({
@@ -139,14 +139,14 @@ def exact(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) ->
 
 
 def random_heads(tokens: int, heads: int, head_size: int, device: str = "cpu") -> torch.Tensor:
-    """Standard normal numbers ``[T, H, D]``, the same for the same number of heads."""
+    """Standard normal numbers ``[T, H, D]``. The number of heads is the seed."""
     return torch.randn(tokens, heads, head_size, generator=torch.Generator().manual_seed(heads)).to(device)
 
 
 def _outcome(operator: Operator, heads: Iterable[int], rank: int, tables, narrow, layout: str) -> str:
     device = narrow[0].device
     inputs = [random_heads(TOKENS, count, HEAD_SIZE, device) for count in heads]
-    # The operator gets the middle of a larger memory: what it writes before or behind the heads is seen.
+    # The operator gets the middle of a larger memory, so that a write before or behind the heads is seen.
     memories = [torch.full((x.numel() + 2 * TOKENS * HEAD_SIZE,), 7.0, device=device) for x in inputs]
     middles = [slice(TOKENS * HEAD_SIZE, TOKENS * HEAD_SIZE + x.numel()) for x in inputs]
     query, key = (
@@ -180,7 +180,7 @@ def _installed(*names: str) -> dict[str, kernels.Operator]:
     """The name of a state -> the operator, for every state that is installed.
 
     Raises:
-        Unavailable: none of them is installed.
+        Unavailable: no state is installed.
     """
     found, reasons = {}, []
     for name in names:

@@ -1,6 +1,6 @@
-"""Times of contenders by cell, with their intervals: what the rules read in the records.
+"""This file reads the times of contenders by cell, with their intervals, from the records for the rules.
 
-A record that lacks one of the cells that a rule asks for is no evidence: each function then returns nothing.
+A record that lacks a cell of a rule is no evidence: the functions then return an empty result.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ PACKAGES = (FLASH, FLASH_PACKED, FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL, REAL
 
 
 def ran(frame: pd.DataFrame) -> pd.DataFrame:
-    """Without the contenders that are not installed."""
+    """The rows without the contenders that are not installed."""
     return frame[~frame.status.str.startswith("not run")]
 
 
 def rows_of(frame: pd.DataFrame, cells: Sequence[Workload], contender: str) -> pd.DataFrame:
-    """The contender's rows, by cell and layout, in the order of the cells; empty if one is missing or was not run."""
+    """The contender's rows by cell and layout, in the order of the cells; empty if a row is missing or was not run."""
     keys = [(cell.name, cell.layout) for cell in cells]
     rows = ran(frame[frame.contender == contender]).set_index(["cell", "layout"])
     return rows.loc[keys] if rows.index.is_unique and set(keys) <= set(rows.index) else rows.iloc[:0]
@@ -54,18 +54,21 @@ def times_of(frame: pd.DataFrame, cells: Sequence[Workload], *contenders: str) -
 
 
 def ratios_of(frame: pd.DataFrame, cells: Sequence[Workload], slower: str, faster: str) -> list[Interval]:
-    """Time of one contender over that of another in each cell."""
+    """The time of the contender ``slower`` over the time of ``faster`` in each cell."""
     times = times_of(frame, cells, slower, faster)
     return list(times[slower] / times[faster]) if len(times) else []
 
 
 def ratio(rows: pd.DataFrame, slower: tuple, faster: tuple) -> Interval:
-    """Time of one row over that of another, by their labels."""
+    """The time of the row ``slower`` over the time of the row ``faster``; both are labels of rows."""
     return noise.time(rows.loc[slower]) / noise.time(rows.loc[faster])
 
 
 def by_configuration(times: pd.DataFrame, slower: str, faster: str) -> list[Interval]:
-    """Mean time of one contender over that of another, by configuration of the first grid, over its lengths."""
+    """The mean time of ``slower`` over the mean time of ``faster``, for each configuration of the first grid.
+
+    The means are over the lengths of a configuration.
+    """
     of = {cell.name: (cell.batch, cell.q_heads, cell.k_heads, cell.head_dim) for cell in first_cells()}
     groups = times.groupby(times.index.get_level_values("cell").map(of), sort=False)
     return [noise.mean(list(rows[slower])) / noise.mean(list(rows[faster])) for _, rows in groups]

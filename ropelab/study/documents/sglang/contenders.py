@@ -1,6 +1,6 @@
-"""Who is compared in the study of SGLang#14302, and how each is called: adapters for `ropelab.bench.peers`.
+"""The contenders of the study of SGLang#14302, as adapters for `ropelab.bench.peers`.
 
-All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens, with tables in the dtype of q as
+All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens. Tables have the dtype of q, as
 the document's operator asks. The operator as published is in `kernel_contenders`. Names that end in "(model)" are
 re-creations (`documents.sglang.models`) and no measurement of the packages. The packages themselves are `PACKAGES`, and
 are not run where they are not installed.
@@ -28,9 +28,9 @@ DOCUMENT, DOCUMENT_GATHER = "first version (model)", "first version (model), gat
 SECOND, THIRD = "second version (model)", "third version (model)"
 DOCUMENT_CAST, OURS_FLOAT32 = "first version (model), cast", "ropelab, float32 tables"
 VLLM = "vLLM (model)"
-"""The first version's kernel with one load more, of the position: what divides the two is that load alone."""
+"""The first version's kernel with one more load, which reads the position. The two models differ in nothing else."""
 PERSISTENT = "warp per head (model)"
-"""What the names of its variants begin with: `PERSISTENT_PEERS`, so many blocks a multiprocessor."""
+"""The beginning of the names of `PERSISTENT_PEERS`, which differ in the number of blocks a multiprocessor."""
 FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
 EAGER, COMPILED = "eager", "compile"
 FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
@@ -103,7 +103,7 @@ def _model_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> R
 
 
 def _model_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    """The first version with tables that every call makes anew of a complex one, as diffusion models keep them."""
+    """The first version with tables that every call makes anew from the complex table that diffusion models keep."""
     turns, interleaved = torch.complex(cos, sin).repeat(workload.batch, 1), is_interleaved(workload)
 
     def rotate(q, k):
@@ -114,7 +114,7 @@ def _model_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rot
 
 
 def _vllm_model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    cos, sin = torch.cat((cos, sin), -1).to(workload.dtype).chunk(2, -1)  # one cache, as there
+    cos, sin = torch.cat((cos, sin), -1).to(workload.dtype).chunk(2, -1)  # one cache, as in vLLM
     options = {"interleaved": is_interleaved(workload), "positions": token_positions(workload, cos.device)}
     return in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
 
@@ -127,27 +127,27 @@ def _persistent(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, per
 
 
 def _flash_rotary(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, version: str) -> Callable:
-    """``rotate(x)`` in place by its Triton kernel; x ``[B, S, H, D]``."""
+    """A function ``rotate(x)`` that rotates x ``[B, S, H, D]`` in place by flash-attn's Triton kernel."""
     apply_rotary = packages.load_file("flash-attn", version, "flash_attn/ops/triton/rotary.py").apply_rotary
     cos, sin = cos.to(workload.dtype), sin.to(workload.dtype)
     return partial(apply_rotary, cos=cos, sin=sin, interleaved=is_interleaved(workload), inplace=True)
 
 
 def _flash_attention(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """Once for q and once for k, with as many heads as they have."""
+    """flash-attn's kernel, once for q and once for k, with their own numbers of heads."""
     rotated = _flash_rotary(workload, cos, sin, version)
     return lambda q, k: (rotated(q.detach()), rotated(k.detach()))
 
 
 def flash_packed(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Its packed form: rotates q and k of ``[B, S, Hq + 2 Hk, D]`` in place, in one launch."""
+    """flash-attn's packed form, which rotates q and k of ``[B, S, Hq + 2 Hk, D]`` in place, in one launch."""
     rotated = _flash_rotary(workload, cos, sin, packages.locate("flash-attn")[0])
     heads = workload.q_heads + workload.k_heads
     return lambda qkv: rotated(qkv[:, :, :heads])
 
 
 def _flash_packed_pair(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """The packed form on a qkv made of q and k: to be checked, not timed."""
+    """The packed form on a qkv made of q and k, for the check alone; it is not timed."""
     rotated = flash_packed(workload, cos, sin)
 
     def rotate(q, k):
@@ -159,7 +159,7 @@ def _flash_packed_pair(workload: Workload, cos: torch.Tensor, sin: torch.Tensor,
 
 
 def _formula(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
-    """As vLLM's native path: in the dtype of x, tables ``[T, R/2]``."""
+    """The rotation as in vLLM's native path, in the dtype of x; the tables are ``[T, R/2]``."""
     x0, x1 = pairing.pairs(x, layout)
     cos, sin = cos[:, None], sin[:, None]
     return pairing.join(x0 * cos - x1 * sin, x1 * cos + x0 * sin, layout)
@@ -181,7 +181,10 @@ def _native(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
 
 
 def _native_compiled(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    """One compiled function a layout, with a dynamic number of tokens: a compilation takes longer than a cell."""
+    """The compiled formula: one function for each layout, with a dynamic number of tokens.
+
+    A compilation for every number of tokens would take longer than the measurements.
+    """
     cos, sin = token_rows(workload, cos), token_rows(workload, sin)
 
     def overwrite(q, k):
@@ -193,9 +196,13 @@ def _native_compiled(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -
 
 
 def _flashinfer(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: str) -> Rotate:
-    """From 0.6 on its kernel for any head size has no barrier between the threads of a head, which may lie in two warps
-    (96, 160, 192 and 320 features): in place, one may overwrite what another has yet to read. The check decides."""
-    if version != FLASHINFER_THEN:  # which refuses by itself what it has no kernel for
+    """FlashInfer's operator in place.
+
+    From 0.6 on, its kernel for any head size has no barrier between the threads of a head. With 96, 160, 192 and 320
+    features these threads lie in two warps. In place, one thread may then overwrite features that another thread has
+    yet to read. The check decides.
+    """
+    if version != FLASHINFER_THEN:  # this version itself refuses head sizes for which it has no kernel
         flashinfer.require_whole_vectors(
             workload.head_dim, workload.rotary_dim, workload.layout, workload.dtype.itemsize
         )
@@ -231,7 +238,7 @@ CONTENDERS: dict[str, Peer] = {
         contender(COMPILED, _native_compiled),
     )
 }
-"""By name: all that run from this repository, and flash-attn's Triton kernel."""
+"""Name -> contender: all contenders that run from this repository, and flash-attn's Triton kernel."""
 
 _FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
 
@@ -248,7 +255,7 @@ CAST: tuple[Peer, ...] = (
     contender(DOCUMENT_CAST, _model_cast),
     contender(OURS_FLOAT32, _ours_float32),
 )
-"""With tables as diffusion models have them: converted in every call, and taken as they are."""
+"""The contenders with the tables of diffusion models: converted in every call, and taken as they are."""
 
 
 def flash_packed_peer(name: str) -> Peer:
@@ -257,13 +264,13 @@ def flash_packed_peer(name: str) -> Peer:
 
 
 def tile_variant(tiles: int) -> Peer:
-    """The first version's kernel with so many blocks a token."""
+    """The model of the first version's kernel with ``tiles`` blocks a token."""
     launch = partial(models.first_launch, tiles=tiles)
     return contender(f"model, {tiles} block{'s' * (tiles > 1)} a token", partial(_model, launch=launch))
 
 
 def width_variant(pairs_per_thread: int) -> Peer:
-    """The first version's kernel with so many pairs per thread and step."""
+    """The model of the first version's kernel with ``pairs_per_thread`` pairs for each thread and step."""
     launch = partial(models.first_launch, pairs_per_thread=pairs_per_thread)
     return contender(
         f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", partial(_model, launch=launch)
@@ -275,9 +282,9 @@ SECOND_OFF, THIRD_OFF = (
     for name, launch in ((SECOND, models.second_launch), (THIRD, models.third_launch))
 )
 OURS_OFF = contender("ropelab, off", _ours_with_one_program_per_token)
-"""Without their launch policy for few tokens: one block a token."""
+"""Our kernel without its launch policy for few tokens: one block a token."""
 
 
 def tile_of_ours(name: str, tile: Tile) -> Peer:
-    """Our kernel with a tile that it would not choose."""
+    """Our kernel with this tile in place of the tile that it chooses."""
     return contender(name, partial(_ours_with_tile, tile=tile))

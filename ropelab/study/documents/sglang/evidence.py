@@ -24,16 +24,18 @@ OUR_OPERATOR, THEIR_OPERATOR = "ropelab", "first version (model)"
 TOKENS, D = 5, 8
 ADJACENT, HALVES, NEITHER = "adjacent pairs", "halves", "neither"
 QWEN_IMAGE_CALLS = 60 * 50 * 2 * 2
-"""The calls of the rotation in one image. The document does not state them. The number assumes blocks, steps, a
-conditional and an unconditional pass, and image and text tokens, as in the published configuration of Qwen-Image
-(60 blocks, 50 steps, true classifier-free guidance)."""
+"""The calls of the rotation in one image. The document does not state this number.
+
+The factors are the blocks, the steps, a conditional and an unconditional pass, and image and text tokens. They follow
+the published configuration of Qwen-Image (60 blocks, 50 steps, true classifier-free guidance).
+"""
 
 
 @evidence("sglang_flags", "computed on the CPU: each convention on the same random heads")
 def flags() -> pd.DataFrame:
     """The truth table of the layout flag: columns implementation, flag, value, formula, says.
 
-    ``formula`` is what comes out, held against both formulas; ``says`` what the flag's name says.
+    ``formula`` is the formula that the result agrees with, and ``says`` is the formula that the flag's name promises.
     """
     rows = []
     for (implementation, flag), rotate in _flagged().items():
@@ -95,7 +97,7 @@ def _formula_of(rotate: Callable, value: bool) -> str:
 
 @evidence("sglang_shapes", "computed on the CPU with our model of the first version, and with ours")
 def shapes() -> pd.DataFrame:
-    """Who takes what, as `calls.outcomes` says; with the published operator where a committed record has its calls."""
+    """The table of `calls.outcomes`, with the published operator's rows where a committed record has its calls."""
     theirs, ours = operators.document, interop.rotary_embedding_cos_sin
     size = calls.HEAD_SIZE
     with use_backend("torch"):  # even where Triton would interpret our kernel
@@ -116,12 +118,16 @@ def accuracy() -> pd.DataFrame:
     The rows of the model are computed. The published operator's rows, where a committed record has them, hold only
     operator (the state), dtype, difference and calls (how many calls of the pull request's test).
 
-    Columns operator, dtype, position (of the last of 256 tokens), rounding (the largest relative error of a rounding),
-    difference (the largest absolute difference from a reference in the dtype of q, as the document's test takes it),
-    fused (the same where the compiler fuses each second product with the sum, as nvcc does by default), same
-    (error against float64 with the very same rounded tables, as a test sees it), exact (against exact tables, in the
-    dtype of q as it takes them), float32_angles (the same with tables made of float32 angles, as its benchmark
-    makes them), ours (our kernel's maths with float32 tables).
+    Columns:
+        operator, dtype.
+        position: the position of the last of 256 tokens.
+        rounding: the largest relative error of a rounding.
+        difference: the largest absolute difference from a reference in the dtype of q, as in the document's test.
+        fused: the same difference where the compiler fuses each second product with the sum, as nvcc does by default.
+        same: the error against float64 with the very same rounded tables, as a test sees it.
+        exact: the error against float64 with exact tables; the operator takes them rounded to the dtype of q.
+        float32_angles: the error against exact tables, with tables made of float32 angles, as in its benchmark.
+        ours: the error of our kernel's maths with float32 tables, against exact tables.
     """
     rows = []
     for dtype, last in product((torch.bfloat16, torch.float16, torch.float32), (255, 8191, 65535)):
@@ -177,8 +183,10 @@ def _rotated(x: torch.Tensor, tables) -> torch.Tensor:
 
 
 def _rotated_with_fma(x: torch.Tensor, tables) -> torch.Tensor:
-    """The same in float32 with one fused multiply-add a feature: the product of two 24-bit numbers is exact in
-    float64."""
+    """The rotation in float32 with one fused multiply-add for each feature.
+
+    It is computed in float64, where the product of two 24-bit numbers is exact.
+    """
     x0, x1 = pairs(x.double(), "interleaved")
     cos, sin = (table.double()[:, None] for table in tables)
     y0, y1 = x0 * cos - (x1 * sin).float(), x1 * cos + (x0 * sin).float()
@@ -187,8 +195,11 @@ def _rotated_with_fma(x: torch.Tensor, tables) -> torch.Tensor:
 
 @evidence("sglang_bytes", "derived from the protocol of the document's benchmark")
 def protocol_bytes() -> pd.DataFrame:
-    """Heads that each contender of the document's benchmark moves per token: columns q_heads, k_heads, head_dim,
-    contender, rotated, cloned, and over: all of these heads over the heads that the first version's kernel moves."""
+    """The heads that each contender of the document's benchmark moves for each token.
+
+    Columns q_heads, k_heads, head_dim, contender, rotated, cloned, and over: rotated and cloned heads over the heads
+    that the first version's kernel rotates and clones.
+    """
     rows = []
     for q_heads, k_heads, head_dim in dict.fromkeys(cell[1:] for cell in FIRST_GRID):
         own = q_heads + k_heads
@@ -202,10 +213,13 @@ def protocol_bytes() -> pd.DataFrame:
 
 @evidence("sglang_alignment", "derived from the head sizes of the document's tests, and 96")
 def alignment() -> pd.DataFrame:
-    """How 16-bit tensors lie that begin where torch allocates them, whatever the number of heads and tokens.
+    """The alignment of the parts of 16-bit tensors that begin where torch allocates them, for any heads and tokens.
 
-    Columns head_dim, listed (among the head sizes of the document's benchmarks), part, stride_bytes, multiple (the
-    largest power of two whose multiples all such parts begin at), aligned (that is 16 bytes at least).
+    Columns:
+        head_dim, part, stride_bytes.
+        listed: whether the document's benchmarks have this head size.
+        multiple: the largest power of two that divides the address of every such part, in bytes.
+        aligned: whether every such part begins at a multiple of 16 bytes.
     """
     rows, listed = [], set(pd.read_csv(DOCUMENTS / "sglang_14302_grids.csv").head_dim)
     for size in HEAD_SIZES:
@@ -220,16 +234,23 @@ def alignment() -> pd.DataFrame:
 
 @evidence("sglang_sources", "what stands in the pull request's public files, by commit")
 def sources() -> pd.DataFrame:
-    """Its test and its benchmark: columns file, commit, helper, defines (whether the file defines that function), flags
-    (values of the operator's layout flag that it passes), layouts (what they select), tolerance (absolute, of the
-    test)."""
+    """Facts about the test and the benchmark of the pull request.
+
+    Columns:
+        file, commit, helper.
+        defines: whether the file defines the function ``helper``.
+        flags: the values of the operator's layout flag that the file passes.
+        layouts: the layouts that these values select.
+        tolerance: the absolute tolerance of the test.
+    """
     return pd.read_csv(DOCUMENTS / "sglang_14302_sources.csv")
 
 
 @evidence("sglang_vector_instructions", "the machine code that nvcc 13.0 makes for sm_90 of both forms")
 def vector_instructions() -> pd.DataFrame:
-    """The widest accesses of a kernel that loads, changes and stores 16 bytes: columns form, dtype, load_bytes,
-    store_bytes.
+    """The widest accesses of a kernel that loads, changes and stores 16 bytes.
+
+    Columns form, dtype, load_bytes, store_bytes.
 
     ``AlignedVector`` is ``device::AlignedVector`` of python/sglang/jit_kernel/include/sgl_kernel/vec.cuh in
     sgl-project/sglang at ba9f6d8f2 (#16884), the last state before the comment. ``float4`` is a union of a float4 and
@@ -243,7 +264,7 @@ def rocm_parts() -> pd.DataFrame:
     """The parts of multimodal inference that #16287 repairs for ROCm, read in sgl-project/sglang.
 
     Columns part, missing_since and since_commit (the pull request that took the ROCm path away, and its commit), before
-    and after (the ROCm path at b7c7e03d9 and at 30cfb687f), repaired.
+    and after (the ROCm path at b7c7e03d9 and at 30cfb687f), and repaired.
     """
     return pd.read_csv(DOCUMENTS / "sglang_14302_rocm.csv")
 
@@ -252,15 +273,18 @@ def rocm_parts() -> pd.DataFrame:
 def benchmark_flaws() -> pd.DataFrame:
     """Flaws of the benchmark and of the test: columns flaw, file, before and after (whether the file has the flaw).
 
-    The commits are the last before the changes of 5 January 2026 and the last of them, in sgl-project/sglang.
+    The commits are the last commit before the changes of 5 January 2026, and the last of these changes, in
+    sgl-project/sglang.
     """
     return pd.read_csv(DOCUMENTS / "sglang_14302_flaws.csv")
 
 
 @evidence("sglang_published_e2e", "the document's table of stages")
 def published_e2e() -> pd.DataFrame:
-    """The document's stages with the change recomputed: columns row, baseline, new, stated_change_percent, change_ms,
-    change_percent."""
+    """The document's stages, with each change computed again.
+
+    Columns row, baseline, new, stated_change_percent, change_ms, change_percent.
+    """
     frame = pd.read_csv(DOCUMENTS / "sglang_14302_e2e.csv")
     change = frame.new - frame.baseline
     return frame.assign(change_ms=change, change_percent=100 * change / frame.baseline)
@@ -268,9 +292,15 @@ def published_e2e() -> pd.DataFrame:
 
 @evidence("sglang_published_kernel", "the document's mean kernel times")
 def published_kernel() -> pd.DataFrame:
-    """The document's kernel times on Qwen-Image: columns before_us, after_us and ratio, and two times of an image,
-    whose `calls` are assumed. expected_ms is saved if the kernel before was slower by as much as the positions API is
-    said to be. all_ms is the whole rotation with the slower kernel: more than a faster kernel can save."""
+    """The document's kernel times on Qwen-Image, and two times of an image that follow from them.
+
+    Columns:
+        before_us, after_us, ratio.
+        calls: the assumed calls of an image, `QWEN_IMAGE_CALLS`.
+        expected_ms: the time that is saved if the kernel before was slower by the document's factor for the positions
+            API (SG-10).
+        all_ms: the time of the whole rotation with the slower kernel, which is more than a faster kernel can save.
+    """
     times = pd.read_csv(DOCUMENTS / "sglang_14302_kernel_us.csv").set_index("version").average_us
     gain = published_speedups().low["SG-10"]
     milliseconds = QWEN_IMAGE_CALLS / 1000
@@ -282,7 +312,7 @@ def published_kernel() -> pd.DataFrame:
 
 
 def published_speedups() -> pd.DataFrame:
-    """Indexed by claim: what, low, high."""
+    """The speed-ups that the document states, indexed by claim: columns what, low, high."""
     return pd.read_csv(DOCUMENTS / "sglang_14302_speedups.csv").set_index("claim")
 
 
@@ -290,7 +320,7 @@ def published_speedups() -> pd.DataFrame:
 
 
 def _tables(tokens: int, rotary_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables for the positions from 1 on: at 0 both formulas are the identity."""
+    """Tables for the positions from 1 on, because at position 0 both formulas are the identity."""
     return tuple(table[1:].contiguous() for table in rotary_table(tokens + 1, rotary_dim))
 
 

@@ -1,4 +1,4 @@
-"""Figures of the study of SGLang#14302: each takes its records' tables; titles are computed from them."""
+"""Figures of the study of SGLang#14302: each takes the tables of its records, and computes its title from them."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ _CLAIMS = {of.VLLM: "SG-04", of.FLASH_FULL: "SG-05"}
 
 
 def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The peer's time over the kernel's, from the published protocol to a fair one, a flaw less at a time."""
+    """The peer's time over the kernel's time, from the published protocol to a fair protocol, one flaw at a time."""
     tables = {peer: steps.ratios(frame, peer) for peer in STEPS}
     said, names = [], {peer: steps.name_of(frame, peer) for peer in STEPS}
     for peer, table in tables.items():
@@ -56,7 +56,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
         large = table.index.map(_tokens) >= _LARGE
         place = np.arange(len(table.columns))
-        joined = sum(step.name != APART for step in STEPS[peer])  # this one does not follow upon the others
+        joined = sum(step.name != APART for step in STEPS[peer])  # the step APART does not follow another step
         for label, color, marker, rows in (
             ("fewer than 2048 tokens", 0, "o", ~large),
             ("2048 tokens and more", 1, "D", large),
@@ -85,12 +85,12 @@ def _step_label(peer: str, step: str) -> str:
 
 
 def _sampled(footer: str, protocols: pd.DataFrame) -> str:
-    """The footer, and how much of the first grid there is."""
+    """The footer, and the number of cells of the first grid that were measured."""
     return " · ".join(filter(None, (f"{protocols.cell.nunique()} of its {FIRST_GRID_CELLS} cells", footer)))
 
 
 def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Figure:
-    """Everybody in both grids, fairly timed, as a fraction of the copy."""
+    """The speed of all contenders in both grids, fairly timed, as a fraction of the copy."""
     first, second = without_stand_ins(first), without_stand_ins(second)
     parts = {("first grid", "split_half", FIRST_GRID_CELLS): steps.timed_alike(first)}
     for layout, frame in second.groupby("layout", sort=False):
@@ -114,7 +114,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
         times = steps.fastest_persistent(drawing.timed(frame))
         place = marks.places(sorted(times.cell, key=_cell_order))
         names = drawing.ordered(times.contender, shown)
-        # Each a little lower than the one before: markers of the same value lie beside each other.
+        # Each contender is a little lower than the contender before, so that markers of one value lie side by side.
         for contender, shift in zip(names, np.linspace(0.33, -0.33, len(names)), strict=True):
             points, zorder = times[times.contender == contender], 5 if contender == of.OURS else 4
             marks.dots(ax, points.fraction_of_copy, place[points.cell] + shift, _LOOKS(contender), markersize=8,
@@ -130,7 +130,7 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
 
 
 def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Time against blocks with 1 to 8 tokens, and each launch policy on and off."""
+    """The time of 1 to 8 tokens against the number of blocks, with each launch policy on and off."""
     run = set(_KERNELS) <= set(drawing.timed(frame).family)
     families = (_KERNELS if run else _MODELS) | _OWN
     times = drawing.timed(frame[frame.family.isin(families)])
@@ -165,7 +165,7 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Narrow and wide accesses, aligned and not."""
+    """The times of narrow and wide accesses, at aligned and at other addresses."""
     times = drawing.timed(frame[~frame.contender.str.startswith("copy")])
     who, gain = findings.width_gain(frame)
     ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
@@ -192,7 +192,7 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Fraction of the copy against the head size; what does not run is marked at the foot."""
+    """The fraction of the copy against the head size; the foot marks the contenders that do not run."""
     frame = frame[(frame.layout == "split_half") & ~frame.contender.str.startswith("copy")]
     frame = without_stand_ins(frame[~frame.status.str.startswith("not run")])
     times = drawing.timed(frame)
@@ -222,7 +222,7 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The production shape and the Qwen-Image-shaped one."""
+    """The times for the production shape and for the shape of Qwen-Image."""
     cast, kept = findings.cast_and_kept(frame.pivot_table(columns="contender", values="median_us"))
     shown = without_stand_ins(frame[~frame.contender.str.startswith("copy")])
     if kept == published.JUST_IN_TIME:
@@ -249,7 +249,7 @@ def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """One timer for the peer and another for the kernel: what is then compared."""
+    """The ratio of peer and kernel with one timer for both, and with a different timer for each."""
     mixed = {peer: steps.mixed_timers(frame, peer) for peer in STEPS}
     same = {peer: steps.ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
     names = {peer: steps.name_of(frame, peer) for peer in STEPS}
@@ -282,7 +282,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "sglang_head_sizes": (("sglang_head_sizes",), head_sizes),
     "sglang_diffusion": (("sglang_diffusion",), diffusion),
 }
-"""Figure -> the studies it draws, and how: a function of their tables and the footer."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""
 
 
 def _tokens(cell: str) -> int:
@@ -291,6 +291,6 @@ def _tokens(cell: str) -> int:
 
 
 def _cell_order(cell: str) -> tuple:
-    """Configurations together, each by its tokens."""
+    """The key that sorts cells by configuration, and the cells of a configuration by tokens."""
     size, *rest = cell.split()
     return (*rest, *map(int, size.split("x")))

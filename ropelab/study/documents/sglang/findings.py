@@ -91,7 +91,7 @@ def low_tokens(low: pd.DataFrame) -> str | None:
 
 
 def aligned_parts(parts: pd.DataFrame) -> str:
-    """The number of parts of heads and tables that 16-byte accesses can read, from the evidence sglang_alignment."""
+    """The sentence on the parts of heads and tables that 16-byte accesses can read; ``parts`` is sglang_alignment."""
     return (
         f"{parts.aligned.sum()} of {len(parts)} parts of heads and tables, of the document's head sizes and 96, lie at "
         "multiples of 16 bytes"
@@ -143,13 +143,13 @@ def diffusion(frame: pd.DataFrame) -> str:
 
 
 def cast_and_kept(table: pd.DataFrame) -> tuple[str, str]:
-    """The contenders that convert the tables in every call and that are given the tables, among the columns."""
+    """The two columns to compare: the contender that converts the tables in every call, and the one that gets them."""
     published = JUST_IN_TIME_CAST in table and JUST_IN_TIME in table
     return (JUST_IN_TIME_CAST, JUST_IN_TIME) if published else (DOCUMENT_CAST, DOCUMENT)
 
 
 def model_times(*frames: pd.DataFrame) -> pd.DataFrame:
-    """How long the models take beside the published kernels that they re-create, fairly timed.
+    """The times of the models over the times of the published kernels that they re-create, fairly timed.
 
     Args:
         frames: the records sglang_protocols, sglang_second_grid and sglang_diffusion, or some of them.
@@ -180,8 +180,10 @@ def models(protocols: pd.DataFrame, second: pd.DataFrame, diffusion: pd.DataFram
 
 
 def share_of_image(kernel: pd.DataFrame, baseline_ms: float) -> str:
-    """The most that the rotation can save of an image of so many milliseconds, from the evidence
-    sglang_published_kernel."""
+    """The sentence on the most that the rotation can save of an image that takes ``baseline_ms``.
+
+    ``kernel`` is the evidence sglang_published_kernel.
+    """
     (row,) = kernel.itertuples()
     return (
         f"if all {row.calls:,} calls of one image (an assumption) gain what the document claims over the positions "

@@ -9,12 +9,12 @@ from ropelab.study.engine.verdict import Basis
 
 
 def judged(frame: pd.DataFrame, kernels: Mapping[str, str]) -> tuple[pd.DataFrame, Basis]:
-    """The record with the rows of published kernels also under the names of their models, and what it then rests on.
+    """The record with the rows of published kernels under the names of their models, and the basis of its evidence.
 
     Args:
         frame: a record, or several records together.
         kernels: the name of a model -> the name of the published kernel. A record that lacks one of the published
-            kernels is returned as it is: a comparison of models with kernels would compare Triton with CUDA.
+            kernels is returned as it is, because a comparison of models with kernels would compare Triton with CUDA.
 
     Returns:
         The table, and `Basis.CODE` if the published kernels are in it, else `Basis.MODEL`.
@@ -27,7 +27,7 @@ def judged(frame: pd.DataFrame, kernels: Mapping[str, str]) -> tuple[pd.DataFram
 
 
 def without_stand_ins(frame: pd.DataFrame) -> pd.DataFrame:
-    """The record without the models whose published kernels were timed in it: what a figure shows."""
+    """The record without the models whose published kernels were timed in it; the figures show these rows."""
     timed = set(frame.contender[frame.status == "ok"])
     return frame[~frame.contender.isin([model for model, name in PUBLISHED.items() if name in timed])]
 

@@ -24,9 +24,9 @@ PUBLISHED: dict[str, str] = {
 
 
 def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables ``[S, R/2]`` as the published operator takes them: per token and in the dtype of q.
+    """Tables ``[S, R/2]`` as the published operator takes them: a row for each token, in the dtype of q.
 
-    For adjacent pairs the operator takes ``[T, R/2]``, for halves ``[T, R]``.
+    For adjacent pairs the operator takes ``[T, R/2]``, and for halves ``[T, R]``.
     """
     tables = (token_rows(workload, table) for table in (cos, sin))
     if not is_interleaved(workload):
@@ -37,10 +37,10 @@ def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -
 def _kernel(
     workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, state: str, blocks: int = 1, operator=None
 ) -> Rotate:
-    """The published operator.
+    """The published operator as a contender.
 
     Args:
-        blocks: views of q, k and the tables give a token so many rows of heads, and thereby so many blocks.
+        blocks: the blocks of each token. The operator gets views in which a token has this many rows of heads.
         operator: by default the published operator in this state.
     """
     operator = operator or kernels.operator(state)
@@ -72,7 +72,7 @@ def _kernel_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> 
 
 
 def _kernel_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    """The just-in-time version with tables that every call makes anew of a complex one, as diffusion models have it."""
+    """The just-in-time version with tables that every call makes anew from the complex table of diffusion models."""
     operator, head_size = kernels.operator("just in time"), workload.head_dim
     turns, adjacent = torch.complex(cos, sin).repeat(workload.batch, 1), is_interleaved(workload)
 
@@ -94,20 +94,20 @@ KERNELS: dict[str, Peer] = {
         contender(LAST_KERNEL, partial(_kernel, state="last")),
     )
 }
-"""By name: the published operator of the document, in its states."""
+"""Name -> contender: the published operator of the document, in its states."""
 
 CAST: Peer = contender(JUST_IN_TIME_CAST, _kernel_cast)
-"""With tables as diffusion models have them, converted in every call."""
+"""The contender that converts the tables of diffusion models in every call."""
 
 
 def kernel_tile_variant(blocks: int) -> Peer:
-    """The first version with so many blocks a token: the operator gets views with fewer heads a row, and more rows."""
+    """The first version with ``blocks`` blocks a token: the operator gets views with more rows of fewer heads."""
     bind = partial(_kernel, state="first", blocks=blocks)
     return contender(f"{FIRST_KERNEL}, {blocks} block{'s' * (blocks > 1)} a token", bind)
 
 
 def by_one_block(name: str, state: str, *, wide: bool) -> Peer:
-    """The published kernel of a state with a block for each token: without launch policy, or with narrow accesses."""
+    """The published kernel of a state, launched with a block for each token and with wide or narrow accesses."""
     return contender(name, partial(_kernel_by_one_block, state=state, wide=wide))
 
 

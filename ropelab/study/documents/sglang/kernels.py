@@ -19,10 +19,10 @@ _AHEAD = "sgl-kernel/csrc/{}/rotary_embedding.cu"
 _JUST_IN_TIME = "python/sglang/jit_kernel/csrc/rotary_embedding_cos_sin.cuh"
 
 Operator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, int, bool], None]
-"""``operator(cos, sin, query, key, head_size, adjacent)``, in place on a CUDA GPU.
+"""The signature ``operator(cos, sin, query, key, head_size, adjacent)``, in place on a CUDA GPU.
 
-query and key are ``[T, H D]`` or ``[T, H, D]``, contiguous; cos and sin have their dtype. For adjacent pairs a table is
-``[T, R/2]``, a column for each pair, and for halves ``[T, R]``, a column for each feature.
+query and key are ``[T, H D]`` or ``[T, H, D]``, contiguous; cos and sin have the dtype of query and key. For adjacent
+pairs a table is ``[T, R/2]``, a column for each pair. For halves a table is ``[T, R]``, a column for each feature.
 """
 
 
@@ -81,7 +81,7 @@ _MESSAGE_BYTES = 1024
 
 
 class _View(ctypes.Structure):
-    """A tensor as the library takes a tensor."""
+    """The structure in which the library takes a tensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),

@@ -1,9 +1,11 @@
-"""The timed measurements behind claims of SGLang#14302, each a data frame; all need a GPU. About 100 seconds in all.
+"""The timed measurements behind claims of SGLang#14302. Each is a data frame and needs a GPU. All take about 100 s.
 
-Unless a column says otherwise: in place, forward, bf16, GPU time of CUDA-graph replay over several sets of buffers
-(`ropelab.bench.timing`), every contender first checked against the float64 definition. The columns identify the
-workload, and then are contender, status, median_us, q20_us, q80_us, samples and fraction_of_copy: the time of the
-fastest copy of q and k in the same rounds, divided by the time of the contender.
+Unless a column says otherwise, calls are in place, forward and in bf16. The time is the GPU time of CUDA-graph replay
+over several sets of buffers (`ropelab.bench.timing`). Every contender is first checked against the float64 definition.
+
+The usual columns are the columns that identify the workload, and contender, status, median_us, q20_us, q80_us, samples
+and fraction_of_copy. The fraction is the time of the fastest copy of q and k in the same rounds, divided by the time of
+the contender.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,17 +69,16 @@ DEVICE, DTYPE = "cuda", torch.bfloat16
 ROUNDS, SMOKE_ROUNDS = 9, 3
 GRAPH_MS = 0.5
 MOST_SETS = 32
-"""Sets of buffers at most: few tokens are then found in the L2 cache, where the projection before a rotation leaves
-them too."""
+"""The most sets of buffers. With this limit few tokens stay in the L2 cache, as they do after a projection."""
 
 FIRST_GRID = ((1, 32, 8, 128), (1, 64, 8, 128), (1, 32, 8, 64), (1, 32, 8, 256), (32, 32, 8, 64), (1, 32, 1, 128),
               (32, 8, 8, 128), (1, 32, 8, 80))  # fmt: skip
 """Batch, query heads, key heads and head size of the document's first benchmark."""
 
 FIRST_GRID_CELLS = len(FIRST_GRID) * 14
-"""Its lengths are the powers of two from 1 to 8192."""
+"""The number of cells of the first grid, whose lengths are the 14 powers of two from 1 to 8192."""
 SECOND_GRID_CELLS = 8 * 2 * 2
-"""Batches of 1, 2, 4, ... 128, one or 2048 tokens, both layouts."""
+"""The number of cells of the later grid: batches of 1, 2, 4, ... 128, 1 or 2048 tokens, and both layouts."""
 
 HEAD_SIZES = (64, 80, 96, 128, 160, 192, 256, 320)
 LOW_TOKENS = (1, 2, 4, 8)
@@ -85,23 +86,23 @@ BLOCKS_A_TOKEN = (1, 2, 4)
 PRODUCTION = (1, 27030, 24, 24, 128)
 QWEN_IMAGE = "Qwen-Image"
 QWEN_IMAGE_GRID = (1, 64, 64)
-"""Frames, rows and columns of latent patches of an image of 1024 x 1024 pixels."""
+"""The frames, rows and columns of latent patches of an image of 1024 x 1024 pixels."""
 QWEN_IMAGE_AXES = (16, 56, 56)
-"""Features of a head that each of the three axes turns; 24 heads of 128 features."""
+"""The features of a head that each of the three axes turns. There are 24 heads of 128 features."""
 
 
 def _cell(batch: int, seq_len: int, q_heads: int, k_heads: int, head_dim: int, layout: str = "split_half") -> Workload:
     name = f"{batch}x{seq_len} {q_heads}/{k_heads} {head_dim}"
-    first = 1000 if seq_len < 16 else 0  # at position 0 a rotation is the identity, and any check blind
+    first = 1000 if seq_len < 16 else 0  # at position 0 a rotation is the identity, and no check sees it
     return Workload(name, batch, seq_len, q_heads, k_heads, head_dim, head_dim, DTYPE, layout, first_position=first)
 
 
 def first_cells() -> list[Workload]:
-    """27 of the 112 cells of the document's first grid: every configuration at the ends, one in between and beyond.
+    """27 of the 112 cells of the document's first grid.
 
     The grid has 14 lengths. Every configuration has the lengths 1, 64 and 2048, and the first configuration also has 8,
-    512 and 8192; the other lengths lie between them. All 112 would take two minutes more. 32 sequences of 8192 tokens
-    are left out: the float64 check of 1.3 GB takes longer than all the rest.
+    512 and 8192. All 112 cells would take two minutes more. 32 sequences of 8192 tokens are left out, because their
+    float64 check of 1.3 GB takes longer than all the rest.
     """
     cells = [_cell(batch, s, hq, hk, d) for (batch, hq, hk, d), s in product(FIRST_GRID, (1, 64, 2048))]
     batch, hq, hk, d = FIRST_GRID[0]
@@ -111,8 +112,8 @@ def first_cells() -> list[Workload]:
 def second_cells() -> list[Workload]:
     """10 of the 32 cells of the later grid, 32 heads of 128 in both layouts: B = 1, 16 and 128, at S = 1 and 2048.
 
-    B = 128 at S = 2048 is left out, too. Its check would take three times as long as the check that is left out of the
-    first grid.
+    B = 128 at S = 2048 is left out. Its check would take three times as long as the check that is left out of the first
+    grid.
     """
     shapes = [(batch, s) for batch, s in product((1, 16, 128), (1, 2048)) if batch * s <= 2**15]
     return [_cell(batch, s, 32, 32, 128, layout) for (batch, s), layout in product(shapes, LAYOUTS)]
@@ -125,7 +126,7 @@ def head_size_cells() -> list[Workload]:
 
 
 def diffusion_cells(production_tokens: int = PRODUCTION[1]) -> list[Workload]:
-    """The production shape, with another number of tokens where asked, and Qwen-Image's; both interleaved."""
+    """The production shape with ``production_tokens`` tokens, and the shape of Qwen-Image; both interleaved."""
     batch, _, *rest = PRODUCTION
     image = _cell(1, prod(QWEN_IMAGE_GRID), *rest, "interleaved")
     return [_cell(batch, production_tokens, *rest, "interleaved"), replace(image, name=QWEN_IMAGE)]
@@ -133,7 +134,7 @@ def diffusion_cells(production_tokens: int = PRODUCTION[1]) -> list[Workload]:
 
 # ------------------------------------------------------------------------------------------------- the protocols
 
-# What is timed in the first grid by CUDA graphs: contender, layout, whether q and k are cloned first.
+# The calls of the first grid that CUDA graphs time: contender, layout, whether q and k are cloned first.
 _GRAPHED = (
     (DOCUMENT, "interleaved", True), (VLLM, "split_half", True), (FLASH_FULL, "split_half", True),
     (DOCUMENT, "interleaved", False), (FLASH_FULL, "split_half", False), (FLASH_PACKED, "split_half", False),
@@ -146,18 +147,25 @@ _DO_BENCH = (
     (DOCUMENT, "interleaved"), (FIRST_KERNEL, "interleaved"), (VLLM, "split_half"), (REAL_VLLM, "split_half"),
     (FLASH_FULL, "split_half"), (EAGER, "split_half"),
 )  # fmt: skip
-"""With clones, as the document timed; its flag for NeoX meant adjacent pairs, that of the others halves."""
+"""The calls that the document's timer times, with clones: contender and layout.
+
+The layouts differ because the document's flag for NeoX means adjacent pairs, and the other packages' flag means halves.
+"""
 
 
 def protocols(*, smoke: bool = False) -> pd.DataFrame:
     """The document's first grid as it was timed, and with one flaw less at a time.
 
-    Columns besides the usual ones: layout (of the contender: the document's differed), timer (``"do_bench"``: an eager
-    call after a flush of the cache, or ``"graph"``), clones (whether q and k are cloned in the timed region).
+    Columns besides the usual columns:
+        layout: the layout of the contender. In the document the layouts of the contenders differed.
+        timer: ``"do_bench"`` (an eager call after a flush of the cache) or ``"graph"``.
+        clones: whether q and k are cloned in the timed region.
+
     Each protocol times the first version of the pull request, and the corrected protocol times the other versions.
-    ``flash-attn, all heads`` is its benchmark of flash-attn: a packed qkv with as many key and value heads as query
-    heads, cloned as a whole. ``flash-attn, packed`` has the key and value heads that there are; both rotate q and k in
-    one launch, ``flash-attn`` in two. torch.compile is only in the first configuration: a compilation takes 2 s.
+    ``flash-attn, all heads`` is the document's benchmark of flash-attn: a packed qkv with as many key and value heads
+    as query heads, cloned as a whole. ``flash-attn, packed`` has the key and value heads of the cell. Both rotate q and
+    k in one launch, and ``flash-attn`` rotates them in two launches. torch.compile is only in the first configuration,
+    because a compilation takes 2 s.
     """
     _require_gpu()
     cells = first_cells()
@@ -216,13 +224,13 @@ def _protocols(cell: Workload, rounds: int) -> pd.DataFrame:
         row = {"contender": name, "layout": layout, "clones": False, "timer": "graph", "status": reason}
         rows.append(pd.DataFrame([row]))
     frame = pd.concat(rows, ignore_index=True)
-    torch.cuda.empty_cache()  # the graphs' own memory
+    torch.cuda.empty_cache()  # frees the memory of the graphs
     identity = {key: value for key, value in cell.columns.items() if key not in ("layout", "direction")}
     return tidy(frame, identity)
 
 
 def _only_plain(name: str) -> bool:
-    """Whether it appears once: compiled, or a package."""
+    """Whether CUDA graphs time the contender without clones alone: the compiled formula, or a package."""
     return name == COMPILED or name in {peer.name for peer in PACKAGES}
 
 
@@ -231,16 +239,16 @@ def _cloned(rotate: Callable, *inputs: torch.Tensor):
 
 
 def _do_bench(call: Callable) -> dict:
-    """Median and quantiles as the document's timer takes them."""
+    """The median and the quantiles of the document's timer, in microseconds."""
     try:
         median, low, high = do_bench(call, warmup=5, rep=20, quantiles=[0.5, 0.2, 0.8])
-    except Exception as error:  # a result too
+    except Exception as error:  # a call that fails is a result too
         return {"status": timing.failure(error)}
     return {"status": "ok", "median_us": 1000 * median, "q20_us": 1000 * low, "q80_us": 1000 * high}
 
 
 def _flash_packed(cell: Workload, like: Sequence[Buffers]) -> tuple[Callable, list[tuple[torch.Tensor, ...]]]:
-    """flash-attn's packed form, and a qkv of ``[B, S, Hq + 2 Hk, D]`` for each of those sets of buffers."""
+    """flash-attn's packed form, and a qkv of ``[B, S, Hq + 2 Hk, D]`` for each set of buffers in ``like``."""
     shape = cell.shape(cell.q_heads + 2 * cell.k_heads)
     sets = [(torch.randn(shape, device=DEVICE, dtype=cell.dtype),) for _ in like]
     return contenders.flash_packed(cell, like[0].cos, like[0].sin), sets
@@ -259,7 +267,10 @@ def second_grid(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
-    """2048 tokens, 32/8 heads, of 64 to 320 features; 96 in both layouts. What cannot run says so in its status."""
+    """2048 tokens of 32/8 heads of 64 to 320 features; 96 features in both layouts.
+
+    The status of a contender that cannot run says why.
+    """
     _require_gpu()
     cells = head_size_cells()
     variants = (*_named((OURS, DOCUMENT, VLLM, FLASH)), *_published((FIRST_KERNEL, LAST_KERNEL)), *PACKAGES)
@@ -267,13 +278,16 @@ def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
-    """1 to 8 tokens of 32/8 heads, both layouts: how many blocks share a token's heads.
+    """1 to 8 tokens of 32/8 heads in both layouts, with different numbers of blocks for the heads of a token.
 
-    Columns besides the usual ones: family (``"model"``: the first version's model with some blocks a token,
-    ``"second"`` and ``"third"``: the models of these versions, ``"first kernel"``, ``"second kernel"``, ``"third
-    kernel"`` and ``"last kernel"``: the published operator, ``"ropelab"``), blocks (of the launch), threads (of a block
-    of a model or a published kernel), multiprocessors, policy (``"on"`` or ``"off"`` for our operator and the versions
-    that have one, else empty).
+    Columns besides the usual columns:
+        family: ``"model"`` (the first version's model with some blocks a token), ``"second"`` and ``"third"`` (the
+            models of these versions), ``"first kernel"``, ``"second kernel"``, ``"third kernel"`` and ``"last kernel"``
+            (the published operator), or ``"ropelab"``.
+        blocks: the blocks of the launch.
+        threads: the threads of a block, for models and published kernels.
+        multiprocessors: the multiprocessors of the GPU.
+        policy: ``"on"`` or ``"off"`` for our operator and for versions with a launch policy, else empty.
     """
     _require_gpu()
     frames = []
@@ -289,7 +303,7 @@ def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
-    """Name -> contender, and what the record says of its launch."""
+    """Name -> contender, and the columns of the record that describe its launch."""
     tokens, pairs = cell.seq_len, cell.rotary_dim // 2
     shape = tokens, cell.q_heads, pairs, cell.layout == "interleaved"
     found = {}
@@ -326,7 +340,7 @@ def _launched(tokens: int, launch: models.Launch) -> dict[str, int]:
 
 
 def _blocks(cell: Workload, tile: Tile | None = None) -> int:
-    """The blocks of our launch for this cell, with a tile, by default the tile that the kernel chooses."""
+    """The number of blocks of our launch for this cell; ``tile`` is by default the tile that the kernel chooses."""
     xs = [torch.empty(cell.shape(heads), dtype=cell.dtype, device="meta") for heads in (cell.q_heads, cell.k_heads)]
     table = torch.empty(cell.seq_len, cell.rotary_dim // 2, dtype=cell.dtype, device="meta")
     interleaved = cell.layout == "interleaved"
@@ -338,9 +352,11 @@ def _blocks(cell: Workload, tile: Tile | None = None) -> int:
 def vector_widths(*, smoke: bool = False) -> pd.DataFrame:
     """8192 tokens of 32/8 heads of 128: one, two and eight pairs a thread, at addresses divisible by 16 or by 2 only.
 
-    Columns besides the usual ones: pairs_per_thread (of a model), offset_bytes of q and k from a multiple of 16,
-    access_bytes (of a model: the widest access that the two allow), kernel_bytes (of a published kernel: its access to
-    q and k).
+    Columns besides the usual columns:
+        offset_bytes: the distance of q and k from a multiple of 16 bytes.
+        pairs_per_thread: for models.
+        access_bytes: for models, the widest access that the pairs and the offset allow.
+        kernel_bytes: for published kernels, the bytes of an access to q and k.
     """
     _require_gpu()
     cell, frames = _cell(1, 64 if smoke else 8192, 32, 8, 128), []
@@ -377,9 +393,10 @@ def _shifted(buffers: Buffers, offset: int) -> Buffers:
 def diffusion(*, smoke: bool = False) -> pd.DataFrame:
     """The production shape and a Qwen-Image-shaped case with axial tables, 24 heads of 128, interleaved.
 
-    Column besides the usual ones: launches, the kernels of one call. ``cast`` converts the real and imaginary parts of
-    a complex64 table to contiguous tables in the dtype of q in every call, as before the document's cache of them.
-    ``float32 tables`` hands our kernel the contiguous float32 tables, which need no conversion.
+    The column besides the usual columns is launches, the number of kernels of one call. In every call, ``cast``
+    converts the real and imaginary parts of a complex64 table to contiguous tables in the dtype of q. The document's
+    models did so before it cached the tables. ``float32 tables`` hands our kernel the contiguous float32 tables, which
+    need no conversion.
     """
     _require_gpu()
     rope = axial_rope(QWEN_IMAGE_AXES)
@@ -445,7 +462,7 @@ def _times(prepared: Mapping[str, Callable], rounds: int) -> pd.DataFrame:
 def _ready(
     cell: Workload, variants: Sequence[peers.Peer], buffers: Buffers, exact: tuple[torch.Tensor, ...] | None = None
 ) -> tuple[dict[str, peers.Rotate], dict[str, str]]:
-    """Name -> its rotation where it is right, and name -> reason for the others."""
+    """Name -> rotation for the contenders that are right, and name -> reason for the others."""
     bound, status = bind(cell, variants, buffers)
     ready = checked(bound, cell, buffers, status, exact)
     return {peer.name: rotate for peer, rotate in ready.items()}, status
@@ -458,10 +475,10 @@ def _compare(cells: Sequence[Workload], variants: Sequence[peers.Peer], smoke: b
 
 
 def _same_results(rotate: peers.Rotate, *inputs: torch.Tensor) -> bool:
-    """Whether tensors where they lie become what copies of them become. Overwrites them.
+    """Whether the rotation gives the same result for tensors at their own addresses as for copies; overwrites them.
 
-    Other accesses may make another fused multiply-add of the same source: float32 results then differ by a rounding of
-    each product, and rounded to the dtype of the inputs by a unit in the last place.
+    For other accesses the compiler may fuse another product of the same source with the sum. The float32 results then
+    differ by a rounding of each product, and the results in the dtype of the inputs by a unit in the last place.
     """
     expected = rotate(*(x.clone() for x in inputs))
     largest = max(x.abs().max().item() for x in inputs)
@@ -478,11 +495,11 @@ def _compared(
     count_launches: bool = False,
     where_they_lie: bool = False,
 ) -> pd.DataFrame:
-    """Those variants that are right, and the copies, in the same rounds.
+    """The times of the variants that are right, and of the copies, in the same rounds.
 
     Args:
         exact: as for `ropelab.bench.peers.check`, which looks at copies of q and k that torch allocates.
-        where_they_lie: a variant is right only if it makes the same of q and k at their own addresses.
+        where_they_lie: a variant is right only if its result for q and k at their own addresses is the same.
     """
     sets = sets or _buffers(cell)
     ready, status = _ready(cell, variants, sets[0], exact)
@@ -496,5 +513,5 @@ def _compared(
     if count_launches:
         launches = {name: len(kernel_names(partial(rotate, *_inputs(sets)[0]))) for name, rotate in ready.items()}
         frame["launches"] = frame.contender.map(launches)
-    torch.cuda.empty_cache()  # the graphs' own memory
+    torch.cuda.empty_cache()  # frees the memory of the graphs
     return frame

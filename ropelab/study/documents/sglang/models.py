@@ -1,18 +1,20 @@
-"""Models of the kernels in SGLang#14302 and of vLLM's, to time how they divide the work and read memory.
+"""Models of the kernels in SGLang#14302 and of vLLM's kernel, to time how they divide the work and read memory.
 
 The packages' kernels are CUDA and need their builds. These models are Triton, and no measurement of the packages. Block
-sizes, blocks a token and widths belong to the pull request's kernel in the states of `kernels.STATES`; see `VERSIONS`:
+sizes, blocks a token and widths follow the pull request's kernel in the states of `kernels.STATES`; see `VERSIONS`.
 
-- ``rotate_tokens``: blocks that walk over the pairs of all query heads of a token, then of its key heads. With
-  per-token tables these are the three versions, with positions it is vLLM's kernel.
-- ``rotate_heads``: the reviewer's alternative, a warp for every head of q and k alike, and a number of blocks that does
-  not depend on the tokens, each of which takes one group of heads after the other.
+- ``rotate_tokens``: a block walks over the pairs of all query heads of a token, and then of its key heads. With a row
+  of the tables for each token this models the versions of the pull request, and with positions it models vLLM's kernel.
+- ``rotate_heads``: the reviewer's alternative, with a warp for every head of q and k. The number of blocks does not
+  depend on the tokens, and each block takes one group of heads after the other.
 
-Alike, as there: in place, float32 maths, one product and sum per element, every element read and written once.
-Different: tables have a column per pair in both layouts (there a column per feature for halves), blocks have a power of
-two of threads, and tensors are contiguous. Triton decides how a thread's loads are combined: one pair a thread gives
-2-byte loads, 16 bytes of pairs give 16-byte loads where addresses allow. The third version's copy of a token's tables
-to shared memory is left out.
+Models and kernels agree in this: they rotate in place in float32, with one product and sum for each element, and read
+and write every element once.
+
+They differ in this: the models' tables have a column for each pair in both layouts (the kernel's tables have a column
+for each feature for halves), their blocks have a power of two of threads, and tensors are contiguous. Triton decides
+how a thread's loads are combined. One pair a thread gives 2-byte loads, and 16 bytes of pairs give 16-byte loads where
+addresses allow. The models leave out the third version's copy of a token's tables to shared memory.
 """
 
 from collections.abc import Callable
@@ -23,9 +25,9 @@ import triton
 import triton.language as tl
 
 FEW_TOKENS = 4
-"""Up to here the second and third version start several blocks a token."""
+"""The most tokens for which the second and the third version start several blocks a token."""
 BLOCKS_PER_MULTIPROCESSOR = (4, 8, 16)
-"""For `rotate_heads`: with 16 blocks a multiprocessor has all the warps that it can hold."""
+"""The numbers of blocks for `rotate_heads`. With 16 blocks a multiprocessor has all the warps that it can hold."""
 
 _WARPS = 4
 _ACCESS_BYTES = 16
@@ -33,7 +35,7 @@ _ACCESS_BYTES = 16
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of `rotate_tokens`: threads of a block, pairs that each thread takes at a time, blocks a token."""
+    """A launch of `rotate_tokens`: threads of a block, pairs that a thread takes at a time, blocks a token (tiles)."""
 
     threads: int
     pairs_per_thread: int = 1
@@ -43,22 +45,22 @@ class Launch:
 def first_launch(
     tokens: int, heads: int, pairs: int, interleaved: bool = False, *, pairs_per_thread: int = 1, tiles: int = 1
 ) -> Launch:
-    """Commit 02f22ef8: a block a token of as many threads as it has pairs, up to 512; and variations of it."""
+    """Commit 02f22ef8: a block for each token, with a thread for each pair and at most 512 threads; and variations."""
     return Launch(_power_of_2(min(512, heads * pairs // pairs_per_thread)), pairs_per_thread, tiles)
 
 
 def second_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
-    """The state of the comment of 2025-12-12: up to four tokens, so many blocks that a thread has one pair.
+    """The state of the comment of 2025-12-12: up to four tokens get enough blocks for one pair a thread.
 
-    As its source has it, blocks have 128 to 256 threads, whatever the number of tokens. The ``float2`` path is for
-    float32 tensors alone: of 16-bit numbers a thread takes one pair at a time, as before.
+    As in its source, blocks have 128 to 256 threads, whatever the number of tokens. The ``float2`` path is for float32
+    tensors alone. With 16-bit numbers a thread takes one pair at a time, as before.
     """
     threads = _power_of_2(min(256, max(128, pairs)))
     return Launch(threads, tiles=triton.cdiv(heads * pairs, threads) if policy and tokens <= FEW_TOKENS else 1)
 
 
 def third_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
-    """The state after it: 16-byte accesses where they divide a head of 16-bit numbers, and up to 512 threads again."""
+    """The state after the second: 16-byte accesses where they divide a 16-bit head, and up to 512 threads again."""
     together = _ACCESS_BYTES // 2 // (2 if interleaved else 1)
     together = together if pairs % together == 0 else 1
     wanted = triton.cdiv(heads * pairs, together)
@@ -70,9 +72,9 @@ def third_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False,
 
 
 def last_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
-    """The state of January 2026: blocks of up to 512 threads for few tokens too.
+    """The state of January 2026: blocks have up to 512 threads for few tokens too.
 
-    32 heads of 128 features have work for one such block of 16-byte accesses, so a token gets one block.
+    32 heads of 128 features have work for one such block with 16-byte accesses, so a token gets one block.
     """
     one = third_launch(FEW_TOKENS + 1, heads, pairs, interleaved)
     tiles = triton.cdiv(triton.cdiv(heads * pairs, one.pairs_per_thread), one.threads)
@@ -85,11 +87,14 @@ VERSIONS: dict[str, Callable[..., Launch]] = {
     "third": third_launch,
     "last": last_launch,
 }
-"""Version of the pull request's kernel -> its launch for tokens, heads (the more of q and k) and pairs of a head."""
+"""Version of the pull request's kernel -> its launch, a function of tokens, heads and pairs of a head.
+
+``heads`` is the larger number of heads, of q or of k.
+"""
 
 
 def _power_of_2(threads: int) -> int:
-    """The threads of a block that Triton can start: a power of two, at least a warp."""
+    """The number of threads rounded up to a block that Triton can start: a power of two, at least a warp."""
     return max(32, triton.next_power_of_2(threads))
 
 
@@ -187,8 +192,8 @@ def rotate_tokens(
     Args:
         q, k: ``[T, H, D]`` contiguous, of one dtype.
         cos, sin: ``[T, R/2]``, or ``[P, R/2]`` with positions; of one row stride and dtype.
-        positions: ``[T]`` int64; a position without a row is read where there is nothing, as there.
-        launch: by default the first version's.
+        positions: ``[T]`` int64. As in vLLM, a position without a row makes the kernel read past the tables.
+        launch: by default the first version's launch.
     """
     heads, pairs = max(q.shape[1], k.shape[1]), cos.shape[-1]
     launch = launch or first_launch(len(q), heads, pairs)
@@ -203,7 +208,7 @@ def rotate_tokens(
 def rotate_heads(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool, blocks: int
 ) -> None:
-    """Rotate q and k in place, a warp a head, by ``blocks`` blocks of four warps. Arguments as `rotate_tokens`."""
+    """Rotate q and k in place, a warp for each head, by ``blocks`` blocks of four warps; else as `rotate_tokens`."""
     items = len(q) * (q.shape[1] + k.shape[1])
     if not items:
         return

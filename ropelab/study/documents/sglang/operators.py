@@ -1,8 +1,8 @@
-"""The operators that SGLang#14302 compares, as their contracts have it, in plain torch: what each flag makes of a head.
+"""Models in plain torch of the operators that SGLang#14302 compares, to show the effect of each layout flag.
 
-Models; ``diffusers`` is the package's own function, where its files are at hand. `document` was compared, check by
-check, with the operator's public source: ``sgl-kernel/csrc/multimodal/rotary_embedding.cu`` of sgl-project/sglang at
-02f22ef8.
+The models follow the contracts of the operators. ``diffusers`` is the package's own function, where its files are at
+hand. `document` was compared, check by check, with the operator's public source:
+``sgl-kernel/csrc/multimodal/rotary_embedding.cu`` of sgl-project/sglang at 02f22ef8.
 """
 
 import ast
@@ -18,15 +18,16 @@ from ropelab.layout.pairing import join, pairs
 def document(
     cos: torch.Tensor, sin: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None, head_size: int, is_neox: bool
 ) -> None:
-    """The first version, in place: its ``is_neox`` are adjacent pairs, and the width of the tables has two meanings.
+    """The first version, in place. Its ``is_neox`` means adjacent pairs, and the width of the tables has two meanings.
 
     Args:
         cos, sin: ``[T, W]`` in the dtype of query: W pairs rotate if ``is_neox``, else W features.
         query, key: ``[T, H * D]`` or ``[T, H, D]``, contiguous.
 
     Raises:
-        ValueError: what the operator checks.
-        IndexError: what it does not check: pairs beyond the head, which it takes from the next one, or from behind q.
+        ValueError: the operator checks this and refuses.
+        IndexError: the tables are wider than the head. The operator does not check this: it takes the further pairs
+            from the next head, or from behind q.
     """
     for name, x in (("query", query), ("key", key)):
         if x is None:
@@ -53,7 +54,10 @@ def positions_operator(
     cos_sin_cache: torch.Tensor,
     is_neox: bool,
 ) -> None:
-    """vLLM's and FlashInfer's, in place: ``is_neox`` are halves, the cache has R/2 cosines, then as many sines."""
+    """The operator of vLLM and FlashInfer, in place. Its ``is_neox`` means halves.
+
+    A row of the cache has R/2 cosines, and then R/2 sines.
+    """
     layout = "split_half" if is_neox else "interleaved"
     rotary_dim = cos_sin_cache.shape[-1]
     rows = [half.float()[:, None] for half in cos_sin_cache[positions].chunk(2, -1)]
@@ -64,16 +68,19 @@ def positions_operator(
 
 
 def _overwrite(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> None:
-    """In float32, rounded once; a column per feature."""
+    """Overwrite x with its rotation, computed in float32 and rounded once; the tables have a column for each
+    feature."""
     x0, x1 = pairs(x.float(), layout)
     x.copy_(x.float() * cos + join(-x1, x0, layout) * sin)
 
 
 def diffusers() -> tuple[str, Callable]:
-    """(version, ``apply_rotary_emb``) of diffusers, executed alone: importing the package would want all it needs.
+    """(version, ``apply_rotary_emb``) of diffusers.
+
+    The function is executed alone, because an import of the package would need all its dependencies.
 
     Raises:
-        Unavailable: it is not at hand.
+        Unavailable: diffusers is not at hand.
     """
     try:
         version, directory = packages.locate("diffusers")

@@ -55,17 +55,19 @@ from ropelab.study.engine.verdict import FAILS, HOLDS, Basis, Untold, Verdict, f
 from ropelab.study.engine.words import how_many, listed, value_range
 
 LAYERS = 32
-"""So many layers of a language model share one gather of the tables of a step: those of Llama 3 8B, whose heads are the
-document's 32/8 of 128."""
+"""The layers of a language model that share one gather of the tables in a step: the layers of Llama 3 8B.
+
+The heads of Llama 3 8B are the document's 32/8 heads of 128.
+"""
 
 FAST_POSITIONS = (FLASHINFER,)
-"""Contenders that are the positions API on FlashInfer's kernel, which SGLang's own package no longer contains."""
+"""The contenders that are the positions API on FlashInfer's kernel. SGLang's own package no longer has this kernel."""
 
 OF_LANGUAGE_MODELS = (REAL_VLLM, FLASHINFER, SGL_KERNEL)
 """Packages that serve language models."""
 
 EARLIER = (FLASH, FLASHINFER)
-"""Packages older than the pull request, in the versions of its time, that a record of head sizes must have."""
+"""The packages that a record of head sizes must have, in versions from the time of the pull request."""
 
 AHEAD_OF_TIME = "the model is that of a kernel compiled ahead of time; the document times one compiled just in time"
 
@@ -133,7 +135,8 @@ def runs_uncommon_sizes(claim: Claim, by_size: pd.DataFrame) -> Verdict:
 
 @rule("SG-03", "sglang_accuracy", "sglang_sources", basis=Basis.MODEL)
 def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFrame) -> Verdict:
-    """In the dtypes of the test, by its own tolerance. A model is judged with and without fused multiply-adds."""
+    """The rule uses the dtypes and the tolerance of the test. It judges a model with and without fused
+    multiply-adds."""
     run = accuracy[accuracy.operator != THEIR_OPERATOR]
     accuracy = accuracy[accuracy.operator == THEIR_OPERATOR]
     half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]
@@ -182,9 +185,10 @@ def flashinfer_is_limited(claim: Claim, by_size: pd.DataFrame) -> Verdict:
 
 @rule("SG-04", "sglang_protocols", basis=Basis.MODEL)
 def faster_than_vllm(claim: Claim, protocols: pd.DataFrame) -> Verdict:
-    """Against vLLM's own kernel: as it is, with tables that lie by token, and with the gather that vLLM does itself.
+    """The rule compares with vLLM's own kernel twice: without a gather, and with the gather that vLLM does itself.
 
-    Where vLLM was not run, the model of its kernel shows what the protocol makes of two kernels that differ by a load.
+    Without a gather, the kernel under review finds a row of its tables for each token. Where vLLM was not run, the
+    model of its kernel shows how the protocol alone separates two kernels that differ by one load.
     """
     stated = evidence.published_speedups().loc["SG-04"]
     protocols, basis = judged(protocols, kernels_of(DOCUMENT, DOCUMENT_GATHER, VLLM))
@@ -210,9 +214,9 @@ def faster_than_vllm(claim: Claim, protocols: pd.DataFrame) -> Verdict:
 
 @rule("SG-05", "sglang_protocols", "sglang_bytes", basis=Basis.MODEL)
 def faster_than_flash_attention(claim: Claim, protocols: pd.DataFrame, moved: pd.DataFrame) -> Verdict:
-    """A cell is a way to be fair: flash-attn rotates q and k in one launch where they are packed, in two where apart.
+    """A cell is a fair way to call flash-attn: one launch for packed q and k, or two launches for separate q and k.
 
-    "Up to" is the largest of the first grid.
+    The claim says "up to", so the largest ratio of the first grid counts.
     """
     stated = evidence.published_speedups().low["SG-05"]
     protocols, basis = judged(protocols, kernels_of(DOCUMENT))
@@ -264,10 +268,11 @@ def second_version_is_faster(claim: Claim, diffusion: pd.DataFrame, published: p
 
 @rule("SG-10", "sglang_protocols", basis=Basis.MODEL)
 def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
-    """The second version's kernel, which the comment is about, over the first grid; a cell is a positions API.
+    """A cell is a positions API, compared over the first grid with the second version's kernel.
 
-    The document says "On average (weighted across configs)". The times of a configuration are averaged over its
-    lengths, as the benchmark prints them, and the ratios of these averages over the configurations.
+    The comment is about the second version. The document says "On average (weighted across configs)". The times of a
+    configuration are averaged over its lengths, as the benchmark prints them. Then the ratios of these averages are
+    averaged over the configurations.
     """
     protocols, basis = judged(protocols, kernels_of(SECOND, THIRD, DOCUMENT, DOCUMENT_GATHER))
     stated, graphs = evidence.published_speedups().low["SG-10"], timed_alike(protocols)
@@ -294,7 +299,7 @@ def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
 
 @rule("SG-17", "sglang_second_grid", basis=Basis.MODEL)
 def flashinfer_is_mostly_slower(claim: Claim, second: pd.DataFrame) -> Verdict:
-    """The state of the comment's day; a record without it has the model of the third version."""
+    """The rule takes the kernel of the day of the comment, or the model of the third version where it was not run."""
     second, basis = judged(second, {THIRD: JUST_IN_TIME})
     effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
     return _most(longer(effects), claim.needs).said(_against(effects, basis), _then(basis)).on(basis)
@@ -302,7 +307,7 @@ def flashinfer_is_mostly_slower(claim: Claim, second: pd.DataFrame) -> Verdict:
 
 @rule("SG-18", "sglang_second_grid", basis=Basis.MODEL)
 def flashinfer_is_never_faster(claim: Claim, second: pd.DataFrame) -> Verdict:
-    """As SG-17."""
+    """The rule takes the same kernel as the rule of SG-17."""
     second, basis = judged(second, {THIRD: JUST_IN_TIME})
     effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
     faster = [below(x, 1) for x in effects]
@@ -313,9 +318,10 @@ def flashinfer_is_never_faster(claim: Claim, second: pd.DataFrame) -> Verdict:
 
 @rule("SG-14", "sglang_protocols", basis=Basis.MODEL)
 def helps_language_models(claim: Claim, protocols: pd.DataFrame) -> Verdict:
-    """The last version's kernel in GQA and MQA cells, whose tables are gathered once a step, against each package.
+    """The rule compares each package with the last version's kernel, in GQA and MQA cells.
 
-    A record without the published kernels has the model of the third version.
+    The kernel's tables are gathered once a step. A record without the published kernels has the model of the third
+    version.
     """
     protocols, basis = judged(protocols, {THIRD: LAST_KERNEL} | kernels_of(DOCUMENT, DOCUMENT_GATHER))
     name_of = LAST_KERNEL if basis is Basis.CODE else "third version"
@@ -371,7 +377,7 @@ def wide_loads_help(claim: Claim, widths: pd.DataFrame) -> Verdict:
 
 
 def _narrow_and_wide(claim: Claim, widths: pd.DataFrame) -> Verdict | None:
-    """The verdict on wide accesses by published kernels that have both; None where the record has no such kernel."""
+    """The verdict by published kernels with wide and with narrow accesses; None where the record lacks such kernels."""
     rows = timed(widths).set_index(["contender", "layout", "offset_bytes"])
     pairs = [(f"{name}, narrow", name) for name in (THIRD_KERNEL, LAST_KERNEL)]
     if not set(product((name for pair in pairs for name in pair), LAYOUTS, (0,))) <= set(rows.index):
@@ -395,7 +401,10 @@ def _narrow_and_wide(claim: Claim, widths: pd.DataFrame) -> Verdict | None:
 
 @rule("SG-08", "sglang_low_tokens", basis=Basis.MODEL)
 def few_tokens_leave_processors_idle(claim: Claim, low: pd.DataFrame) -> Verdict:
-    """A cell is a layout, a number of tokens and a number of blocks a token: one leaves some idle, more are faster."""
+    """A cell is a layout, a number of tokens and a number of blocks a token.
+
+    One block a token must leave multiprocessors idle, and more blocks a token must be faster.
+    """
     basis, family = (Basis.CODE, "first kernel") if "first kernel" in set(timed(low).family) else (Basis.MODEL, "model")
     rows = timed(low[low.family == family])
     rows = rows.assign(per_token=rows.blocks // rows.seq_len).set_index(["layout", "seq_len", "per_token"])
@@ -419,7 +428,7 @@ def few_tokens_leave_processors_idle(claim: Claim, low: pd.DataFrame) -> Verdict
 
 @rule("SG-19", "sglang_low_tokens", basis=Basis.MODEL)
 def launch_policy_helps(claim: Claim, low: pd.DataFrame) -> Verdict:
-    """A cell is a layout and a number of tokens: with its policy the second version has more blocks, and is faster."""
+    """A cell is a layout and a number of tokens: the policy must give the second version more blocks and more speed."""
     rows = timed(low[low.policy.isin(("on", "off"))]).set_index(["family", "layout", "seq_len", "policy"])
     few = [tokens for tokens in measure.LOW_TOKENS if tokens <= FEW_TOKENS]
     cells = list(product(LAYOUTS, few))
@@ -450,11 +459,11 @@ def launch_policy_helps(claim: Claim, low: pd.DataFrame) -> Verdict:
 
 @rule("SG-15", "sglang_protocols", "sglang_diffusion", basis=Basis.MODEL)
 def simpler_is_enough(claim: Claim, protocols: pd.DataFrame, diffusion: pd.DataFrame) -> Verdict:
-    """A cell is a shape of the first grid or of diffusion and a number of blocks, which the comment leaves open: the
-    persistent kernel is not slower, beyond the noise, than the kernel under review.
+    """A cell is a shape of the first grid or of diffusion, and a number of blocks, which the comment leaves open.
 
-    The persistent kernel is ours, as the comment describes one. A record without the published kernels has the model of
-    the third version in the place of the kernel under review.
+    The persistent kernel must not be slower, beyond the noise, than the kernel under review. The persistent kernel is
+    ours, and follows the comment's description. A record without the published kernels has the model of the third
+    version in the place of the kernel under review.
     """
     cells = [*measure.first_cells(), *measure.diffusion_cells()]
     variants = [peer.name for peer in PERSISTENT_PEERS]
@@ -514,8 +523,11 @@ def helper_is_there_twice(claim: Claim, sources: pd.DataFrame) -> Verdict:
 
 @rule("SG-12", "sglang_published_e2e", "sglang_published_kernel", basis=Basis.DOCUMENT)
 def end_to_end_is_unchanged(claim: Claim, e2e: pd.DataFrame, kernel: pd.DataFrame) -> Verdict:
-    """The document prints no variance. The stages that the change does not touch give it two bounds: how far the two
-    runs differ in their sum, and at most in one of them, whose printed times may be off by 0.005 ms each."""
+    """The change of the whole must lie within the noise of two runs. The document prints no variance.
+
+    The stages that the change does not touch give two bounds for the noise: the difference of their sum between the two
+    runs, and the largest difference of one stage. Printed times may be off by 0.005 ms each.
+    """
     total, stages = e2e[e2e.row == "E2E Latency"], e2e[e2e.row != "E2E Latency"]
     untouched = stages[stages.row != "DenoisingStage"]
     if total.empty or untouched.empty:
@@ -538,7 +550,7 @@ def end_to_end_is_unchanged(claim: Claim, e2e: pd.DataFrame, kernel: pd.DataFram
 
 @rule("SG-21", "sglang_published_e2e", basis=Basis.DOCUMENT)
 def throughput_is_unchanged(claim: Claim, e2e: pd.DataFrame) -> Verdict:
-    """One image at a time: the printed throughput is the reciprocal of the printed latency, rounded."""
+    """Images run one at a time, so the printed throughput must be the rounded reciprocal of the printed latency."""
     total = e2e[e2e.row == "E2E Latency"]
     if total.empty:
         raise Untold(claim.needs)
@@ -568,7 +580,7 @@ def heads_are_aligned(claim: Claim, alignment: pd.DataFrame) -> Verdict:
 
 @rule("SG-22", "sglang_vector_instructions", basis=Basis.CODE)
 def aligned_vector_is_wide(claim: Claim, instructions: pd.DataFrame) -> Verdict:
-    """Columns form, dtype, load_bytes and store_bytes of the widest accesses in the machine code."""
+    """A cell is a dtype: the widest accesses of ``AlignedVector`` must be as wide as with ``float4``."""
     bytes_ = instructions.set_index(["form", "dtype"])[["load_bytes", "store_bytes"]].min(axis=1).unstack("form")
     if not {"float4", "AlignedVector"} <= set(bytes_) or bytes_.isna().any(axis=None):
         raise Untold(claim.needs)
@@ -578,7 +590,7 @@ def aligned_vector_is_wide(claim: Claim, instructions: pd.DataFrame) -> Verdict:
 
 @rule("SG-23", "sglang_rocm_parts", basis=Basis.SOURCE)
 def rocm_is_repaired(claim: Claim, parts: pd.DataFrame) -> Verdict:
-    """A cell is a part of inference from which a pull request that the comment names took the ROCm path away."""
+    """A cell is a part of inference that lost its ROCm path by a pull request that the comment names."""
     named = [int(number) for number in claim.statement.replace(",", " ").replace("#", " ").split() if number.isdigit()]
     broken = parts[parts.missing_since.isin(named)]
     others = parts[~parts.missing_since.isin(named)]
@@ -593,7 +605,8 @@ def rocm_is_repaired(claim: Claim, parts: pd.DataFrame) -> Verdict:
 
 @rule("SG-24", "sglang_benchmark_flaws", basis=Basis.SOURCE)
 def benchmark_is_fairer(claim: Claim, flaws: pd.DataFrame) -> Verdict:
-    """Columns flaw, before and after (whether the files have it); a cell is a flaw that they had or have."""
+    """A cell is a flaw that the files had before or have after the change: the files must not have the flaw after
+    it."""
     had = flaws[flaws.before | flaws.after]
     kept, new = had[had.before & had.after].flaw, had[~had.before].flaw
     return counted(list(~had.after), claim.quantifier, claim.needs).said(
@@ -603,9 +616,9 @@ def benchmark_is_fairer(claim: Claim, flaws: pd.DataFrame) -> Verdict:
 
 @rule("SG-25", "sglang_synchronize", basis=Basis.PACKAGE)
 def synchronize_raises_another(claim: Claim, failures: pd.DataFrame) -> Verdict:
-    """Columns failure and exception: what torch.cuda.synchronize raises after that failure of a kernel.
+    """A cell is a failure of a kernel after which torch.cuda.synchronize raises an exception.
 
-    A call that raises nothing is no cell: the reviewer speaks of the exception to expect from a failure.
+    A call that raises nothing is no cell, because the reviewer speaks of the exception to expect from a failure.
     """
     raised = failures[failures.exception.fillna("") != ""]
     found = [exception != "AcceleratorError" for exception in raised.exception]
@@ -617,7 +630,7 @@ def synchronize_raises_another(claim: Claim, failures: pd.DataFrame) -> Verdict:
 
 
 def _most(found: Sequence[bool | None], needs: str) -> Verdict:
-    """The verdict on a claim about most cells: more than half hold, also if all cells in doubt did not."""
+    """The verdict on a claim about most cells: more than half must hold, even if no cell in doubt holds."""
     holding, failing = (sum(x is told for x in found) for told in (True, False))
     if 2 * holding > len(found):
         return HOLDS

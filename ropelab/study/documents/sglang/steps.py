@@ -1,4 +1,4 @@
-"""From the document's protocol to a fair one, a flaw at a time: which times of the record are compared."""
+"""The steps from the document's protocol to a fair protocol, one flaw at a time, and the times that each compares."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Step:
-    """The peer's time over the kernel's, and what has been put right since the step before."""
+    """A comparison of the peer's time with the kernel's time; ``name`` is the correction since the step before."""
 
     name: str
     kernel: Timing
@@ -41,7 +41,7 @@ class Step:
 
 
 def _until_right_flag(peer: str) -> tuple[Step, ...]:
-    """The flaws that all comparisons of the document share."""
+    """The steps that correct the flaws that all comparisons of the document share."""
     return (
         Step(
             PUBLISHED,
@@ -62,9 +62,12 @@ STEPS: dict[str, tuple[Step, ...]] = {
         Step(APART, Timing(DOCUMENT), Timing(FLASH)),
     ),
 }
-"""Peer -> steps. Against vLLM, the last step lets both look up the tables in the timed region. Against flash-attn, the
-last two steps let both rotate as many heads: flash-attn takes one launch for q and k packed in a qkv, and two launches
-for q and k apart, as the document's operator takes them."""
+"""Peer -> steps.
+
+Against vLLM, in the last step both look up the tables in the timed region. Against flash-attn, in the last two steps
+both rotate the same heads. flash-attn takes one launch for q and k packed in a qkv, and two launches for q and k apart,
+as the document's operator takes them.
+"""
 
 STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
 """Peer -> the corrections of its last steps, in words."""
@@ -86,7 +89,7 @@ def kernel_of(protocols: pd.DataFrame) -> str:
 
 
 def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
-    """How many times as long the peer takes: a row for each cell, a column for each step; NaN where not measured.
+    """The peer's time over the kernel's time: a row for each cell, a column for each step; NaN if not measured.
 
     Published kernels take the place of their models, where the record has them.
     """
@@ -97,16 +100,20 @@ def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
 
 
 def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
-    """The same with one timer for the peer and another for the kernel, as one version of the benchmark had it."""
+    """The peer's time over the kernel's time in each cell, by different timers, as in one version of the benchmark.
+
+    The published timer times the peer, and CUDA graphs time the kernel.
+    """
     protocols, _ = judged(protocols, _KERNELS[peer])
     published, graphs = STEPS[peer][:2]
     return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
 
 
 def timer(protocols: pd.DataFrame) -> str:
-    """How well the published timer repeats, in words, and CUDA graphs beside it; empty if no call was timed twice.
+    """How well the published timer and CUDA graphs repeat, in words; empty if no call was timed twice.
 
-    The benchmark hands flash-attn as many heads of k as of q: cells that differ in the heads of k alone are one call.
+    The benchmark hands flash-attn as many heads of k as of q. So cells that differ only in the heads of k time the same
+    call.
     """
     call = ["batch", "seq_len", "q_heads", "head_dim"]
     published, graphs = (_time(protocols, step.peer) for step in STEPS[FLASH_FULL][:2])
@@ -127,14 +134,14 @@ def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
 
 
 def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:
-    """The times, with the persistent kernel of the best number of blocks in each cell under their common name."""
+    """The times with one row for the persistent kernel in each cell: the fastest number of blocks, as `PERSISTENT`."""
     ours = times.contender.str.startswith(PERSISTENT)
     best = times[ours].sort_values("median_us").drop_duplicates(["cell", "layout"]).assign(contender=PERSISTENT)
     return pd.concat([times[~ours], best])
 
 
 def _time(protocols: pd.DataFrame, timing: Timing) -> pd.Series:
-    """Microseconds by cell."""
+    """The microseconds of a timing, by cell."""
     rows = protocols[
         is_right(protocols)
         & (protocols.contender == timing.contender)

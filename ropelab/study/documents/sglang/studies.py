@@ -12,7 +12,8 @@ from ropelab.study.documents.sglang.measure import (
 )
 
 STUDIES: dict[str, Study] = {
-    # 65,536 tokens of 32 heads of 64, and 32,768 of 32 of 128, checked in float64; q, k and cotangents of both.
+    # The memory holds 65,536 tokens of 32 heads of 64 and 32,768 tokens of 32 heads of 128, q, k and cotangents, and
+    # their float64 check.
     "sglang_protocols": Study(protocols, gpu_gib=12),
     "sglang_second_grid": Study(second_grid, gpu_gib=12),
     "sglang_head_sizes": Study(head_sizes, gpu_gib=3),
