@@ -13,7 +13,7 @@ from ropelab.bench.records import MEASUREMENTS, Selection, selection
 from ropelab.progress import ProgressLine
 
 CORES_A_NOTEBOOK = 1
-"""So many notebooks run at a time as there are this many cores for each."""
+"""The number of cores for each notebook that runs at the same time."""
 
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
@@ -128,7 +128,7 @@ def take_measurements(build: Path, smoke: bool, only: list[str] | None = None) -
 
 
 def chosen(gpu: str) -> Selection:
-    """The committed records of that GPU; of any if it is ``""``."""
+    """The committed records of a GPU, or of any GPU if ``gpu`` is ``""``."""
     try:
         return selection(MEASUREMENTS, gpu)
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 How a claim gets its verdict, in reading order:
 
-- `claims`: the documents and what they claim
+- `claims`: the documents and their claims
 - `verdict`: the two axes of a verdict, outcome and basis
 - `noise`: the interval of a measured number
 - `repeats`: how far the times of two runs lie apart
@@ -13,7 +13,7 @@ How a claim gets its verdict, in reading order:
 
 How the study runs:
 
-- `measure`, `unfinished`: every study on the GPU at hand; go on after an interruption
+- `measure`, `unfinished`: every study on the GPU at hand, also after an interruption
 - `runner`, `parameters`, `findings`, `claims_view`: the notebooks
 - `summary`: the tables of README.md
 """

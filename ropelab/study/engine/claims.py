@@ -28,11 +28,12 @@ class Claim:
     """One claim of a document.
 
     Attributes:
-        id, document: of the claim; the name of its document.
-        statement: what the document claims, in our words.
-        quote: what the document says or prints, short, in its words.
-        quantifier: what the claim speaks of; it decides over counterexamples.
-        needs: what a test of the claim takes.
+        id, document: the id of the claim, and the name of its document.
+        statement: the claim in our words.
+        quote: the claim in the document's words, shortened.
+        quantifier: whether the claim speaks of all cells, of some cells or of one fact; it decides over
+            counterexamples.
+        needs: the evidence that a test of the claim needs.
     """
 
     id: str
@@ -78,10 +79,10 @@ class Document:
 
 
 def documents(folder: Path | None = None) -> list[Document]:
-    """Every document of ``folder``, by default `CLAIMS`, by name of the file.
+    """Every document of ``folder`` (by default `CLAIMS`), in the order of the file names.
 
     Raises:
-        ValueError: a file lacks a key, or a claim does.
+        ValueError: a file or a claim lacks a key.
     """
     found = []
     for path in sorted((folder or CLAIMS).glob("*.toml")):
@@ -97,7 +98,7 @@ def documents(folder: Path | None = None) -> list[Document]:
 
 
 def load_claims(document: str | None = None, folder: Path | None = None) -> list[Claim]:
-    """Claims of one document (the name of its file), or of all, with the rules that judge them imported."""
+    """The claims of one document (the name of its file) or of all; the rules that judge them are imported."""
     known = {found.key: found for found in documents(folder)}
     if document is not None and document not in known:
         raise ValueError(f"document: expected one of {list(known)}, got {document!r}")

@@ -12,7 +12,7 @@ from ropelab.bench.unavailable import Unavailable
 
 @dataclass(frozen=True)
 class Evidence:
-    """A data frame and where it came from, in words fit for the report; ``measured``: it is the record of a GPU."""
+    """A data frame, its source in words for the report, and ``measured``: whether it is the record of a GPU."""
 
     name: str
     frame: pd.DataFrame
@@ -26,8 +26,8 @@ _COMPUTATIONS: dict[str, tuple[Callable[[], pd.DataFrame], str]] = {}
 def evidence(name: str, how: str) -> Callable[[Callable[[], pd.DataFrame]], Callable[[], pd.DataFrame]]:
     """Register a computation as evidence: it runs in seconds on a CPU, or raises `Unavailable`.
 
-    ``how`` tells the reader where the evidence comes from; a frame that knows better says so in
-    ``frame.attrs["source"]``.
+    ``how`` tells the reader where the evidence comes from. ``frame.attrs["source"]`` replaces ``how`` where a frame has
+    it.
     """
 
     def register(compute: Callable[[], pd.DataFrame]) -> Callable[[], pd.DataFrame]:

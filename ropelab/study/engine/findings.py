@@ -1,4 +1,4 @@
-"""How a notebook says what it found, so that the report can put it on its first page."""
+"""This file marks the findings of a notebook, so that the report can put them on its first page."""
 
 FINDING, HEADLINE = "ropelab/finding", "ropelab/headline"
 
@@ -6,9 +6,9 @@ FINDING, HEADLINE = "ropelab/finding", "ropelab/headline"
 def finding(text: str, *, headline: bool = False) -> None:
     """Show ``text`` (markdown, formulas in dollars) as a finding of the running notebook.
 
-    The marks are in the output's metadata: the report collects the marked outputs of every notebook. It tells its story
-    by the headlines, each with the figure before it. Numbers in the text belong there by formatting what was computed,
-    never by typing.
+    The marks are in the output's metadata. The report collects the marked outputs of every notebook, and tells its
+    story by the headlines, each with the figure before it. Format the numbers in the text from computed values; never
+    type them.
     """
     from IPython.display import display
 

@@ -11,14 +11,14 @@ from ropelab.study.engine.verdict import FAILS, HOLDS, Outcome, Quantifier, Unto
 
 Found = TypeVar("Found", bound=Sized)
 SMALLEST, LARGEST = 2 / 3, 3 / 2
-"""Measured over stated size: between these the claim holds with another size, beyond them it is another claim."""
+"""The limits of the measured size over the stated size. Between them a claim can hold with another size."""
 
 
 def needed(found: Found, needs: str) -> Found:
-    """The evidence itself.
+    """The evidence itself, if it is not empty.
 
     Raises:
-        Untold: the evidence is empty; ``needs`` says what would tell.
+        Untold: the evidence is empty; ``needs`` names the evidence that would tell.
     """
     if not len(found):
         raise Untold(needs)
@@ -38,7 +38,7 @@ def size(effect: Interval, stated: float, *, digits: int = 2, no_effect: float =
     Args:
         effect: the measured size, such as a ratio of times.
         stated: the size that the document prints.
-        digits: decimals of the printed size, which may be off by half of the last.
+        digits: the decimals of the printed size, which may be off by half of its last decimal.
         no_effect: the size that means that there is no effect: 1 for a ratio, 0 for a difference.
     """
     half = 0.5 * 10.0**-digits
@@ -61,7 +61,7 @@ def above(effect: Interval, threshold: float) -> bool | None:
 
 
 def longer(ratios: Iterable[Interval]) -> list[bool | None]:
-    """For each ratio of two times whether it is above 1; None where the noise leaves that open."""
+    """For each ratio of two times, whether it is above 1; None where the noise leaves this open."""
     return [above(ratio, 1.0) for ratio in ratios]
 
 
@@ -75,11 +75,11 @@ def counted(
 ) -> Verdict:
     """The verdict on a claim about cells, each of which holds, does not hold, or cannot be told (None).
 
-    A counterexample ends a claim of all, only or never. Else the verdict counts the cells that hold; a cell that cannot
-    be told counts as one that does not hold, unless no cell fails.
+    A counterexample ends a claim of all, only or never. Else the verdict counts the cells that hold. A cell that cannot
+    be told counts as a cell that does not hold, unless no cell fails.
 
     Args:
-        needs: what would tell where cells cannot be told.
+        needs: the evidence that would tell, for cells that cannot be told.
     """
     if not found:
         return untold(needs)
@@ -99,8 +99,8 @@ def counted(
 def sizes(verdicts: Sequence[Verdict], quantifier: Quantifier, needs: str = "times with narrower intervals") -> Verdict:
     """The verdict on a claim that states a size for each of several cells, from the verdicts of `size`.
 
-    All cells hold: the claim holds. All cells hold, some with another size: it holds with another size, the geometric
-    mean of all. Otherwise the cells that hold as stated are counted.
+    If all cells hold as stated, the claim holds. If all cells hold, some with another size, the claim holds with
+    another size, the geometric mean of all. Otherwise the cells that hold as stated are counted.
     """
     if not verdicts:
         return untold(needs)

@@ -4,7 +4,8 @@ A rule is a function of its claim and of named evidence, each a :class:`pandas.D
 :class:`Verdict`; no other code can set a verdict. The engine finds evidence by name, in this order. First comes a frame
 that the caller hands to :func:`ledger`, then a computation that a document registered with
 `ropelab.study.engine.computed.evidence`, and last the committed record of that name under ``data/measurements/``.
-Without evidence a claim cannot be told, and its verdict says what would tell. A record that cannot be believed
+Without evidence a claim cannot be told, and its verdict names the evidence that would tell. A record that cannot be
+believed
 (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
 
 A ledger has the records of one GPU. ``by_gpu`` makes a ledger for each GPU, and ``disagreements`` lists where they
@@ -46,7 +47,7 @@ def rule(
     The function returns the verdict. It may raise `Untold` in place of a verdict "cannot be told".
 
     Args:
-        basis: what the evidence rests on, unless the verdict states another basis (`Verdict.on`). A verdict on a model
+        basis: the basis of the evidence, unless the verdict states another basis (`Verdict.on`). A verdict on a model
             becomes "cannot be told", with the model's verdict beside it.
     """
 
@@ -67,7 +68,7 @@ def find_evidence(
     """The evidence of that name: given, computed now, or recorded under ``records``; else None.
 
     Args:
-        compute: in place of computing it now.
+        compute: a function that finds computed evidence by name, used in place of `computed`.
 
     Raises:
         Damaged: there is a record, but it cannot be believed.
@@ -137,12 +138,13 @@ def ledger(
         given: evidence by name, used in place of computations and records.
         document: one document's claims (``"deepspeed"``); all documents when None.
         only: ids of the claims to judge; all when None.
-        records: where the records are; where no GPU is chosen, those of the first of `records.gpus`.
+        records: where the records are; if no GPU is chosen, the first GPU of `records.gpus`.
         compute: as for ``find_evidence``.
 
     Returns:
-        Columns as in `COLUMNS`: outcome and basis are the two axes, words is the outcome with its numbers, needs is
-        what would tell where the outcome is "cannot be told", and on_gpu says whether a record is among the evidence.
+        Columns as in `COLUMNS`. outcome and basis are the two axes, and words is the outcome with its numbers. needs
+        names the evidence that would tell, if the outcome is "cannot be told". on_gpu says whether a record is among
+        the evidence.
     """
     claims = load_claims(document)
     if only is not None:
@@ -187,10 +189,10 @@ def by_gpu(directory: Path = MEASUREMENTS, *, document: str | None = None) -> di
 
 
 def disagreements(ledgers: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The claims whose outcomes differ between GPUs. A GPU on which a claim cannot be told differs from none.
+    """The claims whose outcomes differ between GPUs. "Cannot be told" on a GPU does not count as a difference.
 
     Args:
-        ledgers: as ``by_gpu`` returns them.
+        ledgers: GPU -> ledger, as ``by_gpu`` returns them.
 
     Returns:
         A row for each claim that differs: id, document, statement, and a column for each GPU with the outcome and the

@@ -1,4 +1,4 @@
-"""Measure every study on the GPU at hand and write its records."""
+"""This file measures every study on the GPU at hand and writes its records."""
 
 import contextlib
 import os
@@ -33,11 +33,11 @@ class Outcome:
     """The result of a study, or the reason why it has none.
 
     Attributes:
-        found: its table, what its untimed part found, or None.
-        reason: why it cannot run here.
-        error: what it raised.
-        seconds, gpu_bytes: it took, and torch reserved, alone.
-        seconds_beside, gpu_bytes_beside: the same while others ran.
+        found: the table of the study, the result of its untimed part, or None.
+        reason: why the study cannot run here.
+        error: the traceback, if the study raised.
+        seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while it ran alone.
+        seconds_beside, gpu_bytes_beside: the same while other studies ran too.
     """
 
     study: str
@@ -63,24 +63,24 @@ def measure(
     directory: Path = records.MEASUREMENTS, *, smoke: bool = False, only: Sequence[str] | None = None,
     build: Path = records.ROOT / "build",
 ) -> list[str]:  # fmt: skip
-    """Measure and record, printing a line for each step: first what times nothing, while the rest is compiled.
+    """Measure and record, and print a line for each step.
 
-    A run that was interrupted goes on with what is missing, and says so; one that has ended starts afresh.
+    First the studies that time nothing run, while the kernels of the other studies are compiled. After an interruption
+    the next run measures the missing studies, and says so. After a run that ended, the next run measures all studies. A
+    study that raises does not stop the others.
 
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
         smoke: the smallest cells and few rounds, to see that everything runs; the numbers mean nothing.
-        only: names out of ``all_studies()``; by default all but the wide ones.
-        build: where an unfinished run is noted.
-
-    A study that raises does not keep the others from being measured.
+        only: names of ``all_studies()``; by default all studies but the wide sweeps.
+        build: the folder that keeps the state of an unfinished run.
 
     Returns:
         The studies that this run has recorded, before it was interrupted or now.
 
     Raises:
-        ValueError: an unknown study.
-        RuntimeError: afterwards, if a study raised.
+        ValueError: a study is unknown.
+        RuntimeError: a study raised; the error follows after the other studies.
     """
     known = all_studies()
     unknown = set(only or ()) - known.keys()
@@ -147,10 +147,10 @@ def _beyond(study: Study, outcome: Outcome) -> str:
 
 
 class Progress:
-    """How much is done, and how much is left by the seconds that the records at hand say each study takes.
+    """The number of studies that are done, and the time that is left by the seconds that the records note.
 
     Args:
-        expected: study -> seconds beside others, and alone.
+        expected: study -> seconds beside others, and seconds alone.
     """
 
     def __init__(self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]]):
@@ -160,16 +160,16 @@ class Progress:
 
     @property
     def seconds_beside(self) -> dict[str, float]:
-        """Expected of each study."""
+        """Study -> the seconds that it is expected to take beside others."""
         return {study: beside for study, (beside, _) in self._expected.items()}
 
     def beside(self, studies: Sequence[str]) -> None:
-        """These begin now, side by side."""
+        """Note that these studies begin now, side by side."""
         seconds = [self._expected[study][0] for study in studies]
         self._beside_ends = time.monotonic() + max([*seconds, sum(seconds) / MOST_PROCESSES])
 
     def done(self, study: str) -> str:
-        """Count it; how many are done."""
+        """Count the study as done, and return how many are done."""
         self._done.add(study)
         return f"{len(self._done)}/{len(self._studies)}"
 
@@ -181,7 +181,7 @@ class Progress:
 
 
 def _expected(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
-    """Study -> seconds beside others and alone, by the best records at hand of any GPU; 0 where there is none."""
+    """Study -> seconds beside others and alone, by the first records of any GPU that note them, else 0."""
     known, found = all_studies(), {}
     for study in wanted:
         recorded = [_parameters(study, directory, gpu, smoke) for gpu in (None, *records.gpus(directory))]
@@ -192,7 +192,7 @@ def _expected(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, 
 
 
 def _parameters(study: str, directory: Path, gpu: str | None, smoke: bool) -> Mapping[str, Any]:
-    """The parameters that a record notes of its run; empty if the record is missing."""
+    """The parameters of the run that a record notes; empty without a record of this kind (``smoke`` or full)."""
     try:
         parameters = records.load(study, records.Selection(directory, gpu)).provenance["parameters"]
     except (records.Unusable, KeyError):
@@ -201,7 +201,7 @@ def _parameters(study: str, directory: Path, gpu: str | None, smoke: bool) -> Ma
 
 
 def _outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[Outcome]:
-    """The outcome of each study, as the outcomes come."""
+    """Yield the outcome of each study as soon as it is there."""
     known, beside, left = all_studies(), {}, list(wanted)
     if torch.cuda.is_available() and not smoke and len(wanted) > 1:
         progress.beside(wanted)
@@ -222,7 +222,7 @@ def _outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterato
 
 
 def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
-    """Two jobs of one study: compiling, and what an untimed part found."""
+    """The outcome of two jobs of one study together: its compilation and its untimed part."""
     if before is None:
         return outcome
     return replace(
@@ -236,16 +236,18 @@ def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
 def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterator[Outcome]:
     """Run studies and parts of studies that time nothing; run all others with the clock stopped.
 
-    The timed studies then find their kernels on disk: compiling keeps one core busy for as long as all the measuring
-    takes. A study that finds nothing here, for example for lack of memory, runs again alone.
+    The timed studies then find their kernels on disk. All compilations would keep one core busy for as long as all
+    measurements take. A study that finds nothing here, for example for lack of memory, runs again alone.
 
     Args:
-        seconds: that records say a study takes side by side with others.
+        seconds: study -> the seconds that it takes side by side with others, by the records.
     """
     started, known = time.monotonic(), all_studies()
     print("  side by side: what times nothing, and compiling", flush=True)
     timed = [study for study in wanted if known[study].timed]
-    # The longest first: parts, then compiling, as records say how long it took; where none does, as many as fit.
+    # The longest jobs come first: untimed parts, then compilations by their seconds in the records. Compilations
+    # without
+    # such seconds come in the order of their memory, so that as many as possible fit.
     parts = [study for study in timed if known[study].untimed]
     compiled = sorted(timed, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
     untimed = [study for study in wanted if not known[study].timed]
@@ -268,7 +270,7 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
 
 
 def _flashinfers() -> list[str]:
-    """The versions at hand, if there is a GPU: nvcc compiles the kernel of each for a minute or so."""
+    """The versions of FlashInfer at hand, if there is a GPU; nvcc takes a minute or so for the kernel of each."""
     return list(packages.installations(flashinfer.PACKAGE)) if torch.cuda.is_available() else []
 
 
@@ -289,8 +291,8 @@ def _without_clock(study: str) -> Outcome:
 
 
 def _beside_others(study: str, function: Callable[[], Any]) -> Outcome:
-    """The outcome of a job. For want of memory there is none: others may have had it."""
-    # Not None instead of a file: packages that compile flush it.
+    """The outcome of a job beside others. It has no table if memory ran out, because other jobs may have used it."""
+    # The output goes to a file and not to None, because packages that compile flush it.
     with gpu_memory.shared(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         outcome = _outcome(study, function)
     if isinstance(outcome.found, pd.DataFrame) and _speaks_of_memory(outcome.found):
@@ -301,7 +303,7 @@ def _beside_others(study: str, function: Callable[[], Any]) -> Outcome:
 
 
 def _speaks_of_memory(table: pd.DataFrame) -> bool:
-    """Whether any contender ran out of memory: what catches errors itself says so in its rows."""
+    """Whether a row says that a contender ran out of memory; studies that catch errors write them in their rows."""
     words = table.select_dtypes(exclude=["number", "bool"])
     said = words.apply(lambda column: column.astype(str).str.contains(gpu_memory.OUT_OF_MEMORY, case=False))
     return bool(said.any(axis=None))
@@ -322,12 +324,10 @@ def _outcome(study: str, function: Callable[[], Any]) -> Outcome:
 
 
 def all_studies() -> dict[str, Study]:
-    """By name: benchmarks, precision, then what each document needs.
-
-    A document's are the ``STUDIES`` of the module that its file of claims names.
+    """Name -> study: the benchmarks, the study of precision, and the ``STUDIES`` of each document's package.
 
     Raises:
-        ValueError: two studies of one name.
+        ValueError: two studies have one name.
     """
     found = studies.STUDIES | precision_gpu.STUDIES
     for document in documents():
@@ -339,6 +339,6 @@ def all_studies() -> dict[str, Study]:
 
 
 def _versions() -> dict[str, str]:
-    """Every version at hand of the packages compared with."""
+    """Package -> its versions at hand, for the packages that the study compares with."""
     names = sorted({peer.package for peer in _PEERS if peer.package})
     return {name: ", ".join(packages.installations(name)) for name in names}

@@ -1,8 +1,8 @@
 """This file gives a measured number its interval.
 
 Three sources of noise enter. The samples of one process give a spread (columns ``q20_us`` and ``q80_us`` of a record).
-Records of the same code at other hours give the distance between runs (``data/repeats.csv``). `FLOOR` covers what no
-record shows, such as another host.
+Records of the same code at other hours give the distance between runs (``data/repeats.csv``). `FLOOR` covers noise that
+no record shows, such as the noise of another host.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def time(row: pd.Series) -> Interval:
     """The interval of a timed row.
 
     Args:
-        row: with ``median_us`` and, where the evidence has them, ``q20_us``, ``q80_us`` and ``between_runs``, the
-            relative distance of the medians of two runs, which the engine adds to every record
+        row: has ``median_us`` and, if the evidence has them, ``q20_us``, ``q80_us`` and ``between_runs``. The engine
+            adds ``between_runs``, the relative distance of the medians of two runs, to every record
             (`ropelab.study.engine.repeats`).
 
     Returns:
@@ -70,7 +70,7 @@ def time(row: pd.Series) -> Interval:
 
 
 def mean(intervals: list[Interval]) -> Interval:
-    """The mean of numbers whose noise may be common to all of them, so that it does not average out."""
+    """The mean of numbers. Its noise does not average out, because it may be common to all numbers."""
     count = len(intervals)
     return Interval(
         sum(x.low for x in intervals) / count, sum(x.value for x in intervals) / count,
@@ -79,5 +79,5 @@ def mean(intervals: list[Interval]) -> Interval:
 
 
 def difference(first: Interval, second: Interval) -> Interval:
-    """The first number less the second."""
+    """The first number minus the second number."""
     return Interval(first.low - second.high, first.value - second.value, first.high - second.low)

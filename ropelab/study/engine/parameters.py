@@ -1,4 +1,4 @@
-"""The parameters of a notebook, checked in its first cell: by name, before anything runs."""
+"""This file checks the parameters of a notebook in its first cell, by name, before anything runs."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,14 @@ from ropelab.bench.records import Selection, gpus, selection
 
 
 def truths(**given: object) -> None:
-    """Each is True or False; a word such as "no" would count as True."""
+    """Check that each value is True or False. A word such as "no" would count as True, so it is refused."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}: expected True or False, got {value!r}")
 
 
 def integers(least: int, multiple: int = 1, /, **given: object) -> None:
-    """Each is an integer of at least ``least``, divisible by ``multiple``."""
+    """Check that each value is an integer of at least ``least``, divisible by ``multiple``."""
     for name, value in given.items():
         expected = f"an integer of at least {least}" + (f", divisible by {multiple}" if multiple > 1 else "")
         if isinstance(value, bool) or not isinstance(value, int):
@@ -25,7 +25,7 @@ def integers(least: int, multiple: int = 1, /, **given: object) -> None:
 
 
 def positive_numbers(**given: object) -> None:
-    """Each is a number above 0."""
+    """Check that each value is a finite number above 0."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name}: expected a number above 0, got {value!r}")
@@ -34,7 +34,7 @@ def positive_numbers(**given: object) -> None:
 
 
 def lists(check: Callable[..., None], length: int | None = None, /, **given: object) -> None:
-    """Each is a list, of ``length`` items if that is given, else of one or more; ``check(name=item)`` for each."""
+    """Check that each value is a list of ``length`` items (default: one or more), and ``check(name=item)`` each."""
     for name, value in given.items():
         expected = "a list" + (f" of {length} items" if length else "")
         if not isinstance(value, list):

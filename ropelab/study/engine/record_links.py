@@ -1,4 +1,4 @@
-"""How a notebook links from a figure to the records that the figure draws."""
+"""This file links from a figure in a notebook to the records that the figure draws."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ RECORDS = "ropelab/records"
 def show_records(studies: Sequence[str], where: records.Where) -> None:
     """Show a link to the table of each record, as seen from the running notebook; nothing for a missing record.
 
-    The names of the studies are in the output's metadata: the report links to its own list of records.
+    The names of the studies are in the output's metadata, from which the report links to its own list of records.
     """
     from IPython.display import display
 

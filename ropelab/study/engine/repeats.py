@@ -24,7 +24,7 @@ REPEATS = ROOT / "data" / "repeats.csv"
 SHARE = 0.95
 """The share of the cells whose times in two runs lie within the distance that counts as noise."""
 
-# What describes a cell, wherever a record has it.
+# The columns that describe a cell, where a record has them.
 _CELL = [
     "cell", "case", "part", "kind", "what", "caller", "encoder", "variant", "batch", "seq_len", "encoding_dim",
     "n_seqs", "longest", "tokens", "freqs_len", "q_heads", "k_heads", "heads", "head_dim", "rotary_dim", "dtype",
@@ -67,7 +67,7 @@ def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
 def measured(folder: str) -> pd.DataFrame:
     """The distances of all studies with records under ``folder`` in the history: a row for each study and timer.
 
-    Two successive records count if they have one checksum for each file of other packages that both name.
+    Two successive records count if each file of other packages that both name has the same checksum in both.
 
     Returns:
         Columns study, timer, distance (`SHARE` of the cells lie within it), cells, and records (the times of day).

@@ -1,4 +1,7 @@
-"""Execute the notebooks with papermill: the same interpreter, checked parameters, no failure hidden."""
+"""This file executes the notebooks with papermill, in this interpreter and with checked parameters.
+
+No failure is hidden.
+"""
 
 import json
 import os
@@ -22,7 +25,7 @@ from traitlets.config import Config
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
 FIGURE_FORMATS = {"svg", "retina"}
-"""A figure is lines and letters, and pixels too: the report shows the smaller form."""
+"""The forms in which a notebook keeps a figure: lines and letters, and pixels. The report shows the smaller form."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ def check_parameters(notebook: Path, parameters: Mapping[str, object]) -> None:
     """Raise unless the notebook declares these parameters, with these types.
 
     Raises:
-        ValueError: a parameter that the notebook does not declare (papermill itself would only warn).
-        TypeError: a value of another type; an int is a float too, a bool is no int.
+        ValueError: the notebook does not declare a parameter (papermill itself would only warn).
+        TypeError: a value has another type; an int is a float too, and a bool is no int.
     """
     declared = declared_parameters(notebook)
     if unknown := sorted(parameters.keys() - declared.keys()):
@@ -105,7 +108,7 @@ def own_kernel(build: Path, threads: int | None = None) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f".kernel.{os.getpid()}.json"
     new.write_text(json.dumps(spec, indent=1))
-    new.replace(folder / "kernel.json")  # whole, as another may be reading it
+    new.replace(folder / "kernel.json")  # replaced at once, because another run may be reading it
 
     inherited = os.environ.get("JUPYTER_PATH")
     os.environ["JUPYTER_PATH"] = os.pathsep.join([str(share), inherited] if inherited else [str(share)])
@@ -159,7 +162,7 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
             )
         except papermill.PapermillExecutionError as error:
             failure = Failure(_source_cell(target), f"{error.ename}: {error.evalue}")
-        except Exception as error:  # a kernel that died or never started: the other notebooks go on
+        except Exception as error:  # a kernel died or never started, and the other notebooks go on
             failure = Failure(_source_cell(target), f"{type(error).__name__}: {error}")
     return Run(source.stem, target, time.monotonic() - started, failure)
 
@@ -177,7 +180,7 @@ def run_notebooks(
     Nothing in them is timed, so they may run beside each other.
 
     Args:
-        parameters: each notebook gets those that it declares.
+        parameters: name -> value; each notebook gets the parameters that it declares.
         tell: called about every second with the number of notebooks that have ended.
     """
     declared = [declared_parameters(source) for source in sources]

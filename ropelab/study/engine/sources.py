@@ -1,4 +1,4 @@
-"""Facts about public files that claims are about (``data/sources.toml``), and the cases that a test of them runs."""
+"""This file reads facts about the public files of claims (``data/sources.toml``), and the cases of their tests."""
 
 import itertools
 import tomllib
@@ -16,7 +16,7 @@ def _content() -> Mapping[str, list[dict]]:
 
 
 def facts(kind: str, document: str) -> list[dict]:
-    """Entries of a kind (``"test"``, ``"dispatch"``, ``"caller"``) about a document, by its key."""
+    """The entries of a kind (``"test"``, ``"dispatch"``, ``"caller"``) about a document, which its key names."""
     return [entry for entry in _content()[kind] if entry["document"] == document]
 
 
@@ -28,5 +28,5 @@ def cases(test: Mapping) -> Iterator[dict]:
 
 
 def where(entry: Mapping) -> str:
-    """``"09867ff, the file"``: the commit and what was read of it."""
+    """The commit of an entry and the part that was read: ``"09867ff, the file"``."""
     return ", ".join(filter(None, (entry.get("commit", "")[:7], entry["read_in"])))

@@ -1,4 +1,7 @@
-"""The tables and the figure of README.md and of the guide, from the records; a test compares them with the files."""
+"""This file makes the tables and the figure of README.md and of the guide from the records.
+
+A test compares them with the files.
+"""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -25,7 +28,7 @@ COLUMNS = {
     "torchembed": "torchembed 0.3.2",
     "eager": "hf_eager",
 }
-"""Column -> the contender that it shows."""
+"""Column of a table -> the contender that the column shows."""
 README = records.ROOT / "README.md"
 GUIDE = records.ROOT / "ropelab" / "study" / "site" / "guide"
 FIGURES = records.ROOT / "data" / "figures"
@@ -39,7 +42,7 @@ def texts() -> list[Path]:
 
 
 def tables() -> dict[str, str]:
-    """Name -> markdown, to stand in a text between ``<!-- name -->`` and ``<!-- end -->``."""
+    """Name -> the markdown that a text has between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
     return {
         "figure": _picture(record()), "speed": _speed(record()), "family": family(only),
@@ -49,7 +52,7 @@ def tables() -> dict[str, str]:
 
 
 def figures() -> dict[Path, str]:
-    """File -> the SVG of the figure of README.md, for each theme."""
+    """File -> the SVG of the figure of README.md; there is a file for each theme."""
     shown = record()
     fractions, machine = _fractions(shown), shown.provenance["gpu"]["name"]
     stamp = _measured([shown]).strip()
@@ -60,12 +63,12 @@ def figures() -> dict[Path, str]:
 
 
 def record(study: str = "dense") -> records.Record:
-    """The record behind the table of speeds, or that of another study."""
+    """The record of a study, by default the record behind the table of speeds."""
     return records.load(study, gpu=GPU)
 
 
 def update(files: Iterable[Path] | None = None) -> None:
-    """Write the figure, and into each file the tables that it has a place for. By default the files are all `texts`."""
+    """Write the figure, and write the tables into the files that have a place for them, by default all `texts`."""
     FIGURES.mkdir(exist_ok=True)
     for path, svg in figures().items():
         path.write_text(svg)
@@ -97,7 +100,7 @@ def _fractions(record: records.Record) -> dict[str, pd.Series]:
 
 
 def _speed(record: records.Record) -> str:
-    """Smallest fraction of the copy over layouts and directions, ours and the best of each peer family."""
+    """The smallest fraction of a copy over layouts and directions, for ours and for the best of each peer family."""
     times = comparison.timed(record.frame.assign(cell=comparison.named_cells(record.frame)))
     rows = [
         [cell, *(value_range(rows[rows.contender == name].fraction_of_copy) for name in COLUMNS.values())]
@@ -109,7 +112,7 @@ def _speed(record: records.Record) -> str:
 
 
 def family(where: records.Where) -> str:
-    """Formats by cells, the smallest fraction of a copy of each contender; then every bar of the kernel family."""
+    """The smallest fraction of a copy of each contender, by format and cell; then every bar of the kernel family."""
     studies = dict.fromkeys(study for needed, _ in family_findings.QUESTIONS.values() for study in needed)
     found, missing = {}, []
     for study in studies:
@@ -120,7 +123,7 @@ def family(where: records.Where) -> str:
     text = _measured(found.values())
     if {"dense", "formats"} <= found.keys():
         smallest = family_findings.smallest_fractions(found["dense"].frame, found["formats"].frame)
-        names = dict(list(COLUMNS.items())[:4])  # the others are far behind these
+        names = dict(list(COLUMNS.items())[:4])  # the other contenders are far behind these
         smallest = smallest.reindex(columns=list(names.values()))
         formats, cells = (list(dict.fromkeys(smallest.index.get_level_values(level))) for level in smallest.index.names)
         each = smallest.map(lambda fraction: "–" if pd.isna(fraction) else f"{fraction:.2f}").agg(" / ".join, axis=1)
@@ -135,7 +138,7 @@ def family(where: records.Where) -> str:
 
 
 def _table_free(where: records.Where) -> str:
-    """The kernel with and without tables beside the copy, and how near its cosines and sines are."""
+    """The speed of the kernel with and without tables beside a copy, and the error of its cosines and sines."""
     times, errors = (records.load(study, where) for study in ("table_free", "table_free_error"))
     names = comparison.OURS, TABLE_FREE
     ours = times.frame[times.frame.contender.isin(names) & is_right(times.frame)]
@@ -152,7 +155,7 @@ def _table_free(where: records.Where) -> str:
 
 
 def _shortfalls(where: records.Where) -> str:
-    """Where the kernels fall short, a line each."""
+    """A line for each shortfall of the kernels."""
     found = {study: records.load(study, where) for study in shortfalls.STUDIES}
     lines = shortfalls.sentences({study: record.frame for study, record in found.items()})
     return _measured(found.values()) + "".join(_paragraph(line, "- ") for line in lines)
@@ -168,7 +171,7 @@ def _wide_heads(where: records.Where) -> str:
 
 
 def _claims(where: records.Where) -> str:
-    """The numbers of claims of each document by outcome and by basis, then every claim."""
+    """The number of claims of each document by outcome and by basis, then every claim."""
     claims = ledger(records=where)
     text = f"{len(claims)} claims of {claims.document.nunique()} documents.\n\n"
     for axis in ("outcome", "basis"):
@@ -178,7 +181,7 @@ def _claims(where: records.Where) -> str:
 
 
 def _counts(claims: pd.DataFrame, axis: str) -> str:
-    """The numbers of claims of each document by outcome or by basis."""
+    """The number of claims of each document by outcome or by basis."""
     names = list(Outcome) if axis == "outcome" else list(Basis)
     counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
     counts = counts.reindex(dict.fromkeys(claims.document))
@@ -193,7 +196,7 @@ def _paragraph(text: str, bullet: str = "") -> str:
 
 
 def _measured(found: Iterable[records.Record]) -> str:
-    """Where, with what and when: a line for each machine, day and versions."""
+    """A line for each machine, day and set of versions with which the records were measured."""
     times: dict[str, list[str]] = {}
     for record in found:
         times.setdefault(_foot(record), []).append(record.provenance["utc"])

@@ -15,11 +15,11 @@ LIBRARY = records.ROOT / "ropelab"
 
 @dataclass
 class Run:
-    """A run of studies and what it has recorded; ``file`` keeps it until it is finished.
+    """A run of studies, and the studies that it has recorded; ``file`` keeps the run until it is finished.
 
     Attributes:
-        identity: of the code, the GPU, the software and the studies: what another of these has measured does not count.
-        done: study -> SHA-256 of the table recorded.
+        identity: the code, the GPU, the software and the studies. Only records of a run with the same identity count.
+        done: study -> SHA-256 of the recorded table.
     """
 
     file: Path
@@ -27,7 +27,7 @@ class Run:
     done: dict[str, str] = field(default_factory=dict)
 
     def note(self, study: str, record: records.Record) -> None:
-        """This run has recorded the study."""
+        """Note that this run has recorded the study."""
         self.done[study] = record.provenance["csv_sha256"]
         self.file.parent.mkdir(parents=True, exist_ok=True)
         new = self.file.with_name(f".{self.file.name}.new")
@@ -35,16 +35,16 @@ class Run:
         new.replace(self.file)
 
     def finish(self) -> None:
-        """The next run starts afresh."""
+        """Forget the run, so that the next run starts afresh."""
         self.file.unlink(missing_ok=True)
 
 
 def resume(build: Path, studies: Sequence[str], directory: Path, *, smoke: bool) -> Run:
-    """The unfinished run of these studies by this very code on this GPU, with those whose records are still there.
+    """The unfinished run of these studies by this very code on this GPU; only records that still exist count as done.
 
     Args:
-        build: where runs are noted.
-        directory: of the records.
+        build: the folder that keeps the runs.
+        directory: the folder of the records.
     """
     here = records.environment()
     identity = {

@@ -1,4 +1,4 @@
-"""This file defines the two axes of a verdict: what the evidence says of a claim, and what the evidence rests on."""
+"""This file defines the two axes of a verdict: the outcome of a claim, and the basis of the evidence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Basis(StrEnum):
 
 
 class Quantifier(StrEnum):
-    """What a claim speaks of. A counterexample ends a claim of ALL, ONLY or NEVER; else cells are counted."""
+    """The cells that a claim speaks of. A counterexample ends a claim of ALL, ONLY or NEVER; else cells are counted."""
 
     ALL = "all"
     ONLY = "only"
@@ -53,9 +53,9 @@ class Verdict:
         basis: the second axis; None until the engine adds the basis that the rule states.
         measured: the measured figures in words.
         size: with OTHER_SIZE, the measured size divided by the stated size.
-        cells: with SOME_CELLS, how many cells hold, and of how many.
+        cells: with SOME_CELLS, the number of cells that hold, and the number of cells.
         needs: with UNTOLD, the evidence that would tell.
-        remarks: what else the reader should know: a cause, a fix since, a limit of the evidence.
+        remarks: further facts for the reader: a cause, a later fix, a limit of the evidence.
         model: with the basis MODEL, the outcome of our model in words.
     """
 
@@ -103,15 +103,15 @@ def fact(holds: bool) -> Verdict:
 
 
 def untold(needs: str) -> Verdict:
-    """The verdict where evidence is missing, or too noisy; ``needs`` says what would tell."""
+    """The verdict where evidence is missing or too noisy; ``needs`` names the evidence that would tell."""
     return Verdict(Outcome.UNTOLD, needs=needs)
 
 
 class Untold(Exception):
-    """Raised by a rule, or by a function that it calls, where evidence is missing; the message says what would tell."""
+    """Raised by a rule where evidence is missing; the message names the evidence that would tell."""
 
 
 def of_model(verdict: Verdict, needs: str) -> Verdict:
-    """The verdict on a package by evidence of our model alone: a model neither confirms nor refutes a package."""
+    """The verdict on a package by our model alone: "cannot be told", because a model confirms and refutes nothing."""
     measured = f"our model: {verdict.words}; {verdict.measured}"
     return Verdict(Outcome.UNTOLD, Basis.MODEL, measured, needs=needs, remarks=verdict.remarks, model=verdict.words)

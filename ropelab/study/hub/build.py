@@ -1,4 +1,6 @@
-"""Writes ropelab as a package for the Hugging Face hub: ``make hub``, or ``python ropelab/study/hub/build.py FOLDER``.
+"""This file writes ropelab as a package for the Hugging Face hub.
+
+Run ``make hub``, or ``python ropelab/study/hub/build.py FOLDER``.
 
 The package holds the modules of ropelab that its functions need, and the few files of ``source``. The step from a
 module of ropelab to a file of the package changes three kinds of lines and nothing else:
@@ -81,7 +83,7 @@ def package() -> dict[str, str]:
     files = {}
     for name, path in found.items():
         parts = name.split(".")[1:]
-        for end in range(1, len(parts)):  # a package whose names nobody imports is its docstring
+        for end in range(1, len(parts)):  # a package whose names nobody imports needs its docstring alone
             init = (ROOT.joinpath("ropelab", *parts[:end]) / "__init__.py").read_text(encoding="utf-8")
             files.setdefault("/".join([*parts[:end], "__init__.py"]), f'"""{ast.get_docstring(ast.parse(init))}"""\n')
         is_package = path.name == "__init__.py" and path not in own.values()
@@ -130,7 +132,7 @@ def forbidden_imports(text: str) -> list[str]:
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    """Write path -> text below ``folder``."""
+    """Write the files below ``folder``; ``files`` is path -> text."""
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""This file computes what each element knows: facts about models, and measured times out of the committed records."""
+"""This file computes the data of each element: facts about models, and measured times from the committed records."""
 
 import math
 from collections.abc import Callable
@@ -23,12 +23,15 @@ Data = dict[str, object]
 
 
 def turn(where: records.Where = records.MEASUREMENTS) -> Data:
-    """Nothing: the element computes everything itself."""
+    """No data, because the element computes everything itself."""
     return {}
 
 
 def precision(where: records.Where = records.MEASUREMENTS) -> Data:
-    """``models``: name, length (of the longest context, in tokens) and frequencies of the planes that turn there."""
+    """``models``: the name of each model, the length of its longest context in tokens, and frequencies of its planes.
+
+    Only planes that turn at the longest context count.
+    """
     models = []
     for name, model in MODELS.items():
         rope = rope_from_config(model.config, layer_type=model.layer_type)
@@ -41,10 +44,16 @@ def packing(where: records.Where = records.MEASUREMENTS) -> Data:
     """The times of packed sequences in the record ``te_kernels``: 32 heads of 128 features, forward and backward.
 
     Returns:
-        ``cells``: n, longest, tokens (of the rank), rows (of the table of angles), and the time of each strategy in
-        microseconds or None; ``fits``: live (us) and each (us for each row without a token) of the two strategies that
-        start such rows; ``linear``: [n, us] of the new grid for ``most`` tokens; ``ropelab``: [tokens, us];
-        ``programs``: the programs that ropelab launches for a token; ``about``: what was measured; ``record``: a path.
+        A mapping with these keys:
+
+        - ``cells``: n, longest, tokens (of the rank), rows (of the table of angles), and the time of each strategy in
+          microseconds or None
+        - ``fits``: live (us) and each (us for each row without a token), for the two strategies that start such rows
+        - ``linear``: [n, us] of the new grid for ``most`` tokens
+        - ``ropelab``: [tokens, us]
+        - ``programs``: the number of programs that ropelab launches for a token
+        - ``about``: a description of the measurement
+        - ``record``: the path of the record
     """
     record = records.load("te_kernels", where)
     times = findings.times(record.frame).rename(columns=STRATEGIES | {"n_seqs": "n", "freqs_len": "rows"})
@@ -69,7 +78,7 @@ STRATEGIES = {OLD: "old", NEW: "linear", "flash_attn": "flash", "ropelab": "rope
 
 
 def _fit(cells: pd.DataFrame, strategy: str, rows: pd.Series) -> dict[str, float] | None:
-    """The time of live blocks, and that of each row of a sequence without a token, as `findings.dead_block_fit`."""
+    """The time of the live blocks, and the time of each row without a token, as in `findings.dead_block_fit`."""
     dead = cells.n * rows - cells.tokens
     times = cells[strategy]
     few, many = times[dead <= cells.tokens / 8].dropna(), dead > 4 * cells.tokens
@@ -79,19 +88,19 @@ def _fit(cells: pd.DataFrame, strategy: str, rows: pd.Series) -> dict[str, float
 
 
 def _medians(cells: pd.DataFrame, column: str, strategy: str) -> list[list[float]]:
-    """``[value of the column, median time]``, in order."""
+    """Pairs ``[value of the column, median time]``, in the order of the values."""
     medians = cells.groupby(column)[strategy].median().dropna()
     return [[int(value), float(time)] for value, time in medians.items()]
 
 
 def _programs(tokens: int) -> int:
-    """The programs of ropelab's rotation of packed tokens of 32 heads."""
+    """The number of programs of ropelab's rotation of packed tokens of 32 heads."""
     workload = Workload("", 1, tokens, 32, 0, 128, 128, seq_format="thd", lengths=(tokens,))
     return math.prod(on_meta(Cell(Model("", 32, 0, 128, 128), workload, "token")).plan().grid)
 
 
 def _path(study: str, where: records.Where) -> str:
-    """The table of a record, from the root of the checkout if it lies there."""
+    """The path of the table of a record, relative to the root of the checkout if the table lies in the checkout."""
     path = table(study, where).resolve()
     return path.relative_to(records.ROOT).as_posix() if path.is_relative_to(records.ROOT) else str(path)
 
@@ -101,7 +110,7 @@ COLUMNS = (
     "layout", "us",
 )  # fmt: skip
 OPERATIONS = {"QK norm, rotation, cache": "norm, rotation and cache", "rotation, cache": "rotation and cache"}
-"""Operation of the record ``paged_cache`` -> its name in the element; latent attention has other bytes."""
+"""Operation of the record ``paged_cache`` -> its name in the element. Latent attention moves other bytes."""
 ROOF = ("dense", "few_tokens", "formats", "qk_norm", "paged_cache")
 COPIES = ("dense", "few_tokens", "formats", "packed")
 """Studies whose copies write as many bytes as they read."""
@@ -111,9 +120,13 @@ def roof(where: records.Where = records.MEASUREMENTS) -> Data:
     """The heads of published models, the fastest copies, and the times of all contenders whose results were right.
 
     Returns:
-        ``models``: name, q and k (heads), dim and rotary (features), interleaved; ``copies``: [bytes, us], in order;
-        ``rows`` with the ``columns`` of `COLUMNS`; ``gpu``; ``records``: study -> where its table is. Studies without a
-        record are left out.
+        A mapping with these keys; studies without a record are left out:
+
+        - ``models``: name, q and k (heads), dim and rotary (features), interleaved
+        - ``copies``: [bytes, us], in order
+        - ``columns`` and ``rows``: `COLUMNS`, and the rows with these columns
+        - ``gpu``: the GPU of the records
+        - ``records``: study -> the path of its table
     """
     found = {}
     for study in {**dict.fromkeys(ROOF), **dict.fromkeys(COPIES)}:
@@ -142,7 +155,7 @@ def _roof_rows(study: str, frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame[~frame.contender.str.startswith(PREFIX)]
     frame = frame.rename(columns={"head_dim": "dim", "q_heads": "q", "k_heads": "k", "median_us": "us"})
     frame = frame.rename(columns={"rotary_dim": "rotary", "step": "direction"})
-    if study == "paged_cache":  # its k_heads count the heads of v, too
+    if study == "paged_cache":  # the k_heads of this record count the heads of v too
         frame = frame[frame.operation.isin(OPERATIONS)].replace({"operation": OPERATIONS})
         frame = frame.assign(k=frame.k // 2, rotary=frame.dim, order="bshd", direction="forward")
     else:
@@ -156,4 +169,4 @@ def _roof_rows(study: str, frame: pd.DataFrame) -> pd.DataFrame:
 DATA: dict[str, Callable[[records.Where], Data]] = {
     "turn": turn, "precision": precision, "packing": packing, "roof": roof,
 }  # fmt: skip
-"""Element -> its data, as JSON can hold them, from these records."""
+"""Element -> the function that computes its data from records, in a form that JSON can hold."""

@@ -10,7 +10,7 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
 def module(element: str) -> str:
     """The module of an element: the text of ``js/<element>.js`` behind the text of all files that it imports, once.
 
-    A page from a file cannot import other files, and anywidget takes one module.
+    One module is needed, because a page from a file cannot import other files, and anywidget takes one module.
     """
     return "".join(_files(f"{element}.js", set()))
 

@@ -8,7 +8,7 @@ from ropelab.study.knobs.data import DATA
 
 
 def show(element: str, where: records.Where = records.MEASUREMENTS, **state: object) -> object:
-    """Show an element; its knobs stand at ``state`` at first.
+    """Show an element whose knobs stand at ``state`` at first.
 
     The output has two forms. JupyterLab takes the widget if anywidget is installed; the report takes the HTML.
 

@@ -29,8 +29,8 @@ def html(
     Args:
         element: the name of a file in ``js``, such as ``"turn"``.
         data: what `ropelab.study.knobs.data` computes for the element.
-        state: the values of knobs -> where the knobs stand at first, unless the URL says otherwise.
-        without: what a reader without JavaScript sees.
+        state: name of a knob -> its first value, unless the URL has another value.
+        without: the text for a reader without JavaScript.
     """
     return _HTML.format(
         name=element,
@@ -43,5 +43,5 @@ def html(
 
 
 def _in_script(text: str) -> str:
-    """The text without what would end a script element."""
+    """The text, changed so that it cannot end a script element."""
     return text.replace("</", "<\\/").replace("<!--", "<\\!--")

@@ -17,13 +17,13 @@ def heatmap(
     labels: float | None = None,
     **colors,
 ) -> None:
-    """A cell for each entry of ``values``, ``[rows, columns]``.
+    """Draw a cell for each entry of ``values``, ``[rows, columns]``.
 
     Args:
         write: row and column -> the cell's text and the text's colour.
         rows, columns: the names beside and above the map; None leaves the rows unnamed.
-        size, labels: points of the cells' texts, and of the names.
-        colors: for ``Axes.imshow``.
+        size, labels: the sizes of the cells' texts and of the names, in points.
+        colors: further arguments for ``Axes.imshow``.
     """
     ax.imshow(values, aspect="auto", **colors)
     for row, column in np.ndindex(np.shape(values)):

@@ -15,7 +15,7 @@ class Looks:
 
     Args:
         known: contender -> label ("" for the contender's name), place of the colour in `COLORBLIND`, marker.
-        other: place and marker of every other contender.
+        other: the place of the colour and the marker of every other contender.
     """
 
     def __init__(self, known: Mapping[str, tuple[str, int, str]], other: tuple[int, str] = (7, "h")) -> None:
@@ -34,12 +34,12 @@ class Looks:
         return self(name)["color"]
 
     def ordered(self, names: Iterable[str]) -> list[str]:
-        """The names once each, in the order of the legend; unknown ones last."""
+        """The names once each, in the order of the legend; unknown names come last."""
         order = {name: place for place, name in enumerate(self.known)}
         return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))
 
     def extended(self, known: Mapping[str, tuple[str, int, str]], other: tuple[int, str] | None = None) -> "Looks":
-        """These looks after the looks of a document's own contenders; a document's look wins. ``other`` as above."""
+        """These looks behind the looks of a document's own contenders, which win. ``other`` is as in `Looks`."""
         return Looks({**known, **self.known, **known}, other or self.other)
 
 

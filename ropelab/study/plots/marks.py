@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from ropelab.study.plots.looks import COLORBLIND
 
 ACROSS = ("axes fraction", "data")
-"""Coordinates of a remark beside a row: x as a part of the axes' width, y in the data's units."""
+"""The coordinates of a remark beside a row: x as a part of the axes' width, y in the data's units."""
 COPY = {"color": "black", "linestyle": "--", "linewidth": 1.2, "zorder": 1, "label": "best copy"}
-"""The line of the time or of the bytes per second of a copy."""
+"""The look of the line at the time, or at the bytes per second, of a copy."""
 _WHITE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
 
 
 def places(names: Iterable) -> pd.Series:
-    """The height of each row of a panel, the first row on top: ``names``, once each, are the index."""
+    """The height of each row of a panel, with the first row on top. The index has each of the ``names`` once."""
     names = list(dict.fromkeys(names))
     return pd.Series(range(len(names))[::-1], pd.Index(names, tupleize_cols=True), dtype=int)
 
@@ -28,17 +28,17 @@ def rows(ax: Axes, place: pd.Series, labels: Iterable[str] | None = None, *, lef
 
 
 def dots(ax: Axes, x, y, look: Mapping, **style) -> None:
-    """Points with a white edge and no line."""
+    """Draw points with a white edge and no line."""
     ax.plot(x, y, **({"linestyle": "none", "zorder": 4} | _WHITE | dict(look) | style))
 
 
 def line(ax: Axes, x, y, look: Mapping, **style) -> None:
-    """Points with a white edge, joined by a line."""
+    """Draw points with a white edge, joined by a line."""
     ax.plot(x, y, **({"linewidth": 1.4} | _WHITE | dict(look) | style))
 
 
 def one(ax: Axes, *, at: float = 1, upright: bool = True, **style) -> None:
-    """A dashed line at a ratio, by default at 1, the speed of a copy; ``upright`` where the ratios run along x."""
+    """Draw a dashed line at a ratio, by default at 1, the speed of a copy; ``upright`` if the ratios run along x."""
     (ax.axvline if upright else ax.axhline)(at, **({"color": "grey", "linestyle": "--", "linewidth": 1} | style))
 
 
@@ -48,7 +48,7 @@ def published(ax: Axes, x, y, label: str, *, width: float, weight: float = 2.5) 
 
 
 def bars(ax: Axes, y, widths, height: float, *, place: int = 0, texts: Iterable[str] | None = None, **style) -> None:
-    """Horizontal bars in colour ``place`` of `COLORBLIND`, with ``texts`` at their ends."""
+    """Draw horizontal bars in colour ``place`` of `COLORBLIND`, with ``texts`` at their ends."""
     ax.barh(y, widths, height, **({"color": COLORBLIND[place]} | style))
     if texts is not None:
         beside(ax, widths + style.get("left", 0), y, texts)
@@ -69,5 +69,5 @@ def above(ax: Axes, xs, ys, texts: Iterable[str]) -> None:
 
 
 def band(ax: Axes, place: pd.Series, limits: pd.Series, reach: float) -> None:
-    """The bar that each row has to reach: a black stroke at its limit."""
+    """Draw a black stroke at the limit that each row has to reach."""
     ax.vlines(limits, place - reach, place + reach, color="black", linewidth=2, label="bar", zorder=3)

@@ -17,7 +17,7 @@ from ropelab.study.plots.looks import CONTENDERS
 LAYOUT = {"split_half": "split-half", "interleaved": "interleaved"}
 CELLS = "batch x tokens, q/k heads, head_dim"
 """The label of an axis whose ticks name cells."""
-_TITLE_LETTERS_PER_INCH, _LETTERS_PER_INCH, _SMALL_LETTERS_PER_INCH = 9, 12, 15  # of bold 12, 10 and 8 points
+_TITLE_LETTERS_PER_INCH, _LETTERS_PER_INCH, _SMALL_LETTERS_PER_INCH = 9, 12, 15  # for texts of bold 12, 10 and 8 points
 _STYLE = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -25,7 +25,8 @@ _STYLE = {
     "figure.titlesize": 12,
 }
 _SMALL = {"va": "bottom", "size": 8, "color": "0.35"}
-# Text as text, a quarter of the bytes of outlines. matplotlib reads this when a figure is written, wherever that is.
+# An SVG keeps text as text, which takes a quarter of the bytes of outlines. matplotlib reads this setting when a figure
+# is written, in any module.
 mpl.rcParams["svg.fonttype"] = "none"
 
 
@@ -34,9 +35,10 @@ class Panels:
     """A figure and its panels.
 
     Attributes:
-        figure: unknown to pyplot, so that a notebook shows it once.
-        axes: ``[rows, columns]``.
-        parts: for each panel its axes, its rows of the table and its value (of column and row, where there are both).
+        figure: the figure. pyplot does not know it, so that a notebook shows it once.
+        axes: the axes of the panels, ``[rows, columns]``.
+        parts: for each panel its axes, its rows of the table and its value (the values of column and row, if there are
+            both).
     """
 
     figure: Figure
@@ -58,10 +60,10 @@ class Panels:
         """Label the outer edges, then draw the foot.
 
         Args:
-            xlabel, ylabel: of the last row and of the first column; "" leaves the labels as they are.
-            legend: columns of the legend of all panels; 0 draws no legend.
-            size: of the markers in the legend; by default as in the panels.
-            untimed: a record; its contenders without a time are named at the foot.
+            xlabel, ylabel: the labels of the last row and of the first column; "" leaves the labels as they are.
+            legend: the number of columns of the legend of all panels; 0 draws no legend.
+            size: the size of the markers in the legend; by default as in the panels.
+            untimed: a record. The foot names its contenders without a time.
         """
         for ax in self.axes[-1] if xlabel else ():
             ax.set_xlabel(xlabel)
@@ -103,10 +105,10 @@ def facet(
     words: Mapping = LAYOUT,
     **share,
 ) -> Panels:
-    """A panel for each value of ``column``, by each value of ``row``, with its rows of ``frame``.
+    """A figure with a panel for each value of ``column`` and of ``row``. A panel gets its rows of ``frame``.
 
     Args:
-        wrap: panels beside each other, where there is no ``row``; 0 for all.
+        wrap: the number of panels beside each other, if there is no ``row``; 0 for all panels.
         words: value -> its words in the title of a panel.
     """
     across, down = (ordered(frame[name], ORDERS.get(name, frame[name])) if name else [None] for name in (column, row))
@@ -128,7 +130,7 @@ def _wrapped(title: str, inches: float) -> str:
 
 
 def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> None:
-    """One legend for all panels, below them, of at most ``columns`` columns, as far as the figure is wide enough."""
+    """One legend for all panels, below them. It has at most ``columns`` columns, fewer if the figure is too narrow."""
     entries: dict[str, object] = {}
     for ax in axes.flat:
         for handle, text in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -161,10 +163,10 @@ def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
     width = max(40, int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth()) - footer)
     lines = textwrap.wrap("not shown: " + ", ".join(found), width)
     fig.text(0.01, 0.004, "\n".join(lines), ha="left", **_SMALL)
-    more = 0.95 * (len(lines) - 1)  # font sizes of the legend; the lines are smaller
+    more = 0.95 * (len(lines) - 1)  # in font sizes of the legend; the lines are smaller
     for entries in fig.legends:
         entries.borderaxespad += more
-    engine = fig.get_layout_engine()  # which keeps no room for that pad
+    engine = fig.get_layout_engine()  # the layout engine keeps no room for the pad
     x, y, width, height = engine.get()["rect"]
     room = more * _STYLE["font.size"] / 72 / fig.get_figheight()
     engine.set(rect=(x, y + room, width, height - room))

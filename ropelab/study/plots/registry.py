@@ -1,7 +1,6 @@
-"""Figures of the measurements: each takes a record's table and returns a figure; nothing is measured here.
+"""Figures of the measurements: each takes a record's table and returns a figure. Nothing is measured here.
 
-Titles state what the table says and are computed from it. ``footer`` is ``Record.footer``: machine, date,
-versions.
+Titles state the finding and are computed from the table. ``footer`` is ``Record.footer``: machine, date, versions.
 """
 
 from collections.abc import Callable
@@ -94,7 +93,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
     frame = frame if "accesses" in frame else frame.assign(accesses=0)  # the record has no flat tiles
     times = frame.assign(cell=named_cells(frame))[frame.status == "ok"]
     times = times.assign(thread=_threads(times))
-    # The axis that programs in a row share is told apart where the record tries more than one order.
+    # The labels name the axis that programs in a row share if the record tries more than one order.
     several = times.innermost.nunique() > 1
     fractions = times.groupby(["cell", "layout"]).fraction_of_copy
     best, worst = fractions.max(), fractions.min()
@@ -136,7 +135,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def _threads(tiles: pd.DataFrame) -> pd.Series:
-    """In words, what a thread takes at a time and how many registers it may use."""
+    """The pairs that a thread takes at a time, and the registers that it may use, in words."""
     limit = tiles.max_registers.map(lambda most: f", at most {most:.0f} registers" if most > 0 else "")
     flat = tiles.accesses.map(lambda accesses: ", flat" if accesses else "")
     return tiles.pairs_per_access.astype(str) + " pairs a thread" + flat + limit
@@ -151,14 +150,17 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }
-"""Figure -> the studies it draws, and how: a function of their tables and the footer. Documents add their own."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer.
+
+Documents add their own figures.
+"""
 
 
 def all_figures() -> dict[str, tuple[tuple[str, ...], Callable[..., Figure]]]:
     """`FIGURES`, and the ``FIGURES`` of every document's package.
 
     Raises:
-        ValueError: two figures of one name.
+        ValueError: two figures have one name.
     """
     found = dict(FIGURES)
     for document in documents():
@@ -173,8 +175,8 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
     """Draw one figure of `all_figures` from the records that ``records.load_together`` finds.
 
     Raises:
-        Missing: a record is missing; says how to make it.
-        Damaged: a record cannot be believed; names the file and what is wrong with it.
+        Missing: a record is missing; the message says how to make it.
+        Damaged: a record cannot be believed; the message names the file and the fault.
     """
     known = all_figures()
     if name not in known:
@@ -198,10 +200,10 @@ def show(name: str, where: records.Where) -> None:
 
 
 def draw_all(directory: Path, where: records.Where = records.MEASUREMENTS) -> tuple[list[Path], list[str]]:
-    """Draw every figure whose records can be had into ``directory`` as PNG and SVG.
+    """Draw every figure whose records are at hand into ``directory``, as PNG and SVG.
 
     Returns:
-        The files, and for each figure that is not among them why.
+        The files, and a reason for each figure that is not among them.
     """
     directory.mkdir(parents=True, exist_ok=True)
     files, missing = [], []

@@ -18,13 +18,13 @@ from ropelab.study.engine.runner import Run
 from ropelab.study.site.mathml import Writer
 
 FIGURES = "assets"
-"""The folder beside the pages that has the figures."""
+"""The folder with the figures, beside the pages."""
 LIST_OF_RECORDS = "index.html#measured-when"
 LARGEST_SVG = 200_000
-"""A figure whose SVG has more bytes is shown as pixels: a browser draws them at once."""
+"""The most bytes of an SVG. A larger figure is shown as pixels, which a browser draws at once."""
 COLORS = 256
-"""The most colours of a figure of pixels. A plot has few, and a third of the bytes are enough for them."""
-# The form of an output that is shown, best first.
+"""The most colours of a figure of pixels. A plot has few colours, and so a third of the bytes are enough."""
+# The forms of an output, the best first. The report shows the first form that an output has.
 PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
 # The label of a folded cell that papermill gives a tag.
 CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run"}
@@ -83,7 +83,7 @@ def chapter(run: Run) -> Chapter:
     parts: list[str | Figure | Finding] = []
     for cell in notebook.cells:
         if "papermill-error-cell-tag" in cell.metadata.get("tags", []):
-            continue  # papermill's own note of the failure; the page has its own
+            continue  # papermill's note of the failure; the page has its own note
         if cell.cell_type == "markdown":
             parts.append(writer.markdown(cell.source))
         elif cell.cell_type == "code":
@@ -111,7 +111,7 @@ def chapter(run: Run) -> Chapter:
 
 
 def _described(parts: list[str | Figure | Finding]) -> list[str | Figure | Finding]:
-    """The parts, with a text for each figure, and with its figure for each finding.
+    """The parts, in which each figure has its text and each finding has its figure.
 
     A finding belongs to the last figure before it in its section. A figure without a finding has the heading of its
     section as its text.

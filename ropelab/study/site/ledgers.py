@@ -13,7 +13,7 @@ from ropelab.study.site.mathml import Writer
 
 @dataclass(frozen=True)
 class Ledger:
-    """A document's claims and their verdicts, a row each; ``trouble`` says why there are no rows.
+    """A document's claims with their verdicts, in a row each; ``trouble`` says why there are no rows.
 
     ``differing`` are the claims whose outcomes differ between GPUs: see `engine.ledger.disagreements`.
     """
@@ -30,7 +30,7 @@ class Ledger:
 
 
 def ledger(document: documents.Document, where: records.Where = records.MEASUREMENTS) -> Ledger:
-    """The rows of a document's ledger, ready for the page; or why there are none."""
+    """The rows of a document's ledger, ready for the page, or the reason why there are no rows."""
     where = records.selection(where)
     try:
         each = judged.by_gpu(where.directory, document=document.key)
@@ -38,7 +38,7 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         table = each[gpu] if gpu else judged.ledger(document=document.key, records=where)
         rows = table.fillna("").to_dict("records")
         differing = judged.disagreements(each)
-    except Exception as error:  # the report must appear all the same, and say so
+    except Exception as error:  # the report must appear all the same, and state the error
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
     writer = Writer()

@@ -1,4 +1,4 @@
-"""Markdown and LaTeX to HTML whose formulas are MathML, which browsers draw without any script."""
+"""This file turns markdown and LaTeX into HTML. Formulas become MathML, which browsers draw without any script."""
 
 import html
 import re
@@ -9,7 +9,7 @@ from latex2mathml.converter import convert
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 _DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*$", re.DOTALL)
-# The converter knows one aligned environment; the others are set like it, without numbers.
+# The converter knows one aligned environment. The other environments are set like it, without numbers.
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
@@ -39,17 +39,17 @@ class Writer:
         return self._markdown.render(source)
 
     def inline(self, source: str) -> str:
-        """One line of markdown, without the paragraph around it, and with no heading for a number sign at its start."""
+        """One line of markdown as HTML, without a paragraph around it. A number sign at its start makes no heading."""
         source = f"\\{source}" if source.startswith("#") else source
         return self.markdown(source).strip().removeprefix("<p>").removesuffix("</p>")
 
     def latex(self, source: str) -> str:
-        """A ``text/latex`` output: a formula with or without its delimiters, shown on its own line."""
+        """A ``text/latex`` output as HTML: a formula, with or without its delimiters, on its own line."""
         match = _DELIMITED.match(source)
         return self.formula(match["body"] if match else source, display=True)
 
     def formula(self, body: str, *, display: bool) -> str:
-        """MathML of a formula, or the formula as text where that fails."""
+        """The MathML of a formula, or the formula as text if the conversion fails."""
         body = body.strip()
         try:
             found = mathml(body, display=display)
@@ -64,7 +64,7 @@ def mathml(body: str, *, display: bool) -> str:
     """The MathML of a LaTeX formula without delimiters.
 
     Raises:
-        Exception: of some type, if the formula is broken or uses a command that the converter does not know.
+        Exception: the formula is broken, or uses a command that the converter does not know; the type varies.
     """
     markup = convert(_ALIGNED.sub(r"\\\1{align*}", body), display="block" if display else "inline")
     root = ElementTree.fromstring(markup.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', ""))
@@ -72,7 +72,7 @@ def mathml(body: str, *, display: bool) -> str:
         if token.tag == "mtext":
             token.text = (token.text or "").replace(r"\_", "_")
         if "\\" in (token.text or ""):
-            raise ValueError(f"unknown command {token.text}")  # copied into the output as it stood
+            raise ValueError(f"unknown command {token.text}")  # the converter copied the command
     for row in root.iter():
         if row.tag not in _SCRIPTS:
             _space(row)
@@ -83,7 +83,7 @@ def _space(row: ElementTree.Element) -> None:
     """Set a row as TeX would: signs, bars and functions are no infix operators, low fences do not grow."""
     low = not any(element.tag in _TALL for element in row.iter())
     bars = 0
-    cores = [item[0] if item.tag in _SCRIPTS else item for item in row]  # spaces go by what bears the script
+    cores = [item[0] if item.tag in _SCRIPTS else item for item in row]  # without their scripts
     for before, token in pairwise([None, *cores]):
         text = token.text or ""
         after_operator = before is None or before.tag == "mo" and not _closes(before)

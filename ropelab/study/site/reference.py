@@ -92,7 +92,7 @@ def _written_signature(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def reference(module: ModuleType) -> Reference:
-    """The page of a module: ``__all__`` of it, or the public functions and classes that it defines."""
+    """The page of a module: the names in its ``__all__``, or the public functions and classes that it defines."""
     names = [
         Name(
             name,
@@ -127,7 +127,7 @@ def _signature(name: str, value: object) -> str:
 def docstring(text: str, prefix: str) -> str:
     """A docstring as HTML: markdown, and a list for each of the sections Args, Returns, Raises and the like."""
     writer = Writer(prefix=prefix)
-    text = inspect.cleandoc(text).replace("::\n", ":\n")  # the mark of a block of code in another markup
+    text = inspect.cleandoc(text).replace("::\n", ":\n")  # "::" marks a block of code in reStructuredText
     before, *sections = _SECTION.split(text)
     parts = [writer.markdown(before)]
     for title, section in zip(sections[::2], sections[1::2], strict=True):

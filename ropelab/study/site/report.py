@@ -19,7 +19,7 @@ from ropelab.study.site.provenance import origin, provenance
 
 HERE = Path(__file__).parent
 LARGEST_PAGE, LARGEST_SITE = 2_000_000, 8_000_000
-"""Bytes: of a page and its figures, and of everything."""
+"""The most bytes of a page with its figures, and of the whole site."""
 
 
 def write(
@@ -34,8 +34,8 @@ def write(
 
     Returns:
         A line for each thing that a reader of the report will miss: formulas left as text, a ledger that failed, a
-        record that cannot be believed, a file of evidence that its checksum does not fit; and for each page that is
-        larger than `LARGEST_PAGE`, and for a site that is larger than `LARGEST_SITE`.
+        record that cannot be believed, or a file of evidence that does not match its checksum. There is also a line for
+        each page that is larger than `LARGEST_PAGE`, and for a site that is larger than `LARGEST_SITE`.
     """
     where = records.selection(where)
     chapters = [chapter(run) for run in runs]
@@ -72,7 +72,7 @@ def write(
         pages |= {one.page: frame.render(one=one, page=one.page) for one in each}
 
     assets = page.parent / FIGURES
-    shutil.rmtree(assets, ignore_errors=True)  # figures of notebooks that are gone
+    shutil.rmtree(assets, ignore_errors=True)  # removes the figures of notebooks that are gone
     shutil.copytree(HERE / "assets", assets)
     for file, text in pages.items():
         (page.parent / file).write_text(text)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from bs4 import BeautifulSoup, Tag
 
 LONGEST = 1200
-"""A section brings so many characters at most."""
+"""The most characters of a section that can be searched."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A place that a search can find: its page and id, its title, and its text."""
+    """A place that a search can find: its URL (page and id), its page, its title, and its text."""
 
     url: str
     page: str

@@ -10,12 +10,12 @@ from ropelab.layout.weights import convert_layout
 
 
 def plane_rotation(angle) -> sp.Matrix:
-    """R(angle), which turns a pair ``(x0, x1)`` by ``angle`` (rad)."""
+    """The matrix R(angle) that turns a pair ``(x0, x1)`` by ``angle`` (rad)."""
     return sp.Matrix([[sp.cos(angle), -sp.sin(angle)], [sp.sin(angle), sp.cos(angle)]])
 
 
 def head_rotation(angles: Sequence, layout: str, width: int, first: int = 0) -> sp.Matrix:
-    """R, which turns the pairs of features from ``first`` on by ``angles`` and leaves the others of ``width``."""
+    """The matrix R that turns the pairs from feature ``first`` on by ``angles``, and leaves the other features."""
     matrix = sp.eye(width)
     x0, x1 = pairs(torch.arange(2 * len(angles)), layout)
     for angle, i, j in zip(angles, (first + x0).tolist(), (first + x1).tolist(), strict=True):

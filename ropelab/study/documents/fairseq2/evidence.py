@@ -31,8 +31,7 @@ DIRECTIONS = ("forward", "forward and backward")
 """The document states neither dtype nor direction, so claims are judged in both directions."""
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
-"""The document's four columns: ``RotaryEncoder`` (RE) or ``ReferenceRotaryEncoder`` (RRE), and the value of
-``impl``."""
+"""The document's four columns: ``RotaryEncoder`` (RE) or ``ReferenceRotaryEncoder`` (RRE), and ``impl``."""
 RATIOS = {
     "llama": ("RRE llama", "RE llama"),
     "reference": ("RRE reference", "RE reference"),

@@ -315,8 +315,7 @@ def _tensors(cell: Cell, count: int) -> list[torch.Tensor]:
 
 
 def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iterator[Callable[[Callable], object]]:
-    """For each set of buffers a function that calls a given encoder; with ``dynamic``, B and S are marked as
-    dynamic."""
+    """For each set of buffers a function that calls a given encoder; ``dynamic`` marks B and S as dynamic."""
     layout = under_study().batch_layout(cell.shape[:2], None, device=_device())
     for _ in range(sets):
         x, *cotangent = _tensors(cell, 1 if direction == "forward" else 2)

@@ -122,8 +122,10 @@ def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
 
 @rule_on_encoders("FS-06", "fairseq2_inductor")
 def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
-    """A cell is a dtype and a direction: RE in halves must launch the stated number of further kernels, and be
-    slower."""
+    """A cell is a dtype and a direction.
+
+    In every pass RE in halves must launch the stated number of further kernels, and RE in halves must be slower.
+    """
     plain, reordered = _reordering(inductor, "kernels")
     more = reordered.kernels - plain.kernels
     expected = published()["kernels"] * more.index.get_level_values("direction").map(_PASSES)

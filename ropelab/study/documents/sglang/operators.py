@@ -68,8 +68,7 @@ def positions_operator(
 
 
 def _overwrite(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> None:
-    """Overwrite x with its rotation, computed in float32 and rounded once; the tables have a column for each
-    feature."""
+    """Overwrite x with its rotation in float32, rounded once; the tables have a column for each feature."""
     x0, x1 = pairs(x.float(), layout)
     x.copy_(x.float() * cos + join(-x1, x0, layout) * sin)
 

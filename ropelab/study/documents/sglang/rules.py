@@ -135,8 +135,7 @@ def runs_uncommon_sizes(claim: Claim, by_size: pd.DataFrame) -> Verdict:
 
 @rule("SG-03", "sglang_accuracy", "sglang_sources", basis=Basis.MODEL)
 def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFrame) -> Verdict:
-    """The rule uses the dtypes and the tolerance of the test. It judges a model with and without fused
-    multiply-adds."""
+    """The rule takes dtypes and tolerance from the test. It judges a model with and without fused multiply-adds."""
     run = accuracy[accuracy.operator != THEIR_OPERATOR]
     accuracy = accuracy[accuracy.operator == THEIR_OPERATOR]
     half = accuracy[accuracy.dtype.isin(("bfloat16", "float16"))]
@@ -605,8 +604,7 @@ def rocm_is_repaired(claim: Claim, parts: pd.DataFrame) -> Verdict:
 
 @rule("SG-24", "sglang_benchmark_flaws", basis=Basis.SOURCE)
 def benchmark_is_fairer(claim: Claim, flaws: pd.DataFrame) -> Verdict:
-    """A cell is a flaw that the files had before or have after the change: the files must not have the flaw after
-    it."""
+    """A cell is a flaw that the files had before or have after the change. After the change it must be gone."""
     had = flaws[flaws.before | flaws.after]
     kept, new = had[had.before & had.after].flaw, had[~had.before].flaw
     return counted(list(~had.after), claim.quantifier, claim.needs).said(

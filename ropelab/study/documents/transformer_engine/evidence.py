@@ -14,21 +14,22 @@ from ropelab.study.engine.sources import cases, facts, where
 
 DOCUMENTS = ROOT / "data" / "documents"
 THREADS, WARP = 256, 32
-"""Threads of a block, and of a warp; the reads of one address by a warp are one request."""
+"""The threads of a block and of a warp. The reads of one address by a warp are one request."""
 
 
 @evidence("te_published_a", "the document's table of layers")
 def published_a() -> pd.DataFrame:
-    """Table A, with the ratio that follows from its milliseconds."""
+    """The document's table A, with the ratio that follows from its milliseconds."""
     frame = pd.read_csv(DOCUMENTS / "transformer_engine_3057_a.csv")
     return frame.assign(speedup=frame.old_ms / frame.new_ms)
 
 
 @evidence("te_published_b", "the document's table of kernels")
 def published_b() -> pd.DataFrame:
-    """Table B, with what follows from it: the ratio, the dead blocks, and the nanoseconds each takes in a pass.
+    """The document's table B, with the ratio, the dead blocks, and the nanoseconds of a dead block in a pass.
 
-    A pass is a forward or a backward; all else that a block costs is in the new kernel as well.
+    A pass is a forward or a backward. The nanoseconds follow from the difference of the kernels, because all other
+    costs of a block are in the new kernel too.
     """
     frame = pd.read_csv(DOCUMENTS / "transformer_engine_3057_b.csv")
     dead = packings.TOKENS * (frame.n_seqs - 1)
@@ -51,7 +52,7 @@ def dispatch() -> pd.DataFrame:
 
 @evidence("te_search", "counted on the CPU")
 def search() -> pd.DataFrame:
-    """Reads of ``cu_seqlens`` by the search of a block, for the balanced sequences of table B's counts.
+    """The reads of ``cu_seqlens`` by the search of a block, for as many sequences as in table B.
 
     Columns: n_seqs, steps (the most that a token needs), thread_reads (steps of all threads), warp_requests.
     """
@@ -77,11 +78,16 @@ def _steps(n: int, sequence: int) -> int:
 def source() -> pd.DataFrame:
     """The facts of each version of the dispatch.
 
-    Columns: version; read (the commit, and the place where the fact was read); variable, empty where a version has
-        none; zero and one (the kernels that those values force); model (whether our model launches the same);
-        least_sequences, blocks_per_token, more_than, times_cp_size and least_dead_blocks (the condition of the new
-        kernel); no_tokens (the kernel for no tokens, where that was read); guard (whether rows behind the last sequence
-        are left out); and threads (of a block that search).
+    Columns:
+        version.
+        read: the commit, and the place where the fact was read.
+        variable: the environment variable, empty where a version has none.
+        zero, one: the kernels that these values of the variable force.
+        model: whether our model launches the same kernels.
+        least_sequences, blocks_per_token, more_than, times_cp_size, least_dead_blocks: the condition of the new kernel.
+        no_tokens: the kernel for no tokens, where this was read.
+        guard: whether rows behind the last sequence are left out.
+        threads: the number of threads of a block that search.
     """
     rows = []
     for fact in facts("dispatch", "transformer_engine"):
@@ -105,8 +111,11 @@ def source() -> pd.DataFrame:
 def parity_tests() -> pd.DataFrame:
     """The tests that compare the kernels, of each version whose file is known.
 
-    Columns: version, test, read (the commit, and the place where the fact was read), kernels (both, or the new one
-        beside the unfused function), float16, rank_above_0, context_parallel, empty: whether some case of it has that.
+    Columns:
+        version, test.
+        read: the commit, and the place where the fact was read.
+        kernels: both kernels, or the new kernel beside the unfused function.
+        float16, rank_above_0, context_parallel, empty: whether some case of the test has this property.
     """
     rows = []
     for test in facts("test", "transformer_engine"):

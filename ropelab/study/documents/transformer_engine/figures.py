@@ -1,4 +1,4 @@
-"""Figures of TransformerEngine#3057: each takes its records and returns a figure whose title is computed from them."""
+"""Figures of TransformerEngine#3057: each takes its records and returns a figure with a title computed from them."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,7 +32,7 @@ def _looks(record: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> Looks:
 
 
 def table_b(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """Time against the number of sequences, without and with the sum, and the speed-up beside the published one."""
+    """The time against the number of sequences, without and with the sum, and the measured and published speed-ups."""
     published = published_b().set_index("n_seqs").speedup
     tables = {step: _of(findings.times(kernels, step), "table B") for step in (GIVEN, SUMMED)}
     ratios = {step: (table[OLD] / table[NEW]).dropna() for step, table in tables.items()}
@@ -130,7 +130,7 @@ def freqs_len(kernels: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
-    """One long sequence among short ones, under the shortest table there can be; and what each heuristic takes."""
+    """One long sequence among short sequences, with the shortest possible table, and the choice of each heuristic."""
     table = findings.choices(kernels)
     shown = table[table.kind == "skewed"]
     panels = [panel for _, panel in shown.groupby(["cp_size", "longest"], sort=True)]
@@ -155,7 +155,7 @@ def skew(kernels: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def layer(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The layer with each rotation, and the rotation's share beside the published one."""
+    """The time of the layer with each rotation, and the rotation's share beside the published share."""
     table = findings.shares(frame)
     times, share = (
         table.pivot_table(index="n_seqs", columns="contender", values=what) for what in ("layer_us", "share")
@@ -216,7 +216,7 @@ def _lines(ax: Axes, table: pd.DataFrame, looks: Looks, names: tuple[str, ...] =
 
 
 def _spread(table: pd.DataFrame) -> str:
-    """How far ropelab's times lie apart, in percent."""
+    """The spread of ropelab's times, in percent."""
     if table.ropelab.isna().all():
         return "an unknown amount"
     return f"{table.ropelab.max() / table.ropelab.min() - 1:.0%}"
@@ -236,4 +236,4 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "te_skew": (("te_kernels",), skew),
     "te_layer": (("te_layer",), layer),
 }
-"""Figure -> the studies it draws, and how: a function of their tables and the footer."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -38,7 +38,7 @@ CELL = ["part", "kind", "n_seqs", "longest", "tokens", "freqs_len", "cp_size", "
 
 
 def times(kernels: pd.DataFrame, step: str = GIVEN) -> pd.DataFrame:
-    """Microseconds by cell (rows) and contender, where it was right, else nothing; and its dead blocks."""
+    """Microseconds by cell (rows) and contender (columns), NaN where it was not right; and the cell's dead blocks."""
     return _by_cell(kernels, step, "median_us")
 
 
@@ -57,13 +57,16 @@ def _by_cell(kernels: pd.DataFrame, step: str, values: str) -> pd.DataFrame:
 
 
 def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The legacy grid's time beyond the time of its live blocks, for each number of dead blocks: cells of one rank.
+    """The legacy grid's time beyond the time of its live blocks, for each number of dead blocks, in cells of one rank.
 
-    The live blocks take the grid's own time in the fastest cell with hardly any dead blocks. (The token-linear grid
-    would not do, because its blocks also search.)
+    The time of the live blocks is the grid's own time in the fastest cell with hardly any dead blocks. The token-linear
+    grid cannot give this time, because its blocks also search.
 
-    Columns of ``times``, and live_us, beyond_us, ns_per_dead_block (a pass; forward and backward are two), fitted_us:
-    the time of the live blocks, and a time for each dead block that is the same in all cells.
+    Columns, besides the columns of ``times``:
+        live_us: the time of the live blocks.
+        beyond_us: the time beyond the live blocks.
+        ns_per_dead_block: in a pass; forward and backward are two passes.
+        fitted_us: the time of the live blocks, and a time for each dead block that is the same in all cells.
     """
     table = times(kernels).query("cp_size == 1").dropna(subset=[OLD])
     alive, many = table.dead_blocks <= table.tokens / 8, table.dead_blocks > 4 * table.tokens
@@ -83,15 +86,16 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
 def growth_with_blocks(kernels: pd.DataFrame) -> pd.DataFrame:
     """The power of the dead blocks with which the legacy grid's time beyond its live blocks grows.
 
-    A row for each length of freqs with several numbers of sequences, and for each number of sequences with several
-    lengths of freqs; cells of one rank. The live blocks take the time of the cells without a dead block; these times
-    span an interval, as the rows of freqs that they read differ. The power follows from the cell with the most dead
-    blocks, and from the one with the fewest whose time is beyond that interval.
+    Only cells of one rank count. The time of the live blocks is the time of the cells without a dead block. These times
+    span an interval, because the cells read different rows of freqs. The power follows from two cells: the cell with
+    the most dead blocks, and the cell with the fewest dead blocks among the cells whose time is beyond that interval.
 
     Returns:
-        Columns held (the side of the grid that is constant) and value, least and most (dead blocks), and power: an
-        interval, 1 where the time grows as the dead blocks do, exactly 0 where the most dead blocks take no time, and
-        None where one cell alone shows their time. No rows where no cell is without dead blocks.
+        A row for each length of freqs with several numbers of sequences, and for each number of sequences with several
+        lengths of freqs. Columns held (the side of the grid that is constant) and value, least and most (dead blocks),
+        and power. The power is an interval: 1 where the time grows as the dead blocks do, and exactly 0 where the most
+        dead blocks take no time. It is None where one cell alone shows their time. There are no rows if every cell has
+        dead blocks.
     """
     table = intervals(kernels).query("cp_size == 1").dropna(subset=[OLD])
     live = table[OLD][table.dead_blocks == 0]
@@ -142,7 +146,7 @@ def choices(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def grid_of(strategy: str) -> str:
-    """`NEW` or `OLD`."""
+    """The grid of a strategy, `NEW` or `OLD`."""
     return NEW if strategy == LINEAR else OLD
 
 
@@ -152,7 +156,7 @@ def missed(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def missed_words(table: pd.DataFrame, name: str) -> str:
-    """``"takes the slower grid in 3 of 9 cells, at worst 2.31 times as long"``."""
+    """The misses of a heuristic in words: ``"takes the slower grid in 3 of 9 cells, at worst 2.31 times as long"``."""
     lost = missed(table, name)
     worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.2f} times as long" if len(lost) else ""
     return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
@@ -188,7 +192,7 @@ def prediction_counts(kernels: pd.DataFrame) -> str:
 
 
 def equal_bits(parity: pd.DataFrame) -> pd.DataFrame:
-    """``"72 of 72"``: the cases whose result and gradient have the same bits, by pair of grids and dtype, and cp_size.
+    """The cases whose result and gradient have the same bits: ``"72 of 72"``, by pair of grids and dtype, and cp_size.
 
     A record without a column ``grids`` has the pair of our models alone.
     """
@@ -198,8 +202,13 @@ def equal_bits(parity: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(layer: pd.DataFrame) -> pd.DataFrame:
-    """By n_seqs and contender: layer_us, alone_us, share (q and k alone over the layer, as the document has it) and
-    added (what the layer takes beyond the one without a rotation, over the layer)."""
+    """The share of the rotation in the layer, by n_seqs and contender.
+
+    Columns:
+        layer_us, alone_us: the times of the layer, and of the rotation of q and k alone.
+        share: alone_us over layer_us, as in the document.
+        added: the time of the layer beyond the layer without a rotation, over layer_us.
+    """
     layer = canonical(layer)
     rows = layer[is_right(layer)]
     table = rows.pivot_table(index=["n_seqs", "contender"], columns="what", values="median_us")
@@ -215,15 +224,15 @@ def shares(layer: pd.DataFrame) -> pd.DataFrame:
 
 
 def number(value: object) -> str:
-    """A cell of a table: large times to the unit, others as everywhere."""
+    """The text of a cell of a table: large times without decimals, other values as in all tables."""
     return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else comparison.number(value)
 
 
 def sum_effects(kernels: pd.DataFrame) -> pd.DataFrame:
     """The effect of the document's ``out.sum()``, and of a backward from its gradient, on the times in table B.
 
-    Columns contender, given_us and summed_us (medians over the packings), added_us and added (its median, over the time
-    from a given cotangent).
+    Columns contender, given_us and summed_us (medians over the packings), added_us, and added (the median of the added
+    time over the time from a given cotangent).
     """
     given, summed = (times(kernels, step).query("part == 'table B'").set_index("n_seqs") for step in (GIVEN, SUMMED))
     rows = []
@@ -277,7 +286,7 @@ def _whose(kernels: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> str:
 def beside_the_packages(table: pd.DataFrame) -> str:
     """The times of TransformerEngine over the times of the grids, where both were timed, else nothing.
 
-    2.18 has the old grid alone. 2.20 has the grid after the review, and the old one.
+    2.18 has the old grid alone. 2.20 has the grid after the review, and the old grid.
     """
     said = []
     for name, grids in ((PACKAGES.old, [OLD]), (PACKAGES.new, [OLD, NEW])):
@@ -365,7 +374,7 @@ SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
     "te_skew": ("te_kernels", skew_counts),
     "te_layer": ("te_layer", layer_counts),
 }
-"""Figure -> its record, and what it says."""
+"""The name of a figure -> its record, and the function of the record's table that makes the sentence."""
 
 
 def sentence(figure: str, where: records.Where) -> str:

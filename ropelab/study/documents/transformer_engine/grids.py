@@ -24,7 +24,7 @@ OLD, NEW = "old grid", "new grid"
 
 @dataclass(frozen=True)
 class Grids:
-    """Two contenders.
+    """A pair of contenders: an old and a new grid.
 
     Attributes:
         old, new: the names in records.
@@ -51,12 +51,12 @@ CODE = Grids("#3057 (6c46696), old grid", "#3057 (6c46696), new grid", Basis.COD
 PACKAGES = Grids(
     peers.TRANSFORMER_ENGINE_OLD_GRID.name, peers.TRANSFORMER_ENGINE.name, Basis.PACKAGE, "TransformerEngine"
 )
-"""2.18 has the old grid alone. 2.20 chooses by the merged condition."""
+"""The packages: 2.18 has the old grid alone, and 2.20 chooses by the merged condition."""
 MODELS = Grids("legacy grid", "token-linear, reads twice", Basis.MODEL, "model")
-"""`ropelab.bench.varlen_models`."""
+"""Our models in `ropelab.bench.varlen_models`."""
 
 ALL = (CODE, PACKAGES, MODELS)
-"""The first pair that was run decides."""
+"""All pairs. The first pair that was run decides."""
 FORCED = (CODE, MODELS)
 """The pairs whose new grid runs in every cell, whatever a condition says."""
 

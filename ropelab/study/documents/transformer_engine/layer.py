@@ -1,4 +1,4 @@
-"""A transformer layer on packed sequences, to see what share of it the rotation takes: table A's own size.
+"""A transformer layer on packed sequences, of table A's size, to measure the rotation's share of its time.
 
 A plain pre-norm layer in torch has two residual halves. The first half is LayerNorm, one projection to q, k and v, the
 rotation of q and k, causal attention within each sequence (``torch.nn.attention.varlen``) and the output projection.
@@ -48,9 +48,10 @@ SMOKE = Scale(tokens=1024, hidden=256, heads=2, ffn=512, n_seqs=(8,), rounds=2)
 
 
 def layer(*, smoke: bool = False) -> pd.DataFrame:
-    """Forward and backward of the layer with either grid, TransformerEngine, ropelab or no rotation; q and k alone.
+    """Times of forward and backward of the layer, and of the rotation of its q and k alone.
 
-    Balanced sequences, ``freqs_len`` = all tokens, bf16, a given random cotangent for the layer's result.
+    The layer runs with either grid, TransformerEngine, ropelab or no rotation. The sequences are balanced,
+    ``freqs_len`` is the number of all tokens, the dtype is bf16, and the cotangent of the layer's result is random.
 
     Columns: what (the layer, or the rotation of its q and k alone), n_seqs, longest, tokens, freqs_len, contender,
         status, median_us, q20_us, q80_us, samples.
@@ -60,7 +61,7 @@ def layer(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def measure_layer(scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFrame:
-    """``layer`` at these sizes."""
+    """The table of ``layer`` for these sizes."""
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, device=device, dtype=dtype)
     weights = Weights.drawn(scale, draw)
@@ -86,7 +87,7 @@ def measure_layer(scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFra
             lost = {name: outcome for name, outcome in status.items() if outcome != "ok"}
             frames.append(tidy(frame, columns | {"freqs_len": scale.tokens}, lost))
             if device == "cuda":
-                torch.cuda.empty_cache()  # the graphs' own memory
+                torch.cuda.empty_cache()  # frees the memory of the graphs
     return pd.concat(frames, ignore_index=True)
 
 
@@ -115,7 +116,7 @@ class Weights:
 def forward(
     weights: Weights, x: torch.Tensor, rotate: RotatePair, attend: Callable[..., torch.Tensor], scale: Scale
 ) -> torch.Tensor:
-    """The layer, ``[T, hidden]`` to the same. q, k and v are views of what the projection wrote."""
+    """The layer, ``[T, hidden]`` -> ``[T, hidden]``. q, k and v are views of the result of one projection."""
     norm = partial(F.layer_norm, normalized_shape=(scale.hidden,))
     qkv = F.linear(norm(x, weight=weights.norms[0]), weights.qkv)
     q, k, v = qkv.view(scale.tokens, 3, scale.heads, scale.head_dim).unbind(1)
@@ -127,7 +128,7 @@ def attention(q, k, v, *, cu_seqlens: torch.Tensor, longest: int) -> torch.Tenso
     """Causal attention within each sequence; its time grows with the sum of the squared lengths, not with T squared."""
     from torch.nn.attention.varlen import varlen_attn
 
-    # What was a flag up to torch 2.10 is a window since.
+    # torch up to 2.10 takes a flag for causal attention, and later versions take a window.
     causal = (
         {"is_causal": True} if "is_causal" in inspect.signature(varlen_attn).parameters else {"window_size": (-1, 0)}
     )
@@ -135,7 +136,7 @@ def attention(q, k, v, *, cu_seqlens: torch.Tensor, longest: int) -> torch.Tenso
 
 
 def contenders(packing: Packing, truth: Truth, device: str) -> tuple[dict[str, RotatePair], dict[str, str]]:
-    """The rotations of q and k, and contender -> status of what cannot run.
+    """The rotations of q and k by contender, and contender -> status for the contenders that cannot run.
 
     The grids take q and k in a launch each, as TransformerEngine does; ropelab takes both at once. TransformerEngine
     2.18 and our models stand in for the pull request's file where it cannot be compiled.
@@ -152,7 +153,7 @@ def contenders(packing: Packing, truth: Truth, device: str) -> tuple[dict[str, R
     for name in (*CODE.names, PACKAGES.new, *(() if grids.runs(CODE) else (PACKAGES.old, *MODELS.names))):
         try:
             found[name] = by_grid(name)
-        except Exception as error:  # recorded: what cannot run is a result too
+        except Exception as error:  # a contender that cannot run is a result too
             missing[name] = why_not(error)
     ours = partial(apply_rope, cos=cos, sin=sin, seq_format="thd", positions=positions)
     return found | {"ropelab": ours}, missing
@@ -173,7 +174,7 @@ def _status(rotate: RotatePair, packing: Packing, truth: Truth, scale: Scale, dr
             for y, x in zip(ys, xs, strict=True)
         )
         return "ok" if error <= 1 else f"wrong: {error:.3g} times its bound"
-    except Exception as error:  # recorded: what cannot run is a result too
+    except Exception as error:  # a contender that cannot run is a result too
         return why_not(error)
 
 

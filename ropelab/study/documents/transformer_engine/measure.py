@@ -1,10 +1,10 @@
-"""The measurements behind claims TE-01 to TE-21. Each returns a data frame; ``ropelab.bench.records`` keeps it.
+"""The measurements behind claims TE-01 to TE-21. Each returns a data frame, which ``ropelab.bench.records`` keeps.
 
-They need a GPU; ``parity`` and ``past_the_end`` also run in Triton's interpreter, where they are small.
+They need a GPU. ``parity`` and ``past_the_end`` also run in Triton's interpreter, with small sizes.
 
 Published kernels run where they can (`grids`): the pull request's own file, compiled, and TransformerEngine 2.18 and
-2.20. The times are of bf16 and split-half, as in the document. Other dtypes, the interleaved layout and every rank are
-held to the same bits in ``parity``, where they change more than the bytes.
+2.20. The times are for bf16 and split-half, as in the document. ``parity`` compares the bits for other dtypes, the
+interleaved layout and every rank.
 """
 
 import itertools
@@ -35,14 +35,14 @@ from ropelab.study.documents.transformer_engine.packings import Packing
 
 INTEROP = "ropelab, TransformerEngine's call"
 GIVEN, SUMMED = "forward and backward", "with sum()"
-"""Steps: from a given random cotangent, and as the document times it, from the sum of the result."""
+"""The steps: the backward starts from a given random cotangent or, as in the document, from the sum of the result."""
 
 Rotate = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of a run of ``kernels``: of the record, or small ones to see that everything runs."""
+    """The sizes of a run of ``kernels``: the sizes of the record, or small sizes to see that everything runs."""
 
     tokens: int
     heads: int
@@ -55,7 +55,7 @@ FULL, SMOKE = Scale(packings.TOKENS, 32, 128, rounds=5), Scale(2048, 4, 128, rou
 
 @dataclass(frozen=True)
 class Case:
-    """A packing under a table of ``freqs_len`` rows on one rank; ``part`` says what it is measured for."""
+    """A packing with a table of ``freqs_len`` rows on one rank; ``part`` names the purpose of the measurement."""
 
     part: str
     packing: Packing
@@ -87,9 +87,9 @@ class Case:
 def cases(tokens: int = packings.TOKENS) -> list[Case]:
     """Every cell of ``kernels``.
 
-    Three kinds of cells are not measured. The legacy grid with a full table for all packings takes the time of its
-    blocks. The kernel of flash-attn does not know context parallelism. Outside of table B, the old grid of the pull
-    request's file runs in place of TransformerEngine 2.18 (see `contenders`).
+    Three kinds of cells are not measured, for these reasons. With a full table for all packings, the legacy grid takes
+    the time of its blocks. The kernel of flash-attn does not know context parallelism. Outside of table B, the old grid
+    of the pull request's file runs in place of TransformerEngine 2.18 (see `contenders`).
     """
     own = (*CODE.names, *MODELS.names, "ropelab")
     both = {"steps": (GIVEN, SUMMED), "contenders": (*own, *PACKAGES.names, "flash_attn", INTEROP)}
@@ -136,7 +136,7 @@ def kernels(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=torch.bfloat16) -> pd.DataFrame:
-    """``kernels`` for these cases."""
+    """The table of ``kernels`` for these cases."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (scale.tokens, scale.heads, scale.head_dim)
     x, gradient = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(2))
@@ -151,12 +151,12 @@ def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=tor
             frames.append(tidy(frame, case.columns | {"step": step}, status))
             frames[-1]["same_bits"] = frames[-1].contender.map(same_bits)
         if device == "cuda":
-            torch.cuda.empty_cache()  # the graphs' own memory
+            torch.cuda.empty_cache()  # frees the memory of the graphs
     return pd.concat(frames, ignore_index=True)
 
 
 class Truth:
-    """The float64 definition on the positions of a case, and how far a right result may be from it."""
+    """The float64 definition on the positions of a case, and the largest distance of a right result from it."""
 
     def __init__(self, rows: int, head_dim: int, device: str, layout: str = "split_half"):
         tables = {"dtype": torch.float64, "device": device}
@@ -167,7 +167,7 @@ class Truth:
         self._bounds = Workload("", 1, rows, 1, 0, head_dim, head_dim, layout=layout, seq_format="thd", lengths=(rows,))
 
     def of(self, x: torch.Tensor, positions: torch.Tensor, *, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The right result, and the largest error of each element: narrow results are told by the dtype of ``x``."""
+        """The right result, and the largest error of each element; the error depends on the dtype of ``x``."""
         options = {"layout": self.layout, "seq_format": "thd", "positions": positions, "inverse": inverse}
         expected = reference.rotate(x.detach(), self.cos, self.sin, **options)
         peer = peers.Peer("", None, "float32 angles", own_tables=True)
@@ -175,14 +175,17 @@ class Truth:
 
 
 def worst(found: torch.Tensor, truth: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """The largest error of an element over its bound; right if at most 1."""
+    """The largest error of an element over its bound. A result is right if this is at most 1."""
     expected, bound = truth
     excess = ((found.detach().double() - expected).abs() / bound).max().item()
     return float("inf") if math.isnan(excess) else excess
 
 
 def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], dict[str, str], dict[str, bool]]:
-    """Contenders that are right; name -> status of the others; new grid -> whether the old one has the same bits."""
+    """The contenders that are right, the status of the others, and for each new grid whether the bits are the same.
+
+    The bits of a new grid are compared with the bits of the old grid of its pair.
+    """
     positions = case.packing.positions(case.cp_size, case.cp_rank).to(x.device)
     exact = [truth.of(source, positions, inverse=inverse) for inverse, source in ((False, x), (True, gradient))]
     right, status, results, same_bits = {}, {}, {}, {}
@@ -203,7 +206,7 @@ def _checked(case: Case, truth: Truth, x, gradient) -> tuple[dict[str, Rotate], 
                 same_bits[new] = all(map(torch.equal, found, results.pop(partners[name])))
             elif partners.get(name) in names:
                 results[name] = found
-        except Exception as error:  # recorded: what cannot run is a result too
+        except Exception as error:  # a contender that cannot run is a result too
             status[name] = why_not(error)
     return right, status, same_bits
 
@@ -214,7 +217,7 @@ def why_not(error: Exception) -> str:
 
 
 def _bind(name: str, case: Case, truth: Truth, device) -> Rotate:
-    """The rotation of one tensor by a contender: what layers would share is built here."""
+    """The rotation of one tensor by a contender. Tables and positions, which layers would share, are built here."""
     cu_seqlens = case.packing.cu_seqlens(device)
     freqs, shard = truth.freqs[: case.freqs_len], {"cp_size": case.cp_size, "cp_rank": case.cp_rank}
     if any(name in pair.names for pair in grids.ALL):
@@ -233,7 +236,7 @@ def bind_peer(name: str, packing: Packing, cos: torch.Tensor, sin: torch.Tensor)
     """A package's rotation of packed tokens, ``rotate(q, k)``.
 
     Raises:
-        NotInstalled: it is not.
+        NotInstalled: the package is not installed.
     """
     found, missing = peers.available(tuple(peer for peer in peers.PEERS if peer.name == name))
     if missing:
@@ -250,7 +253,7 @@ def _call(rotate: Rotate, x: torch.Tensor, gradient: torch.Tensor, step: str) ->
 
 
 def require_gpu() -> None:
-    """Raise Unavailable where there is none."""
+    """Raise `Unavailable` if there is no GPU."""
     if not torch.cuda.is_available():
         raise Unavailable("times are those of a GPU")
 
@@ -259,17 +262,25 @@ def require_gpu() -> None:
 
 SHARDS = ((1, 0), (2, 0), (2, 1), (4, 3), (8, 0), (8, 7))
 DTYPES = {"cuda": (torch.float32, torch.bfloat16, torch.float16), "cpu": (torch.float32, torch.float16)}
-"""Triton's interpreter has no bf16 arithmetic."""
+"""The dtypes of ``parity`` by device. Triton's interpreter has no bf16 arithmetic."""
 
 
 def parity(*, smoke: bool = False) -> pd.DataFrame:
-    """Whether the two grids of each pair give the same bits, and whether these are right, with random cotangents.
+    """Whether the two grids of each pair give the same bits and right results, with random cotangents.
 
-    Columns: grids (the contenders of the pair, old and new), kind of packing, n_seqs, empty (sequences without a
-        token), past_end (rows in no sequence), starts (start positions given), freqs_len, merged_takes (the grid that
-        the merged condition takes), cp_size, cp_rank, dtype, layout, same_result and same_gradient (bits, in the rows
-        that are in sequences), worst (error of any of the two over its bound), and of our own call worst_ropelab and
-        ropelab_same_bits: the part of the elements, of result and gradient, that have the bits of the two grids.
+    Columns:
+        grids: the contenders of the pair, old and new.
+        kind: the kind of packing.
+        n_seqs, freqs_len, cp_size, cp_rank, dtype, layout.
+        empty: the number of sequences without a token.
+        past_end: the number of rows in no sequence.
+        starts: whether start positions are given.
+        merged_takes: the grid that the merged condition takes.
+        same_result, same_gradient: whether the bits are the same in the rows of sequences.
+        worst: the largest error of the two grids over its bound.
+        worst_ropelab: the largest error of our own call over its bound.
+        ropelab_same_bits: the share of elements of result and gradient in which our own call has the bits of the old
+            grid.
     """
     device = _kernel_device()
     if device == "cpu":  # every program takes a millisecond
@@ -278,16 +289,16 @@ def parity(*, smoke: bool = False) -> pd.DataFrame:
 
 
 MANY_ROWS = 32768
-"""Rows of freqs with which the merged condition takes the new grid: three sequences have 65,536 dead blocks."""
+"""The rows of freqs for which the merged condition takes the new grid: three sequences have 65,536 dead blocks."""
 
 
 def measure_parity(
     tokens: int, device: str, shards: Iterable[tuple[int, int]] = SHARDS, heads: int = 3, head_dim: int = 32
 ) -> pd.DataFrame:
-    """``parity`` on that many tokens, for these sizes and ranks of context parallelism.
+    """The table of ``parity`` for ``tokens`` tokens and these sizes and ranks of context parallelism.
 
-    TransformerEngine 2.20 chooses its grid, so the packages rotate twice: with as few rows of freqs as the positions
-    need, and with `MANY_ROWS`.
+    TransformerEngine 2.20 chooses its grid, so the packages rotate twice: with the fewest rows of freqs that the
+    positions need, and with `MANY_ROWS`.
     """
     generator, rows = torch.Generator().manual_seed(0), []
     pairs = [pair for pair in grids.ALL if grids.runs(pair)] if device == "cuda" else [MODELS]
@@ -341,7 +352,7 @@ def measure_parity(
 
 
 def _both(rotate: Callable, x, gradient, freqs, inside: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Result and gradient in the rows that are in sequences."""
+    """The result and the gradient in the rows of sequences."""
     leaf = x.clone().requires_grad_()
     y = rotate(leaf, freqs)
     return y.detach()[inside], torch.autograd.grad(y, leaf, gradient)[0][inside]
@@ -353,16 +364,16 @@ def _same_part(found: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) ->
 
 
 UNGUARDED, GUARDED = "token-linear, as first proposed", "token-linear, with the guard"
-"""Models in the record ``past_the_end``."""
+"""The names of the models in the record ``past_the_end``."""
 NO_TOKENS = (0,) * 20_000
-"""Sequences without a token in front of the others, with which the merged condition takes the new grid."""
+"""Lengths of empty sequences. In front of other sequences they make the merged condition take the new grid."""
 
 
 def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
-    """What happens to the rows behind the last sequence, in memory that was poisoned before.
+    """The outcome for the rows behind the last sequence, in memory that was poisoned before.
 
-    The table has as many rows as the longest sequence has tokens, which is the last one; the memory behind it holds the
-    angle pi, so that who reads it turns its row around.
+    The last sequence is the longest. The table has as many rows as this sequence has tokens. The memory behind the
+    table holds the angle pi, so a contender that reads past the table changes the signs of the rows behind the end.
 
     Columns: contender, rows (behind the end), outcome: ``"left as allocated"``, ``"zeros"``, ``"reads past freqs"`` or
         ``"otherwise"``. Published code that cannot run has no row.
@@ -402,7 +413,7 @@ def past_the_end(*, smoke: bool = False) -> pd.DataFrame:
 
 @contextmanager
 def poisoned_memory():
-    """``torch.empty`` returns NaN, so that what nobody wrote is seen."""
+    """A context in which ``torch.empty`` returns NaN, so that memory that was never written is seen."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

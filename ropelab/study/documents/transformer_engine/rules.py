@@ -1,9 +1,9 @@
 """The rules that judge claims TE-01 to TE-21.
 
-A claim about times or bits is judged on the file of the first version of the pull request, which a record has if it was
-compiled. Without it, the claim is judged on TransformerEngine 2.18 and 2.20, where they have what the claim is about,
-and else on our models (`ropelab.bench.varlen_models`), which tell nothing about the kernels themselves. A fact of the
-source counts where the file itself was read: a fact that is known from the document alone cannot tell whether the
+A claim about times or bits is judged on the file of the first version of the pull request, if a record has the compiled
+file. Else the claim is judged on TransformerEngine 2.18 and 2.20, if they have the subject of the claim. Else it is
+judged on our models (`ropelab.bench.varlen_models`), which tell nothing about the kernels themselves. A fact of the
+source counts only if the file itself was read. A fact that is known from the document alone cannot tell whether the
 document is right.
 """
 
@@ -29,9 +29,9 @@ from ropelab.study.engine.verdict import Basis, Untold, Verdict, fact, untold
 from ropelab.study.engine.words import by_count, followed, listed, value_range
 
 ROUTINE = (128, 512)
-"""Sequences of TE-02, of 512 and of 128 tokens."""
+"""The numbers of sequences in TE-02, which have 512 and 128 tokens each."""
 PAST, LEFT = "reads past freqs", "left as allocated"
-"""Outcomes of the record te_past_the_end."""
+"""Two outcomes of the record te_past_the_end."""
 
 Judge = Callable[..., Verdict]
 
@@ -57,7 +57,7 @@ def _of_grids(*allowed: Grids) -> Callable[[Judge], Judge]:
 
 
 def _timed(kernels: pd.DataFrame, query: str = "cp_size > 0", step: str = GIVEN) -> pd.DataFrame:
-    """The intervals of both grids in the study's cells that the query selects; no rows where one of them is missing."""
+    """The intervals of both grids in the study's cells that the query selects; no rows if a cell is missing."""
     expected = pd.DataFrame([case.columns for case in measure.cases() if step in case.steps]).query(query)
     table = findings.intervals(kernels, step).dropna(subset=[OLD, NEW])
     found = expected.merge(table, on=CELL)
@@ -68,14 +68,14 @@ def _table_b(kernels: pd.DataFrame, step: str) -> pd.DataFrame:
     """`_timed` at all counts of table B.
 
     Raises:
-        Untold: one of them is missing.
+        Untold: a count is missing.
     """
     needs = "both grids at all counts of table B, from a given cotangent and with sum()"
     return needed(_timed(kernels, "part == 'table B'", step), needs)
 
 
 def _layer(layer: pd.DataFrame, published: pd.DataFrame, *whats: str) -> pd.DataFrame:
-    """The intervals by n_seqs (rows), and by part of the layer and grid; no rows where one of them is missing."""
+    """The intervals by n_seqs (rows), and by part of the layer and grid (columns); no rows if one is missing."""
     rows = layer[is_right(layer) & layer.contender.isin((OLD, NEW)) & layer.what.isin(whats)]
     rows = rows.assign(time=[noise.time(row) for _, row in rows.iterrows()])
     table = rows.pivot_table(index="n_seqs", columns=["what", "contender"], values="time", aggfunc="first")
@@ -85,7 +85,7 @@ def _layer(layer: pd.DataFrame, published: pd.DataFrame, *whats: str) -> pd.Data
 
 
 def _speedup(effect: Interval, printed: float) -> Verdict:
-    """The verdict on a printed ratio; a printed ratio of 1, within the noise of a time, claims no effect."""
+    """The verdict on a printed ratio. A ratio within the noise of 1 claims that there is no effect."""
     return fact(1.0 in effect) if 1.0 in noise.relative(printed, noise.FLOOR) else size(effect, printed, digits=3)
 
 
@@ -147,10 +147,9 @@ def layer_speedup(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) ->
 @rule("TE-04", "te_layer", "te_published_a", basis=Basis.MODEL)
 @_of_grids(*ALL)
 def share_of_layer(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """The share of q and k alone, as the document has it.
+    """The rule judges the share of the rotation of q and k alone, as the document does.
 
-    A share is judged by the ratio that it stands for, of the rotation to the rest of the layer: near 100 % the share
-    itself hardly moves.
+    It compares the ratio of the rotation to the rest of the layer, because near 100 % the share itself hardly changes.
     """
     table = _layer(layer, published, LAYER, ALONE)
     found, shown, ratios = [], [], []
@@ -180,7 +179,10 @@ def _odds(share: Interval) -> Interval:
 @rule("TE-05", "te_kernels", "te_published_b", basis=Basis.MODEL)
 @_of_grids(*ALL)
 def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """The document does not say where the cotangent comes from: a given one and that of a sum are cells."""
+    """A cell is a number of sequences with a given cotangent or with the cotangent of a sum.
+
+    The document does not state the source of the cotangent.
+    """
     found, told = [], []
     for step, how in ((SUMMED, "with sum()"), (GIVEN, "from a given cotangent")):
         table = _table_b(kernels, step)
@@ -198,7 +200,7 @@ def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame)
 @rule("TE-06", "te_kernels", "te_published_b", basis=Basis.MODEL)
 @_of_grids(*FORCED)
 def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """The cells have fewer dead blocks than tokens, so that the search saves little, and more than one sequence.
+    """A cell has more than one sequence, and fewer dead blocks than tokens, so that the search saves little.
 
     The search matters in a cell if the new kernel is slower there by more than the noise.
     """
@@ -225,7 +227,7 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
 @rule("TE-14", "te_kernels", basis=Basis.MODEL)
 @_of_grids(*ALL)
 def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
-    """The cells have as many rows of freqs as the longest sequence has tokens: no table is longer than needed."""
+    """A cell has as many rows of freqs as the longest sequence has tokens, so no table is longer than needed."""
     table = _timed(kernels, "freqs_len == longest")
     ratio = table[OLD] / table[NEW]
     told = "; ".join(f"{kind}: {value_range(rows)}" for kind, rows in ratio.groupby(table.kind, sort=False))
@@ -254,7 +256,7 @@ def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verd
 @rule("TE-16", "te_kernels", "te_published_b", basis=Basis.MODEL)
 @_of_grids(*ALL)
 def kernel_ms(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """From a given cotangent, and with the sum, as in TE-05."""
+    """The cells are times from a given cotangent and times with the sum, as in TE-05."""
     found, told = [], []
     for step in (SUMMED, GIVEN):
         table = _table_b(kernels, step)
@@ -273,7 +275,7 @@ def _ms(time: Interval) -> Interval:
 @rule("TE-19", "te_kernels", basis=Basis.MODEL)
 @_of_grids(*FORCED)
 def condition_avoids_overhead(claim: Claim, kernels: pd.DataFrame) -> Verdict:
-    """A cell holds if the new kernel, which the condition does not take there, is the slower one."""
+    """The cells are the cells in which the condition takes the old kernel: the new kernel must be slower there."""
     complete = needed(_timed(kernels), "both grids in all cells of te_kernels")
     table = findings.choices(kernels)
     kept = complete.merge(table.loc[table["first"] == LEGACY, CELL], on=CELL)
@@ -287,7 +289,7 @@ def condition_avoids_overhead(claim: Claim, kernels: pd.DataFrame) -> Verdict:
 
 
 def _worst(table: pd.DataFrame, name: str) -> str:
-    """In how many cells a heuristic takes the slower grid, the worst of them, and the kinds of all."""
+    """The number of cells in which a heuristic takes the slower grid, the worst cell, and their kinds, in words."""
     missed = findings.missed(table, name)
     said = findings.missed_words(table, name)
     if missed.empty:
@@ -304,7 +306,7 @@ def _worst(table: pd.DataFrame, name: str) -> str:
 
 @rule("TE-08", "te_parity", basis=Basis.MODEL)
 def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
-    """Equal in every row that is in a sequence, and right: two wrong kernels may agree."""
+    """The results must be equal in every row of a sequence, and right, because two wrong kernels may agree."""
     pairs = {pair: rows for pair in ALL if len(rows := _of_pair(parity, pair))}
     pair, rows = next(iter(pairs.items()))
     cases = len(measure.SHARDS) * len(measure.DTYPES["cuda"]) * len(measure.LAYOUTS)
@@ -372,7 +374,7 @@ def reads_past_the_end(claim: Claim, past: pd.DataFrame) -> Verdict:
 
 
 def _of_file(row: pd.Series, verdict: Verdict, claim: Claim) -> Verdict:
-    """The verdict on a fact of a version, if the file was read, and not only the document's word for it."""
+    """The verdict on a fact of a version; the claim cannot be told if only the document states the fact."""
     return verdict if "the file" in row.read else untold(claim.needs)
 
 
@@ -401,7 +403,7 @@ def _condition(row) -> str:
 
 @rule("TE-09", "te_source", basis=Basis.SOURCE)
 def variable_forces(claim: Claim, source: pd.DataFrame) -> Verdict:
-    """The earliest version whose file was read decides; later names and the model's dispatch are beside the claim."""
+    """The earliest version whose file was read decides. Later names and the model's dispatch do not count."""
     read = needed(source[source.read.str.contains("the file")], claim.needs)
     forces = (source.zero == LEGACY) & (source.one == LINEAR)
     first = read.index[0]
@@ -470,7 +472,7 @@ def _tested(yes: bool) -> str:
 
 @rule("TE-17", "te_search", "te_source", basis=Basis.SOURCE)
 def one_thread_suffices(claim: Claim, search: pd.DataFrame, source: pd.DataFrame) -> Verdict:
-    """The reads of a block beyond the steps of one search, in the versions after the review."""
+    """In the versions after the review, a block must not read more often than one search does."""
     most = search.steps.max()
     later = needed(source[(source.version != "first") & source.read.str.contains("the file")], claim.needs)
     redundant = [int(most * (threads - 1)) for threads in later.threads]
@@ -496,7 +498,7 @@ def no_tokens(claim: Claim, source: pd.DataFrame) -> Verdict:
 
 @rule("TE-21", "te_published_a", "te_published_b", basis=Basis.DOCUMENT)
 def ratios_follow(claim: Claim, layers: pd.DataFrame, kernels: pd.DataFrame) -> Verdict:
-    """Every printed number may be off by half of its last digit."""
+    """The printed ratios must follow from the printed times, which may be off by half of their last digit."""
     rows = pd.concat((layers, kernels))
     found = [_rounded(row.old_ms, 4) / _rounded(row.new_ms, 4) for row in rows.itertuples()]
     printed = [_rounded(value, 3) for value in rows.stated_speedup]

@@ -1,7 +1,7 @@
 """This file holds twenty faults that were written after the identification, and were run once.
 
-Each fault comes with the same change of a plan, written with the fault, not with its identification. Nobody changed the
-identification to describe one of them better: `identified.blind` holds what it said.
+Each fault comes with the same change of a plan, which was written with the fault and not with its identification.
+Nobody changed the identification to describe a blind fault better. `identified.blind` computes the results.
 """
 
 from __future__ import annotations

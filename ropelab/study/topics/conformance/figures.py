@@ -20,14 +20,14 @@ from ropelab.study.plots.looks import COLORBLIND
 from ropelab.study.plots.panels import grid
 from ropelab.study.topics.conformance import findings
 
-# Dark against light, so that the map survives grey print and every kind of colour vision.
+# Dark against light, so that the map is readable in grey print and for every kind of colour vision.
 _BROKEN, _HOLDS, _NOT_ASKED = COLORBLIND[3], "#cfe0ee", "#f7f7f7"
 _SHADES = {"broken": _BROKEN, "holds": _HOLDS, "not applicable, or not asked": _NOT_ASKED}
 _CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2}
 
 
 def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Every fault (rows, by theme) against every law (columns, by theme); right: how the diagnosis fares."""
+    """Every fault (rows, by theme) against every law (columns, by theme); right: the result of the diagnosis."""
     matrix, killed = found.matrix, found.killed
     fig, ax = _map(matrix, findings.sentence(found), footer, left=4.3, names=[_citation(name) for name in matrix.index])
     themes = pd.Series([findings.theme_of(name) for name in matrix.index])
@@ -95,7 +95,7 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
-    """The faults that norm, adjoint, relative position and inverse all let pass, and the laws that see them."""
+    """The faults that norm, adjoint, relative position and inverse let pass, and the laws that kill these faults."""
     names = findings.unseen(found)
     others = found.killed.loc[names].drop(columns=list(findings.SELF_CONSISTENCY))
     columns = [*findings.SELF_CONSISTENCY, *(law for law in others if others[law].any())]
@@ -111,7 +111,7 @@ def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def smallest_sets(found: findings.Catalogue, footer: str = "") -> Figure:
-    """Greedy covers: of all laws, and of the laws that need no reference."""
+    """Two greedy covers: by all laws, and by the laws that need no reference."""
     with_it = findings.cover(found.killed)
     without = findings.cover(findings.without_agreement(found.killed))
     total = int(found.killed.any(axis=1).sum())
@@ -158,7 +158,7 @@ def peers(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=None, themes: bool = True):
-    """A map of statuses, laws in columns."""
+    """A map of statuses with the laws in columns."""
     rows, columns = matrix.shape
     size = (left + 0.21 * columns + 1.6, 0.165 * rows + 2.0)
     panels = grid(1, 1, size, title, footer)
@@ -181,7 +181,7 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
 
 
 def _separate(ax, groups: list[str], *, horizontal: bool) -> None:
-    """A line where the group changes."""
+    """Draw a line where the group changes."""
     for i, (one, other) in enumerate(zip(groups, groups[1:], strict=False)):
         if one != other:
             (ax.axhline if horizontal else ax.axvline)(i + 0.5, color="0.25", linewidth=0.9)

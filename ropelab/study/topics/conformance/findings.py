@@ -20,7 +20,7 @@ from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
 
 DEFINITION = "definition"
 NEEDS_TRUTH = (*AGREEMENT, "huge")
-"""Laws that compare with the float64 definition: near, in 16 bits, far out, and in large tensors."""
+"""The laws that compare with the float64 definition: near, in 16 bits, far out, and in large tensors."""
 SELF_CONSISTENCY = ("isometry", "adjoint", "relative_position", "inverse")
 """The laws that tests check most often, because the laws need no reference."""
 FEW = (
@@ -28,7 +28,7 @@ FEW = (
     (DEFINITION, *SELF_CONSISTENCY, "identity", "layout", "single_head"),
     ("ropelab, split-half", "transformers, Llama", "complex product (Llama)", "torchembed 0.3.0"),
 )
-"""Faults, laws and contenders with which everything runs, in seconds."""
+"""Few faults, laws and contenders, with which everything runs in seconds."""
 DIAGNOSED = "torchembed 0.3.0"
 VIOLATED = ("fail", "error")
 
@@ -41,7 +41,7 @@ class Catalogue:
     """The faults, held to the laws.
 
     Attributes:
-        matrix: fault x law -> status; missing where a fault was not held to an opt-in law.
+        matrix: the status for each fault (row) and law (column), missing where a fault was not held to an opt-in law.
         named: fault -> the faults that the diagnosis of the fault names, the likeliest first.
     """
 
@@ -50,7 +50,7 @@ class Catalogue:
 
     @property
     def killed(self) -> pd.DataFrame:
-        """fault x law -> whether the law does not hold."""
+        """For each fault (row) and law (column), whether the law does not hold."""
         return kills(self.matrix)
 
     @property
@@ -67,10 +67,10 @@ def catalogue(
     Faults in Triton run on a GPU if the machine has one, else in Triton's interpreter.
 
     Args:
-        faults: names; by default all.
-        laws: names; by default all laws, but of the opt-in laws only the laws that the catalogue expects to kill
-            the fault.
-        here: in this process.
+        faults: the names of faults; by default all faults.
+        laws: the names of laws; by default all laws, but only the opt-in laws that the catalogue expects to kill the
+            fault.
+        here: whether everything runs in this process.
     """
     names = list(FAULTS if faults is None else faults)
     laws = None if laws is None else tuple(laws)
@@ -101,7 +101,7 @@ def theme_of(fault: str) -> str:
 
 
 def score(found: Catalogue) -> pd.DataFrame:
-    """How the catalogue fares: columns question, faults, of."""
+    """The score of the catalogue: columns question, faults (the number that the question counts), of (all faults)."""
     killed, total = found.killed, len(found.matrix)
     others = killed.drop(columns=DEFINITION, errors="ignore").any(axis=1)
     alone = without_agreement(killed).any(axis=1)
@@ -139,7 +139,10 @@ def without_agreement(killed: pd.DataFrame) -> pd.DataFrame:
 
 
 def shortcomings(found: Catalogue) -> list[str]:
-    """A line on each fault that only agreement with the definition kills, or no law, or not every law that should."""
+    """A line on each shortcoming: a fault that survives, or that only agreement with the definition kills.
+
+    There is also a line on each fault that an expected law does not kill, and on each fault that is not named.
+    """
     lines = []
     agreed = only_by_agreement(found.matrix)
     for name in found.matrix.index:
@@ -161,7 +164,7 @@ def shortcomings(found: Catalogue) -> list[str]:
 
 
 def by_law(found: Catalogue) -> pd.DataFrame:
-    """For each law: the numbers of faults that it kills, kills alone and lets pass, and to which it does not apply."""
+    """For each law, the number of faults that it kills, kills alone, lets pass, or does not apply to."""
     killed = found.killed
     alone = killed[killed.sum(axis=1) == 1].sum()
     counts = {
@@ -174,7 +177,7 @@ def by_law(found: Catalogue) -> pd.DataFrame:
 
 
 def by_theme(found: Catalogue) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """law x theme -> the number of faults that the law kills, and the number of faults to which the law applies."""
+    """Two tables of laws and themes: the faults that the law kills, and the faults to which the law applies."""
     themes = pd.Series({name: theme_of(name) for name in found.matrix.index}, name="theme")
     killed = found.killed
     asked = killed | (found.matrix == "pass")
@@ -191,10 +194,10 @@ def unseen(found: Catalogue, laws: Iterable[str] = SELF_CONSISTENCY) -> list[str
 def cover(killed: pd.DataFrame) -> pd.DataFrame:
     """A greedy cover: few laws that together kill every fault that any law kills.
 
-    The next law is the law that kills most of the faults left. Among equal laws the first of the list is next.
+    The next law is the law that kills most of the faults left. Among equal laws the first in the list is next.
 
     Args:
-        killed: fault x law -> bool.
+        killed: for each fault (row) and law (column), whether the law kills the fault.
 
     Returns:
         Columns law, kills (the number of new kills), left (the number of faults left), faults (the names of the kills).
@@ -221,9 +224,9 @@ def peers(
     """The table of `ropelab.bench.conformance.held` on this machine's CPU, float32.
 
     Args:
-        names: of contenders; by default all.
-        interpreted: Triton kernels too, which takes half a minute each.
-        here: in this process.
+        names: the names of contenders; by default all contenders.
+        interpreted: whether Triton kernels are held too, in the interpreter, which takes half a minute each.
+        here: whether everything runs in this process.
     """
     chosen = [contender for contender in CONTENDERS if names is None or contender.name in names]
     laws = None if laws is None else tuple(laws)
@@ -266,7 +269,7 @@ def peers_sentence(frame: pd.DataFrame, where: str) -> str:
 def violations_in_words(
     live: pd.DataFrame, record: records.Record | None = None, *, leave_out: str = DIAGNOSED
 ) -> list[tuple[str, str]]:
-    """The headline and the printed counterexample of each contender and law; a GPU's record precedes a CPU's."""
+    """The headline and the printed counterexample of each contender and law; a GPU's record precedes a CPU's record."""
     tables = [live] if record is None else [record.frame, live]
     frame = violations(pd.concat(tables, ignore_index=True)).drop_duplicates(["subject", "law"])
     rows = frame[frame.subject != leave_out].itertuples()
@@ -281,7 +284,7 @@ class Diagnosis:
     """The command that verifies torchembed 0.3.0's kernel, while it runs in a process of its own.
 
     Attributes:
-        command: what a shell would run.
+        command: the command as for a shell.
         process: the running command; None where torchembed is missing.
         missing: why there is no process.
     """
@@ -291,7 +294,7 @@ class Diagnosis:
     missing: str = ""
 
     def report(self) -> str:
-        """The command and its output; waits for the end of the process."""
+        """Wait for the end of the process, and return the command with its output."""
         if self.process is None:
             return f"{DIAGNOSED} is not diagnosed here: {self.missing}"
         printed, errors = self.process.communicate()
@@ -327,7 +330,7 @@ def diagnosis_of_torchembed(laws: Iterable[str] | None = None) -> Diagnosis:
 
 
 def torchembed_sentence(report: str) -> str:
-    """How many laws do not hold, and the first line of the diagnosis."""
+    """The sentence with the number of laws that do not hold, and the first line of the diagnosis."""
     summary = re.search(r"(\d+) laws? do(?:es)? not hold", report)
     named = re.search(r"^ *- (.*)$", report.partition("Diagnosis:")[2], re.MULTILINE)
     if not summary:
@@ -343,8 +346,9 @@ def law_table(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
     """Every law: name, statement, latex, bound, and the violation of one contender.
 
     Args:
-        frame: has the rows of the contender. The bound is the bound at the worst element, and 0 where bits must be
-            equal.
+        frame: a table with the rows of the contender. Its bound is the bound at the worst element, and 0 where bits
+            must be equal.
+        subject: the contender.
     """
     numbers = frame[frame.subject == subject].drop_duplicates("law").set_index("law")
     rows = []
@@ -357,7 +361,7 @@ def law_table(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
 
 
 def law_markdown(table: pd.DataFrame) -> str:
-    """``law_table`` with formulas, for a notebook."""
+    """The table of ``law_table`` as markdown with formulas, for a notebook."""
 
     def number(value: float, spec: str = ".1e") -> str:
         return "" if value != value else "exact" if value == 0 else format(value, spec)
@@ -371,5 +375,5 @@ def law_markdown(table: pd.DataFrame) -> str:
 
 
 def count(number: int, one: str, several: str) -> str:
-    """``"1 law"``, ``"2 laws"``."""
+    """A number with its noun: ``"1 law"``, ``"2 laws"``."""
     return f"{number} {one if number == 1 else several}"

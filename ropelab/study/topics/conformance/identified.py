@@ -1,9 +1,9 @@
 """This file measures the identification: known faults against recovered descriptions, as a record.
 
 ``TRITON_INTERPRET=1 python -m ropelab.study.topics.conformance.identified`` computes four files in the folder
-``data/identification``. ``catalogue.csv`` has every fault of the catalogue, ``pairs_of_faults.csv`` two random faults
-at a time, ``controls.csv`` right implementations, and ``blind.csv`` faults that were written after the identification.
-The names of files as arguments choose some of them. Each row is written as soon as it is computed.
+``data/identification``. ``catalogue.csv`` has every fault of the catalogue, and ``pairs_of_faults.csv`` has two random
+faults at a time. ``controls.csv`` has right implementations, and ``blind.csv`` has faults that were written after the
+identification. The names of files as arguments choose some of them. Each row is written as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAIRS = 200
 SECONDS = 30.0
 """The limit of CPU time for each function."""
 RIGHT = ("equal", "equivalent")
-"""Outcomes of a description that is right."""
+"""The outcomes of a right description."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def read(name: str) -> pd.DataFrame:
 
 
 def sentence() -> str:
-    """Return in words what the records show."""
+    """Return the results of the records in words."""
     right, faults, pairs, fresh = (read(name) for name in ("controls", "catalogue", "pairs_of_faults", "blind"))
     counts, twofold, unseen = (frame.outcome.value_counts() for frame in (faults, pairs, fresh))
     same = indistinguishable(faults)
@@ -80,10 +80,10 @@ def sentence() -> str:
 
 
 def controls() -> Iterator[dict[str, object]]:
-    """Yield a row for each right implementation, of the catalogue and of other packages: whether nothing deviates.
+    """Yield a row for each right implementation, of the catalogue and of other packages; it says whether any deviates.
 
-    ``seconds`` are CPU seconds of one core. Kernels that need a GPU or an interpreter are no CPU functions; the record
-    of a GPU holds them to the laws.
+    ``seconds`` are CPU seconds of one core. Kernels that need a GPU or an interpreter are left out; the record of a GPU
+    holds them to the laws.
     """
     for control in CONTROLS:
         yield _control(f"catalogue, {control.name}", control.function, control.convention, control.options)
@@ -101,10 +101,10 @@ def _control(name: str, function: Callable, convention: str, options: Mapping[st
 def catalogue(names: Iterable[str]) -> Iterator[dict[str, object]]:
     """Yield a row for each fault of the catalogue.
 
-    The columns: ``outcome`` is "equal" if a recovered deviation has the injected kind and the injected parameters,
-    "wrong" if a proven description has neither, "unexplained" if nothing is proven, and "silent" if no answer deviates.
+    ``outcome`` is "equal" if a recovered deviation has the injected kind and the injected parameters, and "wrong" if a
+    proven description has neither. It is "unexplained" if nothing is proven, and "silent" if no answer deviates.
     ``same_as`` lists the earlier faults with the same convention and claims whose description is proven to be the same
-    function: no input of the questions can tell them apart.
+    function. No input of the questions can tell these faults apart.
     """
     kept: dict[str, tuple] = {}
     for name in names:

@@ -25,7 +25,7 @@ from ropelab.layout.pairing import join, pairs
 
 CONVENTIONS = ("plain", "huggingface", "flash_attn")
 MASKED = ("row", "frequency", "sine", "result")
-"""Stages that a mutation can change in some heads only."""
+"""The stages that a mutation can change in some heads only."""
 ODD = "in odd heads"
 
 

@@ -47,7 +47,7 @@ def backend() -> str:
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """``bfloat16`` for ``torch.bfloat16``."""
+    """The name of a dtype without its module: ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -58,7 +58,7 @@ def arithmetic(dtype: torch.dtype) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Case:
-    """A grouped-query, partially rotated workload; tokens stand at first_position, first_position + 1, ..."""
+    """A grouped-query, partially rotated workload. Tokens have the positions first_position, first_position + 1, ..."""
 
     batch: int = 2
     seq_len: int = 16
@@ -70,7 +70,7 @@ class Case:
     seed: int = 0
 
     def tables(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin ``[seq_len, rotary_dim/2]`` of these positions, of exactly this dtype."""
+        """cos and sin ``[seq_len, rotary_dim/2]`` of the case's positions, in exactly this dtype."""
         end = self.first_position + self.seq_len
         tables = ropelab.rotary_table(end, self.rotary_dim, dtype=dtype, device=device())
         return tuple(t[self.first_position :] for t in tables)
@@ -96,7 +96,7 @@ class Case:
 
 
 def rotary_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
-    """Worst error of `ropelab.apply_rope` as a fraction of the derived bound.
+    """The worst error of `ropelab.apply_rope` as a fraction of the derived bound.
 
     Returns:
         Columns law, dtype, layout, fraction (at most 1 if the law holds to rounding).
@@ -148,13 +148,13 @@ class Rotation:
         )
 
     def compared(self) -> Iterator[tuple[Pair, Pair, Pair]]:
-        """(measured, true, bound) for q, then for k."""
+        """Yield (measured, true, bound) for q, then for k."""
         for x, y in zip(self.inputs, self.outputs, strict=True):
             pair = self.case.rotary_pairs(x, self.layout)
             yield self.case.rotary_pairs(y, self.layout), *_truth(pair, self.case, self.dtype)
 
     def tails_unchanged(self) -> bool:
-        """Features past rotary_dim come out with the same bits."""
+        """Whether the features past rotary_dim keep their bits."""
         rotary_dim = self.case.rotary_dim
         pairs_of_tails = (
             (x[..., rotary_dim:], y[..., rotary_dim:]) for x, y in zip(self.inputs, self.outputs, strict=True)
@@ -163,19 +163,19 @@ class Rotation:
 
 
 def definition(rotation: Rotation) -> float:
-    """y = R x, and unrotated features unchanged, against the definition in extended precision."""
+    """The error of y = R x against the definition in extended precision; infinite if an unrotated feature changes."""
     if not rotation.tails_unchanged():
         return float("inf")
     return max(_fraction(y, truth, bound) for y, truth, bound in rotation.compared())
 
 
 def norm(rotation: Rotation) -> float:
-    """The length of every pair stays: | |y| - |x| | is at most the length of the error vector."""
+    """The error of the length of every pair: | |y| - |x| | is at most the length of the error vector."""
     return max(fraction(np.hypot(*y) - np.hypot(*truth), np.hypot(*bound)) for y, truth, bound in rotation.compared())
 
 
 def layouts_agree(rotation: Rotation) -> float:
-    """Permute, rotate in the other layout, permute back: the same, up to an error bound on each side."""
+    """The difference from a rotation in the other layout, between two permutations; each side may err by its bound."""
     case, q = rotation.case, rotation.inputs[0]
     other = LAYOUTS[1 - LAYOUTS.index(rotation.layout)]
     there = permutation(case.rotary_dim, rotation.layout, other)
@@ -188,7 +188,7 @@ def layouts_agree(rotation: Rotation) -> float:
 
 
 def relative_position(rotation: Rotation) -> float:
-    """Each pair's share of the score q_m . k_n against the share computed from n - m alone."""
+    """The error of each pair's share of the score q_m . k_n against the share computed from n - m alone."""
     scores, truth, bound = relative_scores(rotation.case, rotation.dtype, rotation.layout)
     return fraction(scores - truth, bound)
 
@@ -245,7 +245,7 @@ class Gradient:
 
     @classmethod
     def of_constant(cls, case: Case, dtype: torch.dtype, layout: str) -> Gradient:
-        """The cotangent is one number expanded over the tensor (all strides 0), as ``sum()`` sends it."""
+        """The gradient for one number expanded over the tensor (all strides 0), the cotangent that ``sum()`` sends."""
         shape = (case.batch, case.seq_len, case.q_heads, case.head_dim)
         return cls._of(case, dtype, layout, torch.ones((), dtype=dtype, device=device()).expand(shape))
 
@@ -259,14 +259,14 @@ class Gradient:
 
 
 def gradient(sample: Gradient) -> float:
-    """The gradient handed back by autograd against R(-theta) g."""
+    """The error of the gradient from autograd against R(-theta) g."""
     grad = sample.case.rotary_pairs(sample.grad, sample.layout)
     truth, bound = _truth(sample.case.rotary_pairs(sample.g, sample.layout), sample.case, sample.dtype, inverse=True)
     return _fraction(grad, truth, bound)
 
 
 def adjoint(sample: Gradient) -> float:
-    """<R x, g> = <x, R^T g>, pair by pair: the error of a side is the error of the rotation in it."""
+    """The error of <R x, g> = <x, R^T g>, pair by pair; the bound of a side is the bound of the rotation in it."""
     x, g, y, grad = (sample.case.rotary_pairs(t, sample.layout) for t in (sample.x, sample.g, sample.y, sample.grad))
     _, y_bound = _truth(x, sample.case, sample.dtype)
     _, grad_bound = _truth(g, sample.case, sample.dtype, inverse=True)
@@ -299,7 +299,7 @@ def gradchecks() -> pd.DataFrame:
 
 
 def fault_evidence(case: Case, dtypes=(torch.bfloat16, torch.float32)) -> pd.DataFrame:
-    """The errors of small faults on the scale of `definition`: a useful bound rejects the faults.
+    """The errors of small faults on the scale of `definition`. A useful bound rejects the faults.
 
     Returns:
         Columns fault, dtype, fraction.
@@ -316,7 +316,7 @@ def fault_evidence(case: Case, dtypes=(torch.bfloat16, torch.float32)) -> pd.Dat
 
 
 def _faulty_rotations(case: Case, x0: torch.Tensor, x1: torch.Tensor) -> Iterator[tuple[str, Pair]]:
-    """Faults seen in public code: the rotated pair before the rounding to the tensor's dtype."""
+    """Faults seen in public code, each with its rotated pair before the rounding to the tensor's dtype."""
     cos, sin = (t[:, None, :] for t in case.tables(torch.float64))
     positions = torch.arange(case.first_position, case.first_position + case.seq_len, device=cos.device)
     low = (positions[:, None].float() * inverse_frequencies(case.rotary_dim).to(positions.device).float())[:, None, :]
@@ -334,7 +334,7 @@ def _faulty_rotations(case: Case, x0: torch.Tensor, x1: torch.Tensor) -> Iterato
 
 
 def _exact_tables(case: Case) -> Pair:
-    """c, s ``[S, 1, R/2]``: the float64 tables, taken as the definition's."""
+    """c and s ``[S, 1, R/2]``: the float64 tables, which serve as the tables of the definition."""
     cos, sin = case.tables(torch.float64)
     return exact(cos)[:, None], exact(sin)[:, None]
 

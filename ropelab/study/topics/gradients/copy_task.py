@@ -18,7 +18,7 @@ from ropelab.study.topics.gradients.wrong_backward import Rotate
 VOCABULARY = 16
 WIDTH = 32
 CHANCE = math.log(VOCABULARY)
-"""Cross entropy (nats) of guessing."""
+"""The cross entropy (nats) of a model that guesses."""
 
 
 def losses(

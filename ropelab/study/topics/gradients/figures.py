@@ -58,7 +58,7 @@ def _fault_panel(ax, faults: pd.DataFrame) -> None:
 
 @mpl.rc_context(_STYLE)
 def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = torch.bfloat16) -> Figure:
-    """Scores of one query and one key at all positions (m, n), against n - m, on the exact curve."""
+    """The scores of one query and one key at all positions (m, n) against n - m, with the exact curve."""
     measured, truth, bound = bound_evidence.relative_scores(case, dtype, LAYOUTS[0])
     one = (0, slice(None), slice(None), 0)
     distance = np.arange(case.seq_len)[None, :] - np.arange(case.seq_len)[:, None]
@@ -83,7 +83,7 @@ def relative_position_figure(case: bound_evidence.Case, dtype: torch.dtype = tor
 
 @mpl.rc_context(_STYLE)
 def wrong_backward_figure(errors: pd.DataFrame, name: str) -> Figure:
-    """Measured gradient error per position and plane: against the angle on the closed form, and as a map."""
+    """The measured gradient error of each position and plane: against the angle with the closed form, and as a map."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=(1.15, 1))
     turn = np.linspace(0, 2 * np.pi, 400)
     left.plot(turn, wrong_backward.closed_form(turn), color=COLORBLIND[1], lw=3.5, label="closed form 2 |sin θ|")
@@ -141,7 +141,7 @@ def training_figure(curves: pd.DataFrame) -> Figure:
 
 
 def final_losses(curves: pd.DataFrame, last: int = 10) -> pd.DataFrame:
-    """Mean loss of the last steps: a row per seed, a column per backward, in the order of ``curves``."""
+    """The mean loss of the last steps: a row for each seed, a column for each backward, in the order of ``curves``."""
     tail = curves[curves.step > curves.step.max() - last]
     return tail.pivot_table(index="seed", columns="backward", values="loss")[list(curves.backward.unique())]
 

@@ -63,7 +63,7 @@ def latent_evidence(dtypes=DTYPES) -> pd.DataFrame:
 
 
 def fault_evidence(dtypes=(torch.bfloat16, torch.float32)) -> pd.DataFrame:
-    """The errors of wrong gradients of the shared part on the same scale.
+    """The errors of wrong gradients of the shared part, on the scale of `latent_evidence`.
 
     Returns:
         Columns fault, dtype, fraction.
@@ -105,7 +105,7 @@ def _measured(dtype: torch.dtype, layout: str) -> dict[str, float]:
     truth = rotate_exactly(*(half.sum(-2) for half in g), c, -s)
     bound = shared_gradient_bound(*g, c, s, arithmetic(dtype))
     pair = [exact(half[..., 0, :]) for half in pairs(k_pe, layout)]
-    # <A (0, pe), g> = <pe, A^T g>, pair by pair: the error of a side is the error of the assembly in it.
+    # <A (0, pe), g> = <pe, A^T g>, pair by pair. The error of a side is the error of the assembly in it.
     gap = sum((turned[i] * g[i]).sum(-2) - pair[i] * found[i] for i in (0, 1))
     allowed = sum((abs(g[i]) * forward[1][i]).sum(-2) + abs(pair[i]) * bound[i] for i in (0, 1))
     moved = (key[..., :NOPE_DIM], kv[..., :NOPE_DIM]), (value, kv[..., NOPE_DIM:])

@@ -1,11 +1,11 @@
 """This file holds torchembed 0.3.0's fault, a backward that rotates forward, as a mutant and in closed form.
 
 The forward is y = R(a) x, so the gradient is R(-a) g. The faulty backward calls the forward kernel again and
-hands back R(a) g. On one plane R(a) - R(-a) = 2 sin(a) J with J a quarter turn, hence
+returns R(a) g. On one plane R(a) - R(-a) = 2 sin(a) J with J a quarter turn, hence
 
-    |R(a) g - R(-a) g| = 2 |sin a| |g|    and    |R(a) g| = |R(-a) g| = |g|:
+    |R(a) g - R(-a) g| = 2 |sin a| |g|    and    |R(a) g| = |R(-a) g| = |g|.
 
-the error is as large as possible where sin(a) is large, and the length is right everywhere.
+The error is as large as possible where sin(a) is large, and the length is right everywhere.
 """
 
 from __future__ import annotations
@@ -89,16 +89,16 @@ def definition(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def closed_form(angle):
-    """Relative error of the gradient of one plane, ``2 |sin a|``; ``angle`` in rad, any array."""
+    """The relative error of the gradient of one plane, ``2 |sin a|``; ``angle`` is any array, in rad."""
     return 2 * abs(np.sin(angle))
 
 
 def expected_error(grad: torch.Tensor, sin: torch.Tensor) -> float:
-    """Relative L2 error that the fault makes of a cotangent: ``sqrt(sum 4 sin^2(a) |g|^2 / sum |g|^2)``.
+    """The relative L2 error of the faulty gradient: ``sqrt(sum 4 sin^2(a) |g|^2 / sum |g|^2)``.
 
     Args:
         grad: the cotangent, ``[..., S, R]``, split-half.
-        sin: ``[S, R/2]``.
+        sin: the sines, ``[S, R/2]``.
     """
     energy = grad.double().square().unflatten(-1, (2, -1)).sum(-2)
     return ((4 * sin.double().square() * energy).sum() / energy.sum()).sqrt().item()
@@ -162,7 +162,7 @@ def overall_errors(
 def checks() -> dict[str, Callable[[Rotate], bool]]:
     """Tests of a gradient that people write, by name; each says whether an implementation passes.
 
-    All are in float64, where rounding is 1e-16 and the fault of order 1: ``TOLERANCE`` needs no tuning.
+    All tests are in float64, where rounding is 1e-16 and the fault is of order 1, so ``TOLERANCE`` needs no tuning.
     """
 
     def on(seq_len: int, check: Callable[..., bool]) -> Callable[[Rotate], bool]:

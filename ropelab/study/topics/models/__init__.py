@@ -1,1 +1,1 @@
-"""This room holds what whole models show: tables over all architectures, and the time of whole steps."""
+"""This room holds the results on whole models: tables over all architectures, and the time of whole steps."""

@@ -13,7 +13,7 @@ STUDY = "whole_models"
 """The name of the record."""
 _CELL = ["model", "mode", "step"]
 WORTHLESS = 0.01
-"""Below this saved share of a step's time, the notebook says that ropelab does not help the step."""
+"""The least saved share of a step's time. Below it the notebook says that ropelab does not help the step."""
 
 
 def values(frame: pd.DataFrame, quantity: str = "time") -> pd.DataFrame:
@@ -68,7 +68,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def loss_sentence(frame: pd.DataFrame) -> str:
-    """How far apart the losses are, beside how far they fell; empty if not measured."""
+    """The sentence on the distance of the losses, beside their fall; empty if not measured."""
     curves = losses(frame)
     if curves.empty:
         return ""
@@ -81,7 +81,7 @@ def loss_sentence(frame: pd.DataFrame) -> str:
 
 
 def coverage() -> pd.DataFrame:
-    """How many architectures of Transformers were traced, held to laws, patched and fused."""
+    """The numbers of architectures of Transformers that were traced, held to laws, patched and fused."""
     verified, patched = tables.read("transformers.csv"), tables.read("patched.csv")
     outcomes = Counter({row["architecture"]: row["outcome"] for row in verified if row["function"]}.values())
     equal = [row for row in patched if row["outcome"] == "equal"]

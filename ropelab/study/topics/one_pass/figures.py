@@ -1,4 +1,4 @@
-"""This file draws the figures of the one pass: its ceilings, and what the record ``paged_cache`` has under its roof."""
+"""This file draws the figures of the one pass: its ceilings, and the record ``paged_cache`` beside the roof."""
 
 from collections.abc import Callable
 
@@ -125,4 +125,4 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "one_pass_roof": ((RECORD,), roof),
     "one_pass_cases": ((RECORD,), cases),
 }
-"""Figure -> the studies it draws, and how: see ``plots.registry``."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -1,4 +1,4 @@
-"""This file says what the ceilings and the record ``paged_cache`` show, in sentences and in tables."""
+"""This file words the ceilings and the record ``paged_cache``, in sentences and in tables."""
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ ONE, SEPARATE, VLLM, FLASHINFER = "ropelab, one launch", "ropelab, separate laun
 COPY = "best copy"
 NOT_MEASURED = f"`{ONE}` is not measured yet: the record is older than the launch."
 LARGE = 16_000_000
-"""The bytes, read and written, from which the bar counts."""
+"""The fewest bytes, read and written, for which the bar counts."""
 LEAST_OF_COPY = 0.90
 """The bar: the fraction of the best copy from `LARGE` bytes on."""
 _CELL = ("operation", "q_heads", "k_heads", "head_dim", "layout", "cache", "q_out")
@@ -42,7 +42,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
-    """How many times as fast as separate launches the one launch is with a norm, for most tokens and by heads.
+    """The speed of the one launch over separate launches with a norm, for the most tokens, by heads.
 
     Returns:
         A row for each number of heads, layout and format of the cache: ``ratio`` (heads of q for each head of k),
@@ -67,13 +67,13 @@ def many_tokens(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _most(frame: pd.DataFrame) -> int:
-    """The number of tokens with the most operations; the largest if several have as many."""
+    """The number of tokens with the most operations; the largest such number if there are several."""
     count = frame.drop_duplicates([*cell(frame), "tokens"]).tokens.value_counts()
     return int(count[count == count.max()].index.max())
 
 
 def roof_sentence(frame: pd.DataFrame) -> str:
-    """The share of the roof that the one launch reaches, or that it is not measured yet."""
+    """The sentence on the share of the roof that the one launch reaches, or that it is not measured yet."""
     if not has_one_pass(frame):
         return NOT_MEASURED
     ours = timed(frame)
@@ -88,7 +88,7 @@ def roof_sentence(frame: pd.DataFrame) -> str:
 
 
 def faster_sentence(frame: pd.DataFrame) -> str:
-    """How many times as fast as each other contender the one launch is; "" if it is not measured yet."""
+    """The sentence on the speed of the one launch over each other contender; "" if it is not measured yet."""
     if not has_one_pass(frame):
         return ""
     table, parts = times(frame), []
@@ -104,7 +104,7 @@ def faster_sentence(frame: pd.DataFrame) -> str:
 
 
 def ceiling_sentence(ceilings: pd.DataFrame, ratio: int = 4) -> str:
-    """The ceilings at one ratio of heads."""
+    """The sentence on the ceilings at one ratio of heads."""
     rows = ceilings[ceilings.ratio == ratio].set_index(["launches", "cache"]).ceiling
     three, two, _ = LAUNCHES
     return (

@@ -52,7 +52,7 @@ VARIANTS = {
     "rotation, then norm across heads": {"norm_last": True, "norm_across": True},
     "norm of each head, then rotation, without tables": {"table_free": True},
 }
-"""A pass in words -> what `verify` is told about it."""
+"""A pass in words -> the arguments of `verify` that describe it."""
 
 
 def variants(*, smoke: bool = False) -> pd.DataFrame:

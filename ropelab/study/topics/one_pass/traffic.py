@@ -5,19 +5,23 @@ from collections.abc import Sequence
 import pandas as pd
 
 RATIOS = (1, 2, 4, 7, 8, 16)
-"""Heads of q for each head of k in models of today: 1 has no grouped queries, 7 is Qwen2.5-7B's."""
+"""The heads of q for each head of k in models of today. 1 means no grouped queries, and 7 is Qwen2.5-7B's ratio."""
 LAUNCHES = {
     "norm; rotation; cache": lambda q, k, e, c: 4 * e * (q + k) + 2 * e * k + 2 * c * k,
     "norm and rotation; cache": lambda q, k, e, c: 2 * e * (q + k) + 2 * e * k + 2 * c * k,
     "norm, rotation and cache": lambda q, k, e, c: e * (q + 2 * k) + e * q + 2 * c * k,
 }
-"""The launches, separated by semicolons -> the bytes that they read and write for q and k (and v) elements of q and of
-k, an activation of e bytes and an element of the cache of c bytes. Tables, weights and slots are left out: all heads
-share them."""
+"""The launches, separated by semicolons -> the bytes that they read and write, a function of four numbers.
+
+The numbers are the elements of q, the elements of k (v has as many), the bytes e of an activation, and the bytes c of
+an element of the cache. Tables, weights and slots are left out, because all heads share them.
+"""
 
 
 def bytes_moved(q_heads: int, k_heads: int, head_dim: int, activation: int = 2) -> pd.DataFrame:
-    """The kilobytes of a token, and how often one pass goes into them: the most that one pass can be faster.
+    """The kilobytes that launches move for a token, and these bytes over the bytes of one pass.
+
+    The second number is the most that one pass can be faster.
 
     Args:
         q_heads, k_heads, head_dim: the heads of q, of k and of v, and their features.

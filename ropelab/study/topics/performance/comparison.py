@@ -30,7 +30,7 @@ def named_cells(frame: pd.DataFrame) -> pd.Series:
 
 
 def fractions(frame: pd.DataFrame) -> pd.DataFrame:
-    """Speed as a fraction of the best copy: a row per layout, direction and cell, a column per contender."""
+    """The speed as a fraction of the best copy: a row for each layout, direction and cell, a column per contender."""
     table = timed(frame).pivot_table(
         index=["layout", "direction", "cell"], columns="contender", values="fraction_of_copy", sort=False
     )
@@ -40,8 +40,8 @@ def fractions(frame: pd.DataFrame) -> pd.DataFrame:
 def against_peers(frame: pd.DataFrame) -> pd.DataFrame:
     """Every peer against ropelab in the same cell: the cell, contender, median_us, in_place, slower.
 
-    ``slower`` is the peer's time over ours: below 1 the peer is faster. A peer that works in place is compared with our
-    call in place where the record has it, and every other peer with our call into new tensors.
+    ``slower`` is the peer's time over ours, so below 1 the peer is faster. A peer that works in place is compared with
+    our call in place, if the record has this call. Every other peer is compared with our call into new tensors.
     """
     times = timed(frame)
     ours = times[times.contender == OURS].set_index(CELL).median_us

@@ -37,7 +37,7 @@ def copy_sentence(frame: pd.DataFrame, gpu: str) -> str:
 
 
 def peers_sentence(frame: pd.DataFrame) -> str:
-    """The number of comparisons in which no peer is faster, and every comparison in which a peer is faster."""
+    """The number of comparisons without a faster peer, and every comparison with a faster peer."""
     peers = against_peers(frame)
     faster = peers[peers.slower < 1].sort_values("slower")
     exceptions = "".join(
@@ -48,7 +48,7 @@ def peers_sentence(frame: pd.DataFrame) -> str:
 
 
 def heads_sentences(frame: pd.DataFrame) -> list[str]:
-    """How many small and large calls of ``model_heads`` meet their bar, and how often another library is faster."""
+    """The numbers of small and large calls of ``model_heads`` that meet their bar, or that another library beats."""
     said = [
         f"{part.meets.sum()} of {len(part)} {'large' if large else 'small'} calls meet their bar. In four of "
         f"five calls, the fraction of the limit is {part.fraction_of_limit.quantile(0.1):.2f} to "

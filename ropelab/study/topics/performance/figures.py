@@ -53,7 +53,7 @@ def formats(dense: pd.DataFrame, others: pd.DataFrame, footer: str = "") -> Figu
     panels = facet(times, size, title, footer, column="format", wrap=2, words=_FORMATS, sharex=True, sharey=True)
     for ax, panel, name in panels:
         for peer, points in drawing.contenders(panel):
-            if peer != OURS:  # the slowest are left of the axes, so the legend says where
+            if peer != OURS:  # the slowest peers are left of the axes, so the legend has their values
                 span = f"{drawing.label(peer)} ({drawing.value_range(reach.get_group(peer), '.2f')})"
                 ax.plot(points.fraction_of_copy, place[points.cell], linestyle="none", markersize=6, alpha=0.55,
                         markeredgecolor="none", **CONTENDERS(peer) | {"label": span})  # fmt: skip
@@ -94,7 +94,8 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.plot(range(len(cases)), copy, **marks.COPY)
         for name, points in drawing.contenders(panel):
             look = CONTENDERS(name) | {"label": _with_tables(name, points), "zorder": 5 if name == OURS else 3}
-            # Only the same tables are joined by a line: of some kernels their length sets the time.
+            # A line joins only points with the same tables, because the length of the tables sets the time of some
+            # kernels.
             for _, rows in points.groupby(points.get("freqs_len", pd.Series(0, points.index)).fillna(0)):
                 rows = rows.set_index("case").median_us
                 joined = rows.reindex(equal).dropna()

@@ -12,22 +12,23 @@ from ropelab.bench.rows import is_right
 from ropelab.study.topics.performance.comparison import OURS, timed
 
 ONE, MANY, SKEWED = "n=1", "n=2401", "one of 34,336 and 2,400 of 13"
-"""Cases of the record ``packed``: 65,536 tokens as one sequence, as 2,401 sequences alike, and as one long sequence
-among short sequences."""
+"""Three cases of the record ``packed``, with 65,536 tokens each.
+
+The tokens are one sequence, or 2,401 equal sequences, or one long sequence among short sequences.
+"""
 READS_TWICE = "token-linear, reads twice"
 TOKEN_LINEAR = {
     TRANSFORMER_ENGINE.name: TRANSFORMER_ENGINE.name,
     READS_TWICE: "a model of the token-linear kernel, which reads twice",
 }
-"""The name in the record ``packed`` -> the name in words: TransformerEngine's kernel or, where it was not run, a model.
-"""
+"""The name in the record ``packed`` -> the name in words, for TransformerEngine's kernel and for its model."""
 FORMATS = ("bshd", "sbhd", "bhsd", "qkv")
-"""The names of the record ``formats``; "qkv": q and k are views of one bshd buffer that holds v too."""
+"""The names of the formats in the record ``formats``. In "qkv", q and k are views of a bshd buffer that holds v too."""
 LEAST_OF_COPY, LEAST_OF_COPY_NORM, LEAST_OVER_COMPILED = 0.95, 0.90, 1.5
-"""The bars: fraction of a copy for a rotation, and for norm and rotation; ratio to the compiled norm and rotation."""
+"""The bars: the fraction of a copy for a rotation and for norm and rotation, and the speed over compiled functions."""
 IN_PLACE = "ropelab in place"
 ROUNDED_UP = 6 * 512
-"""Bytes: torch rounds every allocation up to 512; QK norm has six results, q, k and four gradients."""
+"""The most bytes that torch adds to the results: it rounds each of the six results of QK norm up to 512 bytes."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Bar:
     """A limit, and the worst of the cases to which the limit applies.
 
     Attributes:
-        what: follows the number in a sentence: "of a copy in bhsd".
-        worst: NaN if ropelab has no time in a case, which misses the bar.
-        at_least: the limit is the smallest number allowed, else the largest.
-        where: the worst case.
+        what: the words behind the number in a sentence: "of a copy in bhsd".
+        worst: the number of the worst case; NaN if ropelab has no time in a case, which misses the bar.
+        at_least: whether the limit is the smallest number allowed; else it is the largest.
+        where: the name of the worst case.
         cases, missed: the number of cases, and the number of cases that miss the bar.
     """
 
@@ -77,7 +78,7 @@ class Bar:
 
 
 def toward_worse(value: float, *, at_least: bool) -> str:
-    """The number with three decimals, or with none for 0 and from 100 on (bytes), rounded away from the bar."""
+    """The number as text, rounded away from the bar: three decimals, or none for 0 and from 100 on (bytes)."""
     places = 0 if value == 0 or value >= 100 else 3
     toward = math.floor if at_least else math.ceil
     return f"{toward(round(10**places * value, 6)) / 10**places:,.{places}f}"
@@ -174,7 +175,7 @@ def qk_norm_bars(qk_norm: pd.DataFrame) -> list[Bar]:
 
 
 def fastest_compiled(qk_norm: pd.DataFrame) -> pd.Series:
-    """Microseconds of norm and rotation by torch.compile, the faster of one and two functions, by cell and layout."""
+    """Microseconds of norm and rotation by torch.compile, by cell and layout; one or two functions, the faster."""
     compiled = pd.concat([_timed(qk_norm, name) for name in ("compiled separate", "compiled together")])
     return compiled.groupby(["cell", "layout"]).median_us.min()
 

@@ -1,4 +1,4 @@
-"""The heads of latent attention in training: tables and sentences from the record ``latent_attention``."""
+"""This file makes tables and sentences from the record ``latent_attention``: latent attention in training."""
 
 import pandas as pd
 

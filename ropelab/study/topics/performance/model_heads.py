@@ -1,9 +1,9 @@
-"""This file judges the records `model_heads` and `tile_regret`: which cells meet their bar, and who is faster."""
+"""This file judges the records `model_heads` and `tile_regret`: cells that meet their bar, and faster libraries."""
 
 import pandas as pd
 
 LARGE_BYTES = 16_000_000
-"""A call that moves as many bytes is limited by the memory; a smaller call also by its start."""
+"""The fewest bytes of a large call, which only the memory limits. The start limits a smaller call too."""
 
 _LINE = 128
 _ALIGNED, _UNALIGNED = 0.95, 0.90

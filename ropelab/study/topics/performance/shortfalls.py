@@ -17,12 +17,12 @@ STUDIES = ("dense", "few_tokens", "sglang_protocols", "packed", "table_free", "m
 FEW, FEW_IN_PLACE = 512, 64
 """The most tokens of the calls in the sentences on few tokens, and on few tokens in place."""
 OVER_COMPILED = 1.5
-"""The bar at DeepSpeed's own shapes: times as fast as torch.compile."""
+"""The bar at DeepSpeed's own shapes: the speed over torch.compile."""
 
 
 def sentences(frames: Mapping[str, pd.DataFrame]) -> list[str]:
     """A sentence for each shortfall, with a name in bold; ``frames`` holds a table for each of ``STUDIES``."""
-    times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # which has no times
+    times = {study: timed(frames[study]) for study in STUDIES if study != "memory"}  # the record memory has no times
     return [
         _few_tokens(pd.concat([times["dense"], times["few_tokens"]])),
         _in_place(_as_called(times["sglang_protocols"])),
@@ -43,7 +43,7 @@ def _few_tokens(times: pd.DataFrame) -> str:
 
 
 def _as_called(times: pd.DataFrame) -> pd.DataFrame:
-    """The cells that SGLang's kernel is called with: few tokens, halves, nothing cloned, in CUDA graphs."""
+    """The cells with which SGLang's kernel is called: few tokens, halves, nothing cloned, in CUDA graphs."""
     times = timed_alike(times)
     return times[times.batch * times.seq_len <= FEW_IN_PLACE].set_index("cell")
 
@@ -60,7 +60,7 @@ def _in_place(times: pd.DataFrame) -> str:
 
 
 def _at_positions(times: pd.DataFrame) -> str:
-    """The cost of a position in a call that is little more than a wait for memory."""
+    """The sentence on the cost of a position in a call that is little more than a wait for memory."""
     ours, in_order = (times[times.contender == name] for name in (OURS_CACHE, OURS))
     flashinfer = _best(times, FLASHINFER)
     return (
@@ -140,7 +140,7 @@ def _ratio(theirs: pd.Series, ours: pd.Series) -> pd.Series:
 
 
 def _faster(theirs: pd.Series, ours: pd.Series) -> str:
-    """``"up to 4 % faster in 3 of 15 cases"``, or how much slower at least."""
+    """How much faster they are, ``"up to 4 % faster in 3 of 15 cases"``, or how much slower at least."""
     ratio = _ratio(theirs, ours)
     faster = ratio < 1
     if faster.any():

@@ -13,7 +13,7 @@ THEMES = {
     "light": {"ink": "#1f2328", "quiet": "#59636e", "rule": "#d1d9e0", "ours": "#0b6bcb", "others": "#6e7781"},
     "dark": {"ink": "#f0f6fc", "quiet": "#9198a1", "rule": "#3d444d", "ours": "#58a6ff", "others": "#9198a1"},
 }
-"""Theme -> the colours of text, lines and dots. The background is that of the page."""
+"""Theme -> the colours of text, lines and dots. The figure has the background of the page."""
 WIDTH, LEFT, RIGHT, TOP, ROW = 640, 140, 560, 66, 30
 """Pixels: the width of the figure, the places of the fractions 0 and 1, the top of the rows, a row's height."""
 TICKS = (0, 0.25, 0.5, 0.75, 1)
@@ -37,7 +37,7 @@ def svg(fractions: Mapping[str, pd.Series], machine: str, stamp: str, theme: str
     Args:
         fractions: label of a contender -> its fractions of a copy, one for each case. The first contender is ours.
         machine: the GPU that was measured.
-        stamp: what the figure says of its record.
+        stamp: the words on the record.
         theme: a name of `THEMES`.
     """
     color, ours = THEMES[theme], next(iter(fractions))

@@ -88,7 +88,7 @@ def attention(found: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def models(found: pd.DataFrame, footer: str = "") -> Figure:
-    """Right bits of a rotated pair at every model's longest context (rows), for each method."""
+    """The right bits of a rotated pair at every model's longest context (rows), for each method (columns)."""
     bits = found.pivot(index="model", columns="method", values="bits")
     bits = bits.reindex(index=list(dict.fromkeys(found.model)), columns=list(dict.fromkeys(found.method)))
     lengths = found.drop_duplicates("model").set_index("model").length
@@ -108,7 +108,7 @@ def models(found: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def memory(found: pd.DataFrame, errors: pd.DataFrame, footer: str = "") -> Figure:
-    """Bytes of cos and sin against length; and at the longest, bytes against error."""
+    """The bytes of cos and sin against the length, and the bytes against the error at the largest length."""
     last = found.positions.max()
     panels = grid(1, 2, _SIZE, findings.memory_sentence(found), footer)
     left, right = panels.axes[0]
@@ -138,7 +138,7 @@ def memory(found: pd.DataFrame, errors: pd.DataFrame, footer: str = "") -> Figur
 
 
 def _curves(ax, found: pd.DataFrame, quantity: str, *, error: str | None = None) -> None:
-    """Measured values with markers, their bounds dashed, against the position."""
+    """Draw measured values with markers and their bounds dashed, against the position."""
     for name, part in found.groupby("method", sort=False):
         part = part.sort_values("position")
         ax.plot(part.position, part[error or f"{quantity}_error"], **_LOOKS(name), markersize=4.5, linewidth=1.3)

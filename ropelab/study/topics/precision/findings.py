@@ -18,14 +18,14 @@ OURS, TABLE_FREE, USUAL = "float64-built tables", "table-free kernel", "fp32 ang
 ON_GPU = ("TF32 matmul", "TF32 batched matmul", "TF32 matmul, padded", "fast-math sincos")
 """Methods of `ropelab.study.topics.precision.gpu`."""
 TOPS = tuple(2**k for k in range(23))
-"""Ends of the octaves of positions: 1, 2, 4, ..., 4,194,304."""
+"""The ends of the octaves of positions: 1, 2, 4, ..., 4,194,304."""
 INT32 = 2**31
-"""Positions are smaller."""
+"""The limit of int32, which every position is below."""
 SMOKE_TOPS = (1, 256, 2048, 2**17, 2**22)
 SAMPLES = 2048
 LOSSES = {"1 rad": 1.0, "half a turn": math.pi, "a full turn": 2 * math.pi}
 BF16_ROUNDING = 2.0**-precision.BF16
-"""The largest relative error of storing a rotated feature in bfloat16."""
+"""The largest relative error of a rotated feature that is stored in bfloat16."""
 FP32_ROUNDING = 2.0**-precision.FP32
 _CHUNK = 2**14
 
@@ -33,11 +33,11 @@ Methods = Mapping[str, Method]
 
 
 def octave(top: int, samples: int) -> torch.Tensor:
-    """Positions from beyond ``top/2`` up to ``top``, in order: all positions, or a random choice and positions at
-    which formats round.
+    """Positions from beyond ``top/2`` up to ``top``, in order: all of them, or about ``samples`` of them.
 
-    Rounding to ``t`` digits turns from down to up half-way between two numbers of ``t`` digits. The integer
-    ``top/2 + top/2**(t+1)`` is half-way between two such numbers. The integers beside it are tried too.
+    The latter are a random choice, and positions at which the direction of a rounding changes. Rounding to ``t`` digits
+    turns from down to up half-way between two numbers of ``t`` digits. The integer ``top/2 + top/2**(t+1)`` is half-way
+    between two of these numbers. The integers beside it are tried too.
     """
     first = top // 2 + 1
     if top - first < samples:
@@ -60,9 +60,13 @@ def errors(
         frequencies: float64 ``[F]``.
 
     Returns:
-        Columns method, position (the octave's end), angle_error and angle_bound (rad), output_error and output_bound
-        (relative error of a rotated pair), fraction (the largest ratio of an error to its bound, of both kinds and all
-        elements: at most 1), ulps (of the cosine's or sine's own value, in float32).
+        A table with these columns:
+
+        - method, position (the octave's end)
+        - angle_error, angle_bound: errors of angles (rad)
+        - output_error, output_bound: relative errors of a rotated pair
+        - fraction: the largest ratio of an error to its bound, over both kinds and all elements; at most 1
+        - ulps: the largest error in float32 ulps of the cosine's or sine's own value
     """
     rows = []
     for top in tops:
@@ -87,8 +91,8 @@ def compare(
     """One row of `errors` without the method and the position.
 
     Args:
-        angles: errors of the angles, if the method has angles. Else the errors follow from (cos, sin): the direction of
-            a vector of length 1 whose error is e < 1 is off by at most the arc sine of e.
+        angles: the errors of the angles, if the method has angles. Else the errors follow from (cos, sin): if a vector
+            of length 1 has an error e < 1, its direction is off by at most the arc sine of e.
     """
     output, bound = precision.output_error(waves, truth), method.bound.output(positions, frequencies)
     if angles is None:
@@ -112,7 +116,7 @@ def _fraction(error: torch.Tensor, bound: torch.Tensor) -> float:
 
 
 def tightness(found: pd.DataFrame) -> pd.DataFrame:
-    """For each method: the largest ratio of an error to its bound, and the ratio of the two curves at their ends."""
+    """For each method, the largest ratio of an error to its bound, and the ratio of the two curves at their ends."""
     last = found[found.position == found.position.max()].set_index("method")
     table = found.groupby("method", sort=False).fraction.max().to_frame("largest error / its bound")
     table["curve / curve of bounds, angle"] = last.angle_error / last.angle_bound
@@ -121,7 +125,7 @@ def tightness(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses(frequencies: torch.Tensor, longest: int = TOPS[-1], methods: Methods = METHODS) -> pd.DataFrame:
-    """The first position at which an angle is off by 1 rad, half a turn, a full turn; in words where none is so far."""
+    """The first position at which an angle is off by 1 rad, half a turn or a full turn; words if there is none."""
     rows = {}
     for name, method in methods.items():
         row = {}
@@ -165,7 +169,7 @@ def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int
 
 
 def own_frequencies(rotary_dim: int, base: float, longest: int = TOPS[-1], samples: int = SAMPLES) -> float:
-    """How many times as far off float32 angles are if the frequencies are made in float32 too, as transformers does."""
+    """The error of float32 angles with float32 frequencies, as in transformers, over the error of float32 angles."""
     exact = inverse_frequencies(rotary_dim, base)
     own = 1.0 / base ** (torch.arange(0, rotary_dim, 2).float() / rotary_dim)
     positions = octave(longest, samples)
@@ -192,8 +196,8 @@ def law(
     ``sum_i |q_i| |k_i|`` with pairs of equal lengths: the mean of ``|w'_i - w_i|``.
 
     Returns:
-        Columns method, distance, position (the end of the octave of t), moved (from the method's own score at t = 0:
-        the law), moved_bound, off (from the right score), off_bound.
+        Columns method, distance, position (the end of the octave of t), moved (the distance from the method's own score
+        at t = 0, which the law says is 0), moved_bound, off (the distance from the right score), off_bound.
     """
     rows = []
     for distance in distances:
@@ -240,15 +244,18 @@ def attention(
     queries: int = 8,
     methods: Methods = METHODS,
 ) -> pd.DataFrame:
-    """Scores of random queries and the keys before them, and the attention weights, against the right ones.
+    """The errors of the scores of random queries and the keys before them, and of the attention weights.
 
-    Only cos and sin have errors: all other arithmetic is in float64. q and k are standard normal, scores are divided by
-    the root of the rotated features.
+    Only cos and sin have errors, because all other arithmetic is in float64. q and k are standard normal, and scores
+    are divided by the root of the number of rotated features.
 
     Returns:
-        Columns method, position (the end of the octave of the queries), score_error and score_bound (largest),
-        weights_error and weights_bound (largest share of the attention that goes to other keys: half the sum of
-        ``|p' - p|``). If no score is off by more than e, the latter is at most ``tanh(e/2)``.
+        A table with these columns:
+
+        - method, position (the end of the octave of the queries)
+        - score_error, score_bound: the largest errors of a score
+        - weights_error, weights_bound: the largest share of the attention that goes to other keys, which is half the
+          sum of ``|p' - p|``; if no score is off by more than e, the share is at most ``tanh(e/2)``
     """
     rows = []
     generator = torch.Generator().manual_seed(0)
@@ -289,8 +296,8 @@ def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods
     """The errors of models near their longest context; `rope_from_config` reads the configurations.
 
     Returns:
-        Columns model, length, planes (that turn), method, output_error (largest, of a rotated pair), output_bound,
-        bits (that are right: ``-log2`` of the error, at least 0).
+        Columns model, length, planes (the number of planes that turn), method, output_error (the largest error of a
+        rotated pair), output_bound, bits (the number of right bits: ``-log2`` of the error, at least 0).
     """
     rows = []
     for name, model in chosen.items():
@@ -320,7 +327,7 @@ def models(chosen: Mapping[str, Model] = MODELS, samples: int = SAMPLES, methods
 
 
 def memory(rotary_dim: int, tops: Sequence[int] = TOPS, methods: Methods = METHODS) -> pd.DataFrame:
-    """Bytes that cos and sin take: of a table with a row for each position, or of the inverse frequencies alone.
+    """The bytes of cos and sin: of a table with a row for each position, or of the inverse frequencies alone.
 
     Columns method, positions, bytes.
     """
@@ -336,10 +343,11 @@ def memory(rotary_dim: int, tops: Sequence[int] = TOPS, methods: Methods = METHO
 
 
 def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count: int = 64) -> pd.DataFrame:
-    """Some cosines and sines in float64 near ``longest`` against mpmath with 200 bits.
+    """The errors of some cosines and sines in float64 near ``longest``, against mpmath with 200 bits.
 
     Returns:
-        Columns what, error (largest, absolute), bound, and share of half a float32 ulp below 1 (2**-25).
+        Columns what, error (largest, absolute), bound, and share of half an ulp: the error over half a float32 ulp
+        below 1 (2**-25).
     """
     import mpmath
 
@@ -359,7 +367,8 @@ def reference_check(rotary_dim: int, base: float, longest: int = TOPS[-1], count
             return float(max(errors))
 
         plain = precision.float64_tables(positions, frequencies, torch.float64)
-        # Product and cosine round. 2i/R rounds too: the power makes ``e ln base`` of its error e, and errs by 2 units.
+        # Product and cosine round. The exponent e = 2i/R rounds too: the power multiplies its relative error by
+        # ``e ln base``, and errs by 2 units itself.
         bound = 2.0**-53 * longest + precision.wave_error(precision.FP64, halves=4) + REFERENCE
         e = torch.arange(0, rotary_dim, 2).double() / rotary_dim
         frequency_bound = 2.0**-53 * float((longest * base**-e * (e * math.log(base) + 2)).max())
@@ -412,7 +421,7 @@ def losses_sentence(frequencies: torch.Tensor, longest: int = TOPS[-1], methods:
 
 
 def law_sentence(found: pd.DataFrame) -> str:
-    """How far scores move although their tokens stay as far apart, at the largest distance."""
+    """The sentence on the change of scores whose tokens keep their distance, at the largest distance."""
     distance = found.distance.max()
     worst = found[found.distance == distance].groupby("method", sort=False)[["moved", "off"]].max()
     names = [name for name in ("bf16 positions", USUAL, OURS) if name in worst.index]
@@ -436,7 +445,7 @@ def attention_sentence(found: pd.DataFrame) -> str:
 
 
 def models_sentence(found: pd.DataFrame) -> str:
-    """How many models have fewer right bits than bfloat16 at their longest context, the usual way, and with ours."""
+    """The sentence on models with fewer right bits than bfloat16 at their longest context, usually and with ours."""
     bits = found.pivot(index="model", columns="method", values="bits")
     usual = bits[USUAL]
     fewer = int((usual < precision.BF16).sum())
@@ -457,7 +466,7 @@ def memory_sentence(found: pd.DataFrame) -> str:
 
 
 def gpu_sentence(found: pd.DataFrame) -> str:
-    """The sentence on the errors of TF32 and fast maths at the longest position, and on products not made in TF32."""
+    """The sentence on the errors of TF32 and fast maths at the longest position, and on products without TF32."""
     ran = found[is_right(found) & found.method.isin([*ON_GPU, USUAL])]
     errors = ran.pivot(index="position", columns="method", values="angle_error")
     errors = errors[[name for name in (*ON_GPU, USUAL) if name in errors]]
@@ -473,7 +482,7 @@ def gpu_sentence(found: pd.DataFrame) -> str:
 
 
 def emulation_sentence(found: pd.DataFrame) -> str:
-    """How many angles of the tensor cores have the bits of the emulation."""
+    """The sentence on the angles of the tensor cores that have the bits of the emulation."""
     shares = found.groupby("method", sort=False).emulated.mean().dropna()
     return "Angles with the bits of the emulation: " + ", ".join(
         f"{name} {share:.0%}" for name, share in shares.items()

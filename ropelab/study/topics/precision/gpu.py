@@ -20,7 +20,7 @@ from ropelab.study.topics.precision.findings import SAMPLES, SMOKE_TOPS, TOPS, c
 from ropelab.study.topics.precision.methods import FP32, METHODS, TF32, Bound, Method, Waves, from_angles, wave_error
 
 ROTARY_DIM, BASE = 128, 5e5
-"""Of Llama 3."""
+"""The features and the base of Llama 3."""
 EMULATED = "TF32, emulated"
 COLUMNS = [
     "method", "position", "status", "angle_error", "angle_bound", "output_error", "output_bound", "fraction", "ulps",
@@ -36,7 +36,7 @@ def precision_study(*, smoke: bool = False) -> pd.DataFrame:
         share of the angles that have the bits of TF32 emulated on a CPU, for the methods that use TF32.
 
     Raises:
-        Unavailable: no GPU.
+        Unavailable: there is no GPU.
     """
     if not torch.cuda.is_available():
         raise Unavailable("tensor cores and fast maths are a GPU's")
@@ -81,9 +81,9 @@ def on_gpu(method: Method) -> Method:
 
 # --------------------------------------------------------------------------------------------------------------- TF32
 
-# Whether operands are rounded to nearest or cut off is the library's choice: cutting is off by twice as much, and so
-# covers both. The product is exact if they have 11 digits, and rounded once if the library does not use TF32 at all,
-# as for the inner dimension 1 of an outer product (see the record).
+# The library may round operands to nearest or cut them off. Cutting is off by twice as much, so its bound covers both.
+# The product is exact if the operands have 11 digits. It is rounded once if the library does not use TF32 at all, as
+# for the inner dimension 1 of an outer product (see the record).
 TF32_BOUND = Bound((TF32 - 1,), (FP32, TF32 - 1), (FP32,), wave=wave_error(FP32, halves=4))
 
 
@@ -94,13 +94,13 @@ def _matrix_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torch
 
 
 def _batched_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """As in most models of transformers: a batch of matrices ``[F, 1] @ [1, P]``, transposed."""
+    """The outer product as in most models of transformers: a batch of matrices ``[F, 1] @ [1, P]``, transposed."""
     with _tf32():
         return (frequencies.cuda().float()[None, :, None] @ positions.cuda().float()[None, None])[0].T
 
 
 def _padded_product(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """The outer product as a sum of 16 terms, 15 of them zero: an inner dimension that tensor cores take."""
+    """The outer product as a sum of 16 terms, of which 15 are zero; tensor cores take this inner dimension."""
     columns = torch.zeros(len(positions), 16, device="cuda")
     rows = torch.zeros(16, len(frequencies), device="cuda")
     columns[:, 0], rows[0] = positions.cuda(), frequencies.cuda()
@@ -121,7 +121,7 @@ def _tf32() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------------- fast maths
 
 INVERSE_TURN = 0.15915493667125702
-"""``1 / 2 pi`` in float32, by which the hardware multiplies first (tests read this in the machine code)."""
+"""``1 / 2 pi`` in float32. The hardware first multiplies by this number (tests read it in the machine code)."""
 _MUFU = wave_error(0, halves=2) * 2.0**-20.5
 """``sin.approx`` and ``cos.approx`` are off by ``2**-20.5`` at most between -2 pi and 2 pi (PTX ISA)."""
 

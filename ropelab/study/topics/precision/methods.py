@@ -1,7 +1,7 @@
 """This file holds methods to compute cos and sin of ``position * frequency``, and a bound of each method's error.
 
 A `Method` is a function of positions and inverse frequencies, with a `Bound`. The bound is derived from the formats to
-which the method rounds, and from no measurement. All other functions here work on any method: to compare another
+which the method rounds, and from no measurement. All other functions here work on any method. To compare another
 method, add it to ``METHODS``.
 
 Rounding to ``t`` significant binary digits, to nearest, puts ``x`` off by at most ``2**-t * ufp(x)``, where ``ufp(x)``,
@@ -22,7 +22,7 @@ from ropelab.conformance.faults.tables_and_precision import to_tf32
 from ropelab.kernels import angles_torch
 
 REFERENCE = 2.0**-50
-"""More than the reference, `ropelab.bench.exact_waves`, is off."""
+"""An upper limit of the error of the reference, `ropelab.bench.exact_waves`."""
 
 Waves = tuple[torch.Tensor, torch.Tensor]
 Function = Callable[[torch.Tensor, torch.Tensor], Waves]
@@ -35,7 +35,7 @@ def ufp(x: torch.Tensor) -> torch.Tensor:
 
 
 def chord(angle: torch.Tensor) -> torch.Tensor:
-    """``|exp(i a) - 1|``: by how much a unit vector moves that turns by up to ``angle``."""
+    """The largest distance that a unit vector moves if it turns by up to ``angle``: ``|exp(i a) - 1|``."""
     return 2 * torch.sin(angle.clamp(max=math.pi) / 2)
 
 
@@ -60,11 +60,11 @@ class Bound:
     wave: float = 0.0
 
     def drift(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """The error of the frequency, rad per position: the error of the angle grows in step with the position."""
+        """The error of the frequency, rad per position. The error of the angle grows in proportion to the position."""
         return _rounded_once(frequencies.double(), self.frequencies)
 
     def noise(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Error of an angle that differs from position to position (rad), ``[P, F]``.
+        """The part of an angle's error that differs from position to position (rad), ``[P, F]``.
 
         With ``p' = p + a``, ``f' = f + b`` the angle is ``fl(p' f') = p f + p b + a f' + c``. The result bounds
         ``a f' + c`` and the error of the reduction.
@@ -78,12 +78,12 @@ class Bound:
         return noise if self.reduction is None else noise + self.reduction((p + a) * f + product)
 
     def angle(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Error of the angle (rad), ``[P, F]``."""
+        """The error of the angle (rad), ``[P, F]``."""
         drift = positions.double().abs()[:, None] * self.drift(frequencies)
         return (drift + self.noise(positions, frequencies)) * (1 + 2.0**-48)  # these sums round as well
 
     def output(self, positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Distance of (cos, sin) from the truth, which is the relative error of a rotated pair, ``[P, F]``."""
+        """The distance of (cos, sin) from the truth, which is the relative error of a rotated pair, ``[P, F]``."""
         return chord(self.angle(positions, frequencies)) + self.wave + REFERENCE
 
 
@@ -98,7 +98,7 @@ def _rounded_once(x: torch.Tensor, digits: tuple[int, ...]) -> torch.Tensor:
 
 
 def wave_error(digits: int, halves: int = 1) -> float:
-    """Both of cos and sin rounded to ``digits``: each is off by ``halves`` half-ulps of a number in [1/2, 1)."""
+    """The error of the pair (cos, sin) if each is off by ``halves`` half-ulps of a number in [1/2, 1)."""
     return math.sqrt(2) * halves * 2.0 ** -(digits + 1)
 
 
@@ -157,7 +157,7 @@ def float64_tables(positions: torch.Tensor, frequencies: torch.Tensor, dtype: to
 
 
 def _table_free(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
-    """The kernel's on a GPU; elsewhere by the same operations in torch, which have the same bits."""
+    """cos and sin by the kernel on a GPU, and elsewhere by the same operations in torch, with the same bits."""
     waves = kernel_waves if positions.is_cuda else angles_torch.cos_sin
     return waves(positions, fixed_point(frequencies, device=positions.device))
 
@@ -166,7 +166,7 @@ def _bf16_tables(positions: torch.Tensor, frequencies: torch.Tensor) -> Waves:
     return float64_tables(positions, frequencies, torch.bfloat16)
 
 
-# Significant binary digits.
+# The significant binary digits of each format.
 BF16, TF32, FP32, FP64 = 8, 11, 24, 53
 
 # Library cosines in float32 are right to 1 ulp (SLEEF, on a CPU) or 2 (CUDA), which is 4 halves.
@@ -176,7 +176,7 @@ _FP64_LIBRARY = wave_error(FP64, halves=4)
 METHODS: dict[str, Method] = {
     "bf16 positions": from_angles(_bf16_positions, Bound((BF16,), (FP32,), (FP32,), wave=_FP32_LIBRARY)),
     "bf16 frequencies": from_angles(_bf16_frequencies, Bound((), (FP32, BF16), (FP32,), wave=_FP32_LIBRARY)),
-    # 11 by 11 digits are 22, so that the product is exact in float32.
+    # A product of 11 and 11 digits has 22 digits, so it is exact in float32.
     "TF32, emulated": from_angles(_tf32_emulated, Bound((TF32,), (FP32, TF32), (), wave=_FP32_LIBRARY)),
     "fp32 angles": from_angles(_fp32_angles, Bound((FP32,), (FP32,), (FP32,), wave=_FP32_LIBRARY)),
     # Numbers go from float64 to bfloat16 by way of float32.
@@ -202,13 +202,13 @@ def angle_error(method: Method, positions: torch.Tensor, frequencies: torch.Tens
 
 
 def turned(waves: Waves, truth: Waves) -> torch.Tensor:
-    """Angle between (cos, sin) and the truth (rad), at most half a turn."""
+    """The angle between (cos, sin) and the truth (rad), at most half a turn."""
     (c, s), (c0, s0) = ((wave.double().cpu() for wave in pair) for pair in (waves, truth))
     return torch.atan2(s * c0 - c * s0, c * c0 + s * s0).abs()
 
 
 def output_error(waves: Waves, truth: Waves) -> torch.Tensor:
-    """Distance of (cos, sin) from the truth: ``|R' x - R x| / |x|`` of a pair x, whatever x is."""
+    """The distance of (cos, sin) from the truth: ``|R' x - R x| / |x|``, which is the same for every pair x."""
     return torch.hypot(*(wave.double().cpu() - right for wave, right in zip(waves, truth, strict=True)))
 
 
