@@ -31,8 +31,7 @@ class Claim:
         id, document: the id of the claim, and the name of its document.
         statement: the claim in our words.
         quote: the claim in the document's words, shortened.
-        quantifier: whether the claim speaks of all cells, of some cells or of one fact; it decides over
-            counterexamples.
+        quantifier: the cells that the claim speaks of; it decides whether one counterexample ends the claim.
         needs: the evidence that a test of the claim needs.
     """
 

@@ -5,8 +5,7 @@ A rule is a function of its claim and of named evidence, each a :class:`pandas.D
 that the caller hands to :func:`ledger`, then a computation that a document registered with
 `ropelab.study.engine.computed.evidence`, and last the committed record of that name under ``data/measurements/``.
 Without evidence a claim cannot be told, and its verdict names the evidence that would tell. A record that cannot be
-believed
-(`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
+believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
 
 A ledger has the records of one GPU. ``by_gpu`` makes a ledger for each GPU, and ``disagreements`` lists where they
 differ.

@@ -246,8 +246,7 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     print("  side by side: what times nothing, and compiling", flush=True)
     timed = [study for study in wanted if known[study].timed]
     # The longest jobs come first: untimed parts, then compilations by their seconds in the records. Compilations
-    # without
-    # such seconds come in the order of their memory, so that as many as possible fit.
+    # without such seconds come in the order of their memory, so that as many as possible fit.
     parts = [study for study in timed if known[study].untimed]
     compiled = sorted(timed, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
     untimed = [study for study in wanted if not known[study].timed]

@@ -13,7 +13,7 @@ module of ropelab to a file of the package changes three kinds of lines and noth
 The result fails the build unless its imports are relative or of Python's standard library, torch and triton.
 
 The folders follow the documents "kernel requirements" and "writing kernels" of https://github.com/huggingface/kernels:
-``torch-ext/ropelab`` holds the sources for its builder, and ``build/torch-<backend>`` what ``kernels`` loads.
+``torch-ext/ropelab`` holds the sources for its builder, and ``build/torch-<backend>`` the files that ``kernels`` loads.
 """
 
 import ast

@@ -28,7 +28,7 @@ def html(
 
     Args:
         element: the name of a file in ``js``, such as ``"turn"``.
-        data: what `ropelab.study.knobs.data` computes for the element.
+        data: the data that `ropelab.study.knobs.data` computes for the element.
         state: name of a knob -> its first value, unless the URL has another value.
         without: the text for a reader without JavaScript.
     """

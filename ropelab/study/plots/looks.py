@@ -39,7 +39,7 @@ class Looks:
         return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))
 
     def extended(self, known: Mapping[str, tuple[str, int, str]], other: tuple[int, str] | None = None) -> "Looks":
-        """These looks behind the looks of a document's own contenders, which win. ``other`` is as in `Looks`."""
+        """These looks after the looks of a document's own contenders, which win. ``other`` is as in `Looks`."""
         return Looks({**known, **self.known, **known}, other or self.other)
 
 

@@ -223,4 +223,4 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "deepspeed_paths": (("deepspeed_launches",), paths),
     "deepspeed_readings": (("deepspeed_table",), readings),
 }
-"""As ``ropelab.study.plots.registry.FIGURES``."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -17,7 +17,7 @@ def gate_of_callers(dispatch: pd.DataFrame) -> str:
 
 
 def of_a_copy(table: pd.DataFrame, contender: str) -> str:
-    """``"0.89 to 0.97"``: the speed of a contender in fractions of the best copy, over the cells where it is right."""
+    """The speed of a contender as a fraction of the best copy, ``"0.89 to 0.97"``, over the cells where it is right."""
     return value_range(table[is_right(table) & (table.contender == contender)].fraction_of_copy)
 
 

@@ -34,7 +34,10 @@ PRINTED = 5e-6
 
 @rule("DS-01", "deepspeed_correctness", basis=Basis.PACKAGE)
 def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
-    """A cell is a version, a pair of dtypes and a length of the tests; the result must equal the formula's."""
+    """A cell is a version, a pair of dtypes and a length of the tests.
+
+    The result must have the dtype and the numbers of the formula's result.
+    """
     whole = correctness[correctness.table == "whole"]
     tested = facts("test", "deepspeed")[0]["parameters"]
     lengths, untried = tested["tokens"], set(tested["head_dim"]) - {measure.HEAD_DIM}

@@ -91,4 +91,4 @@ FIGURES = {
         lambda frame, footer: published_speedups(frame, pd.read_csv(PUBLISHED), footer),
     ),
 }
-"""As ``ropelab.study.plots.registry.FIGURES``."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""

@@ -1,4 +1,4 @@
-"""The evidence for claims FS-01 to FS-17 that a CPU computes in seconds: the document's log, and what follows."""
+"""The evidence for claims FS-01 to FS-17 that a CPU computes in seconds: the document's log, and comparisons."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def comparisons(encoders: Encoders) -> pd.DataFrame:
 
 
 def formulas(encoders: Encoders) -> Iterator[dict]:
-    """See ``comparisons``."""
+    """Yield the rows "formula" of ``comparisons``."""
     generator = torch.Generator().manual_seed(0)
     seqs, cotangent = (torch.randint(-64, 65, (3, 7, 2, 16), generator=generator).float() for _ in range(2))
     cos, sin = (torch.randint(-8, 9, (7, 8), generator=generator).float() for _ in range(2))
@@ -179,7 +179,7 @@ def formulas(encoders: Encoders) -> Iterator[dict]:
 
 
 def permutations(encoders: Encoders) -> Iterator[dict]:
-    """See ``comparisons``."""
+    """Yield the rows "permutation" of ``comparisons``."""
     generator = torch.Generator().manual_seed(1)
     seqs, cotangent = (torch.randn(3, 7, 2, 16, generator=generator) for _ in range(2))
     to_pairs, to_halves = (

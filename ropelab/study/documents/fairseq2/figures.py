@@ -200,4 +200,4 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "fairseq2_compiling": (("fairseq2_grid",), by_compiling),
     "fairseq2_memory": (("fairseq2_inductor",), memory_and_kernels),
 }
-"""As ``ropelab.study.plots.registry.FIGURES``."""
+"""The name of a figure -> the studies, and the function that draws their tables with a footer."""

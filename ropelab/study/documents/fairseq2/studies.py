@@ -5,8 +5,7 @@ from ropelab.study.documents.fairseq2.measure import defaults, equality, generat
 
 STUDIES: dict[str, Study] = {
     # The memory holds the tables of six encoders, x and its cotangent, and the tensors that a compiled call keeps, in
-    # float32. With the clock stopped, no eager encoder is called, and the grid has only the cells that are compiled
-    # for.
+    # float32. With the clock stopped, no eager encoder is called, and the grid has only one cell for each compilation.
     "fairseq2_defaults": Study(defaults, gpu_gib=1, timed=False),
     "fairseq2_equality": Study(equality, gpu_gib=1, timed=False),
     "fairseq2_grid": Study(grid, gpu_gib=4),

@@ -113,7 +113,7 @@ def shapes() -> pd.DataFrame:
 
 @evidence("sglang_accuracy", "computed on the CPU: float32 maths as in the document's operator")
 def accuracy() -> pd.DataFrame:
-    """Relative L2 errors of the operator, and what its tables add to them.
+    """The relative L2 errors of the operator, and the errors that its tables add.
 
     The rows of the model are computed. The published operator's rows, where a committed record has them, hold only
     operator (the state), dtype, difference and calls (how many calls of the pull request's test).

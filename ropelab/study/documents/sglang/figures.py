@@ -56,7 +56,7 @@ def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
         large = table.index.map(_tokens) >= _LARGE
         place = np.arange(len(table.columns))
-        joined = sum(step.name != APART for step in STEPS[peer])  # the step APART does not follow another step
+        joined = sum(step.name != APART for step in STEPS[peer])  # APART stands beside the other steps
         for label, color, marker, rows in (
             ("fewer than 2048 tokens", 0, "o", ~large),
             ("2048 tokens and more", 1, "D", large),

@@ -110,7 +110,7 @@ def operator(name: str) -> Operator:
 def by_one_block(name: str, *, wide: bool = False) -> Operator:
     """The published kernel in the state of that name, by our launch: a block for each token, whatever their number.
 
-    The threads of a block are as many as the published host code starts for one block a token. This operator takes
+    A block has as many threads as the published host code starts for one block a token. This operator takes
     bfloat16 ``[T, H, D]`` only; in the states ``just in time`` and ``last`` only heads of 128 features.
 
     Args:

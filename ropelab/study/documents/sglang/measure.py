@@ -230,7 +230,7 @@ def _protocols(cell: Workload, rounds: int) -> pd.DataFrame:
 
 
 def _only_plain(name: str) -> bool:
-    """Whether CUDA graphs time the contender without clones alone: the compiled formula, or a package."""
+    """Whether `_GRAPHED` lacks the contender's timing without clones: the compiled formula, or a package."""
     return name == COMPILED or name in {peer.name for peer in PACKAGES}
 
 

@@ -126,8 +126,10 @@ def _power(dead: list[int], beyond: list[Interval]) -> dict[str, object]:
 def choices(kernels: pd.DataFrame) -> pd.DataFrame:
     """The grid that each heuristic would take in every cell, and how much longer it takes than the faster grid.
 
-    Columns of ``times``, and for each heuristic its choice; ``<name>_costs``, the time of the choice over the time of
-    the faster grid; and ``<name>_slower``, whether the choice is slower by more than the noise of both times.
+    Columns, besides the columns of ``times``, for each heuristic:
+        <name>: its choice.
+        <name>_costs: the time of the choice over the time of the faster grid.
+        <name>_slower: whether the choice is slower by more than the noise of both times.
     """
     kernels = canonical(kernels, FORCED)
     both = times(kernels)[[OLD, NEW]].notna().all(axis=1)
@@ -182,7 +184,7 @@ def predictions(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def prediction_counts(kernels: pd.DataFrame) -> str:
-    """How well our models predict the pull request's file, or nothing where the file was not run."""
+    """The sentence on how well our models predict the pull request's file; "" if the file was not run."""
     parts = [
         f"the model of the {grid} takes {value_range(rows.ratio)} of the file's time (median "
         f"{rows.ratio.median():.2f}, {len(rows)} cells)"

@@ -124,9 +124,13 @@ def contenders(case: Case) -> tuple[str, ...]:
 def kernels(*, smoke: bool = False) -> pd.DataFrame:
     """Both grids, TransformerEngine, ropelab and flash-attn on packings of 65,536 tokens.
 
-    Columns: part (what the cell is for), kind of packing, n_seqs, longest, tokens (of the rank), freqs_len, cp_size,
-        cp_rank, step, contender, status, median_us, q20_us, q80_us, samples, and same_bits: for a new grid, whether
-        result and gradient equal the result and gradient of the old grid of its pair (`grids`).
+    Columns:
+        part: the purpose of the cell.
+        kind: the kind of packing.
+        n_seqs, longest, freqs_len, cp_size, cp_rank, step, contender, status, median_us, q20_us, q80_us, samples.
+        tokens: the tokens of the rank.
+        same_bits: for a new grid, whether result and gradient equal the result and gradient of the old grid of its pair
+            (`grids`).
     """
     require_gpu()
     if not smoke:

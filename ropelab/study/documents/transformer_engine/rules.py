@@ -179,9 +179,9 @@ def _odds(share: Interval) -> Interval:
 @rule("TE-05", "te_kernels", "te_published_b", basis=Basis.MODEL)
 @_of_grids(*ALL)
 def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> Verdict:
-    """A cell is a number of sequences with a given cotangent or with the cotangent of a sum.
+    """A cell is a number of sequences, with a given cotangent or with the cotangent of a sum.
 
-    The document does not state the source of the cotangent.
+    The document does not say where the cotangent comes from.
     """
     found, told = [], []
     for step, how in ((SUMMED, "with sum()"), (GIVEN, "from a given cotangent")):

@@ -1,5 +1,5 @@
-// Packing: draw how long the packed sequences are, and see the blocks that each launch strategy starts and the time
-// that it takes, beside the measured points of the record te_kernels (forward and backward, 32 heads of 128, bfloat16).
+// Packing: draw the lengths of packed sequences, and see the blocks and the time of each launch strategy, beside the
+// measured points of the record te_kernels (forward and backward, 32 heads of 128, bfloat16).
 
 import { COLORS, mount, node, plot, short, table } from "./view.js";
 
@@ -14,7 +14,7 @@ export const knobs = ({ ropelab }) => [
   { name: "rows", label: "Rows of the table of angles", value: 0, slider: true, options: [option(0, "as long as the longest sequence"), ...[8192, 16384, 32768, 65536].map((rows) => option(rows))] },
 ];
 
-/** [length, count] of sequences that hold all tokens: shares from the longest to the shortest, a remainder at the end. */
+/** Pairs [length, count] that hold all tokens: the shares from the longest to the shortest, then the remainder. */
 export function sequences(shares, tokens) {
   const digits = [...shares].map(Number), total = digits.reduce((a, b) => a + b, 0), found = [];
   let left = 0;
@@ -28,7 +28,7 @@ export function sequences(shares, tokens) {
   return tokens > held ? [...found, [tokens - held, 1]] : found;
 }
 
-/** Piecewise linear through points [x, y] in logarithms; beyond them y is constant below, and `slope` holds above. */
+/** Piecewise linear through points [x, y] in logarithms; below them y is constant, and above them it has `slope`. */
 export function between(points, x, slope) {
   const [first, last] = [points[0], points.at(-1)];
   if (x <= first[0]) return first[1];
@@ -46,7 +46,7 @@ export function estimate({ n, longest, tokens, rows }, { fits, ropelab, linear, 
   };
 }
 
-/** The grid that each condition takes; both see the number of sequences, of rows and of tokens, and no length. */
+/** The grid that each condition takes. Both know the numbers of sequences, rows and tokens, and no length. */
 export const conditions = ({ n, rows, tokens }) => ({
   first: tokens > 0 && n >= 64 && n * rows >= 8 * tokens ? "linear" : "legacy",
   merged: tokens > 0 && n * rows > 2 * tokens && n * rows - tokens >= 65536 ? "linear" : "legacy",
@@ -69,7 +69,7 @@ export function compute({ lengths, tokens, rows: least }, data) {
   };
 }
 
-/** For each strategy how far the estimate is from the measured time: median and largest of |estimate / time - 1|. */
+/** For each strategy the error of the estimate: the median and the largest of |estimate / time - 1|. */
 export function errors(data) {
   return Object.fromEntries(Object.keys(NAMES).map((name) => {
     const off = data.cells.filter((cell) => cell[name] !== null).map((cell) => Math.abs(estimate(cell, data)[name] / cell[name] - 1)).sort((a, b) => a - b);
@@ -93,7 +93,7 @@ export function say({ n, longest, rows, strategies: { old, linear, ropelab }, co
 
 const NONE = 1e3;
 
-/** The measured cell of as many tokens that is nearest in sequences and in rows, in logarithms. */
+/** The measured cell with the same tokens that is nearest in sequences and rows, in logarithms. */
 function nearest({ n, rows, tokens }, cells) {
   const far = (cell) => Math.abs(Math.log(cell.n / n)) + Math.abs(Math.log(cell.rows / rows));
   return cells.filter((cell) => cell.tokens === tokens).sort((a, b) => far(a) - far(b))[0];

@@ -1,5 +1,5 @@
 // Precision: round positions, frequencies, angles and tables, and see how far each angle and each rotated pair is off.
-// The bound is that of ropelab.study.topics.precision.methods, derived from the formats alone.
+// The bound is the bound in ropelab.study.topics.precision.methods, which follows from the formats alone.
 
 import { COLORS, exponent, mount, node, plot } from "./view.js";
 
@@ -19,7 +19,7 @@ export const knobs = ({ models }) => [
   { name: "tables", label: "Tables", value: "float32", options: [option("float32", "float32"), option("bf16", "bfloat16")] },
 ];
 
-/** `x` rounded to that many significant binary digits, to nearest, ties to even; exponents have no limits. */
+/** `x` rounded to `digits` significant binary digits, to nearest, ties to even; exponents have no limits. */
 export function round(x, digits) {
   if (digits === FP32) return Math.fround(x);
   if (x === 0 || digits >= FP64) return x;
@@ -34,7 +34,7 @@ export function ufp(x) {
   return power > size ? power / 2 : 2 * power <= size ? 2 * power : power;
 }
 
-/** Positions beyond top/2 up to top: evenly spaced, and those at which formats turn from rounding down to up. */
+/** Positions beyond top/2 up to top: evenly spaced, and where formats turn from rounding down to rounding up. */
 export function octave(top) {
   const first = Math.floor(top / 2) + 1, chosen = new Set([top]);
   for (let i = 0; i < EVENLY; i += 1) chosen.add(first + Math.floor(((top - first) * i) / EVENLY));
@@ -44,11 +44,11 @@ export function octave(top) {
   return [...chosen].sort((a, b) => a - b);
 }
 
-/** The significant digits of each rounding, one after the other, and the error of a pair (cos, sin) of its own angle. */
+/** The significant digits of each rounding, in order, and the error of a pair (cos, sin) at its own angle. */
 function formats({ positions, frequencies, angles, tables }) {
   const p = { exact: [], tf32: [TF32], bf16: [BF16] }[positions];
   const f = { float64: [], float32: [FP32], tf32: [FP32, TF32], bf16: [FP32, BF16] }[frequencies];
-  const digits = (p.at(-1) ?? LAST) + (f.at(-1) ?? FP64); // of the exact product
+  const digits = (p.at(-1) ?? LAST) + (f.at(-1) ?? FP64); // the digits of the exact product
   const products = [...(digits > FP64 ? [FP64] : []), ...(angles === "float32" && digits > FP32 ? [FP32] : [])];
   const wave = (t, halves = 1) => Math.SQRT2 * halves * 2 ** -(t + 1);
   const library = angles === "float32" ? wave(FP32, 4) : wave(FP32) + wave(FP64, 4);

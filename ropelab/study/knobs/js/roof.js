@@ -1,5 +1,5 @@
-// The roof: choose a model, tokens, a format and a fusion, and see the bytes that must move, the time of a copy of as
-// many bytes, and the measured time of each contender with its record.
+// The roof: choose a model, tokens, a format and a fusion, and see the bytes that must move, the time of a copy of these
+// bytes, and the measured time of each contender with its record.
 
 import { COLORS, mount, node, plot, short, table } from "./view.js";
 
@@ -20,10 +20,10 @@ export const knobs = ({ models, columns, rows }) => {
   ];
 };
 
-// For q and k elements of q and of k (and as many of v as of k) of e bytes, and c bytes of an element of the cache. The
-// tables are left out: all heads and all layers share them.
+// Each function takes the elements of q and of k (v has as many as k), the bytes e of an element, and the bytes c of an
+// element of the cache. The tables are left out, because all heads and all layers share them.
 const both = (q, k, e) => 2 * e * (q + k), store = (q, k, e, c) => 2 * e * k + 2 * c * k, fused = (q, k, e, c) => e * (q + 2 * k) + e * q + 2 * c * k;
-/** Operation -> the launches of one pass, and of a launch for each step. */
+/** Operation -> the launches of one pass, and the launches of separate steps. */
 export const LAUNCHES = {
   "rotation": { one: [both], separate: [both] },
   "norm and rotation": { one: [both], separate: [both, both] },
@@ -36,7 +36,7 @@ export function bytes({ q, k, dim }, tokens, operation, fusion, e, c) {
   return LAUNCHES[operation][fusion].map((count) => tokens * count(q * dim, k * dim, e, c));
 }
 
-/** Microseconds of the fastest copy that reads and writes so many bytes: measured copies, and lines between them in logarithms. */
+/** Microseconds of the fastest copy of `count` bytes (read and written): measured copies, with lines between in logarithms. */
 export function copyTime(count, copies) {
   const [first, last] = [copies[0], copies.at(-1)];
   if (count <= first[0]) return first[1];

@@ -164,7 +164,7 @@ def shortcomings(found: Catalogue) -> list[str]:
 
 
 def by_law(found: Catalogue) -> pd.DataFrame:
-    """For each law, the number of faults that it kills, kills alone, lets pass, or does not apply to."""
+    """For each law, the numbers of faults that it kills, kills alone and lets pass, and to which it does not apply."""
     killed = found.killed
     alone = killed[killed.sum(axis=1) == 1].sum()
     counts = {

@@ -20,7 +20,7 @@ VLLM = {
     "fused_qknorm_rope_cache": {"head_dim": 128, "q_heads": 32, "k_heads": 8},
     "concat_and_cache_mla_rope_fused": {"head_dim": 64, "q_heads": 16},
 }
-"""vLLM's operator, and its convention -> sizes that the operator takes."""
+"""The name of vLLM's operator, which is also the name of its convention -> the sizes that the operator takes."""
 
 
 def kept(*, smoke: bool = False) -> pd.DataFrame:

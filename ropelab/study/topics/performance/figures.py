@@ -94,8 +94,7 @@ def packed(frame: pd.DataFrame, footer: str = "") -> Figure:
         ax.plot(range(len(cases)), copy, **marks.COPY)
         for name, points in drawing.contenders(panel):
             look = CONTENDERS(name) | {"label": _with_tables(name, points), "zorder": 5 if name == OURS else 3}
-            # A line joins only points with the same tables, because the length of the tables sets the time of some
-            # kernels.
+            # A line joins points with the same tables only, because the time of some kernels follows their length.
             for _, rows in points.groupby(points.get("freqs_len", pd.Series(0, points.index)).fillna(0)):
                 rows = rows.set_index("case").median_us
                 joined = rows.reindex(equal).dropna()

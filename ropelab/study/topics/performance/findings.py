@@ -28,7 +28,10 @@ LEAST_OF_COPY, LEAST_OF_COPY_NORM, LEAST_OVER_COMPILED = 0.95, 0.90, 1.5
 """The bars: the fraction of a copy for a rotation and for norm and rotation, and the speed over compiled functions."""
 IN_PLACE = "ropelab in place"
 ROUNDED_UP = 6 * 512
-"""The most bytes that torch adds to the results: it rounds each of the six results of QK norm up to 512 bytes."""
+"""The most bytes that torch adds to the results, because it rounds every allocation up to a multiple of 512 bytes.
+
+QK norm has six results: q, k and four gradients.
+"""
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ Methods = Mapping[str, Method]
 
 
 def octave(top: int, samples: int) -> torch.Tensor:
-    """Positions from beyond ``top/2`` up to ``top``, in order: all of them, or about ``samples`` of them.
+    """Positions from beyond ``top/2`` up to ``top``, in order: all, or a random choice and positions of roundings.
 
-    The latter are a random choice, and positions at which the direction of a rounding changes. Rounding to ``t`` digits
-    turns from down to up half-way between two numbers of ``t`` digits. The integer ``top/2 + top/2**(t+1)`` is half-way
-    between two of these numbers. The integers beside it are tried too.
+    Rounding to ``t`` digits turns from down to up half-way between two numbers of ``t`` digits. The integer
+    ``top/2 + top/2**(t+1)`` is half-way between two of these numbers. The positions of roundings are these integers
+    and the integers beside them.
     """
     first = top // 2 + 1
     if top - first < samples:
@@ -169,7 +169,10 @@ def safe_up_to(method: Method, frequencies: torch.Tensor, radians: float) -> int
 
 
 def own_frequencies(rotary_dim: int, base: float, longest: int = TOPS[-1], samples: int = SAMPLES) -> float:
-    """The error of float32 angles with float32 frequencies, as in transformers, over the error of float32 angles."""
+    """How many times larger the error of float32 angles is if the frequencies are computed in float32 too.
+
+    transformers computes the frequencies in float32.
+    """
     exact = inverse_frequencies(rotary_dim, base)
     own = 1.0 / base ** (torch.arange(0, rotary_dim, 2).float() / rotary_dim)
     positions = octave(longest, samples)
