@@ -326,14 +326,14 @@ def _repeats_forward(frame: pd.DataFrame) -> list[bool]:
 
 
 def _need_errors(claim: Claim, frame: pd.DataFrame, lengths: Iterable[int], versions: set[str]) -> None:
-    """`_need` of the record deepspeed_correctness."""
+    """Raise `Untold` if the record deepspeed_correctness lacks a length, a version or a pair of dtypes."""
     pairs = [" with ".join(str(x).removeprefix("torch.") for x in pair) for pair in measure.DTYPES[_device(frame)]]
     frame = frame.assign(version=frame.version.astype(str), pair=frame.dtype + " with " + frame.table_dtype)
     _need(frame, claim.needs, version=sorted(versions), pair=pairs, seq_len=lengths)
 
 
 def _need_callers(claim: Claim, dispatch: pd.DataFrame, *versions: str) -> None:
-    """`_need` of the evidence deepspeed_dispatch: the shapes of all callers, in these versions."""
+    """Raise `Untold` if the evidence deepspeed_dispatch lacks the shape of a caller in one of these versions."""
     if missing := sorted({*versions} - {*dispatch.version}):
         raise Untold(f"{claim.needs}; missing: {listed(missing)}")
     _need(dispatch, "the shapes of all callers", version=versions, caller=[caller for caller, *_ in evidence.CALLERS])

@@ -11,10 +11,10 @@ sizes, blocks a token and widths follow the pull request's kernel in the states 
 Models and kernels agree in this: they rotate in place in float32, with one product and sum for each element, and read
 and write every element once.
 
-They differ in this: the models' tables have a column for each pair in both layouts (the kernel's tables have a column
-for each feature for halves), their blocks have a power of two of threads, and tensors are contiguous. Triton decides
-how a thread's loads are combined. One pair a thread gives 2-byte loads, and 16 bytes of pairs give 16-byte loads where
-addresses allow. The models leave out the third version's copy of a token's tables to shared memory.
+They differ in this: the models' tables have a column for each pair in both layouts, and the kernels' tables for halves
+have a column for each feature. The models' blocks have a power of two of threads, and their tensors are contiguous.
+Triton decides how a thread's loads are combined. One pair a thread gives 2-byte loads, and 16 bytes of pairs give
+16-byte loads where addresses allow. The models leave out the third version's copy of a token's tables to shared memory.
 """
 
 from collections.abc import Callable

@@ -579,7 +579,7 @@ def heads_are_aligned(claim: Claim, alignment: pd.DataFrame) -> Verdict:
 
 @rule("SG-22", "sglang_vector_instructions", basis=Basis.CODE)
 def aligned_vector_is_wide(claim: Claim, instructions: pd.DataFrame) -> Verdict:
-    """A cell is a dtype: the widest accesses of ``AlignedVector`` must be as wide as with ``float4``."""
+    """A cell is a dtype: the widest accesses of ``AlignedVector`` must be at least as wide as those with ``float4``."""
     bytes_ = instructions.set_index(["form", "dtype"])[["load_bytes", "store_bytes"]].min(axis=1).unstack("form")
     if not {"float4", "AlignedVector"} <= set(bytes_) or bytes_.isna().any(axis=None):
         raise Untold(claim.needs)

@@ -95,7 +95,7 @@ def blind_spots(found: findings.Catalogue, footer: str = "") -> Figure:
 
 
 def self_consistency(found: findings.Catalogue, footer: str = "") -> Figure:
-    """The faults that norm, adjoint, relative position and inverse let pass, and the laws that kill these faults."""
+    """The faults that none of norm, adjoint, relative position and inverse kills, and the laws that kill them."""
     names = findings.unseen(found)
     others = found.killed.loc[names].drop(columns=list(findings.SELF_CONSISTENCY))
     columns = [*findings.SELF_CONSISTENCY, *(law for law in others if others[law].any())]
