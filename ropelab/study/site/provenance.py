@@ -15,8 +15,9 @@ def provenance(where: records.Selection, measured: Collection[str] = ()) -> tupl
     """The records of every figure, and the figures that cannot be drawn.
 
     Returns:
-        A row for each figure and record: figure, study, source (when and where it was measured), now (whether this run
-        measured it) and stale (the code that has changed since); then a line for each figure that cannot be drawn.
+        Two lists. The first has a row for each figure and record: figure, study, source (when and where it was
+        measured), now (whether this run measured it) and stale (the code that has changed since). The second has a line
+        for each figure that cannot be drawn.
     """
     rows, damaged = [], []
     for figure, (studies, _) in figures.all_figures().items():

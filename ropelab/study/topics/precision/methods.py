@@ -4,9 +4,9 @@ A `Method` is a function of positions and inverse frequencies, with a `Bound`. T
 which the method rounds, and from no measurement. All other functions here work on any method. To compare another
 method, add it to ``METHODS``.
 
-Rounding to ``t`` significant binary digits, to nearest, puts ``x`` off by at most ``2**-t * ufp(x)``, where ``ufp(x)``,
-the unit in the first place, is the largest power of two up to ``|x|`` (Rump, Ogita and Oishi 2008). Integers up to
-``2**t`` and powers of two stay as they are.
+Rounding to ``t`` significant binary digits, to nearest, puts ``x`` off by at most ``2**-t * ufp(x)``. The unit in the
+first place, ``ufp(x)``, is the largest power of two up to ``|x|`` (Rump, Ogita and Oishi 2008). Integers up to ``2**t``
+and powers of two stay as they are.
 """
 
 import math
