@@ -51,8 +51,9 @@ def packing(where: records.Where = records.MEASUREMENTS) -> Data:
         - ``fits``: live (us) and each (us for each row without a token), for the two strategies that start such rows
         - ``linear``: [n, us] of the new grid for ``most`` tokens
         - ``ropelab``: [tokens, us]
+        - ``most``: the number of tokens of a packing that no ranks share
         - ``programs``: the number of programs that ropelab launches for a token
-        - ``about``: a description of the measurement
+        - ``about``: the source of the grids, and the footer of the record
         - ``record``: the path of the record
     """
     record = records.load("te_kernels", where)
