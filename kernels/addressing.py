@@ -14,7 +14,7 @@ from ropelab.kernels.rotation import NO_POSITION, Rotation
 TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, 65535
 MAX_BATCH = _MAX_GRID_YZ
-"""The most batches of one launch: the grid axis of the batches ends here, and several launches share more batches."""
+"""The most batches of one launch: the grid axis of the batches ends here. More batches take several launches."""
 _NO_POSITION = tl.constexpr(NO_POSITION)
 
 
@@ -213,7 +213,8 @@ def innermost(x: torch.Tensor) -> str:
 def readable(x: torch.Tensor) -> torch.Tensor:
     """``x``, or a copy of ``x`` if its features are not adjacent: a kernel reads 16 bytes of adjacent features at once.
 
-    The copy of an expanded ``x`` has no repeats: the gradient of a sum is one number, and its copy is one head.
+    The copy of an expanded ``x`` is expanded too. For example, the gradient of a sum is one number, and its copy takes
+    the memory of one head.
     """
     if x.stride(-1) == 1:
         return x

@@ -1,6 +1,6 @@
 """This file computes cosine and sine of ``position x frequency`` in a kernel.
 
-The method is the method of `angles_torch`, and the results have the same bits.
+The method is as in `angles_torch`, and the results have the same bits.
 """
 
 import triton
@@ -55,8 +55,8 @@ def computed_columns(
 ):  # fmt: skip
     """The cosines and sines of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
 
-    The program computes them once for all heads, along one axis over which the compiler spreads all threads. The
-    threads then exchange them through shared memory. If every thread computed the values for its own pairs, the
+    The program computes the values once for all heads, along one axis over which the compiler spreads all threads. The
+    threads then exchange the values through shared memory. If every thread computed the values for its own pairs, the
     operations would be a hundred times as many.
     """
     place = tl.arange(0, BLOCK_TOKENS * BLOCK_PAIRS)

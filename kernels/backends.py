@@ -14,7 +14,7 @@ import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
-"""Whether Triton interprets the kernels, on any device. Triton reads the variable when a kernel is defined."""
+"""Whether Triton interprets the kernels, on any device. Triton reads TRITON_INTERPRET when a kernel is defined."""
 
 BACKENDS = ("torch", "triton")
 

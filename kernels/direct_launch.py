@@ -15,7 +15,8 @@ import triton
 Start = Callable[[Sequence[Any], Sequence[int]], None]
 """``start(arguments, addresses)`` launches a compiled kernel.
 
-``arguments`` are the first arguments of the kernel: tensors, then numbers. ``addresses`` are those of the tensors."""
+``arguments`` are the first arguments of the kernel: tensors, then numbers. ``addresses`` are the addresses of the
+tensors."""
 
 _runtime = triton.knobs.runtime
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a torch without CUDA lacks it
@@ -50,7 +51,7 @@ def _is_profiled() -> bool:
 
 _NO_SCRATCH = None, None
 _NO_PROFILER = None, None, None
-"""In place of the description of a launch, and of the hooks before and after it."""
+"""Stand-ins for the description of a launch, and for the hooks before and after the launch."""
 
 
 def _prepare_3_6(run, compiled, grid, fixed, device_index, through_triton) -> Start:

@@ -14,9 +14,9 @@ def conversion(dtype: torch.dtype, device: torch.device) -> str:
     """The constant CONVERSION of `to_float8` for a destination.
 
     Returns:
-        "none" for a dtype of more than 8 bits; "instruction" where the GPU has one (NVIDIA's GPUs from sm_89 on);
-        otherwise one of `INTEGER_CONVERSIONS`, and the kernel gets the destination as bytes. Triton's interpreter does
-        not round to nearest, so it computes with integers too.
+        "none" for a dtype of more than 8 bits; "instruction" where the GPU has an instruction for it (NVIDIA's GPUs
+        from sm_89 on); otherwise one of `INTEGER_CONVERSIONS`, and the kernel gets the destination as bytes. Triton's
+        interpreter does not round to nearest, so it computes with integers too.
     """
     if dtype not in FLOAT8_DTYPES:
         return "none"
@@ -30,11 +30,11 @@ def conversion(dtype: torch.dtype, device: torch.device) -> str:
 def divide(x, scale, CONVERSION: tl.constexpr):
     """The quotient of the float32 ``x`` and a positive ``scale`` that broadcasts against it, rounded to nearest.
 
-    A division takes a branch for every quotient, and zeros take the slow way. The GPU computes the reciprocal of a
-    scale once, and corrects each product twice by its remainder, which a fused multiply-add computes exactly: the
-    first correction leaves less than one unit in the last place, and the second rounds correctly (Markstein 1990;
-    Muller et al., Handbook of Floating-Point Arithmetic, section 4.7). A remainder that underflows belongs to a
-    quotient that becomes zero, unless the scale is below 2^-64. The interpreter has no fused multiply-add.
+    A division takes a branch for every quotient, and zeros take the slow branch. The GPU computes the reciprocal of a
+    scale once, and corrects each product twice by its remainder. A fused multiply-add computes the remainder exactly.
+    The first correction leaves an error below one unit in the last place, and the second correction rounds correctly
+    (Markstein 1990; Muller et al., Handbook of Floating-Point Arithmetic, section 4.7). A remainder that underflows
+    belongs to a quotient that becomes zero, unless the scale is below 2^-64. The interpreter has no fused multiply-add.
     """
     if CONVERSION == "instruction":
         reciprocal = tl.div_rn(scale * 0 + 1.0, scale)
@@ -43,7 +43,7 @@ def divide(x, scale, CONVERSION: tl.constexpr):
         for _ in tl.static_range(2):
             remainder = tl.fma(-quotient, tl.broadcast_to(scale, x.shape), x)
             quotient = tl.fma(remainder, tl.broadcast_to(reciprocal, x.shape), quotient)
-        # The corrections of an infinity are NaN, and those of a negative zero are a positive zero.
+        # The corrections of an infinity are NaN, and the corrections of a negative zero are a positive zero.
         return tl.where((tl.abs(first) < float("inf")) & (first != 0), quotient, first)
     else:
         return tl.div_rn(x, tl.broadcast_to(scale, x.shape))
@@ -51,7 +51,7 @@ def divide(x, scale, CONVERSION: tl.constexpr):
 
 @triton.jit
 def to_float8(x, DTYPE: tl.constexpr, CONVERSION: tl.constexpr):
-    """The bits, as uint8, of the float32 ``x`` in an 8-bit float; DTYPE matters to the instruction only."""
+    """The bits, as uint8, of the float32 ``x`` as an 8-bit float; only the instruction uses DTYPE."""
     if CONVERSION == "instruction":
         return x.to(DTYPE).to(tl.uint8, bitcast=True)
     else:

@@ -48,7 +48,7 @@ def feature_of(slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr):
 def places(row, slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, GROUP: tl.constexpr):
     """The addresses ``[tokens, heads, slots]``.
 
-    GROUP successive slots hold adjacent features. The compiler gets this as a hint, because it may not find it itself.
+    GROUP successive slots hold adjacent features. The compiler may not find this itself, so it gets a hint.
     """
     feature = tl.multiple_of(tl.max_contiguous(feature_of(slot, ROTARY_DIM, FIRST), GROUP), GROUP)[None, None, :]
     return row + tl.multiple_of(tl.max_contiguous(feature, [1, 1, GROUP]), [1, 1, GROUP])

@@ -12,9 +12,9 @@ gradients gk and gv of key and value::
     dkv_h = [gk_h[:N], gv_h],    dk_pe = R_t^T (sum over h of gk_h[N:])
 
 The gradient of q is the rotation of its tail by R_t^T. One kernel assembles key and value, or turns the tail of q in
-place: q is then the source of all its features, and for a key the stride of the heads of k_pe is 0. A second kernel
-computes dkv and dk_pe. Its sum over the heads has the same order for all tiles: head h joins the partial sum of lane
-``h mod 16``, and the lanes are then added in neighbouring pairs.
+place. For the tail, q is the source of all its features. For a key, the stride of the heads of k_pe is 0. A second
+kernel computes dkv and dk_pe. Its sum over the heads has the same order for all tiles: head h joins the partial sum of
+lane ``h mod 16``, and the lanes are then added in neighbouring pairs.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def _assemble_kernel(
 ):  # fmt: skip
     """Write y = [x[:N], R pe] and v = x[N:] for a block of tokens and heads; the grid is as in `rotate_triton`.
 
-    VALUE_DIM is 0 if nobody asked for v. A token without a position gets zeros in y.
+    VALUE_DIM is 0 if the caller wants no v. A token without a position gets zeros in y.
     """
     SIGNED: tl.constexpr = POSITIONS != "none"
     head_block, token_block, batch = blocks_of_program(HEAD_BLOCKS, INNERMOST)
@@ -359,7 +359,7 @@ def plan_forward(kv, k_pe, key, value, cos, sin, positions, rotation: Rotation, 
 
 @dataclass(frozen=True)
 class Assemble:
-    """The launch of `forward`. The kernel ignores the tensor that stands in for a value that nobody asked for."""
+    """The launch of `forward`. The kernel ignores the tensor that stands in for a missing value."""
 
     launch: Callable[..., None]
 
@@ -445,9 +445,9 @@ def _plan(
 
 
 def choose_tile(widest: int, heads: int, seq_len: int, innermost: str = "heads", itemsize: int = 2) -> Tile:
-    """The tile: 128 threads, each of which reads the widest part of the heads, of ``widest`` features, at one access.
+    """The tile of 128 threads; one access of each thread reads the widest part of the heads, ``widest`` features.
 
-    Where heads are innermost, a program takes heads of one token, as far as there are enough. Where tokens are
+    Where heads are innermost, a program takes heads of one token, if the token has enough heads. Where tokens are
     innermost, a program takes two heads of several tokens. The choice rests on the repository's study `latent_tiles`.
     """
     warps = 4

@@ -87,7 +87,8 @@ class Launch:
 def alignments(addresses: Sequence[int]) -> tuple[bool, ...]:
     """Whether each address is a multiple of 16; this decides how many bytes a kernel reads at once.
 
-    Nearly always all of them are. The result is then empty, because the host makes an empty tuple faster.
+    Nearly always all addresses are multiples of 16. The result is then empty, because the host makes an empty tuple
+    faster.
     """
     together = 0
     for address in addresses:

@@ -28,8 +28,8 @@ def write(
     """Normalize and rotate q and k, write q, and write k and v into slots of the caches.
 
     The result of q or k has the dtype of q first, as if separate launches wrote and read it, and then the dtype of its
-    destination. Nothing is written to a slot that no token has, and a slot that is negative or beyond the cache is no
-    slot. A token without a position gives zeros for q and k.
+    destination. Nothing is written to a slot that no token has, and a negative slot or a slot beyond the cache counts
+    as no slot. A token without a position gives zeros for q and k.
 
     Args:
         cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`, without ``out_interleaved`` and

@@ -12,7 +12,7 @@ Two kinds of calls make programs of a single token. Under a norm across heads a 
 heads of k, because the heads share a mean. Without tables the heads of a program share the cosines and sines that the
 program computes.
 
-The arithmetic is the arithmetic of `qk_norm_triton`. Without a norm it is the arithmetic of `rotate_triton`.
+With a norm the arithmetic is as in `qk_norm_triton`, and without a norm as in `rotate_triton`.
 """
 
 from collections.abc import Callable
@@ -97,17 +97,17 @@ def _pieces_of_program(
     part, first_seq, seq_len, HEADS: tl.constexpr, PIECES: tl.constexpr, ACCESS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """As `_rows_of_program` for features that are moved alone: a wide head makes several rows, its pieces.
+    """The rows of a program whose features are only moved. A wide head makes several rows, its pieces.
 
     Returns:
-        The same, with the features of the piece, ``[rows, 1, 2 * BLOCK_PAIRS]``, behind the head.
+        The results of `_rows_of_program`, and after the head the features of the piece, ``[rows, 1, 2 * BLOCK_PAIRS]``.
     """
     WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
     token, is_token, piece, is_row = _rows_of_program(
         part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, BLOCK_ROWS
     )
     # A thread reads ACCESS features at once. Without the hint the compiler would give the threads that store 8-bit
-    # floats twice as many, and exchange all features through shared memory.
+    # floats twice as many features, and exchange all features through shared memory.
     within = tl.multiple_of(tl.max_contiguous(tl.arange(0, WIDTH), ACCESS), ACCESS)[None, None, :]
     within = tl.multiple_of(tl.max_contiguous(within, [1, 1, ACCESS]), [1, 1, ACCESS])
     feature = (piece % PIECES)[:, None, None] * WIDTH + within
@@ -151,7 +151,7 @@ def _cached_rows_at(
 
 @triton.jit
 def _scales_of(scale_ptr, head, is_row, SCALES: tl.constexpr):
-    """The scale of each row, ``[rows, 1, 1]``; a number that nobody uses without scales."""
+    """The scale of each row, ``[rows, 1, 1]``; without scales, a number that the kernel does not use."""
     if SCALES == "head":
         return tl.load(scale_ptr + head, mask=is_row, other=1.0, eviction_policy="evict_last")[:, None, None]
     elif SCALES == "tensor":

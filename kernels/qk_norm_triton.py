@@ -20,7 +20,8 @@ do not rotate form pairs too, whose angle is zero, so that one tile holds all fe
 In the forward, the compiler may not fuse products and sums on its own, because it would decide anew for every tile.
 Together with the order of the sums (`head_sums_triton`) this gives a token the same bits in every call. The sums over a
 head have another order than in `qk_norm_torch`, so the results of both agree within rounding and not bit for bit. The
-backward leaves both to the compiler, because a sum of `head_sums_triton` in its loop moves tensors between threads.
+backward leaves the fusion and the order of the sums to the compiler, because a sum of `head_sums_triton` in its loop
+moves tensors between threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -466,7 +467,7 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
         "ALIGN": min(common_alignment(all_strides), tile.pairs_per_access * (2 if rotation.interleaved else 1)),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
-        # Then one offset serves all tensors of q, or of k, and one offset serves cos and sin.
+        # Where True, one offset serves all tensors of q, or of k, and one offset serves cos and sin.
         "SAME_STRIDES": all(of_pair == strides[0] for of_pair in strides) and cos_strides == sin_strides,
         "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in tensors),
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,

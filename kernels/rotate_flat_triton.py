@@ -264,10 +264,10 @@ def plan(
     rotation: Rotation,
     tile: FlatTile,
 ) -> Callable[..., None]:
-    """As `rotate_triton.plan`, for tables.
+    """The launch of `rotate_triton.plan` for a flat tile, with tables in place of frequencies.
 
-    Results in the other layout overwrite no input, and all their features rotate: a program would overwrite pairs that
-    another program has yet to read, and features that are copied have no pairs.
+    Results in the other layout must not overwrite an input, because a program would overwrite pairs that another
+    program has yet to read. All features of such results must rotate, because copied features have no pairs.
     """
     q, qy = xs[0], outs[0]
     k, ky = xs[-1], outs[-1]

@@ -71,7 +71,7 @@ def table_rows(
 
 
 def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, first_position: int):
-    """As `table_rows`, but computed from frequencies."""
+    """The rows of `table_rows`, computed from frequencies."""
     if positions is None:
         along = torch.arange(first_position, first_position + seq_len, device=frequencies.device)
         return cos_sin(along[None], frequencies)

@@ -78,7 +78,7 @@ def _read_heads(
     BLOCK_PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr,
     SAME_STRIDES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Read the share of a program of the heads of q or k.
+    """Read the heads of q or k that belong to one program.
 
     Returns:
         The offsets to read from and to write to, their mask, and both members of every pair.

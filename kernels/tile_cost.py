@@ -27,25 +27,25 @@ _NEEDED_IN_FLIGHT = 32_000
 """The bytes that a multiprocessor of an H200 has to have under way: its share of 4.8 TB/s for 0.9 microseconds."""
 
 _LATER_ROWS = 0.5
-"""The part of a wait for memory that is left of the wait for positions if the loads of all heads have begun before."""
+"""The wait for positions, as a part of a wait for memory, if the loads of all heads have begun before."""
 
 _STARTED_BYTES = 2400
 """The bytes that an H200 moves in the time in which it starts a program: 4.2 TB/s for 0.57 nanoseconds."""
 
 _HALF_LARGE_KB = 4000
-"""The kilobytes of a call of which half the time depends on the rate of the memory."""
+"""The kilobytes of a call whose time depends by half on the rate of the memory."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds a call back, or the weights of these terms.
+    """The terms of the estimate, or their weights. Each term counts something that holds a call back.
 
     Attributes:
         instructions: the groups of pairs whose addresses the warps compute, for each kilobyte that is moved.
         idle: the places for pairs that hold no pair, for each pair.
         registers: the pairs that a thread holds beyond 16, in units of 16.
-        in_flight: by how much the bytes that the threads of a multiprocessor have under way are too few, for each time
-            that a program waits for memory.
+        in_flight: the share by which the threads of a multiprocessor have too few bytes under way, for each time that a
+            program waits for memory.
         places: the places for pairs of a thread, in units of 8.
         waits: whether the heads wait for positions.
         busiest: the places for pairs on the busiest multiprocessor, over the pairs of the average multiprocessor.
@@ -80,7 +80,7 @@ def choose(work: Work) -> Tile | FlatTile:
 
 
 def cost(work: Work, tile: Tile | FlatTile) -> float:
-    """The estimate: the share of the time by which a call is slower than with a tile that nothing holds back."""
+    """The estimate: the share of the time by which a call is slower than a call that nothing holds back."""
     return sum(weight * term for weight, term in zip(astuple(WEIGHTS), astuple(terms(work, tile)), strict=True))
 
 
@@ -95,7 +95,7 @@ class _Programs:
 
 
 def terms(work: Work, tile: Tile | FlatTile) -> Terms:
-    """The terms of a tile, each multiplied with the share of the time in which the term counts."""
+    """The terms of a tile, each multiplied by the share of the time in which the term counts."""
     programs = _flat(work, tile) if isinstance(tile, FlatTile) else _whole(work, tile)
     copied = 0 if work.in_place else work.rest
     pairs = max(1, work.batch * work.seq_len * sum(work.heads) * (work.rotation.rotary_dim + copied) // 2)

@@ -28,7 +28,7 @@ class RotaryEmbedding(torch.nn.Module):
 
         rotary = RotaryEmbedding.from_config(config)
         q, k = rotary(q, k)                                     # tokens 0, 1, 2, ...
-        q, k = rotary(q, k, offsets=cache_length)               # the next ones
+        q, k = rotary(q, k, offsets=cache_length)               # the next tokens
         q, k = rotary(q, k, positions=positions, seq_len=8192)  # the host knows that no position exceeds 8191
 
     The module computes tables in float64 and keeps them in ``dtype`` on the device of ``q``. A change of the model's
@@ -217,7 +217,8 @@ def _shared_tables(rope: Rope, seq_len: int, dtype: torch.dtype, device: torch.d
     tables = _shared.get(key)
     if tables is None or tables.rows < seq_len:
         rows = max(FEWEST_ROWS, 1 << (seq_len - 1).bit_length())
-        # The first caller may be in inference mode or under a transform of torch.func. Later ones need plain tensors.
+        # The first caller may be in inference mode or under a transform of torch.func. Later callers need plain
+        # tensors.
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
             tables = _Tables(rope, rows, dtype, device)
         if type(tables.cos) is torch.Tensor:

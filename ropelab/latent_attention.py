@@ -90,7 +90,7 @@ def assemble_mla_kv(
 
     Returns:
         The key, with N + R features in a head, and the value, with V. The key is contiguous, and so is a new value. A
-        token at ``NO_POSITION`` has zeros in the key, and its value. The results are differentiable any number of
+        token at ``NO_POSITION`` has zeros in the key, and keeps its value. The results are differentiable any number of
         times in kv and k_pe. The gradient of k_pe is a sum over the heads in float32 or wider; the order of the sum is
         always the same.
 

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def not_compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make torch.compile run ``function`` as it is: `torch.compiler.disable`, at the price of no import.
+    """Make torch.compile run ``function`` as it is, like `torch.compiler.disable` but without an import.
 
     A call in code that is compiled breaks the graph, or raises under ``fullgraph=True``. `torch.compiler.disable`
     imports torch._dynamo at once. Before somebody else imports torch._dynamo there is no compiler, and ``function``

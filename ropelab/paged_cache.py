@@ -68,7 +68,8 @@ def rope_and_cache(
 
     With ``torch.compile(dynamic=True)``, caches that are views of one tensor must have static sizes
     (``torch._dynamo.mark_static``). Inductor otherwise hands an operator that writes to a view a different view
-    (https://github.com/pytorch/pytorch/issues/198068). By default torch.compile takes sizes that stay as static.
+    (https://github.com/pytorch/pytorch/issues/198068). By default torch.compile treats sizes that do not change as
+    static.
 
     Args:
         q: ``[T, Hq, D]`` (``thd``), or another format of `apply_rope`; bfloat16, float16, float32 or float64; any

@@ -62,7 +62,7 @@ def rotate_batched_gradients(rotate: Callable, q, k, angles: Angles, positions, 
 
 
 def for_each_batched_gradient(function: Callable, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """``function(*gradients)``, a sequence of tensors, once for each member of the batches that autograd hides."""
+    """The tensors of ``function(*gradients)``, called once for each member of the batches that autograd hides."""
     tensors, in_dims, size, level = _shown(gradients)
     members = [
         function(*(x if dim is None else x[i] for x, dim in zip(tensors, in_dims, strict=True))) for i in range(size)

@@ -116,7 +116,7 @@ class Operation(ABC):
 
     @abstractmethod
     def right(self, call: Tensors) -> Tensors:
-        """What a run returns and what `stored` returns, as it should be: see `ropelab.bench.agreement`."""
+        """The right results of a run and of `stored`: see `ropelab.bench.agreement`."""
 
     @abstractmethod
     def stored(self, cache: str, rows: torch.Tensor) -> Tensors:
@@ -178,7 +178,7 @@ class NormAndCache(Operation):
     name = "QK norm, rotation, cache"
     head_dim = 128
     roundings = 12
-    """As in `ropelab.bench.qk_norm.status`."""
+    """The error that is allowed, as in `ropelab.bench.qk_norm.status`."""
     cached = ("k cache", "v cache")
 
     @property

@@ -55,7 +55,7 @@ def _targets(name: str, path: Path, root: Path) -> Iterator[str]:
 
 
 def _beginning_with(beginning: str, root: Path) -> Iterator[str]:
-    """The modules whose names begin so; ``"a.b_"`` -> ``"a.b_c"``, ``"a.b_d"``."""
+    """The modules whose names begin with ``beginning``: ``"a.b_"`` -> ``"a.b_c"``, ``"a.b_d"``."""
     package, _, start = beginning.rpartition(".")
     for path in root.joinpath(*package.split(".")).glob(f"{start}*.py") if package else ():
         if path.stem != "__init__":
@@ -66,7 +66,7 @@ def _beginning_with(beginning: str, root: Path) -> Iterator[str]:
 def _imports(source: bytes) -> tuple[tuple[int, str], ...]:
     """(level, name) of everything that a file imports; a level above 0 counts the dots of a relative import.
 
-    A name that ends with ``*`` stands for every module whose name begins so.
+    A name that ends with ``*`` stands for every module whose name begins with the text before the ``*``.
     """
     return tuple(target for node in ast.walk(ast.parse(source)) for target in _of_node(node))
 

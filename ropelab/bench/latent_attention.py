@@ -125,7 +125,7 @@ class Latent:
     def right(
         self, part: str, inputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Results and gradients: what is rotated in float64, what is moved as it is."""
+        """Results and gradients: rotated tensors in float64, and moved tensors as they are."""
         cos, sin = self.tables(inputs[0].device, torch.float64)
         where = {"cos": cos, "sin": sin} | self.where(inputs[0].device)
         grad_kept, grad_turned = cotangents[0].split((self.nope_dim, self.rotary_dim), dim=-1)

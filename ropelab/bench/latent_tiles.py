@@ -63,7 +63,7 @@ def _sweep(case: Latent, step: str, rounds: int) -> pd.DataFrame:
 
 
 def _tensors(case: Latent, step: str, draw: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-    """What ``step`` reads, ``[1, S, ...]``; turn_tail overwrites it."""
+    """The tensors that ``step`` reads, ``[1, S, ...]``; turn_tail overwrites them."""
     given = case.cotangents("k and v", draw) if step == "backward" else case.inputs(STEPS[step], draw)
     return [x.transpose(0, 1) for x in given]
 

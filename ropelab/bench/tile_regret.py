@@ -1,4 +1,4 @@
-"""This file times every candidate tile in a part of the cells of `model_heads`, so that the chosen tile has a rival."""
+"""This file times every candidate tile in a part of the cells of `model_heads`, to judge the chosen tile."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,7 +16,7 @@ from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 DRAWN, CELLS = 220, 110
-"""The cells that are drawn, and how many of those with tables are timed, beside all `prefills`."""
+"""The number of drawn cells, and the number of drawn cells with tables that are timed, beside all `prefills`."""
 _FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
 
 

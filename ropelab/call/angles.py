@@ -1,7 +1,7 @@
 """This file holds the type of the argument that a rotation turns by: `Angles`, which are tables or frequencies.
 
 autograd, `torch.library` and the kernels take tensors alone. `Angles.tensors` are the two tensors that they get, and
-`angles_of` makes the object again from those two.
+`angles_of` makes the object again from the two tensors.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Tables:
         return self.cos, self.sin
 
     def key(self) -> tuple | None:
-        """The properties that the checks and the launch depend on, without the number of rows; every call checks that.
+        """The properties that the checks and the launch depend on, without the number of rows, which every call checks.
 
         Returns:
             None where ``cos`` and ``sin`` differ in shape.

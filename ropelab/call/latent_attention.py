@@ -1,6 +1,6 @@
 """This file executes the assembly of multi-head latent attention and its transpose, and makes both operators.
 
-Plain tensors in eager mode pass PyTorch's dispatcher by, as in `operator`. ``options.rotary_slice`` is always
+Plain tensors in eager mode bypass PyTorch's dispatcher, as in `operator`. ``options.rotary_slice`` is always
 ``(N, N + R)``: a head of the key has N features that do not rotate and R features that do.
 """
 

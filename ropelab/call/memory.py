@@ -11,7 +11,7 @@ def empty_heads(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors have the same elements at the same addresses; compilers see only whether they are one."""
+    """Whether two tensors have the same elements at the same addresses; for compilers, whether both are one object."""
     if x is y or torch.compiler.is_compiling():
         return x is y
     same = x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride()

@@ -1,6 +1,6 @@
 """This file makes the rotation an operator of PyTorch's dispatcher, for torch.compile, torch.export and fake tensors.
 
-Plain tensors in eager mode pass the dispatcher by, because the dispatcher takes longer than the rest of the call.
+Plain tensors in eager mode bypass the dispatcher, because the dispatcher takes longer than the rest of the call.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ def run(q, k, angles: Angles, positions, first_position: int, options: Options, 
 
 
 def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
-    """Whether the call must pass the dispatcher.
+    """Whether the call must go through the dispatcher.
 
-    It must where a compiler traces, where a dispatch mode is active, and where q or k is of a subclass of tensor, such
-    as a fake tensor. Parameters count as plain tensors.
+    A call must go through the dispatcher where a compiler traces, where a dispatch mode is active, and where q or k is
+    of a subclass of tensor, such as a fake tensor. Parameters count as plain tensors.
 
     Raises:
         TypeError: q or k is a DTensor, whose sharding the operators do not know.

@@ -33,7 +33,7 @@ def run_backward(
 ) -> Sequence[torch.Tensor]:  # fmt: skip
     """The gradients of q and k and, with ``weight_grads``, of their weights.
 
-    The call passes the dispatcher if `must_dispatch`.
+    The call goes through the dispatcher if `must_dispatch`.
     """
     tensors = q, k, q_grad, k_grad, q_weight, k_weight
     if must_dispatch(q, k):

@@ -7,7 +7,8 @@ def renamed(error: TypeError | ValueError, **names: str) -> TypeError | ValueErr
     """The same error with the caller's names of the arguments.
 
     ``renamed(error, q="t", cos="freqs")`` turns ``q: expected cos's device cpu, got meta`` into ``t: expected freqs's
-    device cpu, got meta``. A word counts as an argument at the begin of the message, before ``'s`` and after ``of``.
+    device cpu, got meta``. A word counts as an argument at the beginning of the message, before ``'s`` and after
+    ``of``.
 
     Args:
         error: an error of `ropelab.apply_rope` or a similar function: ``name: expected ..., got ...``.

@@ -19,7 +19,7 @@ Reading order:
 - `faults/`: the catalogue of faults.
 - `probes`, `diagnose`: find the known faults that explain a wrong function.
 - `identify/`: measures a wrong function, and describes the deviations from the definition.
-- `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the two before.
+- `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the laws, `probes` and `identify/`.
 - `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws, faults, diagnosis.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.

@@ -1,7 +1,7 @@
 """This file derives how far `ropelab.rope_and_cache` may be from exact arithmetic; it continues `bounds`.
 
-One feature of k passes these roundings, of which a call without a norm leaves out the first line, and a cache of more
-than 8 bits leaves out the last line::
+One feature of k passes these roundings. A call without a norm leaves out the first line, and a cache of more than 8
+bits leaves out the last line::
 
     n  = compute(compute(w + offset) * compute(x * compute_rsqrt(compute(compute(sum x^2 / D) + eps))))
     z  = store(compute(compute(n0 * table(c)) - compute(n1 * table(s))))
@@ -90,7 +90,7 @@ def rms_norm(z: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def norm_bound(
     z: np.ndarray, error: np.ndarray, weight: np.ndarray, eps: float, relative_error: float, compute: Rounding
 ) -> np.ndarray:
-    """Return the largest error of a norm of inexact features, elementwise: of a norm after the rotation.
+    """Return the largest error, elementwise, of a norm of inexact features, such as a norm after the rotation.
 
     Let ``rho = sqrt(mean(z^2) + eps)``, and let the computed features be off by at most E. The number rho is the length
     of the vector of ``z / sqrt(D)`` and ``sqrt(eps)``. By the triangle inequality the computed features change rho by
@@ -130,8 +130,8 @@ def float8_bound(
     """Return the largest ``|y8 - clamp(y / scale)|`` for the 8-bit float ``y8`` that a cache has, elementwise.
 
     The value before the division is off by at most E. The division in float32 rounds once, with the unit u and the
-    underflow e, clamping to the finite numbers enlarges no difference, and the 8-bit float rounds once more, by at most
-    half a unit in its last place, which grows with the magnitude::
+    underflow e. Clamping to the finite numbers enlarges no difference. The 8-bit float rounds once more, by at most
+    half a unit in its last place, and this unit grows with the magnitude::
 
         Q = E / scale + u (|y| + E) / scale + e
         |y8 - clamp(y / scale)| <= Q + half_unit(|clamp(y / scale)| + Q)

@@ -129,7 +129,7 @@ def compared(fault: Fault, suspect: Any, subject: Any, wrong, right) -> Diagnosi
     Args:
         fault: the fault.
         suspect, subject: the fault and the implementation: `Subject`, or `CacheSubject` of ``cache.subject``.
-        wrong, right: what `answers` returned.
+        wrong, right: the results of `answers`.
     """
     reproduced: list[str] = []
     missed: list[str] = []

@@ -37,7 +37,7 @@ class Subject(Implementation):
     results back: tensors ``[B, S, H, D]``, one for each of ``case.inputs``, with autograd's graph.
 
     Attributes:
-        convention: how to call the function. The other attributes are those of `Implementation`.
+        convention: how to call the function. `Implementation` describes the other attributes.
     """
 
     convention: Convention

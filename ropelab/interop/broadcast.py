@@ -109,7 +109,7 @@ def rotate_in_one_launch(
         layout, out_layout: as for `ropelab.apply_rope`.
         per_pair: the tables have a column for each pair, ``R/2`` columns, instead of a column for each feature.
         inverse: apply the transposed matrices, as for `ropelab.apply_rope`.
-        trailing: the last features rotate, and those before pass unchanged.
+        trailing: the last features rotate, and the features before them pass unchanged.
 
     Returns:
         Tensors of the shapes and dtypes of ``xs``, computed in float32 or wider, and differentiable.
@@ -140,7 +140,7 @@ def norm_and_rotate_in_one_launch(
 
     Args:
         xs: q and k, as for `rotate_in_one_launch`.
-        weights: of the RMS norms of q and of k, ``[D]`` each, of one floating dtype.
+        weights: the weights of the RMS norms of q and of k, ``[D]`` each, of one floating dtype.
         cos, sin, layout, per_pair: as for `rotate_in_one_launch`.
         eps: as for `ropelab.apply_qk_norm_rope`.
     """

@@ -84,9 +84,9 @@ CALLS: Mapping[tuple[str, ...], Sequence[Call]] = {
 def patch(model: torch.nn.Module) -> Patch:
     """Make a transformer of diffusers rotate with the kernel: ``patch(model)``, or ``with patch(model): ...``.
 
-    The patch replaces functions of modules, and ``__call__`` of processors that define their rotation inside. It so
-    affects every model in the process that uses the same functions. The patch calls each function with small random
-    tensors to learn its convention. It leaves functions that follow no known convention as they are, if it knows
+    The patch replaces functions of modules, and ``__call__`` of processors that define their rotation inside. The patch
+    therefore affects every model in the process that uses the same functions. The patch calls each function with small
+    random tensors to learn its convention. It leaves functions that follow no known convention as they are, if it knows
     another function of the model.
 
     A call that one launch cannot compute goes to the original function. The dtype of the result stays. The results are

@@ -47,12 +47,13 @@ def apply_rope(
         q: as for `ropelab.apply_rope`, each placement ``Replicate()``, or ``Shard`` along the batch, the sequence or
             the heads. The shards may be uneven.
         k: on the mesh of q, with the placements of q; where q is sharded along the heads, k may be replicated (MQA).
-        cos, sin, frequencies, positions, offsets: of the whole q, as for `ropelab.apply_rope`. A tensor that is no
+        cos, sin, frequencies, positions, offsets: for the whole q, as for `ropelab.apply_rope`. A tensor that is no
             DTensor is the same on all ranks. A DTensor may have any placement.
         seq_format, inplace, options: as for `ropelab.apply_rope`.
 
     Returns:
-        The rotated q, or q and k, with the shapes and placements of the inputs. The bits are those of one process.
+        The rotated q, or q and k, with the shapes and placements of the inputs. The results have the same bits as in
+        one process.
 
     Raises:
         TypeError: q or k is not a DTensor, or as `ropelab.apply_rope`.

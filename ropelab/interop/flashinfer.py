@@ -186,7 +186,7 @@ def _neighbours(rope: torch.Tensor, nope: torch.Tensor) -> torch.Tensor | None:
 
 
 def _outputs(q_rope, q_nope, q_rope_out, q_nope_out, dtype):
-    """The tensors for the results for q: those that are given, or new ones."""
+    """The tensors for the results for q: the given tensors, or new tensors."""
     if dtype is None:
         given = [x.dtype for x in (q_rope_out, q_nope_out) if x is not None]
         dtype = given[0] if given else FLOAT8_DTYPES[0]

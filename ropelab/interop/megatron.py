@@ -59,13 +59,14 @@ def fused_mla_rope_inplace(
         t: ``[s, b, h, nope_dim + emb_dim]``, or ``[t, h, nope_dim + emb_dim]`` with ``cu_seqlens_q``. Pairs are
             adjacent. The caller gives ``t`` up: see ``consume`` of `ropelab.rotate_mla_query`.
         cos, sin: ``[positions, 1, 1, emb_dim]``; an attention factor is part of them.
-        nope_dim, emb_dim: the features of a head that do not rotate, and those that do.
+        nope_dim, emb_dim: the number of features of a head that do not rotate, and the number that rotate.
         cu_seqlens_q: int32 ``[n + 1]``: where the sequences begin and end in the unsharded tokens.
         cp_rank, cp_size: the number of this rank, and of the ranks that share every sequence; for packed tokens.
         rotary_interleaved: must be False, as in Megatron-LM.
         inverse: rotate by minus the angles.
         remove_interleaving: write adjacent pairs; by default halves.
-        position_ids: ``[t]``, the rows of the tables for packed tokens, in place of those of ``cu_seqlens_q``.
+        position_ids: ``[t]``, the rows of the tables for packed tokens, in place of the rows that ``cu_seqlens_q``
+            gives.
 
     Raises:
         TypeError, ValueError: as `ropelab.rotate_mla_query`, in the words of these arguments.
@@ -114,7 +115,7 @@ def fused_mla_rope_kv_split(
     Args:
         kv: ``[s, b, h, k_dim + v_dim]``, or ``[t, h, k_dim + v_dim]`` with ``cu_seqlens_kv``.
         k_pos_emb: ``[s, b, 1, emb_dim]`` or ``[t, 1, emb_dim]``. Pairs are adjacent.
-        k_dim, v_dim: the features of a head of the key that do not rotate, and those of the value.
+        k_dim, v_dim: the number of features of a head of the key that do not rotate, and of a head of the value.
         cos, sin, emb_dim, cu_seqlens_kv, cp_rank, cp_size, rotary_interleaved, remove_interleaving: as for
             `fused_mla_rope_inplace`.
 
@@ -287,7 +288,7 @@ def apply_rotary_pos_emb(
             each if there are as many rows as unsharded tokens or, with ``max_seqlen``, more than ``max_seqlen``.
         config: ``rotary_interleaved``, ``multi_latent_attention`` and ``apply_rope_fusion`` are read.
         cu_seqlens, mscale, inverse: as for `fused_apply_rotary_pos_emb_thd`.
-        cp_group: the group of the ranks that share every sequence; by default that of Megatron-LM.
+        cp_group: the group of the ranks that share every sequence; by default the group of Megatron-LM.
         mla_rotary_interleaved: read adjacent pairs and write halves; by default ``config.multi_latent_attention``.
         mla_output_remove_interleaving: write adjacent pairs where ``mla_rotary_interleaved`` reads them.
         max_seqlen: the tokens of the longest sequence. Without it the host waits for ``cu_seqlens``, unless
@@ -368,7 +369,7 @@ def patch() -> Patch:
 
     Raises:
         ImportError: Megatron-LM is not installed.
-        ValueError: a function of Megatron-LM has arguments that ours lacks. The patch replaces nothing then.
+        ValueError: a function of Megatron-LM has arguments that our function lacks. The patch replaces nothing then.
     """
     new: dict[Place, object] = {}
     for module_name, names in ((_UTILS, _OF_UTILS), (_MLA, _OF_MLA)):
@@ -388,7 +389,7 @@ def _replacement(name: str, original: Callable, ours: Callable) -> Callable:
     """Our function with the signature of the original, defaults included.
 
     Raises:
-        ValueError: the original has an argument that ours lacks.
+        ValueError: the original has an argument that our function lacks.
     """
     signature, known = inspect.signature(original), inspect.signature(ours).parameters
     if not signature.parameters.keys() <= known.keys():

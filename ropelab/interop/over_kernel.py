@@ -38,7 +38,7 @@ class Understood(NamedTuple):
         return equal and all(isinstance(arguments.get(name), torch.Tensor) for name in self.call.rotated)
 
     def rotated(self, arguments: Arguments) -> Any:
-        """What the original returns, by the kernel, or None where the kernel cannot serve the call."""
+        """The results of the original, computed by the kernel; None where the kernel cannot serve the call."""
         turns = self.call.turns(arguments)
         if turns is None:
             return None
@@ -90,7 +90,7 @@ class Rotation:
         return arguments if all(name in arguments for name in self._required) else None
 
     def matching(self, args: tuple, kwargs: dict) -> tuple[Understood, dict[str, Any]] | None:
-        """What is understood of a call, and the values of its parameters; None if the original has to serve it."""
+        """The `Understood` that matches a call, and its arguments; None if the original has to serve the call."""
         arguments = self.bound(args, kwargs)
         if arguments is None:
             return None
@@ -106,13 +106,13 @@ class Rotation:
         def over_kernel(*args, **kwargs):
             matching = self.matching(args, kwargs)
             found = None if matching is None else matching[0].rotated(matching[1])
-            return original(*args, **kwargs) if found is None else found  # the original says what is wrong
+            return original(*args, **kwargs) if found is None else found  # the original also raises its own errors
 
         over_kernel.__dict__["_rotation_over_ropelab"] = self
         return functools.update_wrapper(over_kernel, original) if inspect.isfunction(original) else over_kernel
 
     def _understood(self, calls: Iterable[Call]) -> Iterable[Understood]:
-        """What the original computes like the kernel, once for each value of the options."""
+        """The calls that the original computes like the kernel, one for each value of the options."""
         served: list[Mapping[str, Any]] = []
         for call in calls:
             if call.options in served:
@@ -125,7 +125,7 @@ class Rotation:
     def _compared(self, call: Call, kind: Kind) -> Understood | None:
         """The call and the kind, if the original computes the rotation of this kind for random arguments.
 
-        The tables are as wide as a head first, and narrower then, if the original takes narrower tables.
+        The tables are first as wide as a head, and then narrower, if the original takes narrower tables.
         """
         whole = self._defaults | _probe(call, kind, SIZES["d"]) | dict(call.options)
         try:

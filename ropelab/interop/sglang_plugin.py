@@ -6,8 +6,8 @@ the wheel, where the environment variable ``SGLANG_PLUGINS`` names ``ropelab`` (
     SGLANG_PLUGINS=ropelab python -m sglang.launch_server --model-path MODEL
 
 The plugin serves ``RotaryEmbedding`` on CUDA and the classes that inherit its ``forward_cuda``: Llama 3, YaRN, linear,
-NTK, Gemma 4, DeepSeek. Classes with a rotation of their own (M-RoPE) stay, and so does a call that also writes into
-the cache. The interface is that of SGLang 0.5.23 (``HookRegistry``).
+NTK, Gemma 4, DeepSeek. Classes with a rotation of their own (M-RoPE) stay, and so does a call that also writes into the
+cache. The interface comes from SGLang 0.5.23 (``HookRegistry``).
 """
 
 from collections.abc import Callable

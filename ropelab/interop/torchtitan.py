@@ -5,8 +5,8 @@ A training run takes an override by the name of its function::
     --override.imports ropelab.interop.torchtitan.cos_sin_rope
     --override.imports ropelab.interop.torchtitan.complex_rope
 
-The modules keep torchtitan's angles, in float32. A position without a row gives NaN, where torchtitan raises later.
-The interface is that of torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``).
+The modules keep torchtitan's angles, in float32. A position without a row gives NaN, where torchtitan raises later. The
+interface comes from torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of the wheel, where the environment variable ``VLLM_PLUGINS`` names ``ropelab`` 
     VLLM_PLUGINS=ropelab vllm serve MODEL
 
 The plugin serves ``RotaryEmbedding`` and the classes that differ from it in their angles alone: Llama 3, YaRN, linear,
-NTK, Gemma 4. Classes with a rotation of their own (M-RoPE, DeepSeek, Fourier) stay. The interface is that of vLLM
+NTK, Gemma 4. Classes with a rotation of their own (M-RoPE, DeepSeek, Fourier) stay. The interface comes from vLLM
 0.33.0 (``CustomOp.register_oot``).
 """
 

@@ -1,7 +1,7 @@
-"""This room answers: what position has this token, and what row of the tables does a position read?
+"""This room answers: what position does a token have, and which row of the tables does a position read?
 
 Read `packed` for packed sequences and context parallelism, then `axes` for positions along several axes. The rule from
-token to row stands below. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the
+token to row follows. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the
 rotation, `ropelab.axial_tables` for several axes, and `ropelab.reference` in the definition.
 
 From token to position
@@ -36,7 +36,7 @@ Positions without a row
     Every other position without a row makes cosines and sines NaN, so the features that rotate become NaN. Nothing is
     read out of bounds. ``INVALID_POSITION`` (-2**31 + 1) never has a row.
 
-What the host checks, and when
+The checks of the host
     For an integer offset of 0 or more, every call compares the last position with the number of rows, on any device.
     For ``positions`` and ``offsets`` in CPU memory, every call compares the contents with the number of rows. Both
     checks raise ValueError before the call writes anything. The host never reads ``positions`` and ``offsets`` on a

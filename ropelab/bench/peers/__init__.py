@@ -40,9 +40,9 @@ def _transformer_engine(version: str) -> Peer:
 
 
 TRANSFORMER_ENGINE_OLD_GRID = _transformer_engine("2.18.0")
-"""The last version with one grid for packed sequences, that of every row of freqs and every sequence."""
+"""The last version whose only grid for packed sequences has a block for every row of freqs and every sequence."""
 TRANSFORMER_ENGINE = _transformer_engine("2.20.2")
-"""A version with the grid of TransformerEngine#3057 beside the old one."""
+"""A version with the grid of TransformerEngine#3057 beside the old grid."""
 
 PEERS: tuple[Peer, ...] = (
     Peer("ropelab", ours.bind, _FP32),

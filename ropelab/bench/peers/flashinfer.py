@@ -26,8 +26,8 @@ def module(version: str) -> ModuleType:
     """``flashinfer.rope`` of a version, with its kernel compiled. nvcc takes a minute or two, once for each GPU.
 
     Raises:
-        NotInstalled: the version, a package that it imports, or a GPU is missing, or `timing.stopped` is active. A
-            separate job compiles the kernel then (`compile_kernel`).
+        NotInstalled: the version, a package that it imports, or a GPU is missing, or `timing.stopped` is active. Under
+            `timing.stopped`, a separate job compiles the kernel (`compile_kernel`).
         RuntimeError: the compilation failed.
     """
     if not torch.cuda.is_available():

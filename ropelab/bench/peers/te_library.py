@@ -211,7 +211,7 @@ class Library:
 
         Args:
             gradients: the contiguous cotangents of q, k and v, in the shapes of the results of `rotate_qkv`. The other
-                arguments are those of `rotate_qkv`.
+                arguments are as for `rotate_qkv`.
         """
         shape = (*gradients[1].shape[:3], sum(widths))
         gradient = torch.empty(shape, dtype=gradients[0].dtype, device=gradients[0].device)

@@ -61,10 +61,10 @@ def apply_rotary_pos_emb(
     cp_rank: int = 0,
     context: Context = nullcontext,
 ) -> torch.Tensor:
-    """The package's function of that name, with ``fused=True``; freqs of other dtypes are converted, as there.
+    """The package's function of this name, with ``fused=True``; freqs of other dtypes are converted, as in the package.
 
     Args:
-        library: the kernels. The other arguments are those of `te_library.Library.rotate`.
+        library: the kernels. The other arguments are as for `te_library.Library.rotate`.
         context: returns a context for every call of the library, forward and backward.
     """
     options = {"tensor_format": tensor_format, "start_positions": start_positions, "interleaved": interleaved}
@@ -85,10 +85,10 @@ def apply_fused_qkv_rotary_pos_emb(
     cp_size: int = 1,
     cp_rank: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The package's function of that name. ``cu_seqlens`` has no effect, as there.
+    """The package's function of this name. ``cu_seqlens`` has no effect, as in the package.
 
     Args:
-        library: the kernels. The other arguments are those of `te_library.Library.rotate_qkv`.
+        library: the kernels. The other arguments are as for `te_library.Library.rotate_qkv`.
 
     Raises:
         ValueError: start positions beside ``cp_size > 1``, which the package refuses.

@@ -31,10 +31,10 @@ class Operator:
             slots: ``[N]``, negative for no slot.
             cos, sin: ``[P, R/2]``. positions: ``[T]``.
             frequencies: ``[R/2, 3]`` in place of cos and sin, see `ropelab.rotary_frequencies`.
-            weights, eps, offset: those of the norm; without weights there is no norm.
+            weights, eps, offset: as for the norm; without weights there is no norm.
             norm_last: whether the norm comes after the rotation.
             scales: of 8-bit floats in q, in the key cache and in the value cache: tensors of one element or None.
-            q_dtype: the dtype of the result for q, by default that of q.
+            q_dtype: the dtype of the result for q, by default the dtype of q.
         """
         positions = self.positions(positions, slots)
         rows = (cos[positions], sin[positions]) if frequencies is None else self.cosines(positions, frequencies)

@@ -46,7 +46,7 @@ class CacheSubject(Implementation):
         norm_across: whether all heads of q, and all heads of k, of a token share a norm (Wan, OLMo 2).
         table_free: whether the caller passes frequencies (`ropelab.rotary_frequencies`) in place of tables.
 
-    The other attributes are those of `Implementation`.
+    `Implementation` describes the other attributes.
     """
 
     convention: CacheConvention
@@ -198,7 +198,7 @@ class CacheSubject(Implementation):
         return Arithmetic(NO_ROUNDING, compute, store)
 
     def norm_error(self, case: CacheCase, features: int) -> float:
-        """Return the largest relative error of a normalized feature, where a norm has that many features.
+        """Return the largest relative error of a normalized feature, for a norm over ``features`` features.
 
         The norm is in float32 or wider, even in a narrow operator, which rounds the normalized head and its product
         with the weight (and the sum of the weight and an offset) to the dtype of the inputs.

@@ -43,9 +43,9 @@ class Identification:
         unexplained: the answers that the description does not reproduce, in words with their share of elements.
         repair: a change of the call that makes the function right; None if no such change was found.
         example: the smallest call among the questions whose answer deviates, in words.
-        facts: for a function that no description reproduces: which results depend on inputs on which the definition's
-            do not depend, and which are not linear.
-        right: the inputs of which no answer deviates, where another input's answers do.
+        facts: for a function that no description reproduces: which results depend on inputs that the definition's
+            results do not depend on, and which results are not linear.
+        right: the inputs without a deviating answer, where answers for another input deviate.
     """
 
     deviations: tuple[Deviation, ...] = ()

@@ -40,8 +40,8 @@ Description = tuple[Deviation, ...]
 def search(evidence: Evidence) -> Iterator[Description]:
     """Yield better and better descriptions; a description that reproduces all answers comes last.
 
-    A measured table of all products of a token is the longest description, so it is tried when all others failed. The
-    search for others leaves a third of the time for it.
+    A measured table of all products of a token is the longest description, so it is tried when all other descriptions
+    failed. The search for other descriptions leaves a third of the time for the table.
 
     Raises:
         OutOfTime: the deadline of the evidence passed.

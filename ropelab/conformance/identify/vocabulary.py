@@ -125,8 +125,8 @@ def _by_vectors(size: int) -> Change:
     """Return the change for vectors of features that lie in the first half if their first feature does.
 
     A feature of the first half has its partner ``rotary_dim / 2`` features further in memory, even in the next head or
-    token, and its cosine that many columns from the begin of the row, even in the next row. The gradient does the same
-    by minus the angle.
+    token, and its cosine that many columns from the beginning of the row, even in the next row. The gradient does the
+    same by minus the angle.
     """
 
     def change(plan: Plan) -> None:

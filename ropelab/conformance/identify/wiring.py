@@ -166,7 +166,7 @@ class _Library:
         self._near = 2 * unit + np.stack(near).astype(np.float64)
 
     def term(self, values: np.ndarray, expected: tuple | None) -> tuple | None:
-        """Return (table, column, ahead, amplitude) of the series of which the values are a multiple; None if none is.
+        """Return (table, column, ahead, amplitude) of the series that the values are a multiple of, or None.
 
         Args:
             values: an element of the answers, token by token.

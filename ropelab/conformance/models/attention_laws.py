@@ -23,12 +23,12 @@ FLOAT32_UNIT = 2.0**-24
 
 
 class NotOffered(Exception):
-    """Why a model cannot be held to a law."""
+    """An error that says why a model cannot be held to a law."""
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """What one law found.
+    """The outcome of one law.
 
     Attributes:
         law, statement: the name of the law, and what it says.
@@ -63,7 +63,7 @@ class Noise:
 
     @property
     def allowed(self) -> float:
-        """Two runs, each at most this noise away from the exact result, and 2 for the samples that were measured."""
+        """The bound for two runs that are each off by at most this noise, times 2 for the measured samples."""
         angles = self.per_radian * 2 * FLOAT32_UNIT * self.positions
         return 2 * 2 * (self.arithmetic + angles)
 

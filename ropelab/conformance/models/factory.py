@@ -64,7 +64,7 @@ class TinyModel:
 
 
 class NotBuilt(Exception):
-    """Why the factory has no model of an architecture."""
+    """An error that says why the factory has no model of an architecture."""
 
 
 def architectures() -> list[str]:
@@ -141,7 +141,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def first_tensor(returned: Any) -> torch.Tensor:
-    """The first floating tensor of what a model returns."""
+    """The first floating tensor among the results of a model."""
     values = returned.values() if hasattr(returned, "values") else returned
     values = [values] if isinstance(values, torch.Tensor) else list(values)
     return next(v for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())

@@ -35,7 +35,7 @@ def hold_function(function: Callable[..., Any], found: Understood, **options: An
 
     Args:
         function: the function.
-        found: what `understood` returns for the function.
+        found: the result of `understood` for the function.
         options: for `verify`.
     """
     kind = found.kind

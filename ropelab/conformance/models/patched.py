@@ -24,9 +24,9 @@ class Compared:
     Attributes:
         status: ``"equal"``, ``"differs"``, or why the comparison was not possible.
         difference, allowed: the largest difference relative to the largest element of a tensor, and the bound, for the
-            tensor that comes closest to the bound. The bound is the rounding of two runs, which the difference between
-            the results in float32 and in float64 measures, times 2 for the samples, and no less than that of one
-            rounding to float32.
+            tensor that comes closest to the bound. The bound is the rounding of two runs, times 2 for the samples. The
+            difference between the results in float32 and in float64 measures the rounding. The bound is no less than
+            one rounding to float32.
     """
 
     status: str

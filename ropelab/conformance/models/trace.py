@@ -104,7 +104,7 @@ def _arguments(frame: FrameType) -> dict[str, torch.Tensor]:
 
 
 def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any) -> Traced | None:
-    """What a function did, if it rotated the first of its results."""
+    """The rotation that a function made, if the first of its results is rotated."""
     results = [y for y in (returned if isinstance(returned, tuple) else (returned,)) if isinstance(y, torch.Tensor)]
     results = [y for y in results if y.is_floating_point() and y.ndim > 1]
     if not 0 < len(results) <= 3:

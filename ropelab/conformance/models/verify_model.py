@@ -28,7 +28,7 @@ class FunctionReport:
         sign: ``"standard"``, ``"reversed"``, or ``""`` if unknown.
         rotary_dim, head_dim: the number of features that rotate, and of all features of the call.
         factor: the factor of the lengths; 1 but for an attention factor in the tables.
-        verdict: of `ropelab.conformance.verify`: ``"right"``, ``"wrong"`` or ``"not judged"``.
+        verdict: the verdict of `ropelab.conformance.verify`: ``"right"``, ``"wrong"`` or ``"not judged"``.
         failed: the names of the laws that do not hold.
         message: why the function is not judged.
     """
@@ -48,7 +48,7 @@ class FunctionReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What the laws found in a model.
+    """The outcome of the laws for a model.
 
     Attributes:
         architecture: the name of the architecture, or of the model's class.

@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 
 
 class Refused(Exception):
-    """Why a layer cannot be fused."""
+    """An error that says why a layer cannot be fused."""
 
 
 def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) -> dict[Place, object]:
@@ -270,7 +270,7 @@ def _attribute(layer: torch.nn.Module, child: torch.nn.Module) -> str:
 
 
 def _decides(function: Rotating, names: set[str]) -> bool:
-    """Whether a condition that reads more than ``self`` encloses a call of ``names``, or a return comes before one."""
+    """Whether a condition on more than ``self`` encloses a call of ``names``, or a return comes before the call."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in names]
     for node in ast.walk(tree):

@@ -31,8 +31,8 @@ def apply_rope_qk_inplace(
             - a floating dtype ``[P, R]``, the cosines of the R/2 pairs before the sines.
         head_size: D; by default the last axis of ``q``.
         is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``, as in diffusion models.
-        positions: ``[B S]`` int32 or int64, the row of each token. Without positions, B S rows are those of the
-            tokens; other tables have the rows of a sequence first, and all sequences share the rows.
+        positions: ``[B S]`` int32 or int64, the row of each token. Without positions, tables of B S rows have a row for
+            each token; other tables have the rows of a sequence first, and all sequences share these rows.
 
     Returns:
         q and k, with new values.
@@ -42,8 +42,8 @@ def apply_rope_qk_inplace(
         ValueError: shapes do not fit one another, or memory overlaps.
 
     Source: ``apply_sglang_jit_rope_qk_inplace`` of SGLang#14302, and ``apply_flashinfer_rope_qk_inplace`` of SGLang,
-    which take the same arguments. SGLang's functions return copies of tensors with gaps; this function writes into the
-    gaps' tensors.
+    which take the same arguments. For tensors with gaps, SGLang's functions return copies, and this function writes
+    into the tensors themselves.
     """
     for name, x in (("q", q), ("k", k)):
         check_tensor(name, tensor(name, x), (4,), "[batch, seq_len, heads, head_size]")
