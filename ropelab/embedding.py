@@ -24,7 +24,7 @@ FEWEST_ROWS = 512
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Rotates queries and keys as a model does::
+    """A module that rotates queries and keys as a model does::
 
         rotary = RotaryEmbedding.from_config(config)
         q, k = rotary(q, k)                                     # tokens 0, 1, 2, ...

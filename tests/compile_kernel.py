@@ -39,7 +39,7 @@ SHAPES = [
     (128, 128, 32, 8, torch.float32),
     (128, 128, 32, 0, torch.bfloat16),
 ]
-# What changes the code beyond the shape: how q and k lie in memory, and how a token's row is found.
+# The properties besides the shape that change the code: how q and k lie in memory, and how a token finds its row.
 VARIANTS = {
     "contiguous": {},
     "bhsd": {"storage": "bhsd"},
@@ -70,7 +70,8 @@ def compiled(launch, arguments, capability: int | str):
     """``launch`` on ``arguments`` (tensors and ints, the kernel's first), compiled for a GPU.
 
     Args:
-        capability: of NVIDIA's, as 90; or the name of AMD's architecture, as "gfx942".
+        capability: the compute capability of an NVIDIA GPU, such as 90; or the name of AMD's architecture, such as
+            "gfx942".
     """
     kernel, values = launch.kernel, (*arguments, *launch.fixed)
     signature, constants, attributes = {}, {}, {}
@@ -155,13 +156,13 @@ def rotation_of(shape, layout, tables=torch.float32, **options):
 
 
 def widest(ptx: str, instruction: str) -> int:
-    """Bytes of the widest access among those of ``instruction`` without a cache hint (which the tables have)."""
+    """Bytes of the widest access by ``instruction`` without a cache hint; accesses to the tables have a hint."""
     found = re.findall(rf"{instruction}\.global(?:\.v(\d))?\.b(\d+)", ptx)
     return max(int(count or 1) * int(bits) // 8 for count, bits in found)
 
 
 def local_memory(cubin: bytes) -> int:
-    """Bytes of stack and local memory a thread needs: more than none means that registers were spilled."""
+    """Bytes of stack and local memory that a thread needs; more than 0 means that registers were spilled."""
     usage = disassembled(cubin, "cuobjdump", "-res-usage")
     sizes = re.findall(r"(?:STACK|LOCAL):(\d+)", usage)
     assert sizes, f"no resource usage in {usage!r}"
@@ -190,9 +191,9 @@ def check_accesses(name: str, kernel, width: int) -> None:
 
 
 def check_heads_first(name: str, kernel) -> None:
-    """All loads of heads precede that of the positions, which is to stay in the cache as the tables are ("EL").
+    """All loads of heads precede the loads of positions and tables, which have an eviction hint ("EL").
 
-    Where all features rotate: others are loaded last.
+    This holds where all features rotate, because features that do not rotate are loaded last.
     """
     loads = re.findall(r"\bLDG\.\S+", disassembled(kernel.asm["cubin"], "nvdisasm", "-c"))
     kept = [".EL" in load for load in loads]
@@ -203,9 +204,10 @@ def check_heads_first(name: str, kernel) -> None:
 def check_sums(layout: str, capability: int) -> None:
     """Every sum of the forward adds two neighbours, so its order depends on no tile; and no sum needs shared memory.
 
-    The backward has as many pairs a thread and threads a head for any number of tokens and heads. Its order is that of
-    the layout of the first operand of the reduction: threads and their elements along axis 2. Some versions of Triton
-    write this layout with a basis for each bit of the number of an element and of a thread.
+    In the backward, a thread has the same number of pairs, and a head the same number of threads, for any number of
+    tokens and heads. The order follows from the layout of the first operand of the reduction: threads and their
+    elements along axis 2. Some versions of Triton write this layout with a basis for each bit of the number of an
+    element and of a thread.
     """
     sizes = (1, 1), (1, 4096), (3, 3), (32, 1), (32, 4096)
     for head_dim, (heads, tokens) in itertools.product((64, 72, 128), sizes):
@@ -228,14 +230,14 @@ def check_sums(layout: str, capability: int) -> None:
 
 
 def check_table_free(name: str, kernel, width: int) -> None:
-    """As `check`; and every thread computes one angle, which converts two integers of 64 bits to floats."""
+    """The checks of `check`; and every thread computes one angle, with two conversions of 64-bit integers to floats."""
     check_accesses(name, kernel, width)
     conversions = kernel.asm["ptx"].count("cvt.rn.f32.s64")
     assert conversions == 2, f"{name}: {conversions} conversions for one angle a thread, expected 2"
 
 
 def main(capability: int) -> None:
-    """All shapes and variants for Hopper, whose records are committed; every third shape for its neighbours."""
+    """Check all shapes and variants for Hopper, whose records are committed, and every third shape for other GPUs."""
     shapes = SHAPES if capability == 90 else SHAPES[::3]
     for layout in LAYOUTS:
         for shape in shapes:
@@ -246,17 +248,17 @@ def main(capability: int) -> None:
             for storage in ("contiguous", "bhsd"):
                 kernel = table_free(shape, layout, capability, storage)
                 check_table_free(f"{name} {storage}, table-free", kernel, width)
-            # The backward takes four pairs a thread, which of a split-half head in two bytes each are 8 bytes.
+            # A thread of the backward takes four pairs: 8 bytes of each half of a head whose features have two bytes.
             check(f"{name} QK norm", qk_norm(shape, layout, capability, backward=False), width)
             narrow = layout == "split_half" and shape[-1].itemsize == 2
             backward = qk_norm(shape, layout, capability, backward=True)
             check(f"{name} QK norm backward", backward, 8 if narrow else width)
-        # Of 16 heads of 64 features a program takes two tokens.
+        # With 16 heads of 64 features, a program takes two tokens.
         few_heads = (64, 64, 16, 0, torch.bfloat16)
         varied = (SHAPES[0], SHAPES[-1], few_heads) if capability == 90 else (SHAPES[0],)
         for (name, variant), shape in itertools.product(VARIANTS.items(), varied):
             if rotate_triton.tile_for(*call(shape, layout, **variant)).num_warps == 1:
-                continue  # a program of one warp for each head, of which a thread has one or two pairs
+                continue  # one warp for each head, so a thread has one or two pairs
             width = min(16, width_of_tile(shape, layout, **variant))
             kernel, about = rotation(shape, layout, capability, **variant), f"sm_{capability} {layout} {name} {shape}"
             check(about, kernel, width)

@@ -27,12 +27,12 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Of ``--numprocesses auto``: a process for each core, but a GPU and its memory belong to one alone."""
+    """The processes of ``--numprocesses auto``: one for each core, or none beside pytest's own on a GPU."""
     return 0 if HAS_GPU else os.cpu_count()
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Skips are quiet; those of packages that ``make peers`` could not fetch, or was not asked to, are not."""
+    """Report skips for want of packages that ``make peers`` did not fetch; all other skips are quiet."""
     skipped = [(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])]
     missing = Counter((test.partition("::")[0], reason) for test, reason in skipped if "make peers" in reason)
     if missing:
@@ -100,6 +100,6 @@ def torch_backend():
 
 @pytest.fixture(scope="module")
 def torch_operations():
-    """The same for all tests of a module, as Hypothesis asks for."""
+    """`torch_backend` for all tests of a module, as Hypothesis asks for."""
     with use_backend("torch"):
         yield

@@ -1,4 +1,4 @@
-"""Environments of their own, made of what this one has, without a network."""
+"""This file makes Python environments from the packages of this environment, without a network."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def environment(folder: Path, *, without: tuple[str, ...] = (), only: Iterable[str] | None = None) -> Path:
-    """A new environment in ``folder`` with links to the packages of this one.
+    """A new environment in ``folder`` with links to the packages of this environment.
 
     Lines that packages add to ``sys.path`` (``*.pth``) stay behind, so that no checkout is found through them.
 
@@ -24,7 +24,7 @@ def environment(folder: Path, *, without: tuple[str, ...] = (), only: Iterable[s
         only: requirements as in pyproject.toml. Packages that no requirement needs, directly or not, get no link.
 
     Returns:
-        Its Python.
+        The Python of the new environment.
     """
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
@@ -56,7 +56,7 @@ def entries(requirements: Iterable[str]) -> set[str]:
 
 
 def run(python: Path, *arguments, expect: int = 0, cwd: Path | None = None, **variables: str) -> str:
-    """What a command of an environment prints, both streams; nothing of this process's settings reaches it."""
+    """The output of a command of an environment, both streams; no setting of this process reaches the command."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRITON", "PIP_"))}
     command = [str(python), *map(str, arguments)]
     found = subprocess.run(command, cwd=cwd, env=kept | variables, text=True, capture_output=True, timeout=300)

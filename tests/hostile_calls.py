@@ -1,4 +1,4 @@
-"""Calls that cannot be meant: for every public function a valid call, and what must not stand in place of an argument.
+"""Invalid calls: for every public function a valid call, and values that must not take the place of an argument.
 
 A kind says what an argument is. Each kind has hostile values, all of which must be refused by name, and equivalents,
 other ways to write a valid value, which must give the same result.
@@ -61,9 +61,9 @@ TENSOR = Kind(
     [*NO_TENSORS, torch.Tensor.long, torch.Tensor.cfloat, torch.Tensor.bool, sparse, nested, lambda x: x.to("meta"),
      torch.Tensor.sum, lambda x: x[None, None]],
 )  # fmt: skip
-"""q, k and their like."""
+"""The kind of q, k and similar tensors."""
 ANY_SHAPE = Kind([*NO_TENSORS, torch.Tensor.bool, sparse, nested, lambda x: x.to("meta")])
-"""The same where the number of axes is free."""
+"""`TENSOR` where the number of axes is free."""
 KEY = Kind(TENSOR.hostile[1:])
 TABLE = Kind(
     [*NO_TENSORS, torch.Tensor.long, torch.Tensor.cfloat, torch.Tensor.bool, sparse, lambda x: x.to("meta"),
@@ -88,7 +88,7 @@ SLICE = Kind(
 
 
 def but(kind: Kind, *values: Any) -> Kind:
-    """The kind without hostile values that this argument takes."""
+    """The kind without the hostile values ``values``, which the argument accepts."""
     return Kind(
         [v for v in kind.hostile if not any(v is w or type(v) is type(w) and v == w for w in values)], kind.equivalents
     )
@@ -102,7 +102,7 @@ class Target(NamedTuple):
     """A valid call, and the kind of each argument that is replaced.
 
     Attributes:
-        names: that messages may begin with, beside those of the arguments.
+        names: further names that a message may begin with, besides the names of the arguments.
     """
 
     function: Callable
@@ -609,6 +609,6 @@ def run(call: Call) -> Any:
 
 
 def names(call: Call) -> set[str]:
-    """What the message of a refusal may begin with."""
+    """The names that the message of a refusal may begin with."""
     target = TARGETS[call.target]
     return {*target.arguments, *target.names}

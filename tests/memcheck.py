@@ -32,7 +32,7 @@ def main() -> None:
             q, k = (draw(seq_format, batch, seq_len, heads, head_dim) for heads in (q_heads, k_heads))
             options = {"cos": cos, "sin": sin, "layout": layout, "seq_format": seq_format}
             backward(ropelab.apply_rope(q, k, **options), (q, k))
-            # Positions without a row, on both sides and as far as integers go: what must never be looked up.
+            # Positions without a row, on both sides and as far as integers go: no kernel may look them up.
             wild = torch.randint(-(2**31), 2**31, (batch, seq_len), device="cuda")
             wild[:, ::2] = torch.randint(-2 * ROWS, 2 * ROWS, wild[:, ::2].shape, device="cuda")
             backward(ropelab.apply_rope(q, k, positions=wild, **options), (q, k))

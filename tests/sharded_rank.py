@@ -66,7 +66,7 @@ def cases(seq_format: str, device: torch.device) -> dict[str, dict]:
 
 
 def compare_call(mesh, seq_format, axis, k_heads, dtype, name, options, device) -> None:
-    """Raise AssertionError unless a sharded call gives the bits of the whole call, and so its gradients."""
+    """Raise AssertionError unless a sharded call has the bits of the whole call, and so have its gradients."""
     placement = Replicate() if axis is None else Shard(axis)
     shares_heads = axis == seq_format.index("h") and k_heads == 1
     placements = [placement], [Replicate() if shares_heads else placement]
@@ -132,9 +132,9 @@ def check_gradients_of_weights_and_tables(mesh, device: torch.device) -> None:
 def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> None:
     """Raise unless two float64 results of sums of ``terms`` numbers in another order agree.
 
-    A sum of n numbers in any order is within ``(n - 1) u sum|x|`` of the exact one, u = 2**-53 (Higham, Accuracy and
-    Stability of Numerical Algorithms, section 4.2). Two orders differ by at most twice that, and ``sum|x|`` is at most
-    n times the largest term. The terms here are at most 16 times the largest result.
+    A sum of n numbers in any order is within ``(n - 1) u sum|x|`` of the exact sum, u = 2**-53 (Higham, Accuracy and
+    Stability of Numerical Algorithms, section 4.2). Two orders differ by at most twice this bound, and ``sum|x|`` is at
+    most n times the largest term. The terms here are at most 16 times the largest result.
     """
     bound = 2 * terms * terms * 2.0**-53 * 16 * expected.abs().max()
     assert found.shape == expected.shape and (found - expected).abs().max() <= bound, (found - expected).abs().max()
@@ -159,8 +159,8 @@ def loss(
     """A layer of attention with the norm of heads, a second one without, and the mean square of the result.
 
     Args:
-        gather: makes keys, values and positions of all tokens of what a rank has.
-        add: makes the result of a layer of what each rank adds to it.
+        gather: makes keys, values and positions of all tokens from the part of each rank.
+        add: makes the result of a layer from the summand of each rank.
         rotate, norm_rotate: `apply_rope` and `apply_qk_norm_rope`, of ropelab or of ropelab.interop.dtensor.
     """
     cos, sin = ropelab.rotary_table(TOKENS, HEAD_DIM, dtype=torch.float64, device=x.device)

@@ -53,7 +53,7 @@ def tensor(shape, dtype: torch.dtype, memory: str, generator: torch.Generator) -
 def rotations(
     draw, *, inplace: bool = False, dtypes=DTYPES, table_dtypes=DTYPES, with_k: bool | None = None
 ) -> Rotation:
-    """Any valid call; ``inplace``: none that cannot overwrite, and without that option itself."""
+    """Any valid call. With ``inplace``, the call can overwrite its inputs, and has no option ``inplace`` yet."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16), label="seed"))
     memories = st.sampled_from([memory for memory in MEMORIES if not (inplace and memory == "expanded")])
     seq_format = draw(st.sampled_from(SEQ_FORMATS))

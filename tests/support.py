@@ -1,4 +1,4 @@
-"""What several test files need: random inputs, and the comparison with the definition."""
+"""This file holds the random inputs of several test files, and the comparison with the definition."""
 
 import torch
 
@@ -18,9 +18,9 @@ def draw(batch, seq_len, heads, head_dim, *, seq_format="bshd", dtype=torch.floa
 def assert_rotated(actual, x, cos, sin, *, layout, out_layout=None, rotary_slice=None, seq_format="bshd", **where):
     """``actual`` is the rotation of ``x`` up to the roundings that the arithmetic cannot avoid.
 
-    y0 = x0 c - x1 s in a compute type of unit roundoff u rounds two products and a difference, which is at most
-    ((1 + u)^2 - 1)(|x0 c| + |x1 s|); storing rounds once more, by u_out |y| (2 u_out where the interpreter
-    truncates bfloat16). Features that are not rotated must be the same bits.
+    y0 = x0 c - x1 s in a compute type of unit roundoff u rounds two products and a difference. The error is at most
+    ((1 + u)^2 - 1)(|x0 c| + |x1 s|). Storing rounds once more, by u_out |y| (2 u_out where the interpreter truncates
+    bfloat16). Features that are not rotated must be the same bits.
 
     Args:
         where: positions, offsets and inverse, as for `ropelab.apply_rope`.
@@ -33,7 +33,7 @@ def assert_rotated(actual, x, cos, sin, *, layout, out_layout=None, rotary_slice
     unit = torch.finfo(torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)).eps / 2
     x0, x1 = pairs(x[..., first:end].double().abs(), layout)
     magnitude = join(x0 + x1, x0 + x1, out_layout or layout) * max(cos.abs().max().item(), sin.abs().max().item())
-    # The reference itself computes in float64: the same bound once more.
+    # The reference computes in float64, and adds the same bound for float64.
     bound = ((1 + unit) ** 2 - 1 + 2 * torch.finfo(torch.float64).eps) * magnitude
     out = torch.finfo(x.dtype)
     unit_out = out.eps if x.dtype == torch.bfloat16 and INTERPRETED else out.eps / 2
@@ -46,16 +46,17 @@ def assert_rotated(actual, x, cos, sin, *, layout, out_layout=None, rotary_slice
 
 
 def assert_rotated_like(ours, theirs, x, rope: Rope, angles, inverse_frequencies=None):
-    """A model's float32 rotation of ``x`` is ours, as far as its float32 angles allow.
+    """A model's float32 rotation of ``x`` agrees with ours, as far as its float32 angles allow.
 
-    Frequencies that are off by df put an angle p f off by ``p df``, and its own rounding by ``u p f``. The sine and
-    cosine are then right to 2u, and so is each product with the attention factor A; both rotations round three times,
-    and their tables once: in all ``A (|x0| + |x1|) (p df + u p f + 12 u)``. Other features are the same bits.
+    Frequencies that are off by df move an angle p f by ``p df``, and the rounding of the angle moves it by ``u p f``.
+    The sine and cosine are then right to 2u, and so is each product with the attention factor A; both rotations round
+    three times, and their tables once. The sum is ``A (|x0| + |x1|) (p df + u p f + 12 u)``. Other features are the
+    same bits.
 
     Args:
         ours, theirs, x: ``[B, H, S, D]``.
-        angles: float64 ``[..., S, R/2]``, those of each token and plane.
-        inverse_frequencies: of the model, or None where it makes its angles otherwise.
+        angles: float64 ``[..., S, R/2]``, the angle of each token and plane.
+        inverse_frequencies: the model's inverse frequencies, or None where it makes its angles in another way.
     """
     unit = torch.finfo(torch.float32).eps / 2
     theta = rope.inverse_frequencies

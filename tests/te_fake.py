@@ -10,7 +10,7 @@ from ropelab.positions.packed import context_parallel_positions
 
 
 class FakeLibrary:
-    """``calls``: the keyword arguments of every call."""
+    """The functions of a library by the definition; ``calls`` holds the keyword arguments of every call."""
 
     def __init__(self):
         self.calls = []

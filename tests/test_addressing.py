@@ -1,4 +1,4 @@
-"""Which row of which table belongs to a token, and which features rotate: against the definition and by law."""
+"""A token reads the right row of the right table, and the right features rotate: by the definition and by laws."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def inputs(device, seq_format="bshd", *, batch=3, seq_len=5, rotary_dim=12, dtyp
 
 
 def check(q, k, cos, sin, *, layout="split_half", seq_format="bshd", inverse=False, **where):
-    """Forward, gradient (the transposed kernel) and in place against the definition."""
+    """Compare the forward, the gradient (the transposed kernel) and the rotation in place with the definition."""
     options = {"layout": layout, "seq_format": seq_format, **where}
     x, y = q.clone().requires_grad_(), k.clone().requires_grad_()
     rotated = ropelab.apply_rope(x, y, cos=cos, sin=sin, inverse=inverse, **options)
@@ -93,7 +93,7 @@ def test_position_p_undoes_minus_p(device, layout):
 @formats
 @layouts
 def test_a_token_without_a_position_is_zeros_and_gets_zero_gradient(device, seq_format, layout):
-    """Also where its own row, or its cotangent, is NaN: nobody initialised them."""
+    """This also holds where the token's features, or their cotangents, are NaN because nobody initialised them."""
     q, k, cos, sin = inputs(device, seq_format)
     batch, seq_len = tokens(seq_format, q)
     positions = torch.randint(0, ROWS, (seq_len,), device=device)
@@ -127,7 +127,7 @@ def test_a_sequence_without_an_offset_is_zeros(device):
 
 @pytest.mark.parametrize("position", [ROWS, -ROWS, 2**31 - 1, 2**62, -(2**62), -(2**63)])
 def test_a_position_without_a_row_is_never_looked_up(position):
-    """The kernels themselves: NaN, and nothing read out of bounds; the rows beyond the table hold a number."""
+    """The kernels write NaN and read nothing out of bounds: the rows beyond the table hold a number."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, _, cos, sin = inputs(device)
     dtype = torch.int64 if abs(position) >= 2**31 else torch.int32
@@ -143,14 +143,14 @@ def test_a_position_without_a_row_is_never_looked_up(position):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_offsets_near_the_end_of_int32(dtype):
-    """The kernels themselves: no sum wraps around to a position that exists, nor to the one that means none."""
+    """In the kernels no sum wraps around to a position that exists, nor to NO_POSITION."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cos, sin = ropelab.rotary_table(8, 16, device=device)
     frequencies = ropelab.rotary_frequencies(16, device=device)
     starts = [2**31 - 2, -(2**31) + 1, 0] + ([-(2**31) - 2, 2**63 - 2, -(2**63)] if dtype == torch.int64 else [])
     offsets = torch.tensor(starts, dtype=dtype, device=device)
     q = torch.randn(len(starts), 4, 1, 16, device=device)
-    # Which tokens have no row of the table; and which are at no position of int32, or at the one that means unknown.
+    # The tokens without a row of the table; and the tokens beyond int32 or at INVALID_POSITION.
     beyond = [[True] * 4, [True] * 4, [False] * 4, *[[True] * 4] * 3][: len(starts)]
     no_int32 = [[False, False, True, True], [True, False, False, False], [False] * 4, *[[True] * 4] * 3][: len(starts)]
     for module in (rotate_torch, backend("rotate", q)):
@@ -195,7 +195,7 @@ def test_tables_of_each_batch(device, layout):
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("rotary_slice", [(0, 16), (4, 14)])
 def test_tables_with_a_column_per_feature(device, layout, inverse, rotary_slice):
-    """The two of a pair differ, so this is no rotation, and the backward is the transpose and not the inverse."""
+    """The two columns of a pair differ, so this is no rotation, and the backward is the transpose, not the inverse."""
     q, k, *_ = inputs(device)
     first, end = rotary_slice
     cos, sin = torch.randn(2, ROWS, end - first, device=device)
@@ -236,7 +236,7 @@ def test_read_in_one_layout_and_written_in_the_other(device, source, target, rot
 
 @pytest.mark.parametrize("case", ["positions", "offsets", "batches", "features", "layouts"])
 def test_gradients_of_tables(device, case):
-    """Every way to find a row, against finite differences, twice."""
+    """First and second gradients agree with finite differences, for every way to find a row."""
     where: dict = {"inverse": case in ("batches", "features")}
     shape = (4, 2)
     if case == "positions":
@@ -265,7 +265,7 @@ def test_gradients_of_tables(device, case):
 @pytest.mark.parametrize("axes", [[0] * 2 + [1] * 3 + [2], [0, 1, 2, 0, 1, 0], [1] * 6])
 @pytest.mark.parametrize("shape", [(3, 5), (3, 2, 5)])
 def test_every_plane_reads_its_axis(device, axes, shape):
-    """Against one rotation for each axis, of which the planes of that axis are kept."""
+    """The result agrees with one rotation for each axis, in the planes of the axis."""
     q, k, cos, sin = inputs(device, batch=2)
     positions = torch.randint(1 - ROWS, ROWS, shape, device=device)
     tables = ropelab.axial_tables(cos, sin, positions, axes)
@@ -326,7 +326,7 @@ def test_qkv_of_one_buffer_packed_or_not(device):
 
 
 def test_rows_of_the_tables_may_change_between_calls(device):
-    """The same launch serves tables of any length: what it may read comes with every call."""
+    """The same launch serves tables of any length, because every call passes the number of rows."""
     q, k, cos, sin = inputs(device)
     for rows in (ROWS, 9, 5, 17):
         check(q, k, cos[:rows], sin[:rows])
@@ -381,7 +381,7 @@ def test_batches_share_rows_of_tables_that_do_not_stay_in_the_cache():
     assert order_of(wide, (4, 4096, 1024))[1] == "tokens"
     assert order_of((1, *wide[1:]), tables)[1] == "tokens"
     assert order_of((4, 512, 1, 2048), (512, 1024))[1] == "tokens"  # 4 MiB of tables
-    assert order_of((4, 65536, 32, 64), (65536, 32))[1] == "heads"  # next to nothing, against 32 heads
+    assert order_of((4, 65536, 32, 64), (65536, 32))[1] == "heads"  # few bytes beside 32 heads
 
 
 def test_programs_that_share_rows_rotate_the_same(monkeypatch):

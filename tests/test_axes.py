@@ -53,7 +53,7 @@ def test_mrope_is_the_models(model, case):
 
 
 def test_vision_with_half_split_chunks():
-    """Gemma 4's images: rows in the first half of a head, columns in the second, halves within each: two slices."""
+    """Gemma 4's images have rows in the first half of a head, columns in the second, and split halves within each."""
     pytest.importorskip("transformers")
     code = importlib.import_module("transformers.models.gemma4.modeling_gemma4")
     configuration = importlib.import_module("transformers.models.gemma4.configuration_gemma4")
@@ -72,7 +72,7 @@ def test_vision_with_half_split_chunks():
 
 
 def test_vision_with_halves_of_the_head():
-    """Qwen2-VL's images: both axes within each half."""
+    """Qwen2-VL's images have both axes within each half."""
     pytest.importorskip("transformers")
     code = importlib.import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
     configuration = importlib.import_module("transformers.models.qwen2_vl.configuration_qwen2_vl")
@@ -117,7 +117,7 @@ def rotated(rope, positions, q):
 
 
 def test_flux(diffusers):
-    """The same tables bit for bit: diffusers makes them in float64, too."""
+    """The tables agree bit for bit, because diffusers makes them in float64, too."""
     rope = axial_rope((16, 56, 56))
     positions = torch.cat((torch.zeros(3, 7).long(), grid_positions(1, 5, 4)), dim=1)
     waves = diffusers.transformers.transformer_flux.FluxPosEmbed(10000, [16, 56, 56])(positions.T)
@@ -153,7 +153,7 @@ def test_hunyuan_video(diffusers):
 
 @pytest.mark.parametrize("sizes", [(1, 5, 4), (2, 4, 7), (1, 1, 1)])
 def test_qwen_image(diffusers, sizes):
-    """Rows and columns around 0, text from the larger half on; two images count as two frames."""
+    """Rows and columns count around 0, text from the larger half on; two images count as two frames."""
     code, dims = diffusers.transformers.transformer_qwenimage, (16, 56, 56)
     embed = code.QwenEmbedRope(10000, list(dims), scale_rope=True)
     image, text = embed([[sizes, sizes]], device=torch.device("cpu"), max_txt_seq_len=6)
@@ -214,7 +214,7 @@ def test_tables_of_several_axes_agree_with_each_other():
 
 
 def test_the_smallest_integer_has_no_row():
-    """Its magnitude is negative again: NaN, and nothing is read."""
+    """The magnitude of the smallest integer is negative again, so the result is NaN and nothing is read."""
     cos, sin = ropelab.rotary_table(8, 8)
     positions = torch.tensor([[-(2**63), 2**63 - 1, 8, -8, -7]])
     found = ropelab.axial_tables(cos, sin, positions, [0] * 4)

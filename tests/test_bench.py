@@ -187,7 +187,7 @@ def test_transformers_own_functions_are_right(layout, direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_rotary_embedding_torch_counts_in_the_dtype_of_q(direction):
-    """Right in float32; in bfloat16 its positions are bfloat16 too, which has no 257."""
+    """The package is right in float32; in bfloat16 its positions are bfloat16 too, which has no 257."""
     peer = at_hand("rotary-embedding-torch")
     case = replace(SMALL, layout="interleaved", direction=direction)
     for fine in (case, replace(case, rotary_dim=8), replace(case, seq_format="bhsd", k_heads=0)):
@@ -198,7 +198,7 @@ def test_rotary_embedding_torch_counts_in_the_dtype_of_q(direction):
 
 
 class FakeOperators:
-    """What the packages promise of their operators, in torch, to see that the adapters call them as they are meant."""
+    """The operators as the packages promise them, in torch, to see that the adapters call them as documented."""
 
     @staticmethod
     def apply_rope_with_cos_sin_cache(positions, query, key, head_size, cos_sin_cache, is_neox=True):

@@ -46,7 +46,7 @@ def test_the_bounds_reject_faults():
 
 @pytest.mark.parametrize("dtype", bound_evidence.DTYPES, ids=str)
 def test_rounding_is_the_dtypes(dtype):
-    """Half a unit in the last place at 1, and half the smallest subnormal below."""
+    """A rounding is off by half a unit in the last place at 1, and by half the smallest subnormal below."""
     nearest = bounds.Rounding.nearest(dtype)
     one, zero = (torch.tensor(value, dtype=dtype) for value in (1.0, 0.0))
     up = torch.nextafter(one, 2 * one) - one

@@ -1,4 +1,4 @@
-"""Right implementations keep every law, whoever wrote them; and what a failing run says."""
+"""Right implementations keep every law, whoever wrote them; and a failing run says what is wrong."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ from ropelab.kernels import INTERPRETED
 from tests.conftest import HAS_GPU
 
 SLOW = ("compile", "large_positions", "determinism")
-"""They look no closer at a configuration than at another."""
+"""Slow laws, which look at all configurations alike."""
 
 
 def assert_conforms(function, convention, **options):
@@ -142,7 +142,7 @@ def test_deepseek_reads_adjacent_pairs_and_writes_halves():
 
 
 def llama(xq, xk, freqs_cis):
-    """As Meta published it."""
+    """The rotation of Llama as Meta published it."""
 
     def one(x):
         z = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
@@ -158,7 +158,7 @@ def test_complex_multiplication():
 
 
 def nanochat(q, k, cos, sin, unsqueeze_dim=1):
-    """Turns by minus the angle, as nanochat does throughout."""
+    """A rotation by minus the angle, as nanochat has it throughout."""
     cos, sin = (table.chunk(2, -1)[0].unsqueeze(unsqueeze_dim) for table in (cos, sin))
 
     def one(x):
@@ -174,7 +174,7 @@ def test_the_other_sign_is_right_if_declared_and_seen_by_the_definition_alone_if
 
 
 def test_torchembed_0_3_2():
-    """Its module promises the inputs' dtype, and keeps that only where its kernel runs."""
+    """The module promises the inputs' dtype, and keeps the promise only where its kernel runs."""
     try:
         with packages.imported("torchembed", "0.3.2", "torchembed", "._triton", ".positional") as package:
             report = verify(package.RotaryEmbedding, "module", seq_format="bhsd", diagnose=False)

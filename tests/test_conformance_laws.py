@@ -23,7 +23,7 @@ def with_backward(backward):
 
 
 class GraphKept(correct.Module):
-    """Its angles are computed once, from a parameter."""
+    """A module whose angles are computed once, from a parameter."""
 
     def __init__(self, head_dim):
         super().__init__(head_dim)
@@ -35,7 +35,7 @@ class GraphKept(correct.Module):
 
 
 class Counter:
-    """Every call is a little larger than the one before."""
+    """A function whose results are a little larger at every call."""
 
     calls = 0
 

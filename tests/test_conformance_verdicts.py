@@ -1,4 +1,4 @@
-"""What makes a verdict, and that nothing the function does to the process or to its arguments reaches it."""
+"""A verdict follows from comparisons; nothing that the function does to the process or to its arguments reaches it."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_nothing_passes_without_a_comparison_with_the_definition():
 
 
 def test_the_laws_of_consistency_alone_are_no_pass():
-    """The identity keeps them."""
+    """The identity keeps the laws of consistency."""
     laws = ("isometry", "identity", "composition", "adjoint", "strides")
     report = verify(lambda x, positions: x * 1, "plain", laws=laws)
     assert not report.failed and report.verdict == "not judged"
@@ -125,7 +125,7 @@ def test_a_function_that_overwrites_its_inputs_is_held_to_what_it_was_given():
 
 
 class Buffer:
-    """Every call returns the same memory."""
+    """A function whose calls all return the same memory."""
 
     def __init__(self):
         self.memory = {}
@@ -143,7 +143,7 @@ def test_a_result_that_the_next_call_overwrites():
 
 
 def test_results_are_not_compared_with_themselves():
-    """In one buffer both results of a repeated call would be the later one."""
+    """In one buffer both results of a repeated call would be the later result."""
 
     class Counting(Buffer):
         calls = 0
@@ -163,7 +163,7 @@ def state():
 
 
 def replacing(x, positions):
-    """Right, and leaves everything changed."""
+    """A right function that leaves everything changed."""
     y = correct.plain(x, positions)
     torch.set_default_dtype(torch.bfloat16)
     torch.set_default_device("meta")

@@ -129,7 +129,7 @@ CALLER = "caller.str.startswith('[b, h, s, d]') and contender == 'DeepSpeed with
 
 
 def cases(claims, name, *rows, **besides):
-    """Cases of claims on the evidence of one name; `besides` is what they are given too."""
+    """Cases of claims on the evidence of one name; `besides` is further evidence for all of them."""
     return [(claim, {name: make} | besides, expected) for claim in claims.split() for make, expected in rows]
 
 
@@ -329,7 +329,7 @@ needs_peers = pytest.mark.skipif(
 
 @pytest.mark.parametrize("claim, given, expected", CASES, ids=[f"{claim}-{n}" for n, (claim, *_) in enumerate(CASES)])
 def test_evidence_decides_the_verdict(claim, given, expected, tmp_path):
-    """Without a record: the evidence that is given decides, and only what is missing besides is computed."""
+    """Without a record, the given evidence decides, and only missing evidence is computed."""
     if claim in NEEDS_PEERS and not PEERS_AT_HAND:
         pytest.skip("DeepSpeed, its first commit or torchembed is not under build/peers: run make peers")
     frames = {name: make() for name, make in given.items()}
@@ -412,7 +412,7 @@ def test_the_formula_promotes_and_the_kernel_does_not():
 
 @needs_peers
 def test_the_versions_are_deepspeeds_own_code():
-    """Their source is compiled as it is, and each version reshapes in its own way what it hands to the kernel."""
+    """Their source is compiled as it is, and each version reshapes the kernel's arguments in its own way."""
     t, table = torch.randn(2, 5, 3, 8), torch.ones(2, 1, 1, 8)
     seen = []
 
@@ -585,7 +585,7 @@ def test_the_figures_say_what_the_records_say(tmp_path):
 
 @needs_peers
 def test_the_figure_of_the_gate_counts():
-    """0 of 3 after the merge; with ours, all."""
+    """The gate opens for 0 of 3 shapes after the merge, and for all shapes with ropelab."""
     title = figures.gates(dispatched()).get_suptitle().replace("\n", " ")
     assert "runs for 0 of 3 shapes of DeepSpeed's own callers after the merge, with ropelab for 3" in title
     assert "Wrong results among 12 shapes: 11 in the first version, 3 in the merged version, 0 in ropelab" in title

@@ -42,7 +42,7 @@ def files():
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Of the kernel; in Triton's interpreter too, where there is no GPU."""
+    """The launches of the kernel, also in Triton's interpreter where there is no GPU."""
     counted = []
     original = Launch.__call__
     monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
@@ -70,7 +70,7 @@ def result_and_gradients(function, tensors):
 def test_the_patch_computes_deepspeeds_result_and_gradients_in_one_launch(
     files, launches, caller, in_tree, t_shape, table_shape
 ):
-    """In float64, where a rotation that differs in anything but rounding shows."""
+    """The comparison is in float64, where a rotation that differs in more than rounding shows."""
     layer, _ = files
     tensors = draw(t_shape, table_shape)
     theirs = result_and_gradients(layer.apply_rotary_pos_emb, tensors)
@@ -99,7 +99,7 @@ def test_the_dtype_is_deepspeeds_and_the_error_a_rounding(files, dtype, table_dt
 
 
 def test_the_gradient_that_fpdt_computes_by_hand(files, launches):
-    """FPDT's backward calls a function of its own; its tables need not have equal halves."""
+    """FPDT's backward calls a separate function, whose tables need not have equal halves."""
     _, fpdt_layer = files
     tensors = draw((B, S, H, D), (1, S, 1, D - 2))
     expected = fpdt_layer.apply_rotary_pos_emb_backward(*tensors)
@@ -186,7 +186,7 @@ def test_the_optional_backend_is_the_formula(launches, shape, table_dtype):
     "dtype, table_dtype", [(torch.float64, torch.float64), (torch.float16, torch.float32)], ids=str
 )
 def test_deepspeeds_gate_opens_to_the_optional_backend(files, rank, dtype, table_dtype):
-    """DeepSpeed's own gate, and its own reshaping around the backend."""
+    """The gate and the reshaping around the backend are DeepSpeed's own code."""
     layer, _ = files
     tensors = draw((S, *(2,) * (rank - 2), D), (S, *(1,) * (rank - 2), D), dtype, table_dtype)
     expected = result_and_gradients(layer.apply_rotary_pos_emb, tensors)

@@ -1,4 +1,4 @@
-"""The definition is checked against things known otherwise: complex numbers, a matrix, exact tables."""
+"""The definition agrees with independent forms: complex numbers, a matrix, exact tables."""
 
 import math
 

@@ -31,7 +31,7 @@ class Compiled:
         self.function, self.packed_metadata = 4321, (4, 1, 0)
 
     def __getitem__(self, grid):
-        """What ``CompiledKernel`` does without a profiler."""
+        """Launch as ``CompiledKernel`` does without a profiler."""
         return lambda *arguments: self.run(
             *grid, STREAM, self.function, self.packed_metadata, None, None, None, *arguments
         )
@@ -43,7 +43,7 @@ def one_stream(monkeypatch):
 
 
 def started(version: str, monkeypatch, **changed) -> tuple[tuple, tuple]:
-    """What Triton's launcher and the direct launch hand to the C function, for three tensors and a number."""
+    """The C function's arguments from Triton's launcher and from the direct launch, for three tensors and a number."""
     tensors = [torch.empty(4) for _ in range(3)]
     calls: list[tuple] = []
     compiled = Compiled(calls, **changed)
@@ -64,7 +64,7 @@ def test_the_c_function_gets_what_triton_hands_to_it(monkeypatch, one_stream):
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
 def test_another_release_of_a_known_version(version, monkeypatch, one_stream):
-    """Both known orders of arguments, whatever version is installed; the order differs between the two."""
+    """Both known orders of arguments are tested, whatever version is installed."""
     _, direct = started(version, monkeypatch)
     arguments = direct[-1] if version == "3.7.1" else direct[-8:]
     assert arguments[3:] == (9, *FIXED) and direct[:5] == (*GRID, STREAM, 4321)

@@ -1,4 +1,4 @@
-"""RotaryEmbedding: the right tables whatever becomes of the module, its dtype, its device, its copies."""
+"""RotaryEmbedding has the right tables whatever happens to the module, its dtype, its device and its copies."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ def assert_same(actual, wanted):
 
 
 on_cpu = pytest.mark.parametrize("device", ["torch"], indirect=True)
-"""For tests of the tables, which know nothing of the kernel."""
+"""One path is enough for tests of the tables, because they do not depend on the kernel."""
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_positions_along_several_axes(qk, seq_format):
 @pytest.mark.parametrize("config", [HEADS, LONGROPE], ids=["default", "LongRoPE"])
 @on_cpu
 def test_survives(qk, change, config):
-    """Within a model, before and after the first call, in every dtype of the inputs: float32 tables, right bits."""
+    """Within a model and in every dtype of the inputs, tables stay float32 and bits right, before and after a call."""
     rope = rope_from_config(config)
     for called in (False, True):
         model = torch.nn.ModuleDict({"rotary": RotaryEmbedding.from_config(config), "linear": torch.nn.Linear(2, 2)})
@@ -276,7 +276,7 @@ def test_positions_on_a_gpu_are_not_waited_for():
 
 
 def test_no_position_at_all(device):
-    """Zeros, without tables for 2^31 positions; and positions that are numbers of NumPy."""
+    """NO_POSITION gives zeros without tables for 2^31 positions; offsets may be numbers of NumPy."""
     rotary, q = RotaryEmbedding.from_config(HEADS), draw(1, 5, 2, 16, device=device)
     assert not rotary(q, offsets=ropelab.NO_POSITION).any()
     assert rotary.tables(1, q.device)[0].shape[0] == 512

@@ -1,4 +1,4 @@
-"""The engine of claims and verdicts, on a document made up here; and that the claims of the documents are complete."""
+"""The engine of claims and verdicts, on a document made up here; and the completeness of the documents' claims."""
 
 from dataclasses import replace
 from functools import partial

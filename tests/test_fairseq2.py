@@ -1,4 +1,4 @@
-"""Claims FS-01 to FS-17: the log, what is measured, and that every outcome moves with its evidence."""
+"""Claims FS-01 to FS-17: the log, the measurements, and evidence that moves every outcome."""
 
 from functools import partial
 from itertools import product
@@ -166,7 +166,7 @@ def of_the_code(frames):
 
 
 def model(words):
-    """What a ledger says of a model: the package's outcome, and how the measured figures begin."""
+    """The entry of a ledger about a model: the package's outcome, and how the measured figures begin."""
     return UNTOLD, f"our model: {words}"
 
 
@@ -315,7 +315,7 @@ MODELLED = [case for case in CASES if isinstance(case[2], tuple)]
 
 @pytest.mark.parametrize("claim, frames, expected", MODELLED, ids=[f"{n}-{c[0]}" for n, c in enumerate(MODELLED)])
 def test_the_code_confirms_and_refutes_where_a_model_cannot(claim, frames, expected):
-    """The same numbers, measured on the pull request's own encoders, give the outcome that the model had."""
+    """The same numbers give the outcome that the model had, if the pull request's own encoders were measured."""
     row = ledger_of(of_the_code({name: make() for name, make in frames.items()}), [claim]).loc[claim]
     assert row.basis == Basis.CODE
     assert f"our model: {row.words}".startswith(expected[1]) and not row.measured.startswith("our model")
@@ -337,7 +337,7 @@ def test_every_claim_has_cases_of_several_outcomes():
 
 
 def inner(found):
-    """Outcome of each claim, of a model the model's own."""
+    """The outcome of each claim; for an entry about our model, the outcome that our model has."""
     words = {id: m.removeprefix("our model: ").split(";")[0] if o == UNTOLD else o for id, (o, m) in found.items()}
     return {id: next((o for o in (HOLDS, FAILS) if w == o), None) for id, w in words.items()}
 
@@ -382,7 +382,7 @@ def test_the_log_is_complete():
 
 
 def test_the_printed_ratios_follow_from_the_printed_times():
-    """As far as times of one decimal and ratios of two can say."""
+    """The ratios agree as far as times with one decimal and ratios with two decimals can show."""
     found = pd.read_csv(evidence.LOG)
     for impl in ("llama", "reference"):
         over, under = found[f"rre_{impl}_ms"], found[f"re_{impl}_ms"]
@@ -422,7 +422,7 @@ def test_what_a_cpu_computes():
 
 @pytest.fixture(params=[MODEL, peers.PROPOSED])
 def encoders(request):
-    """Those under study: our models, and the pull request's own."""
+    """The encoders under study: our models, and the pull request's own encoders."""
     try:
         return MODELS if request.param == MODEL else proposed()
     except NotInstalled as missing:
@@ -544,7 +544,7 @@ def test_the_check_sees_small_errors(without_a_gpu, fault):
 
 
 def with_kernel(frame):
-    """And our kernel in both layouts, at 5 µs."""
+    """The record with our kernel in both layouts as well, at 5 µs."""
     one = frame[(frame["mode"] == "compiled") & frame.contender.isin(NAMES[:2])]
     names = "ropelab " + one.contender.str.split().str[1].where(one.contender == NAMES[0], "reference")
     kernel = one.assign(mode="kernel", contender=names, median_us=5.0)
@@ -641,7 +641,7 @@ def test_who_reads_the_tables(reached, cache, expected):
 
 
 def test_what_is_generated_is_what_runs():
-    """Inductor's code against the profiler: the same kernels, each as often."""
+    """Inductor's code and the profiler show the same kernels, each as often."""
     for name, gpu in product(("inductor", "reorderings"), gpus()):
         frame = recorded(name, gpu)
         frame = frame[(frame.status == "ok") & frame.generated_bytes.notna()]
@@ -652,7 +652,7 @@ def test_what_is_generated_is_what_runs():
 
 
 def test_two_timings_of_the_same_kernels():
-    """All of them count: of the grid and of the large cell, eager and compiled; unless other kernels run."""
+    """All timings count, of the grid and of the large cell, eager and compiled, unless other kernels run."""
     times = of_two_shapes(compiled=(10.5, 11.2, 17, 11.2)), at_a_millisecond(900)
     same = findings.same_kernels(*times)
     assert len(same) == 2 * (2 + 1)

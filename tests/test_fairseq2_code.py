@@ -62,7 +62,7 @@ def both_directions(encoder, code, call, dtype):
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_models_have_the_bits_of_the_code(name, impl, call, dtype, code):
-    """Forward and gradient, padding included."""
+    """Forward and gradient have the same bits, padding included."""
     results = []
     for encoder_class in (getattr(code, CLASS_NAMES[name]), MODELS.classes[name]):
         found, *_ = both_directions(encoder_class(E, LONGEST, impl=impl), code, call, dtype)
@@ -85,7 +85,7 @@ def test_the_models_have_the_tables_of_the_code(name, impl, code):
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_encoder_turns_tokens_by_the_definition(name, impl, call, dtype, code):
-    """A position below 64 times a frequency in float32 is off by 64 times a few roundings, and a cosine by as much."""
+    """An angle at a position below 64, in float32, is off by 64 times a few roundings, and a cosine by as much."""
     encoder_class = KernelRotaryEncoder if name == "ropelab" else getattr(code, CLASS_NAMES[name])
     found, positions, given = both_directions(encoder_class(E, LONGEST, impl=impl), code, call, dtype)
     token = positions >= 0

@@ -245,7 +245,7 @@ SPOILED = {
 @pytest.mark.parametrize("what", SPOILED)
 @pytest.mark.parametrize("how", ["slow", "wrong"])
 def test_every_bar_can_be_missed(what, how, tables):
-    """By one slow case, and by one without a right result."""
+    """One slow case misses a bar, and so does one case without a right result."""
     question, study, factor, rows = SPOILED[what]
     frame = tables[study]
     ours = frame[frame.contender == ("ropelab in place" if "in place" in what else "ropelab")]

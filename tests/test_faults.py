@@ -31,7 +31,7 @@ def surroundings():
 
 @pytest.fixture(scope="module")
 def reports(surroundings):
-    """Fault -> what `verify` says of it under the laws that it must fail, made once."""
+    """Fault -> the report of `verify` under the laws that the fault must fail, made once."""
     made = {}
 
     def report(fault):
@@ -62,7 +62,7 @@ def test_an_entry_says_what_is_wrong_where_it_was_seen_and_what_must_notice(faul
     assert fault.sentence.endswith(".") and fault.symptom
     assert fault.seen_in is None or re.search(r"\w#\d+|read in its source|found here", fault.seen_in)
     assert fault.must_fail and set(fault.must_fail) <= set(LAWS)
-    # Something must notice that does not know the answer, or the entry says why nothing can.
+    # A law without the definition must notice the fault, or the entry says why no such law can.
     assert bool(fault.only_definition) == (set(fault.must_fail) <= set(AGREEMENT))
 
 
@@ -188,7 +188,7 @@ def test_torchembed_0_3_0_applies_the_forward_in_the_backward():
         pytest.skip(str(missing))
 
     def torchembed(t, freqs_cos, freqs_sin):
-        """Its step for one tensor ``[B, H, S, D]``, batch by batch where the tables differ."""
+        """torchembed's step for one tensor ``[B, H, S, D]``, batch by batch where the tables differ."""
         tables = (table.expand(len(t), -1, -1, -1)[:, 0] for table in (freqs_cos, freqs_sin))
         return torch.cat([module._FusedRoPE.apply(x[None], c, s) for x, c, s in zip(t, *tables, strict=True)])
 

@@ -169,7 +169,7 @@ def test_frequencies_are_those_of_the_model(case, monkeypatch):
 
 
 def roundings(case, rope, seq_len) -> torch.Tensor:
-    """By how many units of roundoff, relative, float32 may miss each frequency, to first order in the roundoff.
+    """The largest relative error of each frequency in float32, in units of roundoff, to first order.
 
     ``1 / base ** e``: e = 2i/R is off by 1, which the power makes ``e ln(base)``; base is off by 1, which it makes e;
     the power itself is right to 1 ulp, 2 units; the reciprocal makes 1. A factor makes up to 2, its own rounding and
@@ -261,7 +261,7 @@ def rotate_as_the_model(case, q, k, waves):
 
 
 def test_layouts_of_all_models_of_transformers(transformers):
-    """Who pairs adjacent features is listed by hand; here from the sources of what is installed."""
+    """The list of models that pair adjacent features is written by hand; this test reads the installed sources."""
     deinterleaving, interleaved, installed = set(), set(), set()
     for source in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
         text, model = source.read_text(), source.stem.removeprefix("modeling_")
@@ -322,7 +322,7 @@ _TRAINED = "original_max_position_embeddings"
 
 
 def test_what_is_inferred_is_said():
-    """As in transformers a trained length that is left open is the model's, and then a factor the quotient of both."""
+    """As in transformers, an open trained length is the model's length, and an open factor is the quotient of both."""
     length, quotient = {_TRAINED: "max_position_embeddings"}, {"factor": f"max_position_embeddings / {_TRAINED}"}
     for scaling, inferred in (
         ({"type": "yarn", "factor": 4.0}, length),

@@ -1,4 +1,4 @@
-"""The studies of fused operators: what the adapters call, what the checks catch, and the tables of the records."""
+"""The studies of fused operators: the calls of the adapters, the faults that checks catch, and the records' tables."""
 
 import hashlib
 import re
@@ -34,7 +34,7 @@ TIMES = ("contender", "status", "median_us", "q20_us", "q80_us", "samples", "fra
 
 
 class FakeOperators:
-    """What vLLM's and SGLang's operators promise, in torch, for tensors on the CPU."""
+    """vLLM's and SGLang's operators as promised, in torch, for tensors on the CPU."""
 
     version, sha256 = "0", "no library"
 
@@ -91,7 +91,7 @@ def turned(x, cos, sin, is_neox):
 
 
 def fake_times(contenders, *, rounds, **_) -> pd.DataFrame:
-    """Call each contender once and say the same time of each."""
+    """Call each contender once and report the same time for each."""
     rows = []
     for name, prepare in contenders.items():
         if not (name.startswith(PREFIX) and "Triton" in name):  # interpreted copies take long
@@ -455,7 +455,7 @@ def test_what_cannot_be_loaded_is_not_installed(library):
 
 
 def test_flashinfers_operator_of_sglang_is_called_as_there(monkeypatch):
-    """Versions up to 0.4.0 have the operator. They need an older torch, so the test sees the call alone."""
+    """Versions up to 0.4.0 have the operator. They need an older torch, so the test checks the call alone."""
     calls = []
     operators = sglang_kernel._Operators("sglang-kernel", "0", None, ())
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Everything else in tests/ runs there as well, on the compiled kernel."""
+"""This file tests what only a GPU can show. All other tests run on a GPU as well, with the compiled kernel."""
 
 import itertools
 

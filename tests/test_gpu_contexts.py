@@ -1,4 +1,4 @@
-"""Where a call happens makes no difference: capture, threads, streams, devices, fork, hooks, determinism."""
+"""The context of a call makes no difference: capture, threads, streams, devices, fork, hooks, determinism."""
 
 import os
 import subprocess
@@ -103,7 +103,7 @@ def test_a_forked_process_computes_on_the_cpu_and_refuses_the_gpu():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs in one machine")
 def test_two_gpus_in_one_process():
-    """Each call runs where its tensors are, whatever the current device, also with what the other has prepared."""
+    """Each call runs where its tensors are, whatever the current device, also with launches of the other GPU."""
     per_device = [inputs(f"cuda:{i}") for i in range(2)]
     weight = [torch.ones(64, device=f"cuda:{i}") for i in range(2)]
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_deterministic_mode_raises_and_changes_nothing():
 
 
 def test_compiled_in_place_on_views_by_inductor():
-    """With dynamic shapes, where Inductor hands an operator the wrong place of a view (pytorch#198068)."""
+    """The shapes are dynamic: Inductor then hands an operator the wrong place of a view (pytorch#198068)."""
 
     def rope(qkv, cos, sin):
         q, k, _ = qkv.unbind(2)

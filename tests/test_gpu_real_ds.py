@@ -53,7 +53,7 @@ def test_the_patched_backward_of_fpdt_is_the_gradient(files, case):
 
 @pytest.mark.parametrize("version", ["0.3.0", "0.3.1", "0.3.2"])
 def test_the_gate_of_deepspeed_reaches_torchembed_on_the_gpu(files, monkeypatch, version):
-    """For tables that follow axis 0; the gradient of 0.3.0 is wrong, and with the patch it is right."""
+    """The gate takes tables that follow axis 0. The gradient of 0.3.0 is wrong, and with the patch it is right."""
     layer, _ = files
     try:
         kernel = peers.torchembed(version).fused_rope_forward

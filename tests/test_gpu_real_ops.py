@@ -62,7 +62,7 @@ def test_our_adapter_takes_the_same_arguments_and_agrees(module, layout):
     interop.apply_rope_with_cos_sin_cache_inplace(positions, *ours, *arguments)
     for x, y, before in zip(theirs, ours, (q, k), strict=True):
         heads = [t.view(50, -1, 128) for t in (x, y, before)]
-        # Each may round the products, the sums and the result: three unit roundoffs of a pair, of which there are two.
+        # Each of the two may err by three unit roundoffs of a pair: the products, the sums and the result.
         bound = 6 * torch.finfo(torch.bfloat16).eps / 2 * heads[2].double().norm(dim=-1)
         assert ((heads[0].double() - heads[1].double()).norm(dim=-1) <= bound).all()
         assert torch.equal(heads[0][..., 96:], heads[1][..., 96:])

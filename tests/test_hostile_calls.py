@@ -1,4 +1,4 @@
-"""Calls that cannot be meant are refused by name, and valid ones are served, however their values are written."""
+"""Invalid calls are refused by name, and valid calls are served, however their values are written."""
 
 import re
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def test_what_cannot_be_meant_is_refused_by_name(target):
 
 @cache
 def expected(target: str):
-    """What the valid call returns where nothing around it was changed."""
+    """The result of the valid call where nothing around it was changed."""
     return TARGETS[target].function(**TARGETS[target].arguments)
 
 
@@ -63,7 +63,7 @@ CONTEXTS = {
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("target", VALID)
 def test_defaults_of_torch_change_nothing(target, context):
-    """Twice within: what is built at the first call in a context must not be wrong outside, nor inside."""
+    """The first call in a context builds objects that must be right inside and outside of the context."""
     function, arguments, *_ = TARGETS[target]
     before = expected(target)
     with CONTEXTS[context]():

@@ -212,7 +212,7 @@ assert module.__name__ == Metadata.read_from_file(Path(module.__file__).parent /
 @needs_kernels
 @needs_transformers
 def test_a_model_takes_the_layer(folder):
-    """Loss and gradients of a Llama in float64 are those of its own function, eager and compiled without a break."""
+    """Loss and gradients of a Llama in float64 agree with its own function, eager and compiled without a break."""
     run(
         TRAIN
         + """

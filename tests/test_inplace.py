@@ -99,7 +99,7 @@ def _torch_allows_writing(way, mode) -> bool:
 
 
 def test_gradients_through_q_and_k_that_were_overwritten(device):
-    """Views of one buffer, the usual case: the gradient is that of new tensors."""
+    """For views of one buffer, the usual case, the gradient equals the gradient of new tensors."""
     cos, sin = ropelab.rotary_table(SEQ_LEN, HEAD_DIM, device=device)
     qkv = torch.randn(1, SEQ_LEN, 3 * HEADS, HEAD_DIM, device=device, requires_grad=True)
     weights = torch.randn(2, 1, SEQ_LEN, HEADS, HEAD_DIM, device=device)
@@ -192,7 +192,7 @@ VIEWS = {
 )
 @pytest.mark.parametrize("both", [True, False], ids=["q and k", "k alone"])
 def test_views_are_overwritten_under_torch_compile(torch_backend, made, both, backend):
-    """With dynamic shapes, where Inductor hands an operator the wrong place of a view (pytorch#198068)."""
+    """The shapes are dynamic: Inductor then hands an operator the wrong place of a view (pytorch#198068)."""
 
     def rope(qkv, cos, sin):
         q, k = VIEWS[made](qkv)

@@ -1,4 +1,4 @@
-"""DeepSpeed's convention: whatever its callers pass, in one launch; what cannot be one, by the formula."""
+"""DeepSpeed's convention: one launch serves the calls of its callers, and the formula serves all other calls."""
 
 import itertools
 
@@ -18,7 +18,7 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 B, S, H, D = 2, 5, 3, 8
 FUSED = [caller for caller in CALLERS if caller[0] != "[s, b, h, d] with [s, d]"]  # the one that does not broadcast
 OTHERS = [
-    # what no single launch can do, shape of t, of the tables
+    # the reason why no single launch serves the call, the shape of t, the shape of the tables
     ("tables of each batch, token and head", (B, S, H, D), (B, S, H, D)),
     ("five axes", (B, S, 2, H, D), (1, S, 1, 1, D)),
     ("tables with more tokens than t", (B, 1, H, D), (1, S, 1, D)),
@@ -29,7 +29,7 @@ OTHERS = [
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Of the kernel; in Triton's interpreter too, where there is no GPU."""
+    """The launches of the kernel, also in Triton's interpreter where there is no GPU."""
     counted = []
     original = Launch.__call__
     monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
@@ -37,7 +37,7 @@ def launches(monkeypatch):
 
 
 def definition(t, cos, sin):
-    """In float64 and feature by feature, with the tables broadcast as torch broadcasts them."""
+    """The definition in float64, feature by feature, with the tables broadcast as torch broadcasts them."""
     t, cos, sin = (x.double() for x in (t, cos, sin))
     half = cos.shape[-1] // 2
     y = torch.empty(torch.broadcast_shapes(t.shape[:-1], cos.shape[:-1]) + t.shape[-1:], dtype=torch.float64)
@@ -58,7 +58,7 @@ def draw(t_shape, table_shape, dtype=torch.float32, table_dtype=None, equal_halv
 
 
 def assert_close(actual, expected, x, dtype):
-    """Two products of numbers up to 1 with x, and their sum, three roundings, and one to ``dtype``; then twice that."""
+    """Two products of x with numbers up to 1 and their sum round three times, and ``dtype`` once; allow twice that."""
     unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
     allowed = 2 * (3 * unit + torch.finfo(dtype).eps / 2) * 2 * x.abs().max().double()
     assert actual.dtype == dtype and actual.shape == expected.shape

@@ -79,7 +79,7 @@ def definition(x, impl, positions, inverse=False):
 )
 @pytest.mark.parametrize("step", [None, 6])
 def test_every_token_turns_by_its_position(encoder_class, impl, shape, lengths, packed, step):
-    """And so does its gradient, backwards, under a random cotangent."""
+    """The gradient of every token turns backwards by the same position, under a random cotangent."""
     encoder = encoder_class(E, MAX, impl=impl).eval()
     layout = BatchLayout(shape[: 1 if packed else 2], lengths, packed=packed)
     if step is not None and layout.padded and encoder_class is not KernelRotaryEncoder:
@@ -171,7 +171,7 @@ def test_padding_stays_zero_while_decoding():
 
 @pytest.mark.parametrize("encoder_class", [RotaryEncoder, ReferenceRotaryEncoder])
 def test_padding_while_decoding_reads_a_row(encoder_class):
-    """As in fairseq2: the row is step_nr, so padding turns by position step_nr - 1 and is not zero."""
+    """As in fairseq2, the row is step_nr, so padding turns by position step_nr - 1 and is not zero."""
     encoder, bag = encoder_class(E, MAX).eval(), SimpleNamespace(step_nr=3)
     x, _ = seqs_and_cotangent(2, 4, 2, E)
     y = encoder(x, BatchLayout((2, 4), [4, 2]), state_bag=bag)
@@ -249,7 +249,7 @@ def test_wrong_layouts(shape, lengths, packed, message):
 @pytest.mark.parametrize("encoder_class", [RotaryEncoder, ReferenceRotaryEncoder])
 @impls
 def test_compiled_once_for_all_lengths(encoder_class, impl):
-    """And for all batches above 1; the longest sequence that the tables serve is one of them."""
+    """One graph also serves all batches above 1; the longest sequence that the tables serve is among the lengths."""
     compilations = []
 
     def backend(module, inputs):
@@ -323,7 +323,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_angles_are_fairseq2s(case, call, dtype, released):
-    """Forward and gradient, by fairseq2's own BatchLayout and IncrementalStateBag.
+    """Forward and gradient agree, with fairseq2's own BatchLayout and IncrementalStateBag.
 
     fairseq2's frequencies and angles are products in float32: at a position below 64, an angle is off by 64 times a few
     roundings, and every cosine by as much.
@@ -354,7 +354,7 @@ def test_other_angles_are_fairseq2s(case, call, dtype, released):
 
 
 def test_fairseq2_rotates_padding_while_decoding(released):
-    """By the position before the first token of the call, as its row of padding lies ``step_nr`` rows further on."""
+    """Padding turns by the position before the call's first token, because its row lies ``step_nr`` rows further on."""
     bag = released.IncrementalStateBag(64)
     bag.increment_step_nr(3)
     before = released.IncrementalStateBag(64)

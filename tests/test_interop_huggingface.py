@@ -43,7 +43,7 @@ MODELS = {
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Of the kernel; in Triton's interpreter too, where there is no GPU."""
+    """The launches of the kernel, also in Triton's interpreter where there is no GPU."""
     counted = []
     original = Launch.__call__
     monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: (counted.append(self), original(self, *arguments)))
@@ -73,13 +73,13 @@ def run(model):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_computes_the_same_before_and_after(launches, name):
-    """In float64, where a rotation that differs in anything but rounding shows."""
+    """The comparison is in float64, where a rotation that differs in more than rounding shows."""
     model, per_layer = build(name)
     before = run(model)
     assert not launches
     with patch(model) as patched:
         assert patched.functions
-        launches.clear()  # those of finding out what the functions do
+        launches.clear()  # the launches that find out what the functions do
         during = run(model)
         # Forward and backward of every layer.
         assert len(launches) == 2 * 2 * per_layer
@@ -150,7 +150,7 @@ def test_undo_leaves_what_others_put_there():
 
 
 def test_what_the_original_refuses_is_refused():
-    """Unknown and surplus arguments, and missing ones; mixed dtypes work as they do there."""
+    """Unknown, surplus and missing arguments are refused; mixed dtypes work as in the original."""
     module = pytest.importorskip("transformers.models.llama.modeling_llama")
     q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
     cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)
@@ -235,7 +235,7 @@ def test_a_model_without_rotation_is_refused():
 )
 @pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.float32)], ids=str)
 def test_functions_keep_their_results_dtype(model, name, call, dtypes):
-    """Llama's promotes float16 with float32 tables to float32, others return what they were given."""
+    """Llama's function promotes float16 with float32 tables to float32; others return the dtype of their inputs."""
     module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
     original = getattr(module, name)
     x, table = dtypes
@@ -267,7 +267,7 @@ OTHERWISE = [
 @pytest.mark.parametrize("rotary_dim", [8, 4])
 @pytest.mark.parametrize("model, name", OTHERWISE)
 def test_functions_that_are_called_otherwise(torch_backend, model, name, rotary_dim):
-    """With the gradients of random cotangents, and with tables that are narrower than a head where that is allowed."""
+    """Results and gradients agree, also with tables that are narrower than a head where the function allows them."""
     module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
     original = getattr(module, name)
     rotation = Rotation(name, original, CALLS)
@@ -376,7 +376,7 @@ def test_layers_that_do_something_else_with_a_norm(monkeypatch):
 
 
 def test_a_call_that_one_launch_cannot_serve_is_normalized_too(torch_backend):
-    """Tables that require grad, as when somebody learns the frequencies."""
+    """The tables require grad, as in a model that learns the frequencies."""
     model = normed("Qwen3ForCausalLM")
     layer = model.model.layers[0].self_attn
     hidden = torch.randn(2, 5, 32, dtype=torch.float64, device=DEVICE)

@@ -93,7 +93,7 @@ def test_packed_tokens(rows, cp_size, cp_rank, mla, utils):
 
 
 def test_the_host_need_not_wait_for_the_sequences():
-    """As on the main branch: with max_seqlen, more rows than the longest sequence are rows of every token."""
+    """As on the main branch, more rows than ``max_seqlen`` mean that every token has a row."""
     cu_seqlens = torch.tensor([0, 4, 12], dtype=torch.int32)
     t, freqs = torch.randn(12, 3, 8), angles(12, 8)
     own = megatron.apply_rotary_pos_emb(t, freqs, config(), cu_seqlens, cp_group=group(), max_seqlen=8)
@@ -118,7 +118,7 @@ def test_the_inverse_and_adjacent_results_of_the_main_branch():
 
 @pytest.mark.parametrize(("cp_size", "cp_rank"), [(None, 0), (1, 0), (2, 1)])
 def test_the_functions_for_latent_attention(cp_size, cp_rank, kernels):
-    """Beside Megatron-LM's own kernels: dense, packed, and on a rank of two."""
+    """The functions agree with Megatron-LM's own kernels: dense, packed, and on one rank of two."""
     heads, nope_dim, emb_dim, v_dim = 3, 4, 8, 2
     tokens = (4, 2) if cp_size is None else (8 // cp_size,)
     cu_seqlens = None if cp_size is None else torch.tensor([0, 4, 8], dtype=torch.int32)

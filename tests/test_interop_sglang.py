@@ -20,7 +20,7 @@ def tokens(tokens=TOKENS, heads=4, head_size=D, dtype=torch.float32):
 
 
 def tables(rows=TOKENS, rotary_dim=D, dtype=torch.float32):
-    """Of the positions from 3 on: at position 0 a wrong rotation would not show."""
+    """Tables of the positions from 3 on: at position 0 a wrong rotation would not show."""
     return tuple(table[3:].contiguous() for table in rotary_table(rows + 3, rotary_dim, dtype=dtype))
 
 
@@ -43,7 +43,7 @@ def test_every_shape_rotates_in_place(rank, interleaved, q_heads, k_heads, devic
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [D, D - 2, 2])
 def test_tables_per_pair_and_per_feature_are_one_rotation(interleaved, rotary_dim):
-    """Which features rotate is said by rotary_dim, in no layout by the width of the tables."""
+    """rotary_dim says which features rotate; the width of the tables says so in no layout."""
     cos, sin = tables(rotary_dim=rotary_dim)
     wide = (join(t, t, LAYOUT[interleaved]) for t in (cos, sin))
     q = tokens()
@@ -97,7 +97,7 @@ def test_views_of_one_buffer_are_rotated_where_they_lie():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("tokens_", [1, 2, 4])
 def test_several_programs_share_the_heads_of_few_tokens(tokens_, interleaved):
-    """The policy of SGLang#14302 for at most 4 tokens: no argument asks for it."""
+    """No argument asks for this division; SGLang#14302 has it for at most 4 tokens."""
     xs = [torch.empty(1, tokens_, heads, 128, dtype=torch.bfloat16, device="meta") for heads in (32, 8)]
     table = torch.empty(tokens_, 64, device="meta")
     rotation = Rotation(128, interleaved=interleaved, out_interleaved=interleaved)
@@ -245,7 +245,7 @@ test_the_cache_form_keeps_the_laws_interleaved = laws(
 
 
 def by_token(positions, query, key, head_size, cos_sin_cache, is_neox):
-    """The form with cos and sin per token, called as the one with a cache."""
+    """The form with cos and sin for each token, called like the form with a cache."""
     cos, sin = cos_sin_cache[positions].chunk(2, dim=-1)
     rotary_dim = cos_sin_cache.shape[-1]
     rotary_embedding_cos_sin(cos, sin, query, key, head_size, not is_neox, rotary_dim=rotary_dim)

@@ -26,7 +26,7 @@ def tables(freqs):
 
 
 def with_gradient(function, t):
-    """The result, and the gradient for a random cotangent, with that."""
+    """The result, the gradient for a random cotangent, and the cotangent."""
     t = t.detach().clone().requires_grad_()
     y = function(t)
     g = torch.randn_like(y)
@@ -133,7 +133,7 @@ def test_angles_get_gradients():
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("cp_rank, starts", [(None, None), (1, None), (1, [5, 0]), (None, [5, 0])])
 def test_packed_qkv(device, layout, tensor_format, heads, d2, shared, cp_rank, starts):
-    """As q and k apart; the gradient arrives in the packed tensor, v's part untouched."""
+    """q and k rotate as they do apart; the gradient arrives in the packed tensor, with v's part untouched."""
     s, b, groups, v_width = 4, 2, 2, 6
     shape = (s, b, groups) if tensor_format == "sbhd" else (b, s, groups)
     widths = [heads * D, D, v_width]
@@ -175,7 +175,7 @@ def test_packed_qkv_is_one_launch(monkeypatch):
 
 @pytest.mark.parametrize("tensor_format", ["sbhd", "bshd", "thd"])
 def test_results_are_contiguous(device, tensor_format):
-    """Whatever the order of the axes in memory; the values are those of a contiguous tensor."""
+    """This holds for every order of the axes in memory, with the values that a contiguous tensor gives."""
     freqs, cu = angles(8, "split_half").to(device), torch.tensor([0, 4, 8], dtype=torch.int32, device=device)
     shape = (4, 2, H, D) if tensor_format == "sbhd" else (2, 4, H, D)
     t = torch.randn(shape).to(device)
@@ -206,7 +206,7 @@ def test_freqs_of_other_dtypes_are_rounded_to_float32(device, dtype):
 
 
 def test_the_grid_that_transformer_engine_takes():
-    """At either side of both thresholds, and with more ranks."""
+    """The grid is right at either side of both thresholds, and with more ranks."""
     assert [thd_grid(n, 65536, 65536) for n in (2, 3)] == ["legacy", "linear"]
     assert [thd_grid(n, 65536, 8192, 8) for n in (2, 3)] == ["legacy", "linear"]
     assert [thd_grid(4, rows, 100) for rows in (16408, 16409)] == ["legacy", "linear"]  # 65,532 and 65,536 dead blocks
@@ -218,7 +218,7 @@ def test_the_grid_that_transformer_engine_takes():
 
 
 def test_dense_formats_take_no_notice_of_cu_seqlens():
-    """As in TransformerEngine, whose attention passes it with every format; its place in the packed call is kept."""
+    """TransformerEngine's attention passes cu_seqlens with every format; the packed call has a place for cu_seqlens."""
     t, freqs = torch.randn(4, 2, H, D), angles(8, "split_half")
     cu = torch.tensor([0, 3, 9], dtype=torch.int32)
     for tensor_format in ("sbhd", "bshd"):

@@ -117,7 +117,7 @@ WAYS = {
     "bf16 tables": {"positions": "exact", "frequencies": "float64", "angles": "float64", "tables": "bf16"},
     "float64-built tables": {"positions": "exact", "frequencies": "float64", "angles": "float64", "tables": "float32"},
 }
-"""Methods of the notebook on precision -> the knobs of the """
+"""Methods of the notebook on precision -> the settings of the element's knobs."""
 
 
 @pytest.fixture(scope="module")

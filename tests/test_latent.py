@@ -88,7 +88,7 @@ def test_results_and_gradients_are_within_the_bounds(shape, layout, out_layout, 
 
 
 def test_the_bound_of_the_sum_rejects_what_is_wrong():
-    """One head left out, the sum in bfloat16, and the rotation of the forward in place of the transpose."""
+    """The faults: one head left out, the sum in bfloat16, and the forward's rotation in place of the transpose."""
     shape = (1, 4, 64, 0, 8, 1)
     g = [exact(draw(1, 4, 64, 4, dtype=torch.float32)) for _ in range(2)]
     c, s = (exact(t[1:5]) for t in ropelab.rotary_table(64, shape[4], dtype=torch.float64))

@@ -33,7 +33,8 @@ def placed(numbers: torch.Tensor, offset: int, gap: int) -> torch.Tensor:
 class Calls:
     """Random calls out of few shapes, so that many find a launch that others have prepared.
 
-    Each tensor starts at an address of its own choice: a multiple of 16 bytes or not. In half of the calls all are.
+    Each tensor starts at an address of its own choice: a multiple of 16 bytes or not. In half of the calls all
+    addresses are multiples of 16 bytes.
     """
 
     def __init__(self, seed: int, device: str):
@@ -118,7 +119,7 @@ def forget(monkeypatch) -> None:
 
 
 def check_sequences(monkeypatch, device: str, seed: int, count: int) -> None:
-    """Hold ``count`` calls with what others left in the caches to the same calls with empty caches, bit for bit."""
+    """Compare ``count`` calls on caches that earlier calls filled with the same calls on empty caches, bit for bit."""
     calls = Calls(seed, device)
     forget(monkeypatch)
     for number in range(count):
@@ -135,7 +136,7 @@ def check_sequences(monkeypatch, device: str, seed: int, count: int) -> None:
 
 
 def watch(monkeypatch) -> list[str]:
-    """What goes wrong with launches: a compiled kernel that gets arguments for which Triton compiles another.
+    """The launches that go wrong: a compiled kernel gets arguments for which Triton compiles another kernel.
 
     Nothing is launched: the interpreter compiles nothing, and is slow.
     """
@@ -196,7 +197,7 @@ def test_caches_are_bounded():
 
 
 def test_no_tensor_is_kept_alive(monkeypatch, device):
-    """A cache holds what calls have in common and none of their tensors."""
+    """A cache holds the common properties of calls and none of their tensors."""
     import gc
     import weakref
 

@@ -13,7 +13,7 @@ LAYOUTS = [("interleaved", "split_half"), ("split_half", "interleaved")]
 
 
 def scores(x, weights, head_dim, layout, rotary_slice, positions):
-    """Of every query head and key: projected, normed with a weight, rotated; in float64. Keys are shared (GQA)."""
+    """The scores of every query head and shared key (GQA): projected, normed with a weight and rotated, in float64."""
     tokens = []
     for weight, bias, gain in weights:
         y = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (-1, head_dim))
@@ -29,7 +29,7 @@ def scores(x, weights, head_dim, layout, rotary_slice, positions):
 @pytest.mark.parametrize(("head_dim", "rotary_slice"), [(16, (0, 16)), (16, (0, 8)), (12, (4, 10)), (2, (0, 2))])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
 def test_scores_are_unchanged(source, target, head_dim, rotary_slice, heads, kv_heads):
-    """Far apart too: a wrong pairing is exact at distance 0 and mild nearby."""
+    """Some tokens are far apart, because a wrong pairing is exact at distance 0 and nearly right at small distances."""
     x = torch.randn(2, 5, 7, dtype=torch.float64)
     positions = torch.tensor([0, 1, 17, 900, 3999])
     weights = [

@@ -36,7 +36,7 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
 
 
 def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
-    """But for the sizes of one to eight tokens (``few_tokens``) and README's column for each format (``formats``)."""
+    """The exceptions: sizes of one to eight tokens (``few_tokens``), README's column for each format (``formats``)."""
     documents.load_claims()
     studies = measure.all_studies()
     evidence = {name for rule in ledger._RULES.values() for name in rule.evidence}
@@ -226,7 +226,7 @@ def test_one_study_alone_and_a_trial_run_in_this_process(tmp_path, as_on_a_gpu):
 
 @pytest.mark.parametrize("how", ["raised", "recorded", "caught"])
 def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_path, monkeypatch, as_on_a_gpu, capsys):
-    """Whether it raises, becomes a contender's status, or is caught by what is measured and told in words."""
+    """The error may be raised, become a contender's status, or be caught by the study and told in words."""
 
     def short_of_memory(*, smoke=False):
         if timing.gpu_times.__name__ == "_refuse":

@@ -109,7 +109,7 @@ def test_a_function_that_is_wrong(monkeypatch, llama, torch_backend):
     import transformers.models.llama.modeling_llama as module
 
     class Backward(torch.autograd.Function):
-        """Turns q forward, and its gradient forward as well."""
+        """A function that turns q forward, and its gradient forward as well."""
 
         @staticmethod
         def forward(ctx, x, cos, sin):

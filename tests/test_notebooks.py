@@ -64,7 +64,7 @@ def test_parameters_are_one_annotated_cell(notebook):
 
 
 def test_records_are_the_committed_ones_unless_told_otherwise(notebook):
-    """And nowhere else does a notebook say where they are."""
+    """A notebook says nowhere else where the records are."""
     parameters = next(cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", []))
     declared = {statement.target.id: statement.value for statement in ast.parse(parameters.source).body}
     if "records" in declared:
@@ -145,7 +145,7 @@ def test_a_title_and_little_code(notebook):
 
 
 def test_a_cell_invites_to_change_something(notebook):
-    """It names, in code marks, what to change: names and values that the notebook's code has."""
+    """The cell names, in code marks, what to change: names and values that the notebook's code has."""
     invitations = [cell.source for cell in notebook.cells if "try" in cell.metadata.get("tags", [])]
     assert len(invitations) == 1 and invitations[0].startswith("**Change something.**")
     named = re.findall(r"`([^`]+)`", invitations[0])

@@ -48,7 +48,7 @@ def cumulative(lengths, dtype=torch.int32, device="cpu") -> torch.Tensor:
 
 
 def random_lengths(rng: random.Random, count: int, multiple: int) -> list[int]:
-    """A third of them zero."""
+    """Random lengths, of which about a third are zero."""
     return [multiple * rng.choice([0, 0, 1, 2, 3, rng.randrange(40)]) for _ in range(count)]
 
 
@@ -436,7 +436,7 @@ def test_nothing_waits_for_the_gpu(dtype):
 
 @pytest.mark.gpu
 def test_a_captured_construction_follows_its_buffers():
-    """Also from good to bad contents and back: replays cannot raise, so they must not go on in silence."""
+    """The contents also change from good to bad and back: replays cannot raise, so they must not go on in silence."""
     cu, offsets = cumulative([4, 0, 8], device="cuda"), torch.tensor([0, 0, 0], device="cuda")
     x = torch.randn(12, 2, 16, device="cuda")
     cos, sin = ropelab.rotary_table(32, 16, device="cuda")

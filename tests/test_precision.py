@@ -1,4 +1,4 @@
-"""Precision: the reference, the bounds (that they hold, are not slack, and can fail), and what is said of them."""
+"""Precision: the reference, the bounds (they hold, are not slack, and can fail), and the sentences about them."""
 
 import math
 import os
@@ -114,7 +114,7 @@ def test_unit_in_the_first_place():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_errors_stay_within_their_bounds(name):
-    """Of frequencies and positions of any kind, and of every plane by itself."""
+    """The bounds hold for frequencies and positions of any kind, and for every plane by itself."""
     for frequencies in (LLAMA3, any_frequencies(40), variants.inverse_frequencies(64, 1e4)):
         positions = random_positions(3000)
         truth, method = exact_waves.exact_waves(positions, frequencies), METHODS[name]
@@ -219,7 +219,7 @@ def test_first_loss_is_the_first(name):
 
 
 def test_losses_are_said():
-    """With the figures of README.md."""
+    """The sentences have the figures of README.md."""
     table = findings.losses(LLAMA3)[["1 rad", "a full turn"]]
     assert table.loc["bf16 positions"].tolist() == ["257", "2,055"]  # 256 and 258 are neighbours in bfloat16
     assert table.loc["bf16 frequencies"].tolist() == ["559", "3,513"]
@@ -230,7 +230,7 @@ def test_losses_are_said():
 
 
 def test_frequencies_made_in_float32_cost_more():
-    """But not much: an ulp of the power in place of half an ulp of the rounding, where frequencies are high."""
+    """The cost is small: an ulp of the power in place of half an ulp of the rounding, where frequencies are high."""
     assert 1.1 < findings.own_frequencies(128, 5e5) < 2 and 0.9 < findings.own_frequencies(128, 1e4) < 2
 
 
@@ -314,7 +314,7 @@ def test_memory_is_that_of_the_tables():
 
 
 def cut_off_turns(positions, frequencies):
-    """What the machine code of ``sin.approx`` does, with an exact cosine: turns are cut off to 24 digits."""
+    """The machine code of ``sin.approx`` with an exact cosine: turns are cut off to 24 digits."""
     turns = METHODS["fp32 angles"].angles(positions, frequencies).double() * precision_gpu.INVERSE_TURN
     ulp = 2.0**-23 * ufp(turns)
     turns = torch.where(ulp > 0, (turns / ulp).floor() * ulp, turns)
@@ -327,7 +327,7 @@ def broken(positions, frequencies):
 
 @pytest.fixture(scope="module")
 def gpu_frame():
-    """As a GPU would record it, with stand-ins for what needs one."""
+    """A record as a GPU would write it, with stand-ins for the steps that need a GPU."""
     fast = precision_gpu.GPU_METHODS["fast-math sincos"]
     methods = {
         findings.USUAL: METHODS[findings.USUAL],
@@ -347,7 +347,7 @@ def test_what_fails_is_recorded(gpu_frame):
 
 
 def test_fast_maths_are_off_by_what_their_reduction_explains(gpu_frame):
-    """Twice: with exact cosines the derived bound is nearly attained, and it is what the manual promises."""
+    """With exact cosines the derived bound is nearly attained, and it equals the bound that the manual promises."""
     fast = gpu_frame[gpu_frame.method == "fast-math sincos"].set_index("position")
     assert fast.fraction[LAST] > 0.8
     angles = torch.tensor([2 * math.pi - 1e-9, 100 * math.pi]).double()

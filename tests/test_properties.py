@@ -127,7 +127,7 @@ def exact_angle(position: int, frequency: float) -> float:
 @always_the_same
 @given(st.data())
 def test_apply_qk_norm_rope_is_the_definition(data):
-    """Results, gradients and those of the weights, within the bound that `tests.test_qk_norm` derives."""
+    """Results and all gradients are within the bound that `tests.test_qk_norm` derives."""
     case = data.draw(rotations(with_k=True, dtypes=DTYPES[:1] + DTYPES[3:], table_dtypes=(torch.float32,)))
     for name in ("inverse", "out_layout"):
         case.options.pop(name, None)

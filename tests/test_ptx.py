@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernel: wide accesses, no spills, for GPUs that need not be there."""
+"""The code of the rotation kernel: wide accesses, no spills, for GPUs that need not be there."""
 
 import os
 import subprocess

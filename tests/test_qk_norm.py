@@ -50,7 +50,7 @@ class Case:
         return dict(zip(("q", "k", "q_weight", "k_weight"), self.tensors, strict=True)) | self.options
 
     def check(self) -> None:
-        """Results and gradients are those of the definition up to the roundings that the arithmetic cannot avoid."""
+        """Results and gradients agree with the definition up to the roundings that the arithmetic cannot avoid."""
         results = apply_qk_norm_rope(**self.arguments)
         gradients = torch.autograd.grad(results, self.tensors, self.grads)
         for i in (0, 1):
@@ -58,7 +58,7 @@ class Case:
             self.check_one(x, weight, g, results[i].detach(), gradients[i], gradients[2 + i])
 
     def check_one(self, x, weight, g, y, dx, dw) -> None:
-        """Of q or of k.
+        """Check q or k.
 
         To first order in the unit roundoff u of the compute type. The mean of D squares is a sum of positive terms,
         D u in any order, one more for the division by D, two for eps and its addition; the root halves that, and a
@@ -208,7 +208,7 @@ def test_positions(device, where):
 @without_eps
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_tokens_without_a_position(device, where, eps):
-    """Zeros, zero gradient and nothing to the weights' gradients, whatever padding holds."""
+    """Padding, whatever it holds, gives zeros and zero gradients, and adds nothing to the weights' gradients."""
     (name, value), *_ = where.items()
     one = case(SHAPES[0], device, eps=eps, **{name: value.to(device)})
     nowhere = value.to(device) == NO_POSITION
@@ -236,7 +236,7 @@ def test_tokens_without_a_position(device, where, eps):
 
 
 def test_kernel_writes_nan_for_a_position_without_a_row():
-    """And reads nothing out of bounds. (The public function refuses such positions where it can look at them.)"""
+    """The kernel reads nothing out of bounds. (The public function refuses such positions where it can see them.)"""
     device = "cpu" if INTERPRETED else "cuda"
     xs = [draw(1, 3, heads, 12, device=device) for heads in (3, 1)]
     weights = [torch.randn(12, device=device) for _ in xs]

@@ -24,7 +24,7 @@ from tests.strategies import Rotation, rotations  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torch_operations")
 
-# What no argument of the kind can be.
+# The values that no argument of the kind can have.
 NOTHING = (None, object(), "x", b"x", 1j, float("nan"), {}, [], torch.float32)
 NO_TENSOR = (*NOTHING, 1, 1.5, [1.0, 2.0], np.zeros(3))
 NO_INTEGER = (*NOTHING, 1.0, 1.5, float("inf"), 1e300, True, np.bool_(True), np.float32(1), [1], (1, 2))
@@ -39,7 +39,7 @@ FAR = (2**31, -(2**31) - 1, 2**62, 2**63, -(2**63), 10**30)
 
 
 def no_features(valid: torch.Tensor) -> tuple:
-    """What cannot stand for a floating tensor like this one."""
+    """The values that cannot take the place of the floating tensor ``valid``."""
     return (
         *NO_TENSOR, valid[None, None], valid.long(), valid.bool(), valid.to(torch.complex64), valid.to_sparse(),
         valid.to("meta"), valid.to(torch.float8_e4m3fn),
@@ -47,7 +47,7 @@ def no_features(valid: torch.Tensor) -> tuple:
 
 
 def invalid_for(case: Rotation) -> dict[str, tuple]:
-    """What each argument of `ropelab.apply_rope` cannot be beside the others of the case, which has a k."""
+    """Values that each argument of `ropelab.apply_rope` cannot have beside the others of the case, which has a k."""
     q, k, cos = case.q, case.k, case.options["cos"]
     rows, wide = cos.shape[-2], torch.zeros(cos.shape[-2], q.shape[-1] + 2)
     wider = k.new_zeros(*k.shape[:-1], k.shape[-1] + 1)
@@ -77,7 +77,7 @@ def invalid_for(case: Rotation) -> dict[str, tuple]:
 
 
 def invalid_for_qk_norm(case: Rotation) -> dict[str, tuple]:
-    """The same of `ropelab.apply_qk_norm_rope`; `weights` are the valid ones."""
+    """`invalid_for` for `ropelab.apply_qk_norm_rope`; `weights` are the valid weights."""
     rope = {name: values for name, values in invalid_for(case).items() if name in QK_NORM}
     weight = weights(case)["q_weight"]
     no_weight = (*no_features(weight), torch.ones(len(weight) + 1))
@@ -94,7 +94,7 @@ QK_NORM = list(inspect.signature(ropelab.apply_qk_norm_rope).parameters)
 
 
 def check_refused(function, arguments: dict, name: str, value) -> None:
-    """The call with ``value`` for one of its arguments raises what it should."""
+    """The call with ``value`` for one of its arguments raises the right error."""
     before = {key: x.clone() for key, x in arguments.items() if isinstance(x, torch.Tensor)}
     with pytest.raises((TypeError, ValueError)) as caught:
         function(**arguments | {name: value})

@@ -1,4 +1,4 @@
-"""The public function, bit for bit and at the edges of tiles: what the laws of test_conformance.py do not ask."""
+"""The public function, bit for bit and at the edges of tiles, where the laws of test_conformance.py do not look."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_inplace_writes_the_same_bits_into_the_inputs(device, layout):
 
 
 def strided_copies(x):
-    """``x`` in memory laid out in ways that models do."""
+    """``x`` in the memory layouts that models use."""
     batch, seq_len, heads, head_dim = x.shape
     padded = torch.full((batch, seq_len + 1, heads + 2, head_dim + 3), float("nan"), dtype=x.dtype, device=x.device)
     view = padded[:, 1:, 1:-1, 3:]

@@ -1,4 +1,4 @@
-"""The claims of SGLang#14302: that every verdict moves with its evidence, and that the measurements run."""
+"""The claims of SGLang#14302: every verdict moves with its evidence, and the measurements run."""
 
 import os
 import subprocess
@@ -77,14 +77,14 @@ without_a_gpu = pytest.mark.skipif(
 
 @cache
 def record(study, gpu="nvidia-h200"):
-    """A committed record without the published kernels. Frames of the cases are what it could have been instead."""
+    """A committed record without the published kernels. The frames of the cases are other possible records."""
     frame = records.load(study, records.MEASUREMENTS, gpu=gpu).frame
     frame = frame[~frame.contender.isin((*KERNEL_NAMES, REAL_VLLM))]
     return frame[~frame.family.fillna("").str.endswith("kernel")] if "family" in frame else frame
 
 
 def with_kernels(claim, frame):
-    """The same with the published kernels, each as fast as the model that the rule would take instead."""
+    """The record with the published kernels, each as fast as the model that the rule would take instead."""
     if not {"operator", "contender"} & set(frame):
         return frame
     if "operator" in frame:
@@ -113,7 +113,7 @@ def with_kernels(claim, frame):
 
 
 def scaled(frame, where, by):
-    """The same with other times in the rows that the query selects."""
+    """The record with other times in the rows that the query selects."""
     frame, rows = frame.copy(), frame.query(where).index
     for column in ("median_us", "q20_us", "q80_us"):
         frame.loc[rows, column] *= by
@@ -138,7 +138,7 @@ def protocols(factors=None, **options):
 
 
 def second(factor, where="index >= 0"):
-    """The later grid, with FlashInfer's times by those of the third version."""
+    """The later grid, with FlashInfer's times in proportion to the times of the third version."""
     return like(record("sglang_second_grid"), FLASHINFER, THIRD, factor).query(where)
 
 
@@ -178,7 +178,7 @@ def low(where, by=1.0, **changes):
 
 @cache
 def shapes():
-    """What the CPU computes of who takes what, in torch operations: test_interop_sglang interprets our kernel."""
+    """The calls that each operator takes, computed by torch operations; test_interop_sglang interprets our kernel."""
     with use_backend("torch"):
         frame = evidence.shapes()
     return frame[frame.operator.isin((evidence.THEIR_OPERATOR, evidence.OUR_OPERATOR))]
@@ -209,7 +209,7 @@ def instructions(**bytes_):
 
 
 def pairs_of(column, **found):
-    """Name -> what is so before and after."""
+    """Name -> the facts before and after."""
     frame = pd.DataFrame.from_dict(found, orient="index", columns=["before", "after"])
     return frame.reset_index(names=column)
 
@@ -219,7 +219,7 @@ def synchronized(*exceptions):
 
 
 def model(words):
-    """What the ledger says where only our model says so."""
+    """The entry of the ledger where only our model gives the outcome."""
     return Outcome.UNTOLD, f"our model: {words}"
 
 

@@ -1,4 +1,4 @@
-"""Cosines and sines that the kernel computes: how near they are, and that nothing else changes."""
+"""Cosines and sines that the kernel computes are near the exact values, and nothing else changes."""
 
 import math
 from functools import partial
@@ -88,7 +88,7 @@ def test_the_series_are_those_of_taylor():
 
 
 def test_the_study_measures_the_kernel(monkeypatch):
-    """On whatever runs the kernel here: errors of every octave, none above an ulp, and none of nothing."""
+    """The study measures the kernel that runs here: at most an ulp of error in every octave, and errors of sines."""
     monkeypatch.setattr(bench, "LAST", 2**9)
     frame = bench.table_free_error(device="cuda" if torch.cuda.is_available() else "cpu")
     assert frame["first"].tolist() == [0, *(2**i for i in range(1, 9))] and frame["last"].max() == 2**9 - 1

@@ -1,4 +1,4 @@
-"""TransformerEngine's C API: the calls are those of its headers, and what it would refuse is refused before."""
+"""TransformerEngine's C API: the calls follow its headers, and calls that it would refuse are refused before."""
 
 import contextlib
 import ctypes

@@ -186,7 +186,7 @@ def search(**changes):
 
 
 H200, H100 = "nvidia-h200", "nvidia-h100-80gb-hbm3"
-"""The record of the H200 has the pull request's file, the packages and the models; that of the H100 the models."""
+"""The record of the H200 has the pull request's file, the packages and the models; the H100's record has the models."""
 
 
 def recorded(name, gpu=H200):
@@ -223,7 +223,7 @@ def beside_the_others(frame, name):
 
 
 def told(row):
-    """What the evidence says: the outcome with its numbers, or that of our model."""
+    """The outcome of the evidence with its numbers, or the outcome of our model."""
     return row.words.removeprefix("cannot be told (our model: ").removesuffix(")" * ("our model" in row.words))
 
 
@@ -439,7 +439,7 @@ def test_how_well_the_models_predict():
 @pytest.mark.parametrize("pair, claim_id", RECORDED_PAIRS, ids=lambda value: getattr(value, "words", value))
 @pytest.mark.parametrize("left", PARTS)
 def test_a_part_of_a_record_tells_nothing(pair, claim_id, left, tmp_path):
-    """Whichever pair decides."""
+    """A part of a record tells nothing, whichever pair decides."""
     whole = judged(claim_id, {"te_kernels": lambda: alone("te_kernels", pair)}, tmp_path)
     assert whole.basis == pair.basis and told(whole) != str(UNTOLD)
     part = judged(claim_id, {"te_kernels": lambda: alone("te_kernels", pair).query(left)}, tmp_path)
@@ -451,7 +451,7 @@ def test_a_part_of_a_record_tells_nothing(pair, claim_id, left, tmp_path):
     [pytest.param(*case[:3], id=f"{case[0]}-{case[3]}") for case in OF_MODELS if case[2] != model(UNTOLD)],
 )
 def test_other_pairs_beside_the_published_code_do_not_matter(claim_id, given, expected, tmp_path):
-    """The recorded rows of the packages and of our models do not hide what was spoilt in those of the file."""
+    """The recorded rows of the packages and of our models do not hide the spoilt rows of the file."""
     only = under(given, grids.CODE)
     beside = {name: partial(lambda make, name: beside_the_others(make(), name), only[name], name) for name in only}
     row, same = judged(claim_id, beside, tmp_path), judged(claim_id, only, tmp_path)
@@ -531,7 +531,7 @@ def test_the_package_beside_its_models(tmp_path):
 
 
 def test_the_headline_has_the_times_of_the_record():
-    """Each range is that of its contender; without a contender there is no sentence."""
+    """Each range belongs to its contender; without a contender there is no sentence."""
     frame = kernels()
     table = findings.times(frame).query("part == 'table B'")
     said = findings.table_b_counts(frame)
@@ -715,7 +715,7 @@ def test_a_wrong_rotation_is_not_timed(monkeypatch):
 
 @interpreted
 def test_the_layer(monkeypatch):
-    """Its gradients are autograd's of the same layer with the definition's rotation."""
+    """The gradients of the layer equal autograd's gradients of the same layer with the definition's rotation."""
     monkeypatch.setattr(timing, "gpu_times", fake_times)
     monkeypatch.setattr(layer, "attention", lambda q, k, v, **_: q * k + v)  # what there is needs a GPU
     small = layer.Scale(tokens=8, hidden=32, heads=2, ffn=48, n_seqs=(3,), rounds=1)

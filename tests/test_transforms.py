@@ -144,7 +144,7 @@ def test_jvp_is_the_rotation_and_the_turn_of_the_tables(device, positions):
 
 
 def test_forward_over_reverse(device):
-    """The Hessian-vector product of sum (R x)^2 / 2, which is that of the identity."""
+    """The Hessian-vector product of sum (R x)^2 / 2 is the product with the identity."""
     q, _, cos, sin = inputs(device)
     v = torch.randn_like(q)
     gradient = torch.func.grad(lambda x: ropelab.apply_rope(x, cos=cos, sin=sin).square().sum() / 2)
@@ -263,7 +263,7 @@ def test_jacobian_is_the_matrix(device, jacobian, inverse):
 
 
 def test_jacobian_of_the_tables(device):
-    """R is linear in the tables, so its derivative along them is what a table of ones makes."""
+    """R is linear in the tables, so its derivative along them is the result for a table of ones."""
     x = torch.randn(2, 1, 4, dtype=torch.float64, device=device)
     cos, sin = (torch.randn(5, 2, dtype=torch.float64, device=device) for _ in range(2))
 
@@ -278,7 +278,7 @@ def test_jacobian_of_the_tables(device):
 
 
 def test_hessian(device):
-    """Of sum of (R x)^4 / 12, whose Hessian is R^T diag((R x)^2) R."""
+    """The Hessian of sum of (R x)^4 / 12 is R^T diag((R x)^2) R."""
     x = torch.randn(2, 1, 4, dtype=torch.float64, device=device)
     cos, sin = ropelab.rotary_table(2, 4, dtype=torch.float64, device=device)
 
@@ -292,7 +292,7 @@ def test_hessian(device):
 
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
 def test_vectorized_jacobian_of_autograd(device, strategy):
-    """It batches gradients, or tangents, in a way of its own."""
+    """Autograd's vectorized Jacobian batches gradients, or tangents, in a way of its own."""
     x = torch.randn(3, 2, 8, device=device)
     cos, sin = ropelab.rotary_table(3, 6, device=device)
 

@@ -128,7 +128,7 @@ def run(*arguments):
 
 @pytest.fixture
 def no_process(monkeypatch):
-    """What is wrong before a process is started must not take one."""
+    """A call that is wrong before a process is started must not start one."""
     monkeypatch.setattr("ropelab.conformance.cli.hold_apart", lambda *a: pytest.fail("a process was started"))
 
 
@@ -136,7 +136,7 @@ def no_process(monkeypatch):
 
 
 def test_exit_code_0_and_a_row_for_each_law(folder):
-    """Though its module leaves a thread behind, and an exit code of its own for the end of Python."""
+    """The module of the function leaves a thread behind, and an exit code of its own for the end of Python."""
     out = folder / "report.json"
     result = run("somebodys:Namespace.rope", "--convention", "plain", "--layout", "split_half", "--json", str(out))
     assert result.exit_code == 0, result.output

@@ -206,7 +206,7 @@ def test_the_source_distribution_makes_the_same_wheel(python, wheel, source, tmp
 
 @pytest.mark.parametrize("instead", ["a text file", "nothing"])
 def test_without_symlinks_nothing_is_built_or_imported_in_silence(python, source, tmp_path, instead):
-    """What git makes of a symlink under ``core.symlinks=false``, and most programs that unpack a zip on Windows."""
+    """Git with ``core.symlinks=false``, and most programs that unpack a zip on Windows, make such files of symlinks."""
     link = source / "ropelab" / "kernels"
     target = os.readlink(link)
     link.unlink()

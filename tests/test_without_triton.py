@@ -70,14 +70,14 @@ assert torch.equal(rotate(x), ropelab.apply_rope(x, cos=cos, sin=sin))
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
-    """That of an environment without Triton."""
+    """The Python of an environment without Triton."""
     python = environment(tmp_path_factory.mktemp("environment"), without=("triton*", "ropelab*", "__editable__*"))
     run(python, "-c", "import torch, importlib.util as u; assert u.find_spec('triton') is None")
     return python
 
 
 def test_torch_does_it(python, tmp_path):
-    """In one process, whose traceback names what failed."""
+    """All checks run in one process, whose traceback names the check that failed."""
     pieces = [f"exec(compile({code!r}, {name!r}, 'exec'), dict(here))" for name, code in USE.items()]
     first = ["import torch, ropelab", "from tests.support import assert_rotated", "here = dict(globals())"]
     (tmp_path / "use.py").write_text("\n".join([*first, *pieces]))

@@ -1,4 +1,4 @@
-"""The wrong backward errs as its closed form says, and the checks that should see it do."""
+"""The wrong backward errs as its closed form says, and the checks that should see it see it."""
 
 import numpy as np
 import pytest

@@ -316,8 +316,8 @@ class LatentCache(Operation):
     heads = (128, 9)
     head_dim = 64
     roundings = 6
-    """The table, two products and a difference are rounded, and the result: each by one unit roundoff relative to the
-    pair, times at most sqrt(2) where both members of a pair contribute."""
+    """The table, two products, a difference and the result are rounded. Each rounding is one unit roundoff relative to
+    the pair, times at most sqrt(2) where both members of a pair contribute."""
     cached = ("cache",)
 
     latent: ClassVar[int] = 512

@@ -1,7 +1,7 @@
 """This file holds a plugin of SGLang, which puts the kernel in the place of SGLang's rotary embedding.
 
-SGLang calls `register` in each of its processes, by the entry point ``ropelab`` in the group ``sglang.srt.plugins`` of
-the wheel, where the environment variable ``SGLANG_PLUGINS`` names ``ropelab`` (or is not set)::
+The wheel has the entry point ``ropelab`` in the group ``sglang.srt.plugins``. By this entry point SGLang calls
+`register` in each of its processes, if the environment variable ``SGLANG_PLUGINS`` names ``ropelab`` or is not set::
 
     SGLANG_PLUGINS=ropelab python -m sglang.launch_server --model-path MODEL
 

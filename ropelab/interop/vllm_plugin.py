@@ -1,7 +1,7 @@
 """This file holds a plugin of vLLM, which puts the kernel in the place of vLLM's rotary embeddings.
 
-vLLM calls `register` in each of its processes, by the entry point ``ropelab`` in the group ``vllm.general_plugins``
-of the wheel, where the environment variable ``VLLM_PLUGINS`` names ``ropelab`` (or is not set)::
+The wheel has the entry point ``ropelab`` in the group ``vllm.general_plugins``. By this entry point vLLM calls
+`register` in each of its processes, if the environment variable ``VLLM_PLUGINS`` names ``ropelab`` or is not set::
 
     VLLM_PLUGINS=ropelab vllm serve MODEL
 

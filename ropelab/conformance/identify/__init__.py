@@ -1,4 +1,4 @@
-"""This package answers: what does a function do that is wrong? It measures the rotation and describes the deviations.
+"""This package answers: what does a wrong function do? It measures the rotation and describes the deviations.
 
 A description is a set of deviations from the definition. The package knows no published fault and imports nothing from
 the catalogue. Reading order:

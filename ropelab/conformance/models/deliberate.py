@@ -15,5 +15,5 @@ DELIBERATE: Mapping[tuple[str, str], str] = {
     ("mistral_large4", "distances_only"): "queries are scaled by the logarithm of the position",
     ("recurrent_gemma", "distances_only"): "position 0 resets the state of the recurrent layers",
 }
-"""(architecture, name of the law) -> the design that breaks the law. Source: the
-modeling files of Transformers 5.23."""
+"""(architecture, name of the law) -> the design that breaks the law. Source: the modeling files of Transformers
+5.23."""
