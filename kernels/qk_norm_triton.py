@@ -467,7 +467,7 @@ def _plan(xs, others, weights, cos, sin, positions, rotation: Rotation, eps: flo
         "ALIGN": min(common_alignment(all_strides), tile.pairs_per_access * (2 if rotation.interleaved else 1)),
         "TABLE_ALIGN": common_alignment([*cos_strides, *sin_strides]),
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
-        # Where True, one offset serves all tensors of q, or of k, and one offset serves cos and sin.
+        # With SAME_STRIDES, one offset serves all tensors of q, or of k, and one offset serves cos and sin.
         "SAME_STRIDES": all(of_pair == strides[0] for of_pair in strides) and cos_strides == sin_strides,
         "WIDE": any(reach(x, tile.block_tokens) >= 2**31 for x in tensors),
         "BLOCK_TOKENS": tile.block_tokens, "BLOCK_HEADS": tile.block_heads,

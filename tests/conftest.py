@@ -57,7 +57,7 @@ def _seed(name: str) -> None:
 
 @pytest.fixture(autouse=True)
 def seed(request):
-    """What a test draws depends on its name alone: not on the tests before it, nor on the process that runs it."""
+    """The random numbers of a test depend on its name alone, not on earlier tests or on the process that runs it."""
     _seed(request.node.nodeid)
 
 
@@ -83,7 +83,7 @@ def poisoned_memory():
 
 @pytest.fixture(params=["torch", "triton"])
 def device(request) -> Iterator[str]:
-    """Where to put tensors so that `apply_rope` takes one path or the other."""
+    """The device that makes `apply_rope` take one path or the other."""
     if request.param == "triton":
         yield "cuda" if HAS_GPU else "cpu"
     else:

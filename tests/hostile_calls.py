@@ -34,7 +34,7 @@ def nested(x):
 
 
 class Kind(NamedTuple):
-    """What an argument is.
+    """A kind of argument.
 
     Attributes:
         hostile: values that must be refused, or functions that make one of the valid value.
@@ -158,7 +158,7 @@ def encode(**options):
 
 
 def in_place(function: Callable, *names: str) -> Callable:
-    """What the function left in the tensors of these names."""
+    """The contents that the function left in the tensors of these names."""
 
     def call(**arguments):
         arguments |= {

@@ -306,7 +306,7 @@ def test_memory_is_poisoned_and_the_settings_come_back():
 
 
 def test_laws_share_no_state():
-    """What a module caches under one law is gone under the next."""
+    """The cache that a module fills under one law is gone under the next law."""
     built = []
 
     def factory(head_dim):

@@ -67,7 +67,7 @@ VARIANTS = {
     "table-free": {"table_free": True},
     "all": {"norm_last": True, "norm_across": True, "table_free": True},
 }
-"""What `verify` is told about an operator that has another norm, or no tables."""
+"""The claims to `verify` about an operator that has another norm, or no tables."""
 variants = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
 

@@ -1,4 +1,4 @@
-"""What notebook 05 computes and draws, on a kill matrix and a table of peers that are made up here."""
+"""The tables and figures of notebook 05, on a kill matrix and a table of peers that are made up here."""
 
 import os
 

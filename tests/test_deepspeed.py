@@ -412,7 +412,7 @@ def test_the_formula_promotes_and_the_kernel_does_not():
 
 @needs_peers
 def test_the_versions_are_deepspeeds_own_code():
-    """Their source is compiled as it is, and each version reshapes the kernel's arguments in its own way."""
+    """The versions' source is compiled as it is, and each version reshapes the kernel's arguments in its own way."""
     t, table = torch.randn(2, 5, 3, 8), torch.ones(2, 1, 1, 8)
     seen = []
 

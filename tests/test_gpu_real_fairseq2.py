@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("direction", measure.DIRECTIONS)
 def test_the_code_is_right_eager_and_compiled(dtype, direction):
-    """As the studies check it before they time it: each token within the bound of float32 angles."""
+    """Each token is within the bound of float32 angles, as in the check of the studies before they time the code."""
     try:
         encoders.proposed()
     except NotInstalled as missing:

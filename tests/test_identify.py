@@ -55,7 +55,7 @@ def one_thread():
 
 
 def identified(function, convention, seconds=120.0, **options) -> Identification:
-    """What the search finds; it ends when it has found something, long before the limit, on a busy machine, too."""
+    """The finding of the search, which ends when it has found something, long before the time limit."""
     declaration, surroundings = declare(convention, **options), Surroundings()
     with surroundings.ours():
         return identify(declaration.subject(function, surroundings), declaration.sizes, seconds)

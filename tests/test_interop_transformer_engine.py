@@ -294,7 +294,7 @@ def test_wrong_widths_are_named(widths):
 
 @pytest.mark.parametrize("cp_size", [1, 2])
 def test_a_sequence_without_a_start_has_no_positions(device, cp_size):
-    """Its later tokens get no position by counting on, and a sum beyond int32 does not wrap to NO_POSITION."""
+    """The sequence's tokens get no position by counting on, and a sum beyond int32 does not wrap to NO_POSITION."""
     freqs = torch.randn(16, 1, 1, 8, device=device)
     t = torch.randn(2, 4, 3, 8, device=device)
     starts = torch.tensor([NO_POSITION, 3], dtype=torch.int32, device=device)

@@ -36,7 +36,7 @@ def files(checkout):
 
 
 def make(checkout, *arguments):
-    # Not as a part of the make that runs the tests, which hands its own settings on.
+    # This make must not be a part of the make that runs the tests and hands its own settings on.
     environment = {name: x for name, x in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     environment = {name: x for name, x in environment.items() if name not in ("BUILD", "VENV", "PYTHON", "BASE_PYTHON")}
     return subprocess.run(

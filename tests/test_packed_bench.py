@@ -221,7 +221,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(dense, "FEW_TOKENS_CELLS", (Cell(replace(SMALL, batch=1, seq_len=1), 1 / 1.2),))
     only_ours = tuple(peer for peer in dense._ANY_FORMAT if peer.package is None)
     monkeypatch.setattr(dense, "_ANY_FORMAT", only_ours)
-    # As if flash-attn were not at hand: its kernel needs a GPU.
+    # flash-attn counts as missing, because its kernel needs a GPU.
     known = tuple(replace(p, package="no-such-package-ropelab") if p.package else p for p in peers.PEERS)
     monkeypatch.setattr(peers, "PEERS", known)
 

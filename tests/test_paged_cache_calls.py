@@ -1,4 +1,4 @@
-"""How `rope_and_cache` is called: wrong arguments, compilers, remembered calls, autograd, programs of any size."""
+"""Calls of `rope_and_cache`: wrong arguments, compilers, remembered calls, autograd, programs of any size."""
 
 import pytest
 import torch

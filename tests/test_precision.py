@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 LLAMA3 = variants.inverse_frequencies(128, 5e5)
 LAST = findings.TOPS[-1]
 MOST_SLACK = 2
-"""By how much the largest bound of an octave may exceed the largest error in it, in the octave where it is tightest."""
+"""The limit of an octave's largest bound over its largest error, for the octave with the tightest bound."""
 
 
 def random_positions(count: int, last: int = exact_waves.LAST) -> torch.Tensor:
@@ -43,7 +43,7 @@ def random_positions(count: int, last: int = exact_waves.LAST) -> torch.Tensor:
 
 
 def any_frequencies(count: int) -> torch.Tensor:
-    """From 2e-6 to 1, with all 53 digits, and powers of two among them."""
+    """Frequencies from 2e-6 to 1, with all 53 digits, and powers of two among them."""
     drawn = torch.exp(-13 * torch.rand(count, dtype=torch.float64))
     return torch.cat([drawn, torch.tensor([1.0, 0.5, 2.0**-9]).double()])
 

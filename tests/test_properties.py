@@ -1,4 +1,4 @@
-"""Whatever is valid agrees with the definition, for random arguments of every public function.
+"""Every valid call agrees with the definition, for random arguments of every public function.
 
 Hypothesis draws the arguments, always the same ones, and shrinks what fails to a small example. Calls take the path in
 torch operations: that the kernels have its bits is tested elsewhere, and their interpreter is slow.
@@ -83,7 +83,7 @@ def test_the_gradient_is_the_rotation_back(case):
 @always_the_same
 @given(rotations(table_dtypes=(torch.float32,)), st.integers(-(2**31) + 1, 2**31 - 8), st.sampled_from([1e4, 5e5]))
 def test_without_tables_it_is_the_rotation_by_the_angle_itself(case, start, base):
-    """At any int32 position: the table of the tokens is made here, of angles in integers of 200 bits."""
+    """The positions are any int32 numbers: this test makes the tokens' table of angles in integers of 200 bits."""
     columns = case.options.pop("cos").shape[-1]
     del case.options["sin"]
     if "rotary_slice" in case.options:
@@ -225,7 +225,7 @@ def ranks(draw) -> tuple[dict, int]:
 
 
 def share(length: int, cp_size: int, cp_rank: int, chunks: str) -> list[int]:
-    """Which of a sequence's tokens the rank has."""
+    """The tokens of a sequence that the rank has."""
     tokens = list(range(length))
     if chunks == "contiguous" or cp_size == 1:
         part = length // cp_size
@@ -302,7 +302,7 @@ def test_converted_weights_rotate_in_the_other_layout(data):
 
 @st.composite
 def configurations(draw) -> tuple[dict, dict]:
-    """What a configuration says beside the rotation, and the parameters of the rotation as of version 5."""
+    """The entries of a configuration beside the rotation, and the parameters of the rotation as of version 5."""
     planes = 2 * draw(st.integers(1, 8))
     fraction = draw(st.sampled_from([None, 1.0, 0.5]))
     head_dim = 2 * planes if fraction != 0.5 else 4 * planes

@@ -201,7 +201,7 @@ def test_the_table_of_precision_is_derived():
     assert written == found
 
 
-# What a block takes for granted, by a name in it that no block before it made.
+# A name that no block before makes -> the code that a block with this name takes for granted.
 GIVEN = {
     "model": """
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -160,7 +160,7 @@ def test_formulas_become_mathml_or_stay_visible(study):
 
 
 class Links(HTMLParser):
-    """What a page names: (tag, address) in ``links``, and the ids that others may name."""
+    """The names in a page: (tag, address) in ``links``, and the ids that others may name."""
 
     def __init__(self, page):
         super().__init__()

@@ -664,7 +664,7 @@ def test_a_wrong_contender_is_not_timed(stubbed):
 
 
 class FakeFlashInfer:
-    """Its operator, with what it takes for granted asserted: what else it is given may end the process on a GPU."""
+    """FlashInfer's operator, which asserts its preconditions: on a GPU, a call that breaks them may end the process."""
 
     @staticmethod
     def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):

@@ -78,7 +78,7 @@ def test_frequencies_have_96_bits_behind_the_point(theta):
 
 
 def test_the_series_are_those_of_taylor():
-    """What they leave out is as small as the module says, on the whole interval."""
+    """The terms that the series leave out are as small as the module says, on the whole interval."""
     x = torch.linspace(0, math.pi / 4, 10_001, dtype=torch.float64)
     series = [sum(c * x ** (2 * i) for i, c in enumerate(cs)) for cs in (angles_torch.SINE, angles_torch.COSINE)]
     assert (x + x**3 * series[0] - x.sin()).abs().max() < 2e-9

@@ -51,7 +51,7 @@ def with_another_word(text):
 
 
 def without_modules(path):
-    """What the record's JSON would say if it were from before the other modules were hashed."""
+    """The record's JSON as it would be from before the other modules were hashed."""
     return {name: value for name, value in json.loads(path.read_text()).items() if name != "modules"}
 
 

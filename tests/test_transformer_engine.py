@@ -468,7 +468,7 @@ def of_the_record(tmp_path, gpu, *removed):
 
 
 def test_the_recorded_code_decides(tmp_path):
-    """Without it the packages do, where they have what a claim is about."""
+    """Without the recorded code the packages decide the claims about code that they have."""
     whole, packages = of_the_record(tmp_path, H200), of_the_record(tmp_path, H200, grids.CODE)
     assert (whole.basis == Basis.CODE).all() and (whole.outcome != UNTOLD).all()
     assert (packages.basis[["TE-05", "TE-08", "TE-16"]] == Basis.PACKAGE).all()
@@ -522,7 +522,7 @@ def test_the_map_of_the_document():
 
 
 def test_the_package_beside_its_models(tmp_path):
-    """Where TransformerEngine is installed, its time stands beside that of the models."""
+    """Where TransformerEngine is installed, its time stands beside the time of the models."""
     times = {"te_kernels": partial(kernels, package=1.25)}  # and the sum, which takes as long for all
     said = "TransformerEngine 2.20 takes 1.19 of the time of the faster grid"
     assert said in judged("TE-05", times, tmp_path).remarks
@@ -563,7 +563,7 @@ def test_the_dispatch_is_that_of_the_source():
 
 
 def test_a_record_survives_its_file(tmp_path):
-    """What the rules read is what a csv file can hold."""
+    """The rules read only values that a csv file can hold."""
     for name, frame in (("te_kernels", kernels()), ("te_parity", parity()), ("te_layer", layers()),
                         ("te_past_the_end", past())):  # fmt: skip
         records.write(name, frame, tmp_path)
@@ -875,7 +875,7 @@ def test_titles_and_sentences_follow_the_record(directory, tmp_path):
 
 
 def test_figures_draw_what_was_measured(tmp_path):
-    """Without flash-attn, and in a smoke run, whose cells are few."""
+    """The figures also draw without flash-attn, and for a smoke run, which has few cells."""
     frame = kernels()
     lost = frame[frame.contender == "flash_attn"].index
     frame.loc[lost, ["median_us", "q20_us", "q80_us"]] = np.nan

@@ -1,4 +1,4 @@
-"""What PyTorch does with a function besides calling it: compile, trace, checkpoint, autocast, differentiate."""
+"""PyTorch's uses of a function besides calling it: compile, trace, checkpoint, autocast, differentiate."""
 
 import itertools
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Where Triton has no wheel (macOS, Windows) everything but the kernels works: in an environment without it."""
+"""Everything but the kernels works without Triton, which has no wheel for macOS and Windows."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Identification:
-    """What a function does, as deviations from the definition.
+    """The behaviour of a function, as deviations from the definition.
 
     Attributes:
         deviations: the deviations; empty if nothing deviates or nothing was identified.

@@ -363,7 +363,7 @@ def _orders() -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
 
 
 MEMORY = dict(_orders())
-"""How memory is mistaken, in words -> a function that returns the number of the element that each element becomes."""
+"""A mistake about memory, in words -> a function that returns the number of the element that each element becomes."""
 
 
 def _read_as(order: Callable[[Plan], np.ndarray]) -> Change:
