@@ -112,7 +112,7 @@ def test_positions_along_several_axes(qk, seq_format):
 @pytest.mark.parametrize("config", [HEADS, LONGROPE], ids=["default", "LongRoPE"])
 @on_cpu
 def test_survives(qk, change, config):
-    """Within a model and in every dtype of the inputs, tables stay float32 and bits right, before and after a call."""
+    """In a model, in every dtype of the inputs, tables stay float32 and bits right, before and after the first call."""
     rope = rope_from_config(config)
     for called in (False, True):
         model = torch.nn.ModuleDict({"rotary": RotaryEmbedding.from_config(config), "linear": torch.nn.Linear(2, 2)})

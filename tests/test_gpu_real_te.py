@@ -179,7 +179,7 @@ def test_rows_past_the_end(library):
     """The package leaves them as allocated (here NaN), our adapter writes zeros."""
     cu = integers(0, 4, 12)
     t = torch.randn(15, 2, 16, device="cuda")
-    with te_source.forced(False):  # the first version's new grid reads past freqs instead: the study has that
+    with te_source.forced(False):  # the first version's new grid reads past freqs instead, as the study shows
         theirs = te.apply_rotary_pos_emb(library, t, freqs_of(8, 16, "split_half"), "thd", cu_seqlens=cu)
     ours = interop.apply_rotary_pos_emb(t, freqs_of(8, 16, "split_half"), "thd", cu_seqlens=cu)
     assert torch.isfinite(theirs[:12]).all() and theirs[12:].isnan().all() and not ours[12:].any()

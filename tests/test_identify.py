@@ -55,7 +55,7 @@ def one_thread():
 
 
 def identified(function, convention, seconds=120.0, **options) -> Identification:
-    """The finding of the search, which ends when it has found something, long before the time limit."""
+    """The finding of the search, which ends with the first finding, long before the limit, even on a busy machine."""
     declaration, surroundings = declare(convention, **options), Surroundings()
     with surroundings.ours():
         return identify(declaration.subject(function, surroundings), declaration.sizes, seconds)

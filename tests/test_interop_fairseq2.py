@@ -53,7 +53,7 @@ def seqs_and_cotangent(*shape, dtype=torch.float32):
 
 
 def definition(x, impl, positions, inverse=False):
-    """``x`` with two leading axes, or one and ``positions`` for it; padding has position None there."""
+    """The definition for ``x`` with two leading axes, or with one and ``positions`` (None for padding)."""
     cos, sin = rotary_table(MAX, E, dtype=torch.float64)
     heads = x.reshape(*x.shape[: positions.ndim], -1, E)
     batched = heads if positions.ndim == 2 else heads.unsqueeze(0)

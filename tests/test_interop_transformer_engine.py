@@ -69,7 +69,7 @@ def test_dense(device, layout, dtype, tensor_format, cp_size, cp_rank, starts):
 @pytest.mark.parametrize("cp_size, cp_rank", [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("starts", [None, [3, 9, 0, 1, 2]])
 def test_packed(device, layout, cp_size, cp_rank, starts):
-    """Empty sequences, rows past the end, start positions and shards, all at once; strides of a transposed tensor."""
+    """A call has empty sequences, rows past the end, start positions, shards and strides of a transposed tensor."""
     cu = torch.tensor(CU, dtype=torch.int32, device=device)
     start = None if starts is None else torch.tensor(starts, dtype=torch.int32, device=device)
     total = CU[-1] // cp_size

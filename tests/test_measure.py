@@ -150,7 +150,7 @@ def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """As on a GPU, but in this process; returns a list to which every study adds (name, how the clock goes)."""
+    """Run jobs as on a GPU, but in this process; every study adds (name, how the clock goes) to the returned list."""
     ran, clock = [], timing.gpu_times
 
     def run(jobs, free_bytes):

@@ -46,7 +46,7 @@ def right(call):
 
 
 def assert_close(found, expected, features):
-    """Within the roundings of a sum of ``features`` squares and of the rotation, relative to the largest element."""
+    """Allow the roundings of a sum of ``features`` squares and of the rotation, relative to the largest element."""
     limit = (features + 10) * torch.finfo(torch.float32).eps * expected.abs().amax()
     assert ((found.double().cpu() - expected).abs() <= limit).all()
 

@@ -38,7 +38,7 @@ MOST_SLACK = 2
 
 
 def random_positions(count: int, last: int = exact_waves.LAST) -> torch.Tensor:
-    """Spread over all sizes."""
+    """Random positions, spread over all sizes."""
     return (2 ** (torch.rand(count) * math.log2(last))).long().clamp(max=last)
 
 

@@ -277,7 +277,7 @@ def test_strides_do_not_matter(device, kind):
 @pytest.mark.parametrize("programs", [1, 2, 5, 7, 40])
 @pytest.mark.parametrize("block_tokens", [1, 2])
 def test_programs_of_the_backward_share_the_blocks_of_tokens(programs, block_tokens, monkeypatch):
-    """More blocks than programs, fewer, and steps past the end of one sequence or of several."""
+    """The cases: more blocks than programs, fewer blocks, and steps past the end of one sequence or of several."""
     tile = qk_norm_triton.BackwardTile(block_tokens, 2, 1, programs_per_multiprocessor=2 * programs)
     monkeypatch.setattr(qk_norm_triton, "choose_backward_tile", lambda *arguments: tile)
     monkeypatch.setattr(qk_norm_triton, "_multiprocessors", lambda device: 1)

@@ -163,7 +163,7 @@ def as_published():
 
 
 def of_power(power):
-    """The old grid's time beyond its live blocks grows with this power of the dead ones."""
+    """The old grid's time beyond its live blocks grows with this power of the dead blocks."""
     frame = kernels(dead_ns=0)
     dead = (frame.freqs_len * frame.n_seqs - frame.tokens).clip(lower=0)
     frame[TIMES] = frame[TIMES].add((frame.contender == OLD) * 188e3 * (dead / dead.max()) ** power, axis=0)

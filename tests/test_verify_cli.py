@@ -266,7 +266,7 @@ def test_exit_code_2_for_wrong_usage_before_a_process_is_started(folder, no_proc
     ],
 )
 def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, message, traced):
-    """A traceback where it leads to the user's own module, a line otherwise."""
+    """The error is a traceback where the traceback leads to the user's own module, and a line otherwise."""
     monkeypatch.syspath_prepend(folder)
     fake = "np = __import__('numpy')\nclass Namespace: pass"  # without the threads
     (folder / "somebodys.py").write_text(fake)
