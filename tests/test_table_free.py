@@ -198,6 +198,19 @@ def test_positions_beyond_int32(device):
         ropelab.apply_rope(q, frequencies=frequencies, positions=positions)
 
 
+def test_the_mark_of_a_position_without_a_row_is_no_position(device):
+    q, frequencies = draw(1, 2, 3, 8, device=device), ropelab.rotary_frequencies(8, device=device)
+    positions = torch.tensor([5, -FARTHEST], device=device)
+    if q.is_cuda:
+        y = ropelab.apply_rope(q, frequencies=frequencies, positions=positions)
+        assert y[:, 1].isnan().all() and y[:, 0].isfinite().all()
+        return
+    for where in ({"positions": positions}, {"offsets": -FARTHEST}):
+        (name,) = where
+        with pytest.raises(ValueError, match=f"{name}: expected numbers other than the mark .*, got -{FARTHEST}"):
+            ropelab.apply_rope(q, frequencies=frequencies, **where)
+
+
 def test_a_model_with_an_attention_factor(device):
     """YaRN at its full length, beside its table: two roundings more than the table's, with a factor."""
     config = {

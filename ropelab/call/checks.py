@@ -78,12 +78,14 @@ def check_positions(positions: torch.Tensor, seq_len: int, angles: Angles, offse
     real = positions[positions != NO_POSITION]
     if not real.numel() or not seq_len:
         return
+    name = "offsets" if offsets else "positions"
     first, last = int(real.min()), int(real.max()) + (seq_len - 1 if offsets else 0)
-    if first == INVALID_POSITION or max(-first, last) >= angles.position_count:
-        name = "offsets" if offsets else "positions"
+    if max(-first, last) >= angles.position_count:
         worst = last if last >= -first else first
         rows = " that frequencies serve" if angles.table_free else " rows of cos"
         raise ValueError(f"{name}: expected |positions| below the {angles.position_count}{rows}, got {worst}")
+    if first == INVALID_POSITION:
+        raise ValueError(f"{name}: expected numbers other than the mark of a position without a row, got {first}")
 
 
 def check_layouts_alike(options: Options) -> None:
