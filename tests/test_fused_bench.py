@@ -17,12 +17,13 @@ from ropelab.bench import (
     paged_cache,
     qk_norm,
     qk_norm_in_qkv,
+    same_places,
     timing,
 )
 from ropelab.bench.cache_operations import EPS, PAGE, SCALE, LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
-from ropelab.bench.workloads import DENSE_CELLS, Workload
+from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.interop.flashinfer import rope_quantize_fp8_append_paged_kv_cache
 from ropelab.kernels import INTERPRETED
 from ropelab.layout import pairing
@@ -130,7 +131,7 @@ def test_the_table_of_paged_caches(on_cpu):
     assert set(frame.operation) == {kind.name for kind in OPERATIONS} and set(frame.tokens) == {1}
     of_vllm = frame.contender == paged_cache.VLLM
     assert of_vllm.sum() == 2 and set(frame[of_vllm].version) == {"0"} and set(frame[~of_vllm].version) == {""}
-    names = {paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, one_pass.COPY}
+    names = {paged_cache.OURS, paged_cache.SEPARATE, paged_cache.VLLM, one_pass.COPY, one_pass.PLACES}
     assert set(one_pass.times(frame).columns) == names
 
 
@@ -394,7 +395,10 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     cells = sum(map(len, latent_attention.SIZES.values()))
     assert len(absent_rows) == 4 * cells and set(absent_rows.status) == {"not run: megatron-core not installed"}
     assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
-    assert latent.sentences(frame) == []
+    apart = frame[frame.contender == same_places.NAME]
+    assert set(apart.part) == {"q"} and len(apart) == cells * len(DIRECTIONS)
+    (said,) = latent.sentences(frame)
+    assert "runs at 1.00 of a copy of as many adjacent bytes" in said
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; the study runs the kernels on a GPU")

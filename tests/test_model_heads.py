@@ -126,7 +126,8 @@ def test_the_studies_run():
 def record(**changes) -> pd.DataFrame:
     row = {"model": "m", "cell": "c", "layout": "split_half", "seq_format": "bshd", "storage": "contiguous",
            "dtype": "bfloat16", "positions": "none", "in_place": False, "head_dim": 128, "contender": "ropelab",
-           "status": "ok", "bytes": 32e6, "necessary_bytes": 33e6, "copy_us": 10.0, "median_us": 10.5}  # fmt: skip
+           "status": "ok", "bytes": 32e6, "head_bytes": 32e6, "necessary_bytes": 33e6, "copy_us": 10.0,
+           "places_us": float("nan"), "median_us": 10.5}  # fmt: skip
     return pd.DataFrame([row | changes])
 
 
@@ -135,11 +136,21 @@ def test_bars():
     assert large.large and large.limit_us == pytest.approx(10 * 33 / 32) and large.meets
     assert not judge.judged(record(median_us=10.9)).meets.any()
     assert judge.judged(record(median_us=10.9, head_dim=72)).meets.all()
-    small = {"bytes": 1e6, "necessary_bytes": 1e6, "copy_us": 2.0}
+    small = {"bytes": 1e6, "head_bytes": 1e6, "necessary_bytes": 1e6, "copy_us": 2.0}
     assert judge.judged(record(**small, median_us=2.29)).meets.all()
     assert not judge.judged(record(**small, median_us=2.31)).meets.any()
     assert judge.judged(record(**small, median_us=2.59, positions="token, int64")).meets.all()
     assert judge.judged(record(status="failed")).empty
+
+
+def test_the_limit_where_features_stay_is_the_copy_to_the_same_places():
+    partial = {"head_bytes": 16e6, "necessary_bytes": 17e6, "places_us": 7.0}
+    (row,) = judge.judged(record(**partial, median_us=7.8)).itertuples()
+    assert row.limit_us == pytest.approx(7 * 17 / 16) and row.meets
+    assert not judge.judged(record(**partial, median_us=7.9)).meets.any()
+    small = partial | {"bytes": 2e6, "copy_us": 3.0, "places_us": 2.0}
+    assert judge.judged(record(**small, median_us=2.29)).meets.all()
+    assert not judge.judged(record(**small, median_us=2.31)).meets.any()
 
 
 def test_faster_contenders_are_listed():
@@ -157,7 +168,7 @@ def test_regret():
 
 def test_the_sentences_count_the_calls_and_the_losses():
     slow, fast = record(median_us=11.0, tile="t"), record(median_us=10.0, tile="t")
-    small = record(bytes=1e6, necessary_bytes=1e6, copy_us=2.0, median_us=2.1, tile="t")
+    small = record(bytes=1e6, head_bytes=1e6, necessary_bytes=1e6, copy_us=2.0, median_us=2.1, tile="t")
     both = [slow, fast, small, record(contender="vllm", median_us=9.0)]
     frame = pd.concat(both, ignore_index=True).assign(cell=["a", "b", "c", "a"])
     said = dense.heads_sentences(frame)

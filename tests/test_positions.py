@@ -236,7 +236,9 @@ def test_positions_beyond_int32_are_named_on_the_cpu_and_loud_on_a_gpu(device):
         (-(2**63), [bad] * 3),
     ):
         offsets = torch.tensor([7, start])
-        message = rf"offsets: expected positions within int32, got {start} for a length of 3 \(sequence 1\)"
+        message = (
+            rf"offsets: expected positions from -2147483646 to 2147483647, got {start} for a length of 3 \(sequence 1\)"
+        )
         with pytest.raises(ValueError, match=message):
             PackedSequences(cu, 6, offsets=offsets)
         assert unchecked(device, cu.to(device), 6, offsets.to(device), Shard()).tolist() == [7, 8, 9, *positions]
@@ -261,7 +263,12 @@ BAD_ARGUMENTS = [
     ("offsets", CU[:3].to("meta"), ValueError, "cu_seqlens' device cpu, got meta"),
     ("offsets", 2**31, ValueError, "an integer >= -2147483648 and < 2147483648, got 2147483648"),
     ("offsets", -(2**31) - 1, ValueError, "an integer >= -2147483648 and < 2147483648, got -2147483649"),
-    ("offsets", 2**31 - 4, ValueError, r"positions within int32, got 2147483644 for a length of 8 \(sequence 2\)"),
+    (
+        "offsets",
+        2**31 - 4,
+        ValueError,
+        r"positions from -2147483646 to 2147483647, got 2147483644 for a length of 8 \(sequence 2\)",
+    ),
     ("cp_size", 0, ValueError, "an integer >= 1 and < 2147483648, got 0"),
     ("cp_size", "2", TypeError, "an integer, got str '2'"),
     ("cp_rank", 1, ValueError, "a rank below cp_size = 1, got 1"),
@@ -468,7 +475,7 @@ def test_check_names_what_a_gpu_holds():
     with pytest.raises(ValueError, match=r"cu_seqlens: expected non-decreasing elements, got 5 after 9 \(element 2\)"):
         packed.check()
     packed = PackedSequences(torch.tensor([0, 9], device="cuda"), 9, offsets=torch.tensor([2**31 - 2], device="cuda"))
-    with pytest.raises(ValueError, match="offsets: expected positions within int32"):
+    with pytest.raises(ValueError, match="offsets: expected positions from -2147483646 to"):
         packed.check()
 
 

@@ -233,6 +233,24 @@ def test_a_library_that_does_not_load_says_why(tmp_path):
         te_library.Library(library_file(tmp_path, "2.20.2"))
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="needs Linux's list of loaded libraries")
+def test_a_library_of_another_version_is_replaced_by_the_library_beside_the_loaded_one():
+    (loaded,) = te_library._loaded("libtorch_cpu.so")
+    words = "undefined symbol: _ZTVN5c10, version libtorch_cpu.so"
+    refused = te_library._REFUSED.match(f"/usr/lib/x86_64-linux-gnu/libc10.so: {words}")
+    assert next(te_library._instead(refused)) == loaded.parent / "libc10.so"
+    assert list(te_library._loaded("libtorch_cpu.so.9")) == []
+
+
+def test_a_library_that_the_loader_does_not_find_is_sought_in_the_environment(tmp_path, monkeypatch):
+    file = tmp_path / "nvidia" / "cudnn" / "lib" / "libropelab_cudnn.so.9"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "cannot open shared object file: No such file or directory"
+    assert list(te_library._instead(te_library._REFUSED.match(f"{file.name}: {words}"))) == [file]
+
+
 # --------------------------------------------------------------------------------------------------- the adapters
 
 

@@ -12,6 +12,7 @@ import torch
 
 import ropelab
 from ropelab import reference
+from ropelab.bench import same_places
 from ropelab.bench.peers.flashinfer import cos_sin_cache
 from ropelab.bench.peers.torch_library import Operators
 from ropelab.bench.workloads import Workload
@@ -115,6 +116,10 @@ class Operation(ABC):
         """The tensors to read. A copy of them writes as many bytes, unless a result is in 8-bit floats."""
 
     @abstractmethod
+    def places(self, call: Tensors) -> Sequence[same_places.Part]:
+        """The parts that the operation reads and writes; none if `to_copy` reads and writes at the same rate."""
+
+    @abstractmethod
     def right(self, call: Tensors) -> Tensors:
         """The right results of a run and of `stored`: see `ropelab.bench.agreement`."""
 
@@ -202,6 +207,17 @@ class NormAndCache(Operation):
 
     def to_copy(self, call):
         return (call["qkv"],)
+
+    def places(self, call):
+        if not (self.float8 or self.float8_q):
+            return ()
+        qkv, parts, first = call["qkv"], [], 0
+        for heads, narrow in zip(self.heads, (self.float8_q, self.float8), strict=True):
+            width = heads * self.head_dim
+            target = qkv.new_empty(len(qkv), width, dtype=torch.int8 if narrow else qkv.dtype)
+            parts.append(same_places.Part(qkv, target, width, first))
+            first += width
+        return parts
 
     def parts(self, call: Tensors) -> tuple[torch.Tensor, ...]:
         """q, k and v, views of the packed qkv."""
@@ -342,6 +358,11 @@ class LatentCache(Operation):
         q, k = self.parts(call)
         return q, torch.cat((call["latent"], k), dim=-1)
 
+    def places(self, call):
+        _, entries = self.to_copy(call)
+        q = same_places.in_place(call["q"], self.whole_head - self.head_dim, self.head_dim)
+        return q, same_places.to_new(entries, 1 if self.float8 else None)
+
     def right(self, call):
         cos, sin = self.tables(call["slots"].device, torch.float64)
         where = {"layout": self.layout, "seq_format": "thd", "positions": call["positions"]}
@@ -440,6 +461,9 @@ class WholeLatentCache(Operation):
     def to_copy(self, call):
         q = torch.cat((call["absorbed"], call["q"][..., 128:]), dim=-1)
         return q, torch.cat((call["latent"], call["kv"][:, 512:]), dim=-1)
+
+    def places(self, call):
+        return [same_places.to_new(x, 1) for x in self.to_copy(call)]
 
     def right(self, call):
         cos, sin = self.tables(call["slots"].device, torch.float64)

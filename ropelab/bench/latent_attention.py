@@ -15,7 +15,7 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, packages, timing
+from ropelab.bench import copies, packages, same_places, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import megatron
@@ -111,6 +111,10 @@ class Latent:
         rest = self.rotary_dim // 2 if part == "k and v" else 0  # half of the k_pe of a token
         return draw(self.tokens, self.heads * features + rest)
 
+    def tail(self, q: torch.Tensor) -> same_places.Part:
+        """The features of every head of q that rotate."""
+        return same_places.in_place(q, self.nope_dim, self.rotary_dim)
+
     def tables(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """Cosines and sines ``[tokens, R/2]``."""
         return list(ropelab.rotary_table(self.tokens, self.rotary_dim, dtype=dtype, device=device))
@@ -203,7 +207,8 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
 
     Columns: seq_format, tokens, heads, nope_dim, rotary_dim, value_dim, sequences, dtype, part, direction; contender,
         status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the file of a package. The
-        copy moves the bytes that must move: see `must_move`.
+        copy moves the bytes that must move: see `must_move`. `same_places.NAME` is the fastest copy of the features of
+        q that rotate, each to its own place.
     """
     cases = [
         (Latent(fmt, heads=heads, tokens=256 if smoke else tokens), part)
@@ -226,7 +231,10 @@ def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -
     for direction in DIRECTIONS:
         timed = {name: partial(_calls, function, sets, direction) for name, function in right.items()}
         moved = [[case.must_move(part, draw)] for _ in sets]
-        frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
+        timed |= copies.contenders(moved)
+        if part == "q":
+            timed |= same_places.contenders([[case.tail(inputs[0])] for inputs, _ in sets])
+        frame = same_places.fastest_alone(timing.gpu_times(timed, rounds=rounds))
         identity = case.columns | {"part": part, "direction": direction}
         wrong = {name: why for name, why in status.items() if why != "ok"}
         frames.append(tidy(copies.with_fraction(frame), identity, wrong))

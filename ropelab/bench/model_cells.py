@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 
 from ropelab.angles.table_free import rotary_frequencies
+from ropelab.bench import same_places
 from ropelab.bench.model_shapes import MODELS, SHAPES, Model
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
@@ -75,28 +76,37 @@ class Cell:
         return 0 if self.table_free else 2 * w.seq_len * columns * torch.float32.itemsize
 
     @property
-    def necessary_bytes(self) -> int:
-        """The least number of bytes that the call moves: heads, read and written, tables and positions, read once.
+    def rests(self) -> bool:
+        """Whether features stay where they are: the features of a head that do not rotate, in place."""
+        return self.in_place and self.workload.rotary_dim < self.workload.head_dim
 
-        In place, the features that do not rotate stay where they are. Memory moves sectors of 32 bytes.
-        """
+    @property
+    def head_bytes(self) -> int:
+        """The least number of bytes of heads that the call reads and writes. Memory moves sectors of 32 bytes."""
         w = self.workload
         size, row = w.dtype.itemsize, w.head_dim * w.dtype.itemsize
         rows = w.bytes // row
         heads = w.bytes
-        if self.in_place and w.rotary_dim < w.head_dim:
+        if self.rests:
             begins = [(i * row + self.model.first * size) % _SECTOR for i in range(_SECTOR)]
             touched = [_SECTOR * math.ceil((begin + w.rotary_dim * size) / _SECTOR) for begin in begins]
             heads = min(heads, rows * sum(touched) // len(touched))
+        return heads
+
+    @property
+    def necessary_bytes(self) -> int:
+        """The least number of bytes that the call moves: heads, read and written, tables and positions, read once."""
+        w = self.workload
         positions = {"none": 0, "token": w.batch * w.seq_len, "offsets": w.batch}[self.positions]
-        return heads + self.table_bytes + positions * (8 if self.wide_positions else 4)
+        return self.head_bytes + self.table_bytes + positions * (8 if self.wide_positions else 4)
 
     @property
     def columns(self) -> dict[str, object]:
         """The columns that identify this cell in a record."""
         flags = {name: getattr(self, name) for name in ("in_place", "converts", "full_width", "table_free")}
         positions = self.positions + ", int64" * self.wide_positions
-        about = {"first": self.model.first, "positions": positions, **flags, "necessary_bytes": self.necessary_bytes}
+        about = {"first": self.model.first, "positions": positions, **flags}
+        about |= {"head_bytes": self.head_bytes, "necessary_bytes": self.necessary_bytes}
         return {"model": self.model.name, **self.workload.columns, **about}
 
     def sets(self, cache_bytes: int) -> list[Buffers]:
@@ -210,6 +220,11 @@ class Call:
 
     def outputs(self) -> list[torch.Tensor]:
         return self.inputs if self.cell.in_place else [_empty_like(x) for x in self.inputs]
+
+    def places(self) -> list[same_places.Part]:
+        """The features that rotate, if the others stay where they are; else nothing."""
+        places = self.rotation.first, self.rotation.rotary_dim
+        return [same_places.in_place(x, *places) for x in self.inputs] if self.cell.rests else []
 
     def plan(self, tile: Tile | FlatTile | None = None) -> Callable[..., None]:
         """The launch of this call, with the chosen tile by default; it serves the same call on other buffers."""

@@ -7,7 +7,7 @@ from itertools import islice
 import pandas as pd
 import torch
 
-from ropelab.bench import compiling, copies, peers, timing
+from ropelab.bench import compiling, copies, peers, same_places, timing
 from ropelab.bench.compare import bind, checked, progress, tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta
 from ropelab.bench.workloads import Buffers
@@ -31,7 +31,7 @@ def model_heads(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns: the columns of the cell, contender ("ropelab" or the name of a peer), tile, the counters of
         `compiling.counters`, same_bits (whether the result has the bits of the torch operations), status, median_us,
-        q20_us, q80_us, samples, fraction_of_copy, copy_us.
+        q20_us, q80_us, samples, fraction_of_copy, copy_us, places_us: see `against_copies`.
     """
     drawn = cells(2 if smoke else CELLS)
     compiling.ahead((cell, [on_meta(cell).tile]) for cell in drawn)
@@ -75,15 +75,22 @@ def _timed(cell: Cell, others: Sequence[peers.Peer], rounds: int) -> pd.DataFram
 
 
 def against_copies(contenders: dict[str, Callable], calls: Sequence[Call], rounds: int) -> pd.DataFrame:
-    """The times of the contenders, without the rows of the copies, and with copy_us, the time of the fastest copy."""
+    """The times of the contenders, without the rows of the copies, and with the times of the fastest copies.
+
+    Further columns: copy_us, the copy of the inputs to new tensors; and places_us, the copy to the same places, if
+    features stay where they are.
+    """
     copied = copies.contenders([call.inputs for call in calls])
     copied = {name: copied[name] for name in COPIES}
+    places = [parts for call in calls if (parts := call.places())]
+    copied |= same_places.contenders(places) if places else {}
     frame = timing.gpu_times(contenders | copied, rounds=rounds, graph_ms=0.3)
-    frame = copies.with_fraction(frame)
+    frame = same_places.fastest_alone(copies.with_fraction(frame))
     copy_us = frame[frame.contender.isin(copied)].median_us.min()
+    places_us = frame[frame.contender == same_places.NAME].median_us.min()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the graphs have memory of their own
-    return frame[frame.contender.isin(contenders)].assign(copy_us=copy_us)
+    return frame[frame.contender.isin(contenders)].assign(copy_us=copy_us, places_us=places_us)
 
 
 def planned(calls: Sequence[Call], tile=None) -> list[Callable]:

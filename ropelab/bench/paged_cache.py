@@ -7,7 +7,7 @@ from itertools import product
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, packages, timing
+from ropelab.bench import copies, packages, same_places, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.cache_operations import (
     PAGE,
@@ -42,7 +42,8 @@ def paged_cache(*, smoke: bool = False, device: torch.device | str = "cuda") -> 
         (an entry of the cache in heads), head_dim, dtype, layout, bytes (that must move); contender, status, median_us,
         q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the library of a package. The copy reads the
         tensors that the operation must read, and writes as many bytes. Where the operation writes fewer bytes, the time
-        of the copy is multiplied by the share of the bytes that must move.
+        of the copy is multiplied by the share of the bytes that must move. `same_places.NAME` is the fastest copy that
+        reads and writes what the operation must; it is absent where the copy does the same.
     """
     cases = [NormAndCache(1), LatentCache(1)] if smoke else headline_cases()
     return _table(cases, device, rounds=3 if smoke else 9)
@@ -87,8 +88,11 @@ def _compare(case: Operation, device: torch.device | str, rounds: int) -> pd.Dat
     status |= {name: check(case, run, sets[0]) for name, run in runs.items()}
     timed = {name: partial(_ready, run, sets) for name, run in runs.items() if status[name] == "ok"}
     copied = [case.to_copy(call) for call in sets]
+    timed |= copies.contenders(copied)
+    if places := [parts for call in sets if (parts := case.places(call))]:
+        timed |= same_places.contenders(places)
     with torch.no_grad():
-        frame = timing.gpu_times(timed | copies.contenders(copied), rounds=rounds)
+        frame = same_places.fastest_alone(timing.gpu_times(timed, rounds=rounds))
     frame = fraction_of_bytes(frame, case, copied[0])
     frame = tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})
     torch.cuda.empty_cache()  # the graphs have memory of their own

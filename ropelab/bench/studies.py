@@ -27,8 +27,8 @@ STUDIES: dict[str, Study] = {
     "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
     "qk_norm": Study(qk_norm, gpu_gib=8),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB, and its check in float64 10 GiB.
-    "paged_cache": Study(paged_cache, gpu_gib=14),
-    "one_pass_cells": Study(one_pass_cells, gpu_gib=27, wide=True),
+    "paged_cache": Study(paged_cache, gpu_gib=16),
+    "one_pass_cells": Study(one_pass_cells, gpu_gib=29, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=10),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, wide=True),

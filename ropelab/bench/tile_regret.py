@@ -25,7 +25,7 @@ def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
 
     Columns: number (the index of the cell in `numbered`), the columns of the cell, kind ("flat" or "whole"), the
         attributes of both kinds of tiles, chosen, same_bits, the counters of `compiling.counters`, status, median_us,
-        q20_us, q80_us, samples, fraction_of_copy, copy_us.
+        q20_us, q80_us, samples, fraction_of_copy, copy_us, places_us.
     """
     tried = [(number, cell, candidates(work_of(on_meta(cell)))) for number, cell in swept()[: 1 if smoke else None]]
     compiling.ahead((cell, tiles) for _, cell, tiles in tried)

@@ -106,7 +106,8 @@ class PackedSequences:
         outside = (first <= INVALID_POSITION) | (last >= 2**31) | (last < first)  # the sum may have wrapped
         if (i := _first(has_position & outside)) is not None:
             got = f"{first[i]} for a length of {lengths[i]} (sequence {i})"
-            raise ValueError(f"offsets: expected positions within int32, got {got}")
+            expected = f"positions from {INVALID_POSITION + 1} to {2**31 - 1}"
+            raise ValueError(f"offsets: expected {expected}, got {got}")
 
     def token_indices(self) -> torch.Tensor:
         """The indices of this rank's tokens among the unsharded tokens.

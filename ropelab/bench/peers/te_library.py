@@ -45,7 +45,10 @@ SIGNATURES: dict[str, tuple[tuple, type | None]] = {
 """Function -> the types of its arguments, and of its result."""
 
 _MOST_BLOCKS_Y = 65535
-_MISSING = re.compile(r"^(\S+): cannot open shared object file")
+_REFUSED = re.compile(
+    r"^(?P<file>\S+): (?:cannot open shared object file|undefined symbol: .*, version (?P<other>\S+)$)"
+)
+"""The loader's words for a library that it does not find, or that does not belong to another library of a version."""
 
 
 class _Shape(ctypes.Structure):
@@ -308,29 +311,48 @@ def _stream(x: torch.Tensor) -> int:
 def _opened(file: Path) -> int:
     """The handle of the library in the file.
 
-    The library names CUDA libraries that PyPI's wheels of torch bring in folders of their own. A library that the
-    loader does not find is loaded from there first. The library refers to functions that older CUDA libraries lack;
+    The library names CUDA libraries that PyPI's wheels of torch bring in folders of their own. If the loader does not
+    find a library, or finds a library that does not belong to those that the process has loaded, the library is loaded
+    from there first. The library refers to functions that older CUDA libraries lack;
     RoPE calls none of them. Symbols are therefore looked up at their first use (``RTLD_LAZY``), and ``dlopen`` is
     called itself, because `ctypes.CDLL` adds ``RTLD_NOW``.
     """
     c = ctypes.CDLL(None)
     c.dlopen.restype, c.dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     c.dlerror.restype = ctypes.c_char_p
-    tried: set[str] = set()
+    tried: set[Path] = set()
 
     def opened(path: Path, mode: int) -> int:
         while not (handle := c.dlopen(os.fsencode(path), mode | os.RTLD_LAZY)):
             reason = (c.dlerror() or b"").decode(errors="replace")
-            missing = _MISSING.match(reason)
-            name = missing.group(1) if missing else ""
-            beside = next(_cuda_libraries(name), None) if name and name not in tried else None
+            refused = _REFUSED.match(reason)
+            beside = next((place for place in _instead(refused) if place not in tried), None) if refused else None
             if beside is None:
-                raise packages.NotInstalled(f"{file.name} does not load: {name or reason.rpartition('/')[2]}")
-            tried.add(name)
+                lacking = refused and not refused["other"]
+                told = refused["file"] if lacking else reason.rpartition("/")[2]
+                raise packages.NotInstalled(f"{file.name} does not load: {told}")
+            tried.add(beside)
             opened(beside, os.RTLD_GLOBAL)
         return handle
 
     return opened(file, os.RTLD_LOCAL)
+
+
+def _instead(refused: re.Match) -> Iterator[Path]:
+    """The libraries to load before the loader looks again: one beside the library that the refused one needs."""
+    name = Path(refused["file"]).name
+    for loaded in _loaded(refused["other"]) if refused["other"] else ():
+        if (loaded.parent / name).is_file():
+            yield loaded.parent / name
+    yield from _cuda_libraries(name)
+
+
+def _loaded(name: str) -> Iterator[Path]:
+    """Where the process has loaded a library of this name from."""
+    with suppress(OSError):  # only Linux has this file
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        places = (line.split(maxsplit=5)[-1] for line in maps)
+        yield from (Path(place) for place in dict.fromkeys(places) if place.endswith(f"/{name}"))
 
 
 def _cuda_libraries(name: str) -> Iterator[Path]:

@@ -4,6 +4,7 @@ import pandas as pd
 
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.rows import timed
+from ropelab.bench.same_places import NAME as PLACES
 from ropelab.study.engine.words import value_range
 from ropelab.study.topics.one_pass.traffic import LAUNCHES
 
@@ -37,7 +38,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(contender=rows.contender.mask(rows.contender.str.startswith(PREFIX), COPY))
     index = [*cell(frame), "tokens"]
     table = rows.pivot_table(index=index, columns="contender", values="median_us", aggfunc="min", sort=False)
-    known = [name for name in (ONE, SEPARATE, VLLM, FLASHINFER, COPY) if name in table]
+    known = [name for name in (ONE, SEPARATE, VLLM, FLASHINFER, COPY, PLACES) if name in table]
     return table[[*known, *(name for name in table if name not in known)]]
 
 
@@ -84,6 +85,20 @@ def roof_sentence(frame: pd.DataFrame) -> str:
     return (
         f"From {LARGE / 1e6:.0f} MB on, one launch runs at {value_range(ours.fraction_of_copy)} of the best copy of "
         f"the bytes that must move; {met} of {len(ours)} cases reach the bar of {LEAST_OF_COPY}."
+    )
+
+
+def places_sentence(frame: pd.DataFrame) -> str:
+    """The sentence on the cases whose bytes are apart, or narrower where they are written; "" without such a case."""
+    table = times(frame[frame.bytes >= LARGE]) if "bytes" in frame else pd.DataFrame()
+    if not {ONE, PLACES} <= set(table):
+        return ""
+    rows = table.dropna(subset=[ONE, PLACES])
+    reached = rows[PLACES] / rows[ONE]
+    return (
+        f"In {len(rows)} of these cases a part of each row stays where it is, or the results are narrower than the "
+        f"inputs. There one launch runs at {value_range(reached)} of a copy that reads and writes the same places; "
+        f"{(reached >= LEAST_OF_COPY).sum()} of {len(rows)} cases reach the bar with this copy as the limit."
     )
 
 

@@ -14,7 +14,8 @@ _OURS = "ropelab"
 def judged(frame: pd.DataFrame) -> pd.DataFrame:
     """ropelab's rows with the limit of each cell, in microseconds, and whether the cell meets its bar.
 
-    The limit is the time that the fastest copy would take for all necessary bytes, tables and positions included. The
+    The limit is the time that the fastest copy would take for all necessary bytes, tables and positions included. If
+    features stay where they are, the copy is a copy of the others to the same places. The
     bar of a large cell is a fraction of the limit: 0.95, or 0.90 where a row of a head is no multiple of 128 bytes. A
     smaller cell may take 0.3 us longer than the copy, or 0.6 us if it reads positions first.
 
@@ -23,9 +24,10 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
     ours = frame[(frame.contender == _OURS) & (frame.status == "ok")]
     itemsize = ours.dtype.map({"bfloat16": 2, "float16": 2, "float32": 4})
     bar = (ours.head_dim * itemsize % _LINE == 0).map({True: _ALIGNED, False: _UNALIGNED})
-    limit = ours.copy_us * ours.necessary_bytes / ours.bytes
+    copy_us = ours.places_us.fillna(ours.copy_us)
+    limit = copy_us * ours.necessary_bytes / ours.head_bytes
     large = ours.bytes >= LARGE_BYTES
-    allowed = (limit / bar).where(large, ours.copy_us + (ours.positions != "none").map(_START_US))
+    allowed = (limit / bar).where(large, copy_us + (ours.positions != "none").map(_START_US))
     return ours.assign(
         large=large,
         limit_us=limit,
