@@ -22,7 +22,7 @@ from ropelab.bench import (
 )
 from ropelab.bench.cache_operations import EPS, PAGE, SCALE, LatentCache, NormAndCache, WholeLatentCache
 from ropelab.bench.copies import PREFIX
-from ropelab.bench.peers import megatron, sglang_kernel, torch_library, vllm
+from ropelab.bench.peers import flashinfer, megatron, sglang_kernel, torch_library, vllm
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload
 from ropelab.interop.flashinfer import rope_quantize_fp8_append_paged_kv_cache
 from ropelab.kernels import INTERPRETED
@@ -172,6 +172,7 @@ def test_right_runs_pass(kind, tokens):
 VARIANTS = {
     "interleaved": NormAndCache(DECODED, "interleaved"),
     "28 heads": NormAndCache(DECODED, q_heads=28, k_heads=4),
+    "64 heads": NormAndCache(DECODED, q_heads=64),
     "no norm": NormAndCache(DECODED, "interleaved", norm=False),
     "8-bit cache": NormAndCache(DECODED, float8=True),
     "8-bit cache and q": NormAndCache(DECODED, norm=False, float8=True, float8_q=True),
@@ -185,7 +186,10 @@ VARIANTS = {
 def test_variants_pass_and_their_bytes_are_counted(variant):
     case = VARIANTS[variant]
     (call,) = paged_cache.calls(case, 1, "cpu")
-    runs = case.ours("cpu"), case.separate("cpu"), case.vllm(FakeOperators(), "cpu"), case.flashinfer(append, "cpu")
+    runs = [case.ours("cpu"), case.separate("cpu"), case.vllm(FakeOperators(), "cpu")]
+    if case.flashinfer_function:
+        fake = {flashinfer.APPEND: append, flashinfer.NORM_APPEND: norm_append}[case.flashinfer_function]
+        runs.append(case.flashinfer(fake, "cpu"))
     assert sum(run is not None for run in runs) >= 2 or "8-bit" in variant
     for run in runs:
         assert run is None or paged_cache.check(case, run, call) == "ok"
@@ -206,6 +210,38 @@ def append(
         q_rope, k_rope, q_nope, k_nope, v, table, pos_ids, paged_kv_cache, kv_indices, kv_indptr, batch_indices,
         positions, is_neox, None, quant_scale_q, quant_scale_kv, page_size, "NHD", q_rope_out, q_nope_out,
     )  # fmt: skip
+
+
+def norm_append(
+    qkv, table, seq_lens, q_indptr, page_indices, k_cache, v_cache, *, num_q_heads, num_kv_heads, qk_norm_policy,
+    q_norm_weight, k_norm_weight, eps, clear_unused_last_page_rows,
+):  # fmt: skip
+    """FlashInfer's function by its docstring: a token's position counts back from the end of its request."""
+    assert qk_norm_policy == 2 and not clear_unused_last_page_rows and q_norm_weight.dtype == torch.float32
+    heads = qkv.view(len(qkv), -1, table.shape[-1])
+    q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
+    lengths = q_indptr.diff()
+    request = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    positions = torch.arange(len(qkv)) + seq_lens[request] - q_indptr[request + 1]
+    cos, sin = table[positions].chunk(2, -1)
+    q, k = (
+        turned(normed(x, w, eps), cos, sin, True).to(qkv.dtype) for x, w in ((q, q_norm_weight), (k, k_norm_weight))
+    )
+    pages = page_indices[request, positions // PAGE].long()
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        cache[pages, positions % PAGE] = x
+    return q
+
+
+@pytest.mark.parametrize("tokens", [DECODED, PROMPT])
+def test_flashinfer_finds_positions_and_slots_by_requests(tokens):
+    case = NormAndCache(tokens, q_heads=64)
+    assert case.flashinfer_function == flashinfer.NORM_APPEND and NormAndCache(tokens).flashinfer_function is None
+    (call,) = paged_cache.calls(case, 1, "cpu")
+    assert len(call["seq_lens"]) == (1 if tokens == PROMPT else tokens)
+    assert paged_cache.check(case, case.flashinfer(norm_append, "cpu"), call) == "ok"
+    shifted = call | {"seq_lens": call["seq_lens"] + 1}
+    assert paged_cache.check(case, case.flashinfer(norm_append, "cpu"), shifted).startswith("wrong")
 
 
 @pytest.mark.parametrize("variant", ["8-bit cache", "8-bit cache and q", "whole latent"])

@@ -13,7 +13,7 @@ import torch
 import ropelab
 from ropelab import reference
 from ropelab.bench import same_places
-from ropelab.bench.peers.flashinfer import cos_sin_cache
+from ropelab.bench.peers.flashinfer import APPEND, NORM_APPEND, NORM_APPEND_HEADS, cos_sin_cache
 from ropelab.bench.peers.torch_library import Operators
 from ropelab.bench.workloads import Workload
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
@@ -142,9 +142,22 @@ class Operation(ABC):
     def vllm(self, operators: Operators, device: torch.device | str) -> Run | None:
         """The fused operator of vLLM, called as vLLM's Python function calls the operator; None if there is none."""
 
+    @property
+    def flashinfer_function(self) -> str | None:
+        """The name of FlashInfer's function that computes the operation; None if there is none."""
+        return APPEND if self.float8_q else None
+
+    def for_flashinfer(self, call: Tensors, decodes: bool) -> Tensors:
+        """The tensors of a call that only FlashInfer's function takes.
+
+        Args:
+            decodes: every token belongs to a sequence of its own; otherwise all tokens are one prompt.
+        """
+        return pages_of(call["slots"]) if self.float8_q else {}
+
     @abstractmethod
-    def flashinfer(self, append: Callable, device: torch.device | str) -> Run | None:
-        """``rope_quantize_fp8_append_paged_kv_cache`` of FlashInfer; None for what it does not compute."""
+    def flashinfer(self, function: Callable, device: torch.device | str) -> Run:
+        """The call of `flashinfer_function`."""
 
 
 def pages_of(slots: torch.Tensor) -> Tensors:
@@ -154,6 +167,20 @@ def pages_of(slots: torch.Tensor) -> Tensors:
         "kv_indptr": torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
         "batch_indices": torch.arange(len(slots), dtype=torch.int32, device=slots.device),
         "places": (slots % PAGE).int(),
+    }
+
+
+def requests_of(positions: torch.Tensor, slots: torch.Tensor, decodes: bool) -> Tensors:
+    """The requests by which FlashInfer's `NORM_APPEND` finds positions and slots: `decodes` as in `for_flashinfer`."""
+    tokens, device = len(slots), slots.device
+    requests = torch.arange(tokens, device=device) if decodes else torch.zeros_like(slots)
+    pages = torch.zeros(tokens if decodes else 1, POSITIONS // PAGE, dtype=torch.int32, device=device)
+    pages[requests, positions // PAGE] = (slots // PAGE).int()
+    starts = range(tokens + 1) if decodes else (0, tokens)
+    return {
+        "seq_lens": (positions + 1 if decodes else positions[-1:] + 1).int(),
+        "q_indptr": torch.tensor(starts, dtype=torch.int32, device=device),
+        "page_indices": pages,
     }
 
 
@@ -296,15 +323,36 @@ class NormAndCache(Operation):
 
         return run
 
-    def flashinfer(self, append, device):
-        if self.norm or not (self.float8 and self.float8_q):
-            return None
+    @property
+    def flashinfer_function(self):
+        heads = (self.q_heads, self.k_heads) == NORM_APPEND_HEADS
+        if self.norm and heads and self.layout == "split_half" and not (self.float8 or self.float8_q):
+            return NORM_APPEND
+        return APPEND if not self.norm and self.float8 and self.float8_q else None
+
+    def for_flashinfer(self, call, decodes):
+        if self.flashinfer_function != NORM_APPEND:
+            return super().for_flashinfer(call, decodes)
+        weights = {f"{name}, float32": call[name].float() for name in ("q weight", "k weight")}
+        return weights | requests_of(call["positions"], call["slots"], decodes)
+
+    def flashinfer(self, function, device):
         table = cos_sin_cache(*self.tables(device))
+        if self.flashinfer_function == NORM_APPEND:
+            options = {"num_q_heads": self.q_heads, "num_kv_heads": self.k_heads, "qk_norm_policy": 2, "eps": EPS}
+
+            def run_with_norm(call):
+                where = (call[name] for name in ("seq_lens", "q_indptr", "page_indices", *self.cached))
+                weights = {f"{name}_norm_weight": call[f"{name} weight, float32"] for name in ("q", "k")}
+                q = function(call["qkv"], table, *where, **weights, **options, clear_unused_last_page_rows=False)
+                return {"q": q}
+
+            return run_with_norm
 
         def run(call):
             q, k, v = self.parts(call)
             caches = tuple(call[name] for name in self.cached)
-            q, _ = append(
+            q, _ = function(
                 q, k, None, None, v, table, paged_kv_cache=caches, q_rope_out=call["q out"],
                 **_flashinfer_options(call, self.layout),
             )  # fmt: skip
@@ -419,8 +467,10 @@ class LatentCache(Operation):
 
         return run
 
-    def flashinfer(self, append, device):
-        return None
+    flashinfer_function = None
+
+    def flashinfer(self, function, device):
+        raise NotImplementedError(f"{self.name}: FlashInfer has no function for it")
 
     def _results(self, call: Tensors, *rotated: str) -> Tensors:
         q, k = self.parts(call)
@@ -502,12 +552,12 @@ class WholeLatentCache(Operation):
     def vllm(self, operators, device):
         return None
 
-    def flashinfer(self, append, device):
+    def flashinfer(self, function, device):
         table = cos_sin_cache(*self.tables(device))
 
         def run(call):
             outs = self._outs(call)
-            append(
+            function(
                 call["q"][..., 128:], call["kv"][:, 512:], call["absorbed"], call["latent"], None, table,
                 paged_kv_cache=(call["latent cache"], call["k cache"]), q_rope_out=outs["q"],
                 q_nope_out=outs["other q"], **_flashinfer_options(call, self.layout),

@@ -20,7 +20,6 @@ from ropelab.bench.cache_operations import (
     Tensors,
     WholeLatentCache,
     as_bytes,
-    pages_of,
 )
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import flashinfer, vllm
@@ -129,12 +128,11 @@ def contenders(
             facts["version"][VLLM], facts["sha256"][VLLM] = operators.version, operators.sha256
     except packages.NotInstalled as error:
         status[VLLM] = f"not run: {error}"
-    if case.float8_q:
+    if case.flashinfer_function:
         try:
-            append = flashinfer.append(FLASHINFER_VERSION)
-            if run := case.flashinfer(append, device):
-                runs[FLASHINFER], facts["version"][FLASHINFER] = run, FLASHINFER_VERSION
-        except packages.NotInstalled as error:
+            function = flashinfer.function(FLASHINFER_VERSION, case.flashinfer_function)
+            runs[FLASHINFER], facts["version"][FLASHINFER] = case.flashinfer(function, device), FLASHINFER_VERSION
+        except (packages.NotInstalled, ValueError) as error:  # ValueError: there is no kernel for this GPU
             status[FLASHINFER] = f"not run: {error}"
     return runs, status, facts
 
@@ -158,7 +156,7 @@ def calls(case: Operation, count: int, device: torch.device | str, seed: int = 0
             positions = torch.arange(case.tokens, device=device)
             slots = (mine[:, None] * PAGE + torch.arange(PAGE, device=device)).flatten()
         found = {"positions": positions, "slots": slots} | caches | case.inputs(draw)
-        sets.append(found | (pages_of(slots) if case.float8_q else {}))
+        sets.append(found | case.for_flashinfer(found, decodes))
     return sets
 
 

@@ -18,6 +18,13 @@ from ropelab.bench.workloads import Workload
 PACKAGE = "flashinfer-python"
 _IMPORTS = ("flashinfer", ".rope")
 
+APPEND = "rope_quantize_fp8_append_paged_kv_cache"
+"""The function that writes rotated heads in 8-bit floats to a paged cache, from version 0.6 on."""
+NORM_APPEND = "cake_fused_qk_rmsnorm_rope_append_paged_kv_cache"
+"""The function that normalizes, rotates, and writes to a paged cache in bfloat16, from version 0.7 on."""
+NORM_APPEND_HEADS = (64, 8)
+"""The numbers of heads of q and k for which `NORM_APPEND` is compiled here. FlashInfer has (8, 1) besides."""
+
 OWN_KERNELS = (64, 128, 256, 512)
 """The head sizes for which FlashInfer compiles a kernel."""
 
@@ -40,9 +47,8 @@ def module(version: str) -> ModuleType:
 @cache
 def compile_kernel(version: str) -> ModuleType:
     """`module` without the checks. FlashInfer keeps the compiled kernel in the cache folder of the user."""
-    ninja = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
-        with mock.patch.dict(os.environ, PATH=ninja), packages.imported(PACKAGE, version, *_IMPORTS):
+        with mock.patch.dict(os.environ, PATH=_with_ninja()), packages.imported(PACKAGE, version, *_IMPORTS):
             rope = importlib.import_module("flashinfer.rope")
             rope.get_rope_module()
     except ModuleNotFoundError as error:
@@ -50,9 +56,39 @@ def compile_kernel(version: str) -> ModuleType:
     return rope
 
 
-def append(version: str) -> Callable:
-    """``rope_quantize_fp8_append_paged_kv_cache`` of a version from 0.6 on; raises as `module`."""
-    function = module(version).rope_quantize_fp8_append_paged_kv_cache
+def _with_ninja() -> str:
+    """The search path for programs, with the folder of this environment's programs in front."""
+    return os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
+
+
+@cache
+def compile_norm_append(version: str) -> None:
+    """Compile the kernels of `NORM_APPEND` for `NORM_APPEND_HEADS`, as `compile_kernel` compiles the others.
+
+    Raises:
+        ValueError: FlashInfer has no such kernel for the GPU at hand.
+    """
+    stem = "hq{}_hkv{}".format(*NORM_APPEND_HEADS)
+    with mock.patch.dict(os.environ, PATH=_with_ninja()), packages.imported(PACKAGE, version, *_IMPORTS):
+        kernels = importlib.import_module("flashinfer.jit.cake_fused_qk_rope_append")
+        architecture = kernels.arch_for(torch.cuda.get_device_capability())
+        for stage in kernels.stages_for(architecture):
+            if stage == stem or stage.startswith(f"{stem}_"):
+                kernels.load_cake_fused_qk_rope_append_module(stage, architecture)
+
+
+def function(version: str, name: str) -> Callable:
+    """A function of ``flashinfer.rope`` of a version, `APPEND` or `NORM_APPEND`, with its kernels compiled.
+
+    Raises:
+        NotInstalled: as `module`; or the version lacks the function.
+        ValueError: FlashInfer has no such kernel for the GPU at hand.
+    """
+    function = getattr(module(version), name, None)
+    if function is None:
+        raise packages.NotInstalled(f"{PACKAGE} {version} has no {name}")
+    if name == NORM_APPEND:
+        compile_norm_append(version)
 
     def call(*arguments, **options):
         with packages.imported(PACKAGE, version, *_IMPORTS):  # the function imports at every call

@@ -274,7 +274,13 @@ def _flashinfers() -> list[str]:
 
 
 def _compile_flashinfer(version: str) -> Outcome:
-    return replace(_beside_others(f"FlashInfer {version}", partial(flashinfer.compile_kernel, version)), found=None)
+    return replace(_beside_others(f"FlashInfer {version}", partial(_flashinfer_kernels, version)), found=None)
+
+
+def _flashinfer_kernels(version: str) -> None:
+    rope = flashinfer.compile_kernel(version)
+    if hasattr(rope, flashinfer.NORM_APPEND):
+        flashinfer.compile_norm_append(version)
 
 
 def _without_timing(study: str) -> Outcome:
