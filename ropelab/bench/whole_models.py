@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory
+from ropelab.bench import gpu_memory, timing
 from ropelab.bench.compare import progress
 from ropelab.bench.launches import kernel_names
 from ropelab.interop import diffusers
@@ -111,6 +111,9 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
         ``"launches"``, ``"peak memory"`` or ``"loss"``), place (the number of the training step of a loss, else 0),
         value, unit, status (``"ok"``, or why there is no value).
     """
+    columns = ["model", "mode", "way", "step", "quantity", "place", "value", "unit", "status"]
+    if timing.is_stopped():  # there is nothing to compile ahead: every step is called before it is timed
+        return pd.DataFrame(columns=columns)
     frames = []
     for architecture in progress(ARCHITECTURES[1:2] if smoke else ARCHITECTURES, lambda one: one.name):
         try:
@@ -129,7 +132,6 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    columns = ["model", "mode", "way", "step", "quantity", "place", "value", "unit", "status"]
     return pd.concat(frames, ignore_index=True)[columns]
 
 
