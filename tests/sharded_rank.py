@@ -158,33 +158,37 @@ def loss(
 ):
     """A layer of attention with the norm of heads, a second one without, and the mean square of the result.
 
+    Older versions of DTensor flatten axes only if no axis but the first is sharded. Tokens are therefore the first axis
+    of the input, and heads the first axis of the attention.
+
     Args:
+        x: ``[S, B, F]``.
         gather: makes keys, values and positions of all tokens from the part of each rank.
         add: makes the result of a layer from the summand of each rank.
         rotate, norm_rotate: `apply_rope` and `apply_qk_norm_rope`, of ropelab or of ropelab.interop.dtensor.
     """
     cos, sin = ropelab.rotary_table(TOKENS, HEAD_DIM, dtype=torch.float64, device=x.device)
-    seen = gather(positions, 0)[None, :] <= positions[:, None]
+    seen = gather(positions)[None, :] <= positions[:, None]
     for normed in (True, False):
         q, k, v = ((x @ w[name]).unflatten(-1, (-1, HEAD_DIM)) for name in ("q", "k", "v"))
-        where = {"cos": cos, "sin": sin, "positions": positions}
+        where = {"cos": cos, "sin": sin, "positions": positions, "seq_format": "sbhd"}
         q, k = norm_rotate(q, k, w["q_norm"], w["k_norm"], **where) if normed else rotate(q, k, **where)
-        k, v = (gather(t, 1).repeat_interleave(HEADS // KV_HEADS, dim=2) for t in (k, v))
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        k, v = (gather(t).repeat_interleave(HEADS // KV_HEADS, dim=2) for t in (k, v))
+        q, k, v = (t.permute(2, 1, 0, 3) for t in (q, k, v))
         scores = q @ k.transpose(-1, -2) / HEAD_DIM**0.5
         attention = torch.softmax(scores + torch.log(seen.to(scores.dtype)), dim=-1)
-        x = x + add((attention @ v).transpose(1, 2).flatten(2) @ w["o"])
+        x = x + add((attention @ v).permute(2, 1, 0, 3).flatten(2) @ w["o"])
     return (x * x).sum() / (BATCH * TOKENS)
 
 
 def check_model(mesh, device: torch.device, parallel: str) -> None:
     """Raise AssertionError unless the sharded model has the loss and the gradients of one process."""
     torch.manual_seed(1)
-    w, x = parameters(device), draw(BATCH, TOKENS, FEATURES, device=device)
+    w, x = parameters(device), draw(TOKENS, BATCH, FEATURES, device=device)
     whole = {name: t.clone().requires_grad_() for name, t in w.items()}
     order = torch.arange(TOKENS, device=device)
     functions = ropelab.apply_rope, ropelab.apply_qk_norm_rope
-    expected = loss(whole, x, order, lambda t, axis: t, lambda t: t, *functions)
+    expected = loss(whole, x, order, lambda t: t, lambda t: t, *functions)
     expected.backward()
 
     size, own = mesh.size(), mesh.get_local_rank()
@@ -192,7 +196,7 @@ def check_model(mesh, device: torch.device, parallel: str) -> None:
         places = dict.fromkeys(w, [Replicate()])
         parts = [context_parallel_positions(TOKENS, cp_size=size, cp_rank=i, device=device).long() for i in range(size)]
         positions = DTensor.from_local(parts[own].reshape(-1), mesh, [Shard(0)], run_check=False)
-        x = DTensor.from_local(x[:, parts[own].reshape(-1)], mesh, [Shard(1)], run_check=False)
+        x = DTensor.from_local(x[parts[own].reshape(-1)], mesh, [Shard(0)], run_check=False)
     else:  # every rank has its heads of the projections, and all tokens
         columns, rows, all_of_it = [Shard(1)], [Shard(0)], [Replicate()]
         places = {"q": columns, "k": columns, "v": columns, "o": rows, "q_norm": all_of_it, "k_norm": all_of_it}
@@ -200,7 +204,7 @@ def check_model(mesh, device: torch.device, parallel: str) -> None:
         x = distribute_tensor(x, mesh, [Replicate()])
     shared = {name: distribute_tensor(t, mesh, places[name]).requires_grad_() for name, t in w.items()}
 
-    def gather(t, axis):
+    def gather(t):
         return t.redistribute(mesh, [Replicate()]) if parallel == "context" else t
 
     def add(t):

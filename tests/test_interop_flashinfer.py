@@ -148,7 +148,7 @@ def real():
 
     try:
         version, _ = packages.locate(flashinfer.PACKAGE, "0.7.2.post1")
-        return flashinfer.append(version)
+        return flashinfer.function(version, flashinfer.APPEND)
     except packages.NotInstalled as error:
         pytest.skip(f"make peers: {error}")
 

@@ -17,6 +17,7 @@ from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import dense, packed, peak_memory, peers, qk_norm, studies, tile_sweep, timing, varlen_models
 from ropelab.bench.compare import compare
 from ropelab.bench.copies import PREFIX
+from ropelab.bench.peers import liger
 from ropelab.bench.workloads import (
     DENSE_CELLS,
     DIRECTIONS,
@@ -335,6 +336,17 @@ def test_what_cannot_run_stays_in_the_table(on_cpu):
     assert set(picky.status) == {"failed: NotImplementedError: contiguous tensors only"}
 
 
+def test_liger_is_not_called_where_it_would_write_beside_the_tensor():
+    """One token of each sequence: bshd has the distance between rows at the axis of tokens, sbhd and bhsd do not."""
+    q = torch.zeros(8, 1, 4, 16)
+    liger.require_rows(q.transpose(1, 2))  # bshd
+    for x in (q.view(1, 8, 4, 16).permute(1, 2, 0, 3), torch.zeros(8, 4, 1, 16)):  # sbhd, bhsd
+        with pytest.raises(NotImplementedError, match="from an axis of one token"):
+            liger.require_rows(x)
+        liger.require_rows(x[:1])
+    liger.require_rows(torch.zeros(2, 8, 4, 16).permute(1, 2, 0, 3))  # sbhd with two tokens is copied
+
+
 # --------------------------------------------------------------------------------------------------- on a GPU
 
 
@@ -346,7 +358,7 @@ def test_studies_run(study):
     if study == "tiles":
         assert (frame.status == "ok").all() and frame.chosen.any() and (frame.median_us > 0).all()
         return
-    # Liger takes the distance between tokens from an axis of one token, in this cell's bhsd: a finding.
+    # Liger takes the distance between rows from the axis of tokens, which has one token in this cell: a finding.
     lost = frame[frame.status.str.startswith(("wrong", "failed")) & (frame.contender != "liger")]
     assert lost.empty, lost[["contender", "status"]].to_dict("records")
     ours = frame[frame.contender.str.startswith("ropelab")]

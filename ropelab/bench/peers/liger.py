@@ -15,7 +15,24 @@ def bind(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version: s
 
     def rotate(q, k):
         require_pair(k, "liger-kernel")
-        q, k = module.LigerRopeFunction.apply(to_bhsd(q, fmt), to_bhsd(k, fmt), wide_cos, wide_sin)
+        q, k = to_bhsd(q, fmt), to_bhsd(k, fmt)
+        require_rows(q)
+        require_rows(k)
+        q, k = module.LigerRopeFunction.apply(q, k, wide_cos, wide_sin)
         return from_bhsd(q, fmt), from_bhsd(k, fmt)
 
     return rotate
+
+
+def require_rows(x: torch.Tensor) -> None:
+    """Refuse ``[B, H, 1, D]`` for which Liger-Kernel overwrites memory beside the tensor.
+
+    Liger-Kernel takes the distance between rows from the axis of the tokens, after ``x.transpose(1, 2).contiguous()``.
+    The result of ``contiguous`` may have any stride along an axis of length 1: for sbhd it is B times too large.
+
+    Raises:
+        NotImplementedError: the distance is not the size of a row.
+    """
+    rows = x.transpose(1, 2)
+    if rows.shape[0] > 1 and rows.is_contiguous() and rows.stride(1) != rows[0, 0].numel():
+        raise NotImplementedError("liger-kernel: takes the distance between rows from an axis of one token")

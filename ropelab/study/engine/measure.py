@@ -14,7 +14,18 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ropelab.bench import checksums, gpu_memory, packages, peer_files, peers, records, staleness, studies, timing
+from ropelab.bench import (
+    checksums,
+    gpu_memory,
+    packages,
+    paged_cache,
+    peer_files,
+    peers,
+    records,
+    staleness,
+    studies,
+    timing,
+)
 from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB, Study
@@ -250,7 +261,7 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     parts = [study for study in timed if known[study].untimed]
     compiled = sorted(timed, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
     untimed = [study for study in wanted if not known[study].timed]
-    jobs = [Job(f"FlashInfer {version}", _compile_flashinfer, (version,)) for version in _flashinfers()]
+    jobs = [Job(f"FlashInfer {version}", _compile_flashinfer, (version, how)) for version, how in _flashinfers()]
     jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in parts]
     jobs += [Job(study, _without_clock, (study,), known[study].gpu_bytes) for study in compiled]
     jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in untimed]
@@ -268,19 +279,15 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _flashinfers() -> list[str]:
-    """The versions of FlashInfer at hand, if there is a GPU; nvcc takes a minute or so for the kernel of each."""
-    return list(packages.installations(flashinfer.PACKAGE)) if torch.cuda.is_available() else []
+def _flashinfers() -> list[tuple[str, Callable[[str], object]]]:
+    """The versions of FlashInfer at hand, and what compiles their kernels, for which nvcc takes a minute or so each."""
+    found = list(packages.installations(flashinfer.PACKAGE)) if torch.cuda.is_available() else []
+    with_norm = [version for version in found if version == paged_cache.FLASHINFER_VERSION]
+    return [(v, flashinfer.compile_kernel) for v in found] + [(v, flashinfer.compile_norm_append) for v in with_norm]
 
 
-def _compile_flashinfer(version: str) -> Outcome:
-    return replace(_beside_others(f"FlashInfer {version}", partial(_flashinfer_kernels, version)), found=None)
-
-
-def _flashinfer_kernels(version: str) -> None:
-    rope = flashinfer.compile_kernel(version)
-    if hasattr(rope, flashinfer.NORM_APPEND):
-        flashinfer.compile_norm_append(version)
+def _compile_flashinfer(version: str, compiles: Callable[[str], object]) -> Outcome:
+    return replace(_beside_others(f"FlashInfer {version}", partial(compiles, version)), found=None)
 
 
 def _without_timing(study: str) -> Outcome:
