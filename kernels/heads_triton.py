@@ -97,14 +97,14 @@ def load_rotation(
     cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
     cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
     batch, first_seq, token, is_token, mask,
-    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr,
-    POSITIONS: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    DTYPE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
+    TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, BLOCK_PAIRS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """The cosines and sines of both members of every pair, and whether each token has a position.
 
     The cosines and sines are ``[tokens, heads, BLOCK_PAIRS]``. Positions and tables are used as in `rotate_triton`. The
-    angle of a pair that does not rotate is zero.
+    angle of a pair that does not rotate is zero, and so is the angle of a place without a pair: a sum over a head may
+    include such places.
     """
     SIGNED: tl.constexpr = POSITIONS != "none"
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
@@ -122,7 +122,7 @@ def load_rotation(
     cos0, cos1, sin0, sin1 = cos0.to(DTYPE), cos1.to(DTYPE), sin0.to(DTYPE), sin1.to(DTYPE)
     if SIGNED:
         sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
-    if HEAD_DIM > ROTARY_DIM:
+    if BLOCK_PAIRS > ROTARY:
         rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY)[None, None, :]
         cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)
         sin0, sin1 = tl.where(rotates, sin0, 0.0), tl.where(rotates, sin1, 0.0)

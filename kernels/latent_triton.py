@@ -108,7 +108,7 @@ def _assemble_kernel(
         cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
         cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
         batch, first_seq, token, is_token, mask,
-        ROTARY_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+        ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
         COMPUTE_DTYPE,
     )  # fmt: skip
     y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, TRANSPOSE)
@@ -202,7 +202,7 @@ def _sum_gradients(
         cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
         cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
         batch, first_seq, token, is_token, is_first,
-        ROTARY_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+        ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
         COMPUTE_DTYPE,
     )  # fmt: skip
     dx0, dx1 = turn(_sum_of_lanes(total0), _sum_of_lanes(total1), cos0, cos1, sin0, sin1, TRANSPOSE)

@@ -227,7 +227,7 @@ def _turned_rows(
             cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
             cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
             batch, first_seq, token, is_token, mask,
-            HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+            ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
             COMPUTE_DTYPE,
         )  # fmt: skip
     if NORM != "none":

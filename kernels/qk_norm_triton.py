@@ -109,7 +109,7 @@ def _qk_norm_rope_kernel(
         cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
         cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
         batch, first_seq, token, is_token, mask,
-        HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+        ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
         COMPUTE_DTYPE,
     )  # fmt: skip
     w0, w1 = load_heads(
@@ -207,7 +207,7 @@ def _qk_norm_rope_backward_kernel(
             cos_ptr, sin_ptr, positions_ptr, first_position, table_rows,
             cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p, positions_stride_b, positions_stride_s,
             batch, first_seq, token, is_token, mask,
-            HEAD_DIM, ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
+            ROTARY_DIM, INTERLEAVED, FULL_WIDTH, POSITIONS, TABLE_ALIGN, SAME_STRIDES, BLOCK_PAIRS,
             COMPUTE_DTYPE,
         )  # fmt: skip
 

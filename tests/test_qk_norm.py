@@ -31,6 +31,10 @@ SHAPES = [
 ]
 
 
+HEADS_WITH_POSITIONS = [(2, 5, 4, 2, 16, 16), (2, 5, 3, 1, 24, 24), (2, 5, 2, 2, 20, 12), (2, 5, 1, 2, 6, 6)]
+"""Shapes for tests with positions, with heads that fill the places of the kernel and heads that do not."""
+
+
 def definition(x: torch.Tensor, weight: torch.Tensor, *, eps: float, **rope) -> torch.Tensor:
     """RMSNorm of every head (Zhang and Sennrich, equation 4), then the rotation, in float64."""
     x = x.double()
@@ -192,9 +196,11 @@ def test_tables_for_each_batch(device):
     ],
     ids=["one for all", "one for each", "offset for each", "offset", "negative offset"],
 )
-def test_positions(device, where):
+@pytest.mark.parametrize("shape", HEADS_WITH_POSITIONS, ids=str)
+@layouts
+def test_positions(device, where, shape, layout):
     where = {name: value.to(device) if torch.is_tensor(value) else value for name, value in where.items()}
-    case(SHAPES[0], device, **where).check()
+    case(shape, device, layout=layout, **where).check()
 
 
 @pytest.mark.parametrize(
@@ -206,11 +212,12 @@ def test_positions(device, where):
     ids=["positions", "offsets"],
 )
 @without_eps
+@pytest.mark.parametrize("shape", HEADS_WITH_POSITIONS[:2], ids=str)
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_tokens_without_a_position(device, where, eps):
+def test_tokens_without_a_position(device, where, eps, shape):
     """Padding, whatever it holds, gives zeros and zero gradients, and adds nothing to the weights' gradients."""
     (name, value), *_ = where.items()
-    one = case(SHAPES[0], device, eps=eps, **{name: value.to(device)})
+    one = case(shape, device, eps=eps, **{name: value.to(device)})
     nowhere = value.to(device) == NO_POSITION
     nowhere = nowhere if name == "positions" else nowhere[:, None].expand(2, 5)
     with torch.no_grad():
