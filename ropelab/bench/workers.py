@@ -17,6 +17,14 @@ INTERPRET = "TRITON_INTERPRET"
 MOST_PROCESSES = 14
 
 
+def cores() -> int:
+    """The number of CPU cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux can tell
+        return os.cpu_count() or 1
+
+
 def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) -> Iterator[Any]:
     """Start the jobs side by side on all cores, and yield their results in the order in which the jobs end.
 
@@ -31,15 +39,15 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
     if here:
         return (function(*arguments) for function, arguments in (*kernels, *plain))
     plain, kernels = list(plain), list(kernels)
-    cores = min(os.cpu_count() or 1, MOST_PROCESSES)
+    most = min(cores(), MOST_PROCESSES)
     # Interpreted jobs take longest, so they may use every core. Plain jobs beside them use at most half of the cores.
-    half = max(1, cores // 2) if kernels else cores
+    half = max(1, most // 2) if kernels else most
     futures: list[Future] = []
     with ExitStack() as opened:
-        for jobs, interpret, most in ((kernels, not torch.cuda.is_available(), cores), (plain, False, half)):
+        for jobs, interpret, at_once in ((kernels, not torch.cuda.is_available(), most), (plain, False, half)):
             if not jobs:
                 continue
-            pool = ProcessPoolExecutor(min(most, len(jobs)), get_context("spawn"), initializer=quiet)
+            pool = ProcessPoolExecutor(min(at_once, len(jobs)), get_context("spawn"), initializer=quiet)
             opened.callback(pool.shutdown, cancel_futures=True)
             with environment(interpret):  # the processes start now and inherit the environment
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]

@@ -10,10 +10,8 @@ import torch
 import typer
 
 from ropelab.bench.records import MEASUREMENTS, Selection, selection
+from ropelab.bench.workers import cores
 from ropelab.progress import ProgressLine
-
-CORES_A_NOTEBOOK = 1
-"""The number of cores for each notebook that runs at the same time."""
 
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
@@ -32,7 +30,7 @@ def main(
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
     from ropelab.study.engine import runner
-    from ropelab.study.site import report
+    from ropelab.study.site import ledgers, report
 
     build: Path = context.obj
     where = chosen(gpu)
@@ -59,20 +57,21 @@ def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> No
         print("no GPU: Triton's interpreter runs the kernels, and times come from the committed records")
 
     runs = []
-    together = max(1, (os.cpu_count() or 1) // CORES_A_NOTEBOOK)
     line = ProgressLine(sys.stdout)
 
     def tell(done: int) -> None:
         line.show(f"{done} of {len(notebooks)} notebooks have run; {line.left(done, len(notebooks))}")
 
-    for run in runner.run_notebooks(notebooks, build, {"smoke": smoke, "gpu": gpu}, together=together, tell=tell):
-        runs.append(run)
-        line.end()
-        said(run.name, run.seconds, f"  FAILED in {run.failure}" if run.failure else "")
+    with ledgers.begun(where) as judged:
+        options = {"together": cores(), "tell": tell}
+        for run in runner.run_notebooks(notebooks, build, {"smoke": smoke, "gpu": gpu}, **options):
+            runs.append(run)
+            line.end()
+            said(run.name, run.seconds, f"  FAILED in {run.failure}" if run.failure else "")
 
-    began = time.monotonic()
-    page = build / "report" / "index.html"
-    problems = report.write(page, runs, smoke=smoke, where=where, measured=() if smoke else measured)
+        began = time.monotonic()
+        page = build / "report" / "index.html"
+        problems = report.write(page, runs, judged(), smoke=smoke, where=where, measured=() if smoke else measured)
     said("report", time.monotonic() - began, f"  {page}")
     for problem in problems:
         print(f"  {problem}")

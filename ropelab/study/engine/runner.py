@@ -22,6 +22,8 @@ import torch
 from ipykernel.kernelspec import get_kernel_dict
 from traitlets.config import Config
 
+from ropelab.bench.workers import cores
+
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
 FIGURE_FORMATS = {"svg", "retina"}
@@ -187,7 +189,7 @@ def run_notebooks(
     wanted = [{name: parameters[name] for name in names if name in parameters} for names in declared]
     for source, given in zip(sources, wanted, strict=True):
         check_parameters(source, given)
-    threads = max(1, (os.cpu_count() or 1) // min(together, len(sources)))
+    threads = max(1, cores() // min(together, len(sources)))
     with ProcessPoolExecutor(together, get_context("spawn")) as pool:
         runs = [pool.submit(run_notebook, *each, threads) for each in zip(sources, repeat(build), wanted)]
         for run in runs:

@@ -1,11 +1,16 @@
 """This file makes the rows of the ledger of claims for the report."""
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 import pandas as pd
 from markupsafe import Markup
 
 from ropelab.bench import records
+from ropelab.bench.workers import cores, quiet
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger as judged
 from ropelab.study.site.mathml import Writer
@@ -27,6 +32,21 @@ class Ledger:
     def count(self, axis: str, name: str) -> int:
         """The number of claims of that outcome or basis; ``axis`` is ``"outcome"`` or ``"basis"``."""
         return sum(row[axis] == name for row in self.rows)
+
+
+@contextmanager
+def begun(where: records.Where = records.MEASUREMENTS) -> Iterator[Callable[[], list[Ledger]]]:
+    """Begin the ledgers of all documents, in processes beside the caller; the function waits for them."""
+    known = documents.documents()
+    with ProcessPoolExecutor(max(1, min(len(known), cores() // 4)), get_context("spawn"), initializer=quiet) as pool:
+        found = [pool.submit(ledger_of, document.key, where) for document in known]
+        yield lambda: [one.result() for one in found]
+
+
+def ledger_of(key: str, where: records.Where = records.MEASUREMENTS) -> Ledger:
+    """The ledger of the document with this key."""
+    (document,) = (one for one in documents.documents() if one.key == key)
+    return ledger(document, where)
 
 
 def ledger(document: documents.Document, where: records.Where = records.MEASUREMENTS) -> Ledger:

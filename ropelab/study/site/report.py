@@ -1,7 +1,7 @@
 """This file writes the report: the story and the ledger first, then a page for each notebook, then the reference."""
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -14,7 +14,7 @@ from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
 from ropelab.study.site.chapters import FIGURES, chapter
-from ropelab.study.site.ledgers import ledger
+from ropelab.study.site.ledgers import Ledger, ledger
 from ropelab.study.site.provenance import origin, provenance
 
 HERE = Path(__file__).parent
@@ -23,12 +23,13 @@ LARGEST_PAGE, LARGEST_SITE = 2_000_000, 8_000_000
 
 
 def write(
-    page: Path, runs: list[Run], *, smoke: bool = False, where: records.Where = records.MEASUREMENTS,
-    measured: Collection[str] = (),
+    page: Path, runs: list[Run], ledgers: Sequence[Ledger] | None = None, *, smoke: bool = False,
+    where: records.Where = records.MEASUREMENTS, measured: Collection[str] = (),
 ) -> list[str]:  # fmt: skip
     """Write the report of these runs to ``page``, the first page, and to pages and a folder ``assets`` beside it.
 
     Args:
+        ledgers: the ledger of each document; by default they are computed here.
         where: the records that the notebooks read.
         measured: the studies that were measured in this run.
 
@@ -40,7 +41,8 @@ def write(
     where = records.selection(where)
     chapters = [chapter(run) for run in runs]
     problems = [f"{one.name}: a formula is shown as text: {formula}" for one in chapters for formula in one.unconverted]
-    ledgers = [ledger(document, where) for document in documents.documents()]
+    if ledgers is None:
+        ledgers = [ledger(document, where) for document in documents.documents()]
     problems += [one.trouble for one in ledgers if one.trouble]
     sources, damaged = provenance(where, measured)
     damaged += [f"data/{line}" for line in checksums.differences(checksums.DATA)]

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -59,10 +59,10 @@ class Catalogue:
         return [name for name, found in self.named.items() if name in found]
 
 
-def catalogue(
+def begun_catalogue(
     faults: Iterable[str] | None = None, laws: Iterable[str] | None = None, *, here: bool = False
-) -> Catalogue:
-    """Hold faults to laws and have each diagnosed, several at a time.
+) -> Callable[[], Catalogue]:
+    """Begin to hold faults to laws and to diagnose each, several at a time; the returned function waits for the end.
 
     Faults in Triton run on a GPU if the machine has one, else in Triton's interpreter.
 
@@ -77,11 +77,23 @@ def catalogue(
     jobs: dict[bool, list[Job]] = {True: [], False: []}
     for name in names:
         jobs[FAULTS[name].triton].append((_held_fault, (name, laws)))
-    found = {name: (statuses, named) for name, statuses, named in spread(jobs[False], jobs[True], here=here)}
-    matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
-    columns = [law for law in LAWS if law in matrix]
-    matrix = matrix[columns].rename_axis(index="fault", columns="law")
-    return Catalogue(matrix, {name: found[name][1] for name in names})
+    results = spread(jobs[False], jobs[True], here=here)
+
+    def ended() -> Catalogue:
+        found = {name: (statuses, named) for name, statuses, named in results}
+        matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
+        columns = [law for law in LAWS if law in matrix]
+        matrix = matrix[columns].rename_axis(index="fault", columns="law")
+        return Catalogue(matrix, {name: found[name][1] for name in names})
+
+    return ended
+
+
+def catalogue(
+    faults: Iterable[str] | None = None, laws: Iterable[str] | None = None, *, here: bool = False
+) -> Catalogue:
+    """The end of `begun_catalogue`."""
+    return begun_catalogue(faults, laws, here=here)()
 
 
 def _held_fault(name: str, laws: Sequence[str] | None) -> tuple[str, dict[str, str], tuple[str, ...]]:
