@@ -45,23 +45,28 @@ def feature_of(slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr):
 
 
 @triton.jit
-def places(row, slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, GROUP: tl.constexpr):
+def places(row, slot, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, SLOTS: tl.constexpr):
     """The addresses ``[tokens, heads, slots]``.
 
-    GROUP successive slots hold adjacent features. The compiler may not find this itself, so it gets a hint.
+    SLOTS successive slots hold adjacent features, and the first of them is a multiple of SLOTS. The compiler may not
+    find this itself, so it gets a hint. After a wrong hint a GPU reads other features, or faults.
     """
-    feature = tl.multiple_of(tl.max_contiguous(feature_of(slot, ROTARY_DIM, FIRST), GROUP), GROUP)[None, None, :]
-    return row + tl.multiple_of(tl.max_contiguous(feature, [1, 1, GROUP]), [1, 1, GROUP])
+    feature = tl.multiple_of(tl.max_contiguous(feature_of(slot, ROTARY_DIM, FIRST), SLOTS), SLOTS)[None, None, :]
+    return row + tl.multiple_of(tl.max_contiguous(feature, [1, 1, SLOTS]), [1, 1, SLOTS])
 
 
 @triton.jit
 def load_heads(row, mask, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
                INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr, DTYPE: tl.constexpr,
                EVICTION: tl.constexpr):  # fmt: skip
-    """Both members of every pair of whole heads, each ``[tokens, heads, BLOCK_PAIRS]``; zeros for missing members."""
+    """Both members of every pair of whole heads, each ``[tokens, heads, BLOCK_PAIRS]``; zeros for missing members.
+
+    GROUP is a power of two that divides FIRST, the number of pairs that rotate, and the number of all other pairs.
+    """
     if INTERLEAVED:
+        SLOTS: tl.constexpr = 2 * GROUP if FIRST % (2 * GROUP) == 0 else GROUP
         slot = tl.arange(0, 2 * BLOCK_PAIRS)
-        at = places(row, slot, ROTARY_DIM, FIRST, 2 * GROUP)
+        at = places(row, slot, ROTARY_DIM, FIRST, SLOTS)
         at = tl.broadcast_to(at, [mask.shape[0], mask.shape[1], 2 * BLOCK_PAIRS])
         x = tl.load(at, mask=mask & (slot < HEAD_DIM)[None, None, :], other=0, eviction_policy=EVICTION)
         x0, x1 = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], BLOCK_PAIRS, 2]))
@@ -82,9 +87,10 @@ def store_heads(row, mask, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.conste
     """Write both members of every pair of whole heads in the dtype of ``row``; see `load_heads`."""
     dtype = row.dtype.element_ty
     if INTERLEAVED:
+        SLOTS: tl.constexpr = 2 * GROUP if FIRST % (2 * GROUP) == 0 else GROUP
         slot = tl.arange(0, 2 * BLOCK_PAIRS)
         y = tl.reshape(tl.join(narrow(y0, dtype), narrow(y1, dtype)), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
-        tl.store(places(row, slot, ROTARY_DIM, FIRST, 2 * GROUP), y, mask=mask & (slot < HEAD_DIM)[None, None, :])
+        tl.store(places(row, slot, ROTARY_DIM, FIRST, SLOTS), y, mask=mask & (slot < HEAD_DIM)[None, None, :])
     else:
         slot0, inside0 = slot_of(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
         slot1, inside1 = slot_of(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)

@@ -1,9 +1,14 @@
-"""Triton's interpreter without the work that it repeats or throws away: kernels compute the same bits in less time."""
+"""Triton's interpreter without the work that it repeats or throws away, and with a check of what kernels promise.
+
+Kernels compute the same bits in less time. A kernel promises the compiler that numbers are multiples, or adjacent. The
+interpreter needs no such hints and ignores them. A GPU faults after a wrong hint, or reads other elements.
+"""
 
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
+import numpy as np
 import triton.language as tl
 from triton._utils import validate_block_shape
 from triton.runtime import interpreter
@@ -26,6 +31,7 @@ def hasten() -> None:
     interpreter._get_np_dtype = cache(interpreter._get_np_dtype)
     tl.core.block_type.__init__ = _block_type
     tl.core.tensor.__init__ = _tensor
+    interpreter.TensorHandle.set_attr = _checked_hint
     tl.core.tuple.__eq__ = _same_values
 
 
@@ -47,6 +53,26 @@ def _described(element_ty, *shape):
 def _tensor(self, handle, type):
     self.handle, self.type, self.dtype = handle, type, type.scalar
     self.numel, self.shape = _sizes(*type.shape) if type.is_block() else _sizes()
+
+
+def _checked_hint(self, name, values):
+    """Note a hint of a kernel, and raise AssertionError unless it is true.
+
+    ``tt.contiguity``: along each axis, so many elements are successive numbers. ``tt.divisibility``: the first element
+    of each of these groups is such a multiple; without groups, every element is.
+    """
+    self.attr[name] = [_plain(value) for value in values]
+    data = np.atleast_1d(self.data).astype(np.int64)
+    groups = self.attr.get("tt.contiguity", [1] * data.ndim)
+    for axis, size in enumerate(groups):
+        size = min(size, data.shape[axis])
+        along = np.moveaxis(data, axis, -1)
+        along = along.reshape(*along.shape[:-1], -1, size)
+        if name == "tt.contiguity":
+            assert (np.diff(along) == 1).all(), f"expected groups of {size} adjacent elements, got {along}"
+        if name == "tt.divisibility":
+            multiple = self.attr[name][axis]
+            assert (along[..., 0] % multiple == 0).all(), f"expected multiples of {multiple}, got {along[..., 0]}"
 
 
 @cache

@@ -12,7 +12,6 @@ the layers take most of the time. Every model runs in several ways, one after an
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import statistics
 import time
@@ -26,6 +25,7 @@ import torch
 from ropelab.bench import gpu_memory, timing
 from ropelab.bench.compare import progress
 from ropelab.bench.launches import kernel_names
+from ropelab.bench.side_by_side import own_process
 from ropelab.interop import diffusers
 from ropelab.interop.huggingface import patch
 from ropelab.interop.huggingface.model import rotation_functions
@@ -106,6 +106,8 @@ ARCHITECTURES = (
 def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Measure all architectures. Needs Transformers.
 
+    On a GPU each architecture has a process of its own, because no kernel of a process runs after a fault.
+
     Returns:
         A row for each value. Columns: model, mode (``"eager"`` or ``"compiled"``), way, step, quantity (``"time"``,
         ``"launches"``, ``"peak memory"`` or ``"loss"``), place (the number of the training step of a loss, else 0),
@@ -115,24 +117,34 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
     if timing.is_stopped():  # there is nothing to compile ahead: every step is called before it is timed
         return pd.DataFrame(columns=columns)
     frames = []
-    for architecture in progress(ARCHITECTURES[1:2] if smoke else ARCHITECTURES, lambda one: one.name):
+    for number in progress((1,) if smoke else range(len(ARCHITECTURES)), lambda i: ARCHITECTURES[i].name):
         try:
-            model = architecture.build(device, smoke)
-        except ImportError as missing:
+            if torch.device(device).type == "cuda" and not smoke:
+                with own_process() as process:
+                    rows = process.submit(_rows, number, device, smoke).result()
+            else:
+                rows = _rows(number, device, smoke)
+        except (ImportError, RuntimeError) as error:  # the package is missing; or the GPU or the process failed
             row = {"mode": "eager", "way": OURS, "step": TRAINING, "quantity": "time", "place": 0, "unit": "ms"}
-            frames.append(pd.DataFrame([row | {"model": architecture.name, "status": f"missing: {missing}"}]))
-            continue
-        rows = list(_measured(architecture, model, "eager", smoke))
-        if architecture.compiled and not smoke:
-            rows += _measured(architecture, model, "compiled", smoke)
-        if architecture.losses:
-            rows += _losses(architecture, model, smoke)
-        frames.append(pd.DataFrame(rows).assign(model=architecture.name))
-        del model
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            rows = [row | {"status": timing.failure(error)}]
+        frames.append(pd.DataFrame(rows).assign(model=ARCHITECTURES[number].name))
     return pd.concat(frames, ignore_index=True)[columns]
+
+
+def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str, Any]]:
+    """The rows of one of `ARCHITECTURES`, without the column model.
+
+    Raises:
+        ImportError: the package of the model is not installed.
+    """
+    architecture = ARCHITECTURES[number]
+    model = architecture.build(device, smoke)
+    rows = list(_measured(architecture, model, "eager", smoke))
+    if architecture.compiled and not smoke:
+        rows += _measured(architecture, model, "compiled", smoke)
+    if architecture.losses:
+        rows += _losses(architecture, model, smoke)
+    return rows
 
 
 def in_way(way: str, model: torch.nn.Module) -> contextlib.AbstractContextManager[object]:

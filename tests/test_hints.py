@@ -1,0 +1,60 @@
+"""The hints of kernels: the interpreter refuses a wrong hint, after which a GPU would fault or read other elements."""
+
+import pytest
+import torch
+
+import ropelab
+from ropelab.kernels import INTERPRETED
+from ropelab.layout.pairing import LAYOUTS
+
+if not INTERPRETED:
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _copy(x_ptr, y_ptr, FIRST: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, MULTIPLE: tl.constexpr):
+    feature = tl.max_contiguous(FIRST + STEP * tl.arange(0, 8), GROUP)
+    feature = tl.multiple_of(feature, MULTIPLE)
+    tl.store(y_ptr + feature, tl.load(x_ptr + feature))
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "group", "multiple", "told"),
+    [
+        (8, 1, 4, 4, None),
+        (0, 2, 1, 2, None),
+        (7, 1, 2, 1, None),
+        (7, 1, 2, 2, "expected multiples of 2"),
+        (2, 1, 4, 4, "expected multiples of 4"),
+        (0, 2, 2, 1, "expected groups of 2 adjacent"),
+    ],
+)
+def test_a_wrong_hint_is_refused(first, step, group, multiple, told):
+    x, y = torch.arange(32.0), torch.zeros(32)
+    if told is None:
+        _copy[(1,)](x, y, first, step, group, multiple)
+        assert y.count_nonzero() >= 7
+        return
+    with pytest.raises(Exception, match=told):
+        _copy[(1,)](x, y, first, step, group, multiple)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim, rotary_dim", [(20, 8), (20, 6), (24, 16), (40, 32), (9, 2)])
+def test_the_hints_hold_for_every_slice_of_a_head(layout, head_dim, rotary_dim):
+    """Every first feature, for the rotation, for the norm with its gradients, and for the write into a paged cache."""
+    tokens = 3
+    cos, sin = ropelab.rotary_table(8, rotary_dim)
+    slots = torch.arange(tokens)
+    for first in range(head_dim - rotary_dim + 1):
+        q, k = (torch.randn(1, tokens, heads, head_dim, requires_grad=True) for heads in (2, 1))
+        weights = [torch.randn(head_dim, requires_grad=True) for _ in range(2)]
+        options = {"cos": cos, "sin": sin, "layout": layout, "rotary_slice": (first, first + rotary_dim)}
+        ropelab.apply_rope(q, k, positions=torch.arange(tokens), **options)
+        normed = ropelab.apply_qk_norm_rope(q, k, *weights, positions=torch.arange(tokens), **options)
+        torch.autograd.grad(normed, [q, k, *weights], [torch.randn_like(y) for y in normed])
+        caches = [torch.zeros(1, 4, 1, head_dim) for _ in range(2)]
+        ropelab.rope_and_cache(q[0].detach(), k[0].detach(), k[0].detach(), *caches, slots, **options)
