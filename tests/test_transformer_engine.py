@@ -478,12 +478,12 @@ def test_the_recorded_code_decides(tmp_path):
 
 @pytest.mark.parametrize("gpu", [H100, H200])
 def test_records_of_the_models_alone_tell_nothing_about_the_code(gpu, tmp_path):
-    """Only the H100 has a record of a layer with the models."""
+    """No record of a layer has the models."""
     frame = of_the_record(tmp_path, gpu, grids.CODE, grids.PACKAGES)
     assert (frame.basis == Basis.MODEL).all() and (frame.outcome == UNTOLD).all()
     assert frame.words.str.startswith("cannot be told (our model: ").all()
     says_nothing = {claim_id for claim_id, row in frame.iterrows() if told(row) == str(UNTOLD)}
-    assert says_nothing == ({"TE-03", "TE-04", "TE-15"} if gpu == H200 else set())
+    assert says_nothing == {"TE-03", "TE-04", "TE-15"}
     if gpu == H200:
         assert told(frame.loc["TE-19"]) == "holds in 8 of 31 cells"
 
