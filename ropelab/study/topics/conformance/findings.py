@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import torch
@@ -14,7 +15,7 @@ from ropelab.bench import records
 from ropelab.bench.conformance import NOT_RUN, held, left_out
 from ropelab.bench.kill_matrix import hold_to_laws, kills, laws_for, only_by_agreement
 from ropelab.bench.subjects import CONTENDERS
-from ropelab.bench.workers import Job, spread
+from ropelab.bench.workers import Job, cores, spread
 from ropelab.conformance import LAWS, Report
 from ropelab.conformance.faults import AGREEMENT, FAULTS, NOT_EXPRESSED, THEMES
 
@@ -31,6 +32,7 @@ FEW = (
 """Few faults, laws and contenders, with which everything runs in seconds."""
 DIAGNOSED = "torchembed 0.3.0"
 VIOLATED = ("fail", "error")
+MANY_CORES = 8
 
 
 # -------------------------------------------------------------------------------------------- faults against laws
@@ -64,6 +66,8 @@ def begun_catalogue(
 ) -> Callable[[], Catalogue]:
     """Begin to hold faults to laws and to diagnose each, several at a time; the returned function waits for the end.
 
+    On fewer than ``MANY_CORES`` cores, which the rest of a notebook keeps busy, the returned function begins.
+
     Faults in Triton run on a GPU if the machine has one, else in Triton's interpreter.
 
     Args:
@@ -77,10 +81,11 @@ def begun_catalogue(
     jobs: dict[bool, list[Job]] = {True: [], False: []}
     for name in names:
         jobs[FAULTS[name].triton].append((_held_fault, (name, laws)))
-    results = spread(jobs[False], jobs[True], here=here)
+    begin = partial(spread, jobs[False], jobs[True], here=here)
+    begun = begin() if cores() >= MANY_CORES else None
 
     def ended() -> Catalogue:
-        found = {name: (statuses, named) for name, statuses, named in results}
+        found = {name: (statuses, named) for name, statuses, named in begun or begin()}
         matrix = pd.DataFrame.from_dict({name: found[name][0] for name in names}, orient="index")
         columns = [law for law in LAWS if law in matrix]
         matrix = matrix[columns].rename_axis(index="fault", columns="law")
