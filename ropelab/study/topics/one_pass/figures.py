@@ -14,7 +14,7 @@ from ropelab.study.topics.one_pass.findings import FLASHINFER, ONE, RECORD, SEPA
 
 LOOKS = CONTENDERS.extended({
     ONE: ("", 0, "o"), SEPARATE: ("", 9, "P"), VLLM: ("vLLM, one launch", 1, "D"),
-    FLASHINFER: ("FlashInfer, one launch", 4, "X"), findings.PLACES: ("", 7, "|"),
+    FLASHINFER: ("FlashInfer, one launch", 4, "X"), findings.PLACES: ("", 7, "d"),
 })  # fmt: skip
 _BAR = {"color": "black", "linewidth": 1.6, "label": f"bar, {findings.LEAST_OF_COPY}"}
 LINE = 3
@@ -99,7 +99,7 @@ def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 
 def _title(frame: pd.DataFrame) -> str:
-    said = (findings.roof_sentence(frame), findings.places_sentence(frame), findings.faster_sentence(frame))
+    said = (findings.roof_sentence(frame), findings.faster_sentence(frame))
     return "\n".join(filter(None, said)).replace("`", "").rstrip(".")
 
 
