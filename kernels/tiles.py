@@ -154,14 +154,14 @@ def _registers(work: Work, pairs: int) -> int | None:
 def pairs_per_access(rotation: Rotation, rest: int) -> int:
     """The largest power of two of pairs, up to eight, into which the features of a head divide.
 
+    An access begins at a multiple of its features, also where the features before ``rotation.first`` stay as they are.
+
     Args:
         rest: the number of features of a head that the kernel copies.
     """
-    parts = [2 * PAIRS_PER_ACCESS, rotation.rotary_dim // 2]
-    if rest:
-        # The members of a pair of features that are copied are half of all these features apart.
-        parts += [n // 2 if n % 2 == 0 else 1 for n in (rest, rotation.first)]
-    return gcd(*parts)
+    # The members of a pair of features that are copied are half of all these features apart.
+    before = [n // 2 if n % 2 == 0 else 1 for n in (rest, rotation.first)]
+    return gcd(2 * PAIRS_PER_ACCESS, rotation.rotary_dim // 2, *before)
 
 
 def choose_table_free_tile(

@@ -1,7 +1,8 @@
-"""Triton's interpreter without the work that it repeats or throws away, and with a check of what kernels promise.
+"""Triton's interpreter without the work that it repeats or throws away, and with checks of what would fault on a GPU.
 
 Kernels compute the same bits in less time. A kernel promises the compiler that numbers are multiples, or adjacent. The
-interpreter needs no such hints and ignores them. A GPU faults after a wrong hint, or reads other elements.
+interpreter needs no such hints and ignores them. A GPU faults after a wrong hint, or reads other elements. A GPU also
+faults at some addresses outside of the tensors of a launch, where the interpreter reads whatever is there.
 """
 
 from dataclasses import replace
@@ -32,6 +33,9 @@ def hasten() -> None:
     tl.core.block_type.__init__ = _block_type
     tl.core.tensor.__init__ = _tensor
     interpreter.TensorHandle.set_attr = _checked_hint
+    interpreter.GridExecutor._init_args_hst = _noted_arguments
+    builder.create_masked_load = _checked_access(builder.create_masked_load, mask_at=1)
+    builder.create_masked_store = _checked_access(builder.create_masked_store, mask_at=2)
     tl.core.tuple.__eq__ = _same_values
 
 
@@ -73,6 +77,46 @@ def _checked_hint(self, name, values):
         if name == "tt.divisibility":
             multiple = self.attr[name][axis]
             assert (along[..., 0] % multiple == 0).all(), f"expected multiples of {multiple}, got {along[..., 0]}"
+
+
+_init_args_hst = interpreter.GridExecutor._init_args_hst
+_memory: list[np.ndarray] = []
+"""The first address of each piece of memory that the launch may touch, ascending, and the address after each piece."""
+
+
+def _noted_arguments(self, arguments, options):
+    """The arguments of a launch, after noting the memory of its tensors; pieces that overlap become one."""
+    found = _init_args_hst(self, arguments, options)
+    tensors = [x for x in (*found[0], *found[1].values()) if hasattr(x, "data_ptr") and x.numel()]
+    pieces: list[list[int]] = []
+    for start, end in sorted((x.data_ptr(), x.data_ptr() + _span(x)) for x in tensors):
+        if pieces and start <= pieces[-1][1]:
+            pieces[-1][1] = max(pieces[-1][1], end)
+        else:
+            pieces.append([start, end])
+    _memory[:] = np.array(pieces, dtype=np.uint64).reshape(-1, 2).T
+    return found
+
+
+def _span(x) -> int:
+    """The bytes from the first element of a tensor to the end of the last."""
+    return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+
+
+def _checked_access(access, mask_at: int):
+    """``access`` of the interpreter, which raises AssertionError for an address outside of the launch's tensors."""
+
+    def checked(ptrs, *arguments):
+        at = ptrs.data[arguments[mask_at - 1].data.astype(bool)]
+        if at.size:
+            starts, ends = _memory
+            piece = np.searchsorted(starts, at, side="right").astype(np.int64) - 1
+            size = np.uint64(ptrs.get_element_ty().primitive_bitwidth // 8)
+            inside = (piece >= 0) & (at + size <= ends[piece])
+            assert inside.all(), f"expected addresses within the tensors of the launch, got {(~inside).sum()} others"
+        return access(ptrs, *arguments)
+
+    return checked
 
 
 @cache

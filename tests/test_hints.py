@@ -1,4 +1,4 @@
-"""The hints of kernels: the interpreter refuses a wrong hint, after which a GPU would fault or read other elements."""
+"""The interpreter refuses what would fault on a GPU: wrong hints, and addresses outside of the tensors of a launch."""
 
 import pytest
 import torch
@@ -42,10 +42,29 @@ def test_a_wrong_hint_is_refused(first, step, group, multiple, told):
         _copy[(1,)](x, y, first, step, group, multiple)
 
 
+@triton.jit
+def _move(x_ptr, y_ptr, count, FROM: tl.constexpr, TO: tl.constexpr):
+    place = tl.arange(0, 8)
+    x = tl.load(x_ptr + FROM + place, mask=place < count, other=0.0)
+    tl.store(y_ptr + TO + place, x, mask=place < count)
+
+
+@pytest.mark.parametrize(("count", "source", "target"), [(8, 0, 0), (5, 3, 0), (8, 1, 0), (8, 0, -1), (5, 0, 4)])
+def test_an_address_outside_of_the_tensors_is_refused(count, source, target):
+    """The tensors are parts of larger tensors, so that no other memory is touched."""
+    x, y = torch.arange(32.0)[8:16], torch.zeros(32)[8:16]
+    if source + count <= 8 and 0 <= target <= 8 - count:
+        _move[(1,)](x, y, count, source, target)
+        assert torch.equal(y[:count], x[source : source + count])
+        return
+    with pytest.raises(Exception, match="expected addresses within the tensors of the launch, got 1 others"):
+        _move[(1,)](x, y, count, source, target)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim, rotary_dim", [(20, 8), (20, 6), (24, 16), (40, 32), (9, 2)])
 def test_the_hints_hold_for_every_slice_of_a_head(layout, head_dim, rotary_dim):
-    """Every first feature, for the rotation, for the norm with its gradients, and for the write into a paged cache."""
+    """Every first feature: the rotation, also in place, the norm with its gradients, and the write into a cache."""
     tokens = 3
     cos, sin = ropelab.rotary_table(8, rotary_dim)
     slots = torch.arange(tokens)
@@ -54,6 +73,7 @@ def test_the_hints_hold_for_every_slice_of_a_head(layout, head_dim, rotary_dim):
         weights = [torch.randn(head_dim, requires_grad=True) for _ in range(2)]
         options = {"cos": cos, "sin": sin, "layout": layout, "rotary_slice": (first, first + rotary_dim)}
         ropelab.apply_rope(q, k, positions=torch.arange(tokens), **options)
+        ropelab.apply_rope(q.detach().clone(), k.detach().clone(), inplace=True, **options)
         normed = ropelab.apply_qk_norm_rope(q, k, *weights, positions=torch.arange(tokens), **options)
         torch.autograd.grad(normed, [q, k, *weights], [torch.randn_like(y) for y in normed])
         caches = [torch.zeros(1, 4, 1, head_dim) for _ in range(2)]

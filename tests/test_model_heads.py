@@ -125,7 +125,8 @@ def test_the_studies_run():
 
 def record(**changes) -> pd.DataFrame:
     row = {"model": "m", "cell": "c", "layout": "split_half", "seq_format": "bshd", "storage": "contiguous",
-           "dtype": "bfloat16", "positions": "none", "in_place": False, "head_dim": 128, "contender": "ropelab",
+           "dtype": "bfloat16", "positions": "none", "in_place": False, "head_dim": 128, "rotary_dim": 128,
+           "contender": "ropelab",
            "status": "ok", "bytes": 32e6, "head_bytes": 32e6, "necessary_bytes": 33e6, "copy_us": 10.0,
            "places_us": float("nan"), "median_us": 10.5}  # fmt: skip
     return pd.DataFrame([row | changes])
@@ -156,7 +157,11 @@ def test_the_limit_where_features_stay_is_the_copy_to_the_same_places():
 def test_faster_contenders_are_listed():
     both = pd.concat([record(), record(contender="vllm", median_us=9.0), record(contender="liger", median_us=12.0)])
     (row,) = judge.faster(both).itertuples()
-    assert row.contender == "vllm" and row.ours_over_theirs == pytest.approx(10.5 / 9)
+    assert row.contender == "vllm" and row.ours_over_theirs == pytest.approx(10.5 / 9) and not row.leaves_rest
+    (row,) = judge.faster(both.assign(rotary_dim=64)).itertuples()
+    assert row.leaves_rest
+    assert not judge.faster(both.assign(rotary_dim=64, in_place=True)).leaves_rest.any()
+    assert not judge.faster(both.replace("vllm", "flashinfer").assign(rotary_dim=64)).leaves_rest.any()
 
 
 def test_regret():

@@ -57,7 +57,13 @@ def heads_sentences(frame: pd.DataFrame) -> list[str]:
     ]
     rivals = frame[(frame.contender != OURS) & (frame.status == "ok")]
     ahead = model_heads.faster(frame)
-    return [*said, f"Another library is faster in {len(ahead)} of {len(rivals)} comparisons."]
+    faster = f"Another library is faster in {len(ahead)} of {len(rivals)} comparisons."
+    if leaves := ahead.leaves_rest.sum():
+        faster += (
+            f" In {leaves} of them the library overwrites its input and leaves the features that do not rotate, which "
+            "ropelab has to copy in these calls."
+        )
+    return [*said, faster]
 
 
 def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:

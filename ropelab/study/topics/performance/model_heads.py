@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from ropelab.bench.peers import PEERS
+
 LARGE_BYTES = 16_000_000
 """The fewest bytes of a large call, which only the memory limits. The start limits a smaller call too."""
 
@@ -40,7 +42,9 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
 def faster(frame: pd.DataFrame) -> pd.DataFrame:
     """The cells in which another library took less time than ropelab: cell, contender, and the quotient of the times.
 
-    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs.
+    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs, and leaves_rest:
+        whether the library overwrites its input and leaves the features that do not rotate, which ropelab has to copy
+        to new tensors in this cell.
     """
     identity = ["model", "cell", "layout", "seq_format", "storage", "dtype", "positions", "in_place"]
     good = frame[frame.status == "ok"]
@@ -48,7 +52,9 @@ def faster(frame: pd.DataFrame) -> pd.DataFrame:
     others = good[good.contender != _OURS].join(ours, on=identity)
     others = others.assign(ours_over_theirs=others.ours_us / others.median_us)
     ahead = others[others.ours_over_theirs > 1].sort_values("ours_over_theirs", ascending=False)
-    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs"]]
+    overwrites = ahead.contender.isin(peer.name for peer in PEERS if peer.in_place)
+    ahead = ahead.assign(leaves_rest=overwrites & ~ahead.in_place & (ahead.rotary_dim < ahead.head_dim))
+    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest"]]
 
 
 def regret(frame: pd.DataFrame) -> pd.DataFrame:
