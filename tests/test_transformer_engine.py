@@ -33,6 +33,7 @@ from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.plots import drawing
 from ropelab.study.plots import registry as figures
 
+from .interpreter import any_address
 from .support import change
 
 HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
@@ -795,7 +796,8 @@ def test_ropelab_has_the_bits_of_the_grids_where_nothing_is_rounded(cp_size, cp_
 
 @interpreted
 def test_rows_past_the_end():
-    outcome = measure.past_the_end().set_index("contender").outcome
+    with any_address():  # the rows past the end lie in a larger tensor
+        outcome = measure.past_the_end().set_index("contender").outcome
     assert outcome.to_dict() == past().set_index("contender").outcome.to_dict()
     assert not torch.are_deterministic_algorithms_enabled() or DEVICE == "cpu"
 
