@@ -67,7 +67,9 @@ def _checked_hint(self, name, values):
     ``tt.contiguity``: along each axis, so many elements are successive numbers. ``tt.divisibility``: the first element
     of each of these groups is such a multiple; without groups, every element is.
     """
-    self.attr[name] = [_plain(value) for value in values]
+    values = self.attr[name] = [_plain(value) for value in values]
+    if max(values) == 1:
+        return
     data = np.atleast_1d(self.data).astype(np.int64)
     groups = self.attr.get("tt.contiguity", [1] * data.ndim)
     for axis, size in enumerate(groups):
@@ -126,8 +128,11 @@ def _checked_access(access, mask_at: int):
         at = ptrs.data[arguments[mask_at - 1].data.astype(bool)]
         if at.size and _checks_addresses:
             starts, ends = _memory
-            piece = np.searchsorted(starts, at, side="right").astype(np.int64) - 1
             size = np.uint64(ptrs.get_element_ty().primitive_bitwidth // 8)
+            first = np.searchsorted(starts, at.min(), side="right") - 1
+            if first >= 0 and at.max() + size <= ends[first]:  # one piece, as nearly always
+                return access(ptrs, *arguments)
+            piece = np.searchsorted(starts, at, side="right").astype(np.int64) - 1
             inside = (piece >= 0) & (at + size <= ends[piece])
             assert inside.all(), f"expected addresses within the tensors of the launch, got {(~inside).sum()} others"
         return access(ptrs, *arguments)
