@@ -14,7 +14,7 @@ import torch
 
 import ropelab
 from ropelab.bench import copies, launches, packages, peers, records, timing
-from ropelab.bench.compare import bind, compare, tidy
+from ropelab.bench.compare import bind, checked, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
@@ -108,6 +108,29 @@ def test_gpu_times_see_bytes_and_keep_what_fails():
     assert frame.median_us["whole"] > frame.median_us["half"] > 0
     assert frame.status["broken"].startswith("failed: ")
     assert (frame.status.drop("broken") == "ok").all()
+
+
+@needs_gpu
+def test_a_contender_with_long_replays_takes_part_in_three_rounds():
+    cycles = int(60e-3 * 1.98e9)  # at least 60 ms at the highest clock of an H100
+    contenders = {
+        "long": lambda: [partial(torch.cuda._sleep, cycles)],
+        "short": lambda: [partial(torch.cuda._sleep, cycles // 10_000)],
+    }
+    frame = timing.gpu_times(contenders, rounds=5).set_index("contender")
+    assert frame.samples.to_dict() == {"long": 3, "short": 5}
+    assert frame.median_us["long"] > 100 * frame.median_us["short"]
+
+
+def test_with_the_clock_stopped_no_result_is_checked():
+    """Checks take memory and time, and the pass that compiles needs neither their results nor their kernels."""
+    cell = replace(DENSE_CELLS[0].workload, batch=1, seq_len=2, q_heads=1, k_heads=1, head_dim=4, rotary_dim=4)
+    (buffers,) = cell.buffers(device="cpu")
+    wrong = peers.Peer("wrong", None, "returns its inputs")
+    bound, outcome = {wrong: lambda q, k: (q, k)}, {}
+    assert checked(bound, cell, buffers, outcome) == {} and outcome["wrong"].startswith("wrong: ")
+    with timing.stopped():
+        assert checked(bound, cell, buffers, {}) == bound
 
 
 @needs_gpu

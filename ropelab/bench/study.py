@@ -18,8 +18,8 @@ class Study:
         table: a function of ``smoke`` that returns the table. If the study has an ``untimed`` part, the first argument
             of ``table`` is the result of this part; an empty result, ``{}``, is allowed.
         gpu_gib: the most GiB that torch reserves on the GPU while other studies share it. Workloads then have the
-            fewest sets of buffers, and the check against float64 takes most of the memory. A test compares this number
-            with the records (``parameters.gpu_bytes.beside``).
+            fewest sets of buffers, and a timed study compares no large result with float64. A test compares this
+            number with the records (``parameters.gpu_bytes.beside``).
         untimed: a function of ``smoke`` for the part of the study that measures no time. The part may run beside other
             studies, and returns its findings by key.
         timed: whether the table contains times. A study without times runs beside other studies.

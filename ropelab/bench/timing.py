@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -25,6 +26,9 @@ Call = Callable[[], object]
 QUANTILES = {"median_us": 0.5, "q20_us": 0.2, "q80_us": 0.8}
 _MAX_CALLS_PER_GRAPH = 4096
 _WARM_UP = 3
+_LONG_MS = 20.0
+"""A replay that takes so long varies little from one round to the next."""
+_ROUNDS_OF_LONG = 3
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
@@ -52,7 +56,7 @@ def gpu_times(
         contenders: the name -> ``prepare()``, which returns one call for each set of buffers. ``prepare`` runs on the
             side stream before the capture: a backward runs its forward there. The result of a call is kept until the
             next call on the same set, so the results take turns in memory as the inputs do.
-        rounds: the number of samples for each contender.
+        rounds: the number of samples for each contender; at most three if a replay of the contender takes 20 ms.
         graph_ms: the least GPU time of one replay, in milliseconds. A graph repeats the sets of buffers until it takes
             this time. The time is long against the resolution of an event, about a microsecond. With few tokens, the
             time of the capture grows with it.
@@ -63,7 +67,7 @@ def gpu_times(
         q80_us (microseconds per call), samples.
     """
     stream = torch.cuda.Stream()
-    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    graphs: dict[str, _Graph] = {}
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
         try:
@@ -90,8 +94,21 @@ def gpu_us(call: Call) -> float:
     return float(row.median_us)
 
 
-def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, graph_ms: float):
-    """Capture the calls. Returns the graph and the number of calls in the graph."""
+@dataclass(frozen=True)
+class _Graph:
+    """A captured graph, the number of calls in it, and the milliseconds of one replay."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    ms: float
+
+    def rounds(self, most: int) -> int:
+        """The number of rounds, out of ``most``, in which the graph takes part."""
+        return min(most, _ROUNDS_OF_LONG) if self.ms >= _LONG_MS else most
+
+
+def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, graph_ms: float) -> _Graph:
+    """Capture the calls."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls = prepare()
@@ -99,13 +116,13 @@ def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, gra
             call()
     stream.synchronize()
     graph = _capture(calls, 1, stream)
-    turn_ms = _elapsed_ms(graph, stream)
-    turns = math.ceil(graph_ms / turn_ms)
+    ms = _elapsed_ms(graph, stream)
+    turns = math.ceil(graph_ms / ms)
     turns = max(1, min(turns, _MAX_CALLS_PER_GRAPH // len(calls)))
     if turns > 1:
         graph = _capture(calls, turns, stream)
-        _elapsed_ms(graph, stream)
-    return graph, turns * len(calls)
+        ms = _elapsed_ms(graph, stream)
+    return _Graph(graph, turns * len(calls), ms)
 
 
 def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
@@ -124,39 +141,41 @@ def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> to
 
 
 def _elapsed_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    """The milliseconds of the second replay. The first replay uploads the graph."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    with torch.cuda.stream(stream):
-        graph.replay()
-        start.record()
-        graph.replay()
-        end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+    """The milliseconds of a replay. The first replay also uploads the graph, so it counts only if it takes long."""
+    ms = 0.0
+    for _ in range(2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            start.record()
+            graph.replay()
+            end.record()
+        end.synchronize()
+        ms = start.elapsed_time(end)
+        if ms >= _LONG_MS:
+            break
+    return ms
 
 
-def _replay(graphs: Mapping[str, tuple], stream: torch.cuda.Stream, rounds: int, order: random.Random):
+def _replay(graphs: Mapping[str, _Graph], stream: torch.cuda.Stream, rounds: int, order: random.Random):
     """The name of each contender -> its microseconds per call in each round.
 
     The host queues a whole round while the GPU sleeps. The GPU then runs graph after graph without waiting for the
     host, so the time between two events is the time of one replay.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
-    if not names:
-        return samples
-    for _ in range(rounds):
+    for number in range(rounds if graphs else 0):
+        names = [name for name, captured in graphs.items() if number < captured.rounds(rounds)]
         order.shuffle(names)
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(names) + 1)]
         with torch.cuda.stream(stream):
             torch.cuda._sleep(1_000_000)  # cycles, about half a millisecond
             events[0].record()
             for name, event in zip(names, events[1:], strict=True):
-                graphs[name][0].replay()
+                graphs[name].graph.replay()
                 event.record()
         stream.synchronize()
         for name, start, end in zip(names, events, events[1:], strict=False):
-            samples[name].append(1000 * start.elapsed_time(end) / graphs[name][1])
+            samples[name].append(1000 * start.elapsed_time(end) / graphs[name].calls)
     return samples
 
 

@@ -139,6 +139,8 @@ def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str
     """
     architecture = ARCHITECTURES[number]
     model = architecture.build(device, smoke)
+    # cuDNN's attention faults in the backward of Flux without ropelab (torch 2.11, H100), so no model may choose it.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     rows = list(_measured(architecture, model, "eager", smoke))
     if architecture.compiled and not smoke:
         rows += _measured(architecture, model, "compiled", smoke)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -96,7 +96,7 @@ def check(
         if y.shape != x.shape or y.dtype != x.dtype:
             found, expected = (f"{t.dtype} {tuple(t.shape)}" for t in (y, x))
             raise TypeError(f"{peer.name}: expected a {what} of {expected}, got {found}")
-        cos, sin = exact or _exact_tables(workload, x.device)
+        cos, sin = exact or _exact_tables(workload.first_position, workload.seq_len, workload.rotary_dim, x.device)
         truth = reference.rotate(
             x.detach(), cos, sin, layout=workload.layout, seq_format=workload.seq_format,
             positions=workload.positions(x.device), inverse=backward,
@@ -124,10 +124,10 @@ def _outputs(rotate: Rotate, q: torch.Tensor, k: torch.Tensor | None = None) -> 
     return [y for y in rotate(q, k) if y is not None]
 
 
-def _exact_tables(workload: Workload, device) -> list[torch.Tensor]:
-    last = workload.first_position + workload.seq_len
-    tables = ropelab.rotary_table(last, workload.rotary_dim, dtype=torch.float64, device=device)
-    return [t[workload.first_position :] for t in tables]
+@lru_cache(maxsize=1)  # all peers of a workload are checked one after another
+def _exact_tables(first: int, seq_len: int, rotary_dim: int, device: torch.device) -> list[torch.Tensor]:
+    tables = ropelab.rotary_table(first + seq_len, rotary_dim, dtype=torch.float64, device=device)
+    return [t[first:] for t in tables]
 
 
 def _same_strides(x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """This file measures every study on the GPU at hand and writes its records."""
 
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -36,6 +38,8 @@ from ropelab.study.engine import unfinished
 from ropelab.study.engine.claims import documents
 from ropelab.study.topics.precision import gpu as precision_gpu
 
+_COMPILER = "torch._inductor.compile_fx"
+"""The import takes seconds. The first timed study would wait for it, so this process imports it while jobs run."""
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
 
@@ -256,16 +260,17 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     started, known = time.monotonic(), all_studies()
     print("  side by side: what times nothing, and compiling", flush=True)
     timed = [study for study in wanted if known[study].timed]
-    # The longest jobs come first: untimed parts, then compilations by their seconds in the records. Compilations
-    # without such seconds come in the order of their memory, so that as many as possible fit.
+    # The longest jobs come first: untimed parts, then whole studies by their seconds in the records. Studies without
+    # such seconds come in the order of their memory, so that as many as possible fit.
     parts = [study for study in timed if known[study].untimed]
-    compiled = sorted(timed, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
-    untimed = [study for study in wanted if not known[study].timed]
+    whole = sorted(wanted, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
     jobs = [Job(f"FlashInfer {version}", _compile_flashinfer, (version, how)) for version, how in _flashinfers()]
     jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in parts]
-    jobs += [Job(study, _without_clock, (study,), known[study].gpu_bytes) for study in compiled]
-    jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in untimed]
+    for study in whole:
+        function = _without_clock if known[study].timed else _without_timing
+        jobs.append(Job(study, function, (study,), known[study].gpu_bytes))
     free, _ = torch.cuda.mem_get_info()
+    Thread(target=importlib.import_module, args=(_COMPILER,), daemon=True).start()
     for job, outcome in side_by_side(jobs, free):
         if isinstance(outcome, BaseException):  # it did not start, or its process died
             outcome = Outcome(job.name, error=f"{type(outcome).__name__}: {outcome}")
