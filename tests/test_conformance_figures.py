@@ -21,6 +21,7 @@ from ropelab.conformance.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
 from ropelab.study.topics.conformance import figures as conformance_figures  # noqa: E402
 from ropelab.study.topics.conformance import findings  # noqa: E402
+from tests import dying_contender  # noqa: E402
 
 # Fault -> the laws that kill it, and what its diagnosis names; every other law holds.
 KILLERS = {
@@ -193,6 +194,23 @@ def test_a_package_that_is_not_there_is_not_run(monkeypatch):
     contender = next(c for c in subjects.CONTENDERS if c.name == "Liger")
     frame = conformance.held(contender, device="cpu", dtype=torch.float32)
     assert frame.status.tolist() == [conformance.NOT_RUN] and frame.message[0]
+
+
+def test_a_contender_that_ends_its_process_loses_the_law_at_which_it_ends_it(monkeypatch):
+    chosen = ("definition", "empty")
+    dying = subjects.Contender("dying", dying_contender.rotate, "ropelab", {})
+    monkeypatch.setattr(conformance, "CONTENDERS", (dying,))
+    monkeypatch.setattr(conformance, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(conformance, "LAWS", {name: LAWS[name] for name in chosen})
+    frame = conformance.conformance(device="cpu").set_index("law")
+    assert frame.status.to_dict() == {"definition": "pass", "empty": "error"}
+    assert frame.message["empty"].startswith("its process ended: BrokenProcessPool")
+
+
+def test_rows_after_a_fault_on_the_gpu_say_too_little():
+    for message, faulted in (("raised AcceleratorError: CUDA error: an illegal memory access", True), ("", False)):
+        table = pd.DataFrame({"law": ["a", "b"], "message": [None, message]})
+        assert conformance._Outcome(table).faulted is faulted
 
 
 def test_torchembed_refuses_tables_of_each_sequence():

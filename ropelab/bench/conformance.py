@@ -1,17 +1,19 @@
 """This file holds our rotation and the peers' rotations to the laws of `ropelab.conformance`."""
 
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import torch
 
 from ropelab.bench import gpu_memory
 from ropelab.bench.records import ROOT
+from ropelab.bench.side_by_side import Job, side_by_side
+from ropelab.bench.study import GIB
 from ropelab.bench.subjects import CONTENDERS, Contender
-from ropelab.bench.workers import MOST_PROCESSES, spread
-from ropelab.conformance import Report, verify
+from ropelab.bench.workers import MOST_PROCESSES
+from ropelab.conformance import LAWS, Report, verify
 from ropelab.conformance.report import failure
 
 COLUMNS = ["subject", "convention", "layout", "dtype", "device", "law", "status", "violation", "bound", "message"]
@@ -19,6 +21,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 NOT_RUN = "not run"
 _FOLDERS = re.compile(rf"{re.escape(str(ROOT))}/|/[^\s,]*/(?:site|dist)-packages/")
 FEW_LAWS = ("definition", "isometry", "adjoint", "inputs_unchanged")
+PROCESS_GIB = 0.5
+"""The most GiB that torch reserves for a contender; the CUDA context of the process comes on top."""
+_GPU_FAULT = re.compile("CUDA error|CUDA driver error|illegal memory access|misaligned address", re.IGNORECASE)
 
 
 def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
@@ -29,30 +34,78 @@ def conformance(*, smoke: bool = False, device: str = "cuda") -> pd.DataFrame:
         element that exceeds its bound most or, if the law holds, comes nearest to its bound. ``message`` is the
         counterexample in words, the error, or the reason why a law does not apply. A contender that is not installed
         has one row for each dtype, with the status ``"not run"`` and no law.
+
+    A fault on the GPU ends all further work of a process. Every contender therefore has a process of its own. If the
+    process ends, or a law ends with such a fault, each law of the contender is held again in a process of its own.
     """
-    laws = FEW_LAWS if smoke else None
-    runs = [(contender, dtype) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
-    # Nothing is timed, and compilation takes longest, so several processes may share the GPU.
-    jobs = [(_numbered, (number, contender, laws, device, dtype)) for number, (contender, dtype) in enumerate(runs)]
-    frames, reserved = {}, []
-    for number, frame, seconds, gpu_bytes in spread([], jobs, here=smoke):
-        frames[number] = frame
-        reserved.append(gpu_bytes)
-        about = f"{runs[number][0].name}, {runs[number][1]}"
-        print(f"    {len(frames):2}/{len(runs)} {about:50} {seconds:6.1f} s", flush=True)
-    found = pd.concat([frames[number] for number in range(len(runs))], ignore_index=True)
-    found.attrs["gpu_bytes"] = sum(sorted(reserved)[-MOST_PROCESSES:])  # this process itself reserves nothing
+    laws = FEW_LAWS if smoke else tuple(name for name, law in LAWS.items() if law.by_default)
+    whole = [_Run(contender, dtype, laws) for contender in CONTENDERS for dtype in (DTYPES[:1] if smoke else DTYPES)]
+    if smoke:
+        return pd.concat([held(run.contender, laws=laws, device=device, dtype=run.dtype) for run in whole])
+    outcomes = _in_processes(whole, device)
+    parts = [part for run in whole for part in (run.by_law() if outcomes[run.name].faulted else [run])]
+    outcomes |= _in_processes([part for part in parts if part.name not in outcomes], device)
+    found = pd.concat([outcomes[part.name].rows(part, device) for part in parts], ignore_index=True)
+    # This process itself reserves nothing on the GPU.
+    found.attrs["gpu_bytes"] = sum(sorted(outcome.gpu_bytes for outcome in outcomes.values())[-MOST_PROCESSES:])
     return found
 
 
-def _numbered(
-    number: int, contender: Contender, laws: Iterable[str] | None, device: str, dtype: torch.dtype
-) -> tuple[int, pd.DataFrame, float, int]:
-    """``(number, table, seconds, bytes of the GPU)`` of a run. Runs end in any order; ``number`` tells them apart."""
-    started = time.monotonic()
+@dataclass(frozen=True)
+class _Run:
+    """A contender that is held to laws in one process."""
+
+    contender: Contender
+    dtype: torch.dtype
+    laws: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """A name that no other run has."""
+        return ", ".join((self.contender.name, str(self.dtype), *(self.laws if len(self.laws) == 1 else ())))
+
+    def by_law(self) -> "list[_Run]":
+        return [_Run(self.contender, self.dtype, (law,)) for law in self.laws]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The table of a run; or the error of its process, if the process ended."""
+
+    table: pd.DataFrame
+    gpu_bytes: int = 0
+    error: str = ""
+
+    @property
+    def faulted(self) -> bool:
+        """Whether a fault on the GPU makes the table say too little."""
+        return bool(self.error) or bool(self.table.message.fillna("").str.contains(_GPU_FAULT).any())
+
+    def rows(self, run: _Run, device: str) -> pd.DataFrame:
+        """The table, or a row for each law if the process ended."""
+        if not self.error:
+            return self.table
+        rows = [{"law": law, "status": "error", "message": self.error} for law in run.laws]
+        return _table(run.contender, device, run.dtype, rows)
+
+
+def _in_processes(runs: Sequence[_Run], device: str) -> dict[str, _Outcome]:
+    """The name of each run -> its outcome. Nothing is timed, so the processes share the GPU."""
+    free = torch.cuda.mem_get_info()[0] if device.startswith("cuda") else 64 * GIB
+    jobs = [Job(run.name, _outcome, (run, device), round(PROCESS_GIB * GIB)) for run in runs]
+    outcomes = {}
+    for number, (job, outcome) in enumerate(side_by_side(jobs, free), 1):
+        if isinstance(outcome, BaseException):
+            outcome = _Outcome(pd.DataFrame(), error=f"its process ended: {type(outcome).__name__}: {outcome}")
+        outcomes[job.name] = outcome
+        print(f"    {number:2}/{len(runs)} {job.name:60} {outcome.error[:60]}", flush=True)
+    return outcomes
+
+
+def _outcome(run: _Run, device: str) -> _Outcome:
     gpu_memory.watch()
-    frame = held(contender, laws=laws, device=device, dtype=dtype)
-    return number, frame, time.monotonic() - started, gpu_memory.peak_reserved() + gpu_memory.CONTEXT_BYTES
+    table = held(run.contender, laws=run.laws, device=device, dtype=run.dtype)
+    return _Outcome(table, gpu_memory.peak_reserved() + gpu_memory.CONTEXT_BYTES)
 
 
 def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str, dtype: torch.dtype) -> pd.DataFrame:
