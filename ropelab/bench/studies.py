@@ -22,16 +22,16 @@ from ropelab.bench.workers import MOST_PROCESSES
 STUDIES: dict[str, Study] = {
     "dense": Study(dense, gpu_gib=4),
     "formats": Study(formats, gpu_gib=8, wide=True),
-    "packed": Study(packed, gpu_gib=9),
+    "packed": Study(packed, gpu_gib=4),
     "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
     "qk_norm": Study(qk_norm, gpu_gib=5),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
-    "paged_cache": Study(paged_cache, gpu_gib=8),
+    "paged_cache": Study(paged_cache, gpu_gib=7),
     "one_pass_cells": Study(one_pass_cells, gpu_gib=29, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=10),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, wide=True),
-    "table_free": Study(table_free, gpu_gib=7),
+    "table_free": Study(table_free, gpu_gib=6),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
