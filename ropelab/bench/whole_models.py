@@ -194,7 +194,7 @@ def _measured(architecture: Architecture, model: torch.nn.Module, mode: str, smo
                 of_step = row | {"step": step}
                 try:
                     yield of_step | {"quantity": "time", "value": _milliseconds(call, rounds), "unit": "ms"}
-                    if torch.cuda.is_available():
+                    if model.device.type == "cuda":
                         gpu_memory.forget_peak()
                         call()
                         peak = torch.cuda.max_memory_allocated() / 2**30

@@ -61,7 +61,8 @@ def ratios_of(frame: pd.DataFrame, cells: Sequence[Workload], slower: str, faste
 
 def ratio(rows: pd.DataFrame, slower: tuple, faster: tuple) -> Interval:
     """The time of the row ``slower`` over the time of the row ``faster``; both are labels of rows."""
-    return noise.time(rows.loc[slower]) / noise.time(rows.loc[faster])
+    above, below = (noise.time(rows.loc[[label]].iloc[0]) for label in (slower, faster))
+    return above / below
 
 
 def by_configuration(times: pd.DataFrame, slower: str, faster: str) -> list[Interval]:
