@@ -1,12 +1,28 @@
 """This file holds the random inputs of several test files, and the comparison with the definition."""
 
+import re
+from importlib import metadata
+from pathlib import Path
+
 import torch
+from packaging.version import Version
 
 from ropelab import reference
 from ropelab.angles.rope_parameters import Rope
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import join, pairs
 from ropelab.layout.seq_format import from_bshd
+
+
+def older(package: str) -> str:
+    """The reason to skip a test that needs the version of constraints.txt; "" if the installed version is no older."""
+    constraints = (Path(__file__).parents[1] / "constraints.txt").read_text()
+    wanted = re.search(rf"^{package}==(\S+)", constraints, re.MULTILINE)[1]
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return f"needs {package}"
+    return "" if Version(found) >= Version(wanted) else f"needs {package} {wanted} of constraints.txt, got {found}"
 
 
 def draw(batch, seq_len, heads, head_dim, *, seq_format="bshd", dtype=torch.float32, device="cpu") -> torch.Tensor:

@@ -103,6 +103,8 @@ def fake_times(contenders, *, rounds, **_) -> pd.DataFrame:
 
 @pytest.fixture
 def on_cpu(monkeypatch):
+    if not INTERPRETED:
+        pytest.skip("needs Triton's interpreter; the study runs the kernels on a GPU")
     monkeypatch.setattr(timing, "gpu_times", fake_times)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
     monkeypatch.setattr(vllm, "operators", FakeOperators)

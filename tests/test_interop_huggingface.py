@@ -16,7 +16,10 @@ from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.over_kernel import Rotation
 from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
+from tests.support import older
 
+OLDER = older("transformers")
+of_today = pytest.mark.skipif(bool(OLDER), reason=OLDER)
 DEVICE = "cuda" if HAS_GPU else "cpu"
 SMALL = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -264,6 +267,7 @@ OTHERWISE = [
 ]  # fmt: skip
 
 
+@of_today
 @pytest.mark.parametrize("rotary_dim", [8, 4])
 @pytest.mark.parametrize("model, name", OTHERWISE)
 def test_functions_that_are_called_otherwise(torch_backend, model, name, rotary_dim):
@@ -337,6 +341,7 @@ def test_fused_layers_compile(torch_backend):
         ("BeamForCausalLM", "an argument of the call decides whether it normalizes or rotates"),
     ],
 )
+@of_today
 def test_layers_that_cannot_be_fused(architecture, reason):
     model = normed(architecture)
     module = importlib.import_module(type(model).__module__)

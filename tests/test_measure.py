@@ -14,14 +14,13 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import checksums, gpu_memory, records, side_by_side, timing
+from ropelab.bench import checksums, gpu_memory, records, side_by_side, staleness, timing
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger, measure, unfinished
-from ropelab.study.topics.performance import shortfalls
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -35,14 +34,13 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
     assert {"dense", "deepspeed_callers"} <= studies.keys()
 
 
-def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
-    """The exceptions: sizes of one to eight tokens (``few_tokens``), README's column for each format (``formats``)."""
+def test_wide_are_the_timed_studies_that_no_claim_and_no_table_of_readme_needs():
     documents.load_claims()
     studies = measure.all_studies()
-    evidence = {name for rule in ledger._RULES.values() for name in rule.evidence}
-    needed = evidence & studies.keys() | set(shortfalls.STUDIES) | {"host", "qk_norm", "table_free_error"}
-    assert not any(studies[name].wide for name in evidence & studies.keys())
-    assert {name for name in needed if studies[name].wide} == {"few_tokens"}
+    needed = {name for rule in ledger._RULES.values() for name in rule.evidence} | {"dense"}  # README's table of speed
+    assert {name for name, study in studies.items() if study.wide} == {
+        name for name, study in studies.items() if name not in needed and (study.timed or name == "conformance")
+    }
 
 
 # ------------------------------------------------------------------------------------------- memory of the GPU
@@ -127,12 +125,13 @@ def test_out_of_memory_is_a_result_of_what_has_the_gpu_to_itself(monkeypatch):
 
 
 def beyond_declared(folder):
-    """Records of studies that took more memory beside others than is declared, and how many say what they took."""
-    studies, said = measure.all_studies(), 0
+    """Records of studies that took more memory beside others than is declared. Records of other code do not count."""
+    studies = measure.all_studies()
     for path in sorted(folder.glob("*/*.json")):
-        took = json.loads(path.read_text()).get("parameters", {}).get("gpu_bytes", {}).get("beside", 0)
-        said += took > 0
-        if took > studies[path.stem].gpu_bytes if path.stem in studies else 0:
+        about = json.loads(path.read_text())
+        took = about.get("parameters", {}).get("gpu_bytes", {}).get("beside", 0)
+        of_today = not ("modules" in about and staleness.stale(about, records.kernels_hash(), records.ROOT))
+        if path.stem in studies and of_today and took > studies[path.stem].gpu_bytes:
             yield f"{path.parent.name}/{path.stem}: {took / GIB:.2f} GiB, {studies[path.stem].gpu_gib} declared"
 
 

@@ -19,6 +19,10 @@ from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
 from ropelab.study.topics.models import evidence, tables  # noqa: E402
+from tests.support import older  # noqa: E402
+
+OLDER = older("transformers")
+of_the_tables = pytest.mark.skipif(bool(OLDER), reason=OLDER)
 
 
 def unjudged(traced):
@@ -178,6 +182,7 @@ def test_other_functions_are_not_found():
     assert rotations(lambda: [f(x, weight) for f in (norm, flip, sign, shift)]) == []
 
 
+@of_the_tables
 def test_the_factory_says_why_it_has_no_model():
     with pytest.raises(NotBuilt, match="timm|Timm|pip install"):
         build("pe_video")
@@ -188,6 +193,7 @@ def test_the_factory_says_why_it_has_no_model():
 VERIFIED, PATCHED, DIFFUSERS = (tables.read(f"{name}.csv") for name in ("transformers", "patched", "diffusers"))
 
 
+@of_the_tables
 def test_the_tables_cover_at_least_a_hundred_architectures():
     assert len({row["architecture"] for row in VERIFIED if row["function"]}) >= 100
     assert len({row["architecture"] for row in PATCHED if row["outcome"] == "equal"}) >= 100

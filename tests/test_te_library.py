@@ -336,6 +336,7 @@ def test_the_variable_is_put_back(monkeypatch):
 
 def test_a_missing_library_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(packages, "PEERS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     te_source.library.cache_clear()
     with pytest.raises(packages.NotInstalled, match=r"at 6c46696f1: .*fused_rope.cu is CUDA code"):
         te_source.library()

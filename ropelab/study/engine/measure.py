@@ -264,7 +264,7 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     # such seconds come in the order of their memory, so that as many as possible fit.
     parts = [study for study in timed if known[study].untimed]
     whole = sorted(wanted, key=lambda study: (-seconds.get(study, 0.0), known[study].gpu_gib))
-    jobs = [Job(f"FlashInfer {version}", _compile_flashinfer, (version, how)) for version, how in _flashinfers()]
+    jobs = [Job(f"FlashInfer {version}", _compile_flashinfer, (version, how)) for version, how in _flashinfers(wanted)]
     jobs += [Job(study, _without_timing, (study,), known[study].gpu_bytes) for study in parts]
     for study in whole:
         function = _without_clock if known[study].timed else _without_timing
@@ -284,10 +284,14 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _flashinfers() -> list[tuple[str, Callable[[str], object]]]:
-    """The versions of FlashInfer at hand, and what compiles their kernels, for which nvcc takes a minute or so each."""
+def _flashinfers(wanted: Sequence[str]) -> list[tuple[str, Callable[[str], object]]]:
+    """The versions of FlashInfer at hand, and what compiles the kernels that the studies need.
+
+    nvcc takes a minute or so for each version.
+    """
     found = list(packages.installations(flashinfer.PACKAGE)) if torch.cuda.is_available() else []
-    with_norm = [version for version in found if version == paged_cache.FLASHINFER_VERSION]
+    appends = {"paged_cache", "one_pass_cells"} & set(wanted)
+    with_norm = [version for version in found if appends and version == paged_cache.FLASHINFER_VERSION]
     return [(v, flashinfer.compile_kernel) for v in found] + [(v, flashinfer.compile_norm_append) for v in with_norm]
 
 

@@ -209,9 +209,10 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     at = ran[(ran.dtype == "float32") & ran.seq_len.isin((8, 128))].sort_values("seq_len")
     shown = ", ".join(f"gradient off by {row.gradient_error:.3f} at S = {row.seq_len}" for row in at.itertuples())
     later = longer[(longer.version != REVIEWED) & (longer.outcome == "ran")]
-    right = (later.gradient_error <= later.dtype.map(rounding_bound) * (1 + PRINTED)).groupby(later.version).all()
+    bounds = later.dtype.map(rounding_bound).astype(float) * (1 + PRINTED)
+    right = (later.gradient_error <= bounds).groupby(later.version).all()
     sliced = correctness[(correctness.table == "column slice") & correctness.version.astype(str).isin(right.index)]
-    sliced = sliced[sliced.gradient_error > sliced.dtype.map(rounding_bound)]
+    sliced = sliced[sliced.gradient_error > sliced.dtype.map(rounding_bound).astype(float)]
     return counted(_repeats_forward(ran), claim.quantifier).said(
         f"{REVIEWED}: {shown} in float32, with the norm right to {digits((ran.norm_ratio - 1).abs().max())} in "
         f"{len(ran)} cases of {listed(ran.dtype)}",
