@@ -5,7 +5,7 @@ PYTHON ?=
 # Without it, make builds its own environment in VENV from BASE_PYTHON, at the versions of constraints.txt.
 BASE_PYTHON ?= python3
 VENV ?= .venv
-# Studies to measure, by default all but the wide sweeps (tiles, formats, conformance).
+# Studies to measure, by default all but the wide sweeps, which the guide lists.
 ONLY ?=
 # Whose records to draw, as nvidia-h200; by default those of the GPU at hand, or of the first that has any.
 GPU ?=

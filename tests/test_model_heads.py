@@ -128,7 +128,8 @@ def record(**changes) -> pd.DataFrame:
            "dtype": "bfloat16", "positions": "none", "in_place": False, "head_dim": 128, "rotary_dim": 128,
            "contender": "ropelab",
            "status": "ok", "bytes": 32e6, "head_bytes": 32e6, "necessary_bytes": 33e6, "copy_us": 10.0,
-           "places_us": float("nan"), "median_us": 10.5}  # fmt: skip
+           "places_us": float("nan"), "median_us": 10.5, "load_bytes": 16, "store_bytes": 16, "registers": 40,
+           "spills": 0, "table_free": False, "converts": False}  # fmt: skip
     return pd.DataFrame([row | changes])
 
 
@@ -162,6 +163,21 @@ def test_faster_contenders_are_listed():
     assert row.leaves_rest
     assert not judge.faster(both.assign(rotary_dim=64, in_place=True)).leaves_rest.any()
     assert not judge.faster(both.replace("vllm", "flashinfer").assign(rotary_dim=64)).leaves_rest.any()
+
+
+def test_the_limits_of_a_call_are_facts_of_its_record():
+    def limits(**changes):
+        return judge.limits(record(**changes).iloc[0])
+
+    assert limits() == ""
+    assert limits(store_bytes=4) == "accesses of 4 bytes"
+    assert limits(registers=64) == "" and limits(registers=65) == "65 registers, so 28 of 64 warps"
+    assert limits(positions="token", spills=2) == "registers in local memory; rows of the tables by position"
+    assert limits(rotary_dim=64) == "features that do not rotate are copied"
+    assert limits(rotary_dim=64, in_place=True) == "features that do not rotate lie between"
+    assert limits(table_free=True, converts=True, bytes=1e6) == (
+        "no tables: cosines and sines are computed; the result has the other layout; less than 16 MB"
+    )
 
 
 def test_regret():

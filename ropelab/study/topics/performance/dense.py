@@ -67,9 +67,15 @@ def heads_sentences(frame: pd.DataFrame) -> list[str]:
 
 
 def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
-    """The calls of ``model_heads`` that miss their bar, the worst first; ``over`` is the time over the bar, minus 1."""
+    """The calls of ``model_heads`` that miss their bar, the worst first.
+
+    ``over`` is the time over the bar, minus 1; ``limits`` is `model_heads.limits`.
+    """
     judged = model_heads.judged(frame)
-    missed = judged[~judged.meets].assign(over=judged.median_us / judged.allowed_us - 1)
+    missed = judged[~judged.meets]
+    missed = missed.assign(
+        over=missed.median_us / missed.allowed_us - 1, limits=missed.apply(model_heads.limits, axis=1)
+    )
     columns = [
         "cell",
         "layout",
@@ -80,6 +86,7 @@ def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
         "median_us",
         "allowed_us",
         "over",
+        "limits",
         "tile",
     ]
     return missed.sort_values("over", ascending=False)[columns]

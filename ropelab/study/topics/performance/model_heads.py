@@ -1,5 +1,7 @@
 """This file judges the records `model_heads` and `tile_regret`: cells that meet their bar, and faster libraries."""
 
+import math
+
 import pandas as pd
 
 from ropelab.bench.peers import PEERS
@@ -11,6 +13,13 @@ _LINE = 128
 _ALIGNED, _UNALIGNED = 0.95, 0.90
 _START_US = {True: 0.6, False: 0.3}
 _OURS = "ropelab"
+_VECTOR = 16
+"""The bytes of the widest access of a thread."""
+_REGISTERS, _MOST_WARPS, _LANES, _UNIT = 65536, 64, 32, 8
+"""A multiprocessor of sm_90: its registers, its warps, the threads of a warp, the unit of a thread's registers.
+
+Source: CUDA C++ Programming Guide, technical specifications for compute capability 9.0.
+"""
 
 
 def judged(frame: pd.DataFrame) -> pd.DataFrame:
@@ -42,19 +51,45 @@ def judged(frame: pd.DataFrame) -> pd.DataFrame:
 def faster(frame: pd.DataFrame) -> pd.DataFrame:
     """The cells in which another library took less time than ropelab: cell, contender, and the quotient of the times.
 
-    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs, and leaves_rest:
-        whether the library overwrites its input and leaves the features that do not rotate, which ropelab has to copy
-        to new tensors in this cell.
+    Columns: the columns that identify the cell, contender, median_us, ours_us, ours_over_theirs, leaves_rest, and the
+        limits of our call (`limits`).
+        leaves_rest: whether the library overwrites its input and leaves the features that do not rotate, which ropelab
+        has to copy to new tensors in this cell.
     """
     identity = ["model", "cell", "layout", "seq_format", "storage", "dtype", "positions", "in_place"]
     good = frame[frame.status == "ok"]
-    ours = good[good.contender == _OURS].set_index(identity).median_us.rename("ours_us")
+    ours = good[good.contender == _OURS]
+    ours = ours.assign(ours_us=ours.median_us, limits=ours.apply(limits, axis=1)).set_index(identity)[
+        ["ours_us", "limits"]
+    ]
     others = good[good.contender != _OURS].join(ours, on=identity)
     others = others.assign(ours_over_theirs=others.ours_us / others.median_us)
     ahead = others[others.ours_over_theirs > 1].sort_values("ours_over_theirs", ascending=False)
     overwrites = ahead.contender.isin(peer.name for peer in PEERS if peer.in_place)
     ahead = ahead.assign(leaves_rest=overwrites & ~ahead.in_place & (ahead.rotary_dim < ahead.head_dim))
-    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest"]]
+    return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest", "limits"]]
+
+
+def limits(row: pd.Series) -> str:
+    """The facts that set a call of ours apart from a copy with accesses of 16 bytes; ``row`` is a row of the record.
+
+    The compiler's counters tell the width of the accesses and how many warps the registers leave room for.
+    """
+    narrowest = min(row.load_bytes, row.store_bytes)
+    each = math.ceil(row.registers / _UNIT) * _UNIT if row.registers == row.registers else 1
+    warps = min(_MOST_WARPS, _REGISTERS // (each * _LANES))
+    found = {
+        f"accesses of {narrowest:.0f} bytes": narrowest < _VECTOR,
+        f"{row.registers:.0f} registers, so {warps} of {_MOST_WARPS} warps": warps < _MOST_WARPS // 2,
+        "registers in local memory": row.spills > 0,
+        "rows of the tables by position": row.positions != "none",
+        "no tables: cosines and sines are computed": row.table_free,
+        "the result has the other layout": row.converts,
+        "features that do not rotate are copied": row.rotary_dim < row.head_dim and not row.in_place,
+        "features that do not rotate lie between": row.rotary_dim < row.head_dim and row.in_place,
+        "less than 16 MB": row.bytes < LARGE_BYTES,
+    }
+    return "; ".join(words for words, applies in found.items() if applies)
 
 
 def regret(frame: pd.DataFrame) -> pd.DataFrame:
