@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import checksums, gpu_memory, records, side_by_side, staleness, timing
+from ropelab.bench import checksums, gpu_memory, records, side_by_side, staleness, timing, turns
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
@@ -125,14 +125,18 @@ def test_out_of_memory_is_a_result_of_what_has_the_gpu_to_itself(monkeypatch):
 
 
 def beyond_declared(folder):
-    """Records of studies that took more memory beside others than is declared. Records of other code do not count."""
+    """Records of studies that took more memory than is declared. Records of other code do not count."""
     studies = measure.all_studies()
     for path in sorted(folder.glob("*/*.json")):
         about = json.loads(path.read_text())
-        took = about.get("parameters", {}).get("gpu_bytes", {}).get("beside", 0)
+        took = about.get("parameters", {}).get("gpu_bytes", {})
         of_today = not ("modules" in about and staleness.stale(about, records.kernels_hash(), records.ROOT))
-        if path.stem in studies and of_today and took > studies[path.stem].gpu_bytes:
-            yield f"{path.parent.name}/{path.stem}: {took / GIB:.2f} GiB, {studies[path.stem].gpu_gib} declared"
+        if path.stem not in studies or not of_today:
+            continue
+        study = studies[path.stem]
+        for when, declared in (("beside", study.gpu_gib), ("alone", study.timed_gib)):
+            if declared is not None and took.get(when, 0) > declared * GIB:
+                yield f"{path.parent.name}/{path.stem}: {took[when] / GIB:.2f} GiB {when}, {declared} declared"
 
 
 def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
@@ -142,8 +146,10 @@ def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
     for study in ("dense", "te_kernels"):
         (tmp_path / "a-gpu" / f"{study}.json").write_text(json.dumps(told))
     assert list(beyond_declared(tmp_path)) == [
-        "a-gpu/dense: 9.00 GiB, 4 declared",
-        "a-gpu/te_kernels: 9.00 GiB, 4 declared",
+        "a-gpu/dense: 9.00 GiB beside, 4 declared",
+        "a-gpu/dense: 60.00 GiB alone, 20 declared",
+        "a-gpu/te_kernels: 9.00 GiB beside, 4 declared",
+        "a-gpu/te_kernels: 60.00 GiB alone, 42 declared",
     ]
 
 
@@ -215,7 +221,7 @@ def test_a_record_has_the_hashes_of_its_modules_and_its_checksums(tmp_path, monk
 
 def test_more_memory_than_declared_is_said(tmp_path, as_on_a_gpu, capsys):
     measure.measure(tmp_path, build=tmp_path)
-    assert "parts: 1 rows, 0.0 s (took 3.0 GiB beside others, 2.0 are declared)" in capsys.readouterr().out
+    assert "parts: 1 rows, 0.0 s (took 3.0 GiB untimed, 2.0 are declared)" in capsys.readouterr().out
 
 
 def test_one_study_alone_and_a_trial_run_in_this_process(tmp_path, as_on_a_gpu):
@@ -248,6 +254,33 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_
     said = capsys.readouterr()
     assert said.out.count("out of memory") == len(studies) and not said.err
     assert not any("memory" in path.read_text() for path in tmp_path.glob("a-gpu/*.csv"))
+
+
+def test_studies_that_declare_the_memory_of_their_timing_take_turns(tmp_path, monkeypatch, as_on_a_gpu, capsys):
+    """They run after all is compiled, the longest first; without a table they run again alone."""
+    known = measure.all_studies()
+    ran = []
+
+    def study(name, *found, smoke=False):
+        if timing.gpu_times.__name__ != "gpu_times":
+            return pd.DataFrame({"cell": [name]})
+        ran.append((name, "in turns" if turns._turns else "alone"))
+        if name == "short of memory" and turns._turns:
+            raise OUT_OF_MEMORY
+        return pd.DataFrame({"cell": [name], "untimed": [dict(*found).get("facts")]})
+
+    timed = {name: Study(partial(study, name), gpu_gib=1, timed_gib=7) for name in ("one", "two", "short of memory")}
+    timed["parts"] = dataclasses.replace(known["parts"], table=partial(study, "parts"), timed_gib=7)
+    monkeypatch.setattr(measure, "all_studies", lambda: {"without": known["one"]} | timed)
+    monkeypatch.setattr(measure, "_expected", lambda *_: {"two": (0, 9)} | dict.fromkeys(
+        ("without", "one", "short of memory", "parts"), (0, 5)))  # fmt: skip
+    measure.measure(tmp_path, build=tmp_path)
+    turn = ["two", "one", "short of memory", "parts"]
+    assert ran == [(name, "in turns") for name in turn] + [("short of memory", "alone")]
+    assert as_on_a_gpu[-1] == ("one", "runs")  # which declares nothing, and is called "without" here
+    assert recorded(tmp_path, "parts").untimed.tolist() == [7]
+    said = capsys.readouterr()
+    assert said.out.count("out of memory") == 1 and not said.err
 
 
 def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch, as_on_a_gpu):
@@ -319,13 +352,18 @@ def test_what_another_state_has_measured_does_not_count(change, tmp_path, monkey
 def test_progress_says_how_much_is_left(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
-    progress = measure.Progress(["a", "b", "c"], ["a"], {"a": (5, 9), "b": (30, 60), "c": (20, 100)})
+    expected = {"a": (5, 9), "b": (30, 60), "c": (20, 100)}
+    progress = measure.Progress(["a", "b", "c"], ["a"], expected, dict.fromkeys("abc", 1.0))
     progress.beside(["b", "c"])
     now[0] += 10
     assert progress.left == "0:10 so far, about 3:00 left"
     now[0] += 75
     assert progress.done("c") == "2/3"
     assert progress.left == "1:25 so far, about 1:00 left"
+    in_turns = measure.Progress(["a", "b", "c"], [], expected, {"a": 0.3, "b": 0.8, "c": 0.6})
+    assert in_turns.left == "0:00 so far, about 1:50 left"  # 0.3 x 9 + 0.8 x 60 + 0.6 x 100 seconds
+    in_turns = measure.Progress(["a", "b", "c"], [], expected, dict.fromkeys("abc", 0.2))
+    assert in_turns.left == "0:00 so far, about 1:40 left"  # as long as the longest
 
 
 def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_path, monkeypatch, capsys):

@@ -20,27 +20,27 @@ from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
 STUDIES: dict[str, Study] = {
-    "dense": Study(dense, gpu_gib=4),
-    "formats": Study(formats, gpu_gib=8, wide=True),
-    "packed": Study(packed, gpu_gib=4, wide=True),
-    "few_tokens": Study(few_tokens, gpu_gib=1, wide=True),
-    "qk_norm": Study(qk_norm, gpu_gib=5, wide=True),
+    "dense": Study(dense, gpu_gib=4, timed_gib=20),
+    "formats": Study(formats, gpu_gib=8, timed_gib=15, wide=True),
+    "packed": Study(packed, gpu_gib=4, timed_gib=39, wide=True),
+    "few_tokens": Study(few_tokens, gpu_gib=1, timed_gib=1, wide=True),
+    "qk_norm": Study(qk_norm, gpu_gib=5, timed_gib=20, wide=True),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
-    "paged_cache": Study(paged_cache, gpu_gib=7, wide=True),
-    "one_pass_cells": Study(one_pass_cells, gpu_gib=29, wide=True),
+    "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=23, wide=True),
+    "one_pass_cells": Study(one_pass_cells, gpu_gib=29, timed_gib=43, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
-    "latent_attention": Study(latent_attention, gpu_gib=10, wide=True),
-    "latent_tiles": Study(latent_tiles, gpu_gib=12, wide=True),
-    "table_free": Study(table_free, gpu_gib=6, wide=True),
+    "latent_attention": Study(latent_attention, gpu_gib=10, timed_gib=23, wide=True),
+    "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),
+    "table_free": Study(table_free, gpu_gib=6, timed_gib=33, wide=True),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),
-    "host": Study(host, gpu_gib=1, wide=True),
-    "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
-    "deepspeed_table": Study(deepspeed_table, gpu_gib=3),
+    "host": Study(host, gpu_gib=1, timed_gib=1, wide=True),
+    "decode_chain": Study(decode_chain, gpu_gib=2, timed_gib=1, wide=True),
+    "deepspeed_table": Study(deepspeed_table, gpu_gib=3, timed_gib=12),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
-    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=4, wide=True),
-    "model_heads": Study(model_heads, gpu_gib=8, wide=True),
-    "tile_regret": Study(tile_regret, gpu_gib=8, wide=True),
+    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=4, timed_gib=6, wide=True),
+    "model_heads": Study(model_heads, gpu_gib=8, timed_gib=12, wide=True),
+    "tile_regret": Study(tile_regret, gpu_gib=8, timed_gib=24, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
     "whole_models": Study(whole_models, gpu_gib=40, wide=True),
     # This study starts processes, each with a CUDA context.

@@ -4,6 +4,8 @@ GPU time: a CUDA graph captures the calls of each contender, one call for each s
 contains neither Python nor the launch. If the sets together exceed the L2 cache, no call finds its data in the cache.
 Every round replays the graph of each contender once, in a new random order. A drift of clocks or temperature therefore
 affects all contenders alike.
+
+Contenders are prepared while other processes may use the GPU, and timed while no other process does: see `turns`.
 """
 
 import math
@@ -19,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory
+from ropelab.bench import gpu_memory, turns
 
 Call = Callable[[], object]
 
@@ -29,6 +31,7 @@ _WARM_UP = 3
 _LONG_MS = 20.0
 """A replay that takes so long varies little from one round to the next."""
 _ROUNDS_OF_LONG = 3
+_TRIES = 3
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
@@ -74,7 +77,8 @@ def gpu_times(
             graphs[name] = _graph(prepare, stream, graph_ms)
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
-    samples = _replay(graphs, stream, rounds, random.Random(seed))
+    with turns.alone():
+        samples = _replay(graphs, stream, rounds, random.Random(seed))
     rows = [
         {"contender": name, "status": status[name], **(summarize(samples[name]) if name in samples else {})}
         for name in contenders
@@ -96,15 +100,10 @@ def gpu_us(call: Call) -> float:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A captured graph, the number of calls in it, and the milliseconds of one replay."""
+    """A captured graph and the number of calls in it."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
-    ms: float
-
-    def rounds(self, most: int) -> int:
-        """The number of rounds, out of ``most``, in which the graph takes part."""
-        return min(most, _ROUNDS_OF_LONG) if self.ms >= _LONG_MS else most
 
 
 def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, graph_ms: float) -> _Graph:
@@ -117,22 +116,23 @@ def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, gra
     stream.synchronize()
     graph = _capture(calls, 1, stream)
     ms = _elapsed_ms(graph, stream)
-    turns = math.ceil(graph_ms / ms)
-    turns = max(1, min(turns, _MAX_CALLS_PER_GRAPH // len(calls)))
-    if turns > 1:
-        graph = _capture(calls, turns, stream)
-        ms = _elapsed_ms(graph, stream)
-    return _Graph(graph, turns * len(calls), ms)
+    repeats = max(1, min(math.ceil(graph_ms / ms), _MAX_CALLS_PER_GRAPH // len(calls)))
+    if repeats > 1:
+        graph = _capture(calls, repeats, stream)
+        with torch.cuda.stream(stream):
+            graph.replay()  # the first replay uploads the graph
+        stream.synchronize()
+    return _Graph(graph, repeats * len(calls))
 
 
-def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def _capture(calls: Sequence[Call], repeats: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     # Some versions of ``torch.cuda.graph`` run the garbage collector before every capture.
     graph = torch.cuda.CUDAGraph()
     kept: list[object] = [None] * len(calls)
     with torch.cuda.stream(stream):
         graph.capture_begin()
         try:
-            for _ in range(turns):
+            for _ in range(repeats):
                 for i, call in enumerate(calls):
                     kept[i] = call()
         finally:
@@ -141,16 +141,19 @@ def _capture(calls: Sequence[Call], turns: int, stream: torch.cuda.Stream) -> to
 
 
 def _elapsed_ms(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    """The milliseconds of a replay. The first replay also uploads the graph, so it counts only if it takes long."""
-    ms = 0.0
-    for _ in range(2):
+    """The milliseconds of a replay: the least of some replays, because other processes may use the GPU.
+
+    The first replay also uploads the graph.
+    """
+    ms = math.inf
+    for _ in range(_TRIES):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(stream):
             start.record()
             graph.replay()
             end.record()
         end.synchronize()
-        ms = start.elapsed_time(end)
+        ms = min(ms, start.elapsed_time(end))
         if ms >= _LONG_MS:
             break
     return ms
@@ -163,8 +166,9 @@ def _replay(graphs: Mapping[str, _Graph], stream: torch.cuda.Stream, rounds: int
     host, so the time between two events is the time of one replay.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
+    long: set[str] = set()
     for number in range(rounds if graphs else 0):
-        names = [name for name, captured in graphs.items() if number < captured.rounds(rounds)]
+        names = [name for name in graphs if number < _ROUNDS_OF_LONG or name not in long]
         order.shuffle(names)
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(names) + 1)]
         with torch.cuda.stream(stream):
@@ -175,7 +179,10 @@ def _replay(graphs: Mapping[str, _Graph], stream: torch.cuda.Stream, rounds: int
                 event.record()
         stream.synchronize()
         for name, start, end in zip(names, events, events[1:], strict=False):
-            samples[name].append(1000 * start.elapsed_time(end) / graphs[name].calls)
+            ms = start.elapsed_time(end)
+            samples[name].append(1000 * ms / graphs[name].calls)
+            if ms >= _LONG_MS:
+                long.add(name)
     return samples
 
 
@@ -209,15 +216,16 @@ def host_times(
             status[name] = failure(error)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names, order = list(calls), random.Random(seed)
-    for _ in range(rounds):
-        order.shuffle(names)
-        for name in names:
-            call = calls[name]
-            _synchronize()
-            start = time.perf_counter_ns()
-            for _ in range(batch):
-                call()
-            samples[name].append((time.perf_counter_ns() - start) / 1000 / batch)
+    with turns.alone():
+        for _ in range(rounds):
+            order.shuffle(names)
+            for name in names:
+                call = calls[name]
+                _synchronize()
+                start = time.perf_counter_ns()
+                for _ in range(batch):
+                    call()
+                samples[name].append((time.perf_counter_ns() - start) / 1000 / batch)
     rows = [
         {"contender": name, "status": status[name], **(summarize(samples[name]) if name in samples else {})}
         for name in contenders

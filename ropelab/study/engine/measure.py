@@ -1,16 +1,15 @@
 """This file measures every study on the GPU at hand and writes its records."""
 
 import contextlib
-import importlib
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -27,6 +26,7 @@ from ropelab.bench import (
     staleness,
     studies,
     timing,
+    turns,
 )
 from ropelab.bench.peers import flashinfer
 from ropelab.bench.side_by_side import Job, side_by_side
@@ -38,8 +38,6 @@ from ropelab.study.engine import unfinished
 from ropelab.study.engine.claims import documents
 from ropelab.study.topics.precision import gpu as precision_gpu
 
-_COMPILER = "torch._inductor.compile_fx"
-"""The import takes seconds. The first timed study would wait for it, so this process imports it while jobs run."""
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
 
@@ -51,8 +49,8 @@ class Outcome:
         found: the table of the study, the result of its untimed part, or None.
         reason: why the study cannot run here.
         error: the traceback, if the study raised.
-        seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while it ran alone.
-        seconds_beside, gpu_bytes_beside: the same while other studies ran too.
+        seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while its calls were timed.
+        seconds_beside, gpu_bytes_beside: the same for its compilation and for what measures no time.
     """
 
     study: str
@@ -80,9 +78,10 @@ def measure(
 ) -> list[str]:  # fmt: skip
     """Measure and record, and print a line for each step.
 
-    First the studies that time nothing run, while the kernels of the other studies are compiled. After an interruption
-    the next run measures the missing studies, and says so. After a run that ended, the next run measures all studies. A
-    study that raises does not stop the others.
+    First the studies that time nothing run, while the kernels of the other studies are compiled. Then the other studies
+    are prepared side by side, and timed one at a time (`turns`). After an interruption the next run measures the
+    missing studies, and says so. After a run that ended, the next run measures all studies. A study that raises does
+    not stop the others.
 
     Args:
         directory: where the records go: ``<directory>/<gpu>/<study>.csv`` and ``.json``.
@@ -111,7 +110,7 @@ def measure(
             f"  going on where a run was interrupted: {len(run.done)} of {len(wanted)} studies are measured", flush=True
         )
     broken = []
-    progress = Progress(wanted, run.done, _expected(wanted, directory, smoke))
+    progress = Progress(wanted, run.done, _expected(wanted, directory, smoke), _shares(wanted))
     for outcome in _outcomes([study for study in wanted if study not in run.done], smoke, progress):
         said = ""
         if outcome.error:
@@ -156,27 +155,41 @@ def _recorded(
 
 
 def _beyond(study: Study, outcome: Outcome) -> str:
-    if outcome.gpu_bytes_beside <= study.gpu_bytes:
-        return ""
-    return f" (took {outcome.gpu_bytes_beside / GIB:.1f} GiB beside others, {study.gpu_gib:.1f} are declared)"
+    found = [
+        f"took {took / GIB:.1f} GiB {when}, {declared / GIB:.1f} are declared"
+        for took, declared, when in (
+            (outcome.gpu_bytes_beside, study.gpu_bytes, "untimed"), (outcome.gpu_bytes, study.timed_bytes, "timed")
+        )
+        if declared is not None and took > declared
+    ]  # fmt: skip
+    return f" ({'; '.join(found)})" if found else ""
 
 
 class Progress:
     """The number of studies that are done, and the time that is left by the seconds that the records note.
 
     Args:
-        expected: study -> seconds beside others, and seconds alone.
+        expected: study -> seconds untimed, and seconds timed.
+        shares: study -> the part of the GPU's memory that the study takes while it is timed.
     """
 
-    def __init__(self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]]):
-        self._studies, self._done, self._expected = list(studies), set(done), expected
+    def __init__(
+        self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]],
+        shares: Mapping[str, float],
+    ):  # fmt: skip
+        self._studies, self._done, self._expected, self._shares = list(studies), set(done), expected, shares
         self._started = time.monotonic()
         self._beside_ends = self._started
 
     @property
     def seconds_beside(self) -> dict[str, float]:
-        """Study -> the seconds that it is expected to take beside others."""
+        """Study -> the seconds that its compilation, or the study that times nothing, is expected to take."""
         return {study: beside for study, (beside, _) in self._expected.items()}
+
+    @property
+    def seconds_timed(self) -> dict[str, float]:
+        """Study -> the seconds that its timed part is expected to take."""
+        return {study: timed for study, (_, timed) in self._expected.items()}
 
     def beside(self, studies: Sequence[str]) -> None:
         """Note that these studies begin now, side by side."""
@@ -191,12 +204,26 @@ class Progress:
     @property
     def left(self) -> str:
         now = time.monotonic()
-        alone = sum(self._expected[study][1] for study in self._studies if study not in self._done)
-        return f"{minutes(now - self._started)} so far, about {minutes(alone + max(0, self._beside_ends - now))} left"
+        timed = {study: seconds for study, seconds in self.seconds_timed.items() if study not in self._done}
+        # No study ends before its own time, and studies run side by side as far as the memory goes.
+        together = max([0.0, *timed.values(), sum(timed[study] * self._shares[study] for study in timed)])
+        return (
+            f"{minutes(now - self._started)} so far, about {minutes(together + max(0, self._beside_ends - now))} left"
+        )
+
+
+def _shares(wanted: Sequence[str]) -> dict[str, float]:
+    """Study -> the part of the GPU's memory that the study takes while it is timed."""
+    known = all_studies()
+    if not torch.cuda.is_available():
+        return dict.fromkeys(wanted, 1.0)
+    free, _ = torch.cuda.mem_get_info()
+    timed = {study: known[study].timed_bytes for study in wanted}
+    return {study: 1.0 if taken is None else min(1.0, taken / free) for study, taken in timed.items()}
 
 
 def _expected(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
-    """Study -> seconds beside others and alone, by the first records of any GPU that note them, else 0."""
+    """Study -> seconds untimed and timed, by the first records of any GPU that note them, else 0."""
     known, found = all_studies(), {}
     for study in wanted:
         recorded = [_parameters(study, directory, gpu, smoke) for gpu in (None, *records.gpus(directory))]
@@ -226,14 +253,21 @@ def _outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterato
                 yield outcome
             else:
                 beside[outcome.study] = _added(beside.get(outcome.study), outcome)
+        for outcome in _in_turns(left, beside, progress.seconds_timed):
+            left.remove(outcome.study)
+            yield outcome
     for study in left:
         print(f"  {study}", flush=True)
         function: Callable[..., Any] = known[study]
         before = beside.get(study, Outcome(study))
         if before.found is not None:
             function = partial(known[study].table, before.found)
-        outcome = _outcome(study, partial(function, smoke=smoke))
-        yield replace(outcome, seconds_beside=before.seconds_beside, gpu_bytes_beside=before.gpu_bytes_beside)
+        yield _after(before, _outcome(study, partial(function, smoke=smoke)))
+
+
+def _after(before: Outcome, timed: Outcome) -> Outcome:
+    """The outcome of the timed part of a study, with the time and memory of its compilation."""
+    return replace(timed, seconds_beside=before.seconds_beside, gpu_bytes_beside=before.gpu_bytes_beside)
 
 
 def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
@@ -270,7 +304,6 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
         function = _without_clock if known[study].timed else _without_timing
         jobs.append(Job(study, function, (study,), known[study].gpu_bytes))
     free, _ = torch.cuda.mem_get_info()
-    Thread(target=importlib.import_module, args=(_COMPILER,), daemon=True).start()
     for job, outcome in side_by_side(jobs, free):
         if isinstance(outcome, BaseException):  # it did not start, or its process died
             outcome = Outcome(job.name, error=f"{type(outcome).__name__}: {outcome}")
@@ -281,6 +314,35 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
         print(f"    {job.name:22}{outcome.seconds_beside:6.1f} s  {memory}  {what}", flush=True)
         if job.name in known:
             yield outcome
+    print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _in_turns(wanted: Sequence[str], beside: Mapping[str, Outcome], seconds: Mapping[str, float]) -> Iterator[Outcome]:
+    """Prepare the studies side by side, time them one at a time, and yield the outcomes that have a table.
+
+    A study without a table, for example for lack of memory, runs again alone.
+
+    Args:
+        beside: study -> the outcome of its compilation and of its untimed part.
+        seconds: study -> the seconds that its timed part takes, by the records.
+    """
+    started, known = time.monotonic(), all_studies()
+    print("  in turns: prepared side by side, timed one at a time", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            Job(study, _timed_in_turn, (study, beside.get(study, Outcome(study)).found, Path(folder)), taken)
+            for study in sorted(wanted, key=lambda study: -seconds[study])
+            if (taken := known[study].timed_bytes) is not None
+        ]
+        free, _ = torch.cuda.mem_get_info()
+        for job, outcome in side_by_side(jobs, free):
+            if isinstance(outcome, BaseException):  # it did not start, or its process died
+                outcome = Outcome(job.name, error=f"{type(outcome).__name__}: {outcome}")
+            if outcome.found is not None:
+                yield _after(beside.get(job.name, Outcome(job.name)), outcome)
+            else:
+                why = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200]
+                print(f"    {job.name:22}{outcome.seconds:6.1f} s  {why}", flush=True)
     print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
 
 
@@ -311,16 +373,28 @@ def _without_clock(study: str) -> Outcome:
         return replace(_beside_others(study, partial(known.table, {}) if known.untimed else known), found=None)
 
 
+def _timed_in_turn(study: str, untimed: Any, folder: Path) -> Outcome:
+    known = all_studies()[study]
+    with turns.taking_part(folder):
+        return _sharing(study, known if untimed is None else partial(known.table, untimed))
+
+
 def _beside_others(study: str, function: Callable[[], Any]) -> Outcome:
+    """The outcome of a job that times nothing."""
+    outcome = _sharing(study, function)
+    return replace(
+        outcome, seconds=0.0, seconds_beside=outcome.seconds, gpu_bytes=0, gpu_bytes_beside=outcome.gpu_bytes
+    )
+
+
+def _sharing(study: str, function: Callable[[], Any]) -> Outcome:
     """The outcome of a job beside others. It has no table if memory ran out, because other jobs may have used it."""
     # The output goes to a file and not to None, because packages that compile flush it.
     with gpu_memory.shared(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         outcome = _outcome(study, function)
     if isinstance(outcome.found, pd.DataFrame) and _speaks_of_memory(outcome.found):
         outcome = replace(outcome, found=None, error="a row of it ran out of memory")
-    return replace(
-        outcome, seconds=0.0, seconds_beside=outcome.seconds, gpu_bytes=0, gpu_bytes_beside=outcome.gpu_bytes
-    )
+    return outcome
 
 
 def _speaks_of_memory(table: pd.DataFrame) -> bool:

@@ -167,6 +167,8 @@ def _timed(found: list[dict], calls: Mapping[str, Callable], case: Caller, direc
     """The rows of one direction, with launches, memory and times where there are any."""
     copied = {name: partial(_copies, copy, sources) for name, copy in copies().items()}
     frame = timing.gpu_times(dict(calls) | copied, rounds=SMOKE_ROUNDS if smoke else ROUNDS)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # frees the memory of the graphs
     times = frame.set_index("contender")
     copy_us = times.median_us[list(copied)].min()
     for row in found:

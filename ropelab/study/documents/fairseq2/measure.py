@@ -46,6 +46,7 @@ NAMES = tuple(f"{name} {impl}" for name in ("RE", "RRE", "ropelab") for impl in 
 _MOST_SETS = 16  # the most sets of tensors: enough to keep the grid's smallest cell out of the cache of an H200
 _CHECKED_TOKENS = 64  # the number of tokens that are checked at each end of every sequence
 _HELD = 12  # the most float32 tensors that a contender's graph keeps, the tensors of its warm-up call included
+_MOST_HELD = 16 * 2**30  # the most bytes of the graphs of contenders together: other studies need memory too
 
 
 @dataclass(frozen=True)
@@ -375,7 +376,7 @@ def _timed(
 def _gpu_times(contenders: Mapping, cell: Cell, rounds: int) -> pd.DataFrame:
     """`timing.gpu_times`; contenders share their rounds as far as the memory of their graphs allows."""
     held = _HELD * math.prod(cell.shape) * 4
-    together = max(1, int(_free_bytes() / 2 / held))
+    together = max(1, int(min(_free_bytes() / 2, _MOST_HELD) / held))
     names = list(contenders)
     frames = []
     for start in range(0, len(names), together):

@@ -154,8 +154,8 @@ def measure_kernels(chosen: Iterable[Case], scale: Scale, device: str, dtype=tor
             frame = timing.gpu_times(timed, rounds=scale.rounds, graph_ms=1.0)
             frames.append(tidy(frame, case.columns | {"step": step}, status))
             frames[-1]["same_bits"] = frames[-1].contender.map(same_bits)
-        if device == "cuda":
-            torch.cuda.empty_cache()  # frees the memory of the graphs
+            if device == "cuda":
+                torch.cuda.empty_cache()  # frees the memory of the graphs
     return pd.concat(frames, ignore_index=True)
 
 

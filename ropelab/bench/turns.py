@@ -1,0 +1,75 @@
+"""This file lets processes prepare side by side on one GPU, while each of them times alone.
+
+Two locked files decide. A process that prepares holds ``gpu`` shared. A process that times holds ``gpu`` alone, so no
+other process computes meanwhile. A process that waits for its time holds ``waiting`` shared, and no process begins to
+prepare before all waiting processes have timed. The preparations therefore overlap, and the timings follow each other.
+
+The operating system unlocks the files of a process that dies.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows: no two processes share a GPU there, because a study runs alone without `taking_part`
+    fcntl = None  # type: ignore[assignment]
+
+
+class _Turns:
+    """The part of this process; ``folder`` holds the locked files."""
+
+    def __init__(self, folder: Path):
+        self._gpu, self._waiting = open(folder / "gpu", "w"), open(folder / "waiting", "w")
+
+    def prepare(self) -> None:
+        fcntl.flock(self._gpu, fcntl.LOCK_UN)
+        fcntl.flock(self._waiting, fcntl.LOCK_EX)
+        fcntl.flock(self._gpu, fcntl.LOCK_SH)
+        fcntl.flock(self._waiting, fcntl.LOCK_UN)
+
+    def time(self) -> None:
+        fcntl.flock(self._gpu, fcntl.LOCK_UN)
+        fcntl.flock(self._waiting, fcntl.LOCK_SH)
+        fcntl.flock(self._gpu, fcntl.LOCK_EX)
+        fcntl.flock(self._waiting, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        self._gpu.close()  # which unlocks the files
+        self._waiting.close()
+
+
+_turns: _Turns | None = None
+
+
+@contextmanager
+def taking_part(folder: Path) -> Iterator[None]:
+    """Within the context this process prepares beside the other processes that name the same folder."""
+    global _turns
+    _turns = _Turns(folder)
+    try:
+        _turns.prepare()
+        yield
+    finally:
+        _turns.close()
+        _turns = None
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the context no other process that takes part computes. Without `taking_part` nothing happens."""
+    if _turns is None:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    _turns.time()
+    try:
+        yield
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        _turns.prepare()
