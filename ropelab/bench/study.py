@@ -26,8 +26,7 @@ class Study:
         untimed: a function of ``smoke`` for the part of the study that measures no time. The part may run beside other
             studies, and returns its findings by key.
         timed: whether the table contains times. A study without times runs beside other studies.
-        wide: whether the study is measured only if the user names it: it takes time on the GPU, and no claim and no
-            table of README needs it.
+        wide: whether the study is measured only if the user names it. No claim and no table of README needs it.
     """
 
     table: Callable[..., pd.DataFrame]

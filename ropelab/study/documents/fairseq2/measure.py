@@ -30,7 +30,7 @@ import torch
 
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import copies, timing
+from ropelab.bench import copies, gpu_memory, timing, workers
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
@@ -104,10 +104,26 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
         x; with the backward a call must also read the cotangent.
     """
     cells = SMOKE_GRID if smoke else GRID
-    longest = max(cell.seq_len for cell in cells)
-    if timing.is_stopped():  # only the first cell of each kind is compiled for; the others would only take memory
-        kinds = {(cell.encoding_dim, cell.batch > 1, cell.seq_len == cells[0].seq_len): cell for cell in cells[::-1]}
-        cells = list(kinds.values())[::-1]
+    if not timing.is_stopped():
+        return _grid(cells, smoke)
+    # Only the first cell of each kind is compiled for, because the others would only take memory.
+    kinds = {(cell.encoding_dim, cell.batch > 1, cell.seq_len == cells[0].seq_len): cell for cell in cells[::-1]}
+    first = [cell for cell in cells if cell in kinds.values()]
+    parts = [[cell for cell in first if cell.encoding_dim == e] for e in {cell.encoding_dim: None for cell in cells}]
+    found = list(workers.spread((), [(_compile_grid, (part, smoke)) for part in parts], here=smoke))
+    frame = pd.concat([part for part, _ in found], ignore_index=True)
+    frame.attrs["gpu_bytes"] = sum(gpu_bytes + gpu_memory.CONTEXT_BYTES for _, gpu_bytes in found)
+    return frame
+
+
+def _compile_grid(cells: Sequence[Cell], smoke: bool) -> tuple[pd.DataFrame, int]:
+    """The table of these cells with the clock stopped, and the most bytes that torch reserved on the GPU."""
+    with timing.stopped():
+        return _grid(cells, smoke), gpu_memory.peak_reserved()
+
+
+def _grid(cells: Sequence[Cell], smoke: bool) -> pd.DataFrame:
+    longest = max(cell.seq_len for cell in (SMOKE_GRID if smoke else GRID))
     frames, encoders, compiled = [], {}, {}
     with torch._dynamo.config.patch(recompile_limit=64):  # two encoders share one function, and so its recompilations
         for cell in progress(cells, str):
