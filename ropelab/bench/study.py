@@ -22,7 +22,8 @@ class Study:
             compares this number with the records (``parameters.gpu_bytes.beside``).
         timed_gib: the most GiB that torch reserves while the study is timed (``parameters.gpu_bytes.alone``). A study
             with this number is prepared beside other studies and timed alone, see `ropelab.bench.turns`. Without this
-            number a timed study has the GPU to itself from its begin to its end.
+            number a timed study has the machine to itself from its begin to its end. Times of eager calls need that,
+            because a process that starts takes time of the host.
         untimed: a function of ``smoke`` for the part of the study that measures no time. The part may run beside other
             studies, and returns its findings by key.
         timed: whether the table contains times. A study without times runs beside other studies.

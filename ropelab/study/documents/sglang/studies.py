@@ -14,7 +14,7 @@ from ropelab.study.documents.sglang.measure import (
 STUDIES: dict[str, Study] = {
     # The memory holds 65,536 tokens of 32 heads of 64 and 32,768 tokens of 32 heads of 128, q, k and cotangents, and
     # their float64 check.
-    "sglang_protocols": Study(protocols, gpu_gib=6, timed_gib=31),
+    "sglang_protocols": Study(protocols, gpu_gib=6),
     "sglang_second_grid": Study(second_grid, gpu_gib=4, timed_gib=20),
     "sglang_head_sizes": Study(head_sizes, gpu_gib=3, timed_gib=5),
     "sglang_low_tokens": Study(low_tokens, gpu_gib=1, timed_gib=1),
