@@ -4,11 +4,12 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 
 import pytest
 
-from ropelab.bench import turns
+from ropelab.bench import tuning, turns
 
 PREPARES, TIMES = 0.08, 0.03
 PROCESSES, CELLS = 4, 5
@@ -70,3 +71,83 @@ def test_a_process_that_dies_gives_its_turn_up(tmp_path):
 def test_without_other_processes_there_is_nothing_to_wait_for():
     with turns.alone():
         pass
+
+
+def long_preparation(folder):
+    """Prepare in short pieces, while another process waits for its time. Returns the pieces that were done by then."""
+    with turns.taking_part(folder):
+        (folder / "prepares").touch()
+        wait_for(folder / "will time")
+        for piece in range(2000):
+            time.sleep(0.005)
+            turns.give_way()
+            if (folder / "timed").exists():
+                return piece
+    return None
+
+
+def away(folder):
+    """Leave the GPU alone until another process has timed. Returns whether it has."""
+    with turns.taking_part(folder):
+        with turns.off_the_gpu():
+            (folder / "prepares").touch()
+            return wait_for(folder / "timed")
+
+
+def times_once(folder):
+    wait_for(folder / "prepares")
+    with turns.taking_part(folder):
+        (folder / "will time").touch()
+        with turns.alone():
+            (folder / "timed").touch()
+
+
+def wait_for(file, seconds=60):
+    until = time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.001)
+    return file.exists()
+
+
+@pytest.mark.parametrize("prepare", [long_preparation, away])
+def test_a_timing_does_not_wait_for_the_end_of_a_long_preparation(prepare, tmp_path):
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        prepared, timed = pool.submit(prepare, tmp_path), pool.submit(times_once, tmp_path)
+        timed.result(timeout=120)
+        found = prepared.result(timeout=120)
+    assert found is True or found is not None and found < 100
+
+
+def test_a_compiler_chooses_a_tile_in_a_turn_of_its_own(monkeypatch):
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    happened = []
+
+    @contextmanager
+    def alone():
+        happened.append("begins")
+        yield
+        happened.append("ends")
+
+    monkeypatch.setattr(turns, "alone", alone)
+    monkeypatch.setattr(CachingAutotuner, "benchmark_all_configs", lambda self: happened.append("chooses"))
+    with tuning.alone():
+        CachingAutotuner.benchmark_all_configs(None)
+    assert happened == ["begins", "chooses", "ends"]
+    CachingAutotuner.benchmark_all_configs(None)
+    assert happened == ["begins", "chooses", "ends", "chooses"]
+
+
+def test_a_choice_beside_other_processes_is_not_kept(tmp_path):
+    """A choice that is saved within the context leaves no file; outside it does."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+    from triton import Config
+
+    def saved(name):
+        cache = AutotuneCache.create({"autotune_local_cache": True}, str(tmp_path / name / "kernel.py"), "hash")
+        cache.save(Config({"XBLOCK": 1}), 1)
+        return list((tmp_path / name).glob("*.best_config"))
+
+    with tuning.not_kept():
+        assert saved("within") == []
+    assert len(saved("outside")) == 1

@@ -17,6 +17,8 @@ from types import ModuleType
 
 import torch
 
+from ropelab.bench import turns
+
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
 
 
@@ -113,7 +115,8 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with turns.off_the_gpu():
+        spec.loader.exec_module(module)
     return module
 
 
@@ -124,8 +127,9 @@ def modules_of(package: str, version: str, import_name: str, submodules: tuple[s
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
     sys.path.insert(0, str(directory))
     try:
-        for submodule in ("", *submodules):
-            importlib.import_module(import_name + submodule)
+        with turns.off_the_gpu():
+            for submodule in ("", *submodules):
+                importlib.import_module(import_name + submodule)
         return {name: module for name, module in sys.modules.items() if _belongs(name, import_name)}
     finally:
         sys.path.remove(str(directory))

@@ -73,6 +73,7 @@ def gpu_times(
     graphs: dict[str, _Graph] = {}
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
+        turns.give_way()
         try:
             graphs[name] = _graph(prepare, stream, graph_ms)
         except Exception as error:  # one contender that fails must not end the run
@@ -206,6 +207,7 @@ def host_times(
     calls: dict[str, Call] = {}
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
+        turns.give_way()
         try:
             call = prepare()
             for _ in range(batch):

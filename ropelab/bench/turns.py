@@ -4,6 +4,9 @@ Two locked files decide. A process that prepares holds ``gpu`` shared. A process
 other process computes meanwhile. A process that waits for its time holds ``waiting`` shared, and no process begins to
 prepare before all waiting processes have timed. The preparations therefore overlap, and the timings follow each other.
 
+A timing waits until each process that prepares gives way. A long preparation therefore consists of short pieces, with
+`give_way` between the pieces. Work that leaves the GPU alone, like an import, belongs into `off_the_gpu`.
+
 The operating system unlocks the files of a process that dies.
 """
 
@@ -25,14 +28,17 @@ class _Turns:
     def __init__(self, folder: Path):
         self._gpu, self._waiting = open(folder / "gpu", "w"), open(folder / "waiting", "w")
 
-    def prepare(self) -> None:
+    def leave(self) -> None:
         fcntl.flock(self._gpu, fcntl.LOCK_UN)
+
+    def prepare(self) -> None:
+        self.leave()
         fcntl.flock(self._waiting, fcntl.LOCK_EX)
         fcntl.flock(self._gpu, fcntl.LOCK_SH)
         fcntl.flock(self._waiting, fcntl.LOCK_UN)
 
     def time(self) -> None:
-        fcntl.flock(self._gpu, fcntl.LOCK_UN)
+        self.leave()
         fcntl.flock(self._waiting, fcntl.LOCK_SH)
         fcntl.flock(self._gpu, fcntl.LOCK_EX)
         fcntl.flock(self._waiting, fcntl.LOCK_UN)
@@ -64,12 +70,39 @@ def alone() -> Iterator[None]:
     if _turns is None:
         yield
         return
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    _synchronize()
     _turns.time()
     try:
         yield
     finally:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        _synchronize()
         _turns.prepare()
+
+
+def give_way() -> None:
+    """Let the waiting processes time now. Without `taking_part` nothing happens."""
+    if _turns is not None:
+        _synchronize()
+        _turns.prepare()
+
+
+@contextmanager
+def off_the_gpu() -> Iterator[None]:
+    """Within the context this process leaves the GPU alone, so others may time. Without `taking_part` nothing happens.
+
+    The times of eager calls suffer from the work of other processes on the host.
+    """
+    if _turns is None:
+        yield
+        return
+    _synchronize()
+    _turns.leave()
+    try:
+        yield
+    finally:
+        _turns.prepare()
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -26,6 +26,7 @@ from ropelab.bench import (
     staleness,
     studies,
     timing,
+    tuning,
     turns,
 )
 from ropelab.bench.peers import flashinfer
@@ -369,13 +370,13 @@ def _without_timing(study: str) -> Outcome:
 
 def _without_clock(study: str) -> Outcome:
     known = all_studies()[study]
-    with timing.stopped():
+    with timing.stopped(), tuning.not_kept():
         return replace(_beside_others(study, partial(known.table, {}) if known.untimed else known), found=None)
 
 
 def _timed_in_turn(study: str, untimed: Any, folder: Path) -> Outcome:
     known = all_studies()[study]
-    with turns.taking_part(folder):
+    with turns.taking_part(folder), tuning.alone():
         return _sharing(study, known if untimed is None else partial(known.table, untimed))
 
 

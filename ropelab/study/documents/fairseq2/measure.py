@@ -30,7 +30,7 @@ import torch
 
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import copies, gpu_memory, timing, workers
+from ropelab.bench import copies, gpu_memory, timing, tuning, workers
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
@@ -118,7 +118,7 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
 
 def _compile_grid(cells: Sequence[Cell], smoke: bool) -> tuple[pd.DataFrame, int]:
     """The table of these cells with the clock stopped, and the most bytes that torch reserved on the GPU."""
-    with timing.stopped():
+    with timing.stopped(), tuning.not_kept():
         return _grid(cells, smoke), gpu_memory.peak_reserved()
 
 
