@@ -1,6 +1,7 @@
 """Turns on a shared GPU: preparations overlap, and nothing runs beside a timing."""
 
 import os
+import pickle
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -151,3 +152,12 @@ def test_a_choice_beside_other_processes_is_not_kept(tmp_path):
     with tuning.not_kept():
         assert saved("within") == []
     assert len(saved("outside")) == 1
+
+
+def test_what_is_kept_within_the_context_is_read_outside(tmp_path):
+    """The code that torch.compile keeps holds the bound method ``save``."""
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    with tuning.not_kept():
+        kept = pickle.dumps(AutotuneCache("hash").save)
+    assert pickle.loads(kept).__func__ is AutotuneCache.save

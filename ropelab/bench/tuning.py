@@ -23,10 +23,15 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def not_kept() -> Iterator[None]:
-    """Within the context ``torch.compile`` writes no choice to its folder. ``triton.autotune`` writes none by default."""
+    """Within the context ``torch.compile`` keeps no choice on disk. ``triton.autotune`` keeps none by default."""
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
-    with mock.patch.object(AutotuneCache, "save", lambda *arguments, **options: None):
+    # The compiled code that torch.compile keeps refers to the method by its name.
+    @wraps(AutotuneCache.save)
+    def save(*arguments, **options) -> None:
+        pass
+
+    with mock.patch.object(AutotuneCache, "save", save):
         yield
 
 

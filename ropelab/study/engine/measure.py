@@ -332,9 +332,12 @@ def _in_turns(wanted: Sequence[str], beside: Mapping[str, Outcome], seconds: Map
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             Job(study, _timed_in_turn, (study, beside.get(study, Outcome(study)).found, Path(folder)), taken)
-            for study in sorted(wanted, key=lambda study: -seconds[study])
+            for study in wanted
             if (taken := known[study].timed_bytes) is not None
         ]
+        # A long study must not begin last. A study that takes much memory fits beside few others, so its memory counts
+        # twice.
+        jobs.sort(key=lambda job: -max(1.0, seconds[job.name]) * job.takes**2)
         free, _ = torch.cuda.mem_get_info()
         for job, outcome in side_by_side(jobs, free):
             if isinstance(outcome, BaseException):  # it did not start, or its process died
