@@ -1,10 +1,9 @@
 """This file runs jobs side by side on one GPU, each in its own process, as many at a time as the memory allows."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_context
 from typing import Any
 
 from ropelab.bench import workers
@@ -31,27 +30,14 @@ class DoesNotFit(Exception):
     """A job that was not started, because it needs more memory than the GPU has free."""
 
 
-COMPILER = "torch._inductor.compile_fx"
-"""``torch.compile`` imports this module at its first call, which takes seconds."""
-
-
-def own_process(modules: Sequence[str] = ()) -> Executor:
-    """An executor with one process, which starts with the first job.
-
-    A server process that has imported the modules forks the process, so the imports take their time once. The server
-    has the environment of the first job of all, and no CUDA context. Where the system has no such server, the process
-    imports the modules itself.
-    """
-    if "forkserver" not in get_all_start_methods():
-        return ProcessPoolExecutor(1, get_context("spawn"), initializer=workers.quiet)
-    context = get_context("forkserver")
-    context.set_forkserver_preload([*modules, COMPILER])
-    return ProcessPoolExecutor(1, context, initializer=workers.quiet)
+def own_process() -> Executor:
+    """An executor with one process, which starts with the first job."""
+    return ProcessPoolExecutor(1, get_context("spawn"), initializer=workers.quiet)
 
 
 def side_by_side(
     jobs: Iterable[Job], free_bytes: int, *, most: int = workers.MOST_PROCESSES,
-    executor: Callable[[], Executor] | None = None,
+    executor: Callable[[], Executor] = own_process,
 ) -> Iterator[tuple[Job, Any]]:  # fmt: skip
     """Run the jobs, and yield each job when it ends, with its result or its exception.
 
@@ -62,16 +48,15 @@ def side_by_side(
     Args:
         free_bytes: the GPU memory for all jobs together, in bytes.
         most: the largest number of processes at a time.
-        executor: returns a new executor for one job, by default `own_process` with the modules of the jobs.
+        executor: returns a new executor for one job.
     """
     waiting, running = list(jobs), {}
-    start = executor or partial(own_process, sorted({job.function.__module__ for job in waiting}))
     while waiting or running:
         for job in list(waiting):
             taken = sum(other.takes for other, _ in running.values())
             if len(running) < most and taken + job.takes <= free_bytes:
                 waiting.remove(job)
-                own = start()
+                own = executor()
                 with workers.environment(interpret=False):  # the process starts now and inherits the environment
                     running[own.submit(job.function, *job.arguments)] = job, own
         if not running:
