@@ -21,6 +21,8 @@ from ropelab.study.topics.performance.comparison import OURS
 
 REPEATS = ROOT / "data" / "repeats.csv"
 
+TIMING = "ropelab.bench.timing"
+"""The module that times."""
 SHARE = 0.95
 """The share of the cells whose times in two runs lie within the distance that counts as noise."""
 
@@ -67,7 +69,8 @@ def distances(earlier: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
 def measured(folder: str) -> pd.DataFrame:
     """The distances of all studies with records under ``folder`` in the history: a row for each study and timer.
 
-    Two successive records count if each file of other packages that both name has the same checksum in both.
+    Two successive records count if each file that both name has the same checksum in both: the files of other packages,
+    and the code that times. Times of two methods lie apart for more reasons than noise.
 
     Returns:
         Columns study, timer, distance (`SHARE` of the cells lie within it), cells, and records (the times of day).
@@ -89,14 +92,19 @@ def measured(folder: str) -> pd.DataFrame:
 
 
 def _history(path: str):
-    """The time, the checksums of other packages' files and the table of each record of ``path``, the earliest first."""
+    """The time, the checksums of files, and the table of each record of ``path``, the earliest first.
+
+    The files are those of other packages, and the module that times.
+    """
     seen = set()
     for commit in reversed(_git("log", "--format=%h", "--", path).split()):
         about = json.loads(_git("show", f"{commit}:{path.removesuffix('.csv')}.json"))
         frame = pd.read_csv(io.StringIO(_git("show", f"{commit}:{path}")))
         if about["utc"] not in seen and {"median_us", "contender"} <= set(frame):
             seen.add(about["utc"])
-            yield about["utc"], about.get("peer_files") or {}, frame
+            modules = about.get("modules") or {}
+            timing = {name: digest for name, digest in modules.items() if name == TIMING}
+            yield about["utc"], (about.get("peer_files") or {}) | timing, frame
 
 
 def _git(*arguments: str) -> str:
