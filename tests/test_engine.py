@@ -57,6 +57,17 @@ def claims(folder):
     return found.claims
 
 
+def test_runs_that_were_timed_by_different_code_tell_nothing_about_noise(monkeypatch):
+    table = pd.DataFrame({"cell": ["a"], "contender": ["flash_attn"], "median_us": [100.0]})
+    slower, timing = table.assign(median_us=130.0), "ropelab.bench.timing"
+    history = [("1", {timing: "old"}, slower), ("2", {timing: "new"}, table), ("3", {timing: "new"}, table)]
+    monkeypatch.setattr(repeats, "_git", lambda *arguments: "data/measurements/gpu/dense.csv")
+    monkeypatch.setattr(repeats, "_history", lambda path: history)
+    assert repeats.measured("data/measurements/gpu").distance.tolist() == [0.0]
+    history[0] = ("1", {timing: "new"}, slower)
+    assert repeats.measured("data/measurements/gpu").distance.max() > 0.2
+
+
 @pytest.mark.parametrize(
     "old, new, outcome",
     [(4, 2, Outcome.HOLDS), (4, 2.8, Outcome.OTHER_SIZE), (4, 1, Outcome.FAILS), (2, 4, Outcome.FAILS),
