@@ -196,6 +196,8 @@ def test_the_sentences_count_the_calls_and_the_losses():
     assert said[0].startswith("1 of 1 small calls meet") and said[1].startswith("1 of 2 large calls meet")
     assert said[2] == "Another library is faster in 1 of 1 comparisons."
     (missed,) = dense.heads_below_their_bar(frame).itertuples()
+    shown = judge.in_words(dense.heads_below_their_bar(frame))
+    assert list(shown) == ["call", "median_us", "allowed_us", "over", "limits"] and shown.call.iloc[0].startswith("a, ")
     assert missed.median_us == 11.0 and missed.over == pytest.approx(11 / (10 * 33 / 32 / 0.95) - 1)
 
     fit, held_out = halves()

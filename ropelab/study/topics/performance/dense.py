@@ -87,7 +87,6 @@ def heads_below_their_bar(frame: pd.DataFrame) -> pd.DataFrame:
         "allowed_us",
         "over",
         "limits",
-        "tile",
     ]
     return missed.sort_values("over", ascending=False)[columns]
 

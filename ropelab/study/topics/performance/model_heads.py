@@ -70,6 +70,17 @@ def faster(frame: pd.DataFrame) -> pd.DataFrame:
     return ahead[[*identity, "contender", "median_us", "ours_us", "ours_over_theirs", "leaves_rest", "limits"]]
 
 
+def in_words(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with one column in words, ``call``, in the place of the columns that identify a call."""
+    texts = rows.reindex(columns=["cell", "storage", "layout", "seq_format", "dtype", "positions"]).fillna("none")
+    texts = texts.astype(str).replace({"none": "", "contiguous": ""})
+    in_place = rows.in_place.map({True: "in place", False: ""})
+    words = [", ".join(filter(None, row)) for row in zip(*(texts[name] for name in texts), in_place, strict=True)]
+    kept = rows.drop(columns=[*texts, "in_place", "model"], errors="ignore")
+    kept.insert(0, "call", words)
+    return kept
+
+
 def limits(row: pd.Series) -> str:
     """The facts that set a call of ours apart from a copy with accesses of 16 bytes; ``row`` is a row of the record.
 
