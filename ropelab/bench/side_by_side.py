@@ -1,10 +1,15 @@
 """This file runs jobs side by side on one GPU, each in its own process, as many at a time as the memory allows."""
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import cache, partial
+from multiprocessing import get_all_start_methods, get_context
 from typing import Any
+from unittest import mock
+
+import torch
 
 from ropelab.bench import workers
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
@@ -30,14 +35,45 @@ class DoesNotFit(Exception):
     """A job that was not started, because it needs more memory than the GPU has free."""
 
 
-def own_process() -> Executor:
-    """An executor with one process, which starts with the first job."""
-    return ProcessPoolExecutor(1, get_context("spawn"), initializer=workers.quiet)
+COMPILER = "torch._inductor.compile_fx"
+"""``torch.compile`` imports this module at its first call, which takes seconds."""
+_ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
+
+
+def own_process(modules: Sequence[str] = ()) -> Executor:
+    """An executor with one process, which starts with the first job.
+
+    A server process that has imported the modules forks the process, so the imports take their time once. The server
+    has the modules and the environment of the first call of this function. The process imports the modules itself
+    where the system has no such server, and where an import of the server has used CUDA.
+    """
+    method = "spawn"
+    if "forkserver" in get_all_start_methods():
+        get_context("forkserver").set_forkserver_preload([*modules, COMPILER])
+        if _forks_can_use_cuda():
+            method = "forkserver"
+    return ProcessPoolExecutor(1, get_context(method), initializer=workers.quiet)
+
+
+@cache
+def _forks_can_use_cuda() -> bool:
+    """Start the server, and ask a process that it forks."""
+    with (
+        workers.environment(interpret=False),
+        mock.patch.dict(os.environ, _ASK_NO_CUDA),
+        ProcessPoolExecutor(1, get_context("forkserver")) as process,
+    ):
+        return process.submit(_can_use_cuda).result()
+
+
+def _can_use_cuda() -> bool:
+    return not torch.cuda._is_in_bad_fork()
 
 
 def side_by_side(
     jobs: Iterable[Job], free_bytes: int, *, most: int = workers.MOST_PROCESSES,
-    executor: Callable[[], Executor] = own_process,
+    executor: Callable[[], Executor] | None = None,
 ) -> Iterator[tuple[Job, Any]]:  # fmt: skip
     """Run the jobs, and yield each job when it ends, with its result or its exception.
 
@@ -48,15 +84,16 @@ def side_by_side(
     Args:
         free_bytes: the GPU memory for all jobs together, in bytes.
         most: the largest number of processes at a time.
-        executor: returns a new executor for one job.
+        executor: returns a new executor for one job, by default `own_process` with the modules of the jobs.
     """
     waiting, running = list(jobs), {}
+    start = executor or partial(own_process, sorted({job.function.__module__ for job in waiting}))
     while waiting or running:
         for job in list(waiting):
             taken = sum(other.takes for other, _ in running.values())
             if len(running) < most and taken + job.takes <= free_bytes:
                 waiting.remove(job)
-                own = executor()
+                own = start()
                 with workers.environment(interpret=False):  # the process starts now and inherits the environment
                     running[own.submit(job.function, *job.arguments)] = job, own
         if not running:

@@ -14,18 +14,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory, timing
+from ropelab.bench import gpu_memory, timing, tuning, turns
 from ropelab.bench.compare import progress
 from ropelab.bench.launches import kernel_names
-from ropelab.bench.side_by_side import own_process
+from ropelab.bench.side_by_side import Job, side_by_side
+from ropelab.bench.study import GIB
 from ropelab.interop import diffusers
 from ropelab.interop.huggingface import patch
 from ropelab.interop.huggingface.model import rotation_functions
@@ -51,6 +54,7 @@ class Architecture:
         compiled: whether the model is measured under ``torch.compile`` as well.
         losses: whether the losses of `LOSSES` training steps are recorded.
         package: the package with the class; a model of diffusers turns image tokens into image tokens.
+        gib: the GiB of GPU memory that torch may reserve while the model is measured.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Architecture:
     compiled: bool = False
     losses: bool = False
     package: str = "transformers"
+    gib: float = 24
 
     def build(self, device: torch.device | str, smoke: bool) -> torch.nn.Module:
         """The model in bfloat16, with the same random weights each time.
@@ -106,7 +111,8 @@ ARCHITECTURES = (
 def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Measure all architectures. Needs Transformers.
 
-    On a GPU each architecture has a process of its own, because no kernel of a process runs after a fault.
+    On a GPU each architecture has a process of its own, because no kernel of a process runs after a fault. The
+    processes build and compile side by side, and time one at a time (`ropelab.bench.turns`).
 
     Returns:
         A row for each value. Columns: model, mode (``"eager"`` or ``"compiled"``), way, step, quantity (``"time"``,
@@ -116,19 +122,53 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
     columns = ["model", "mode", "way", "step", "quantity", "place", "value", "unit", "status"]
     if timing.is_stopped():  # there is nothing to compile ahead: every step is called before it is timed
         return pd.DataFrame(columns=columns)
+    found = dict(_outcomes(smoke, device))
     frames = []
-    for number in progress((1,) if smoke else range(len(ARCHITECTURES)), lambda i: ARCHITECTURES[i].name):
-        try:
-            if torch.device(device).type == "cuda" and not smoke:
-                with own_process() as process:
-                    rows = process.submit(_rows, number, device, smoke).result()
-            else:
-                rows = _rows(number, device, smoke)
-        except (ImportError, RuntimeError) as error:  # the package is missing; or the GPU or the process failed
+    for architecture in ARCHITECTURES:
+        outcome = found.get(architecture.name, [])
+        if isinstance(outcome, BaseException):
             row = {"mode": "eager", "way": OURS, "step": TRAINING, "quantity": "time", "place": 0, "unit": "ms"}
-            rows = [row | {"status": timing.failure(error)}]
-        frames.append(pd.DataFrame(rows).assign(model=ARCHITECTURES[number].name))
+            outcome = [row | {"status": timing.failure(outcome)}]
+        frames.append(pd.DataFrame(outcome).assign(model=architecture.name))
     return pd.concat(frames, ignore_index=True)[columns]
+
+
+def _outcomes(smoke: bool, device: torch.device | str) -> Iterator[tuple[str, Any]]:
+    """The name of each architecture, and its rows or its exception, in the order in which the architectures end."""
+    if smoke or torch.device(device).type == "cpu":
+        for number in progress((1,) if smoke else range(len(ARCHITECTURES)), lambda i: ARCHITECTURES[i].name):
+            try:
+                yield ARCHITECTURES[number].name, _rows(number, device, smoke)
+            except (ImportError, RuntimeError) as error:  # the package is missing, or a step failed
+                yield ARCHITECTURES[number].name, error
+        return
+    free, _ = torch.cuda.mem_get_info()
+    alone = []
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            Job(architecture.name, _rows_in_turn, (number, device, Path(folder)), round(architecture.gib * GIB))
+            for number, architecture in enumerate(ARCHITECTURES)
+        ]
+        for job, outcome in side_by_side(jobs, free):
+            if isinstance(outcome, BaseException) and gpu_memory.ran_out(outcome):
+                alone.append(Job(job.name, _rows, (job.arguments[0], device, smoke)))
+                continue
+            print(f"    {job.name}", flush=True)
+            yield job.name, outcome
+    for job, outcome in side_by_side(alone, free, most=1):
+        print(f"    {job.name}, again and alone, because memory ran out", flush=True)
+        yield job.name, outcome
+
+
+def _rows_in_turn(number: int, device: torch.device | str, folder: Path) -> list[dict[str, Any]]:
+    """The rows of one of `ARCHITECTURES`, beside the processes that name the same folder.
+
+    Raises:
+        ImportError: the package of the model is not installed.
+        torch.OutOfMemoryError: the memory does not hold the models of all processes.
+    """
+    with gpu_memory.shared(), turns.taking_part(folder), tuning.alone():
+        return _rows(number, device, smoke=False)
 
 
 def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str, Any]]:
@@ -138,6 +178,8 @@ def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str
         ImportError: the package of the model is not installed.
     """
     architecture = ARCHITECTURES[number]
+    with turns.off_the_gpu():
+        importlib.import_module(architecture.package)
     model = architecture.build(device, smoke)
     # cuDNN's attention faults in the backward of Flux without ropelab (torch 2.11, H100), so no model may choose it.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -202,8 +244,7 @@ def _measured(architecture: Architecture, model: torch.nn.Module, mode: str, smo
                         launches = len(kernel_names(call))
                         yield of_step | {"quantity": "launches", "value": launches, "unit": "kernels"}
                 except Exception as error:
-                    words = (str(error).strip().splitlines() or [""])[0][:100]
-                    yield of_step | {"quantity": "time", "unit": "ms", "status": f"{type(error).__name__}: {words}"}
+                    yield of_step | {"quantity": "time", "unit": "ms", "status": timing.failure(error)}
         model.zero_grad(set_to_none=True)
 
 
@@ -276,22 +317,30 @@ def _denoising(model: torch.nn.Module, run: Callable[..., Any]) -> dict[str, Cal
 
 def _milliseconds(call: Callable[[], Any], rounds: int) -> float:
     """The median time of a call, after two calls that are not counted."""
-    for _ in range(2):
+    turns.give_way()
+    call()
+    with turns.alone():
         call()
-    if not torch.cuda.is_available():
-        times = []
-        for _ in range(rounds):
-            begin = time.perf_counter()
-            call()
-            times.append(1000 * (time.perf_counter() - begin))
-        return statistics.median(times)
+        return statistics.median(_events_ms(call, rounds) if torch.cuda.is_available() else _clock_ms(call, rounds))
+
+
+def _events_ms(call: Callable[[], Any], rounds: int) -> list[float]:
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
-    for begin_event, end_event in events:
-        begin_event.record()
+    for begin, end in events:
+        begin.record()
         call()
-        end_event.record()
+        end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin_event.elapsed_time(end_event) for begin_event, end_event in events)
+    return [begin.elapsed_time(end) for begin, end in events]
+
+
+def _clock_ms(call: Callable[[], Any], rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        call()
+        times.append(1000 * (time.perf_counter() - begin))
+    return times
 
 
 def _losses(architecture: Architecture, model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
@@ -312,6 +361,7 @@ def _losses(architecture: Architecture, model: torch.nn.Module, smoke: bool) -> 
         with context:
             found = []
             for _ in range(count):
+                turns.give_way()
                 optimizer.zero_grad(set_to_none=True)
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
                 loss.backward()
