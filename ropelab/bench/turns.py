@@ -10,8 +10,10 @@ A timing waits until each process that prepares gives way. A long preparation th
 The operating system unlocks the files of a process that dies.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,26 +24,37 @@ except ImportError:  # Windows: no two processes share a GPU there, because a st
     fcntl = None  # type: ignore[assignment]
 
 
+@dataclass
+class Seconds:
+    """The seconds that a process has had the GPU to itself, and has waited for other processes."""
+
+    alone: float = 0.0
+    waiting: float = 0.0
+
+
 class _Turns:
     """The part of this process; ``folder`` holds the locked files."""
 
     def __init__(self, folder: Path):
+        self.seconds = Seconds()
         self._gpu, self._waiting = open(folder / "gpu", "w"), open(folder / "waiting", "w")
 
     def leave(self) -> None:
         fcntl.flock(self._gpu, fcntl.LOCK_UN)
 
     def prepare(self) -> None:
-        self.leave()
-        fcntl.flock(self._waiting, fcntl.LOCK_EX)
-        fcntl.flock(self._gpu, fcntl.LOCK_SH)
-        fcntl.flock(self._waiting, fcntl.LOCK_UN)
+        self._wait(fcntl.LOCK_EX, fcntl.LOCK_SH)
 
     def time(self) -> None:
+        self._wait(fcntl.LOCK_SH, fcntl.LOCK_EX)
+
+    def _wait(self, waiting: int, gpu: int) -> None:
         self.leave()
-        fcntl.flock(self._waiting, fcntl.LOCK_SH)
-        fcntl.flock(self._gpu, fcntl.LOCK_EX)
+        began = time.monotonic()
+        fcntl.flock(self._waiting, waiting)
+        fcntl.flock(self._gpu, gpu)
         fcntl.flock(self._waiting, fcntl.LOCK_UN)
+        self.seconds.waiting += time.monotonic() - began
 
     def close(self) -> None:
         self._gpu.close()  # which unlocks the files
@@ -52,13 +65,13 @@ _turns: _Turns | None = None
 
 
 @contextmanager
-def taking_part(folder: Path) -> Iterator[None]:
+def taking_part(folder: Path) -> Iterator[Seconds]:
     """Within the context this process prepares beside the other processes that name the same folder."""
     global _turns
     _turns = _Turns(folder)
     try:
         _turns.prepare()
-        yield
+        yield _turns.seconds
     finally:
         _turns.close()
         _turns = None
@@ -72,10 +85,12 @@ def alone() -> Iterator[None]:
         return
     _synchronize()
     _turns.time()
+    began = time.monotonic()
     try:
         yield
     finally:
         _synchronize()
+        _turns.seconds.alone += time.monotonic() - began
         _turns.prepare()
 
 

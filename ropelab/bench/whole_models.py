@@ -130,7 +130,7 @@ def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") ->
             row = {"mode": "eager", "way": OURS, "step": TRAINING, "quantity": "time", "place": 0, "unit": "ms"}
             outcome = [row | {"status": timing.failure(outcome)}]
         frames.append(pd.DataFrame(outcome).assign(model=architecture.name))
-    return pd.concat(frames, ignore_index=True)[columns]
+    return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
 def _outcomes(smoke: bool, device: torch.device | str) -> Iterator[tuple[str, Any]]:

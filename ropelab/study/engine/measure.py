@@ -52,6 +52,7 @@ class Outcome:
         error: the traceback, if the study raised.
         seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while its calls were timed.
         seconds_beside, gpu_bytes_beside: the same for its compilation and for what measures no time.
+        spent: the part of ``seconds`` in which the study had the GPU to itself, and in which it waited for others.
     """
 
     study: str
@@ -62,12 +63,18 @@ class Outcome:
     seconds_beside: float = 0.0
     gpu_bytes: int = 0
     gpu_bytes_beside: int = 0
+    spent: turns.Seconds | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The seconds and bytes that a record notes."""
+        shared = (
+            {} if self.spent is None
+            else {"seconds_alone": round(self.spent.alone, 1), "seconds_waiting": round(self.spent.waiting, 1)}
+        )  # fmt: skip
         return {
             "seconds": round(self.seconds, 1),
+            **shared,
             "seconds_beside": round(self.seconds_beside, 1),
             "gpu_bytes": {"beside": self.gpu_bytes_beside, "alone": self.gpu_bytes},
         }
@@ -379,8 +386,9 @@ def _without_clock(study: str) -> Outcome:
 
 def _timed_in_turn(study: str, untimed: Any, folder: Path) -> Outcome:
     known = all_studies()[study]
-    with turns.taking_part(folder), tuning.alone():
-        return _sharing(study, known if untimed is None else partial(known.table, untimed))
+    with turns.taking_part(folder) as seconds, tuning.alone():
+        outcome = _sharing(study, known if untimed is None else partial(known.table, untimed))
+    return replace(outcome, spent=seconds)
 
 
 def _beside_others(study: str, function: Callable[[], Any]) -> Outcome:
