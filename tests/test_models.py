@@ -3,6 +3,7 @@
 import json
 import random
 
+import pandas as pd
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from ropelab.conformance.models.factory import NotBuilt, build  # noqa: E402
 from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
-from ropelab.study.topics.models import evidence, tables  # noqa: E402
+from ropelab.study.topics.models import attention, evidence, tables  # noqa: E402
 from tests.support import older  # noqa: E402
 
 OLDER = older("transformers")
@@ -245,6 +246,39 @@ def test_the_study_of_whole_models(torch_backend):
     assert "Qwen3" in evidence.norm_bar(frame) and evidence.loss_sentence(frame)
     assert any("ropelab saves" in sentence for sentence in evidence.sentences(frame))
     assert "traced" in evidence.coverage_sentence()
+
+
+def times_of(**milliseconds):
+    """A record with one model: way -> the times of an eager training step, an eager decode and a compiled prefill."""
+    steps = (("eager", "training step"), ("eager", "decode"), ("compiled", "prefill"))
+    rows = [
+        {"mode": mode, "step": step, "way": way.replace("_", " "), "value": value}
+        for way, values in milliseconds.items()
+        for (mode, step), value in zip(steps, values, strict=True)
+    ]
+    return pd.DataFrame(rows).assign(model="M", quantity="time", status="ok")
+
+
+def test_times_that_a_model_without_a_rotation_exceeds_tell_nothing():
+    frame = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 10.01), no_rotation=(8, 5, 9.8))
+    assert evidence.doubtful(frame).to_dict() == {("M", "eager", "decode"): 0.25}
+    eager, compiled, idle, noise = evidence.sentences(frame)
+    assert eager == "Eager steps: ropelab saves 10.0% of the time; a model without any rotation would save 20.0%."
+    assert "-0.1%" in compiled and "M, compiled, prefill" in idle and "25%" in noise and "decode, eager" in noise
+    clear = times_of(Transformers=(10, 8, 10), ropelab=(9, 4, 9), no_rotation=(8, 4.03, 8))
+    assert evidence.doubtful(clear).empty and len(evidence.sentences(clear)) == 2
+
+
+def test_a_compiled_step_beside_the_eager_step():
+    frame = times_of(Transformers=(10, 8, 10)).replace({"step": {"prefill": "decode"}})
+    assert "1.25 to 1.25 times" in evidence.compiled_sentence(frame)
+    assert evidence.compiled_sentence(frame[frame["mode"] == "eager"]) == ""
+
+
+def test_a_compiled_model_passes_attention_a_mask(torch_backend):
+    calls = attention.calls(whole_models.ARCHITECTURES[0].build("cpu", smoke=True)).set_index("mode")
+    assert set(calls.index) == {"eager", "compiled"} and (calls.calls == 2).all()
+    assert (calls.is_causal != calls["mask"]).all()
 
 
 @pytest.mark.gpu

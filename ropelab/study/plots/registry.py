@@ -18,6 +18,7 @@ from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import CELLS, LAYOUT, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
+from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
 from ropelab.study.topics.performance import figures as family_figures
 from ropelab.study.topics.performance import findings as family_findings
@@ -147,6 +148,7 @@ FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
     **one_pass_figures.FIGURES,
+    **models_figures.FIGURES,
     "conformance": (("conformance",), conformance_figures.peers),
     "precision_on_gpu": (("precision",), precision_figures.on_gpu),
 }

@@ -35,9 +35,25 @@ def best(frame: pd.DataFrame) -> pd.Series:
     return saved[[way for way in (OURS, NORMS) if way in saved]].max(axis=1)
 
 
+def doubtful(frame: pd.DataFrame) -> pd.Series:
+    """The steps whose times tell nothing: a model that does not rotate took longer than the model with ropelab.
+
+    If the time of a step is doubtful in one model, it is doubtful in all models of the same mode.
+
+    Returns:
+        For each such step, by how much longer, as a share. A difference up to `WORTHLESS` does not count.
+    """
+    times = values(frame)
+    if not {OURS, NONE} <= set(times):
+        return pd.Series(dtype=float, index=times.index[:0])
+    longer = times[NONE] / times[OURS] - 1
+    return longer[longer.groupby(level=["mode", "step"]).transform("max") > WORTHLESS]
+
+
 def sentences(frame: pd.DataFrame) -> list[str]:
-    """The share that ropelab saves of eager and of compiled steps, and the steps that it does not help."""
-    found, saved, limit = [], best(frame), savings(frame).get(NONE)
+    """The share that ropelab saves of eager and of compiled steps, the steps that it does not help, and the others."""
+    found, unclear = [], doubtful(frame)
+    saved, limit = best(frame).drop(unclear.index), savings(frame).drop(unclear.index).get(NONE)
     for mode, shares in saved.groupby(level="mode", sort=False):
         said = f"{mode.capitalize()} steps: ropelab saves {_range(shares)} of the time"
         if limit is not None:
@@ -46,7 +62,23 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     idle = [", ".join(cell) for cell, share in saved.items() if share < WORTHLESS]
     if idle:
         found.append(f"ropelab saves less than {WORTHLESS:.0%} of the time of these steps: {'; '.join(idle)}.")
+    for (mode, step), longer in unclear.groupby(level=["mode", "step"], sort=False):
+        found.append(
+            f"The times of {step}, {mode}, tell nothing: a model that does not rotate took up to {longer.max():.0%} "
+            "longer than the model with ropelab, so noise decides. The other sentences and the figure leave them out."
+        )
     return found
+
+
+def compiled_sentence(frame: pd.DataFrame) -> str:
+    """The time of compiled steps over the time of the same eager steps, without ropelab; empty if not measured."""
+    times = values(frame)[PLAIN].unstack("mode")
+    if not {"eager", "compiled"} <= set(times) or (ratios := (times.compiled / times.eager).dropna()).empty:
+        return ""
+    return (
+        f"Without ropelab, a compiled step takes {ratios.min():.2f} to {ratios.max():.2f} times the time of the same "
+        "eager step."
+    )
 
 
 def norm_bar(frame: pd.DataFrame, bar: float = 0.08) -> str:
