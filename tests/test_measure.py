@@ -114,6 +114,7 @@ def test_out_of_memory_is_a_result_of_what_has_the_gpu_to_itself(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_memory, "total_gib", lambda: 79.2)
     monkeypatch.setattr(timing, "_graph", lambda prepare, *_: prepare())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     assert timing.gpu_times({"one": contender}).status.item() == "failed: out of memory, alone on a GPU of 79 GiB"
     with gpu_memory.shared(), timing.stopped(), pytest.raises(torch.OutOfMemoryError):

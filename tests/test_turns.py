@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 
 import pytest
+import torch
 
 from ropelab.bench import tuning, turns
 
@@ -132,11 +133,54 @@ def test_a_compiler_chooses_a_tile_in_a_turn_of_its_own(monkeypatch):
 
     monkeypatch.setattr(turns, "alone", alone)
     monkeypatch.setattr(CachingAutotuner, "benchmark_all_configs", lambda self: happened.append("chooses"))
-    with tuning.alone():
+    with tuning.in_turns():
         CachingAutotuner.benchmark_all_configs(None)
     assert happened == ["begins", "chooses", "ends"]
     CachingAutotuner.benchmark_all_configs(None)
     assert happened == ["begins", "chooses", "ends", "chooses"]
+
+
+def test_a_compilation_leaves_the_gpu_to_others(monkeypatch):
+    """The backward is compiled at its first call, and a reset of dynamo forgets its own callbacks."""
+    happened = []
+
+    @contextmanager
+    def off_the_gpu():
+        happened.append("leaves")
+        yield
+        happened.append("is back")
+
+    monkeypatch.setattr(turns, "off_the_gpu", off_the_gpu)
+    x = torch.ones(3, requires_grad=True)
+    with tuning.in_turns():
+        torch._dynamo.reset()
+        double = torch.compile(lambda x: 2 * x, backend="aot_eager", dynamic=False)
+        double(x).sum().backward()
+        compiled = list(happened)
+        double(x)
+    assert (
+        compiled == happened
+        and compiled[::2] == ["leaves"] * (len(compiled) // 2)
+        and set(compiled[1::2]) == {"is back"}
+    )
+    torch._dynamo.reset()
+    torch.compile(lambda x: 3 * x, backend="aot_eager")(x)
+    assert compiled == happened
+
+
+def test_a_turn_within_a_compilation(tmp_path):
+    """A process that leaves the GPU alone may take a turn, and leaves the GPU alone afterwards."""
+    with turns.taking_part(tmp_path) as seconds:
+        other = turns._Turns(tmp_path)
+        with turns.off_the_gpu():
+            with turns.alone():
+                time.sleep(0.01)
+            turns.give_way()
+            other.time()  # would wait forever for a process that prepares
+            other.leave()
+        assert turns._turns.prepares
+    other.close()
+    assert 0.01 <= seconds.alone < 5 and seconds.waiting >= 0
 
 
 def test_a_choice_beside_other_processes_is_not_kept(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context
 from typing import Any
 from unittest import mock
 
@@ -41,29 +41,40 @@ _ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
 
 
+def start_server(modules: Sequence[str] = ()) -> bool:
+    """Start the process that forks the processes of `own_process`, and return at once.
+
+    The server imports the modules, and has the environment of the first call of this function. Later calls change
+    nothing.
+
+    Returns:
+        Whether the system has such a server.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return False
+    get_context("forkserver").set_forkserver_preload([*modules, COMPILER])
+    with workers.environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA):
+        forkserver.ensure_running()
+    return True
+
+
 def own_process(modules: Sequence[str] = ()) -> Executor:
     """An executor with one process, which starts with the first job.
 
-    A server process that has imported the modules forks the process, so the imports take their time once. The server
-    has the modules and the environment of the first call of this function. The process imports the modules itself
-    where the system has no such server, and where an import of the server has used CUDA.
+    A server process that has imported the modules forks the process, so the imports take their time once. The process
+    imports the modules itself where the system has no such server, and where an import of the server has used CUDA.
+
+    Args:
+        modules: for a server that `start_server` has not started yet.
     """
-    method = "spawn"
-    if "forkserver" in get_all_start_methods():
-        get_context("forkserver").set_forkserver_preload([*modules, COMPILER])
-        if _forks_can_use_cuda():
-            method = "forkserver"
+    method = "forkserver" if start_server(modules) and _forks_can_use_cuda() else "spawn"
     return ProcessPoolExecutor(1, get_context(method), initializer=workers.quiet)
 
 
 @cache
 def _forks_can_use_cuda() -> bool:
-    """Start the server, and ask a process that it forks."""
-    with (
-        workers.environment(interpret=False),
-        mock.patch.dict(os.environ, _ASK_NO_CUDA),
-        ProcessPoolExecutor(1, get_context("forkserver")) as process,
-    ):
+    """Wait for the server, and ask a process that it forks."""
+    with ProcessPoolExecutor(1, get_context("forkserver")) as process:
         return process.submit(_can_use_cuda).result()
 
 

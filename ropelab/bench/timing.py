@@ -5,6 +5,8 @@ contains neither Python nor the launch. If the sets together exceed the L2 cache
 Every round replays the graph of each contender once, in a new random order. A drift of clocks or temperature therefore
 affects all contenders alike.
 
+The graphs share their memory. No two of them run at once, and nothing reads a result after the replay.
+
 Contenders are prepared while other processes may use the GPU, and timed while no other process does: see `turns`.
 """
 
@@ -69,13 +71,13 @@ def gpu_times(
         A row for each contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
         q80_us (microseconds per call), samples.
     """
-    stream = torch.cuda.Stream()
+    stream, memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     graphs: dict[str, _Graph] = {}
     status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
         turns.give_way()
         try:
-            graphs[name] = _graph(prepare, stream, graph_ms)
+            graphs[name] = _graph(prepare, stream, memory, graph_ms)
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
     with turns.alone():
@@ -107,31 +109,35 @@ class _Graph:
     calls: int
 
 
-def _graph(prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, graph_ms: float) -> _Graph:
-    """Capture the calls."""
+def _graph(
+    prepare: Callable[[], Sequence[Call]], stream: torch.cuda.Stream, memory: tuple[int, int], graph_ms: float
+) -> _Graph:
+    """Capture the calls; ``memory`` is the pool for their results."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         calls = prepare()
         for call in calls[:_WARM_UP]:  # compiles, and lets libraries allocate memory, which the capture forbids
             call()
     stream.synchronize()
-    graph = _capture(calls, 1, stream)
+    graph = _capture(calls, 1, stream, memory)
     ms = _elapsed_ms(graph, stream)
     repeats = max(1, min(math.ceil(graph_ms / ms), _MAX_CALLS_PER_GRAPH // len(calls)))
     if repeats > 1:
-        graph = _capture(calls, repeats, stream)
+        graph = _capture(calls, repeats, stream, memory)
         with torch.cuda.stream(stream):
             graph.replay()  # the first replay uploads the graph
         stream.synchronize()
     return _Graph(graph, repeats * len(calls))
 
 
-def _capture(calls: Sequence[Call], repeats: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def _capture(
+    calls: Sequence[Call], repeats: int, stream: torch.cuda.Stream, memory: tuple[int, int]
+) -> torch.cuda.CUDAGraph:
     # Some versions of ``torch.cuda.graph`` run the garbage collector before every capture.
     graph = torch.cuda.CUDAGraph()
     kept: list[object] = [None] * len(calls)
     with torch.cuda.stream(stream):
-        graph.capture_begin()
+        graph.capture_begin(pool=memory)
         try:
             for _ in range(repeats):
                 for i, call in enumerate(calls):

@@ -1,11 +1,12 @@
-"""This file lets compilers choose the tile of a kernel while no other process uses the GPU.
+"""This file lets compilers take part in turns: see `ropelab.bench.turns`.
 
 ``torch.compile`` and ``triton.autotune`` time a kernel with a few tiles and keep the fastest tile. Beside other
-processes on the GPU the choice would be a matter of luck, and the contender would be measured with a worse tile.
+processes on the GPU the choice would be a matter of luck, and the contender would be measured with a worse tile. The
+rest of a compilation is work of the host, which takes seconds.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from unittest import mock
 
@@ -13,12 +14,28 @@ from ropelab.bench import turns
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Within the context a compiler times tiles in a turn of its own: see `ropelab.bench.turns`."""
+def in_turns() -> Iterator[None]:
+    """Within the context a compiler times tiles in a turn of its own, and leaves the GPU to others as it compiles."""
     with ExitStack() as patches:
         for owner, name in _choices():
             patches.enter_context(mock.patch.object(owner, name, _in_a_turn(getattr(owner, name))))
+        patches.enter_context(_compiling_off_the_gpu())
         yield
+
+
+def _compiling_off_the_gpu():
+    """A patch of what torch.compile calls around each compilation. Recording a CUDA graph uses the GPU."""
+    from torch._dynamo.callback import CallbackTrigger, CompilationCallbackHandler
+
+    around = CompilationCallbackHandler.install_callbacks
+
+    @contextmanager
+    def compiling(self, trigger, *arguments):
+        records = trigger is CallbackTrigger.CUDAGRAPH_RECORDING
+        with nullcontext() if records else turns.off_the_gpu(), around(self, trigger, *arguments):
+            yield
+
+    return mock.patch.object(CompilationCallbackHandler, "install_callbacks", compiling)
 
 
 @contextmanager

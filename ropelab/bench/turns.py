@@ -5,7 +5,7 @@ other process computes meanwhile. A process that waits for its time holds ``wait
 prepare before all waiting processes have timed. The preparations therefore overlap, and the timings follow each other.
 
 A timing waits until each process that prepares gives way. A long preparation therefore consists of short pieces, with
-`give_way` between the pieces. Work that leaves the GPU alone, like an import, belongs into `off_the_gpu`.
+`give_way` between the pieces. Work of the host alone, like an import or a compilation, belongs into `off_the_gpu`.
 
 The operating system unlocks the files of a process that dies.
 """
@@ -36,17 +36,26 @@ class _Turns:
     """The part of this process; ``folder`` holds the locked files."""
 
     def __init__(self, folder: Path):
-        self.seconds = Seconds()
+        self.seconds, self.prepares = Seconds(), False
         self._gpu, self._waiting = open(folder / "gpu", "w"), open(folder / "waiting", "w")
 
     def leave(self) -> None:
         fcntl.flock(self._gpu, fcntl.LOCK_UN)
+        self.prepares = False
 
     def prepare(self) -> None:
         self._wait(fcntl.LOCK_EX, fcntl.LOCK_SH)
+        self.prepares = True
 
     def time(self) -> None:
         self._wait(fcntl.LOCK_SH, fcntl.LOCK_EX)
+
+    def go_back(self, prepares: bool) -> None:
+        """Do again what this process did before: prepare, or leave the GPU alone."""
+        if prepares:
+            self.prepare()
+        else:
+            self.leave()
 
     def _wait(self, waiting: int, gpu: int) -> None:
         self.leave()
@@ -84,6 +93,7 @@ def alone() -> Iterator[None]:
         yield
         return
     _synchronize()
+    before = _turns.prepares
     _turns.time()
     began = time.monotonic()
     try:
@@ -91,12 +101,12 @@ def alone() -> Iterator[None]:
     finally:
         _synchronize()
         _turns.seconds.alone += time.monotonic() - began
-        _turns.prepare()
+        _turns.go_back(before)
 
 
 def give_way() -> None:
-    """Let the waiting processes time now. Without `taking_part` nothing happens."""
-    if _turns is not None:
+    """Let the waiting processes time now. Without `taking_part`, and in `off_the_gpu`, nothing happens."""
+    if _turns is not None and _turns.prepares:
         _synchronize()
         _turns.prepare()
 
@@ -111,11 +121,12 @@ def off_the_gpu() -> Iterator[None]:
         yield
         return
     _synchronize()
+    before = _turns.prepares
     _turns.leave()
     try:
         yield
     finally:
-        _turns.prepare()
+        _turns.go_back(before)
 
 
 def _synchronize() -> None:

@@ -167,7 +167,7 @@ def _rows_in_turn(number: int, device: torch.device | str, folder: Path) -> list
         ImportError: the package of the model is not installed.
         torch.OutOfMemoryError: the memory does not hold the models of all processes.
     """
-    with gpu_memory.shared(), turns.taking_part(folder), tuning.alone():
+    with gpu_memory.shared(), turns.taking_part(folder), tuning.in_turns():
         return _rows(number, device, smoke=False)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from ropelab.bench import side_by_side
 from ropelab.bench.records import MEASUREMENTS, Selection, selection
 from ropelab.bench.workers import cores
 from ropelab.progress import ProgressLine
@@ -16,6 +17,9 @@ from ropelab.progress import ProgressLine
 app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_help=True, add_completion=False)
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
 Gpu = Annotated[str, typer.Option(help="Whose records, as nvidia-h200; by default of the GPU at hand, or the first.")]
+
+MEASURING = "ropelab.study.engine.measure"
+"""The module of the functions that run in processes of their own."""
 
 
 @app.callback()
@@ -29,13 +33,14 @@ def main(
 @app.command()
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
+    if can_measure := torch.cuda.is_available():
+        side_by_side.start_server([MEASURING])  # its imports run beside the imports of this process
     from ropelab.study.engine import runner
     from ropelab.study.site import ledgers, report
 
     build: Path = context.obj
     where = chosen(gpu)
     notebooks = runner.sources()
-    can_measure = torch.cuda.is_available()
     steps = len(notebooks) + can_measure + 1
     numbers = iter(range(1, steps + 1))
     started = time.monotonic()
@@ -92,6 +97,7 @@ def measure(
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
+    side_by_side.start_server([MEASURING])
     take_measurements(context.obj, smoke, studies)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ropelab.bench import packages
+from ropelab.bench import packages, turns
 
 DISTRIBUTION = "transformer-engine-cu13"
 """The wheel that contains the library, for CUDA 13."""
@@ -98,7 +98,8 @@ class Library:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._c = ctypes.CDLL(str(file), handle=_opened(file))
+        with turns.off_the_gpu():
+            self._c = ctypes.CDLL(str(file), handle=_opened(file))
         for name, (arguments, result) in SIGNATURES.items():
             function = getattr(self._c, name)
             function.argtypes, function.restype = arguments, result

@@ -386,7 +386,7 @@ def _without_clock(study: str) -> Outcome:
 
 def _timed_in_turn(study: str, untimed: Any, folder: Path) -> Outcome:
     known = all_studies()[study]
-    with turns.taking_part(folder) as seconds, tuning.alone():
+    with turns.taking_part(folder) as seconds, tuning.in_turns():
         outcome = _sharing(study, known if untimed is None else partial(known.table, untimed))
     return replace(outcome, spent=seconds)
 
