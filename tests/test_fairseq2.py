@@ -16,7 +16,7 @@ from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, MODEL, MODEL
 from ropelab.study.documents.fairseq2.studies import STUDIES
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
-from ropelab.study.engine.measure import all_studies
+from ropelab.study.engine.registered import all_studies
 from ropelab.study.engine.verdict import Basis, Outcome
 from tests.support import change
 

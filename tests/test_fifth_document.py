@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("seaborn")
 from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import claims as documents  # noqa: E402
-from ropelab.study.engine import ledger, measure, summary  # noqa: E402
+from ropelab.study.engine import ledger, registered, summary  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
 from ropelab.study.site import report  # noqa: E402
@@ -103,7 +103,7 @@ def fifth(tmp_path, monkeypatch):
 
 def test_it_is_everywhere(fifth, tmp_path):
     _, measurements = fifth
-    assert "made_up_times" in measure.all_studies() and "made_up" in figures.all_figures()
+    assert "made_up_times" in registered.all_studies() and "made_up" in figures.all_figures()
     rows = ledger.ledger(document="made_up", records=measurements).set_index("id")
     assert rows.outcome.to_dict() == {"MU-01": Outcome.FAILS, "MU-02": Outcome.UNTOLD}
     assert "a machine that counts bytes" in rows.needs["MU-02"]

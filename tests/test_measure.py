@@ -20,14 +20,14 @@ from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine import claims as documents
-from ropelab.study.engine import ledger, measure, unfinished
+from ropelab.study.engine import expected, ledger, measure, registered, schedule, unfinished
 from ropelab.study.topics.performance import shortfalls
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_every_study_takes_smoke_and_every_documents_are_registered():
-    studies = measure.all_studies()
+    studies = registered.all_studies()
     for name, study in studies.items():
         assert "smoke" in inspect.signature(study).parameters, name
     for document in documents.documents():
@@ -37,7 +37,7 @@ def test_every_study_takes_smoke_and_every_documents_are_registered():
 
 def test_what_claims_and_the_tables_of_readme_rest_on_is_no_wide_sweep():
     documents.load_claims()
-    studies = measure.all_studies()
+    studies = registered.all_studies()
     evidence = {name for rule in ledger._RULES.values() for name in rule.evidence}
     needed = evidence & studies.keys() | set(shortfalls.STUDIES) | {"dense", "host", "qk_norm", "table_free_error"}
     assert not any(studies[name].wide for name in needed)
@@ -127,7 +127,7 @@ def test_out_of_memory_is_a_result_of_what_has_the_gpu_to_itself(monkeypatch):
 
 def beyond_declared(folder):
     """Records of studies that took more memory than is declared. Records of other code do not count."""
-    studies = measure.all_studies()
+    studies = registered.all_studies()
     for path in sorted(folder.glob("*/*.json")):
         about = json.loads(path.read_text())
         took = about.get("parameters", {}).get("gpu_bytes", {})
@@ -182,8 +182,8 @@ def as_on_a_gpu(monkeypatch):
     }
     known["parts"] = Study(timed, untimed=untimed, gpu_gib=2)
     known["sweep"] = Study(partial(study, "sweep"), gpu_gib=1, wide=True)
-    monkeypatch.setattr(measure, "all_studies", lambda: known)
-    monkeypatch.setattr(measure, "side_by_side", run)
+    monkeypatch.setattr(registered, "all_studies", lambda: known)
+    monkeypatch.setattr(schedule, "side_by_side", run)
     monkeypatch.setattr(gpu_memory, "watch", lambda: None)
     monkeypatch.setattr(gpu_memory, "peak_reserved", lambda: 3 * GIB)
     monkeypatch.setattr(records, "_gpu", lambda: {"name": "a GPU"})
@@ -247,8 +247,8 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_
     studies = {"memory": Study(short_of_memory, gpu_gib=1, timed=False)}
     if how != "caught":  # what an untimed part finds is no table
         studies["parts"] = Study(lambda found, *, smoke=False: short_of_memory(), untimed=short_of_memory, gpu_gib=1)
-    known = measure.all_studies() | studies
-    monkeypatch.setattr(measure, "all_studies", lambda: known)
+    known = registered.all_studies() | studies
+    monkeypatch.setattr(registered, "all_studies", lambda: known)
     measure.measure(tmp_path, build=tmp_path)
     for name in studies:
         assert recorded(tmp_path, name).cell.tolist() == ["alone"]
@@ -259,7 +259,7 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(how, tmp_
 
 def test_studies_that_declare_the_memory_of_their_timing_take_turns(tmp_path, monkeypatch, as_on_a_gpu, capsys):
     """They run after all is compiled, the longest first; without a table they run again alone."""
-    known = measure.all_studies()
+    known = registered.all_studies()
     ran = []
 
     def study(name, *found, smoke=False):
@@ -272,8 +272,8 @@ def test_studies_that_declare_the_memory_of_their_timing_take_turns(tmp_path, mo
 
     timed = {name: Study(partial(study, name), gpu_gib=1, timed_gib=7) for name in ("one", "two", "short of memory")}
     timed["parts"] = dataclasses.replace(known["parts"], table=partial(study, "parts"), timed_gib=7)
-    monkeypatch.setattr(measure, "all_studies", lambda: {"without": known["one"]} | timed)
-    monkeypatch.setattr(measure, "_expected", lambda *_: {"two": (0, 9)} | dict.fromkeys(
+    monkeypatch.setattr(registered, "all_studies", lambda: {"without": known["one"]} | timed)
+    monkeypatch.setattr(expected, "seconds", lambda *_: {"two": (0, 9)} | dict.fromkeys(
         ("without", "one", "short of memory", "parts"), (0, 5)))  # fmt: skip
     measure.measure(tmp_path, build=tmp_path)
     turn = ["two", "one", "short of memory", "parts"]
@@ -290,7 +290,7 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch
             (job, DoesNotFit("too large") if job.name == "memory" else job.function(*job.arguments)) for job in jobs
         ]
 
-    monkeypatch.setattr(measure, "side_by_side", run)
+    monkeypatch.setattr(schedule, "side_by_side", run)
     measure.measure(tmp_path, build=tmp_path)
     assert as_on_a_gpu.count(("memory", "runs")) == 1 and ("memory", "refused") not in as_on_a_gpu
 
@@ -300,21 +300,21 @@ def test_what_does_not_fit_beside_others_is_measured_alone(tmp_path, monkeypatch
 
 def interrupted(monkeypatch, at):
     """The studies with one that is interrupted once."""
-    known = measure.all_studies()
+    known = registered.all_studies()
 
     def study(*found, smoke=False):
         if timing.gpu_times.__name__ == "gpu_times":
-            monkeypatch.setattr(measure, "all_studies", lambda: known)
+            monkeypatch.setattr(registered, "all_studies", lambda: known)
             raise KeyboardInterrupt
         return known[at].table(*found, smoke=smoke)
 
-    monkeypatch.setattr(measure, "all_studies", lambda: known | {at: dataclasses.replace(known[at], table=study)})
+    monkeypatch.setattr(registered, "all_studies", lambda: known | {at: dataclasses.replace(known[at], table=study)})
 
 
 def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path, monkeypatch, as_on_a_gpu, capsys):
-    known = measure.all_studies()
+    known = registered.all_studies()
     two = {"two": dataclasses.replace(known["one"], table=partial(known["one"].table.func, "two"))}
-    monkeypatch.setattr(measure, "all_studies", lambda: known | two)
+    monkeypatch.setattr(registered, "all_studies", lambda: known | two)
     interrupted(monkeypatch, "two")
     with pytest.raises(KeyboardInterrupt):
         measure.measure(tmp_path, build=tmp_path)
@@ -352,18 +352,18 @@ def test_what_another_state_has_measured_does_not_count(change, tmp_path, monkey
 
 def test_progress_says_how_much_is_left(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
-    expected = {"a": (5, 9), "b": (30, 60), "c": (20, 100)}
-    progress = measure.Progress(["a", "b", "c"], ["a"], expected, dict.fromkeys("abc", 1.0))
+    monkeypatch.setattr(expected.time, "monotonic", lambda: now[0])
+    seconds = {"a": (5, 9), "b": (30, 60), "c": (20, 100)}
+    progress = expected.Progress(["a", "b", "c"], ["a"], seconds, dict.fromkeys("abc", 1.0))
     progress.beside(["b", "c"])
     now[0] += 10
     assert progress.left == "0:10 so far, about 3:00 left"
     now[0] += 75
     assert progress.done("c") == "2/3"
     assert progress.left == "1:25 so far, about 1:00 left"
-    in_turns = measure.Progress(["a", "b", "c"], [], expected, {"a": 0.3, "b": 0.8, "c": 0.6})
+    in_turns = expected.Progress(["a", "b", "c"], [], seconds, {"a": 0.3, "b": 0.8, "c": 0.6})
     assert in_turns.left == "0:00 so far, about 1:50 left"  # 0.3 x 9 + 0.8 x 60 + 0.6 x 100 seconds
-    in_turns = measure.Progress(["a", "b", "c"], [], expected, dict.fromkeys("abc", 0.2))
+    in_turns = expected.Progress(["a", "b", "c"], [], seconds, dict.fromkeys("abc", 0.2))
     assert in_turns.left == "0:00 so far, about 1:40 left"  # as long as the longest
 
 
@@ -382,7 +382,7 @@ def test_a_study_that_raises_does_not_keep_the_others_from_being_recorded(tmp_pa
 
     found = {"broken": broken, "absent": absent, "good": good, "senseless": senseless}
     known = {name: Study(table, gpu_gib=0) for name, table in found.items()}
-    monkeypatch.setattr(measure, "all_studies", lambda: known)
+    monkeypatch.setattr(registered, "all_studies", lambda: known)
     with pytest.raises(RuntimeError, match="not measured, for the reasons above: broken, senseless; the next"):
         measure.measure(tmp_path, smoke=True, build=tmp_path)
     assert records.load("good", tmp_path).frame.smoke.tolist() == [True]

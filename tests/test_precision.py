@@ -18,7 +18,7 @@ from ropelab.angles import frequencies as variants
 from ropelab.bench import exact_waves
 from ropelab.bench.unavailable import Unavailable
 from ropelab.layout.pairing import pairs
-from ropelab.study.engine import measure
+from ropelab.study.engine import registered
 from ropelab.study.topics.precision import findings
 from ropelab.study.topics.precision import gpu as precision_gpu
 from ropelab.study.topics.precision import methods as precision
@@ -386,7 +386,7 @@ def test_the_machine_code_multiplies_cut_off_by_an_inverse_turn():
 
 
 def test_the_study_needs_a_gpu_and_is_measured_with_the_others(monkeypatch):
-    assert "precision" in measure.all_studies()
+    assert "precision" in registered.all_studies()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Unavailable):
         precision_gpu.precision_study(smoke=True)

@@ -18,7 +18,7 @@ app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_h
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
 Gpu = Annotated[str, typer.Option(help="Whose records, as nvidia-h200; by default of the GPU at hand, or the first.")]
 
-MEASURING = "ropelab.study.engine.measure"
+JOBS = "ropelab.study.engine.jobs"
 """The module of the functions that run in processes of their own."""
 
 
@@ -34,7 +34,7 @@ def main(
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
     if can_measure := torch.cuda.is_available():
-        side_by_side.start_server([MEASURING])  # its imports run beside the imports of this process
+        side_by_side.start_server([JOBS])  # its imports run beside the imports of this process
     from ropelab.study.engine import runner
     from ropelab.study.site import ledgers, report
 
@@ -97,7 +97,7 @@ def measure(
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
-    side_by_side.start_server([MEASURING])
+    side_by_side.start_server([JOBS])
     take_measurements(context.obj, smoke, studies)
 
 

@@ -1,0 +1,90 @@
+"""This file says how long the studies of a run will take, by the seconds that earlier records note."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropelab.bench import records
+from ropelab.bench.workers import MOST_PROCESSES
+from ropelab.progress import minutes
+from ropelab.study.engine import registered
+
+
+class Progress:
+    """The number of studies that are done, and the time that is left by the seconds that the records note.
+
+    Args:
+        expected: study -> seconds untimed, and seconds timed.
+        shares: study -> the part of the GPU's memory that the study takes while it is timed.
+    """
+
+    def __init__(
+        self, studies: Sequence[str], done: Sequence[str], expected: Mapping[str, tuple[float, float]],
+        shares: Mapping[str, float],
+    ):  # fmt: skip
+        self._studies, self._done, self._expected, self._shares = list(studies), set(done), expected, shares
+        self._started = time.monotonic()
+        self._beside_ends = self._started
+
+    @property
+    def seconds_beside(self) -> dict[str, float]:
+        """Study -> the seconds that its compilation, or the study that times nothing, is expected to take."""
+        return {study: beside for study, (beside, _) in self._expected.items()}
+
+    @property
+    def seconds_timed(self) -> dict[str, float]:
+        """Study -> the seconds that its timed part is expected to take."""
+        return {study: timed for study, (_, timed) in self._expected.items()}
+
+    def beside(self, studies: Sequence[str]) -> None:
+        """Note that these studies begin now, side by side."""
+        seconds = [self._expected[study][0] for study in studies]
+        self._beside_ends = time.monotonic() + max([*seconds, sum(seconds) / MOST_PROCESSES])
+
+    def done(self, study: str) -> str:
+        """Count the study as done, and return how many are done."""
+        self._done.add(study)
+        return f"{len(self._done)}/{len(self._studies)}"
+
+    @property
+    def left(self) -> str:
+        now = time.monotonic()
+        timed = {study: seconds for study, seconds in self.seconds_timed.items() if study not in self._done}
+        # No study ends before its own time, and studies run side by side as far as the memory goes.
+        together = max([0.0, *timed.values(), sum(timed[study] * self._shares[study] for study in timed)])
+        return (
+            f"{minutes(now - self._started)} so far, about {minutes(together + max(0, self._beside_ends - now))} left"
+        )
+
+
+def shares(wanted: Sequence[str]) -> dict[str, float]:
+    """Study -> the part of the GPU's memory that the study takes while it is timed."""
+    known = registered.all_studies()
+    if not torch.cuda.is_available():
+        return dict.fromkeys(wanted, 1.0)
+    free, _ = torch.cuda.mem_get_info()
+    timed = {study: known[study].timed_bytes for study in wanted}
+    return {study: 1.0 if taken is None else min(1.0, taken / free) for study, taken in timed.items()}
+
+
+def seconds(wanted: Sequence[str], directory: Path, smoke: bool) -> dict[str, tuple[float, float]]:
+    """Study -> seconds untimed and timed, by the first records of any GPU that note them, else 0."""
+    known, found = registered.all_studies(), {}
+    for study in wanted:
+        recorded = [_parameters(study, directory, gpu, smoke) for gpu in (None, *records.gpus(directory))]
+        alone = next((p["seconds"] for p in recorded if p.get("seconds")), 0.0)
+        beside = next((p["seconds_beside"] for p in recorded if p.get("seconds_beside")), 0.0)
+        found[study] = (beside, alone) if known[study].timed else (beside or alone, 0.0)
+    return found
+
+
+def _parameters(study: str, directory: Path, gpu: str | None, smoke: bool) -> Mapping[str, Any]:
+    """The parameters of the run that a record notes; empty without a record of this kind (``smoke`` or full)."""
+    try:
+        parameters = records.load(study, records.Selection(directory, gpu)).provenance["parameters"]
+    except (records.Unusable, KeyError):
+        return {}
+    return parameters if parameters.get("smoke", False) == smoke else {}

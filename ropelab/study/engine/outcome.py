@@ -1,0 +1,92 @@
+"""This file runs a study, or a part of a study, and says how it ended."""
+
+import contextlib
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from ropelab.bench import gpu_memory, turns
+from ropelab.bench.unavailable import Unavailable
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a study, or the reason why it has none.
+
+    Attributes:
+        found: the table of the study, the result of its untimed part, or None.
+        reason: why the study cannot run here.
+        error: the traceback, if the study raised.
+        seconds, gpu_bytes: the time of the study, and the memory that torch reserved, while its calls were timed.
+        seconds_beside, gpu_bytes_beside: the same for its compilation and for what measures no time.
+        spent: the part of ``seconds`` in which the study had the GPU to itself, and in which it waited for others.
+    """
+
+    study: str
+    found: Any = None
+    reason: str = ""
+    error: str = ""
+    seconds: float = 0.0
+    seconds_beside: float = 0.0
+    gpu_bytes: int = 0
+    gpu_bytes_beside: int = 0
+    spent: turns.Seconds | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The seconds and bytes that a record notes."""
+        shared = (
+            {} if self.spent is None
+            else {"seconds_alone": round(self.spent.alone, 1), "seconds_waiting": round(self.spent.waiting, 1)}
+        )  # fmt: skip
+        return {
+            "seconds": round(self.seconds, 1),
+            **shared,
+            "seconds_beside": round(self.seconds_beside, 1),
+            "gpu_bytes": {"beside": self.gpu_bytes_beside, "alone": self.gpu_bytes},
+        }
+
+
+def run(study: str, function: Callable[[], Any]) -> Outcome:
+    """Call the function, which measures the study or a part of the study, in this process."""
+    gpu_memory.watch()
+    started = time.monotonic()
+    found, reason, error = None, "", ""
+    try:
+        found = function()
+    except Unavailable as unavailable:
+        reason = str(unavailable)
+    except Exception:
+        error = traceback.format_exc()
+    reserved = getattr(found, "attrs", {}).get("gpu_bytes", 0) or gpu_memory.peak_reserved()
+    return Outcome(study, found, reason, error, seconds=time.monotonic() - started, gpu_bytes=reserved)
+
+
+def beside_others(study: str, function: Callable[[], Any]) -> Outcome:
+    """The outcome of a job that times nothing."""
+    outcome = sharing(study, function)
+    return replace(
+        outcome, seconds=0.0, seconds_beside=outcome.seconds, gpu_bytes=0, gpu_bytes_beside=outcome.gpu_bytes
+    )
+
+
+def sharing(study: str, function: Callable[[], Any]) -> Outcome:
+    """The outcome of a job beside others. It has no table if memory ran out, because other jobs may have used it."""
+    # The output goes to a file and not to None, because packages that compile flush it.
+    with gpu_memory.shared(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        outcome = run(study, function)
+    if isinstance(outcome.found, pd.DataFrame) and _speaks_of_memory(outcome.found):
+        outcome = replace(outcome, found=None, error="a row of it ran out of memory")
+    return outcome
+
+
+def _speaks_of_memory(table: pd.DataFrame) -> bool:
+    """Whether a row says that a contender ran out of memory; studies that catch errors write them in their rows."""
+    words = table.select_dtypes(exclude=["number", "bool"])
+    said = words.apply(lambda column: column.astype(str).str.contains(gpu_memory.OUT_OF_MEMORY, case=False))
+    return bool(said.any(axis=None))
