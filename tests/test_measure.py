@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import checksums, gpu_memory, records, side_by_side, staleness, timing, turns
+from ropelab.bench import checksums, gpu_memory, in_parts, records, side_by_side, staleness, timing, turns
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
@@ -107,6 +107,21 @@ def test_a_job_that_raises_or_whose_process_dies_takes_no_other_along():
     assert found["good"] == 7 and isinstance(found["bad"], ValueError) and isinstance(found["dead"], BrokenProcessPool)
 
 
+def part(number):
+    if number == 7:
+        raise ValueError("seven")
+    return pd.DataFrame({"number": [number], "stopped": [timing.is_stopped()], "process": [os.getpid()]})
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_the_parts_of_a_study_are_compiled_with_the_clock_stopped(here):
+    found = in_parts.compiled(part, [(1,), (2,)], here=here)
+    assert set(found.number) == {1, 2} and found.stopped.all() and found.attrs["gpu_bytes"] == 2 * CONTEXT_BYTES
+    assert (found.process == os.getpid()).all() == here and found.process.nunique() == (1 if here else 2)
+    with pytest.raises(ValueError, match="seven"):
+        in_parts.compiled(part, [(1,), (7,)], here=here)
+
+
 def test_out_of_memory_is_a_result_of_what_has_the_gpu_to_itself(monkeypatch):
     def contender():
         raise OUT_OF_MEMORY
@@ -143,13 +158,13 @@ def beyond_declared(folder):
 def test_every_study_declares_the_memory_that_its_records_say_it_took(tmp_path):
     assert list(beyond_declared(records.MEASUREMENTS)) == []
     (tmp_path / "a-gpu").mkdir()
-    told = {"parameters": {"gpu_bytes": {"beside": 9 * GIB, "alone": 60 * GIB}}}
+    told = {"parameters": {"gpu_bytes": {"beside": 19 * GIB, "alone": 60 * GIB}}}
     for study in ("dense", "te_kernels"):
         (tmp_path / "a-gpu" / f"{study}.json").write_text(json.dumps(told))
     assert list(beyond_declared(tmp_path)) == [
-        "a-gpu/dense: 9.00 GiB beside, 4 declared",
+        "a-gpu/dense: 19.00 GiB beside, 9 declared",
         "a-gpu/dense: 60.00 GiB alone, 20 declared",
-        "a-gpu/te_kernels: 9.00 GiB beside, 4 declared",
+        "a-gpu/te_kernels: 19.00 GiB beside, 4 declared",
         "a-gpu/te_kernels: 60.00 GiB alone, 42 declared",
     ]
 

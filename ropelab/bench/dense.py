@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ropelab.bench import peers
+from ropelab.bench import in_parts, peers, timing
 from ropelab.bench.compare import compare, progress
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, Cell
 from ropelab.layout.pairing import LAYOUTS
@@ -24,7 +24,9 @@ _ANY_FORMAT = tuple(
 
 def dense(*, smoke: bool = False) -> pd.DataFrame:
     """Time the peers in the dense cells, in both layouts and directions. Columns: the columns of `compare`, and bar."""
-    return _cells(DENSE_CELLS[-1:] if smoke else DENSE_CELLS, peers.PEERS, SMOKE_ROUNDS if smoke else ROUNDS)
+    if timing.is_stopped() and not smoke:
+        return in_parts.compiled(_of_all_peers, [(DENSE_CELLS[::2], 1), (DENSE_CELLS[1::2], 1)])
+    return _of_all_peers(DENSE_CELLS[-1:] if smoke else DENSE_CELLS, SMOKE_ROUNDS if smoke else ROUNDS)
 
 
 def formats(*, smoke: bool = False) -> pd.DataFrame:
@@ -41,6 +43,10 @@ def few_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """Time one to eight tokens. Columns: the columns of `compare`, and bar."""
     cells = FEW_TOKENS_CELLS[-1:] if smoke else FEW_TOKENS_CELLS
     return _cells(cells, _ANY_FORMAT, SMOKE_ROUNDS if smoke else FEWER_ROUNDS)
+
+
+def _of_all_peers(cells: Iterable[Cell], rounds: int) -> pd.DataFrame:
+    return _cells(cells, peers.PEERS, rounds)
 
 
 def _cells(cells: Iterable[Cell], contenders: tuple[peers.Peer, ...], rounds: int) -> pd.DataFrame:

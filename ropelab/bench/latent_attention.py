@@ -15,7 +15,7 @@ import torch
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, packages, same_places, timing
+from ropelab.bench import copies, in_parts, packages, same_places, timing
 from ropelab.bench.agreement import disagreement
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import megatron
@@ -214,10 +214,14 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
         (Latent(fmt, heads=heads, tokens=256 if smoke else tokens), part)
         for fmt in FORMATS for heads, tokens in SIZES[fmt] for part in PARTS
     ]  # fmt: skip
-    described = progress(
-        cases[-1:] if smoke else cases, lambda case: f"{case[1]}, {case[0].seq_format} {case[0].heads} {case[0].tokens}"
-    )
-    return pd.concat([_compare(*case, device, rounds=3 if smoke else 15) for case in described], ignore_index=True)
+    if timing.is_stopped() and not smoke:
+        return in_parts.compiled(_cases, [([case for case in cases if case[1] == part], device, 1) for part in PARTS])
+    return _cases(cases[-1:] if smoke else cases, device, rounds=3 if smoke else 15)
+
+
+def _cases(cases: Sequence[tuple[Latent, str]], device: torch.device | str, rounds: int) -> pd.DataFrame:
+    described = progress(cases, lambda case: f"{case[1]}, {case[0].seq_format} {case[0].heads} {case[0].tokens}")
+    return pd.concat([_compare(*case, device, rounds) for case in described], ignore_index=True)
 
 
 def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import torch._functorch.config
 
 import ropelab
 from ropelab import reference
-from ropelab.bench import copies, qk_norm_in_qkv, timing
+from ropelab.bench import copies, in_parts, qk_norm_in_qkv, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.workloads import DENSE_CELLS, Buffers, Workload
 from ropelab.layout import pairing
@@ -34,7 +34,15 @@ def qk_norm(*, smoke: bool = False) -> pd.DataFrame:
     """
     cells = DENSE_CELLS[-1:] if smoke else DENSE_CELLS[:2]
     shapes = [replace(cell.workload, layout=layout) for cell in cells for layout in LAYOUTS]
-    frames = [_compare(shape, rounds=3 if smoke else 15) for shape in progress(shapes, lambda shape: shape.description)]
+    if timing.is_stopped() and not smoke:
+        return in_parts.compiled(
+            _shapes, [([shape for shape in shapes if shape.layout == name], 1) for name in LAYOUTS]
+        )
+    return _shapes(shapes, rounds=3 if smoke else 15)
+
+
+def _shapes(shapes: Sequence[Workload], rounds: int) -> pd.DataFrame:
+    frames = [_compare(shape, rounds) for shape in progress(shapes, lambda shape: shape.description)]
     return pd.concat(frames, ignore_index=True)
 
 

@@ -20,16 +20,16 @@ from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
 STUDIES: dict[str, Study] = {
-    "dense": Study(dense, gpu_gib=4, timed_gib=20),
+    "dense": Study(dense, gpu_gib=9, timed_gib=20),
     "formats": Study(formats, gpu_gib=8, timed_gib=15, wide=True),
     "packed": Study(packed, gpu_gib=4, timed_gib=39),
     "few_tokens": Study(few_tokens, gpu_gib=1, timed_gib=1),
-    "qk_norm": Study(qk_norm, gpu_gib=5, timed_gib=20),
+    "qk_norm": Study(qk_norm, gpu_gib=11, timed_gib=20),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
     "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=23),
     "one_pass_cells": Study(one_pass_cells, gpu_gib=29, timed_gib=43, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
-    "latent_attention": Study(latent_attention, gpu_gib=10, timed_gib=23),
+    "latent_attention": Study(latent_attention, gpu_gib=20, timed_gib=23),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),
     "table_free": Study(table_free, gpu_gib=6, timed_gib=33),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),

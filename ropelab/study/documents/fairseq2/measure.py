@@ -30,7 +30,7 @@ import torch
 
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import copies, gpu_memory, timing, tuning, workers
+from ropelab.bench import copies, in_parts, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.launches import kernel_names, peak_bytes
 from ropelab.bench.unavailable import Unavailable
@@ -110,16 +110,7 @@ def grid(*, smoke: bool = False) -> pd.DataFrame:
     kinds = {(cell.encoding_dim, cell.batch > 1, cell.seq_len == cells[0].seq_len): cell for cell in cells[::-1]}
     first = [cell for cell in cells if cell in kinds.values()]
     parts = [[cell for cell in first if cell.encoding_dim == e] for e in {cell.encoding_dim: None for cell in cells}]
-    found = list(workers.spread((), [(_compile_grid, (part, smoke)) for part in parts], here=smoke))
-    frame = pd.concat([part for part, _ in found], ignore_index=True)
-    frame.attrs["gpu_bytes"] = sum(gpu_bytes + gpu_memory.CONTEXT_BYTES for _, gpu_bytes in found)
-    return frame
-
-
-def _compile_grid(cells: Sequence[Cell], smoke: bool) -> tuple[pd.DataFrame, int]:
-    """The table of these cells with the clock stopped, and the most bytes that torch reserved on the GPU."""
-    with timing.stopped(), tuning.not_kept():
-        return _grid(cells, smoke), gpu_memory.peak_reserved()
+    return in_parts.compiled(_grid, [(part, smoke) for part in parts], here=smoke)
 
 
 def _grid(cells: Sequence[Cell], smoke: bool) -> pd.DataFrame:
