@@ -12,6 +12,8 @@ from ropelab.study.topics.models import tables
 STUDY = "whole_models"
 """The name of the record."""
 _CELL = ["model", "mode", "step"]
+QUANTITIES = {"launches": ("Kernels of a step.", "{:,.0f}"), "peak memory": ("GiB at the peak of a step.", "{:,.1f}")}
+"""Quantity of the record -> its words, and the form of its numbers."""
 WORTHLESS = 0.01
 """The least saved share of a step's time. Below it the notebook says that ropelab does not help the step."""
 
