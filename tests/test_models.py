@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from ropelab.bench import whole_models  # noqa: E402
+from ropelab.bench import model_steps, whole_models  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.models import verify_model  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
@@ -241,7 +241,7 @@ def test_the_study_of_whole_models(torch_backend):
     frame = whole_models.whole_models(smoke=True, device="cpu")
     assert set(frame.status) == {"ok"} and (frame.value > 0).all()
     times = evidence.values(frame)
-    assert list(times) == list(whole_models.WAYS) and len(times) == 3
+    assert list(times) == list(model_steps.WAYS) and len(times) == 3
     assert len(evidence.losses(frame)) == 3
     assert "Qwen3" in evidence.norm_bar(frame) and evidence.loss_sentence(frame)
     assert any("ropelab saves" in sentence for sentence in evidence.sentences(frame))
@@ -276,7 +276,7 @@ def test_a_compiled_step_beside_the_eager_step():
 
 
 def test_a_compiled_model_passes_attention_a_mask(torch_backend):
-    calls = attention.calls(whole_models.ARCHITECTURES[0].build("cpu", smoke=True)).set_index("mode")
+    calls = attention.calls(model_steps.ARCHITECTURES[0].build("cpu", smoke=True)).set_index("mode")
     assert set(calls.index) == {"eager", "compiled"} and (calls.calls == 2).all()
     assert (calls.is_causal != calls["mask"]).all()
 
@@ -284,19 +284,19 @@ def test_a_compiled_model_passes_attention_a_mask(torch_backend):
 @pytest.mark.gpu
 def test_a_step_of_each_model():
     """Each published size in each way, once; a model of a package that is missing is left out."""
-    for architecture in whole_models.ARCHITECTURES:
+    for architecture in model_steps.ARCHITECTURES:
         try:
             model = architecture.build("cuda", smoke=False)
         except ImportError:
             continue
-        for way in whole_models.WAYS:
+        for way in model_steps.WAYS:
             try:
-                context = whole_models.in_way(way, model)
+                context = model_steps.in_way(way, model)
             except ValueError:
-                assert way == whole_models.NORMS
+                assert way == model_steps.NORMS
                 continue
             with context:
-                for step, call in whole_models._steps(model, model, smoke=True, decode=True).items():
+                for step, call in model_steps.steps(model, model, smoke=True, decode=True).items():
                     call()
                     assert step
         del model

@@ -1,23 +1,18 @@
-"""This file measures whole models of Transformers with random weights, with and without ropelab.
+"""This file measures whole models with random weights, with and without ropelab: see `ropelab.bench.model_steps`.
 
-The models have the sizes of published models, at a reduced depth and with a vocabulary of `VOCABULARY` tokens, so that
-the layers take most of the time. Every model runs in several ways, one after another in one process:
-
-- "Transformers": as it is
-- "ropelab": after `ropelab.interop.huggingface.patch`
-- "ropelab with norms": after ``patch(model, qk_norm=True)``, where the model normalizes q and k
-- "no rotation": q and k pass unchanged, which no rotation can beat
+Eager calls are timed in rounds. Each round times every way, in a new random order, so a drift of the machine affects
+all ways alike. Compiled calls are timed way after way, because the compiler would compile again at every change.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import math
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,85 +22,28 @@ import torch
 from ropelab.bench import gpu_memory, timing, tuning, turns
 from ropelab.bench.compare import progress
 from ropelab.bench.launches import kernel_names
+from ropelab.bench.model_steps import (
+    ARCHITECTURES,
+    NONE,
+    NORMS,
+    OURS,
+    PLAIN,
+    TRAINING,
+    VOCABULARY,
+    WAYS,
+    Architecture,
+    in_way,
+    steps,
+)
 from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB
-from ropelab.interop import diffusers
-from ropelab.interop.huggingface import patch
-from ropelab.interop.huggingface.model import rotation_functions
-from ropelab.interop.patch import Patch
 
-PLAIN, OURS, NORMS, NONE = "Transformers", "ropelab", "ropelab with norms", "no rotation"
-WAYS = (PLAIN, OURS, NORMS, NONE)
-TRAINING, PREFILL, DECODE, DENOISING, LOSS = "training step", "prefill", "decode", "denoising step", "loss"
-VOCABULARY = 1024
-BATCH, TOKENS, DECODED, CONTEXT = 2, 4096, 8, 1000
-"""Training and prefill take BATCH sequences of TOKENS tokens. Decoding adds a token to DECODED sequences of CONTEXT."""
+LOSS = "loss"
 ROUNDS, LOSSES, LEARNING_RATE = 10, 100, 1e-4
+_LEAST_MS = 50.0
+"""A way is called in a round until its calls have taken this time together."""
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """A model to measure.
-
-    Attributes:
-        name: the published model.
-        model: the name of the class of Transformers.
-        sizes: the fields of the configuration.
-        compiled: whether the model is measured under ``torch.compile`` as well.
-        losses: whether the losses of `LOSSES` training steps are recorded.
-        package: the package with the class; a model of diffusers turns image tokens into image tokens.
-        gib: the GiB of GPU memory that torch may reserve while the model is measured.
-    """
-
-    name: str
-    model: str
-    sizes: Mapping[str, Any]
-    compiled: bool = False
-    losses: bool = False
-    package: str = "transformers"
-    gib: float = 24
-
-    def build(self, device: torch.device | str, smoke: bool) -> torch.nn.Module:
-        """The model in bfloat16, with the same random weights each time.
-
-        Raises:
-            ImportError: the package is not installed.
-        """
-        kind = getattr(importlib.import_module(self.package), self.model)
-        torch.manual_seed(0)
-        with torch.device(device):
-            if self.package == "diffusers":
-                return kind(**self.sizes).to(torch.bfloat16)
-            sizes = {**self.sizes, "vocab_size": VOCABULARY, "pad_token_id": 0, **(SMOKE if smoke else {})}
-            return kind(kind.config_class(**sizes)).to(torch.bfloat16)
-
-
-SMOKE = {
-    "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16,
-}  # fmt: skip
-ARCHITECTURES = (
-    Architecture("Llama 3 8B, 4 layers", "LlamaForCausalLM", {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "max_position_embeddings": 8192,
-    }, compiled=True),
-    Architecture("Qwen3 8B, 4 layers", "Qwen3ForCausalLM", {
-        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 4, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192,
-    }, compiled=True, losses=True),
-    Architecture("Gemma 3 4B, 6 layers", "Gemma3ForCausalLM", {
-        "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 6, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 1024, "max_position_embeddings": 8192,
-    }),
-    Architecture("DeepSeek-V3, 2 dense layers", "DeepseekV3ForCausalLM", {
-        "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 2, "first_k_dense_replace": 2,
-        "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "max_position_embeddings": 8192,
-    }),
-    Architecture("Flux, 2 blocks and 4 single blocks", "FluxTransformer2DModel", {
-        "num_layers": 2, "num_single_layers": 4,
-    }, package="diffusers"),
-)  # fmt: skip
+Call = Callable[[], Any]
 
 
 def whole_models(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
@@ -183,69 +121,88 @@ def _rows(number: int, device: torch.device | str, smoke: bool) -> list[dict[str
     model = architecture.build(device, smoke)
     # cuDNN's attention faults in the backward of Flux without ropelab (torch 2.11, H100), so no model may choose it.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    rows = list(_measured(architecture, model, "eager", smoke))
+    rows = list(_eager(model, smoke))
     if architecture.compiled and not smoke:
-        rows += _measured(architecture, model, "compiled", smoke)
+        rows += _compiled(model)
     if architecture.losses:
         rows += _losses(architecture, model, smoke)
     return rows
 
 
-def in_way(way: str, model: torch.nn.Module) -> contextlib.AbstractContextManager[object]:
-    """The context in which a model runs in a way.
-
-    Raises:
-        ValueError: the model cannot run in this way.
-    """
-    if way == PLAIN:
-        return contextlib.nullcontext()
-    if type(model).__module__.startswith("diffusers."):
-        if way == NORMS:
-            raise ValueError("the patch for diffusers rotates, and does not normalize")
-        functions = dict(diffusers.rotation_functions(model))
-        return diffusers.patch(model) if way == OURS else Patch(dict.fromkeys(functions, _one_unrotated))
-    if way == NONE:
-        return Patch(dict.fromkeys(dict(rotation_functions(model)), _unrotated))
-    return patch(model, qk_norm=way == NORMS)
-
-
-def _unrotated(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return q, k
-
-
-def _one_unrotated(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return x
-
-
-def _measured(architecture: Architecture, model: torch.nn.Module, mode: str, smoke: bool) -> Iterator[dict[str, Any]]:
-    """Time, launches and peak memory of each step, in each way."""
-    rounds = 2 if smoke else ROUNDS
-    for way in WAYS if mode == "eager" else _ways_compiled(model):
-        row = {"mode": mode, "way": way, "place": 0, "status": "ok"}
+def _eager(model: torch.nn.Module, smoke: bool) -> Iterator[dict[str, Any]]:
+    """Time, launches and peak memory of each eager step, in each way."""
+    works: set[tuple[str, str]] = set()
+    for way in WAYS:
+        row = {"mode": "eager", "way": way, "place": 0, "status": "ok"}
         try:
             context = in_way(way, model)
         except ValueError as reason:
             yield row | {"step": TRAINING, "quantity": "time", "unit": "ms", "status": f"not offered: {reason}"}
             continue
         with context:
-            run: Callable[..., Any] = model
-            if mode == "compiled":
-                torch._dynamo.reset()
-                run = torch.compile(model, dynamic=False)
-            for step, call in _steps(model, run, smoke, decode=mode == "eager").items():
-                of_step = row | {"step": step}
+            for step, call in steps(model, model, smoke, decode=True).items():
+                turns.give_way()
                 try:
-                    yield of_step | {"quantity": "time", "value": _milliseconds(call, rounds), "unit": "ms"}
-                    if model.device.type == "cuda":
-                        gpu_memory.forget_peak()
-                        call()
-                        peak = torch.cuda.max_memory_allocated() / 2**30
-                        yield of_step | {"quantity": "peak memory", "value": peak, "unit": "GiB"}
-                        launches = len(kernel_names(call))
-                        yield of_step | {"quantity": "launches", "value": launches, "unit": "kernels"}
+                    yield from _resources(model, call, row | {"step": step})
+                    works.add((way, step))
                 except Exception as error:
-                    yield of_step | {"quantity": "time", "unit": "ms", "status": timing.failure(error)}
+                    yield row | {"step": step, "quantity": "time", "unit": "ms", "status": timing.failure(error)}
         model.zero_grad(set_to_none=True)
+    for (way, step), found in _in_rounds(model, works, smoke).items():
+        row = {"mode": "eager", "way": way, "place": 0, "status": "ok", "step": step}
+        yield row | {"quantity": "time", "value": statistics.median(found), "unit": "ms"}
+
+
+def _in_rounds(
+    model: torch.nn.Module, works: Collection[tuple[str, str]], smoke: bool
+) -> dict[tuple[str, str], list[float]]:
+    """Way and step -> the milliseconds of each call."""
+    ways = [way for way in WAYS if any(way == other for other, _ in works)]
+    calls = {}
+    for way in ways:
+        with in_way(way, model):  # decoding begins with a cache of the way's own
+            found = steps(model, model, smoke, decode=True).items()
+            calls |= {(way, step): call for step, call in found if (way, step) in works}
+    samples: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    order = random.Random(0)
+    for _ in range(2 if smoke else ROUNDS):
+        order.shuffle(ways)
+        for way in ways:
+            with in_way(way, model):
+                for key, call in calls.items():
+                    if key[0] == way:
+                        samples[key] += _milliseconds(call)
+        model.zero_grad(set_to_none=True)
+    return samples
+
+
+def _compiled(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
+    """Time, launches and peak memory of each compiled step, in some of the ways."""
+    for way in _ways_compiled(model):
+        with in_way(way, model):
+            torch._dynamo.reset()
+            run = torch.compile(model, dynamic=False)
+            for step, call in steps(model, run, smoke=False, decode=False).items():
+                row = {"mode": "compiled", "way": way, "place": 0, "status": "ok", "step": step}
+                turns.give_way()
+                try:
+                    yield from _resources(model, call, row)
+                    found = [ms for _ in range(ROUNDS) for ms in _milliseconds(call)]
+                    yield row | {"quantity": "time", "value": statistics.median(found), "unit": "ms"}
+                except Exception as error:
+                    yield row | {"quantity": "time", "unit": "ms", "status": timing.failure(error)}
+        model.zero_grad(set_to_none=True)
+
+
+def _resources(model: torch.nn.Module, call: Call, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The peak memory of a call, and the kernels that it launches, on a GPU. The first call compiles and allocates."""
+    call()
+    if model.device.type != "cuda":
+        return
+    gpu_memory.forget_peak()
+    call()
+    yield {**row, "quantity": "peak memory", "value": torch.cuda.max_memory_allocated() / GIB, "unit": "GiB"}
+    yield {**row, "quantity": "launches", "value": len(kernel_names(call)), "unit": "kernels"}
 
 
 def _ways_compiled(model: torch.nn.Module) -> tuple[str, ...]:
@@ -257,71 +214,18 @@ def _ways_compiled(model: torch.nn.Module) -> tuple[str, ...]:
         return PLAIN, OURS, NONE
 
 
-def _steps(model: torch.nn.Module, run: Callable[..., Any], smoke: bool, decode: bool) -> dict[str, Callable[[], Any]]:
-    """The calls that are timed, by the name of the step."""
-    if type(model).__module__.startswith("diffusers."):
-        return _denoising(model, run)
-    batch, tokens, decoded, context = (1, 8, 2, 8) if smoke else (BATCH, TOKENS, DECODED, CONTEXT)
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(1)
-    ids = torch.randint(1, VOCABULARY, (batch, tokens), generator=generator, device=device)
-    prompt = torch.randint(1, VOCABULARY, (decoded, context), generator=generator, device=device)
-
-    def training() -> None:
-        model.zero_grad(set_to_none=True)
-        run(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-
-    @torch.no_grad()
-    def prefill() -> object:
-        return run(input_ids=ids, use_cache=False, logits_to_keep=1)
-
-    steps: dict[str, Callable[[], Any]] = {TRAINING: training, PREFILL: prefill}
-    if decode:
-        with torch.no_grad():
-            cache = model(input_ids=prompt, use_cache=True, logits_to_keep=1).past_key_values
-
-        @torch.no_grad()
-        def decode_one() -> None:
-            run(input_ids=prompt[:, :1], past_key_values=cache, use_cache=True)
-            cache.crop(-1)
-
-        steps[DECODE] = decode_one
-    return steps
-
-
-def _denoising(model: torch.nn.Module, run: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
-    """A training step and a denoising step of Flux: an image of 1,024 x 1,024 pixels and 512 tokens of text."""
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(1)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-
-    places = torch.cartesian_prod(torch.zeros(1), torch.arange(64.0), torch.arange(64.0)).to(device)
-    inputs = {
-        "hidden_states": draw(1, 4096, 64), "encoder_hidden_states": draw(1, 512, 4096),
-        "pooled_projections": draw(1, 768), "timestep": torch.tensor([0.5], device=device, dtype=torch.bfloat16),
-        "img_ids": places, "txt_ids": torch.zeros(512, 3, device=device), "return_dict": False,
-    }  # fmt: skip
-
-    def training() -> None:
-        model.zero_grad(set_to_none=True)
-        run(**inputs)[0].square().mean().backward()
-
-    @torch.no_grad()
-    def denoise() -> object:
-        return run(**inputs)
-
-    return {TRAINING: training, DENOISING: denoise}
-
-
-def _milliseconds(call: Callable[[], Any], rounds: int) -> float:
-    """The median time of a call, after two calls that are not counted."""
+def _milliseconds(call: Call) -> list[float]:
+    """The times of some calls, after a call that is not counted."""
     turns.give_way()
     call()
     with turns.alone():
-        call()
-        return statistics.median(_events_ms(call, rounds) if torch.cuda.is_available() else _clock_ms(call, rounds))
+        (first,) = _times(call, 1)
+        return [first, *_times(call, math.ceil(_LEAST_MS / first) - 1)]
+
+
+def _times(call: Call, count: int) -> list[float]:
+    """The milliseconds of each of so many calls in a row."""
+    return _events_ms(call, count) if torch.cuda.is_available() else _clock_ms(call, count)
 
 
 def _events_ms(call: Callable[[], Any], rounds: int) -> list[float]:

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pandas as pd
 
-from ropelab.bench.whole_models import LOSS, NONE, NORMS, OURS, PLAIN, WAYS
+from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN, WAYS
+from ropelab.bench.whole_models import LOSS
 from ropelab.study.topics.models import tables
 
 STUDY = "whole_models"

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ropelab.bench.whole_models import NONE, NORMS, OURS, PLAIN
+from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN
 from ropelab.study.plots import marks
 from ropelab.study.plots.looks import CONTENDERS
 from ropelab.study.plots.panels import facet, grid
