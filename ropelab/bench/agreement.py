@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ropelab.bench import turns
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 
@@ -18,6 +19,7 @@ def disagreement(
     roundoff of its own and by ``roundings`` of bfloat16. A tensor of ``right`` in another dtype was moved, and must
     have the same bits.
     """
+    turns.give_way()
     for name, y in right.items():
         x = found[name]
         if x.shape != y.shape:
