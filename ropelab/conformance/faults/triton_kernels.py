@@ -301,10 +301,11 @@ def reordered_in_place(q, k, cos, sin, unsqueeze_dim=1):
 
 @fault(
     "`if not grad.is_contiguous` lacks its call, so that a strided gradient is rotated without a copy.",
-    symptom="wrong gradient after a sum, whose cotangent is a single number with strides 0",
+    symptom="wrong gradient after a sum, whose cotangent is a single number with strides 0: all threads write to it",
     seen_in="unsloth#3782",
     convention="huggingface",
     triton=True,
+    race=True,
     must_fail=("adjoint_expanded",),
 )
 def contiguity_test_without_call(q, k, cos, sin, unsqueeze_dim=1):
