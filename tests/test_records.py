@@ -385,7 +385,7 @@ def test_a_record_names_the_modules_that_have_changed(tree, monkeypatch):
         (tree / f"lib/{name}.py").write_text("rotate = 2\n")
     record = records.load("dense", tree / "records")
     assert record.stale == ("lib.backends", "lib.core", "lib.study.named", "lib.study.timer")
-    assert record.footer.endswith(" · recorded with other code: lib.backends, lib.core, lib.study.named and 1 more")
+    assert record.footer.endswith(" · recorded with other code: lib.backends, lib.core and 2 more")
 
 
 def test_other_kernels_are_said_first():

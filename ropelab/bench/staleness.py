@@ -7,11 +7,12 @@ from typing import Any
 from ropelab.bench.code_hash import code_hash
 from ropelab.bench.imports import file_of, imported
 
-KERNELS = "ropelab.kernels"
+LIBRARY = "ropelab"
+KERNELS = f"{LIBRARY}.kernels"
 """The package of the kernels. A record without hashes of modules names it as a whole."""
 
 DIGITS = 16
-NAMED = 3
+NAMED = 2
 """The number of modules that the foot of a figure names."""
 
 
@@ -44,7 +45,8 @@ def words(changed: tuple[str, ...]) -> str:
     if any(name == KERNELS or name.startswith(f"{KERNELS}.") for name in changed):
         return "recorded with other kernels than today's"
     more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    return f"recorded with other code: {', '.join(changed[:NAMED])}{more}" if changed else ""
+    named = ", ".join(name.removeprefix(f"{LIBRARY}.") for name in changed[:NAMED])
+    return f"recorded with other code: {named}{more}" if changed else ""
 
 
 def _hash_of_module(name: str, root: Path) -> str | None:
