@@ -106,7 +106,7 @@ def tile_sweep(frame: pd.DataFrame, footer: str = "") -> Figure:
         f"{100 * (1 - worst / best).max():.0f} %"
     )
     place = marks.places(times.cell)
-    size, words = (6.0, 0.5 * len(place) + 1.6), " (right: the chosen tokens x heads or accesses, warps)"
+    size, words = (6.0, 0.5 * len(place) + 1.6), "\nright: the chosen tokens x heads or accesses, warps"
     words = {name: text + words for name, text in LAYOUT.items()}
     panels = facet(times, size, title, footer, column="layout", words=words, sharex=True, sharey=True)
     threads = sorted(times.thread.unique(), key=lambda name: (len(name), name))
