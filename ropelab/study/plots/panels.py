@@ -24,6 +24,10 @@ _STYLE = {
     "axes.titleweight": "bold",
     "figure.titlesize": 12,
 }
+BETWEEN_RECORDS = " / "
+"""The footers of several records stand in one text with these letters between them, and in a line each at the foot."""
+_SMALL_LINE = 0.95 * 10 / 72
+"""The height of a line of 8 points, in inches."""
 _SMALL = {"va": "bottom", "size": 8, "color": "0.35"}
 # An SVG keeps text as text, which takes a quarter of the bytes of outlines. matplotlib reads this setting when a figure
 # is written, in any module.
@@ -84,9 +88,10 @@ def grid(
         fig = Figure(figsize=(columns * size[0], rows * size[1] + 1.1), layout="constrained")
         axes = fig.subplots(rows, columns, squeeze=False, **share)
         fig.suptitle(_wrapped(title, fig.get_figwidth()), x=0.01, ha="left", fontweight="bold")
+        lines = footer.split(BETWEEN_RECORDS)
         if footer:
-            fig.text(0.99, 0.004, footer, ha="right", **_SMALL)
-        margin = 0.3 / fig.get_figheight()  # inches, for the footer
+            fig.text(0.99, 0.004, "\n".join(lines), ha="right", **_SMALL)
+        margin = (0.3 + _SMALL_LINE * (len(lines) - 1)) / fig.get_figheight()  # inches, for the footer
         fig.get_layout_engine().set(rect=(0, margin, 1, 1 - margin))
     for ax in axes.flat[shown:] if shown is not None else ():
         ax.set_visible(False)
@@ -138,7 +143,8 @@ def _legend(fig: Figure, axes: np.ndarray, columns: int, size: float | None) -> 
     while columns > 1 and _legend_letters(list(entries), columns) > _LETTERS_PER_INCH * fig.get_figwidth():
         columns -= 1
     # The pad, in font sizes, leaves room for the footer below the legend.
-    options = {"loc": "outside lower center", "borderaxespad": 2, "frameon": False}
+    pad = 2 + _SMALL_LINE * (len(_footer(fig)) - 1) * 72 / _STYLE["font.size"]
+    options = {"loc": "outside lower center", "borderaxespad": pad, "frameon": False}
     found = fig.legend(entries.values(), entries.keys(), ncols=columns, **options)
     for handle in found.legend_handles if size is not None else ():
         handle.set_markersize(size)
@@ -151,6 +157,11 @@ def _legend_letters(texts: Sequence[str], columns: int) -> int:
     )
 
 
+def _footer(fig: Figure) -> list[str]:
+    """The lines of the footer, at least one."""
+    return next((text.get_text() for text in fig.texts if text.get_ha() == "right"), "").split("\n")
+
+
 def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
     """Name the contenders that have no time, and why, at the foot of the figure, left of its footer."""
     untimed = frame[frame.status != "ok"]
@@ -159,11 +170,12 @@ def _say_untimed(fig: Figure, frame: pd.DataFrame) -> None:
     found = [f"{CONTENDERS.label(name)} ({textwrap.shorten(why, 60, placeholder=' …')})" for name, why in pairs]
     if not found:
         return
-    footer = max((len(text.get_text()) for text in fig.texts if text.get_ha() == "right"), default=0)
+    footer = max(map(len, _footer(fig)))
     width = max(40, int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth()) - footer)
     lines = textwrap.wrap("not shown: " + ", ".join(found), width)
     fig.text(0.01, 0.004, "\n".join(lines), ha="left", **_SMALL)
-    more = 0.95 * (len(lines) - 1)  # in font sizes of the legend; the lines are smaller
+    # In font sizes of the legend; the lines are smaller.
+    more = max(0, _SMALL_LINE * (len(lines) - len(_footer(fig))) * 72 / _STYLE["font.size"])
     for entries in fig.legends:
         entries.borderaxespad += more
     engine = fig.get_layout_engine()  # the layout engine keeps no room for the pad

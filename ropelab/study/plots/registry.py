@@ -16,7 +16,7 @@ from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, marks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
-from ropelab.study.plots.panels import CELLS, LAYOUT, facet
+from ropelab.study.plots.panels import BETWEEN_RECORDS, CELLS, LAYOUT, facet
 from ropelab.study.topics.conformance import figures as conformance_figures
 from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
@@ -185,7 +185,7 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
         raise ValueError(f"name: expected one of {tuple(known)}, got {name!r}")
     studies, function = known[name]
     found = records.load_together(studies, where)
-    footer = " / ".join(dict.fromkeys(record.footer for record in found))
+    footer = BETWEEN_RECORDS.join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
 
 

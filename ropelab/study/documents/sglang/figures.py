@@ -1,5 +1,6 @@
 """Figures of the study of SGLang#14302: each takes the tables of its records, and computes its title from them."""
 
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -186,7 +187,7 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
             known = (known.fillna(rows.kernel_bytes) if "kernel_bytes" in rows else known).dropna()
             marks.above(ax, at[known.index], rows.fraction_of_copy[known.index], known.map("{:.0f} B".format))
         marks.one(ax, upright=False)
-        ax.set_xticks(range(len(names)), [name.replace("model, ", "model,\n") for name in names], size=8)
+        ax.set_xticks(range(len(names)), [textwrap.fill(name, 8) for name in names], size=7)
         ax.grid(False, axis="x")
     return panels.finish(ylabel="fraction of the best copy", legend=6)
 

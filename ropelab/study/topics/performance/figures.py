@@ -211,7 +211,7 @@ def memory(frame: pd.DataFrame, footer: str = "") -> Figure:
         marks.bars(ax, height, more, 0.6, place=1, left=results, texts=map(_size, beyond), label="beyond the results")
         ax.set_yticks(place, place.index.map(drawing.label))
         ax.margins(x=0.2)
-    return panels.finish("peak memory above the memory allocated before the call (MiB)", legend=6)
+    return panels.finish("MiB at the peak, above the memory before the call", legend=6)
 
 
 def _size(beyond: float) -> str:
