@@ -176,9 +176,13 @@ def test_a_turn_within_a_compilation(tmp_path):
             with turns.alone():
                 time.sleep(0.01)
             turns.give_way()
-            other.time()  # would wait forever for a process that prepares
-            other.leave()
-        assert turns._turns.prepares
+            other.change(turns._Does.TIMING)  # would wait forever for a process that prepares
+            other.change(turns._Does.NOTHING)
+        assert turns._turns.does is turns._Does.PREPARING
+        with turns.alone(), turns.alone(), turns.off_the_gpu():
+            turns.give_way()
+            assert turns._turns.does is turns._Does.TIMING
+        assert turns._turns.does is turns._Does.PREPARING
     other.close()
     assert 0.01 <= seconds.alone < 5 and seconds.waiting >= 0
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -32,33 +33,29 @@ class Seconds:
     waiting: float = 0.0
 
 
+class _Does(Enum):
+    """What a process does with the GPU."""
+
+    NOTHING, PREPARING, TIMING = range(3)
+
+
 class _Turns:
     """The part of this process; ``folder`` holds the locked files."""
 
     def __init__(self, folder: Path):
-        self.seconds, self.prepares = Seconds(), False
+        self.seconds, self.does = Seconds(), _Does.NOTHING
         self._gpu, self._waiting = open(folder / "gpu", "w"), open(folder / "waiting", "w")
 
-    def leave(self) -> None:
+    def change(self, to: _Does) -> None:
+        """Wait until this process may do something else."""
         fcntl.flock(self._gpu, fcntl.LOCK_UN)
-        self.prepares = False
-
-    def prepare(self) -> None:
-        self._wait(fcntl.LOCK_EX, fcntl.LOCK_SH)
-        self.prepares = True
-
-    def time(self) -> None:
-        self._wait(fcntl.LOCK_SH, fcntl.LOCK_EX)
-
-    def go_back(self, prepares: bool) -> None:
-        """Do again what this process did before: prepare, or leave the GPU alone."""
-        if prepares:
-            self.prepare()
-        else:
-            self.leave()
+        if to is _Does.PREPARING:
+            self._wait(fcntl.LOCK_EX, fcntl.LOCK_SH)
+        elif to is _Does.TIMING:
+            self._wait(fcntl.LOCK_SH, fcntl.LOCK_EX)
+        self.does = to
 
     def _wait(self, waiting: int, gpu: int) -> None:
-        self.leave()
         began = time.monotonic()
         fcntl.flock(self._waiting, waiting)
         fcntl.flock(self._gpu, gpu)
@@ -79,7 +76,7 @@ def taking_part(folder: Path) -> Iterator[Seconds]:
     global _turns
     _turns = _Turns(folder)
     try:
-        _turns.prepare()
+        _turns.change(_Does.PREPARING)
         yield _turns.seconds
     finally:
         _turns.close()
@@ -89,44 +86,45 @@ def taking_part(folder: Path) -> Iterator[Seconds]:
 @contextmanager
 def alone() -> Iterator[None]:
     """Within the context no other process that takes part computes. Without `taking_part` nothing happens."""
-    if _turns is None:
+    if _turns is None or _turns.does is _Does.TIMING:
         yield
         return
     _synchronize()
-    before = _turns.prepares
-    _turns.time()
+    before = _turns.does
+    _turns.change(_Does.TIMING)
     began = time.monotonic()
     try:
         yield
     finally:
         _synchronize()
         _turns.seconds.alone += time.monotonic() - began
-        _turns.go_back(before)
+        _turns.change(before)
 
 
 def give_way() -> None:
-    """Let the waiting processes time now. Without `taking_part`, and in `off_the_gpu`, nothing happens."""
-    if _turns is not None and _turns.prepares:
+    """Let the waiting processes time now, if this process prepares. Without `taking_part` nothing happens."""
+    if _turns is not None and _turns.does is _Does.PREPARING:
         _synchronize()
-        _turns.prepare()
+        _turns.change(_Does.PREPARING)
 
 
 @contextmanager
 def off_the_gpu() -> Iterator[None]:
-    """Within the context this process leaves the GPU alone, so others may time. Without `taking_part` nothing happens.
+    """Within the context this process leaves the GPU alone, so others may time.
 
-    The times of eager calls suffer from the work of other processes on the host.
+    Without `taking_part` nothing happens, and within `alone` this process keeps its turn. The times of eager calls
+    suffer from the work of other processes on the host.
     """
-    if _turns is None:
+    if _turns is None or _turns.does is _Does.TIMING:
         yield
         return
     _synchronize()
-    before = _turns.prepares
-    _turns.leave()
+    before = _turns.does
+    _turns.change(_Does.NOTHING)
     try:
         yield
     finally:
-        _turns.go_back(before)
+        _turns.change(before)
 
 
 def _synchronize() -> None:
