@@ -97,7 +97,8 @@ def measure(
     """Measure on this GPU and replace its records; with --smoke, write trial records elsewhere."""
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
-    side_by_side.start_server([JOBS])
+    if len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
+        side_by_side.start_server([JOBS])
     take_measurements(context.obj, smoke, studies)
 
 
