@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import forkserver, get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context
 from typing import Any
 from unittest import mock
 
@@ -52,6 +52,8 @@ def start_server(modules: Sequence[str] = ()) -> bool:
     """
     if "forkserver" not in get_all_start_methods():
         return False
+    from multiprocessing import forkserver  # which other systems may not have
+
     get_context("forkserver").set_forkserver_preload([*modules, COMPILER])
     with workers.environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA):
         forkserver.ensure_running()
