@@ -11,10 +11,11 @@ pytest.importorskip("seaborn")
 from ropelab.bench import (  # noqa: E402
     conformance,
     packages,
+    processes,
     records,
     studies,
     subjects,
-    workers,  # noqa: E402
+    workers,
 )
 from ropelab.conformance import LAWS  # noqa: E402
 from ropelab.conformance.faults import FAULTS, NOT_EXPRESSED  # noqa: E402
@@ -247,7 +248,7 @@ def test_the_sentence_on_torchembed_is_read_off_the_report():
     torch.cuda.is_available(), reason="needs a machine without a GPU: only there kernels are interpreted"
 )
 def test_only_kernels_are_interpreted():
-    ask = [(os.getenv, (workers.INTERPRET, "no"))]
-    before = os.environ.get(workers.INTERPRET)
+    ask = [(os.getenv, (processes.INTERPRET, "no"))]
+    before = os.environ.get(processes.INTERPRET)
     assert sorted(workers.spread(ask, ask)) == ["1", "no"]
-    assert os.environ.get(workers.INTERPRET) == before
+    assert os.environ.get(processes.INTERPRET) == before

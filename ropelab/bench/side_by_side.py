@@ -1,17 +1,12 @@
 """This file runs jobs side by side on one GPU, each in its own process, as many at a time as the memory allows."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache, partial
-from multiprocessing import get_all_start_methods, get_context
+from functools import partial
 from typing import Any
-from unittest import mock
 
-import torch
-
-from ropelab.bench import workers
+from ropelab.bench import processes, workers
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
 from ropelab.bench.study import GIB
 
@@ -35,53 +30,9 @@ class DoesNotFit(Exception):
     """A job that was not started, because it needs more memory than the GPU has free."""
 
 
-COMPILER = "torch._inductor.compile_fx"
-"""``torch.compile`` imports this module at its first call, which takes seconds."""
-_ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
-
-
-def start_server(modules: Sequence[str] = ()) -> bool:
-    """Start the process that forks the processes of `own_process`, and return at once.
-
-    The server imports the modules, and has the environment of the first call of this function. Later calls change
-    nothing.
-
-    Returns:
-        Whether the system has such a server.
-    """
-    if "forkserver" not in get_all_start_methods():
-        return False
-    from multiprocessing import forkserver  # which other systems may not have
-
-    get_context("forkserver").set_forkserver_preload([*modules, COMPILER])
-    with workers.environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA):
-        forkserver.ensure_running()
-    return True
-
-
 def own_process(modules: Sequence[str] = ()) -> Executor:
-    """An executor with one process, which starts with the first job.
-
-    A server process that has imported the modules forks the process, so the imports take their time once. The process
-    imports the modules itself where the system has no such server, and where an import of the server has used CUDA.
-
-    Args:
-        modules: for a server that `start_server` has not started yet.
-    """
-    method = "forkserver" if start_server(modules) and _forks_can_use_cuda() else "spawn"
-    return ProcessPoolExecutor(1, get_context(method), initializer=workers.quiet)
-
-
-@cache
-def _forks_can_use_cuda() -> bool:
-    """Wait for the server, and ask a process that it forks."""
-    with ProcessPoolExecutor(1, get_context("forkserver")) as process:
-        return process.submit(_can_use_cuda).result()
-
-
-def _can_use_cuda() -> bool:
-    return not torch.cuda._is_in_bad_fork()
+    """An executor with one process, which starts with the first job. ``modules`` is as in `processes.forked`."""
+    return ProcessPoolExecutor(1, processes.forked([*modules, processes.COMPILER]), initializer=processes.quiet)
 
 
 def side_by_side(
@@ -107,7 +58,7 @@ def side_by_side(
             if len(running) < most and taken + job.takes <= free_bytes:
                 waiting.remove(job)
                 own = start()
-                with workers.environment(interpret=False):  # the process starts now and inherits the environment
+                with processes.environment(interpret=False):  # the process starts now and inherits the environment
                     running[own.submit(job.function, *job.arguments)] = job, own
         if not running:
             for job in waiting:

@@ -1,19 +1,17 @@
 """This file runs work in other processes, with Triton's interpreter or without it."""
 
-import logging
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any
-from unittest import mock
 
 import torch
 
+from ropelab.bench import processes
+
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
-INTERPRET = "TRITON_INTERPRET"
 MOST_PROCESSES = 14
 
 
@@ -47,9 +45,11 @@ def spread(plain: Iterable[Job], kernels: Iterable[Job], *, here: bool = False) 
         for jobs, interpret, at_once in ((kernels, not torch.cuda.is_available(), most), (plain, False, half)):
             if not jobs:
                 continue
-            pool = ProcessPoolExecutor(min(at_once, len(jobs)), get_context("spawn"), initializer=quiet)
+            modules = sorted({function.__module__ for function, _ in jobs})
+            context = get_context("spawn") if interpret else processes.forked(modules)
+            pool = ProcessPoolExecutor(min(at_once, len(jobs)), context, initializer=processes.quiet)
             opened.callback(pool.shutdown, cancel_futures=True)
-            with environment(interpret):  # the processes start now and inherit the environment
+            with processes.environment(interpret):  # the processes start now and inherit the environment
                 futures += [pool.submit(function, *arguments) for function, arguments in jobs]
         return _results(futures, opened.pop_all())
 
@@ -58,21 +58,3 @@ def _results(futures: Iterable[Future], pools: ExitStack) -> Iterator[Any]:
     with pools:
         for future in as_completed(futures):
             yield future.result()
-
-
-def quiet() -> None:
-    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn."""
-    torch.set_num_threads(1)
-    torch._logging.set_logs(all=logging.ERROR)
-    warnings.simplefilter("ignore")
-
-
-def environment(interpret: bool):
-    """The environment of processes that start within the context.
-
-    Args:
-        interpret: whether Triton interprets kernels. Inductor compiles without further processes in either case.
-    """
-    changed = {name: value for name, value in os.environ.items() if name != INTERPRET}
-    changed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
-    return mock.patch.dict(os.environ, changed, clear=True)

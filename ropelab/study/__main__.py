@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ropelab.bench import side_by_side
+from ropelab.bench import processes
 from ropelab.bench.records import MEASUREMENTS, Selection, selection
 from ropelab.bench.workers import cores
 from ropelab.progress import ProgressLine
@@ -18,8 +18,9 @@ app = typer.Typer(help="Measure, run the notebooks, draw, report.", no_args_is_h
 Smoke = Annotated[bool, typer.Option("--smoke", help="Tiny parameters: does everything run?")]
 Gpu = Annotated[str, typer.Option(help="Whose records, as nvidia-h200; by default of the GPU at hand, or the first.")]
 
-JOBS = "ropelab.study.engine.jobs"
-"""The module of the functions that run in processes of their own."""
+MEASURING = ("ropelab.study.engine.jobs", processes.COMPILER)
+REPORTING = ("ropelab.study.engine.runner", "ropelab.study.site.ledgers")
+"""The modules of what runs in processes of its own."""
 
 
 @app.callback()
@@ -33,8 +34,9 @@ def main(
 @app.command()
 def reproduce(context: typer.Context, smoke: Smoke = False, gpu: Gpu = "") -> None:
     """Measure if there is a GPU, run every notebook, write the report."""
-    if can_measure := torch.cuda.is_available():
-        side_by_side.start_server([JOBS])  # its imports run beside the imports of this process
+    can_measure = torch.cuda.is_available()
+    # The imports of the server run beside the imports of this process.
+    processes.start_server([*MEASURING, *REPORTING] if can_measure else REPORTING)
     from ropelab.study.engine import runner
     from ropelab.study.site import ledgers, report
 
@@ -98,7 +100,7 @@ def measure(
     if not torch.cuda.is_available():
         sys.exit(f"measuring needs a CUDA GPU, and torch {torch.__version__} sees none on this machine")
     if len(studies or ()) != 1:  # one study runs in this process, and nothing should disturb its times
-        side_by_side.start_server([JOBS])
+        processes.start_server(MEASURING)
     take_measurements(context.obj, smoke, studies)
 
 

@@ -12,7 +12,6 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +21,7 @@ import torch
 from ipykernel.kernelspec import get_kernel_dict
 from traitlets.config import Config
 
+from ropelab.bench import processes
 from ropelab.bench.workers import cores
 
 ROOT = Path(__file__).parents[3]
@@ -190,7 +190,7 @@ def run_notebooks(
     for source, given in zip(sources, wanted, strict=True):
         check_parameters(source, given)
     threads = max(1, cores() // min(together, len(sources)))
-    with ProcessPoolExecutor(together, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(together, processes.forked([__name__])) as pool:
         runs = [pool.submit(run_notebook, *each, threads) for each in zip(sources, repeat(build), wanted)]
         for run in runs:
             while not wait([run], timeout=1).done:

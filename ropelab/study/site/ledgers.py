@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 
 import pandas as pd
 from markupsafe import Markup
 
-from ropelab.bench import records
-from ropelab.bench.workers import cores, quiet
+from ropelab.bench import processes, records
+from ropelab.bench.workers import cores
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import ledger as judged
 from ropelab.study.site.mathml import Writer
@@ -38,7 +37,8 @@ class Ledger:
 def begun(where: records.Where = records.MEASUREMENTS) -> Iterator[Callable[[], list[Ledger]]]:
     """Begin the ledgers of all documents, in processes beside the caller; the function waits for them."""
     known = documents.documents()
-    with ProcessPoolExecutor(max(1, min(len(known), cores() // 4)), get_context("spawn"), initializer=quiet) as pool:
+    count = max(1, min(len(known), cores() // 4))
+    with ProcessPoolExecutor(count, processes.forked([__name__]), initializer=processes.quiet) as pool:
         found = [pool.submit(ledger_of, document.key, where) for document in known]
         yield lambda: [one.result() for one in found]
 

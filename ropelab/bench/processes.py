@@ -1,0 +1,83 @@
+"""This file starts processes: their environment, and the server that forks them.
+
+A process that is started anew imports torch and the modules of its job, which takes seconds of a core. The server has
+imported them once, and each fork of it begins at once.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
+from unittest import mock
+
+import torch
+
+INTERPRET = "TRITON_INTERPRET"
+COMPILER = "torch._inductor.compile_fx"
+"""``torch.compile`` imports this module at its first call, which takes seconds."""
+_ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
+
+
+def quiet() -> None:
+    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn."""
+    torch.set_num_threads(1)
+    torch._logging.set_logs(all=logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def environment(interpret: bool):
+    """The environment of processes that start within the context.
+
+    Args:
+        interpret: whether Triton interprets kernels. Inductor compiles without further processes in either case.
+    """
+    changed = {name: value for name, value in os.environ.items() if name != INTERPRET}
+    changed |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"} | ({INTERPRET: "1"} if interpret else {})
+    return mock.patch.dict(os.environ, changed, clear=True)
+
+
+def start_server(modules: Sequence[str] = ()) -> bool:
+    """Start the server, which imports the modules, and return at once.
+
+    The server has the modules and the environment, without Triton's interpreter, of the first call of this function.
+    Later calls change nothing.
+
+    Returns:
+        Whether the system has such a server.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return False
+    from multiprocessing import forkserver  # which other systems may not have
+
+    get_context("forkserver").set_forkserver_preload(list(modules))
+    with environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA):
+        forkserver.ensure_running()
+    return True
+
+
+def forked(modules: Sequence[str] = ()) -> BaseContext:
+    """Processes of this context are forks of the server. Triton does not interpret kernels in them.
+
+    The processes import the modules themselves where the system has no such server, and where an import of the server
+    has used CUDA.
+
+    Args:
+        modules: for a server that `start_server` has not started yet.
+    """
+    return get_context("forkserver" if start_server(modules) and _forks_can_use_cuda() else "spawn")
+
+
+@cache
+def _forks_can_use_cuda() -> bool:
+    """Wait for the server, and ask a process that it forks."""
+    with ProcessPoolExecutor(1, get_context("forkserver")) as process:
+        return process.submit(_can_use_cuda).result()
+
+
+def _can_use_cuda() -> bool:
+    return not torch.cuda._is_in_bad_fork()
