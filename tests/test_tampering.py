@@ -218,7 +218,7 @@ def test_a_change_of_code_makes_records_stale(measuring, module, old, new, code,
         record = records.load("made_up", tmp_path)
         assert record.stale == (f"ropelab.{module}",)
         assert f"ropelab.{module}" in provenance.changed_code(record)
-        said = "other kernels than today's" if "kernels" in module else f"other code: ropelab.{module}"
+        said = "other kernels than today's" if "kernels" in module else f"other code: {module}"
         assert record.footer.endswith(f"recorded with {said}")
 
 
