@@ -1,6 +1,6 @@
 """This file shows how a model of Transformers calls attention, eager and compiled.
 
-Attention that knows that it is causal leaves out the scores of later tokens. Attention with a mask computes all scores.
+Attention that knows that it is causal can leave out the scores of later tokens. A mask may hide any token.
 """
 
 from collections.abc import Iterator
