@@ -26,33 +26,47 @@ def conversion(dtype: torch.dtype, device: torch.device) -> str:
     return INTEGER_CONVERSIONS[FLOAT8_DTYPES.index(dtype)]
 
 
-@triton.jit
-def divide(x, scale, CONVERSION: tl.constexpr):
-    """The quotient of the float32 ``x`` and a positive ``scale`` that broadcasts against it, rounded to nearest.
+_BEYOND = tl.constexpr(2.0**16)
+"""A number larger than every finite 8-bit float."""
 
-    A division takes a branch for every quotient, and zeros take the slow branch. The GPU computes the reciprocal of a
-    scale once, and corrects each product twice by its remainder. A fused multiply-add computes the remainder exactly.
-    The first correction leaves an error below one unit in the last place, and the second correction rounds correctly
-    (Markstein 1990; Muller et al., Handbook of Floating-Point Arithmetic, section 4.7). A remainder that underflows
-    belongs to a quotient that becomes zero, unless the scale is below 2^-64. The interpreter has no fused multiply-add.
+
+@triton.jit
+def divide(x, scale, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
+    """The quotient of the float32 ``x`` and a positive ``scale`` that broadcasts against it, for `to_float8`.
+
+    A division takes a branch for every quotient. The GPU computes the reciprocal of a scale once, and corrects each
+    product by its excess over ``x``, which a fused multiply-add computes exactly. The first correction leaves an error
+    below one unit in the last place of a float32, and the second correction rounds correctly (Markstein 1990; Muller et
+    al., Handbook of Floating-Point Arithmetic, section 4.7). One correction leads to the same 8-bit floats if ``x`` is
+    a number of SOURCE with 16 bits: ``tests/test_float8.py`` tries every significand, with the scales whose quotients
+    lie closest to the middle between two 8-bit floats.
+
+    An excess that underflows belongs to a quotient that becomes zero, unless the scale is below 2^-64. The corrections
+    of an infinity would be NaN, so the product is limited. The corrections keep the sign of a zero, because they
+    subtract from the product. The interpreter has no fused multiply-add.
     """
     if CONVERSION == "instruction":
         reciprocal = tl.div_rn(scale * 0 + 1.0, scale)
-        first = x * reciprocal
-        quotient = first
-        for _ in tl.static_range(2):
-            remainder = tl.fma(-quotient, tl.broadcast_to(scale, x.shape), x)
-            quotient = tl.fma(remainder, tl.broadcast_to(reciprocal, x.shape), quotient)
-        # The corrections of an infinity are NaN, and the corrections of a negative zero are a positive zero.
-        return tl.where((tl.abs(first) < float("inf")) & (first != 0), quotient, first)
+        quotient = tl.clamp(x * reciprocal, -_BEYOND, _BEYOND)
+        CORRECTIONS: tl.constexpr = 1 if SOURCE.primitive_bitwidth == 16 else 2
+        for _ in tl.static_range(CORRECTIONS):
+            # -x is 0 - x in Triton, a subtraction; a product with -1 becomes a sign of an operand.
+            excess = tl.fma(quotient, tl.broadcast_to(scale, x.shape), -1.0 * x)
+            quotient = tl.fma(excess, tl.broadcast_to(-reciprocal, x.shape), quotient)
+        return quotient
     else:
         return tl.div_rn(x, tl.broadcast_to(scale, x.shape))
 
 
 @triton.jit
 def to_float8(x, DTYPE: tl.constexpr, CONVERSION: tl.constexpr):
-    """The bits, as uint8, of the float32 ``x`` as an 8-bit float; only the instruction uses DTYPE."""
-    if CONVERSION == "instruction":
+    """The bits, as uint8, of the float32 ``x`` as an 8-bit float; only the instruction uses DTYPE.
+
+    With the CONVERSION "none", the result is ``x``.
+    """
+    if CONVERSION == "none":
+        return x
+    elif CONVERSION == "instruction":
         return x.to(DTYPE).to(tl.uint8, bitcast=True)
     else:
         # Bits of the significand, bias of the exponent, and the largest finite number as a float32.

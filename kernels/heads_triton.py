@@ -8,7 +8,8 @@ and a single head on the second axis.
 import triton
 import triton.language as tl
 
-from ropelab.kernels.addressing import load_table, narrow, table_rows_of
+from ropelab.kernels.addressing import load_table, narrow, sign_of, table_rows_of
+from ropelab.kernels.float8_triton import to_float8
 
 
 @triton.jit
@@ -83,19 +84,30 @@ def load_heads(row, mask, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRS
 
 @triton.jit
 def store_heads(row, mask, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
-                INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr):  # fmt: skip
-    """Write both members of every pair of whole heads in the dtype of ``row``; see `load_heads`."""
+                INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+                FLOAT8: tl.constexpr = None, CONVERSION: tl.constexpr = "none"):  # fmt: skip
+    """Write both members of every pair of whole heads in the dtype of ``row``; see `load_heads`.
+
+    With a CONVERSION, ``row`` points to bytes, and the members are written as 8-bit floats: see `float8_triton.to_float8`.
+    """
     dtype = row.dtype.element_ty
     if INTERLEAVED:
         SLOTS: tl.constexpr = 2 * GROUP if FIRST % (2 * GROUP) == 0 else GROUP
         slot = tl.arange(0, 2 * BLOCK_PAIRS)
-        y = tl.reshape(tl.join(narrow(y0, dtype), narrow(y1, dtype)), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
+        if CONVERSION == "none":
+            y0, y1 = narrow(y0, dtype), narrow(y1, dtype)
+        y = tl.reshape(tl.join(y0, y1), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
+        # One instruction converts two adjacent features, so the conversion follows the join.
+        y = to_float8(y, FLOAT8, CONVERSION)
         tl.store(places(row, slot, ROTARY_DIM, FIRST, SLOTS), y, mask=mask & (slot < HEAD_DIM)[None, None, :])
     else:
+        if CONVERSION == "none":
+            y0, y1 = narrow(y0, dtype), narrow(y1, dtype)
+        y0, y1 = to_float8(y0, FLOAT8, CONVERSION), to_float8(y1, FLOAT8, CONVERSION)
         slot0, inside0 = slot_of(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
         slot1, inside1 = slot_of(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
-        tl.store(places(row, slot0, ROTARY_DIM, FIRST, GROUP), narrow(y0, dtype), mask=mask & inside0[None, None, :])
-        tl.store(places(row, slot1, ROTARY_DIM, FIRST, GROUP), narrow(y1, dtype), mask=mask & inside1[None, None, :])
+        tl.store(places(row, slot0, ROTARY_DIM, FIRST, GROUP), y0, mask=mask & inside0[None, None, :])
+        tl.store(places(row, slot1, ROTARY_DIM, FIRST, GROUP), y1, mask=mask & inside1[None, None, :])
 
 
 @triton.jit
@@ -121,13 +133,14 @@ def load_rotation(
     cos_at, sin_at = cos_at[:, None, None], sin_at[:, None, None]
     has_row, has_position, is_negative = has_row[:, None, None], has_position[:, None, None], is_negative[:, None, None]
     inside = mask & has_row if SIGNED else mask
-    other: tl.constexpr = float("nan") if SIGNED else 0.0
+    other: tl.constexpr = None if SIGNED else 0.0  # the sign of a token without a row makes every number NaN
     ROTARY: tl.constexpr = ROTARY_DIM // 2
     cos0, cos1 = load_table(cos_ptr + cos_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     sin0, sin1 = load_table(sin_ptr + sin_at, inside, other, ROTARY, BLOCK_PAIRS, INTERLEAVED, FULL_WIDTH)
     cos0, cos1, sin0, sin1 = cos0.to(DTYPE), cos1.to(DTYPE), sin0.to(DTYPE), sin1.to(DTYPE)
     if SIGNED:
-        sin0, sin1 = tl.where(is_negative, -sin0, sin0), tl.where(is_negative, -sin1, sin1)
+        sign = sign_of(has_row, is_negative, DTYPE)
+        sin0, sin1 = sin0 * sign, sin1 * sign
     if BLOCK_PAIRS > ROTARY:
         rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY)[None, None, :]
         cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)
