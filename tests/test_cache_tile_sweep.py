@@ -9,7 +9,13 @@ from tests.test_fused_bench import fake_times
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
-@pytest.mark.parametrize("case", [NormAndCache(2, "interleaved", q_heads=4, k_heads=2), LatentCache(1, "split_half")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        NormAndCache(2, "interleaved", q_heads=4, k_heads=2), LatentCache(1, "split_half"),
+        NormAndCache(2, q_heads=4, k_heads=2, norm=False, float8=True, float8_q=True),
+    ],
+)  # fmt: skip
 def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, case):
     monkeypatch.setattr(timing, "gpu_times", fake_times)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 0)

@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 import torch
 
-from ropelab.bench import copies, timing
+from ropelab.bench import copies, in_parts, timing
 from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation
 from ropelab.bench.cache_operations import Tensors as Call
 from ropelab.bench.compare import progress, tidy
@@ -27,8 +27,21 @@ def one_pass_tiles(*, smoke: bool = False, device: torch.device | str = "cuda") 
     Columns: the columns of the operation in `ropelab.bench.paged_cache`, block_rows, num_warps, pairs_per_access,
         chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
     """
-    described = progress(_cases()[:1] if smoke else _cases(), lambda case: case.description)
-    return pd.concat([_sweep(case, device, rounds=3 if smoke else 9) for case in described], ignore_index=True)
+    cases = _cases()
+    if smoke:
+        return _sweeps(cases[:1], device, rounds=3)
+    if timing.is_stopped():
+        return in_parts.compiled(_sweeps, [(cases[first::_PARTS], device, 1) for first in range(_PARTS)])
+    return _sweeps(cases, device, rounds=9)
+
+
+_PARTS = 6
+"""The processes that compile the sweep. Their number keeps its compilation shorter than the compilation of others."""
+
+
+def _sweeps(cases: Sequence[Operation], device: torch.device | str, rounds: int) -> pd.DataFrame:
+    described = progress(cases, lambda case: case.description)
+    return pd.concat([_sweep(case, device, rounds) for case in described], ignore_index=True)
 
 
 def _cases() -> list[Operation]:
@@ -37,6 +50,7 @@ def _cases() -> list[Operation]:
         found += [NormAndCache(tokens, layout) for tokens in (1, 64, 4096)]
         found += [NormAndCache(4096, layout, q_heads=28, k_heads=4), NormAndCache(4096, layout, norm=False)]
         found += [NormAndCache(4096, layout, float8=True), LatentCache(4096, layout), LatentCache(64, layout)]
+        found += [NormAndCache(4096, layout, norm=False, float8=True, float8_q=True)]
     return found
 
 
@@ -76,7 +90,7 @@ def _writer(case: Operation, device: torch.device | str) -> tuple[Callable, Call
     interleaved = case.layout == "interleaved"
     rotation = Rotation(case.head_dim, interleaved=interleaved, out_interleaved=interleaved)
     scale = case.scale(device) if case.float8 else None
-    scales = Scales(None, scale, scale)
+    scales = Scales(scale if case.float8_q else None, scale, scale)
 
     def arguments(call: Call) -> tuple[Tensors, Norm | None]:
         norm = None
@@ -87,7 +101,7 @@ def _writer(case: Operation, device: torch.device | str) -> tuple[Callable, Call
         else:
             q, k, v = case.parts(call)
             k_cache, v_cache = (call[name] for name in case.cached)
-            q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            q_out = call.get("q out", torch.empty(q.shape, dtype=q.dtype, device=device))
             norm = Norm(call["q weight"], call["k weight"], EPS, 0.0) if case.norm else None
         per_token = (x[None] for x in (q, k, v, q_out))
         return Tensors(*per_token, None, None, k_cache, v_cache, call["slots"]), norm

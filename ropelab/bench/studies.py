@@ -38,7 +38,7 @@ STUDIES: dict[str, Study] = {
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
     "deepspeed_table": Study(deepspeed_table, gpu_gib=3, timed_gib=12),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
-    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=4, timed_gib=6, wide=True),
+    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=8, timed_gib=6, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, timed_gib=12, wide=True),
     "tile_regret": Study(tile_regret, gpu_gib=8, timed_gib=24, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.
