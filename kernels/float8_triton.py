@@ -41,15 +41,16 @@ def divide(x, scale, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
     a number of SOURCE with 16 bits: ``tests/test_float8.py`` tries every significand, with the scales whose quotients
     lie closest to the middle between two 8-bit floats.
 
-    An excess that underflows belongs to a quotient that becomes zero, unless the scale is below 2^-64. The corrections
-    of an infinity would be NaN, so the product is limited. The corrections keep the sign of a zero, because they
-    subtract from the product. The interpreter has no fused multiply-add.
+    An excess that underflows belongs to a quotient that becomes zero, unless the scale is below 2^-64. A
+    correction of an infinity would be NaN, so the quotient is limited. A correction keeps the sign of a zero, because
+    it subtracts from the quotient. The interpreter has no fused multiply-add.
     """
     if CONVERSION == "instruction":
         reciprocal = tl.div_rn(scale * 0 + 1.0, scale)
-        quotient = tl.clamp(x * reciprocal, -_BEYOND, _BEYOND)
+        quotient = x * reciprocal
         CORRECTIONS: tl.constexpr = 1 if SOURCE.primitive_bitwidth == 16 else 2
         for _ in tl.static_range(CORRECTIONS):
+            quotient = tl.clamp(quotient, -_BEYOND, _BEYOND)
             # -x is 0 - x in Triton, a subtraction; a product with -1 becomes a sign of an operand.
             excess = tl.fma(quotient, tl.broadcast_to(scale, x.shape), -1.0 * x)
             quotient = tl.fma(excess, tl.broadcast_to(-reciprocal, x.shape), quotient)
@@ -59,15 +60,10 @@ def divide(x, scale, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
 
 
 @triton.jit
-def to_float8(x, DTYPE: tl.constexpr, CONVERSION: tl.constexpr):
-    """The bits, as uint8, of the float32 ``x`` as an 8-bit float; only the instruction uses DTYPE.
-
-    With the CONVERSION "none", the result is ``x``.
-    """
-    if CONVERSION == "none":
+def to_float8(x, CONVERSION: tl.constexpr):
+    """The float32 ``x``, which a store converts by an instruction; or the bits of ``x`` as an 8-bit float, uint8."""
+    if CONVERSION == "instruction":
         return x
-    elif CONVERSION == "instruction":
-        return x.to(DTYPE).to(tl.uint8, bitcast=True)
     else:
         # Bits of the significand, bias of the exponent, and the largest finite number as a float32.
         BITS: tl.constexpr = 3 if CONVERSION == "e4m3" else 2

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels.addressing import load_table, narrow, sign_of, table_rows_of
-from ropelab.kernels.float8_triton import to_float8
 
 
 @triton.jit
@@ -84,30 +83,21 @@ def load_heads(row, mask, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRS
 
 @triton.jit
 def store_heads(row, mask, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
-                INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-                FLOAT8: tl.constexpr = None, CONVERSION: tl.constexpr = "none"):  # fmt: skip
-    """Write both members of every pair of whole heads in the dtype of ``row``; see `load_heads`.
-
-    With a CONVERSION, ``row`` points to bytes, and the members are written as 8-bit floats: see `float8_triton.to_float8`.
-    """
+                INTERLEAVED: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr):  # fmt: skip
+    """Write both members of every pair of whole heads in the dtype of ``row``; see `load_heads`."""
     dtype = row.dtype.element_ty
     if INTERLEAVED:
         SLOTS: tl.constexpr = 2 * GROUP if FIRST % (2 * GROUP) == 0 else GROUP
         slot = tl.arange(0, 2 * BLOCK_PAIRS)
-        if CONVERSION == "none":
-            y0, y1 = narrow(y0, dtype), narrow(y1, dtype)
         y = tl.reshape(tl.join(y0, y1), [y0.shape[0], y0.shape[1], 2 * BLOCK_PAIRS])
         # One instruction converts two adjacent features, so the conversion follows the join.
-        y = to_float8(y, FLOAT8, CONVERSION)
-        tl.store(places(row, slot, ROTARY_DIM, FIRST, SLOTS), y, mask=mask & (slot < HEAD_DIM)[None, None, :])
+        at = places(row, slot, ROTARY_DIM, FIRST, SLOTS)
+        tl.store(at, narrow(y, dtype), mask=mask & (slot < HEAD_DIM)[None, None, :])
     else:
-        if CONVERSION == "none":
-            y0, y1 = narrow(y0, dtype), narrow(y1, dtype)
-        y0, y1 = to_float8(y0, FLOAT8, CONVERSION), to_float8(y1, FLOAT8, CONVERSION)
         slot0, inside0 = slot_of(0, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
         slot1, inside1 = slot_of(1, HEAD_DIM, ROTARY_DIM, INTERLEAVED, BLOCK_PAIRS)
-        tl.store(places(row, slot0, ROTARY_DIM, FIRST, GROUP), y0, mask=mask & inside0[None, None, :])
-        tl.store(places(row, slot1, ROTARY_DIM, FIRST, GROUP), y1, mask=mask & inside1[None, None, :])
+        tl.store(places(row, slot0, ROTARY_DIM, FIRST, GROUP), narrow(y0, dtype), mask=mask & inside0[None, None, :])
+        tl.store(places(row, slot1, ROTARY_DIM, FIRST, GROUP), narrow(y1, dtype), mask=mask & inside1[None, None, :])
 
 
 @triton.jit

@@ -153,36 +153,26 @@ def _cached_rows_at(
 def _scales_of(scale_ptr, head, is_row, SCALES: tl.constexpr):
     """The scale of each row, ``[rows, 1, 1]``; without scales, a number that the kernel does not use."""
     if SCALES == "head":
-        return tl.load(scale_ptr + head, mask=is_row, other=1.0, eviction_policy="evict_last")[:, None, None]
+        return tl.load(scale_ptr + head, mask=is_row, other=1.0)[:, None, None]
     elif SCALES == "tensor":
-        return tl.load(scale_ptr, eviction_policy="evict_last")
+        return tl.load(scale_ptr)
     else:
         return 1.0
 
 
 @triton.jit
-def _scaled(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr, CONVERSION: tl.constexpr):
-    """``y`` in the dtype of its source, as if a separate launch read it, and then in the dtype of its destination.
-
-    For a destination in 8-bit floats the result is in float32, and `to_float8` follows.
-    """
+def _stored(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr, CONVERSION: tl.constexpr):
+    """``y`` in the dtype of its source, as if a separate launch read it, and then in the dtype of its destination."""
     y = narrow(y, SOURCE)
     if CONVERSION != "none":
         y = y.to(tl.float32)
-        return y if SCALES == "none" else divide(y, scale, SOURCE, CONVERSION)
+        if SCALES != "none":
+            y = divide(y, scale, SOURCE, CONVERSION)
+        return to_float8(y, CONVERSION)
     elif DTYPE == SOURCE:
         return y
     else:
         return narrow(y.to(tl.float32), DTYPE)
-
-
-@triton.jit
-def _writable(ptr, CONVERSION: tl.constexpr):
-    """The pointer to a destination: 8-bit floats are written as bytes."""
-    if CONVERSION == "instruction":
-        return ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
-    else:
-        return ptr
 
 
 @triton.jit
@@ -255,19 +245,16 @@ def _turned_rows(
 def _store_turned(
     row, mask, has_position, y0, y1, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr,
     INTERLEAVED: tl.constexpr, POSITIONS: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    FLOAT8: tl.constexpr, CONVERSION: tl.constexpr,
 ):  # fmt: skip
     """Write rotated rows, and zeros for tokens without a position."""
     if POSITIONS != "none":
         # A second store costs less than a selection for every element, because a token hardly ever lacks a position.
         store_heads(
             row, mask & (has_position == 0), tl.zeros_like(y0), tl.zeros_like(y1),
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, FLOAT8, CONVERSION,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
         mask = mask & has_position
-    store_heads(
-        row, mask, y0, y1, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, FLOAT8, CONVERSION
-    )
+    store_heads(row, mask, y0, y1, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS)
 
 
 @triton.jit(do_not_specialize=[
@@ -322,12 +309,12 @@ def _paged_cache_kernel(
         )  # fmt: skip
         SOURCE_Q: tl.constexpr = q_ptr.dtype.element_ty
         DTYPE_Q: tl.constexpr = qy_ptr.dtype.element_ty
-        y0 = _scaled(y0, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
-        y1 = _scaled(y1, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+        y0 = _stored(y0, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+        y1 = _stored(y1, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
         y_at = _rows_at(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         _store_turned(
-            _writable(qy_ptr, Q_CONVERSION) + y_at, is_row[:, None, None], has_position, y0, y1,
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS, DTYPE_Q, Q_CONVERSION,
+            qy_ptr + y_at, is_row[:, None, None], has_position, y0, y1,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
     if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
         token, is_token, head, is_row = _rows_of_program(
@@ -347,16 +334,16 @@ def _paged_cache_kernel(
             y_at = _rows_at(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
             _store_turned(
                 ky_ptr + y_at, is_row[:, None, None], has_position, y0, y1,
-                HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS, SOURCE_K, "none",
+                HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
             )  # fmt: skip
         at, exists = _cached_rows_at(
             slot, blocks, k_cache_stride_block, k_cache_stride_place, k_cache_stride_h, head, PAGE, ALIGN, NARROW_SLOTS
         )
-        y0 = _scaled(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
-        y1 = _scaled(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+        y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+        y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
         _store_turned(
-            _writable(k_cache_ptr, K_CONVERSION) + at, exists & is_row[:, None, None], has_position, y0, y1,
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS, DTYPE_K, K_CONVERSION,
+            k_cache_ptr + at, exists & is_row[:, None, None], has_position, y0, y1,
+            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
         )  # fmt: skip
     V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
     if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
@@ -375,10 +362,8 @@ def _paged_cache_kernel(
             slot, blocks, v_cache_stride_block, v_cache_stride_place, v_cache_stride_h, head,
             PAGE, V_ALIGN, NARROW_SLOTS,
         )  # fmt: skip
-        DTYPE_V: tl.constexpr = v_cache_ptr.dtype.element_ty
-        y = _scaled(x, v_scale, v_ptr.dtype.element_ty, DTYPE_V, V_SCALES, V_CONVERSION)
-        y = to_float8(y, DTYPE_V, V_CONVERSION)
-        tl.store(_writable(v_cache_ptr, V_CONVERSION) + at + feature, y, mask=inside & exists)
+        y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
+        tl.store(v_cache_ptr + at + feature, y, mask=inside & exists)
     if NOPE_DIM > 0:
         if part >= V_FIRST + V_PROGRAMS:
             token, is_token, head, feature, is_row = _pieces_of_program(
@@ -391,13 +376,11 @@ def _paged_cache_kernel(
                 nope_stride_b, nope_stride_s, nope_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
             )
             x = tl.load(nope_ptr + x_at + feature, mask=inside, other=0)
-            DTYPE_NOPE: tl.constexpr = nope_y_ptr.dtype.element_ty
-            y = _scaled(x, scale, nope_ptr.dtype.element_ty, DTYPE_NOPE, Q_SCALES, Q_CONVERSION)
-            y = to_float8(y, DTYPE_NOPE, Q_CONVERSION)
+            y = _stored(x, scale, nope_ptr.dtype.element_ty, nope_y_ptr.dtype.element_ty, Q_SCALES, Q_CONVERSION)
             y_at = _rows_at(
                 nope_y_stride_b, nope_y_stride_s, nope_y_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
             )
-            tl.store(_writable(nope_y_ptr, Q_CONVERSION) + y_at + feature, y, mask=inside)
+            tl.store(nope_y_ptr + y_at + feature, y, mask=inside)
 
 
 def write(

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ropelab.kernels import INTERPRETED
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
-from ropelab.kernels.float8_triton import conversion, divide
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide
 from ropelab.kernels.float8_triton import to_float8 as to_float8_in_kernel
 
 HALVES = torch.bfloat16, torch.float16
@@ -17,19 +17,18 @@ UNITS = 3
 
 
 @triton.jit
-def quotients(x_ptr, scale_ptr, y_ptr, count, CONVERSION: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+def quotients(x_ptr, scale_ptr, y_ptr, count, CONVERSION: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x, scale = tl.load(x_ptr + at, mask=at < count, other=0), tl.load(scale_ptr + at, mask=at < count, other=1.0)
     y = divide(x.to(tl.float32), scale, x_ptr.dtype.element_ty, CONVERSION)
-    tl.store(y_ptr + at, to_float8_in_kernel(y, DTYPE, CONVERSION), mask=at < count)
+    tl.store(y_ptr + at, to_float8_in_kernel(y, CONVERSION), mask=at < count)
 
 
 def in_kernel(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The bits of ``x / scale`` as 8-bit floats, as the kernels compute them on the device of ``x``."""
-    y = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    target = tl.float8e4nv if dtype == FLOAT8_DTYPES[0] else tl.float8e5
-    block = 4096
-    quotients[triton.cdiv(len(x), block),](x, scale, y, len(x), conversion(dtype, x.device), target, block)
+    """``x / scale`` as 8-bit floats, as the kernels compute them on the device of ``x``."""
+    y, how, block = torch.empty(x.shape, dtype=dtype, device=x.device), conversion(dtype, x.device), 4096
+    written = y.view(torch.uint8) if how in INTEGER_CONVERSIONS else y
+    quotients[triton.cdiv(len(x), block),](x, scale, written, len(x), how, block)
     return y
 
 
@@ -94,7 +93,7 @@ def test_the_bits_of_a_correct_division(source, dtype):
     x = torch.cat((x.to(source), -x.to(source), random, special.to(source).repeat(7))).to(device)
     scales = torch.tensor([1.0, 0.1, 3.0, 2.0**-20, 1e-12, 1e20, 2.0**127]).repeat_interleave(len(special))
     scale = torch.cat((scale, scale, torch.rand(10_000) + 0.01, scales)).to(device)
-    wanted, found = to_float8(x.float() / scale, dtype), in_kernel(x, scale, dtype).view(dtype)
+    wanted, found = to_float8(x.float() / scale, dtype), in_kernel(x, scale, dtype)
     assert torch.equal(found.isnan(), wanted.isnan())
     differ = (found.view(torch.uint8) != wanted.view(torch.uint8)) & ~wanted.isnan()
     assert not differ.any(), [(float(a), float(b)) for a, b in zip(x[differ][:5], scale[differ][:5], strict=True)]
