@@ -569,7 +569,7 @@ def choose_tile(
     tokens make programs of one warp, so that all heads are under way at once.
 
     A thread of interleaved pairs takes two accesses, because it holds half as many pairs. For heads of up to
-    ``_FEW_PAIRS`` pairs, twice as many threads with an access each are faster: 43.4 instead of 47.0 microseconds for
+    ``_FEW_PAIRS`` pairs, twice as many threads with an access each are faster: 43.4 instead of 43.7 microseconds for
     the heads of MLA (record `one_pass_tiles`).
 
     Args:

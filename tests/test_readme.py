@@ -25,7 +25,7 @@ from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
 
 TEXT = "\n".join(file.read_text() for file in summary.texts())
-OTHER_KERNELS = "recorded with other kernels than today's"
+OTHER_KERNELS = "recorded with other kernels: rotate_triton"
 NUMBERS = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
 
 

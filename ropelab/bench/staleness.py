@@ -1,6 +1,6 @@
 """This file tells whose code has changed since a record was measured."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,17 @@ def stale(provenance: Mapping[str, Any], kernels_sha256: str, root: Path) -> tup
 
 
 def words(changed: tuple[str, ...]) -> str:
-    """One line for the foot of a figure; "" if nothing has changed."""
-    if any(name == KERNELS or name.startswith(f"{KERNELS}.") for name in changed):
-        return "recorded with other kernels than today's"
-    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    named = ", ".join(name.removeprefix(f"{LIBRARY}.") for name in changed[:NAMED])
-    return f"recorded with other code: {named}{more}" if changed else ""
+    """One line for the foot of a figure; "" if nothing has changed. If kernels have changed, it names kernels alone."""
+    if changed == (KERNELS,):
+        return "recorded with other kernels"
+    if kernels := [name for name in changed if name.startswith(f"{KERNELS}.")]:
+        return f"recorded with other kernels: {_named(kernels, KERNELS)}"
+    return f"recorded with other code: {_named(changed, LIBRARY)}" if changed else ""
+
+
+def _named(modules: Sequence[str], package: str) -> str:
+    more = f" and {len(modules) - NAMED} more" if len(modules) > NAMED else ""
+    return ", ".join(name.removeprefix(f"{package}.") for name in modules[:NAMED]) + more
 
 
 def _hash_of_module(name: str, root: Path) -> str | None:

@@ -20,25 +20,25 @@ from ropelab.bench.whole_models import whole_models
 from ropelab.bench.workers import MOST_PROCESSES
 
 STUDIES: dict[str, Study] = {
-    "dense": Study(dense, gpu_gib=9, timed_gib=20),
+    "dense": Study(dense, gpu_gib=6, timed_gib=8),
     "formats": Study(formats, gpu_gib=8, timed_gib=15, wide=True),
-    "packed": Study(packed, gpu_gib=4, timed_gib=39),
+    "packed": Study(packed, gpu_gib=4, timed_gib=19),
     "few_tokens": Study(few_tokens, gpu_gib=1, timed_gib=1),
-    "qk_norm": Study(qk_norm, gpu_gib=11, timed_gib=20),
+    "qk_norm": Study(qk_norm, gpu_gib=11, timed_gib=11),
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
-    "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=23),
-    "one_pass_cells": Study(one_pass_cells, gpu_gib=29, timed_gib=43, wide=True),
+    "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=15),
+    "one_pass_cells": Study(one_pass_cells, gpu_gib=13, timed_gib=28, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
-    "latent_attention": Study(latent_attention, gpu_gib=20, timed_gib=23),
+    "latent_attention": Study(latent_attention, gpu_gib=16, timed_gib=13),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),
-    "table_free": Study(table_free, gpu_gib=6, timed_gib=33),
+    "table_free": Study(table_free, gpu_gib=6, timed_gib=22),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),
-    "deepspeed_table": Study(deepspeed_table, gpu_gib=3, timed_gib=12),
+    "deepspeed_table": Study(deepspeed_table, gpu_gib=3, timed_gib=5),
     "tiles": Study(tiles, gpu_gib=8, wide=True),
-    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=8, timed_gib=6, wide=True),
+    "one_pass_tiles": Study(one_pass_tiles, gpu_gib=9, timed_gib=3, wide=True),
     "model_heads": Study(model_heads, gpu_gib=8, timed_gib=12, wide=True),
     "tile_regret": Study(tile_regret, gpu_gib=8, timed_gib=24, wide=True),
     # DeepSeek-V3's two layers have 3.2 GB of weights and as many gradients; activations of 8,192 tokens come on top.

@@ -80,6 +80,7 @@ def gpu_times(
             graphs[name] = _graph(prepare, stream, memory, graph_ms)
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
+            memory = torch.cuda.graph_pool_handle()  # a capture that failed may not have left its pool
     with turns.alone():
         samples = _replay(graphs, stream, rounds, random.Random(seed))
     rows = [
