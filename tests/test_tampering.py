@@ -142,9 +142,7 @@ def test_the_hash_of_the_kernels(data):
     path = data / "measurements" / "nvidia-h100-80gb-hbm3" / "te_kernels.json"
     with tampered(path, json.dumps(without_modules(path) | {"kernels_sha256": "0" * 64})):
         record = records.load("te_kernels", records.Selection(data / "measurements", "nvidia-h100-80gb-hbm3"))
-        assert record.stale == ("ropelab.kernels",) and record.footer.endswith(
-            "recorded with other kernels"
-        )
+        assert record.stale == ("ropelab.kernels",) and record.footer.endswith("recorded with other kernels")
         assert len(checksums.differences(data)) == 1
 
 
