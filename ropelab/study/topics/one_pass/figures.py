@@ -78,24 +78,24 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def cases(frame: pd.DataFrame, footer: str = "") -> Figure:
     """Every operation, format and number of heads of the record, for one number of tokens."""
-    rows = _named(findings.many_tokens(frame), " · ")
+    rows = _named(findings.many_tokens(frame))
     place = marks.places(rows.cell)
     ours = rows[rows.contender == ONE].fraction_of_copy
     said = f"one launch runs at {drawing.value_range(ours)} of the best copy" if len(ours) else findings.NOT_MEASURED
     title = f"{rows.tokens.iloc[0]:,} tokens: {said}".replace("`", "").rstrip(".")
-    panels = grid(1, 1, (9.0, 0.36 * len(place) + 1.0), title, footer)
+    panels = grid(1, 1, (9.0, 0.5 * len(place) + 1.0), title, footer)
     ax = panels.axes[0, 0]
     for name in _contenders(rows):
         points = rows[rows.contender == name]
         marks.dots(ax, points.fraction_of_copy, place[points.cell], LOOKS(name), markersize=8)
-        if name == ONE:
-            marks.beside(
-                ax, points.fraction_of_copy, place[points.cell], map("{:.2f}".format, points.fraction_of_copy), gap=6
-            )
     ax.axvline(findings.LEAST_OF_COPY, **_BAR)
     marks.one(ax)
     marks.rows(ax, place)
-    return panels.finish("fraction of the best copy", legend=4, untimed=frame)
+    right = max(1.05, rows.fraction_of_copy.max() + 0.02)
+    ax.set_xlim(right=right)
+    one = rows[rows.contender == ONE]
+    marks.beside(ax, [right] * len(one), place[one.cell], map("{:.2f}".format, one.fraction_of_copy))
+    return panels.finish("fraction of the best copy (right: ropelab, one launch)", legend=4, untimed=frame)
 
 
 def _title(frame: pd.DataFrame) -> str:
@@ -107,8 +107,8 @@ def _contenders(rows: pd.DataFrame) -> list[str]:
     return LOOKS.ordered(name for name in rows.contender if not name.startswith(PREFIX))
 
 
-def _named(rows: pd.DataFrame, between: str = "\n") -> pd.DataFrame:
-    """The rows with a column ``cell``: operation, heads, layout, and formats that the inputs do not have."""
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a column ``cell`` of two lines: operation; heads, layout and formats that the inputs do not have."""
     names = []
     for row in rows.to_dict("records"):
         heads = f"{row['q_heads']} + {row['k_heads']} heads of {row['head_dim']}, {LAYOUT[row['layout']]}"
@@ -117,7 +117,7 @@ def _named(rows: pd.DataFrame, between: str = "\n") -> pd.DataFrame:
             for name, words in (("cache", "cache"), ("q_out", "q"))
             if str(row.get(name, "")).startswith("float8")
         ]
-        names.append(between.join((row["operation"], ", ".join((heads, *formats)))))
+        names.append("\n".join((row["operation"], ", ".join((heads, *formats)))))
     return rows.assign(cell=names)
 
 
