@@ -176,6 +176,22 @@ def disassembled(cubin: bytes, tool: str, option: str) -> str:
         return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
+def paths(cubin: bytes) -> list[int]:
+    """The instructions from the start of the code, or from an EXIT, to the next EXIT that every thread takes.
+
+    A kernel whose branches each end in an EXIT, and jump over no long part, has a number for each branch.
+    """
+    found, count = [], 0
+    for guard, name in re.findall(
+        r"^\s*/\*[0-9a-f]+\*/\s+(@\S+\s+)?([A-Z]\w*)", disassembled(cubin, "nvdisasm", "-c"), re.M
+    ):
+        count += 1
+        if name == "EXIT" and not guard:
+            found.append(count)
+            count = 0
+    return found
+
+
 def check(name: str, kernel, width: int) -> None:
     check_accesses(name, kernel, width)
     table = r"evict_last\S*\.(v4\.b32|v2\.b64)"
