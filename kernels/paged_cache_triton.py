@@ -14,8 +14,8 @@ program computes.
 
 With a norm the arithmetic is as in `qk_norm_triton`, and without a norm as in `rotate_triton`.
 
-Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes about 25 instructions
-in the time in which it moves the 3 bytes of a feature. A row of q takes 22 for a feature, which
+Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
+in the time in which it moves the 3 bytes of the feature. A row of q takes 22 for a feature, which
 ``tests/compile_paged_cache.py`` counts in the machine code. It took 31, and 1.35 times as long, while
 `float8_triton.divide` corrected every quotient twice and selected between two results.
 """

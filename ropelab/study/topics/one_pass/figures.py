@@ -108,7 +108,7 @@ def _contenders(rows: pd.DataFrame) -> list[str]:
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a column ``cell`` of two lines: operation; heads, layout and formats that the inputs do not have."""
+    """The rows with a column ``cell``: operation; heads, layout and formats that the inputs do not have."""
     names = []
     for row in rows.to_dict("records"):
         heads = f"{row['q_heads']} + {row['k_heads']} heads of {row['head_dim']}, {LAYOUT[row['layout']]}"
