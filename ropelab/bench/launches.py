@@ -1,11 +1,10 @@
 """This file lists the kernels that one call launches on the GPU, and the memory that it takes."""
 
-import gc
 from collections.abc import Callable
 
 import torch
 
-from ropelab.bench import gpu_memory
+from ropelab.bench import garbage, gpu_memory
 
 
 def kernel_names(call: Callable[[], object]) -> list[str]:
@@ -23,15 +22,10 @@ def peak_bytes(call: Callable[[], object]) -> int:
     """The peak of the bytes that the call allocates, its results included, beyond the bytes allocated before."""
     call()
     torch.cuda.synchronize()
-    collecting = gc.isenabled()
-    gc.disable()  # a collection during the call would free memory and lower the peak
-    try:
+    with garbage.uncollected():
         before = torch.cuda.memory_allocated()
         gpu_memory.forget_peak()
         result = call()
         torch.cuda.synchronize()
         del result
         return torch.cuda.max_memory_allocated() - before
-    finally:
-        if collecting:
-            gc.enable()

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ropelab.bench import gpu_memory, turns
+from ropelab.bench import garbage, gpu_memory, turns
 
 Call = Callable[[], object]
 
@@ -201,6 +201,7 @@ def host_times(
 
     A sample is the time of ``batch`` calls in a row, and the host waits for the GPU only before a sample. The calls
     must be short on the GPU: then its queue never fills up, and no call waits. Contenders take turns as in `gpu_times`.
+    The garbage collector waits, as in Python's ``timeit``.
 
     Args:
         contenders: the name -> ``prepare()``, which returns the call.
@@ -225,7 +226,7 @@ def host_times(
             status[name] = failure(error)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names, order = list(calls), random.Random(seed)
-    with turns.alone():
+    with turns.alone(), garbage.uncollected():
         for _ in range(rounds):
             order.shuffle(names)
             for name in names:
