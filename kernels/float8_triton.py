@@ -41,9 +41,9 @@ def divide(x, scale, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
     a number of SOURCE with 16 bits: ``tests/test_float8.py`` tries every significand, with the scales whose quotients
     lie closest to the middle between two 8-bit floats.
 
-    An excess that underflows belongs to a quotient that becomes zero, unless the scale is below 2^-64. A
-    correction of an infinity would be NaN, so the quotient is limited. A correction keeps the sign of a zero, because
-    it subtracts from the quotient. The interpreter has no fused multiply-add.
+    An excess that underflows belongs to a quotient that becomes zero, unless the scale is below 2^-64. A correction of
+    an infinity would be NaN, so the quotient is limited. A correction keeps the sign of a zero, because it subtracts
+    from the quotient. The interpreter has no fused multiply-add.
     """
     if CONVERSION == "instruction":
         reciprocal = tl.div_rn(scale * 0 + 1.0, scale)
