@@ -70,37 +70,33 @@ class CacheTile:
 
 @triton.jit
 def _rows_of_program(
-    part, first_seq, seq_len, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr
-):
-    """The rows of program ``part`` of a block of tokens.
+    part, first_seq, seq_len, HEADS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The rows of program ``part`` of a block of tokens: as many heads of each of TOKENS tokens.
 
-    Rows of one token share the arithmetic that finds the token's position, slot and row of the tables.
+    The rows of one token share the arithmetic that finds the token's position, slot and row of the tables.
 
     Returns:
         The token within the block and whether it exists, each ``[1]`` if all rows belong to one token, else ``[rows]``;
         the head, and whether the row exists, each ``[rows]``.
     """
+    BLOCK_HEADS: tl.constexpr = BLOCK_ROWS // TOKENS
+    HEAD_BLOCKS: tl.constexpr = tl.cdiv(HEADS, BLOCK_HEADS)
     row = tl.arange(0, BLOCK_ROWS)
-    if BLOCK_TOKENS == 1:
-        token, head = tl.arange(0, 1), part * BLOCK_ROWS + row
-        is_token = token >= 0
-        is_row = row >= 0 if HEADS % BLOCK_ROWS == 0 else head < HEADS
-    elif HEADS % BLOCK_ROWS == 0:
-        token, head = part * BLOCK_ROWS // HEADS + tl.arange(0, 1), part * BLOCK_ROWS % HEADS + row
-        is_token = first_seq + token < seq_len
-        is_row = tl.broadcast_to(is_token, [BLOCK_ROWS])
-    else:
-        place = part * BLOCK_ROWS + row
-        token, head = place // HEADS, place % HEADS
-        is_token = (token < BLOCK_TOKENS) & (first_seq + token < seq_len)
-        is_row = is_token
+    head = part % HEAD_BLOCKS * BLOCK_HEADS + row % BLOCK_HEADS
+    token = part // HEAD_BLOCKS * TOKENS + (tl.arange(0, 1) if TOKENS == 1 else row // BLOCK_HEADS)
+    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
+    is_row = tl.broadcast_to(is_token, [BLOCK_ROWS])
+    if HEADS % BLOCK_HEADS:
+        is_row &= head < HEADS
     return token, is_token, head, is_row
 
 
 @triton.jit
 def _pieces_of_program(
     part, first_seq, seq_len, HEADS: tl.constexpr, PIECES: tl.constexpr, ACCESS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """The rows of a program whose features are only moved. A wide head makes several rows, its pieces.
 
@@ -109,7 +105,7 @@ def _pieces_of_program(
     """
     WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
     token, is_token, piece, is_row = _rows_of_program(
-        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, BLOCK_ROWS
+        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, TOKENS, BLOCK_ROWS
     )
     # A thread reads ACCESS features at once. Without the hint the compiler would give the threads that store 8-bit
     # floats twice as many features, and exchange all features through shared memory.
@@ -294,9 +290,12 @@ def _paged_cache_kernel(
     Q_SCALES: tl.constexpr, K_SCALES: tl.constexpr, V_SCALES: tl.constexpr,
     ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, NOPE_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
     GROUP: tl.constexpr, SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
+    """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate.
+
+    TOKENS has the tokens of a program of each of these four kinds.
+    """
     first_seq, part = (tl.program_id(0) // PROGRAMS) * BLOCK_TOKENS, tl.program_id(0) % PROGRAMS
     batch = tl.program_id(1)
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
@@ -304,7 +303,9 @@ def _paged_cache_kernel(
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     ACCESS: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth  # features of 16 bytes
     if part < Q_PROGRAMS:
-        token, is_token, head, is_row = _rows_of_program(part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, BLOCK_ROWS)
+        token, is_token, head, is_row = _rows_of_program(
+            part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, TOKENS[0], BLOCK_ROWS
+        )
         q_scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
         x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
         y0, y1, has_position = _turned_rows(
@@ -323,7 +324,7 @@ def _paged_cache_kernel(
         )  # fmt: skip
     if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
         token, is_token, head, is_row = _rows_of_program(
-            part - Q_PROGRAMS, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, BLOCK_ROWS
+            part - Q_PROGRAMS, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, TOKENS[1], BLOCK_ROWS
         )
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
         k_scale = _scales_of(k_scale_ptr, head, is_row, K_SCALES)
@@ -353,8 +354,9 @@ def _paged_cache_kernel(
     V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
     if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
         token, is_token, head, feature, is_row = _pieces_of_program(
-            part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS, BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS
-        )
+            part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS,
+            BLOCK_TOKENS, TOKENS[2], BLOCK_ROWS, BLOCK_PAIRS,
+        )  # fmt: skip
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
         v_scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
         x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
@@ -373,7 +375,7 @@ def _paged_cache_kernel(
         if part >= V_FIRST + V_PROGRAMS:
             token, is_token, head, feature, is_row = _pieces_of_program(
                 part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
-                BLOCK_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
+                BLOCK_TOKENS, TOKENS[3], BLOCK_ROWS, BLOCK_PAIRS,
             )  # fmt: skip
             scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
             inside = is_row[:, None, None] & (feature < NOPE_DIM)
@@ -464,11 +466,13 @@ def plan(
     tile = tile or tile_for(t, rotation, norm)
     v_pieces, nope_pieces = (triton.cdiv(dim, 2 * block_pairs) for dim in (v_dim, nope_dim))
     rows = q_heads, k_heads, k_heads * v_pieces, q_heads * nope_pieces  # of a token
-    block_tokens = 1
-    if not (across or rotation.table_free):
-        block_tokens = max(tile.block_rows // gcd(tile.block_rows, heads) for heads in rows if heads)
-        block_tokens = min(block_tokens, next_power_of_2(seq_len))
-    programs = [triton.cdiv(block_tokens * heads, tile.block_rows) for heads in rows]
+    # A program takes so many tokens that no row is idle, but not more tokens than there are.
+    most = 1 if across or rotation.table_free else next_power_of_2(seq_len)
+    tokens = [min(most, tile.block_rows // gcd(tile.block_rows, heads)) for heads in rows]
+    block_tokens = max(tokens)
+    programs = [
+        block_tokens // n * triton.cdiv(heads, tile.block_rows // n) for n, heads in zip(tokens, rows, strict=True)
+    ]
     grid = triton.cdiv(seq_len, block_tokens) * sum(programs), batch, 1
     if grid[0] >= 2**31:
         raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
@@ -502,7 +506,8 @@ def plan(
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
         "SAME_TABLE_STRIDES": cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in dense),
-        "BLOCK_TOKENS": block_tokens, "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
+        "BLOCK_TOKENS": block_tokens, "TOKENS": tuple(tokens),
+        "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
     }  # fmt: skip
     numbers = (
         seq_len, t.k_cache.shape[0], *q, *k, *v, *qy, *ky, *vy, *nope, *nope_y, *k_cache, *v_cache,
