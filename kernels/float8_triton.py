@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ropelab.kernels.addressing import narrow
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 
@@ -28,6 +29,28 @@ def conversion(dtype: torch.dtype, device: torch.device) -> str:
 
 _BEYOND = tl.constexpr(2.0**16)
 """A number larger than every finite 8-bit float."""
+
+
+@triton.jit
+def round_to(x, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
+    """``x`` rounded to SOURCE, as float32.
+
+    One instruction rounds two numbers to 16 bits. The compiler would use an instruction, and a slower one, for each.
+    """
+    if x.dtype == SOURCE:
+        return x.to(tl.float32)
+    elif CONVERSION == "instruction" and SOURCE == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 both;
+            cvt.rn.bf16x2.f32 both, $3, $2;
+            shl.b32 $0, both, 16;
+            and.b32 $1, both, 0xffff0000;
+            }""",
+            "=r,=r,r,r", [x.to(tl.float32)], dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        return narrow(x, SOURCE).to(tl.float32)
 
 
 @triton.jit

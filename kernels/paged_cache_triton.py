@@ -42,7 +42,7 @@ from ropelab.kernels.addressing import (
 )
 from ropelab.kernels.angles_triton import computed_columns
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, to_float8
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, round_to, to_float8
 from ropelab.kernels.head_sums_triton import sum_of_neighbours, sum_of_products
 from ropelab.kernels.heads_triton import load_heads, load_rotation, store_heads
 from ropelab.kernels.launch import Launch, compiler_options
@@ -61,34 +61,37 @@ class CacheTile:
         block_rows: the rows of a program, a power of two.
         num_warps: the warps of a program.
         pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
+        passes: how often a program takes that many rows of q, or of k, of the same tokens.
     """
 
     block_rows: int
     num_warps: int
     pairs_per_access: int
+    passes: int = 1
 
 
 @triton.jit
 def _rows_of_program(
-    part, first_seq, seq_len, HEADS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    part, first_seq, seq_len, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr,
+    PASSES: tl.constexpr, PASS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The rows of program ``part`` of a block of tokens: as many heads of each of TOKENS tokens.
+    """The rows of a pass of program ``part`` of a block of tokens: as many heads of each of TOKENS tokens.
 
-    The rows of one token share the arithmetic that finds the token's position, slot and row of the tables.
+    All passes take the same tokens, so they share the rotations. The rows of one token share the arithmetic that finds
+    the token's position, slot and row of the tables.
 
     Returns:
         The token within the block and whether it exists, each ``[1]`` if all rows belong to one token, else ``[rows]``;
         the head, and whether the row exists, each ``[rows]``.
     """
     BLOCK_HEADS: tl.constexpr = BLOCK_ROWS // TOKENS
-    HEAD_BLOCKS: tl.constexpr = tl.cdiv(HEADS, BLOCK_HEADS)
+    HEAD_BLOCKS: tl.constexpr = tl.cdiv(HEADS, BLOCK_HEADS * PASSES)
     row = tl.arange(0, BLOCK_ROWS)
-    head = part % HEAD_BLOCKS * BLOCK_HEADS + row % BLOCK_HEADS
+    head = (part % HEAD_BLOCKS * PASSES + PASS) * BLOCK_HEADS + row % BLOCK_HEADS
     token = part // HEAD_BLOCKS * TOKENS + (tl.arange(0, 1) if TOKENS == 1 else row // BLOCK_HEADS)
     is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
     is_row = tl.broadcast_to(is_token, [BLOCK_ROWS])
-    if HEADS % BLOCK_HEADS:
+    if HEADS % (BLOCK_HEADS * PASSES):
         is_row &= head < HEADS
     return token, is_token, head, is_row
 
@@ -105,7 +108,7 @@ def _pieces_of_program(
     """
     WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
     token, is_token, piece, is_row = _rows_of_program(
-        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, TOKENS, BLOCK_ROWS
+        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, TOKENS, 1, 0, BLOCK_ROWS
     )
     # A thread reads ACCESS features at once. Without the hint the compiler would give the threads that store 8-bit
     # floats twice as many features, and exchange all features through shared memory.
@@ -164,16 +167,15 @@ def _scales_of(scale_ptr, head, is_row, SCALES: tl.constexpr):
 @triton.jit
 def _stored(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr, CONVERSION: tl.constexpr):
     """``y`` in the dtype of its source, as if a separate launch read it, and then in the dtype of its destination."""
-    y = narrow(y, SOURCE)
     if CONVERSION != "none":
-        y = y.to(tl.float32)
+        y = round_to(y, SOURCE, CONVERSION)
         if SCALES != "none":
             y = divide(y, scale, SOURCE, CONVERSION)
         return to_float8(y, CONVERSION)
     elif DTYPE == SOURCE:
-        return y
+        return narrow(y, SOURCE)
     else:
-        return narrow(y.to(tl.float32), DTYPE)
+        return narrow(narrow(y, SOURCE).to(tl.float32), DTYPE)
 
 
 @triton.jit
@@ -190,20 +192,39 @@ def _normalized(x0, x1, w0, w1, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NOR
 
 @triton.jit
 def _turned_rows(
-    x_ptr, w_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
+    x_ptr, w_ptr, scale_ptr, strides, part, batch, first_seq, seq_len, positions, tables,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, FIRST: tl.constexpr, NORM: tl.constexpr,
-    NORM_FIRST: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr, POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
-    TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr, GROUP: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    NORM_FIRST: tl.constexpr, EPS: tl.constexpr, WEIGHT_OFFSET: tl.constexpr, SCALES: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FULL_WIDTH: tl.constexpr, TABLE_FREE: tl.constexpr, POSITIONS: tl.constexpr,
+    COMPUTE_DTYPE: tl.constexpr, ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Read rows, and normalize and rotate them: both members of every pair, each ``[rows, 1, BLOCK_PAIRS]``."""
+    """Read the rows of all passes, and normalize and rotate them.
+
+    All loads come before the first store, because the compiler may not move a load across a store.
+
+    Returns:
+        For each pass the heads, whether the rows exist, both members of every pair ``[rows, 1, BLOCK_PAIRS]``, and the
+        scales of the heads; the token within the block, whether it exists, and whether it has a position.
+    """
     positions_ptr, positions_stride_b, positions_stride_s, first_position = positions
     cos_ptr, sin_ptr, table_rows, cos_stride_b, cos_stride_p, sin_stride_b, sin_stride_p = tables
-    mask = is_row[:, None, None]
-    # All loads come before the first store, because the compiler may not move a load across a store.
-    x0, x1 = load_heads(
-        x_ptr + x_at, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, ""
-    )
+    read = ()
+    for i in tl.static_range(PASSES):
+        token, is_token, head, is_row = _rows_of_program(
+            part, first_seq, seq_len, HEADS, BLOCK_TOKENS, TOKENS, PASSES, i, BLOCK_ROWS
+        )
+        if i == 0 or SCALES == "head":
+            scale = _scales_of(scale_ptr, head, is_row, SCALES)
+        mask = is_row[:, None, None]
+        x_at = _rows_at(strides[0], strides[1], strides[2], batch, first_seq, token, head, ALIGN, WIDE)
+        x0, x1 = load_heads(
+            x_ptr + x_at, mask, HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, GROUP, BLOCK_PAIRS, COMPUTE_DTYPE, ""
+        )
+        read += ((head, mask, x0, x1, scale),)
+    # A pass has as many heads of each token as any other pass, except that the last pass may lack some.
+    head, mask = read[0][0], read[0][1]
     if TABLE_FREE:
         cos0, cos1, sin0, sin1 = computed_columns(
             cos_ptr, cos_stride_p, positions_ptr, positions_stride_b, positions_stride_s, first_position,
@@ -229,17 +250,21 @@ def _turned_rows(
         )
         if WEIGHT_OFFSET != 0.0:
             w0, w1 = w0 + WEIGHT_OFFSET, w1 + WEIGHT_OFFSET
-        if NORM_FIRST:
+    turned = ()
+    for i in tl.static_range(PASSES):
+        head, mask, x0, x1, scale = read[i]
+        if NORM != "none" and NORM_FIRST:
             x0, x1 = _normalized(x0, x1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
-    y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, False)
-    if HEAD_DIM > ROTARY_DIM:  # the sum of a product and a zero may change the sign of a zero
-        rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY_DIM // 2)[None, None, :]
-        y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
-    if NORM != "none" and not NORM_FIRST:
-        exists = mask & (tl.arange(0, BLOCK_PAIRS) < (HEAD_DIM + 1) // 2)[None, None, :]
-        y0, y1 = tl.where(exists, y0, 0.0), tl.where(exists, y1, 0.0)
-        y0, y1 = _normalized(y0, y1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
-    return y0, y1, has_position
+        y0, y1 = turn(x0, x1, cos0, cos1, sin0, sin1, False)
+        if HEAD_DIM > ROTARY_DIM:  # the sum of a product and a zero may change the sign of a zero
+            rotates = (tl.arange(0, BLOCK_PAIRS) < ROTARY_DIM // 2)[None, None, :]
+            y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
+        if NORM != "none" and not NORM_FIRST:
+            exists = mask & (tl.arange(0, BLOCK_PAIRS) < (HEAD_DIM + 1) // 2)[None, None, :]
+            y0, y1 = tl.where(exists, y0, 0.0), tl.where(exists, y1, 0.0)
+            y0, y1 = _normalized(y0, y1, w0, w1, HEADS, HEAD_DIM, NORM, EPS)
+        turned += ((head, mask, y0, y1, scale),)
+    return turned, token, is_token, has_position
 
 
 @triton.jit
@@ -290,12 +315,11 @@ def _paged_cache_kernel(
     Q_SCALES: tl.constexpr, K_SCALES: tl.constexpr, V_SCALES: tl.constexpr,
     ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, NOPE_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
     GROUP: tl.constexpr, SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    Q_TOKENS: tl.constexpr, K_TOKENS: tl.constexpr, V_TOKENS: tl.constexpr, NOPE_TOKENS: tl.constexpr,
+    Q_PASSES: tl.constexpr, K_PASSES: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate.
-
-    TOKENS has the tokens of a program of each of these four kinds.
-    """
+    """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
     first_seq, part = (tl.program_id(0) // PROGRAMS) * BLOCK_TOKENS, tl.program_id(0) % PROGRAMS
     batch = tl.program_id(1)
     positions = positions_ptr, positions_stride_b, positions_stride_s, first_position
@@ -303,59 +327,56 @@ def _paged_cache_kernel(
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     ACCESS: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth  # features of 16 bytes
     if part < Q_PROGRAMS:
-        token, is_token, head, is_row = _rows_of_program(
-            part, first_seq, seq_len, Q_HEADS, BLOCK_TOKENS, TOKENS[0], BLOCK_ROWS
-        )
-        q_scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
-        x_at = _rows_at(q_stride_b, q_stride_s, q_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-        y0, y1, has_position = _turned_rows(
-            q_ptr, qw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
-            Q_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
-            TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
+        turned, token, is_token, has_position = _turned_rows(
+            q_ptr, qw_ptr, q_scale_ptr, (q_stride_b, q_stride_s, q_stride_h), part, batch, first_seq, seq_len,
+            positions, tables, Q_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, Q_SCALES,
+            INTERLEAVED, FULL_WIDTH, TABLE_FREE, POSITIONS, COMPUTE_DTYPE, ALIGN, TABLE_ALIGN, SAME_TABLE_STRIDES,
+            GROUP, WIDE, BLOCK_TOKENS, Q_TOKENS, Q_PASSES, BLOCK_ROWS, BLOCK_PAIRS,
         )  # fmt: skip
         SOURCE_Q: tl.constexpr = q_ptr.dtype.element_ty
         DTYPE_Q: tl.constexpr = qy_ptr.dtype.element_ty
-        y0 = _stored(y0, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
-        y1 = _stored(y1, q_scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
-        y_at = _rows_at(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-        _store_turned(
-            qy_ptr + y_at, is_row[:, None, None], has_position, y0, y1,
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
-        )  # fmt: skip
-    if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
-        token, is_token, head, is_row = _rows_of_program(
-            part - Q_PROGRAMS, first_seq, seq_len, K_HEADS, BLOCK_TOKENS, TOKENS[1], BLOCK_ROWS
-        )
-        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
-        k_scale = _scales_of(k_scale_ptr, head, is_row, K_SCALES)
-        x_at = _rows_at(k_stride_b, k_stride_s, k_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
-        y0, y1, has_position = _turned_rows(
-            k_ptr, kw_ptr, x_at, is_row, token, is_token, head, batch, first_seq, seq_len, positions, tables,
-            K_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET, INTERLEAVED, FULL_WIDTH,
-            TABLE_FREE, POSITIONS, COMPUTE_DTYPE, TABLE_ALIGN, SAME_TABLE_STRIDES, GROUP, BLOCK_PAIRS,
-        )  # fmt: skip
-        SOURCE_K: tl.constexpr = k_ptr.dtype.element_ty
-        DTYPE_K: tl.constexpr = k_cache_ptr.dtype.element_ty
-        if WRITE_K:
-            y_at = _rows_at(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+        for i in tl.static_range(Q_PASSES):
+            head, mask, y0, y1, scale = turned[i]
+            y0 = _stored(y0, scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+            y1 = _stored(y1, scale, SOURCE_Q, DTYPE_Q, Q_SCALES, Q_CONVERSION)
+            y_at = _rows_at(qy_stride_b, qy_stride_s, qy_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
             _store_turned(
-                ky_ptr + y_at, is_row[:, None, None], has_position, y0, y1,
+                qy_ptr + y_at, mask, has_position, y0, y1,
                 HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
             )  # fmt: skip
-        at, exists = _cached_rows_at(
-            slot, blocks, k_cache_stride_block, k_cache_stride_place, k_cache_stride_h, head, PAGE, ALIGN, NARROW_SLOTS
-        )
-        y0 = _stored(y0, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
-        y1 = _stored(y1, k_scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
-        _store_turned(
-            k_cache_ptr + at, exists & is_row[:, None, None], has_position, y0, y1,
-            HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
+    if (part >= Q_PROGRAMS) & (part < Q_PROGRAMS + K_PROGRAMS):
+        turned, token, is_token, has_position = _turned_rows(
+            k_ptr, kw_ptr, k_scale_ptr, (k_stride_b, k_stride_s, k_stride_h), part - Q_PROGRAMS, batch, first_seq,
+            seq_len, positions, tables, K_HEADS, HEAD_DIM, ROTARY_DIM, FIRST, NORM, NORM_FIRST, EPS, WEIGHT_OFFSET,
+            K_SCALES, INTERLEAVED, FULL_WIDTH, TABLE_FREE, POSITIONS, COMPUTE_DTYPE, ALIGN, TABLE_ALIGN,
+            SAME_TABLE_STRIDES, GROUP, WIDE, BLOCK_TOKENS, K_TOKENS, K_PASSES, BLOCK_ROWS, BLOCK_PAIRS,
         )  # fmt: skip
+        slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
+        SOURCE_K: tl.constexpr = k_ptr.dtype.element_ty
+        DTYPE_K: tl.constexpr = k_cache_ptr.dtype.element_ty
+        for i in tl.static_range(K_PASSES):
+            head, mask, y0, y1, scale = turned[i]
+            if WRITE_K:
+                y_at = _rows_at(ky_stride_b, ky_stride_s, ky_stride_h, batch, first_seq, token, head, ALIGN, WIDE)
+                _store_turned(
+                    ky_ptr + y_at, mask, has_position, y0, y1,
+                    HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
+                )  # fmt: skip
+            at, exists = _cached_rows_at(
+                slot, blocks, k_cache_stride_block, k_cache_stride_place, k_cache_stride_h, head,
+                PAGE, ALIGN, NARROW_SLOTS,
+            )  # fmt: skip
+            y0 = _stored(y0, scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+            y1 = _stored(y1, scale, SOURCE_K, DTYPE_K, K_SCALES, K_CONVERSION)
+            _store_turned(
+                k_cache_ptr + at, exists & mask, has_position, y0, y1,
+                HEAD_DIM, ROTARY_DIM, FIRST, INTERLEAVED, POSITIONS, GROUP, BLOCK_PAIRS,
+            )  # fmt: skip
     V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
     if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
         token, is_token, head, feature, is_row = _pieces_of_program(
             part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS,
-            BLOCK_TOKENS, TOKENS[2], BLOCK_ROWS, BLOCK_PAIRS,
+            BLOCK_TOKENS, V_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
         )  # fmt: skip
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
         v_scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
@@ -375,7 +396,7 @@ def _paged_cache_kernel(
         if part >= V_FIRST + V_PROGRAMS:
             token, is_token, head, feature, is_row = _pieces_of_program(
                 part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
-                BLOCK_TOKENS, TOKENS[3], BLOCK_ROWS, BLOCK_PAIRS,
+                BLOCK_TOKENS, NOPE_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
             )  # fmt: skip
             scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
             inside = is_row[:, None, None] & (feature < NOPE_DIM)
@@ -470,8 +491,11 @@ def plan(
     most = 1 if across or rotation.table_free else next_power_of_2(seq_len)
     tokens = [min(most, tile.block_rows // gcd(tile.block_rows, heads)) for heads in rows]
     block_tokens = max(tokens)
+    head_blocks = [triton.cdiv(heads, tile.block_rows // n) for n, heads in zip(tokens, rows, strict=True)]
+    passes = [min(tile.passes, next_power_of_2(max(1, n))) for n in head_blocks[:2]] + [1, 1]
     programs = [
-        block_tokens // n * triton.cdiv(heads, tile.block_rows // n) for n, heads in zip(tokens, rows, strict=True)
+        block_tokens // n * triton.cdiv(blocks, each)
+        for n, blocks, each in zip(tokens, head_blocks, passes, strict=True)
     ]
     grid = triton.cdiv(seq_len, block_tokens) * sum(programs), batch, 1
     if grid[0] >= 2**31:
@@ -506,8 +530,9 @@ def plan(
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
         "SAME_TABLE_STRIDES": cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in dense),
-        "BLOCK_TOKENS": block_tokens, "TOKENS": tuple(tokens),
-        "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
+        **{f"{name}_TOKENS": n for name, n in zip(("Q", "K", "V", "NOPE"), tokens, strict=True)},
+        "Q_PASSES": passes[0], "K_PASSES": passes[1],
+        "BLOCK_TOKENS": block_tokens, "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
     }  # fmt: skip
     numbers = (
         seq_len, t.k_cache.shape[0], *q, *k, *v, *qy, *ky, *vy, *nope, *nope_y, *k_cache, *v_cache,

@@ -3,7 +3,7 @@
 import pytest
 
 from ropelab.bench import cache_tile_sweep, timing
-from ropelab.bench.cache_operations import LatentCache, NormAndCache
+from ropelab.bench.cache_operations import LatentCache, NormAndCache, WholeLatentCache
 from ropelab.kernels import INTERPRETED
 from tests.test_fused_bench import fake_times
 
@@ -14,6 +14,7 @@ from tests.test_fused_bench import fake_times
     [
         NormAndCache(2, "interleaved", q_heads=4, k_heads=2), LatentCache(1, "split_half"),
         NormAndCache(2, q_heads=4, k_heads=2, norm=False, float8=True, float8_q=True),
+        WholeLatentCache(1, "split_half"),
     ],
 )  # fmt: skip
 def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, case):
@@ -23,7 +24,9 @@ def test_tiles_are_tried_and_the_chosen_one_is_marked(monkeypatch, case):
     monkeypatch.setattr(cache_tile_sweep, "candidate_tiles", lambda *_: candidates[:1])
     frame = cache_tile_sweep._sweep(case, "cpu", rounds=1)
     assert frame.chosen.sum() == 1 and (frame.status == "ok").all()
-    assert {"operation", "layout", "block_rows", "num_warps", "pairs_per_access", "fraction_of_copy"} <= set(frame)
+    assert {"operation", "layout", "block_rows", "num_warps", "pairs_per_access", "passes", "fraction_of_copy"} <= set(
+        frame
+    )
 
 
 def test_candidates_have_different_sizes():

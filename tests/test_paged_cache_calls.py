@@ -182,11 +182,12 @@ def test_a_remembered_call_serves_other_tensors(device):
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 @pytest.mark.parametrize("block_rows", [1, 8, 32])
-@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3)])
-def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, heads):
+@pytest.mark.parametrize("passes", [1, 2, 3])
+@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3), (24, 16)])
+def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes, heads):
     from ropelab.kernels import paged_cache_triton
 
-    tile = paged_cache_triton.CacheTile(block_rows, 1, 4)
+    tile = paged_cache_triton.CacheTile(block_rows, 1, 4, passes)
     monkeypatch.setattr(paged_cache_triton, "choose_tile", lambda *arguments, **options: tile)
     monkeypatch.setattr(ropelab.call.paged_cache, "prepared_calls", ropelab.call.launch_cache.LaunchCache())
     call = example(heads=heads, norm=True, value_dim=40, tokens=5)

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from ropelab.bench import copies, in_parts, timing
-from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation
+from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation, WholeLatentCache
 from ropelab.bench.cache_operations import Tensors as Call
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.paged_cache import calls, fraction_of_bytes
@@ -25,7 +25,7 @@ def one_pass_tiles(*, smoke: bool = False, device: torch.device | str = "cuda") 
     """Time the one launch with other tiles.
 
     Columns: the columns of the operation in `ropelab.bench.paged_cache`, block_rows, num_warps, pairs_per_access,
-        chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
+        passes, chosen, status, median_us, q20_us, q80_us, samples, fraction_of_copy.
     """
     cases = _cases()
     if smoke:
@@ -47,19 +47,25 @@ def _sweeps(cases: Sequence[Operation], device: torch.device | str, rounds: int)
 def _cases() -> list[Operation]:
     found: list[Operation] = []
     for layout in LAYOUTS:
-        found += [NormAndCache(tokens, layout) for tokens in (1, 64, 4096)]
+        found += [NormAndCache(tokens, layout) for tokens in (1, 64, 512, 4096)]
         found += [NormAndCache(4096, layout, q_heads=28, k_heads=4), NormAndCache(4096, layout, norm=False)]
-        found += [NormAndCache(4096, layout, float8=True), LatentCache(4096, layout), LatentCache(64, layout)]
-        found += [NormAndCache(4096, layout, norm=False, float8=True, float8_q=True)]
+        found += [NormAndCache(4096, layout, float8=True)]
+        found += [NormAndCache(tokens, layout, norm=False, float8=True, float8_q=True) for tokens in (512, 4096)]
+        found += [LatentCache(tokens, layout) for tokens in (64, 512, 4096)]
+        found += [WholeLatentCache(tokens, layout) for tokens in (8, 64, 512)]
     return found
 
 
 def candidate_tiles(block_pairs: int, layout: str) -> list[CacheTile]:
-    """Programs of one to eight warps, whose threads take 16 bytes of each member of a pair, once or twice."""
+    """Programs of one to eight warps, whose threads take 16 bytes of each member of a pair, up to four times.
+
+    A thread takes rows of other tokens, or of other heads, in one pass; or rows of the same tokens in several passes.
+    """
     access = PAIRS_PER_ACCESS if layout == "interleaved" else 2 * PAIRS_PER_ACCESS
-    sizes = [(warps, accesses) for warps in (1, 2, 4, 8) for accesses in (1, 2)]
-    rows = [(32 * warps * access * accesses // block_pairs, warps) for warps, accesses in sizes]
-    return [CacheTile(max(1, n), warps, access) for n, warps in rows]
+    sizes = [(warps, accesses, passes) for warps in (1, 2, 4) for accesses in (1, 2) for passes in (1, 2)]
+    sizes += [(1, 1, 4), (2, 1, 4), (8, 1, 1)]
+    rows = [(32 * warps * access * accesses // block_pairs, warps, passes) for warps, accesses, passes in sizes]
+    return [CacheTile(max(1, n), warps, access, passes) for n, warps, passes in rows]
 
 
 def _sweep(case: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
@@ -73,7 +79,7 @@ def _sweep(case: Operation, device: torch.device | str, rounds: int) -> pd.DataF
     frame = fraction_of_bytes(frame, case, copied[0])
     frame = frame[frame.contender.isin(tiles)]
     tried = [tiles[name] for name in frame.contender]
-    fields = ("block_rows", "num_warps", "pairs_per_access")
+    fields = ("block_rows", "num_warps", "pairs_per_access", "passes")
     frame = frame.assign(**{field: [getattr(tile, field) for tile in tried] for field in fields})
     frame = frame.assign(chosen=[tile == chosen(sets[0]) for tile in tried])
     torch.cuda.empty_cache()  # the graphs have memory of their own
@@ -93,18 +99,22 @@ def _writer(case: Operation, device: torch.device | str) -> tuple[Callable, Call
     scales = Scales(scale if case.float8_q else None, scale, scale)
 
     def arguments(call: Call) -> tuple[Tensors, Norm | None]:
-        norm = None
+        norm, nope = None, []
         if isinstance(case, LatentCache):
             q, k = case.parts(call)
             v_cache, k_cache = call["cache"].unsqueeze(2).split((case.latent, case.head_dim), dim=-1)
             k, v, q_out = k[:, None], call["latent"][:, None], q
+        elif isinstance(case, WholeLatentCache):
+            q, k, v = call["q"][..., 128:], call["kv"][:, None, 512:], call["latent"][:, None]
+            v_cache, k_cache = (call[name].unsqueeze(2) for name in case.cached)
+            q_out, nope = call["q out"][..., 512:], [call["absorbed"], call["q out"][..., :512]]
         else:
             q, k, v = case.parts(call)
             k_cache, v_cache = (call[name] for name in case.cached)
             q_out = call.get("q out", torch.empty(q.shape, dtype=q.dtype, device=device))
             norm = Norm(call["q weight"], call["k weight"], EPS, 0.0) if case.norm else None
-        per_token = (x[None] for x in (q, k, v, q_out))
-        return Tensors(*per_token, None, None, k_cache, v_cache, call["slots"]), norm
+        q, k, v, q_out, *nope = (x[None] for x in (q, k, v, q_out, *nope))
+        return Tensors(q, k, v, q_out, None, None, k_cache, v_cache, call["slots"], *nope), norm
 
     def write(call: Call, tile: CacheTile) -> None:
         tensors, norm = arguments(call)
