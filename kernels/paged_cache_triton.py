@@ -15,9 +15,9 @@ program computes.
 With a norm the arithmetic is as in `qk_norm_triton`, and without a norm as in `rotate_triton`.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
-in the time in which it moves the 3 bytes of the feature. A row of q takes 22 for a feature, which
-``tests/compile_paged_cache.py`` counts in the machine code. It took 31, and 1.35 times as long, while
-`float8_triton.divide` corrected every quotient twice and selected between two results.
+in the time in which it moves the 3 bytes of the feature. A row of q takes 17 for a feature, which
+``tests/compile_paged_cache.py`` counts in the machine code. It takes 22 in a program with a single pass. It took 31,
+and 1.35 times as long, while `float8_triton.divide` corrected every quotient twice and selected between two results.
 """
 
 from collections.abc import Callable
@@ -99,16 +99,17 @@ def _rows_of_program(
 @triton.jit
 def _pieces_of_program(
     part, first_seq, seq_len, HEADS: tl.constexpr, PIECES: tl.constexpr, ACCESS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, TOKENS: tl.constexpr, PASSES: tl.constexpr, PASS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a program whose features are only moved. A wide head makes several rows, its pieces.
+    """The rows of a pass whose features are only moved. A wide head makes several rows, its pieces.
 
     Returns:
         The results of `_rows_of_program`, and after the head the features of the piece, ``[rows, 1, 2 * BLOCK_PAIRS]``.
     """
     WIDTH: tl.constexpr = 2 * BLOCK_PAIRS
     token, is_token, piece, is_row = _rows_of_program(
-        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, TOKENS, 1, 0, BLOCK_ROWS
+        part, first_seq, seq_len, HEADS * PIECES, BLOCK_TOKENS, TOKENS, PASSES, PASS, BLOCK_ROWS
     )
     # A thread reads ACCESS features at once. Without the hint the compiler would give the threads that store 8-bit
     # floats twice as many features, and exchange all features through shared memory.
@@ -316,7 +317,7 @@ def _paged_cache_kernel(
     ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, NOPE_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
     GROUP: tl.constexpr, SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     Q_TOKENS: tl.constexpr, K_TOKENS: tl.constexpr, V_TOKENS: tl.constexpr, NOPE_TOKENS: tl.constexpr,
-    Q_PASSES: tl.constexpr, K_PASSES: tl.constexpr,
+    Q_PASSES: tl.constexpr, K_PASSES: tl.constexpr, V_PASSES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
@@ -374,29 +375,33 @@ def _paged_cache_kernel(
             )  # fmt: skip
     V_FIRST: tl.constexpr = Q_PROGRAMS + K_PROGRAMS
     if (part >= V_FIRST) & (part < V_FIRST + V_PROGRAMS):
-        token, is_token, head, feature, is_row = _pieces_of_program(
-            part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS,
-            BLOCK_TOKENS, V_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
-        )  # fmt: skip
+        read = ()
+        for i in tl.static_range(V_PASSES):
+            token, is_token, head, feature, is_row = _pieces_of_program(
+                part - V_FIRST, first_seq, seq_len, K_HEADS, V_PIECES, ACCESS,
+                BLOCK_TOKENS, V_TOKENS, V_PASSES, i, BLOCK_ROWS, BLOCK_PAIRS,
+            )  # fmt: skip
+            scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
+            inside = is_row[:, None, None] & (feature < V_DIM)
+            x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
+            read += ((head, feature, inside, tl.load(v_ptr + x_at + feature, mask=inside, other=0), scale),)
         slot = _slots_of(slots_ptr, slots, batch, first_seq, seq_len, token, is_token, SLOT_STRIDE)
-        v_scale = _scales_of(v_scale_ptr, head, is_row, V_SCALES)
-        x_at = _rows_at(v_stride_b, v_stride_s, v_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
-        inside = is_row[:, None, None] & (feature < V_DIM)
-        x = tl.load(v_ptr + x_at + feature, mask=inside, other=0)
-        if WRITE_V:
-            y_at = _rows_at(vy_stride_b, vy_stride_s, vy_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
-            tl.store(vy_ptr + y_at + feature, x, mask=inside)
-        at, exists = _cached_rows_at(
-            slot, blocks, v_cache_stride_block, v_cache_stride_place, v_cache_stride_h, head,
-            PAGE, V_ALIGN, NARROW_SLOTS,
-        )  # fmt: skip
-        y = _stored(x, v_scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
-        tl.store(v_cache_ptr + at + feature, y, mask=inside & exists)
+        for i in tl.static_range(V_PASSES):
+            head, feature, inside, x, scale = read[i]
+            if WRITE_V:
+                y_at = _rows_at(vy_stride_b, vy_stride_s, vy_stride_h, batch, first_seq, token, head, V_ALIGN, WIDE)
+                tl.store(vy_ptr + y_at + feature, x, mask=inside)
+            at, exists = _cached_rows_at(
+                slot, blocks, v_cache_stride_block, v_cache_stride_place, v_cache_stride_h, head,
+                PAGE, V_ALIGN, NARROW_SLOTS,
+            )  # fmt: skip
+            y = _stored(x, scale, v_ptr.dtype.element_ty, v_cache_ptr.dtype.element_ty, V_SCALES, V_CONVERSION)
+            tl.store(v_cache_ptr + at + feature, y, mask=inside & exists)
     if NOPE_DIM > 0:
         if part >= V_FIRST + V_PROGRAMS:
             token, is_token, head, feature, is_row = _pieces_of_program(
                 part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
-                BLOCK_TOKENS, NOPE_TOKENS, BLOCK_ROWS, BLOCK_PAIRS,
+                BLOCK_TOKENS, NOPE_TOKENS, 1, 0, BLOCK_ROWS, BLOCK_PAIRS,
             )  # fmt: skip
             scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
             inside = is_row[:, None, None] & (feature < NOPE_DIM)
@@ -485,14 +490,14 @@ def plan(
     across = norm is not None and norm.across_heads(head_dim)
     nope_dim = 0 if t.q_nope is None else t.q_nope.shape[3]
     tile = tile or tile_for(t, rotation, norm)
-    v_pieces, nope_pieces = (triton.cdiv(dim, 2 * block_pairs) for dim in (v_dim, nope_dim))
-    rows = q_heads, k_heads, k_heads * v_pieces, q_heads * nope_pieces  # of a token
+    v_pieces, nope_pieces = _pieces(t, block_pairs)
+    rows = _rows_of_token(t, block_pairs)
     # A program takes so many tokens that no row is idle, but not more tokens than there are.
     most = 1 if across or rotation.table_free else next_power_of_2(seq_len)
     tokens = [min(most, tile.block_rows // gcd(tile.block_rows, heads)) for heads in rows]
     block_tokens = max(tokens)
     head_blocks = [triton.cdiv(heads, tile.block_rows // n) for n, heads in zip(tokens, rows, strict=True)]
-    passes = [min(tile.passes, next_power_of_2(max(1, n))) for n in head_blocks[:2]] + [1, 1]
+    passes = [min(tile.passes, next_power_of_2(max(1, n))) for n in head_blocks[:3]] + [1]
     programs = [
         block_tokens // n * triton.cdiv(blocks, each)
         for n, blocks, each in zip(tokens, head_blocks, passes, strict=True)
@@ -531,7 +536,7 @@ def plan(
         "SAME_TABLE_STRIDES": cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in dense),
         **{f"{name}_TOKENS": n for name, n in zip(("Q", "K", "V", "NOPE"), tokens, strict=True)},
-        "Q_PASSES": passes[0], "K_PASSES": passes[1],
+        **{f"{name}_PASSES": n for name, n in zip("QKV", passes[:3], strict=True)},
         "BLOCK_TOKENS": block_tokens, "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
     }  # fmt: skip
     numbers = (
@@ -550,6 +555,19 @@ def _block_pairs(head_dim: int, rotation: Rotation) -> int:
     return next_power_of_2(rotation.rotary_dim // 2 + (head_dim - rotation.rotary_dim + 1) // 2)
 
 
+def _pieces(t: Tensors, block_pairs: int) -> tuple[int, int]:
+    """The rows that a head of v makes, and the features of a head of q that lie apart."""
+    nope_dim = 0 if t.q_nope is None else t.q_nope.shape[3]
+    return triton.cdiv(t.v.shape[3], 2 * block_pairs), triton.cdiv(nope_dim, 2 * block_pairs)
+
+
+def _rows_of_token(t: Tensors, block_pairs: int) -> tuple[int, int, int, int]:
+    """The rows of a token that hold q, k, v, and features of q that lie apart."""
+    q_heads, k_heads = t.q.shape[2], t.k.shape[2]
+    v_pieces, nope_pieces = _pieces(t, block_pairs)
+    return q_heads, k_heads, k_heads * v_pieces, q_heads * nope_pieces
+
+
 def tile_for(t: Tensors, rotation: Rotation, norm: Norm | None) -> CacheTile:
     """The tile that `plan` chooses for tensors like these."""
     batch, seq_len, q_heads, head_dim = t.q.shape
@@ -560,7 +578,7 @@ def tile_for(t: Tensors, rotation: Rotation, norm: Norm | None) -> CacheTile:
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow)
     return choose_tile(
-        block_pairs, batch * seq_len,
+        block_pairs, batch * seq_len * sum(_rows_of_token(t, block_pairs)),
         interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,
     )  # fmt: skip
 
@@ -595,35 +613,41 @@ def _access(narrow: bool) -> int:
 
 
 def choose_tile(
-    block_pairs: int, tokens: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False
+    block_pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False
 ) -> CacheTile:
-    """The tile for ``tokens`` tokens whose heads have ``block_pairs`` pairs.
+    """The tile for ``rows`` rows of all tokens, whose heads have ``block_pairs`` pairs.
 
-    A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
-    the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens. Few
-    tokens make programs of one warp, so that all heads are under way at once.
+    A thread moves 16 bytes at once, as in `tiles.choose_tile`, and 32 bytes in a pass. Each head belongs to the same
+    number of threads whatever the tokens are, so the sum of a norm has one order, and a token has the same bits alone
+    and among other tokens.
 
-    A thread of interleaved pairs takes two accesses, because it holds half as many pairs. For heads of up to
-    ``_FEW_PAIRS`` pairs, twice as many threads with an access each are faster. The heads of MLA take 43.4 instead of
-    43.7 microseconds on an H200, and 54.9 instead of 57.1 on an H100 (records `one_pass_tiles`; that of the H100 is
-    older than the kernel).
+    A program has one warp. Few programs take one pass, so that no row waits for another. Many programs take two passes:
+    fewer programs start, and each of them reads the cosines and sines of its tokens for twice as many rows. Interleaved
+    heads of up to ``_FEW_PAIRS`` pairs get a second warp. Where features of q lie apart, which only move, the second
+    warp takes the place of the second pass. The record `one_pass_tiles` has the times of these and of other tiles.
 
     Args:
         interleaved: whether the pairs are interleaved.
         itemsize: the bytes of an element of q.
-        nope_apart: whether features of q that do not rotate are moved too; the sweep has no call with them.
+        nope_apart: whether features of q that do not rotate are moved too.
     """
     narrow = interleaved or itemsize > 2
     access = _access(narrow)
-    warps, accesses = 1, 1
-    if tokens > _FEW_TOKENS:
-        spread = interleaved and block_pairs <= _FEW_PAIRS and not nope_apart
-        warps = 4 if itemsize > 2 or spread else 2
-        accesses = 2 if interleaved and itemsize <= 2 and not spread else 1
-    return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access)
+    accesses = 2 if interleaved and itemsize <= 2 else 1
+    rows_of_warp = max(1, 32 * access * accesses // block_pairs)
+    warps, passes = 1, 1
+    if rows > _FEW_WARPS * rows_of_warp:
+        if itemsize > 2:
+            warps = 4
+        elif nope_apart:
+            warps = 2
+        else:
+            warps, passes = 2 if interleaved and block_pairs <= _FEW_PAIRS else 1, 2
+    return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access, passes)
 
 
-_FEW_TOKENS, _FEW_PAIRS = 64, 32
+_FEW_WARPS, _FEW_PAIRS = 2048, 32
+"""On an H200 up to 1,161 warps are faster with one pass, and 6,144 warps or more with two (record `one_pass_tiles`)."""
 
 
 def _kind(scale: torch.Tensor | None) -> str:
