@@ -621,28 +621,30 @@ def choose_tile(
     number of threads whatever the tokens are, so the sum of a norm has one order, and a token has the same bits alone
     and among other tokens.
 
-    A program has one warp. Few programs take one pass, so that no row waits for another. Many programs take two passes:
-    fewer programs start, and each of them reads the cosines and sines of its tokens for twice as many rows. Interleaved
-    heads of up to ``_FEW_PAIRS`` pairs get a second warp. Where features of q lie apart, which only move, the second
-    warp takes the place of the second pass. The record `one_pass_tiles` has the times of these and of other tiles.
+    Few rows take one pass, so that no row waits for another. Their programs have four warps, because fewer programs
+    start sooner, but one warp for heads of up to ``_FEW_PAIRS`` pairs. Many rows take two passes in programs of one
+    warp: each program reads the cosines and sines of its tokens for twice as many rows. Interleaved heads of up to
+    ``_FEW_PAIRS`` pairs get a second warp. Where features of q lie apart, which only move, the second warp takes the
+    place of the second pass. The record `one_pass_tiles` has the times of these and of other tiles.
 
     Args:
         interleaved: whether the pairs are interleaved.
         itemsize: the bytes of an element of q.
         nope_apart: whether features of q that do not rotate are moved too.
     """
-    narrow = interleaved or itemsize > 2
-    access = _access(narrow)
+    access = _access(interleaved or itemsize > 2)
     accesses = 2 if interleaved and itemsize <= 2 else 1
-    rows_of_warp = max(1, 32 * access * accesses // block_pairs)
+    narrow = block_pairs <= _FEW_PAIRS
     warps, passes = 1, 1
-    if rows > _FEW_WARPS * rows_of_warp:
-        if itemsize > 2:
-            warps = 4
-        elif nope_apart:
-            warps = 2
-        else:
-            warps, passes = 2 if interleaved and block_pairs <= _FEW_PAIRS else 1, 2
+    if rows * block_pairs <= _FEW_WARPS * 32 * access * accesses:
+        if not narrow:
+            warps, accesses = 4, 1
+    elif itemsize > 2:
+        warps = 4
+    elif nope_apart:
+        warps = 2
+    else:
+        warps, passes = 2 if interleaved and narrow else 1, 2
     return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access, passes)
 
 
