@@ -15,9 +15,9 @@ program computes.
 With a norm the arithmetic is as in `qk_norm_triton`, and without a norm as in `rotate_triton`.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
-in the time in which it moves the 3 bytes of the feature. A row of q takes 17 for a feature, which
-``tests/compile_paged_cache.py`` counts in the machine code. It takes 22 in a program with a single pass. It took 31,
-and 1.35 times as long, while `float8_triton.divide` corrected every quotient twice and selected between two results.
+in the time in which it moves the 3 bytes of the feature. A row of q takes 17 for a feature, as
+``tests/compile_paged_cache.py`` counts in the machine code. A row of q took 22 while every program had a single pass,
+and 31 while `float8_triton.divide` corrected every quotient twice and selected between two results.
 """
 
 from collections.abc import Callable
@@ -51,6 +51,9 @@ from ropelab.kernels.rotation import NO_POSITION, Rotation, row_count
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
 
 _NO_POSITION = tl.constexpr(NO_POSITION)
+
+_KINDS = ("Q", "K", "V", "NOPE")
+"""The kinds of rows, in the order of their programs."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +320,7 @@ def _paged_cache_kernel(
     ALIGN: tl.constexpr, V_ALIGN: tl.constexpr, NOPE_ALIGN: tl.constexpr, TABLE_ALIGN: tl.constexpr,
     GROUP: tl.constexpr, SAME_TABLE_STRIDES: tl.constexpr, WIDE: tl.constexpr,
     Q_TOKENS: tl.constexpr, K_TOKENS: tl.constexpr, V_TOKENS: tl.constexpr, NOPE_TOKENS: tl.constexpr,
-    Q_PASSES: tl.constexpr, K_PASSES: tl.constexpr, V_PASSES: tl.constexpr,
+    Q_PASSES: tl.constexpr, K_PASSES: tl.constexpr, V_PASSES: tl.constexpr, NOPE_PASSES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Write rows of q, rows of k to the cache, rows of v to the cache, or features of q that do not rotate."""
@@ -399,21 +402,25 @@ def _paged_cache_kernel(
             tl.store(v_cache_ptr + at + feature, y, mask=inside & exists)
     if NOPE_DIM > 0:
         if part >= V_FIRST + V_PROGRAMS:
-            token, is_token, head, feature, is_row = _pieces_of_program(
-                part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
-                BLOCK_TOKENS, NOPE_TOKENS, 1, 0, BLOCK_ROWS, BLOCK_PAIRS,
-            )  # fmt: skip
-            scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
-            inside = is_row[:, None, None] & (feature < NOPE_DIM)
-            x_at = _rows_at(
-                nope_stride_b, nope_stride_s, nope_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
-            )
-            x = tl.load(nope_ptr + x_at + feature, mask=inside, other=0)
-            y = _stored(x, scale, nope_ptr.dtype.element_ty, nope_y_ptr.dtype.element_ty, Q_SCALES, Q_CONVERSION)
-            y_at = _rows_at(
-                nope_y_stride_b, nope_y_stride_s, nope_y_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
-            )
-            tl.store(nope_y_ptr + y_at + feature, y, mask=inside)
+            read = ()
+            for i in tl.static_range(NOPE_PASSES):
+                token, is_token, head, feature, is_row = _pieces_of_program(
+                    part - V_FIRST - V_PROGRAMS, first_seq, seq_len, Q_HEADS, NOPE_PIECES, ACCESS,
+                    BLOCK_TOKENS, NOPE_TOKENS, NOPE_PASSES, i, BLOCK_ROWS, BLOCK_PAIRS,
+                )  # fmt: skip
+                scale = _scales_of(q_scale_ptr, head, is_row, Q_SCALES)
+                inside = is_row[:, None, None] & (feature < NOPE_DIM)
+                x_at = _rows_at(
+                    nope_stride_b, nope_stride_s, nope_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
+                )
+                read += ((head, feature, inside, tl.load(nope_ptr + x_at + feature, mask=inside, other=0), scale),)
+            for i in tl.static_range(NOPE_PASSES):
+                head, feature, inside, x, scale = read[i]
+                y = _stored(x, scale, nope_ptr.dtype.element_ty, nope_y_ptr.dtype.element_ty, Q_SCALES, Q_CONVERSION)
+                y_at = _rows_at(
+                    nope_y_stride_b, nope_y_stride_s, nope_y_stride_h, batch, first_seq, token, head, NOPE_ALIGN, WIDE
+                )
+                tl.store(nope_y_ptr + y_at + feature, y, mask=inside)
 
 
 def write(
@@ -497,7 +504,7 @@ def plan(
     tokens = [min(most, tile.block_rows // gcd(tile.block_rows, heads)) for heads in rows]
     block_tokens = max(tokens)
     head_blocks = [triton.cdiv(heads, tile.block_rows // n) for n, heads in zip(tokens, rows, strict=True)]
-    passes = [min(tile.passes, next_power_of_2(max(1, n))) for n in head_blocks[:3]] + [1]
+    passes = [min(tile.passes, next_power_of_2(max(1, n))) for n in head_blocks]
     programs = [
         block_tokens // n * triton.cdiv(blocks, each)
         for n, blocks, each in zip(tokens, head_blocks, passes, strict=True)
@@ -535,8 +542,8 @@ def plan(
         "GROUP": min(common_alignment([rotation.rotary_dim // 2, rest_pairs, rotation.first]), tile.pairs_per_access),
         "SAME_TABLE_STRIDES": cos_strides == sin_strides,
         "WIDE": any(reach(x, block_tokens) >= 2**31 for x in dense),
-        **{f"{name}_TOKENS": n for name, n in zip(("Q", "K", "V", "NOPE"), tokens, strict=True)},
-        **{f"{name}_PASSES": n for name, n in zip("QKV", passes[:3], strict=True)},
+        **{f"{name}_TOKENS": n for name, n in zip(_KINDS, tokens, strict=True)},
+        **{f"{name}_PASSES": n for name, n in zip(_KINDS, passes, strict=True)},
         "BLOCK_TOKENS": block_tokens, "BLOCK_ROWS": tile.block_rows, "BLOCK_PAIRS": block_pairs,
     }  # fmt: skip
     numbers = (
@@ -617,15 +624,13 @@ def choose_tile(
 ) -> CacheTile:
     """The tile for ``rows`` rows of all tokens, whose heads have ``block_pairs`` pairs.
 
-    A thread moves 16 bytes at once, as in `tiles.choose_tile`, and 32 bytes in a pass. Each head belongs to the same
-    number of threads whatever the tokens are, so the sum of a norm has one order, and a token has the same bits alone
-    and among other tokens.
+    A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
+    the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens.
 
-    Few rows take one pass, so that no row waits for another. Their programs have four warps, because fewer programs
-    start sooner, but one warp for heads of up to ``_FEW_PAIRS`` pairs. Many rows take two passes in programs of one
-    warp: each program reads the cosines and sines of its tokens for twice as many rows. Interleaved heads of up to
-    ``_FEW_PAIRS`` pairs get a second warp. Where features of q lie apart, which only move, the second warp takes the
-    place of the second pass. The record `one_pass_tiles` has the times of these and of other tiles.
+    A thread of a large call moves 64 bytes, in as many passes as that takes, and a program has one warp: each program
+    reads the cosines and sines of its tokens once for all passes. A small call takes one pass, so that no row waits for
+    another, and programs of four warps, because fewer programs start sooner. Its heads of up to ``_FEW_PAIRS`` pairs
+    take one warp and 32 bytes. The record `one_pass_tiles` has the times of these and of other tiles.
 
     Args:
         interleaved: whether the pairs are interleaved.
@@ -633,23 +638,18 @@ def choose_tile(
         nope_apart: whether features of q that do not rotate are moved too.
     """
     access = _access(interleaved or itemsize > 2)
-    accesses = 2 if interleaved and itemsize <= 2 else 1
-    narrow = block_pairs <= _FEW_PAIRS
-    warps, passes = 1, 1
-    if rows * block_pairs <= _FEW_WARPS * 32 * access * accesses:
-        if not narrow:
-            warps, accesses = 4, 1
-    elif itemsize > 2:
-        warps = 4
-    elif nope_apart:
-        warps = 2
-    else:
-        warps, passes = 2 if interleaved and narrow else 1, 2
-    return CacheTile(max(1, 32 * warps * access * accesses // block_pairs), warps, access, passes)
+    bytes_of_pass = 2 * itemsize * max(access, block_pairs // 32)
+    warps, passes = 1, max(1, 64 // bytes_of_pass)
+    if rows * 2 * block_pairs * itemsize <= _FEW_BYTES:
+        if block_pairs > _FEW_PAIRS or nope_apart:
+            warps, passes = 4, 1
+        else:
+            passes = max(1, 32 // bytes_of_pass)
+    return CacheTile(max(1, 32 * warps * access // block_pairs), warps, access, passes)
 
 
-_FEW_WARPS, _FEW_PAIRS = 2048, 32
-"""On an H200 up to 1,161 warps are faster with one pass, and 6,144 warps or more with two (record `one_pass_tiles`)."""
+_FEW_BYTES, _FEW_PAIRS = 2**21, 32
+"""In the record `one_pass_tiles`, calls that read up to 1.2 MB are small, and calls that read 4.7 MB or more large."""
 
 
 def _kind(scale: torch.Tensor | None) -> str:
