@@ -649,7 +649,7 @@ def choose_tile(
 
 
 _FEW_BYTES, _FEW_PAIRS = 2**21, 32
-"""In the record `one_pass_tiles`, calls that read up to 1.2 MB are small, and calls that read 4.7 MB or more large."""
+"""Calls of `one_pass_tiles` that read up to 1.2 MB are faster as small calls, and from 6.3 MB on as large calls."""
 
 
 def _kind(scale: torch.Tensor | None) -> str:
