@@ -4,9 +4,10 @@ The kernel normalizes the heads of q and k, rotates them, writes q, and writes k
 Separate launches write k and read it again in between; this kernel reads q, k and v once and writes each result once.
 
 A program takes rows of q, rows of k or rows of v, where a row is a head of a token. All rows of a program share one
-code, so no program converts or looks up what another kind of row needs. Rows of neighbouring tokens follow each other,
-so a program is full for every number of heads. The programs of q, k and v for the same few tokens are neighbours too,
-because they share the rows of the tables, and often one packed tensor.
+code, so no program converts or looks up what another kind of row needs. A program takes the same heads of a few
+neighbouring tokens, as few as fill it. In further passes it takes further heads of these tokens, which rotate by the
+cosines and sines that the program has read. The programs of q, k and v for the same few tokens are neighbours, because
+they share the rows of the tables, and often one packed tensor.
 
 Two kinds of calls make programs of a single token. Under a norm across heads a program takes all heads of q, or all
 heads of k, because the heads share a mean. Without tables the heads of a program share the cosines and sines that the
