@@ -65,7 +65,7 @@ class CacheTile:
         block_rows: the rows of a program, a power of two.
         num_warps: the warps of a program.
         pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
-        passes: how often a program takes that many rows of q, or of k, of the same tokens.
+        passes: how often a program takes that many rows of the same tokens.
     """
 
     block_rows: int
@@ -564,7 +564,7 @@ def _block_pairs(head_dim: int, rotation: Rotation) -> int:
 
 
 def _pieces(t: Tensors, block_pairs: int) -> tuple[int, int]:
-    """The rows that a head of v makes, and the features of a head of q that lie apart."""
+    """The rows that a head of v makes, and the rows of a head of q whose features lie apart."""
     nope_dim = 0 if t.q_nope is None else t.q_nope.shape[3]
     return triton.cdiv(t.v.shape[3], 2 * block_pairs), triton.cdiv(nope_dim, 2 * block_pairs)
 
@@ -630,8 +630,9 @@ def choose_tile(
 
     A thread of a large call moves 64 bytes, in as many passes as that takes, and a program has one warp: each program
     reads the cosines and sines of its tokens once for all passes. A small call takes one pass, so that no row waits for
-    another, and programs of four warps, because fewer programs start sooner. Its heads of up to ``_FEW_PAIRS`` pairs
-    take one warp and 32 bytes. The record `one_pass_tiles` has the times of these and of other tiles.
+    another, and programs of four warps, because fewer programs start sooner. In a small call, heads of up to
+    ``_FEW_PAIRS`` pairs take one warp and 32 bytes, unless features of q lie apart. The record `one_pass_tiles` has the
+    times of these and of other tiles.
 
     Args:
         interleaved: whether the pairs are interleaved.

@@ -66,7 +66,7 @@ def roof(frame: pd.DataFrame, footer: str = "") -> Figure:
             points = panel[panel.contender == name].sort_values("tokens")
             at = [tokens.index(count) for count in points.tokens]
             marks.line(ax, at, points.fraction_of_copy, LOOKS(name), markersize=7)
-            if name == findings.PLACES:  # its numbers would cover those of the launch, which runs nearly as fast
+            if name == findings.PLACES:  # its numbers would cover the numbers of the launch, which is nearly as fast
                 continue
             numbered = points if name == ONE else points.tail(1)  # the numbers of few tokens would overlap
             texts = map("{:.2f}".format, numbered.fraction_of_copy)
