@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from types import ModuleType
 
 import torch
@@ -19,6 +20,9 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0").lower() in 
 BACKENDS = ("torch", "triton")
 
 _forced: str | None = None
+_entered: dict[object, str] = {}
+"""The contexts of `use_backend` that have not ended, in the order in which they began, and their backends."""
+_lock = Lock()
 
 
 def uses_triton(x: torch.Tensor) -> bool:
@@ -41,6 +45,8 @@ def backend(operation: str, x: torch.Tensor) -> ModuleType:
 def use_backend(name: str) -> Iterator[None]:
     """Compute with one backend on every device, in all threads of this process.
 
+    Of several contexts, also of other threads, the one that began last decides until it ends.
+
     Args:
         name: ``"torch"``, or ``"triton"`` (tensors on a GPU, or ``TRITON_INTERPRET=1``).
 
@@ -53,11 +59,15 @@ def use_backend(name: str) -> Iterator[None]:
         raise ValueError(f"name: expected one of {BACKENDS}, got {name!r}")
     if name == "triton" and not HAS_TRITON:
         raise RuntimeError("name: expected 'torch' where Triton is not installed, got 'triton'")
-    before, _forced = _forced, name
+    context = object()
+    with _lock:
+        _entered[context] = _forced = name
     try:
         yield
     finally:
-        _forced = before
+        with _lock:
+            del _entered[context]
+            _forced = next(reversed(_entered.values()), None)
 
 
 def forced_backend() -> str | None:

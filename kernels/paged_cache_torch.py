@@ -45,7 +45,7 @@ def write(
     rotate_torch.rotate(xs, turned, cos, sin, rotation, positions=positions, first_position=first_position)
     if norm is not None and not norm.first:
         turned = _normed(turned, norm)
-        if positions is not None:  # with an eps of 0 the norm makes NaN of the zeros of a token without a position
+        if positions is not None:  # a weight that is not finite makes NaN of the zeros of a token without a position
             per_token = positions[:, None] if rotation.offsets else positions
             nowhere = (per_token == NO_POSITION)[:, :, None, None]
             turned = [y.masked_fill(nowhere, 0) for y in turned]
@@ -74,8 +74,9 @@ def _normed(xs: Sequence[torch.Tensor], norm: Norm) -> list[torch.Tensor]:
     across, found = norm.across_heads(xs[0].shape[-1]), []
     for x, weight in zip(xs, (norm.q_weight, norm.k_weight), strict=True):
         rows = x.flatten(-2) if across else x
-        rows = qk_norm_torch.normed(rows, norm.eps)[0] * (weight.to(x.dtype) + norm.weight_offset)
-        found.append(rows.view(x.shape))
+        rows, rstd = qk_norm_torch.normed(rows, norm.eps)
+        rows = rows.masked_fill(rstd.isinf(), 0)  # zeros stay zeros where eps is 0
+        found.append((rows * (weight.to(x.dtype) + norm.weight_offset)).view(x.shape))
     return found
 
 

@@ -189,9 +189,12 @@ def _normalized(x0, x1, w0, w1, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NOR
     squares = sum_of_products(x0, x0, x1, x1)
     if NORM == "token":  # the rows are all heads of one token, and the rows beyond them are zeros
         rows = tl.reshape(squares, [1, 1, squares.shape[0]])
-        rstd = tl.rsqrt(sum_of_neighbours(rows) / (HEADS * HEAD_DIM) + EPS)
+        mean = sum_of_neighbours(rows) / (HEADS * HEAD_DIM)
     else:
-        rstd = tl.rsqrt(squares / HEAD_DIM + EPS)
+        mean = squares / HEAD_DIM
+    rstd = tl.rsqrt(mean + EPS)
+    if EPS == 0.0:  # zeros stay zeros
+        rstd = tl.where(mean == 0.0, 0.0, rstd)
     return w0 * (x0 * rstd), w1 * (x1 * rstd)
 
 

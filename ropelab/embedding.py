@@ -126,6 +126,8 @@ class RotaryEmbedding(torch.nn.Module):
     def tables(self, seq_len: int, device: torch.device | str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """``(cos, sin)``, each ``[rows, R/2]`` with at least ``seq_len`` rows, for `apply_rope` and `axial_tables`.
 
+        The results are copies, so that nobody can change the tables that modules share.
+
         Args:
             seq_len: the number of positions, at most 2**31.
             device: the device of the tables, by default torch's default device.
@@ -134,7 +136,7 @@ class RotaryEmbedding(torch.nn.Module):
             TypeError, ValueError: ``seq_len`` is not a number of tokens, or the device does not exist.
         """
         tables = self._prepared(_rows("seq_len", seq_len), usable("device", device))
-        return tables.cos, tables.sin
+        return tables.cos.clone(), tables.sin.clone()
 
     def prepare(self, seq_len: int, device: torch.device | str | None = None) -> None:
         """Make the tables for sequences of up to ``seq_len`` tokens on ``device``.
@@ -145,7 +147,7 @@ class RotaryEmbedding(torch.nn.Module):
         Raises:
             RuntimeError: the tables are missing during the capture of a CUDA graph.
         """
-        self.tables(seq_len, device)
+        self._prepared(_rows("seq_len", seq_len), usable("device", device))
 
     def _prepared(self, seq_len: int, device: torch.device) -> "_Tables":
         tables = self._tables.get((device, _within(seq_len, self.rope.lengths)))

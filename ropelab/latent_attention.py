@@ -9,6 +9,7 @@ from ropelab.autograd.latent_attention import differentiated, overwrite_tail
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.call.angles import Tables, given_tables
 from ropelab.call.latent_attention import check_tail
+from ropelab.call.memory import check_disjoint
 from ropelab.call.options import Options, locate
 from ropelab.layout.seq_format import check_seq_format, rank
 
@@ -55,7 +56,10 @@ def assemble_mla(
         "cos": cos, "sin": sin, "layout": layout, "out_layout": out_layout, "seq_format": seq_format,
         "positions": positions, "offsets": offsets, "inverse": inverse,
     }  # fmt: skip
+    inplace = flag("inplace", inplace)
     key, value = assemble_mla_kv(kv, k_pe, nope_dim, **where, copy_value=copy_value)
+    if inplace and not copy_value and not torch.compiler.is_compiling():  # compilers cannot follow this check
+        check_disjoint({"q": q}, {"kv": kv}, where=" for inplace=True and copy_value=False")
     return rotate_mla_query(q, nope_dim, **where, inplace=inplace), key, value
 
 

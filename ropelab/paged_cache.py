@@ -87,7 +87,7 @@ def rope_and_cache(
             for q and k.
         q_weight, k_weight: both ``[D]``, or ``[Hq * D]`` and ``[Hk * D]`` for a norm across heads; of one floating
             dtype. Without weights there is no norm.
-        eps: a number of at least 0, added to the mean of the squares.
+        eps: a number of at least 0, added to the mean of the squares. With 0, heads of zeros stay zeros.
         weight_offset: a number that is added to the weights: 1 for a model that multiplies by ``1 + w`` (Gemma).
         norm_first: normalize before the rotation (Qwen3); otherwise normalize the rotated heads (Hunyuan).
         q_out: as ``q``, or in float8_e4m3fn or float8_e5m2: the tensor for the result for q; ``q`` itself for a result

@@ -167,9 +167,20 @@ def test_a_long_prompt_leaves_no_trace(device, config):
         one = draw(1, 1, 2, 16, device=device)  # the next token
         wanted = expected(rope, one, seq_len=seq_len + 1, offsets=seq_len)
         assert torch.equal(rotary(one, offsets=seq_len), wanted)
-    short, long = (rotary.tables(seq_len, q.device)[0] for seq_len in (5, 60))
+    short, long = (rotary._prepared(seq_len, q.device) for seq_len in (5, 60))
     for _ in range(2):  # both are kept, so that they may mix
-        assert rotary.tables(5, q.device)[0] is short and rotary.tables(60, q.device)[0] is long
+        assert rotary._prepared(5, q.device) is short and rotary._prepared(60, q.device) is long
+
+
+def test_nobody_can_change_the_tables_of_a_module(qk):
+    """Whoever writes to the results of `tables` changes no rotation, of this module or of others."""
+    first, second = (RotaryEmbedding.from_config(HEADS) for _ in range(2))
+    before = first(*qk)
+    for table in first.tables(9, qk[0].device):
+        table.fill_(math.nan)
+    for module in (first, second, RotaryEmbedding.from_config(HEADS)):
+        assert all(torch.equal(y, b) for y, b in zip(module(*qk), before, strict=True))
+        assert not any(table.isnan().any() for table in module.tables(9, qk[0].device))
 
 
 def test_short_prompts_are_as_transformers_has_them():
@@ -190,15 +201,16 @@ def test_tables_grow_by_need_and_are_shared(device):
     other = RotaryEmbedding.from_config(HEADS | {"rope_theta": 2e4})
     q = draw(1, 3, 2, 16, device=device)
     first(q)
-    tables = first.tables(1, q.device)
-    assert len(tables[0]) == embedding.FEWEST_ROWS
-    assert second.tables(1, q.device)[0] is tables[0] and other.tables(1, q.device)[0] is not tables[0]
+    tables = first._prepared(1, q.device)
+    assert len(tables.cos) == embedding.FEWEST_ROWS
+    assert second._prepared(1, q.device) is tables and other._prepared(1, q.device) is not tables
     first(q, offsets=embedding.FEWEST_ROWS - 3)
-    assert first.tables(1, q.device)[0] is tables[0]
+    assert first._prepared(1, q.device) is tables
     first(q, offsets=embedding.FEWEST_ROWS - 2)
-    grown = first.tables(1, q.device)[0]
-    assert len(grown) == 2 * embedding.FEWEST_ROWS and torch.equal(grown[: embedding.FEWEST_ROWS], tables[0])
-    assert second.tables(1000, q.device)[0] is grown
+    grown = first._prepared(1, q.device)
+    assert len(grown.cos) == 2 * embedding.FEWEST_ROWS
+    assert torch.equal(grown.cos[: embedding.FEWEST_ROWS], tables.cos)
+    assert second._prepared(1000, q.device) is grown
     count = len(embedding._shared)
     del first, second, other, tables, grown
     assert len(embedding._shared) < count
@@ -209,7 +221,7 @@ def test_copies_share_tables(qk):
     rotary = RotaryEmbedding.from_config(HEADS)
     rotary(*qk)
     again = copy.deepcopy(rotary)
-    assert again.tables(9)[0] is rotary.tables(9)[0] and len(pickle.dumps(rotary)) < 4000
+    assert again._prepared(9, qk[0].device) is rotary._prepared(9, qk[0].device) and len(pickle.dumps(rotary)) < 4000
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])

@@ -11,7 +11,7 @@ from ropelab.autograd.batching import for_each_batched_gradient, is_batched_grad
 from ropelab.autograd.rotation import differentiated as rotated
 from ropelab.autograd.rotation import recorded, rotate_recorded, transformed
 from ropelab.call.angles import Tables
-from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
+from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable, read_tensors
 from ropelab.call.latent_attention import check_latent_arguments, check_tail, run_backward, run_forward, turn_tail
 from ropelab.call.memory import overlaps_itself
 from ropelab.call.operator import copy_over, must_dispatch
@@ -123,7 +123,7 @@ def overwrite_tail(q, tables: Tables, positions, first_position: int, options: O
     if not recorded(q):
         turn_tail(q, *arguments)
         return q
-    check_memory(q, None)
+    check_memory(q, None, read_tensors(tables, positions, options))
     check_writable(q, None)
     if not consume:
         check_inplace_autograd(q, None, tables)

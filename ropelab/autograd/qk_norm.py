@@ -11,7 +11,8 @@ from ropelab.call.angles import Tables
 from ropelab.call.checks import check_recordable
 from ropelab.call.options import Options
 from ropelab.call.qk_norm import check_qk_norm_arguments, run_backward, run_forward
-from ropelab.kernels import qk_norm_torch
+from ropelab.kernels import NO_POSITION, qk_norm_torch
+from ropelab.layout.seq_format import from_bshd
 
 
 def differentiated(
@@ -33,9 +34,14 @@ def _composed(q, k, q_weight, k_weight, tables: Tables, positions, first_positio
     The arithmetic has the dtype that the kernel uses, and only the result is rounded to the dtype of q.
     """
     wide = qk_norm_torch.compute_dtype(q, tables.cos, (q_weight, k_weight))
-    normed = []
+    normed, nowhere = [], None
+    if positions is not None:
+        per_token = positions[:, None] if options.offsets else torch.atleast_2d(positions)
+        nowhere = from_bshd((per_token == NO_POSITION)[:, :, None, None], options.seq_format)
     for x, weight in ((q, q_weight), (k, k_weight)):
         x = x.to(wide)
+        if nowhere is not None:  # a token without a position may hold any values, and has zero gradient
+            x = x.masked_fill(nowhere, 1)
         normed.append(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(wide))
     rotated = rotate_recorded(normed[0], normed[1], tables, positions, first_position, options)
     return tuple(y.to(q.dtype) for y in rotated)

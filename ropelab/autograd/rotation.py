@@ -18,6 +18,7 @@ from ropelab.call.checks import (
     check_recordable,
     check_rope_arguments,
     check_writable,
+    read_tensors,
 )
 from ropelab.call.operator import copy_over, must_dispatch, run
 from ropelab.call.options import Options
@@ -64,7 +65,7 @@ def _record(q, k, angles: Angles, positions, first_position: int, options: Optio
     except RuntimeError:  # autograd saves no inference tensor, but its message names no argument
         trained_tables = any(getattr(x, "requires_grad", False) for x in angles.tensors)
         saved = {"q": q, "k": k} if trained_tables else {}
-        check_recordable(positions=positions, **_named(angles), **saved)
+        check_recordable(positions=positions, **angles.named, **saved)
         raise
 
 
@@ -77,10 +78,10 @@ def _overwrite(q, k, angles: Angles, positions, first_position: int, options: Op
         return _overwrite_by_copy(q, k, *arguments)
     check_rope_arguments(q, k, angles, positions, options)
     check_layouts_alike(options)
-    check_memory(q, k)
+    check_memory(q, k, read_tensors(angles, positions, options))
     check_writable(q, k)
     check_inplace_autograd(q, k, angles)
-    check_recordable(positions=positions, **_named(angles))
+    check_recordable(positions=positions, **angles.named)
     check_places(q, angles, positions, first_position, options)
     if k is not None and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
@@ -217,12 +218,6 @@ def _rotate_gradients(q, k, angles: Angles, *where):
 
 def _rotate_batches(q, k, angles: Angles, positions, first_position: int, options: Options):
     """Rotate tensors that may be batches of gradients or of tangents, without a record for autograd."""
-    if not torch.compiler.is_compiling() and (is_batched_gradient(q) or is_batched_gradient(k)):
+    if not torch.compiler.is_compiling() and any(map(is_batched_gradient, (q, k, *angles.tensors))):
         return rotate_batched_gradients(_rotate_batches, q, k, angles, positions, first_position, options)
     return run(q, k, angles, positions, first_position, options, False)
-
-
-def _named(angles: Angles) -> dict[str, torch.Tensor | None]:
-    """The name of the argument -> the tensor, for the tensors of ``angles``."""
-    first, second = angles.tensors
-    return {"frequencies": first} if second is None else {"cos": first, "sin": second}

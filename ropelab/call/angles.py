@@ -29,6 +29,11 @@ class Tables:
         return self.cos, self.sin
 
     @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """The name of the argument -> the tensor."""
+        return {"cos": self.cos, "sin": self.sin}
+
+    @property
     def columns(self) -> int:
         """W, the number of columns of a table."""
         return self.cos.shape[-1]
@@ -75,6 +80,11 @@ class Frequencies:
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``(numbers, None)``, for functions that take only tensors."""
         return self.numbers, None
+
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """The name of the argument -> the tensor."""
+        return {"frequencies": self.numbers}
 
     @property
     def columns(self) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name
 from ropelab.call.angles import Angles, Frequencies, Tables
-from ropelab.call.memory import may_share_elements, overlaps_itself
+from ropelab.call.memory import Named, check_disjoint
 from ropelab.call.options import Options
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 from ropelab.layout.pairing import check_layout
@@ -97,16 +97,21 @@ def check_layouts_alike(options: Options) -> None:
         )
 
 
-def check_memory(q: torch.Tensor, k: torch.Tensor | None) -> None:
-    """Raise ValueError where two elements of q and k may share an address, because both would be written."""
-    for name, x in (("q", q), ("k", k)):
-        if x is not None and overlaps_itself(x):
-            raise ValueError(
-                f"{name}: expected elements at distinct addresses for inplace=True, "
-                f"got strides {tuple(x.stride())} for shape {tuple(x.shape)}"
-            )
-    if k is not None and may_share_elements(q, k):
-        raise ValueError("k: expected memory disjoint from q's for inplace=True, got overlapping tensors")
+INPLACE = " for inplace=True"
+
+
+def check_memory(q: torch.Tensor, k: torch.Tensor | None, read: Named | None = None) -> None:
+    """Raise ValueError where an element of q or k, which are written, may have the address of another element.
+
+    Args:
+        read: the other tensors of the call, from `read_tensors`.
+    """
+    check_disjoint({"q": q, "k": k}, read or {}, where=INPLACE)
+
+
+def read_tensors(angles: Angles, positions: torch.Tensor | None, options: Options) -> dict[str, torch.Tensor | None]:
+    """The tensors that a rotation only reads: the name of the argument -> the tensor."""
+    return {**angles.named, "offsets" if options.offsets else "positions": positions}
 
 
 def check_writable(q: torch.Tensor, k: torch.Tensor | None) -> None:

@@ -11,8 +11,9 @@ from torch.autograd.graph import increment_version
 
 from ropelab.arguments import check_tensor, dtype_name
 from ropelab.call.angles import Tables
-from ropelab.call.checks import check_memory, check_places, check_rope_arguments, check_writable
+from ropelab.call.checks import INPLACE, check_places, check_rope_arguments, check_writable, read_tensors
 from ropelab.call.launch_cache import LaunchCache, call_key
+from ropelab.call.memory import DisjointCheck
 from ropelab.call.operator import must_dispatch
 from ropelab.call.options import Options
 from ropelab.kernels import backend, uses_triton
@@ -52,13 +53,17 @@ def turn_tail(q, tables: Tables, positions, first_position: int, options: Option
     The function serves plain tensors.
     """
     key = call_key((q, positions), tables, "turn_tail", options)
-    launch = prepared_calls.get(key)
-    if launch is None:
+    key = None if key is None else (key, tables.cos.shape)
+    launch, check_memory = prepared_calls.get(key), memory_checks.get(key)
+    if launch is None or check_memory is None:
         check_tail(q, tables, positions, options)
-        check_memory(q, None)
+        check_memory = DisjointCheck({"q": q}, read_tensors(tables, positions, options), where=INPLACE)
+    check_memory(q, *tables.tensors, positions)
     check_places(q, tables, positions, first_position, options)
     check_writable(q, None)
-    launch = launch or _prepare("turn_tail", key, (), (q,), tables, positions, options)
+    if launch is None:
+        launch = _prepare("turn_tail", key, (), (q,), tables, positions, options)
+        memory_checks.put(key, check_memory)
     increment_version((q,))  # autograd does not see a kernel write
     launch((), (q,), tables, positions, first_position)
 
@@ -101,6 +106,8 @@ def _empty_gradients(key_grad, value_grad, options: Options) -> list[torch.Tenso
 
 
 prepared_calls: LaunchCache[Callable[..., None]] = LaunchCache()
+memory_checks: LaunchCache[DisjointCheck] = LaunchCache()
+"""The checks of the calls in place in `prepared_calls`."""
 
 
 def _prepare(step: str, key, given, made, tables: Tables, positions, options: Options) -> Callable[..., None]:

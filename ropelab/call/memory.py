@@ -1,5 +1,7 @@
 """This file allocates results, and tells from shapes, strides and addresses whether two elements share an address."""
 
+from collections.abc import Mapping
+
 import torch
 from torch._subclasses import FakeTensor
 
@@ -16,6 +18,76 @@ def is_same_view(x: torch.Tensor, y: torch.Tensor) -> bool:
         return x is y
     same = x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride()
     return same and addresses_between(x, y) == 0
+
+
+Named = Mapping[str, torch.Tensor | None]
+"""The name of the argument -> the tensor, or None where there is no tensor."""
+
+
+def check_disjoint(written: Named, read: Named, same: Mapping[str, str] | None = None, where: str = "") -> None:
+    """Raise ValueError where an element that a call writes has the address of another element of the call.
+
+    Args:
+        written, read: the arguments that the call writes, and the other arguments.
+        same: a written argument -> the argument that may be the same view.
+        where: the end of the expectation in the message.
+    """
+    for name, x in written.items():
+        if x is not None and overlaps_itself(x):
+            raise ValueError(
+                f"{name}: expected elements at distinct addresses{where}, "
+                f"got strides {tuple(x.stride())} for shape {tuple(x.shape)}"
+            )
+    for i, (name, x) in enumerate(written.items()):
+        for other, y in (*list(written.items())[:i], *read.items()):
+            may_be_same = same is not None and same.get(name) == other
+            if x is None or y is None or (may_be_same and is_same_view(x, y)):
+                continue
+            if may_share_elements(x, y):
+                exception = f", or {other} itself" if may_be_same else ""
+                raise ValueError(
+                    f"{name}: expected memory disjoint from {other}'s{exception}{where}, got overlapping tensors"
+                )
+
+
+class DisjointCheck:
+    """`check_disjoint` for calls whose tensors agree in everything but contents and addresses.
+
+    A call compares the ranges of its addresses. Only where two ranges meet, as for views of one buffer, and only for
+    distances that no earlier call had, the strides decide.
+
+    Args:
+        written, read, same, where: as for `check_disjoint`, for one of these calls.
+    """
+
+    def __init__(self, written: Named, read: Named, same: Mapping[str, str] | None = None, where: str = ""):
+        self.written, self.read, self.same, self.where = tuple(written), tuple(read), same, where
+        tensors = [x for x in (*written.values(), *read.values()) if x is not None]
+        count = sum(x is not None for x in written.values())
+        sizes = [_span(_axes(x)) * x.itemsize if _has_elements(x) else 0 for x in tensors]
+        self._pairs = [
+            (i, j, -sizes[j], sizes[i])
+            for i in range(count)
+            for j in (*range(i), *range(count, len(tensors)))
+            if sizes[i] and sizes[j]
+        ]
+        self._found_disjoint: set[tuple] = set()
+
+    def __call__(self, *tensors: torch.Tensor | None) -> None:
+        """Check the tensors, in the order of ``written`` and ``read``."""
+        at = [x.data_ptr() for x in tensors if x is not None]
+        meeting = tuple([(i, j, at[j] - at[i]) for i, j, low, high in self._pairs if low < at[j] - at[i] < high])
+        if self._found_disjoint and (not meeting or meeting in self._found_disjoint):
+            return
+        count = len(self.written)
+        written = dict(zip(self.written, tensors[:count], strict=True))
+        check_disjoint(written, dict(zip(self.read, tensors[count:], strict=True)), self.same, self.where)
+        if len(self._found_disjoint) >= _MOST_DISTANCES:
+            self._found_disjoint.clear()
+        self._found_disjoint.add(meeting)
+
+
+_MOST_DISTANCES = 64
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:

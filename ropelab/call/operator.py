@@ -22,8 +22,8 @@ def run(q, k, angles: Angles, positions, first_position: int, options: Options, 
 def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
     """Whether the call must go through the dispatcher.
 
-    A call must go through the dispatcher where a compiler traces, where a dispatch mode is active, and where q or k is
-    of a subclass of tensor, such as a fake tensor. Parameters count as plain tensors.
+    A call must go through the dispatcher where a compiler traces, where a dispatch mode is active, where q or k is of
+    a subclass of tensor, such as a fake tensor, and for tensors on the device meta. Parameters count as plain tensors.
 
     Raises:
         TypeError: q or k is a DTensor, whose sharding the operators do not know.
@@ -33,6 +33,7 @@ def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
         or (type(q) not in _PLAIN and _is_subclass("q", q))
         or (type(k) not in _PLAIN and _is_subclass("k", k))
         or torch._C._len_torch_dispatch_stack() > 0
+        or (isinstance(q, torch.Tensor) and q.is_meta)
     )
 
 

@@ -1,6 +1,7 @@
 """This file executes the rotation that also writes into a paged cache, and makes it an operator of the dispatcher."""
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
@@ -8,16 +9,18 @@ from torch.autograd.graph import increment_version
 from ropelab.call.angles import angles_of
 from ropelab.call.checks import check_places
 from ropelab.call.launch_cache import LaunchCache, call_key
-from ropelab.call.memory import bytes_between, is_same_view
+from ropelab.call.memory import DisjointCheck, check_disjoint, is_same_view
 from ropelab.call.operator import must_dispatch
 from ropelab.call.options import Options
 from ropelab.call.paged_cache_arguments import PagedCacheCall
 from ropelab.call.paged_cache_checks import (
+    IN_PLACE,
     check_call,
     check_no_grad,
     check_slots,
     check_written,
-    overlapping_pairs,
+    read,
+    written,
 )
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.paged_cache import Norm, Scales, Tensors
@@ -31,16 +34,18 @@ def run(call: PagedCacheCall) -> None:
     if not must_dispatch(t.q, t.k):
         return _executed(call)
     check_call(call)
+    if not torch.compiler.is_compiling():  # compilers cannot follow this check
+        check_disjoint(written(call), read(call), IN_PLACE)
     # Compilers follow no operator that writes over its own input, so the operator gets new tensors there.
     in_place = {name: out for name, out, x in _outputs(t) if is_same_view(out, x)}
-    written = t._replace(**{name: torch.empty_like(out) for name, out in in_place.items()})
+    new = t._replace(**{name: torch.empty_like(out) for name, out in in_place.items()})
     options = call.options
     rope_and_cache(
-        *written, *call.weights, *call.scales, *call.angles.tensors, call.positions, call.first_position,
+        *new, *call.weights, *call.scales, *call.angles.tensors, call.positions, call.first_position,
         options.layout, options.seq_format, options.rotary_slice, options.offsets, *call.numbers,
     )  # fmt: skip
     for name, out in in_place.items():
-        out.copy_(getattr(written, name))
+        out.copy_(getattr(new, name))
 
 
 def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -52,7 +57,14 @@ def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     return [(name, out, x) for name, out, x in pairs if out is not None and x is not None]
 
 
-prepared_calls: LaunchCache[Callable[[PagedCacheCall], None]] = LaunchCache()
+class Prepared(NamedTuple):
+    """The launch of a call, and the check of the memory that it writes."""
+
+    launch: Callable[[PagedCacheCall], None]
+    check_memory: DisjointCheck
+
+
+prepared_calls: LaunchCache[Prepared] = LaunchCache()
 
 
 def _executed(call: PagedCacheCall) -> None:
@@ -61,25 +73,36 @@ def _executed(call: PagedCacheCall) -> None:
     prepared = prepared_calls.get(key)
     if prepared is None:
         check_call(call)
+        check_memory = DisjointCheck(written(call), read(call), IN_PLACE)
+    else:
+        check_memory = prepared.check_memory
+    check_memory(*_in_order(call))
     check_places(t.q, call.angles, call.positions, call.first_position, call.options)
     check_slots(t)
     check_written(t)
     if prepared is None:
-        prepared = _prepare(call)
+        prepared = Prepared(_prepare(call), check_memory)
         prepared_calls.put(key, prepared)
-    written = [x for x in (t.q_out, t.k_out, t.v_out, t.k_cache, t.v_cache, t.q_nope_out) if x is not None]
-    increment_version(written)  # autograd does not see a kernel write
-    prepared(call)
+    outputs = [x for x in (t.q_out, t.k_out, t.v_out, t.k_cache, t.v_cache, t.q_nope_out) if x is not None]
+    increment_version(outputs)  # autograd does not see a kernel write
+    prepared.launch(call)
+
+
+def _in_order(call: PagedCacheCall) -> tuple[torch.Tensor | None, ...]:
+    """The tensors in the order of `written` and `read`, without the time that the names take."""
+    t = call.tensors
+    return (
+        t.k_cache, t.v_cache, t.q_out, t.k_out, t.v_out, t.q_nope_out, t.q, t.k, t.v, t.q_nope, t.slots,
+        *call.weights, *call.scales, *call.angles.named.values(), call.positions,
+    )  # fmt: skip
 
 
 def _key(call: PagedCacheCall) -> Hashable | None:
-    """The key of a call, with the distances of the tensors whose memory must be disjoint; None as for `call_key`."""
-    t = call.tensors
-    key = call_key((*t, *call.weights, *call.scales, call.positions), call.angles, call.options, *call.numbers)
-    try:
-        return None if key is None else (key, *[bytes_between(x, y) for _, x, _, y in overlapping_pairs(t)])
-    except AttributeError:  # a tensor is missing
-        return None
+    """The key of a call; None as for `call_key`. The check of memory depends on the number of rows, too."""
+    key = call_key(
+        (*call.tensors, *call.weights, *call.scales, call.positions), call.angles, call.options, *call.numbers
+    )
+    return None if key is None else (key, call.angles.tensors[0].shape)
 
 
 def _prepare(call: PagedCacheCall) -> Callable[[PagedCacheCall], None]:

@@ -3,13 +3,11 @@
 Each message names the argument, what the call expected and what it got.
 """
 
-from collections.abc import Iterator
-
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
-from ropelab.call.checks import check_rope_arguments
-from ropelab.call.memory import is_same_view, may_share_elements, overlaps_itself
+from ropelab.call.checks import check_rope_arguments, read_tensors
+from ropelab.call.memory import Named
 from ropelab.call.paged_cache_arguments import PagedCacheCall
 from ropelab.call.qk_norm import check_weights
 from ropelab.kernels.float8 import FLOAT8_DTYPES
@@ -46,21 +44,16 @@ def check_call(call: PagedCacheCall) -> None:
     _check_scale("q_scale", call.scales.q, heads[0], "q_out", t.q_out)
     _check_scale("k_scale", call.scales.k, heads[1], "key_cache", t.k_cache)
     _check_scale("v_scale", call.scales.v, heads[1], "value_cache", t.v_cache)
-    if not torch.compiler.is_compiling():  # compilers cannot follow this check
-        _check_memory(t)
 
 
 def check_no_grad(call: PagedCacheCall) -> None:
     """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
     if not torch.is_grad_enabled():
         return
-    weights = dict(zip(("q_weight", "k_weight"), call.weights, strict=True))
-    scales = {f"{name}_scale": x for name, x in call.scales._asdict().items()}
-    angles = dict(zip(("cos", "sin"), call.angles.tensors, strict=True))
-    for name, x in (call.tensors._asdict() | weights | scales | angles).items():
+    for name, x in {**written(call), **read(call)}.items():
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
-                f"{NAMES.get(name, name)}: expected a tensor without grad, or torch.no_grad() (the call has no "
+                f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "
                 "backward), got requires_grad=True"
             )
 
@@ -91,19 +84,26 @@ def check_slots(t: Tensors) -> None:
         raise ValueError(f"slot_mapping: expected slots below the {capacity} slots of key_cache, got {last}")
 
 
-def overlapping_pairs(t: Tensors) -> Iterator[tuple[str, torch.Tensor, str, torch.Tensor]]:
-    """The pairs of tensors that must not share an element, because one is written and the other is read or written."""
-    yield "value_cache", t.v_cache, "key_cache", t.k_cache
-    outputs = [(name, out) for name, out, _ in _outputs(t) if out is not None]
-    for i, (name, out) in enumerate(outputs):
-        for other in ("q", "k", "v", "q_nope", "k_cache", "v_cache"):
-            if (x := getattr(t, other)) is not None:
-                yield name, out, NAMES.get(other, other), x
-        for other, x in outputs[:i]:
-            yield name, out, other, x
+def written(call: PagedCacheCall) -> Named:
+    """The tensors that the call writes: the name of the argument -> the tensor."""
+    return {NAMES.get(name, name): getattr(call.tensors, name) for name in _WRITTEN}
 
 
-_WRITTEN = ("q_out", "k_out", "v_out", "q_nope_out", "k_cache", "v_cache")
+def read(call: PagedCacheCall) -> Named:
+    """The tensors that the call only reads: the name of the argument -> the tensor."""
+    t = call.tensors
+    return {
+        "q": t.q, "k": t.k, "v": t.v, "q_nope": t.q_nope, "slot_mapping": t.slots,
+        **dict(zip(("q_weight", "k_weight"), call.weights, strict=True)),
+        **{f"{name}_scale": x for name, x in call.scales._asdict().items()},
+        **read_tensors(call.angles, call.positions, call.options),
+    }  # fmt: skip
+
+
+IN_PLACE = {"q_out": "q", "k_out": "k", "v_out": "v", "q_nope_out": "q_nope"}
+"""An output -> the input that it may be."""
+
+_WRITTEN = ("k_cache", "v_cache", "q_out", "k_out", "v_out", "q_nope_out")
 
 
 def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor | None, torch.Tensor | None]]:
@@ -204,20 +204,3 @@ def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: 
     check_device(name, scale, x)
     if x.dtype not in FLOAT8_DTYPES:
         raise ValueError(f"{name}: expected no scale for the dtype of {of}, {dtype_name(x.dtype)}, got a scale")
-
-
-def _check_memory(t: Tensors) -> None:
-    for name in _WRITTEN:
-        x = getattr(t, name)
-        if x is not None and overlaps_itself(x):
-            raise ValueError(
-                f"{NAMES.get(name, name)}: expected elements at distinct addresses, "
-                f"got strides {tuple(x.stride())} for shape {tuple(x.shape)}"
-            )
-    in_place = {"q_out": "q", "k_out": "k", "v_out": "v", "q_nope_out": "q_nope"}
-    for name, x, other, y in overlapping_pairs(t):
-        if in_place.get(name) == other and is_same_view(x, y):
-            continue
-        if may_share_elements(x, y):
-            exception = f", or {other} itself" if in_place.get(name) == other else ""
-            raise ValueError(f"{name}: expected memory disjoint from {other}'s{exception}, got overlapping tensors")

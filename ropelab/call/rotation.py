@@ -7,9 +7,16 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ropelab.call.angles import Angles
-from ropelab.call.checks import check_layouts_alike, check_memory, check_places, check_rope_arguments, check_writable
+from ropelab.call.checks import (
+    INPLACE,
+    check_layouts_alike,
+    check_places,
+    check_rope_arguments,
+    check_writable,
+    read_tensors,
+)
 from ropelab.call.launch_cache import LaunchCache, call_key
-from ropelab.call.memory import bytes_between
+from ropelab.call.memory import DisjointCheck
 from ropelab.call.options import Options
 from ropelab.kernels import Rotation, backend, uses_triton
 from ropelab.kernels.rotation import MOST_ROWS
@@ -17,14 +24,15 @@ from ropelab.layout.seq_format import to_bshd
 
 
 class Prepared(NamedTuple):
-    """The rotation in the kernels' terms, a launch, and the tokens of a sequence.
+    """The rotation in the kernels' terms, a launch, the tokens of a sequence, and the check of memory.
 
-    The launch is None where the backend prepares nothing.
+    The launch is None where the backend prepares nothing, and the check is None for a rotation into new tensors.
     """
 
     rotation: Rotation
     launch: Callable[..., None] | None
     seq_len: int
+    check_memory: DisjointCheck | None
 
 
 prepared_calls: LaunchCache[Prepared] = LaunchCache()
@@ -41,14 +49,18 @@ def executed(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rotate q, or q and k, into new tensors or in place. `apply_rope` describes the arguments and the errors."""
     key = call_key((q, k, positions), angles, options, inplace)
-    if inplace and k is not None and key is not None:
-        key = key, bytes_between(q, k)
+    if inplace and key is not None:
+        key = key, angles.tensors[0].shape
     prepared = prepared_calls.get(key)
+    check_memory = None if prepared is None else prepared.check_memory
     if prepared is None:
         check_rope_arguments(q, k, angles, positions, options)
         if inplace:
             check_layouts_alike(options)
-            check_memory(q, k)
+            read = read_tensors(angles, positions, options)
+            check_memory = DisjointCheck({"q": q, "k": k}, read, where=INPLACE)
+    if check_memory is not None:
+        check_memory(q, k, *angles.named.values(), positions)
     rows = angles.position_count
     if prepared is None or positions is not None or first_position + prepared.seq_len > rows:
         check_places(q, angles, positions, first_position, options)
@@ -57,7 +69,7 @@ def executed(
     q_out = q if inplace else torch.empty_like(q)
     k_out = k if inplace or k is None else torch.empty_like(k)
     if prepared is None:
-        prepared = _prepare(q, k, q_out, k_out, angles, positions, options)
+        prepared = _prepare(q, k, q_out, k_out, angles, positions, options, check_memory)
         prepared_calls.put(key, prepared)
     if inplace:  # autograd does not see a kernel write, and a function that saved q or k must fail in its backward
         increment_version((q,) if k is None else (q, k))
@@ -75,7 +87,7 @@ def executed(
     return q_out if k_out is None else (q_out, k_out)
 
 
-def _prepare(q, k, q_out, k_out, angles: Angles, positions, options: Options) -> Prepared:
+def _prepare(q, k, q_out, k_out, angles: Angles, positions, options: Options, check_memory) -> Prepared:
     rotation = options.rotation(angles)
     cos, sin = angles.for_kernels
     xs, outs, positions = _views(q, k, q_out, k_out, positions, options)
@@ -84,7 +96,7 @@ def _prepare(q, k, q_out, k_out, angles: Angles, positions, options: Options) ->
         rotate_triton = backend("rotate", q)
         if len(xs[0]) <= rotate_triton.MAX_BATCH:
             launch = rotate_triton.plan(xs, outs, cos, sin, positions, rotation)
-    return Prepared(rotation, launch, xs[0].shape[1])
+    return Prepared(rotation, launch, xs[0].shape[1], check_memory)
 
 
 def _views(q, k, q_out, k_out, positions, options: Options):

@@ -22,8 +22,12 @@ import torch
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Placement, Replicate, Shard
 
 from ropelab import qk_norm, rope
-from ropelab.arguments import integer, shown
+from ropelab.arguments import POSITION_DTYPES, check_tensor, flag, integer, shown
+from ropelab.autograd.rotation import recorded
+from ropelab.call.angles import Angles, given_angles
+from ropelab.call.checks import check_inplace_autograd, check_layouts_alike, check_memory, check_writable
 from ropelab.call.operator import copy_over
+from ropelab.call.options import Options, locate
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
 
@@ -59,13 +63,16 @@ def apply_rope(
         TypeError: q or k is not a DTensor, or as `ropelab.apply_rope`.
         ValueError: a placement cannot be rotated, q and k are placed apart, or as `ropelab.apply_rope`.
     """
-    sharding = _Sharding(q, k, seq_format)
-    tables = {"cos": cos, "sin": sin, "frequencies": frequencies}
-    options |= {name: sharding.local_table(name, x) for name, x in tables.items() if x is not None}
+    sharding, inplace = _Sharding(q, k, seq_format), flag("inplace", inplace)
+    angles = given_angles(cos, sin, frequencies)
+    options |= {name: sharding.local_table(name, x) for name, x in angles.named.items()}
     options |= sharding.local_positions(positions, offsets)
     local = rope.apply_rope(q.to_local(), None if k is None else k.to_local(), seq_format=seq_format, **options)
     ys = sharding.whole((local,) if isinstance(local, torch.Tensor) else local)
     if inplace:
+        layout = options.get("layout", "split_half")
+        check_layouts_alike(Options(layout, options.get("out_layout") or layout, seq_format, None, False, False))
+        _check_overwritable(q, k, angles)
         copy_over(sharding.xs, ys)
         ys = sharding.xs
     return ys[0] if k is None else (ys[0], ys[1])
@@ -108,11 +115,22 @@ def apply_qk_norm_rope(
     return q_out, k_out
 
 
+def _check_overwritable(q: DTensor, k: DTensor | None, angles: Angles) -> None:
+    """Raise ValueError unless results may be written over q and k."""
+    if torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
+        return
+    check_memory(q.to_local(), None if k is None else k.to_local())
+    check_writable(q, k)
+    if recorded(q, k, *angles.tensors):
+        check_inplace_autograd(q, k, angles)
+
+
 class _Sharding:
     """The placements of q and k, and what they leave of every other argument on this rank."""
 
     def __init__(self, q: DTensor, k: DTensor | None, seq_format: str):
         check_seq_format(seq_format)
+        self.seq_format = seq_format
         self.xs = [q] if k is None else [q, k]
         for name, x in zip("qk", self.xs, strict=False):
             if not isinstance(x, DTensor):
@@ -158,6 +176,11 @@ class _Sharding:
         self, positions: torch.Tensor | None, offsets: int | torch.Tensor
     ) -> dict[str, torch.Tensor | int]:
         """The arguments ``positions`` or ``offsets`` of this rank's tokens."""
+        locate(self.xs[0], positions, offsets, self.seq_format)  # refuses positions beside offsets
+        if positions is not None:
+            check_tensor("positions", positions, (1, 2), "[S], [1, S] or [B, S]", POSITION_DTYPES)
+        if isinstance(offsets, torch.Tensor):
+            check_tensor("offsets", offsets, (1,), "[B]", POSITION_DTYPES)
         along_sequence = any(self._shards(p, self.seq) for p in self.xs[0].placements)
         if positions is None and along_sequence:
             positions = self._counted(offsets)
