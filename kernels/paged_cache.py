@@ -78,7 +78,7 @@ class Norm(NamedTuple):
 
     def across_heads(self, head_dim: int) -> bool:
         """Whether all heads of a token share a mean of the squares."""
-        return max(len(self.q_weight), len(self.k_weight)) > head_dim
+        return {len(self.q_weight), len(self.k_weight)} != {head_dim}
 
 
 class Scales(NamedTuple):

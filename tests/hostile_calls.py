@@ -6,6 +6,7 @@ other ways to write a valid value, which must give the same result.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -612,3 +613,101 @@ def names(call: Call) -> set[str]:
     """The names that the message of a refusal may begin with."""
     target = TARGETS[call.target]
     return {*target.arguments, *target.names}
+
+
+# ------------------------------------------------------------------------------------------------ memory and sizes
+
+
+class Operator(NamedTuple):
+    """A function that rotates, and the arguments that the call with these names writes."""
+
+    function: Callable
+    written: tuple[str, ...] = ()
+
+
+OPERATORS = {
+    "apply_rope": Operator(ropelab.apply_rope),
+    "apply_rope, in place": Operator(partial(ropelab.apply_rope, inplace=True), ("q", "k")),
+    "apply_qk_norm_rope": Operator(ropelab.apply_qk_norm_rope),
+    "assemble_mla": Operator(ropelab.assemble_mla),
+    "assemble_mla, in place": Operator(partial(ropelab.assemble_mla, inplace=True), ("q",)),
+    "assemble_mla, in place beside a view": Operator(
+        partial(ropelab.assemble_mla, inplace=True, copy_value=False), ("q",)
+    ),
+    "assemble_mla_kv": Operator(ropelab.assemble_mla_kv),
+    "rotate_mla_query, in place": Operator(partial(ropelab.rotate_mla_query, inplace=True), ("q",)),
+    "rotate_mla_query, consumed": Operator(partial(ropelab.rotate_mla_query, inplace=True, consume=True), ("q",)),
+    "rope_and_cache": Operator(
+        partial(ropelab.rope_and_cache, seq_format="bshd"), ("key_cache", "value_cache", "q_out", "k_out", "v_out")
+    ),
+    "rope_and_cache, q apart": Operator(
+        partial(ropelab.rope_and_cache, seq_format="bshd"), ("key_cache", "value_cache", "q_out", "q_nope_out")
+    ),
+    "rope_and_cache, 8-bit floats": Operator(
+        partial(ropelab.rope_and_cache, seq_format="bshd"), ("key_cache", "value_cache", "q_out")
+    ),
+    "mla_rope_and_cache": Operator(ropelab.mla_rope_and_cache, ("kv_cache", "q_out", "k_out")),
+}
+
+
+def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positions", device="cpu") -> dict[str, Any]:
+    """The arguments of a valid call of one of `OPERATORS`, with a head of 8 features that rotate.
+
+    Args:
+        where: "positions", "offsets" or "neither".
+    """
+
+    def draw(*shape):
+        return torch.randn(shape, device=device)
+
+    packed = name == "mla_rope_and_cache"
+    if packed:
+        batch, tokens = 1, batch * tokens
+    found = {"cos": draw(40, 4), "sin": draw(40, 4)}
+    if where == "positions":
+        found["positions"] = torch.arange(tokens, device=device)
+    if where == "offsets":
+        found["offsets"] = torch.arange(batch, device=device)
+    q, k = draw(batch, tokens, heads, 8), draw(batch, tokens, kv_heads, 8)
+    slots = torch.arange(batch * tokens, device=device).flip(0)
+    if name.startswith("apply"):
+        weights = {} if "norm" not in name else {"q_weight": draw(8), "k_weight": draw(8)}
+        return {"q": q, "k": k, **weights, **found}
+    if "assemble" in name or name.startswith("rotate"):
+        found["cos"], found["sin"] = draw(40, 8), draw(40, 8)
+        q, kv, k_pe = draw(batch, tokens, heads, 12), draw(batch, tokens, heads, 10), draw(batch, tokens, 1, 8)
+        if name == "assemble_mla_kv":
+            return {"kv": kv, "k_pe": k_pe, "nope_dim": 4, **found}
+        return {"q": q, "nope_dim": 4, **found} if "query" in name else {"q": q, "kv": kv, "k_pe": k_pe, **found}
+    if packed:
+        return {
+            "q_pe": q[0], "k_pe": k[0, :, 0] if kv_heads else draw(tokens, 8), "kv_c": draw(tokens, 5),
+            "kv_cache": draw(5, 8, 13), "slot_mapping": slots, "q_out": draw(tokens, heads, 8),
+            "k_out": draw(tokens, 8), **found,
+        }  # fmt: skip
+    found |= {
+        "q": q, "k": k, "v": draw(batch, tokens, kv_heads, 6), "slot_mapping": slots,
+        "key_cache": draw(5, 8, kv_heads, 8), "value_cache": draw(5, 8, kv_heads, 6), "q_out": torch.empty_like(q),
+    }  # fmt: skip
+    if "8-bit" in name:
+        for written in ("key_cache", "value_cache", "q_out"):
+            found[written] = found[written].to(torch.float8_e4m3fn)
+        return found | {f"{x}_scale": draw(1).abs() + 1 for x in "qkv"}
+    if "apart" in name:
+        return found | {"q_nope": draw(batch, tokens, heads, 4), "q_nope_out": draw(batch, tokens, heads, 4)}
+    weights = {"q_weight": draw(8 * heads), "k_weight": draw(8 * kv_heads)}  # a norm across heads, eps included
+    return found | weights | {"k_out": torch.empty_like(k), "v_out": draw(batch, tokens, kv_heads, 6), "eps": 0.0}
+
+
+def copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+
+
+def sharing(arguments: dict[str, Any], written: str, other: str) -> dict[str, Any]:
+    """The arguments, with the tensor ``other`` in the memory of the tensor ``written``, where both begin."""
+    x, y = arguments[written], arguments[other]
+    memory = torch.zeros(max(x.nbytes, y.nbytes) // 8 * 8 + 8, dtype=torch.uint8)
+    first, second = (memory[: t.nbytes].view(t.dtype).view(t.shape) for t in (x, y))
+    first.copy_(x)
+    second.copy_(y)
+    return arguments | {written: first, other: second}

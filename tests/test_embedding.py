@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 
 import numpy as np
