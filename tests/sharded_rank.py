@@ -253,6 +253,35 @@ def check_refusals(mesh, device: torch.device) -> None:
             assert str(error).startswith(sentence), error
         else:
             raise AssertionError(f"expected {sentence}, got a result")
+    along = torch.arange(8, device=device)
+    options = {
+        "offsets: expected no offsets beside positions": {"positions": along, "offsets": 1},
+        "offsets: expected no offsets beside": {"positions": along, "offsets": along[:2]},
+        "positions: expected shape [S], [1, S] or [B, S]": {"positions": along[0]},
+        "positions: expected a torch.Tensor": {"positions": [1, 2]},
+        "offsets: expected shape [B]": {"offsets": along[0]},
+        "inplace: expected a bool": {"inplace": "no"},
+        "out_layout: expected 'split_half', the layout of the input": {"inplace": True, "out_layout": "interleaved"},
+        "k: expected memory disjoint from q's for inplace=True": {"inplace": True},
+        "cos: expected": {"cos": None},
+    }
+    for sentence, wrong in options.items():
+        for axis in (1, 2):
+            q, before = cut[axis].clone(), cut[axis].full_tensor()
+            try:
+                dtensor.apply_rope(q, q, **{"cos": cos, "sin": sin, **wrong})
+            except (TypeError, ValueError) as error:
+                assert str(error).startswith(sentence), (sentence, error)
+            else:
+                raise AssertionError(f"expected {sentence}, got a result")
+            assert torch.equal(q.full_tensor(), before), sentence
+    leaf = cut[2].clone().requires_grad_()
+    try:
+        dtensor.apply_rope(leaf, cos=cos, sin=sin, inplace=True)
+    except ValueError as error:
+        assert str(error).startswith("q: expected a tensor that autograd may overwrite"), error
+    else:
+        raise AssertionError("expected a refusal of a leaf, got a result")
 
 
 # ------------------------------------------------------------------------------------------------------ torch.compile

@@ -277,3 +277,25 @@ def test_latent_attention_compiles(torch_backend):
     found = compiled(q_pe, k_pe, kv_c, other, slots, **options)
     assert_equal(found, ropelab.mla_rope_and_cache(q_pe, k_pe, kv_c, cache, slots, **options))
     assert_equal(other, cache)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("across", [False, True], ids=["heads", "tokens"])
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_stay_zeros(device, dtype, norm_first, across, eps):
+    """Heads of zeros give zeros, and so does a token without a position, whatever it holds."""
+    q, k = torch.randn(4, 3, 12, device=device).to(dtype), torch.randn(4, 2, 12, device=device).to(dtype)
+    for x in (q, k):
+        x[0], x[1], x[2] = 0, torch.nan, torch.inf
+    cos, sin = ropelab.rotary_table(8, 8, device=device)
+    positions = torch.tensor([3, ropelab.NO_POSITION, ropelab.NO_POSITION, -2], device=device)
+    weights = [torch.randn(12 * (heads if across else 1), device=device) for heads in (3, 2)]
+    key_cache, value_cache = (torch.ones(1, 4, 2, 12, device=device).to(dtype) for _ in range(2))
+    k_out = torch.empty_like(k)
+    q_out = ropelab.rope_and_cache(
+        q, k, k, key_cache, value_cache, torch.arange(4, device=device), cos=cos, sin=sin, positions=positions,
+        q_weight=weights[0], k_weight=weights[1], eps=eps, norm_first=norm_first, k_out=k_out,
+    )  # fmt: skip
+    for y in (q_out, k_out, key_cache[0]):
+        assert (y[:3] == 0).all() and y[3].isfinite().all() and (y[3] != 0).any()

@@ -67,6 +67,38 @@ def test_in_place_has_the_same_bits_and_touches_nothing_else(case):
 
 
 @always_the_same
+@given(rotations(inplace=True), st.sampled_from(["k", "cos", "sin", "positions", "offsets"]), st.integers(0, 400))
+def test_in_place_any_place_of_an_input_is_right_or_refused(case, name, start):
+    """An input lies in the storage of q, from any byte on that suits its dtype, or beside q."""
+    arguments = {"q": case.q, "k": case.k, **case.options}
+    x = arguments.get(name)
+    if not isinstance(x, torch.Tensor):
+        return
+    at = start // x.itemsize * x.itemsize
+    q_bytes = case.q.untyped_storage()
+    memory = torch.zeros(len(q_bytes) + at + x.nbytes + 8, dtype=torch.uint8)
+    q = torch.tensor([], dtype=case.q.dtype).set_(
+        memory.untyped_storage(), case.q.storage_offset(), case.q.shape, case.q.stride()
+    )
+    q.copy_(case.q)
+    other = memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
+    other.copy_(x)
+    arguments |= {"q": q, name: other}
+    apart = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in arguments.items()}
+    before = memory.clone()
+    try:
+        found = ropelab.apply_rope(**arguments, inplace=True)
+    except ValueError as error:
+        assert ": expected " in str(error)
+        assert torch.equal(memory, before)
+    else:
+        expected = ropelab.apply_rope(**apart)
+        found, expected = (ys if isinstance(ys, tuple) else (ys,) for ys in (found, expected))
+        for y, e in zip(found, expected, strict=True):
+            assert torch.equal(y.nan_to_num(), e.nan_to_num())
+
+
+@always_the_same
 @given(rotations(with_k=True))
 def test_the_gradient_is_the_rotation_back(case):
     q, k = (x.detach().requires_grad_() for x in case.tensors)

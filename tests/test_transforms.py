@@ -8,6 +8,7 @@ import torch
 import torch._dynamo.testing
 
 import ropelab
+from ropelab import reference
 from ropelab.call import operator
 from ropelab.kernels import INTERPRETED, uses_triton
 from tests.support import assert_rotated, draw
@@ -349,3 +350,75 @@ def test_inference_mode(device, inplace):
     leaf = torch.randn_like(q).requires_grad_()
     (grad,) = torch.autograd.grad(ropelab.apply_rope(leaf, cos=cos, sin=sin), leaf, expected[0])
     assert_rotated(grad, expected[0], cos, sin, layout="split_half", inverse=True)
+
+
+def normed(x, weight, positions):
+    """The RMS norm of heads without an eps; tokens without a position count as ones."""
+    x = torch.where((positions == ropelab.NO_POSITION)[:, None, None], 1.0, x)
+    return x / x.square().mean(-1, keepdim=True).sqrt() * weight
+
+
+DIFFERENTIABLE = {
+    "apply_rope": (
+        lambda q, k, cos, sin, **options: ropelab.apply_rope(q, k, cos=cos, sin=sin, **options),
+        lambda q, k, cos, sin, **options: tuple(reference.rotate(x, cos, sin, **options) for x in (q, k)),
+    ),
+    "apply_qk_norm_rope": (
+        lambda q, k, q_weight, k_weight, cos, sin, **options: ropelab.apply_qk_norm_rope(
+            q, k, q_weight, k_weight, cos=cos, sin=sin, eps=0, **options
+        ),
+        lambda q, k, q_weight, k_weight, cos, sin, **options: tuple(
+            reference.rotate(normed(x, weight, options["positions"]), cos, sin, **options)
+            for x, weight in ((q, q_weight), (k, k_weight))
+        ),
+    ),
+    "assemble_mla": (
+        lambda q, kv, k_pe, cos, sin, **options: ropelab.assemble_mla(q, kv, k_pe, cos=cos, sin=sin, **options),
+        lambda q, kv, k_pe, cos, sin, **options: (
+            reference.rotate(q, cos, sin, rotary_slice=(2, 6), **options),
+            reference.rotate(
+                torch.cat((kv[..., :2], k_pe.expand(-1, kv.shape[1], -1)), -1), cos, sin, rotary_slice=(2, 6), **options
+            ),
+            kv[..., 2:],
+        ),
+    ),
+}
+"""A function of its tensors and its tables, and the same function in torch operations in float64."""
+
+
+@pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_derivatives_are_those_of_the_definition(device, name, transform):
+    """Also with respect to some of the arguments, and for a token without a position whose head holds zeros."""
+
+    def draw(*shape):
+        return torch.randn(shape, dtype=torch.float64, device=device)
+
+    function, definition = DIFFERENTIABLE[name]
+    tensors = {
+        "apply_rope": [(2, 2, 4), (2, 1, 4), (9, 2), (9, 2)],
+        "apply_qk_norm_rope": [(2, 2, 4), (2, 1, 4), (4,), (4,)],
+        "assemble_mla": [(2, 2, 6), (2, 2, 3), (2, 1, 4)],
+    }[name]
+    xs = [draw(*shape) for shape in tensors]
+    tables = {} if name == "apply_rope" else {"cos": draw(9, 4)[:, :2], "sin": draw(9, 4)[:, :2]}
+    if name == "assemble_mla":
+        tables = {"cos": draw(9, 4), "sin": draw(9, 4)}
+    positions = torch.tensor([-3, ropelab.NO_POSITION], device=device)
+    xs[0][1] = 0
+
+    def derivative(f, arguments):
+        def chosen(*some):
+            whole = list(xs)
+            for i, x in zip(arguments, some, strict=True):
+                whole[i] = x
+            ys = f(*whole, **tables, seq_format="thd", positions=positions)
+            return sum((y**3).sum() for y in ys) if transform == "hessian" else ys
+
+        numbers = tuple(range(len(arguments)))
+        return getattr(torch.func, transform)(chosen, numbers)(*(xs[i] for i in arguments))
+
+    for arguments in ((0,), (1,), tuple(range(len(xs)))):
+        # Both are float64 sums of a few products of numbers of normal size.
+        found, expected = derivative(function, arguments), derivative(definition, arguments)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)

@@ -218,6 +218,6 @@ def _rotate_gradients(q, k, angles: Angles, *where):
 
 def _rotate_batches(q, k, angles: Angles, positions, first_position: int, options: Options):
     """Rotate tensors that may be batches of gradients or of tangents, without a record for autograd."""
-    if not torch.compiler.is_compiling() and any(map(is_batched_gradient, (q, k, *angles.tensors))):
+    if not torch.compiler.is_compiling() and (is_batched_gradient(q) or is_batched_gradient(k)):
         return rotate_batched_gradients(_rotate_batches, q, k, angles, positions, first_position, options)
     return run(q, k, angles, positions, first_position, options, False)
