@@ -45,7 +45,7 @@ def backend(operation: str, x: torch.Tensor) -> ModuleType:
 def use_backend(name: str) -> Iterator[None]:
     """Compute with one backend on every device, in all threads of this process.
 
-    Of several contexts, also of other threads, the one that began last decides until it ends.
+    The context that began last decides until it ends, whichever thread began it.
 
     Args:
         name: ``"torch"``, or ``"triton"`` (tensors on a GPU, or ``TRITON_INTERPRET=1``).
