@@ -6,7 +6,8 @@ A training run takes an override by the name of its function::
     --override.imports ropelab.interop.torchtitan.complex_rope
 
 The modules keep torchtitan's angles, in float32. A position without a row gives NaN, where torchtitan raises later. The
-interface comes from torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``).
+interface comes from torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``), whose tensors
+are ``[B, S, H, dim]``, and from its main branch since pytorch/torchtitan#4121, with ``[T, H, dim]``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class KernelCosSinRoPE(CosSinRoPE):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
+        """The rotated query and key, ``[B, S, H, dim]`` or ``[T, H, dim]``.
+
+        ``positions`` is ``[B, S]``, ``[1, S]``, for three axes ``[T]``, or None: then tokens count from 0.
+        """
         pairs = self.config.dim // 2  # the cache repeats the columns of the cosines, and the columns of the sines
         cos, sin = self.cache[:, :pairs], self.cache[:, 2 * pairs : 3 * pairs]
         return _rotated(query, key, cos, sin, positions, "split_half")
@@ -55,7 +59,10 @@ class KernelComplexRoPE(ComplexRoPE):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
+        """The rotated query and key, ``[B, S, H, dim]`` or ``[T, H, dim]``.
+
+        ``positions`` is ``[B, S]``, ``[1, S]``, for three axes ``[T]``, or None: then tokens count from 0.
+        """
         cos, sin = self.cache.chunk(2, dim=-1)
         return _rotated(query, key, cos, sin, positions, "interleaved")
 
@@ -74,10 +81,11 @@ def complex_rope(cfg: ComplexRoPE.Config) -> KernelComplexRoPE.Config:
 
 def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate tensors of one process, or DTensors whose positions belong to the rank's own tokens."""
+    where = {"cos": cos, "sin": sin, "layout": layout, "seq_format": "thd" if query.ndim == 3 else "bshd"}
     if not isinstance(query, DTensor):
-        return apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
+        return apply_rope(query, key, positions=positions, **where)
     if positions is not None and not isinstance(positions, DTensor):
-        along_tokens = [p if isinstance(p, Shard) and p.dim < 2 else Replicate() for p in query.placements]
+        along_tokens = [p if isinstance(p, Shard) and p.dim < query.ndim - 2 else Replicate() for p in query.placements]
         positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
-    query, key = dtensor.apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
+    query, key = dtensor.apply_rope(query, key, positions=positions, **where)
     return query, key
