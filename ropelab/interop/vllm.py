@@ -109,7 +109,7 @@ def concat_and_cache_mla_rope_fused(
     slot_mapping: torch.Tensor,
     kv_cache: torch.Tensor,
     kv_cache_dtype: str,
-    kv_cache_scale: torch.Tensor,
+    kv_cache_scale: torch.Tensor | None,
 ) -> None:
     """Rotate q_pe and k_pe in place, and write kv_c and the rotated k_pe into the latent cache, in one pass.
 
@@ -123,7 +123,7 @@ def concat_and_cache_mla_rope_fused(
         slot_mapping: as for `ropelab.mla_rope_and_cache`.
         kv_cache: ``[blocks, block_size, L + R]``; a cache in 8-bit floats may be uint8.
         kv_cache_dtype: one of `KV_CACHE_DTYPES`.
-        kv_cache_scale: float32 with one element; ignored for ``"auto"``.
+        kv_cache_scale: float32 with one element, or None for 1; ignored for ``"auto"``.
 
     Raises:
         TypeError, ValueError: as `ropelab.mla_rope_and_cache`.
