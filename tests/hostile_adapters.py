@@ -10,7 +10,7 @@ import torch
 
 from ropelab.arguments import POSITION_DTYPES
 from ropelab.interop import deepspeed, flashinfer, huggingface, megatron, sglang, transformer_engine, vllm
-from tests.hostile_calls import ANGLES, CU, Q, TARGETS
+from tests.hostile_calls import ANGLES, CU, TARGETS, Q
 from tests.test_interop_flashinfer import append_call
 from tests.test_interop_vllm import latent_call, norm_call
 
@@ -49,7 +49,7 @@ def append(**options: Any) -> Adapter:
 
     def arguments():
         call = append_call(**options)
-        outs = {f"{name}_out": torch.empty(call[name].shape).to(call["quantize_dtype"]) for name in ("q_rope", "q_nope")}
+        outs = {f"{name}_out": call[name].to(call["quantize_dtype"]) for name in ("q_rope", "q_nope")}
         return call | outs | {"enable_pdl": False}
 
     return Adapter(flashinfer.rope_quantize_fp8_append_paged_kv_cache, arguments)

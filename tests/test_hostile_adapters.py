@@ -1,14 +1,15 @@
 """Adapters refuse a wrong call in the words of the other package, before they write anything."""
 
 import re
+from inspect import signature
 
 import pytest
 
-from tests.hostile_adapters import ADAPTERS, OF_ANOTHER_TYPE, SOME_FIT, aliased, calls, changed, contents, copied, signature
+from tests.hostile_adapters import ADAPTERS, OF_ANOTHER_TYPE, SOME_FIT, aliased, calls, changed, contents, copied
 
 
 def outcome(function, call, *, argument=None):
-    """"right" for a call that returns; "refused" for one that an argument's name refuses; else what is wrong."""
+    """ "right" for a call that returns; "refused" for one that an argument's name refuses; else what is wrong."""
     before = contents(call)
     try:
         function(**call)

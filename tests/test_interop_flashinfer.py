@@ -89,19 +89,30 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("name, value, message", OUTSIDE)
-def test_a_place_outside_of_the_request_s_pages_is_refused_or_skipped(monkeypatch, name, value, message):
-    """The host does not read tensors that a compiler traces, nor tensors on a GPU. The token then has no slot."""
+def with_value(name, value):
+    """The arguments of `slot_mapping` with a value where the first token reads."""
     call = {key: append_call()[key] for key in ("kv_indices", "kv_indptr", "batch_indices", "positions", "page_size")}
-    before = slot_mapping(**call)
     call[name] = call[name].long()
-    place = int(call["kv_indptr"][0] + call["positions"][0] // 4) if name == "kv_indices" else 0
-    call[name][place] = value
+    call[name][call["positions"][0] // 4 if name == "kv_indices" else 0] = value
+    return call
+
+
+@pytest.mark.parametrize("name, value, message", OUTSIDE)
+def test_a_place_outside_of_the_request_s_pages_is_refused(name, value, message):
     with pytest.raises(ValueError, match=f"{name}: expected {message}"):
-        slot_mapping(**call)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    slots = slot_mapping(**call)
-    assert slots[0] == -1 and set(slots.tolist()) <= {-1, *before.tolist()}
+        slot_mapping(**with_value(name, value))
+
+
+@pytest.mark.parametrize("where", ["traced", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name, value, message", OUTSIDE)
+def test_a_place_that_the_host_cannot_read_is_skipped(monkeypatch, where, name, value, message):
+    call = with_value(name, value)
+    if where == "traced":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    else:
+        call = {key: x.to(where) if isinstance(x, torch.Tensor) else x for key, x in call.items()}
+    slots = slot_mapping(**call).tolist()
+    assert slots[0] == -1 and set(slots) <= {-1, *slots_of(append_call())}
 
 
 def test_a_page_beyond_the_cache_is_refused_or_has_a_slot_beyond_the_cache():

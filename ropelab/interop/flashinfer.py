@@ -19,9 +19,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ropelab.arguments import (
-    DTYPES, POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, shown,
-)  # fmt: skip
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, shown
 from ropelab.call.memory import may_share_elements, overlaps_itself
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.interop.refusals import renamed

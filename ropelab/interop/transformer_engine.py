@@ -142,8 +142,8 @@ def apply_fused_qkv_rotary_pos_emb(
             raise renamed(error, q="qkv", k="qkv", cos=freqs, positions=freqs) from error
 
     q, k = rotate_by("q_freqs", q, k) if q_freqs is k_freqs else (rotate_by("q_freqs", q), rotate_by("k_freqs", k))
-    q, k = q.contiguous(), k.contiguous()
-    return q.reshape(*leading[:2], leading[2] * q_heads, head_dim), k.reshape(*leading, head_dim), v.clone(memory_format=_CONTIGUOUS)
+    q = q.contiguous().reshape(*leading[:2], leading[2] * q_heads, head_dim)
+    return q, k.contiguous().reshape(*leading, head_dim), v.clone(memory_format=_CONTIGUOUS)
 
 
 def thd_grid(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:

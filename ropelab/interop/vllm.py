@@ -10,6 +10,8 @@ The functions have the names and the order of arguments of ``torch.ops._C.fused_
   they were for a token without a slot.
 """
 
+from typing import Any
+
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, tensor
@@ -78,7 +80,7 @@ def fused_qknorm_rope_cache(
     pairs = integer("rotary_pairs", rotary_pairs, at_least=0)
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape(name, table, ("positions", pairs), "qkv", qkv.device)
-    where = {"cos": cos, "sin": sin, "positions": _of_tokens(positions, len(qkv))}
+    where: dict[str, Any] = {"cos": cos, "sin": sin, "positions": _of_tokens(positions, len(qkv))}
     if not pairs:  # nothing rotates: every token turns one pair by an angle of 0
         still = torch.zeros((len(qkv), 1), device=qkv.device)
         where = {"cos": still + 1, "sin": still}

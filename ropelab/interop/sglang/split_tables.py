@@ -26,8 +26,8 @@ class SplitTables:
 
     An entry belongs to a tensor, or to the tensor of which the frequencies are a view. The entry is used while this
     tensor lives, as long as torch counts no write to it, for frequencies at the same address with the same shape,
-    strides, dtype and bits of conjugation and negation, and on the same CUDA stream. A view that each call makes anew therefore finds its entry, and a
-    new tensor at the address of a deleted tensor does not.
+    strides, dtype, bit of conjugation and bit of negation, and on the same CUDA stream. A view that each call makes
+    anew therefore finds its entry, and a new tensor at the address of a deleted tensor does not.
 
     The tables are made anew in every call
 
