@@ -138,6 +138,12 @@ for kind, factory, expected_kind in ((CosSinRoPE, "cos_sin_rope", ours.KernelCos
                 assert [y.stride() for y in results[0]] == [y.stride() for y in results[1]]
                 cotangents = [torch.randn_like(x) for x in (q, k)]
                 agree(*(torch.autograd.grad(ys, (q, k), cotangents, retain_graph=True) for ys in results))
+for wrong, name in (((None, k), "query"), ((q, k, [0]), "positions"), ((q[0, 0], k), "query"), ((q, k[0, 0]), "key")):
+    try:
+        own(*wrong)
+        raise AssertionError(name)
+    except (TypeError, ValueError) as error:
+        assert str(error).startswith(f"{name}: expected"), error
 print("torchtitan", __import__("importlib.metadata").metadata.version("torchtitan"))
 """
 

@@ -13,13 +13,16 @@ are ``[B, S, H, dim]``, and from its main branch since pytorch/torchtitan#4121, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchtitan.config import derive, override
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
+from ropelab.arguments import check_tensor
 from ropelab.interop import dtensor
+from ropelab.interop.refusals import renamed
 from ropelab.rope import apply_rope
 
 
@@ -81,11 +84,19 @@ def complex_rope(cfg: ComplexRoPE.Config) -> KernelComplexRoPE.Config:
 
 def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate tensors of one process, or DTensors whose positions belong to the rank's own tokens."""
-    where = {"cos": cos, "sin": sin, "layout": layout, "seq_format": "thd" if query.ndim == 3 else "bshd"}
-    if not isinstance(query, DTensor):
-        return apply_rope(query, key, positions=positions, **where)
-    if positions is not None and not isinstance(positions, DTensor):
+    check_tensor("query", query, (3, 4), "[T, H, dim] or [B, S, H, dim]")
+    where: dict[str, Any] = {
+        "cos": cos,
+        "sin": sin,
+        "layout": layout,
+        "seq_format": "thd" if query.ndim == 3 else "bshd",
+    }
+    rotate = dtensor.apply_rope if isinstance(query, DTensor) else apply_rope
+    if isinstance(query, DTensor) and positions is not None and not isinstance(positions, DTensor):
         along_tokens = [p if isinstance(p, Shard) and p.dim < query.ndim - 2 else Replicate() for p in query.placements]
         positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
-    query, key = dtensor.apply_rope(query, key, positions=positions, **where)
+    try:
+        query, key = rotate(query, key, positions=positions, **where)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="query", k="key", cos="query", sin="query") from error
     return query, key
