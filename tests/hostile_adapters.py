@@ -68,9 +68,9 @@ CONFIG = SimpleNamespace(rotary_interleaved=False, multi_latent_attention=False,
 GROUP = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
 PACKED = {"t": Q.flatten(0, 1), "cu_seqlens": CU, "freqs": ANGLES, "mscale": 1.5, "inverse": False}
 ADAPTERS = {
-    "flashinfer, GQA": append(nope_dim=8),
-    "flashinfer, HND": append(nope_dim=8, kv_layout="HND"),
-    "flashinfer, MLA": append(nope_dim=40, latent=True),
+    "flashinfer, GQA": append(nope_dim=8, heads=(2, 1)),
+    "flashinfer, HND": append(nope_dim=8, heads=(2, 1), kv_layout="HND"),
+    "flashinfer, MLA": append(nope_dim=40, heads=(2, 1), latent=True),
     "flashinfer, slots": Adapter(
         flashinfer.slot_mapping,
         lambda: {name: x for name, x in append_call().items() if name in signature(flashinfer.slot_mapping).parameters},
