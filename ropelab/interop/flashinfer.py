@@ -10,6 +10,8 @@ The function has the name and the arguments of ``flashinfer.rope_quantize_fp8_ap
 - The result for k is rounded to the dtype of k before it becomes an 8-bit float, as if a separate launch had written
   it. A scale ``s`` of FlashInfer multiplies; ropelab divides by the float32 nearest to ``1 / s``. Both differ from
   FlashInfer's bits by a rounding.
+- A token whose place is not in the pages of its request is refused in CPU memory, and skipped on a GPU. FlashInfer
+  writes into the page that it finds in ``kv_indices``.
 - q of a token with a negative batch index is rotated too. FlashInfer leaves its results unwritten.
 - The rotated and the other features of a head of GQA should be neighbours in the memory of one tensor, in this order.
   Inputs that are not neighbours are concatenated first, and outputs that are not neighbours are copied afterwards.
@@ -150,8 +152,8 @@ def slot_mapping(
         page_size: the number of places of a page.
 
     Returns:
-        ``[T]``, int64; -1 for a token with a negative batch index. On a GPU also for a token whose place is not in the
-        pages of a request.
+        ``[T]``, int64; -1 for a token with a negative batch index. On a GPU, and where a compiler traces, also for a
+        token whose place is not in the pages of a request.
 
     Raises:
         TypeError: an argument is not a tensor of int32 or int64, or ``page_size`` is not an integer.
@@ -181,10 +183,10 @@ def slot_mapping(
         "kv_indices": (pages < 0, "pages from 0 on", pages),
     }
     has_place = batch_indices >= 0
+    readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
     for name, (wrong, expected, found) in outside.items():
-        wrong = wrong & (batch_indices >= 0)
-        if wrong.device.type == "cpu" and not torch.compiler.is_compiling() and wrong.any():
-            raise ValueError(f"{name}: expected {expected}, got {found[wrong][0]}")
+        if readable and (wrong & has_place).any():
+            raise ValueError(f"{name}: expected {expected}, got {found[wrong & has_place][0]}")
         has_place = has_place & ~wrong
     return torch.where(has_place, pages * page_size + place % page_size, -1)
 
