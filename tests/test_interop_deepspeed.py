@@ -9,6 +9,7 @@ from ropelab import reference, rotary_table
 from ropelab.conformance import pytest_laws
 from ropelab.conformance.report import text
 from ropelab.conformance.verify import verify
+from ropelab.interop.broadcast import formula
 from ropelab.interop.deepspeed import apply_rotary_pos_emb
 from ropelab.kernels.launch import Launch
 from ropelab.study.documents.deepspeed.evidence import CALLERS
@@ -149,6 +150,12 @@ def test_any_strides(launches):
     for t in (base.transpose(1, 2), base.transpose(1, 2)[..., ::2].repeat_interleave(2, -1), base.movedim(2, 1)[::2]):
         assert_close(apply_rotary_pos_emb(t, cos, sin), definition(t, cos, sin), t, torch.float32)
     assert len(launches) == 3
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_strides_are_those_of_the_formula(width):
+    t, tables = torch.randn(2, 5, 3, 16).transpose(0, 1), [torch.randn(5, 1, 1, width) for _ in range(2)]
+    assert apply_rotary_pos_emb(t, *tables).stride() == formula(t, *tables).stride()
 
 
 def test_the_tables_may_be_trained():

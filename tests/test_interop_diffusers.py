@@ -52,6 +52,8 @@ def test_calls_that_the_kernel_does_not_serve_go_to_the_original(torch_backend):
             )
         with pytest.raises(ValueError, match="sequence_dim=3"):
             embeddings.apply_rotary_emb(x, tables, sequence_dim=3)
+        with pytest.raises(RuntimeError):  # tables narrower than a head
+            embeddings.apply_rotary_emb(x, tuple(table[:, :4] for table in tables))
         with pytest.raises(TypeError):
             embeddings.apply_rotary_emb(x, tables, True, -1, 2, 4)
 

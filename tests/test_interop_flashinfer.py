@@ -78,6 +78,59 @@ def test_slots(page_size):
     assert slot_mapping(*(call[name] for name in names)).tolist() == slots_of(call)
 
 
+OUTSIDE = [
+    ("positions", 20, "places in the pages of the request, got 20"),
+    ("positions", -1, "places in the pages of the request, got -1"),
+    ("positions", 2**63 - 1, "places in the pages of the request, got 9223372036854775807"),
+    ("batch_indices", 3, "requests below 3, as kv_indptr has, got 3"),
+    ("kv_indptr", -5, "places in kv_indices up to 15, got -5"),
+    ("kv_indptr", 16, "places in kv_indices up to 15, got 16"),
+    ("kv_indices", -1, "pages from 0 on, got -1"),
+]
+
+
+def with_value(name, value):
+    """The arguments of `slot_mapping` with a value where the first token reads."""
+    call = {key: append_call()[key] for key in ("kv_indices", "kv_indptr", "batch_indices", "positions", "page_size")}
+    call[name] = call[name].long()
+    call[name][call["positions"][0] // 4 if name == "kv_indices" else 0] = value
+    return call
+
+
+@pytest.mark.parametrize("name, value, message", OUTSIDE)
+def test_a_place_outside_of_the_request_s_pages_is_refused(name, value, message):
+    with pytest.raises(ValueError, match=f"{name}: expected {message}"):
+        slot_mapping(**with_value(name, value))
+
+
+@pytest.mark.parametrize("where", ["traced", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name, value, message", OUTSIDE)
+def test_a_place_that_the_host_cannot_read_is_skipped(monkeypatch, where, name, value, message):
+    call = with_value(name, value)
+    if where == "traced":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    else:
+        call = {key: x.to(where) if isinstance(x, torch.Tensor) else x for key, x in call.items()}
+    slots = slot_mapping(**call).tolist()
+    assert slots[0] == -1 and set(slots) <= {-1, *slots_of(append_call())}
+
+
+def test_a_page_beyond_the_cache_is_refused_or_has_a_slot_beyond_the_cache():
+    """A page times the page size would wrap around to the slot 0."""
+    call = append_call(page_size=16)
+    call["kv_indices"] = call["kv_indices"].long()
+    call["kv_indices"][:] = 2**60
+    with pytest.raises(ValueError, match="kv_indices: expected slots below"):
+        rope_quantize_fp8_append_paged_kv_cache(**call)
+
+
+@pytest.mark.parametrize("kv_indptr, pages", [([0], 0), ([0], 3), ([0, 0, 0], 0)])
+def test_without_requests_or_pages_no_token_has_a_slot(kv_indptr, pages):
+    indices, nobody = torch.arange(pages), torch.tensor([-1, -1])
+    assert slot_mapping(indices, torch.tensor(kv_indptr), nobody, torch.zeros(2).long(), 4).tolist() == [-1, -1]
+    assert slot_mapping(indices, torch.tensor(kv_indptr), nobody[:0], nobody[:0], 4).tolist() == []
+
+
 @pytest.mark.parametrize("kind", ["GQA", "GQA, HND", "GQA, partial", "GQA, apart", "MLA"])
 @pytest.mark.parametrize("is_neox, dtype, scale", [(True, E4M3, 1.0), (False, E5M2, 7.0)])
 def test_the_function_rotates_quantizes_and_appends(device, kind, is_neox, dtype, scale):
@@ -130,7 +183,7 @@ def test_given_outputs_are_written(device):
         ({"paged_kv_cache": torch.zeros(3)}, "paged_kv_cache: expected a tuple of 2 tensors, got Tensor"),
         ({"quantize_dtype": torch.float16}, "quantize_dtype: expected float8_e4m3fn or float8_e5m2, got"),
         ({"quant_scale_kv": 0.0}, "quant_scale_kv: expected a positive number, got 0.0"),
-        ({"k_rope": torch.zeros(17, 2, 8)}, "k_rope: expected q_rope's head_dim 16, got 8"),
+        ({"k_rope": torch.zeros(17, 2, 8)}, r"k_rope: expected shape \[17, 2, 16\], got \(17, 2, 8\)"),
         ({"batch_indices": torch.zeros(17)}, "batch_indices: expected one of int32, int64, got float32"),
     ],
 )

@@ -415,6 +415,13 @@ def test_laws_in_other_configurations(function, options, torch_backend):
     assert report.passed, text(report)
 
 
+@pytest.mark.parametrize("width", [16, 8])
+def test_strides_are_those_of_the_formula(width):
+    q, (cos, sin) = torch.randn(2, 5, 3, 16).transpose(1, 2), (torch.randn(2, 5, width) for _ in range(2))
+    found, _ = apply_rotary_pos_emb(q, q, cos, sin)
+    assert found.stride() == formula(q, cos[:, None], sin[:, None]).stride()
+
+
 def test_one_launch_for_queries_and_keys(launches):
     q, k = torch.randn(2, 4, 5, 8, device=DEVICE), torch.randn(2, 1, 5, 8, device=DEVICE)
     cos, sin = torch.randn(2, 2, 5, 8, device=DEVICE)

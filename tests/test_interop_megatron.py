@@ -178,6 +178,21 @@ def test_wrong_arguments_are_named_in_megatrons_words():
             call()
 
 
+@pytest.mark.parametrize("name", ["rotary_interleaved", "multi_latent_attention", "apply_rope_fusion"])
+def test_a_flag_of_the_configuration_is_a_bool(name):
+    t, freqs, wrong = torch.randn(8, 3, 12), torch.rand(8, 1, 1, 12), config(**{name: "False"})
+    with pytest.raises(TypeError, match=f"config.{name}: expected a bool, got str 'False'"):
+        megatron.apply_rotary_pos_emb(t, freqs, wrong, torch.tensor([0, 8]), cp_group=group())
+
+
+@pytest.mark.parametrize("width", [12, 8])
+def test_results_are_contiguous_as_megatrons(width):
+    t, freqs = torch.randn(2, 8, 3, 12).transpose(0, 1), torch.rand(8, 1, 1, width)
+    assert megatron.fused_apply_rotary_pos_emb(t, freqs).is_contiguous()
+    packed, cu_seqlens = torch.randn(3, 8, 12).transpose(0, 1), torch.tensor([0, 8])
+    assert megatron.fused_apply_rotary_pos_emb_thd(packed, cu_seqlens, freqs).is_contiguous()
+
+
 # ------------------------------------------------------------------------------------------------------------- patch
 
 

@@ -120,6 +120,14 @@ def test_a_view_that_each_call_makes_anew_is_recognized():
     assert KEPT.split(freqs)[0] is not first[0]
 
 
+def test_conjugate_frequencies_have_tables_of_their_own():
+    freqs = turning()
+    KEPT.split(freqs)
+    for given in (freqs.conj(), torch._neg_view(freqs), freqs[:1, :1].conj()):
+        for table, part in zip(KEPT.split(given), (given.real, given.imag), strict=True):
+            assert torch.equal(table, part) and not table.is_neg()
+
+
 def test_a_write_is_noticed():
     freqs = turning()
     view = freqs[:]

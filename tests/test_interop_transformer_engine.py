@@ -159,6 +159,16 @@ def test_packed_qkv(device, layout, tensor_format, heads, d2, shared, cp_rank, s
     assert torch.equal(gradient, torch.autograd.grad(expected, other, cotangents)[0])
 
 
+@pytest.mark.parametrize("sizes", [(0, 2, 3), (2, 0, 3), (2, 3, 0)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_packed_qkv_without_tokens_or_groups(device, sizes, shared):
+    qkv, q_freqs = torch.ones(*sizes, 4 * D, device=device, requires_grad=True), angles(4, "split_half").to(device)
+    found = apply_fused_qkv_rotary_pos_emb(qkv, q_freqs, q_freqs if shared else q_freqs.clone(), [2 * D, D, D])
+    b, s, groups = sizes
+    assert [x.shape for x in found] == [(b, s, 2 * groups, D), (b, s, groups, D), (b, s, groups, D)]
+    assert torch.autograd.grad(sum(x.sum() for x in found), qkv)[0].shape == qkv.shape
+
+
 def test_packed_qkv_is_one_launch(monkeypatch):
     from ropelab.interop import transformer_engine
 

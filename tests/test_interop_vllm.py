@@ -103,6 +103,29 @@ def test_the_operator_of_latent_attention(device, kind, is_neox):
         assert_equal(call["kv_cache"].flatten(0, 1)[slot], torch.cat((call["kv_c"][0], k[0, 0])))
 
 
+@pytest.mark.parametrize("kind", ["auto", "fp8"])
+def test_without_a_pair_nothing_rotates(device, kind):
+    call = norm_call(kind=kind)
+    call |= {"rotary_pairs": 0, "cos": call["cos"][:, :0], "sin": call["sin"][:, :0]}
+    q, k, _ = call["qkv"].unflatten(-1, (-1, 16)).double().split((4, 2, 2), dim=1)
+    fused_qknorm_rope_cache(**call)
+    for name, x in (("q", q), ("k", k)):
+        expected = torch.nn.functional.rms_norm(x, (16,), 1 + call[f"{name}_weight"].double(), 1e-6)
+        torch.testing.assert_close(call[f"{name}_out"].unflatten(-1, (-1, 16)).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_a_cache_of_another_8_bit_kind_is_refused(dtype):
+    call, latent = norm_call(kind="fp8"), latent_call(kind="fp8")
+    for name in ("k_cache", "v_cache"):
+        with pytest.raises(TypeError, match=f"{name}: expected uint8 or float8_e4m3fn"):
+            fused_qknorm_rope_cache(**call | {name: call[name].view(dtype)})
+    with pytest.raises(TypeError, match="kv_cache: expected uint8 or float8_e4m3fn"):
+        concat_and_cache_mla_rope_fused(**latent | {"kv_cache": latent["kv_cache"].view(dtype)})
+    with pytest.raises(TypeError, match="k_cache: expected float32 for kv_cache_dtype = 'auto'"):
+        fused_qknorm_rope_cache(**call | {"kv_cache_dtype": "auto"})
+
+
 def test_positions_may_be_longer_than_the_tokens(device):
     call, other = norm_call(), norm_call()
     fused_qknorm_rope_cache(**call)
@@ -114,11 +137,11 @@ def test_positions_may_be_longer_than_the_tokens(device):
     "change, match",
     [
         ({"qkv": torch.zeros(6, 100)}, r"qkv: expected 128 columns for 4 \+ 2 \* 2 heads of 16 features, got 100"),
-        ({"rotary_pairs": 3}, r"cos: expected shape \[positions, 3\] for rotary_pairs = 3, got \(64, 4\)"),
+        ({"rotary_pairs": 3}, r"cos: expected shape \[positions, 3\], got \(64, 4\)"),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype: expected one of"),
         (
             {"kv_cache_dtype": "fp8"},
-            "k_cache: expected uint8 or an 8-bit float for kv_cache_dtype = 'fp8', got float",
+            "k_cache: expected uint8 or float8_e4m3fn for kv_cache_dtype = 'fp8', got float32",
         ),
         ({"k_cache": torch.zeros(6, 4, 2, 8)}, r"k_cache: expected shape \[blocks, block_size, 2, 16\], got"),
         ({"positions": torch.zeros(5).long()}, "positions: expected a position for each of 6 tokens, got 5"),

@@ -104,7 +104,7 @@ assert len(calls) == 1 and calls[0][-1] == {"a cache": 1}
 print("sglang", __import__("importlib.metadata").metadata.version("sglang"))
 """
 TORCHTITAN = """
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from torchtitan.config import Configurable
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
@@ -115,22 +115,35 @@ class Layer(Configurable):
     class Config(Configurable.Config):
         rope: CosSinRoPE.Config | ComplexRoPE.Config
 
+# Tensors are [B, S, H, dim] in 0.3.0, and [T, H, dim] since pytorch/torchtitan#4121.
+folded = "max_seq_len" not in {field.name for field in fields(CosSinRoPE.Config)}
+length, tokens, rows = ("max_context_length", (7,), [(7,)]) if folded else ("max_seq_len", (2, 7), [(2, 7), (1, 7)])
+
 for kind, factory, expected_kind in ((CosSinRoPE, "cos_sin_rope", ours.KernelCosSinRoPE),
                                      (ComplexRoPE, "complex_rope", ours.KernelComplexRoPE)):
     for scaling in ("none", "yarn") + (("llama",) if kind is ComplexRoPE else ()):
-        config = kind.Config(dim=16, max_seq_len=64, scaling=scaling, rope_factor=4.0)
+        config = kind.Config(dim=16, scaling=scaling, rope_factor=4.0, **{length: 64})
         layer = Layer.Config(rope=config)
         assert apply_overrides(OverrideConfig(imports=[f"ropelab.interop.torchtitan.{factory}"]), layer)
         replaced = layer.rope
         assert type(replaced) is expected_kind.Config and replaced.scaling == scaling
         own, other = replaced.build(), config.build()
         assert type(own) is expected_kind
-        for positions in (None, torch.randint(0, 64, (2, 7)), torch.randint(0, 64, (1, 7))):
-            q, k = (torch.randn(2, 7, heads, 16, requires_grad=True) for heads in (4, 2))
-            results = [module(q, k, positions) for module in (own, other)]
-            agree(*results)
-            cotangents = [torch.randn_like(x) for x in (q, k)]
-            agree(*(torch.autograd.grad(ys, (q, k), cotangents) for ys in results))
+        for positions in (None, *(torch.randint(0, 64, shape) for shape in rows)):
+            q, k = (torch.randn(*tokens, heads, 16, requires_grad=True) for heads in (4, 2))
+            transposed = [x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in (q, k)]
+            for given in ((q, k), transposed):
+                results = [module(*given, positions) for module in (own, other)]
+                agree(*results)
+                assert [y.stride() for y in results[0]] == [y.stride() for y in results[1]]
+                cotangents = [torch.randn_like(x) for x in (q, k)]
+                agree(*(torch.autograd.grad(ys, (q, k), cotangents, retain_graph=True) for ys in results))
+for wrong, name in (((None, k), "query"), ((q, k, [0]), "positions"), ((q[0, 0], k), "query"), ((q, k[0, 0]), "key")):
+    try:
+        own(*wrong)
+        raise AssertionError(name)
+    except (TypeError, ValueError) as error:
+        assert str(error).startswith(f"{name}: expected"), error
 print("torchtitan", __import__("importlib.metadata").metadata.version("torchtitan"))
 """
 

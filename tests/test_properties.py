@@ -8,6 +8,7 @@ import json
 import math
 from fractions import Fraction
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 import ropelab
 from ropelab import reference
+from ropelab.interop.flashinfer import slot_mapping
 from ropelab.layout.pairing import LAYOUTS, permutation
 from tests.support import assert_rotated
 from tests.test_qk_norm import Case
@@ -301,6 +303,31 @@ def test_packed_sequences_are_one_after_another(data):
     assert packed.positions.dtype == torch.int32 and packed.positions.tolist() == positions + nowhere
     assert packed.token_indices().tolist() == indices + nowhere
     packed.check()
+
+
+ANY_INDEX = st.integers(-2, 6) | st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, -(2**63)])
+
+
+@always_the_same
+@given(st.data())
+def test_slots_of_flashinfer_never_leave_the_pages_of_a_request(data):
+    pages, ends = data.draw(st.lists(ANY_INDEX, max_size=6)), data.draw(st.lists(ANY_INDEX, min_size=1, max_size=4))
+    tokens = data.draw(st.lists(st.tuples(ANY_INDEX, ANY_INDEX), min_size=1, max_size=4))
+    size = data.draw(st.integers(1, 4))
+    expected = []
+    for request, place in tokens:
+        first, end = ends[request : request + 2] if 0 <= request < len(ends) - 1 else (0, 0)
+        page, inside = divmod(place, size)
+        has_page = 0 <= first <= end <= len(pages) and 0 <= page < end - first and pages[first + page] >= 0
+        expected.append(min(pages[first + page], 2**31) * size + inside if has_page else -1)
+    indices = [torch.tensor(x, dtype=torch.int64) for x in (pages, ends, *zip(*tokens, strict=True))]
+    with mock.patch("torch.compiler.is_compiling", lambda: True):  # as on a GPU, the host reads nothing
+        assert slot_mapping(*indices, size).tolist() == expected
+    if all(slot >= 0 for (request, _), slot in zip(tokens, expected, strict=True) if request >= 0):
+        assert slot_mapping(*indices, size).tolist() == expected
+    else:
+        with pytest.raises(ValueError, match="expected"):
+            slot_mapping(*indices, size)
 
 
 # ------------------------------------------------------------------------------------------------ layouts, modules

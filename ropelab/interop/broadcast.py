@@ -124,6 +124,11 @@ def rotate_in_one_launch(
     return views.back((ys,) if isinstance(ys, torch.Tensor) else ys)
 
 
+def as_joined(ys: list[torch.Tensor] | None, cos: torch.Tensor) -> list[torch.Tensor] | None:
+    """Results of `rotate_in_one_launch`, contiguous where `formula` joins the features that rotate with the others."""
+    return ys if ys is None or cos.shape[-1] == ys[0].shape[-1] else [y.contiguous() for y in ys]
+
+
 def norm_and_rotate_in_one_launch(
     xs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],

@@ -105,7 +105,7 @@ class Complex(Call):
         table = arguments[self.tables[0]]
         if not isinstance(table, torch.Tensor) or not table.is_complex() or table.ndim != len(self.table) + 1:
             return None
-        table = table[self.index]
+        table = table[self.index].resolve_conj().resolve_neg()  # a kernel reads memory, and sees neither bit
         return [Turn(self.rotated, table.real, table.imag)]
 
     def _probe_tables(self, draw, columns, width):

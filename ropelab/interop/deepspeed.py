@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from ropelab.interop.broadcast import check_tables, formula, rotate_in_one_launch
+from ropelab.interop.broadcast import as_joined, check_tables, formula, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
 
 RotationFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -114,7 +114,7 @@ def _rotate_promoted(
 ) -> list[torch.Tensor] | None:
     """`rotate_in_one_launch` of the tensors in the dtype to which the first tensor and the tables promote."""
     dtype = torch.promote_types(torch.promote_types(xs[0].dtype, cos.dtype), sin.dtype)
-    return rotate_in_one_launch([x.to(dtype) for x in xs], cos, sin, inverse=inverse)
+    return as_joined(rotate_in_one_launch([x.to(dtype) for x in xs], cos, sin, inverse=inverse), cos)
 
 
 def _rotate_rows(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

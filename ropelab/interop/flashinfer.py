@@ -10,23 +10,32 @@ The function has the name and the arguments of ``flashinfer.rope_quantize_fp8_ap
 - The result for k is rounded to the dtype of k before it becomes an 8-bit float, as if a separate launch had written
   it. A scale ``s`` of FlashInfer multiplies; ropelab divides by the float32 nearest to ``1 / s``. Both differ from
   FlashInfer's bits by a rounding.
+- A token whose place is not in the pages of its request is refused in CPU memory, and skipped on a GPU. FlashInfer
+  writes into the page that it finds in ``kv_indices``.
 - q of a token with a negative batch index is rotated too. FlashInfer leaves its results unwritten.
 - The rotated and the other features of a head of GQA should be neighbours in the memory of one tensor, in this order.
   Inputs that are not neighbours are concatenated first, and outputs that are not neighbours are copied afterwards.
 """
 
+from collections.abc import Mapping
+
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, flag, integer, number, tensor
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, shown
+from ropelab.call.memory import may_share_elements, overlaps_itself
+from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.interop.refusals import renamed
+from ropelab.interop.shapes import check_shape
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.paged_cache import rope_and_cache
 
-_WORDS = {
+_OF_HEADS = {
     "q": "q_rope", "k": "k_rope", "key_cache": "paged_kv_cache[0]", "value_cache": "paged_kv_cache[1]",
     "cos": "cos_sin_cache", "sin": "cos_sin_cache", "q_out": "q_rope_out", "positions": "pos_ids",
-    "q_scale": "quant_scale_q", "k_scale": "quant_scale_kv", "v_scale": "quant_scale_kv",
+    "slot_mapping": "kv_indices",
 }  # fmt: skip
+_OF_LATENT = _OF_HEADS | {"v": "k_nope", "key_cache": "paged_kv_cache[1]", "value_cache": "paged_kv_cache[0]"}
+"""The words of `rope_and_cache` -> FlashInfer's words, for heads of keys, and for multi-head latent attention."""
 
 
 def rope_quantize_fp8_append_paged_kv_cache(
@@ -82,39 +91,46 @@ def rope_quantize_fp8_append_paged_kv_cache(
 
     Source: FlashInfer 0.7.2, ``flashinfer/rope.py``.
     """
-    check_tensor("q_rope", tensor("q_rope", q_rope), (3,), "[tokens, heads, rotary_dim]")
-    check_tensor("k_rope", tensor("k_rope", k_rope), (2, 3), "[tokens, (heads,) rotary_dim]")
+    check_tensor("q_rope", q_rope, (3,), "[tokens, heads, rotary_dim]")
+    check_tensor("k_rope", k_rope, (2, 3), "[tokens, (heads,) rotary_dim]")
+    latent, (tokens, _, rotary_dim) = k_rope.ndim == 2, q_rope.shape
     flag("enable_pdl", enable_pdl)
-    if tensor("cos_sin_cache", cos_sin_cache).ndim != 2 or cos_sin_cache.shape[1] != q_rope.shape[2]:
-        raise ValueError(
-            f"cos_sin_cache: expected shape [positions, {q_rope.shape[2]}], got {tuple(cos_sin_cache.shape)}"
-        )
-    k, v, key_cache, value_cache = _written(k_rope, k_nope, v, paged_kv_cache, kv_layout)
+    layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
+    _like_q("cos_sin_cache", cos_sin_cache, ("positions", rotary_dim), q_rope, DTYPES)
+    _like_q("pos_ids", pos_ids, (tokens,), q_rope, POSITION_DTYPES)
+    _like_q("k_rope", k_rope, (tokens, *k_rope.shape[1:-1], rotary_dim), q_rope)
+    if q_nope is not None:
+        _like_q("q_nope", q_nope, (*q_rope.shape[:-1], "features"), q_rope)
+        q_nope = q_nope if q_nope.shape[-1] else None
+    k, v, key_cache, value_cache = _written(q_rope, k_rope, q_nope, k_nope, v, paged_kv_cache, kv_layout)
     if integer("page_size", page_size, at_least=1) != key_cache.shape[1]:
         raise ValueError(f"page_size: expected {key_cache.shape[1]}, the page size of the cache, got {page_size}")
-    q_nope = None if q_nope is None or not q_nope.shape[-1] else q_nope
     outs = _outputs(q_rope, q_nope, q_rope_out, q_nope_out, quantize_dtype)
     heads: dict = {"q": q_rope, "q_out": outs[0]}
-    if q_nope is not None and k_rope.ndim == 2:
+    apart = False  # whether the results for q are copied to where the caller wants them
+    if q_nope is not None and latent:
         heads |= {"q_nope": q_nope, "q_nope_out": outs[1]}
     elif q_nope is not None:
         whole = _neighbours(*outs)
-        whole_out = torch.empty((*q_rope.shape[:-1], k.shape[-1]), dtype=outs[0].dtype, device=q_rope.device)
-        heads = {"q": _joined(q_rope, q_nope), "q_out": whole_out if whole is None else whole}
+        if apart := whole is None:
+            _check_written(dict(zip(("q_rope_out", "q_nope_out"), outs, strict=True)), paged_kv_cache)
+            whole = torch.empty((*q_rope.shape[:-1], k.shape[-1]), dtype=outs[0].dtype, device=q_rope.device)
+        heads = {"q": _joined(q_rope, q_nope), "q_out": whole}
     slots = slot_mapping(kv_indices, kv_indptr, batch_indices, positions, page_size)
+    _like_q("batch_indices", batch_indices, (tokens,), q_rope, POSITION_DTYPES)
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
     try:
         rope_and_cache(
             k=k, v=v, key_cache=key_cache, value_cache=value_cache, slot_mapping=slots, cos=cos, sin=sin,
-            positions=pos_ids, layout="split_half" if flag("is_neox", is_neox) else "interleaved",
+            positions=pos_ids, layout=layout,
             q_scale=_scale("quant_scale_q", quant_scale_q, outs[0]),
             k_scale=_scale("quant_scale_kv", quant_scale_kv, key_cache),
             v_scale=_scale("quant_scale_kv", quant_scale_kv, value_cache), **heads,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
-        raise renamed(error, **_WORDS) from error
-    if "q_nope" not in heads and q_nope is not None and whole is None:
-        for out, x in zip(outs, whole_out.split((q_rope.shape[-1], q_nope.shape[-1]), dim=-1), strict=True):
+        raise renamed(error, **(_OF_LATENT if latent else _OF_HEADS)) from error
+    if apart:
+        for out, x in zip(outs, heads["q_out"].split([out.shape[-1] for out in outs], dim=-1), strict=True):
             out.copy_(x)
     return outs
 
@@ -136,36 +152,78 @@ def slot_mapping(
         page_size: the number of places of a page.
 
     Returns:
-        ``[T]``, int64; -1 for a token with a negative batch index.
+        ``[T]``, int64; -1 for a token with a negative batch index. On a GPU, and where a compiler traces, also for a
+        token whose place is not in the pages of a request.
+
+    Raises:
+        TypeError: an argument is not a tensor of int32 or int64, or ``page_size`` is not an integer.
+        ValueError: shapes or devices do not fit each other; or, in CPU memory, a token's place is not in the pages of a
+            request.
     """
-    for name, x in (("kv_indices", kv_indices), ("kv_indptr", kv_indptr), ("batch_indices", batch_indices),
-                    ("positions", positions)):  # fmt: skip
-        check_tensor(name, x, (1,), "one axis", POSITION_DTYPES)
+    tensors = {"kv_indices": kv_indices, "kv_indptr": kv_indptr, "batch_indices": batch_indices}
+    check_tensor("positions", positions, (1,), "[tokens]", POSITION_DTYPES)
+    for name, x in tensors.items():
+        shape = (len(positions),) if name == "batch_indices" else (f"{name} size",)
+        check_shape(name, x, shape, "positions", positions.device, POSITION_DTYPES)
+    page_size = integer("page_size", page_size, at_least=1, below=_LIMIT)
+    requests, entries = len(kv_indptr) - 1, len(kv_indices)
+    if requests < 0:
+        raise ValueError("kv_indptr: expected shape [requests + 1], got (0,)")
+    # A row more keeps the indices valid where there is no request or no page.
+    indptr, pages = (torch.nn.functional.pad(x, (0, 1)) for x in (kv_indptr, kv_indices))
+    request = batch_indices.clamp(0, requests)
+    first, end = indptr[request].long(), indptr[request + 1].long()
+    place = positions.long()
+    page = place // page_size
+    pages = pages[(first + page).clamp(0, entries)].long().clamp(-1, _LIMIT)  # so that the slot fits int64
+    outside = {
+        "batch_indices": (batch_indices >= requests, f"requests below {requests}, as kv_indptr has", batch_indices),
+        "kv_indptr": ((first < 0) | (end < first) | (end > entries), f"places in kv_indices up to {entries}", first),
+        "positions": ((page < 0) | (page >= end - first), "places in the pages of the request", place),
+        "kv_indices": (pages < 0, "pages from 0 on", pages),
+    }
     has_place = batch_indices >= 0
-    first = kv_indptr[batch_indices.clamp_min(0)].long()
-    place = torch.where(has_place, positions, 0).long()
-    pages = kv_indices[torch.where(has_place, first + place // page_size, 0)].long()
+    readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    for name, (wrong, expected, found) in outside.items():
+        if readable and (wrong & has_place).any():
+            raise ValueError(f"{name}: expected {expected}, got {found[wrong & has_place][0]}")
+        has_place = has_place & ~wrong
     return torch.where(has_place, pages * page_size + place % page_size, -1)
 
 
-def _written(k_rope, k_nope, v, caches, kv_layout: str):
+_LIMIT = 2**31
+"""No cache has as many pages, and no page as many places."""
+
+
+def _like_q(name: str, x: torch.Tensor, shape: tuple[int | str, ...], q_rope: torch.Tensor, dtypes=None) -> None:
+    """`check_shape` with the device and, by default, the dtype of ``q_rope``."""
+    check_shape(name, x, shape, "q_rope", q_rope.device, dtypes or (q_rope.dtype,))
+
+
+def _written(q_rope, k_rope, q_nope, k_nope, v, caches, kv_layout: str):
     """k, v and their caches, as `ropelab.rope_and_cache` takes them."""
     if not isinstance(caches, (tuple, list)) or len(caches) != 2:
         raise ValueError(f"paged_kv_cache: expected a tuple of 2 tensors, got {type(caches).__name__}")
-    first, second = (tensor(f"paged_kv_cache[{i}]", cache) for i, cache in enumerate(caches))
     choice("kv_layout", kv_layout, ("NHD", "HND"))
-    if k_rope.ndim == 2:  # multi-head latent attention
+    tokens, *heads, rotary_dim = k_rope.shape
+    if not heads:  # multi-head latent attention
         if v is not None:
             raise ValueError("v: expected None for k_rope of two axes (multi-head latent attention), got a tensor")
-        check_tensor("k_nope", tensor("k_nope", k_nope), (2,), "[tokens, latent_dim]")
-        for name, cache in (("paged_kv_cache[0]", first), ("paged_kv_cache[1]", second)):
-            if cache.ndim != 3:
-                raise ValueError(f"{name}: expected shape [pages, page_size, features], got {tuple(cache.shape)}")
-        return k_rope.unsqueeze(1), k_nope.unsqueeze(1), second.unsqueeze(2), first.unsqueeze(2)
-    tensor("v", v)
-    if kv_layout == "HND":
-        first, second = (cache.transpose(1, 2) if cache.ndim == 4 else cache for cache in (first, second))
-    return _joined(k_rope, k_nope), v, first, second
+        _like_q("k_nope", k_nope, (tokens, "latent_dim"), q_rope)
+        widths, k_rope, v = (k_nope.shape[-1], rotary_dim), k_rope.unsqueeze(1), k_nope.unsqueeze(1)
+    else:
+        nope_dim = 0 if q_nope is None else q_nope.shape[-1]
+        if k_nope is not None or nope_dim:
+            _like_q("k_nope", k_nope, (tokens, *heads, nope_dim), q_rope)
+        _like_q("v", v, (tokens, *heads, "features"), q_rope)
+        k_rope, widths = _joined(k_rope, k_nope), (rotary_dim + nope_dim, v.shape[-1])
+    places = [*heads, "page_size"] if kv_layout == "HND" else ["page_size", *heads]
+    for i, (cache, width) in enumerate(zip(caches, widths, strict=True)):
+        _like_q(f"paged_kv_cache[{i}]", cache, ("pages", *places, width), q_rope, CACHE_DTYPES)
+    if not heads:
+        latents, keys = (cache.unsqueeze(2) for cache in caches)
+        return k_rope, v, keys, latents
+    return k_rope, v, *(cache.transpose(1, 2) if kv_layout == "HND" else cache for cache in caches)
 
 
 def _joined(rope: torch.Tensor, nope: torch.Tensor | None) -> torch.Tensor:
@@ -187,17 +245,36 @@ def _neighbours(rope: torch.Tensor, nope: torch.Tensor) -> torch.Tensor | None:
 
 def _outputs(q_rope, q_nope, q_rope_out, q_nope_out, dtype):
     """The tensors for the results for q: the given tensors, or new tensors."""
-    if dtype is None:
-        given = [x.dtype for x in (q_rope_out, q_nope_out) if x is not None]
-        dtype = given[0] if given else FLOAT8_DTYPES[0]
-    if dtype not in FLOAT8_DTYPES:
-        raise TypeError(f"quantize_dtype: expected float8_e4m3fn or float8_e5m2, got {dtype}")
-    for name, x in (("q_rope_out", q_rope_out), ("q_nope_out", q_nope_out)):
-        if x is not None and x.dtype != dtype:
-            raise TypeError(f"{name}: expected quantize_dtype {dtype}, got {x.dtype}")
     sizes = q_rope.shape[-1], 0 if q_nope is None else q_nope.shape[-1]
+    given = {"q_rope_out": q_rope_out, "q_nope_out": q_nope_out}
+    for (name, out), size in zip(given.items(), sizes, strict=True):
+        if out is not None:
+            _like_q(name, out, (*q_rope.shape[:-1], size), q_rope, FLOAT8_DTYPES)
+    if dtype is None:
+        dtype = next((out.dtype for out in given.values() if out is not None), FLOAT8_DTYPES[0])
+    if not isinstance(dtype, torch.dtype) or dtype not in FLOAT8_DTYPES:
+        raise TypeError(f"quantize_dtype: expected float8_e4m3fn or float8_e5m2, got {shown(dtype)}")
+    for name, out in given.items():
+        if out is not None and out.dtype != dtype:
+            raise TypeError(f"{name}: expected quantize_dtype {dtype_name(dtype)}, got {dtype_name(out.dtype)}")
     new = torch.empty((*q_rope.shape[:-1], sum(sizes)), dtype=dtype, device=q_rope.device).split(sizes, dim=-1)
     return new[0] if q_rope_out is None else q_rope_out, new[1] if q_nope_out is None else q_nope_out
+
+
+def _check_written(outs: Mapping[str, torch.Tensor], caches) -> None:
+    """Check that the results for q can be copied to ``outs`` after the kernel has written the caches."""
+    taken = {f"paged_kv_cache[{i}]": cache for i, cache in enumerate(caches)}
+    for name, out in outs.items():
+        if out.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(f"{name}: expected no inference tensor outside of torch.inference_mode(), got one")
+        if out.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: expected a tensor without grad, or torch.no_grad(), got requires_grad=True")
+        if overlaps_itself(out):
+            raise ValueError(f"{name}: expected elements at distinct addresses, got strides {out.stride()}")
+        for other, x in taken.items():
+            if may_share_elements(out, x):
+                raise ValueError(f"{name}: expected memory disjoint from {other}'s, got overlapping tensors")
+        taken[name] = out
 
 
 def _scale(name: str, factor: float, of: torch.Tensor) -> torch.Tensor | None:

@@ -30,6 +30,10 @@ class Kind:
     repeated: str | None = None
     trailing: bool = False
 
+    def rotary_dim(self, cos: torch.Tensor) -> int:
+        """The number of features that tables of this kind rotate."""
+        return cos.shape[-1] * (2 if self.columns == "pair" else 1)
+
     def rotate(self, xs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor] | None:
         """`ropelab.interop.broadcast.rotate_in_one_launch` with the tables of this kind."""
         cos, sin = self._read(cos, sin)

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ropelab.arguments import DTYPES, dtype_name, flag, integer, number, tensor
+from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, flag, integer, number, shown, tensor
 from ropelab.interop.broadcast import check_tables, rotate_in_one_launch
 from ropelab.interop.patch import Patch, Place
 from ropelab.interop.refusals import renamed
@@ -71,9 +71,10 @@ def fused_mla_rope_inplace(
     Raises:
         TypeError, ValueError: as `ropelab.rotate_mla_query`, in the words of these arguments.
     """
-    where = _mla_where(t, cos, sin, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved, remove_interleaving,
-                       position_ids)  # fmt: skip
-    return _rotated_query(t, nope_dim, emb_dim, where | {"inverse": inverse, "inplace": True, "consume": True})
+    where = _mla_where("t", t, cos, sin, emb_dim, {"cu_seqlens_q": cu_seqlens_q}, cp_rank, cp_size, rotary_interleaved,
+                       remove_interleaving, position_ids)  # fmt: skip
+    options = where | {"inverse": inverse, "inplace": True, "consume": True}
+    return _rotated_query(t, nope_dim, emb_dim, options, position_ids)
 
 
 def fused_mla_rope_out_of_place(
@@ -91,9 +92,9 @@ def fused_mla_rope_out_of_place(
     position_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`fused_mla_rope_inplace` into a new tensor; ``t`` and the gradient stay as they are."""
-    where = _mla_where(t, cos, sin, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved, remove_interleaving,
-                       position_ids)  # fmt: skip
-    return _rotated_query(t, nope_dim, emb_dim, where | {"inverse": inverse})
+    where = _mla_where("t", t, cos, sin, emb_dim, {"cu_seqlens_q": cu_seqlens_q}, cp_rank, cp_size, rotary_interleaved,
+                       remove_interleaving, position_ids)  # fmt: skip
+    return _rotated_query(t, nope_dim, emb_dim, where | {"inverse": inverse}, position_ids)
 
 
 def fused_mla_rope_kv_split(
@@ -125,13 +126,14 @@ def fused_mla_rope_kv_split(
     Raises:
         TypeError, ValueError: as `ropelab.assemble_mla_kv`, in the words of these arguments.
     """
-    where = _mla_where(kv, cos, sin, emb_dim, cu_seqlens_kv, cp_rank, cp_size, rotary_interleaved, remove_interleaving)
+    where = _mla_where("kv", kv, cos, sin, emb_dim, {"cu_seqlens_kv": cu_seqlens_kv}, cp_rank, cp_size,
+                       rotary_interleaved, remove_interleaving)  # fmt: skip
     _check_width("kv", kv, k_dim=k_dim, v_dim=v_dim)
     _check_width("k_pos_emb", k_pos_emb, emb_dim=emb_dim)
     try:
         return assemble_mla_kv(kv, k_pos_emb, k_dim, **where)
     except (TypeError, ValueError) as error:
-        raise renamed(error, k_pe="k_pos_emb", nope_dim="k_dim", positions="cu_seqlens_kv") from error
+        raise renamed(error, q="kv", k_pe="k_pos_emb", nope_dim="k_dim", positions="cu_seqlens_kv") from error
 
 
 def fused_apply_mla_rope_for_q(
@@ -146,7 +148,8 @@ def fused_apply_mla_rope_for_q(
     rotary_interleaved: bool = False,
 ) -> torch.Tensor:
     """`fused_mla_rope_inplace` by the name and with the arguments of megatron-core 0.16.1."""
-    return fused_mla_rope_inplace(t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved)
+    nope_dim = integer("qk_head_dim", qk_head_dim, at_least=0)
+    return fused_mla_rope_inplace(t, cos, sin, nope_dim, emb_dim, cu_seqlens_q, cp_rank, cp_size, rotary_interleaved)
 
 
 def fused_apply_mla_rope_for_kv(
@@ -168,39 +171,54 @@ def fused_apply_mla_rope_for_kv(
 
 
 def _mla_where(
-    t, cos, sin, emb_dim, cu_seqlens, cp_rank, cp_size, rotary_interleaved, remove_interleaving, position_ids=None
+    name, t, cos, sin, emb_dim, packed, cp_rank, cp_size, rotary_interleaved, remove_interleaving, position_ids=None
 ) -> dict[str, Any]:
-    """The arguments of ropelab's functions that say where the tokens are and how they turn."""
+    """The arguments of ropelab's functions that say where the tokens are and how they turn.
+
+    Args:
+        name: the name of ``t``, for messages.
+        packed: maps the name of the argument with the sequences' ends to its value.
+    """
+    [(cu_name, cu_seqlens)] = packed.items()
+    cp_size = integer("cp_size", cp_size, at_least=1)
+    cp_rank = integer("cp_rank", cp_rank, at_least=0, below=cp_size)
     if flag("rotary_interleaved", rotary_interleaved):
         raise ValueError("rotary_interleaved: expected False, as in Megatron-LM, got True")
     pairs = integer("emb_dim", emb_dim, at_least=2) // 2
     tables = {}
-    for name, table in (("cos", cos), ("sin", sin)):
-        if tensor(name, table).ndim != 4 or table.shape[1:] != (1, 1, emb_dim):
-            raise ValueError(f"{name}: expected shape [positions, 1, 1, {emb_dim}], got {tuple(table.shape)}")
-        tables[name] = table[:, 0, 0, :pairs]
+    for of_table, table in (("cos", cos), ("sin", sin)):
+        if tensor(of_table, table).ndim != 4 or table.shape[1:] != (1, 1, emb_dim):
+            raise ValueError(f"{of_table}: expected shape [positions, 1, 1, {emb_dim}], got {tuple(table.shape)}")
+        tables[of_table] = table[:, 0, 0, :pairs]
     where = tables | {"layout": "interleaved", "seq_format": "sbhd" if cu_seqlens is None else "thd"}
     where["out_layout"] = "interleaved" if flag("remove_interleaving", remove_interleaving) else "split_half"
     if position_ids is not None:
         if cu_seqlens is None:
-            raise ValueError("position_ids: expected None without cu_seqlens_q, as in Megatron-LM, got a tensor")
+            raise ValueError(f"position_ids: expected None without {cu_name}, as in Megatron-LM, got a tensor")
         where["positions"] = position_ids
     elif cu_seqlens is not None:
-        where["positions"] = _packed_positions(t, cu_seqlens, cp_size, cp_rank)
+        where["positions"] = _packed_positions(name, t, cu_name, cu_seqlens, cp_size, cp_rank)
     return where
 
 
-def _rotated_query(t: torch.Tensor, nope_dim: int, emb_dim: int, options: dict[str, Any]) -> torch.Tensor:
+def _rotated_query(t: torch.Tensor, nope_dim: int, emb_dim: int, options: dict[str, Any], position_ids) -> torch.Tensor:
     _check_width("t", t, nope_dim=nope_dim, emb_dim=emb_dim)
     try:
         return rotate_mla_query(t, nope_dim, **options)
     except (TypeError, ValueError) as error:
-        raise renamed(error, q="t", positions="cu_seqlens_q") from error
+        positions = "cu_seqlens_q" if position_ids is None else "position_ids"
+        raise renamed(error, q="t", positions=positions) from error
 
 
-def _packed_positions(t: torch.Tensor, cu_seqlens: torch.Tensor, cp_size: int, cp_rank: int, offsets=0) -> torch.Tensor:
-    shard = {"cp_size": cp_size, "cp_rank": cp_rank, "offsets": offsets}
-    return PackedSequences(cu_seqlens, len(tensor("t", t)), **shard).positions
+def _packed_positions(
+    name: str, t: torch.Tensor, cu_name: str, cu_seqlens: torch.Tensor, cp_size: int, cp_rank: int, offsets=0
+) -> torch.Tensor:
+    """The positions of the packed tokens ``t``; errors have the names of ``t`` and ``cu_seqlens``."""
+    check_tensor(name, t, (3,), "[tokens, heads, features]")
+    try:
+        return PackedSequences(cu_seqlens, len(t), cp_size=cp_size, cp_rank=cp_rank, offsets=offsets).positions
+    except (TypeError, ValueError) as error:
+        raise renamed(error, cu_seqlens=cu_name) from error
 
 
 def _check_width(name: str, x: torch.Tensor, **sizes: int) -> None:
@@ -233,7 +251,7 @@ def fused_apply_rotary_pos_emb(
         inverse: rotate by minus the angles.
 
     Returns:
-        A new tensor of the shape and dtype of ``t``.
+        A new, contiguous tensor of the shape and dtype of ``t``.
 
     Raises:
         TypeError, ValueError: as `ropelab.apply_rope`, in the words of these arguments.
@@ -264,7 +282,7 @@ def fused_apply_rotary_pos_emb_thd(
         interleaved, mscale, inverse: as for `fused_apply_rotary_pos_emb`.
     """
     layout = "interleaved" if flag("interleaved", interleaved) else "split_half"
-    positions = _packed_positions(t, cu_seqlens, cp_size, cp_rank)
+    positions = _packed_positions("t", t, "cu_seqlens", cu_seqlens, cp_size, cp_rank)
     return _rotated_packed(t, freqs, positions, layout, layout, mscale, inverse)
 
 
@@ -294,20 +312,38 @@ def apply_rotary_pos_emb(
         max_seqlen: the tokens of the longest sequence. Without it the host waits for ``cu_seqlens``, unless
             ``config.apply_rope_fusion``: then every sequence begins at the first row, as in Megatron-LM.
     """
-    mla = config.multi_latent_attention if mla_rotary_interleaved is None else mla_rotary_interleaved
-    layout = out_layout = "interleaved" if mla or config.rotary_interleaved else "split_half"
-    if mla and not mla_output_remove_interleaving:
+    if mla_rotary_interleaved is None:
+        mla = _of_config(config, "multi_latent_attention")
+    else:
+        mla = flag("mla_rotary_interleaved", mla_rotary_interleaved)
+    layout = out_layout = "interleaved" if _of_config(config, "rotary_interleaved") or mla else "split_half"
+    if not flag("mla_output_remove_interleaving", mla_output_remove_interleaving) and mla:
         out_layout = "split_half"
     if cu_seqlens is None:
         return _rotated(t, freqs, layout, out_layout, mscale, inverse, halves=mla)
+    check_tensor("freqs", freqs, (4,), "[positions, 1, 1, r]")
+    check_tensor("cu_seqlens", cu_seqlens, (1,), "[sequences + 1]", POSITION_DTYPES)
     if cp_group is None:
         cp_group = importlib.import_module("megatron.core.parallel_state").get_context_parallel_group()
     offsets: int | torch.Tensor = 0
-    if max_seqlen is not None or not config.apply_rope_fusion:
-        own_rows = len(freqs) == int(cu_seqlens[-1]) if max_seqlen is None else len(freqs) > max_seqlen
-        offsets = cu_seqlens[:-1] if own_rows else 0
-    positions = _packed_positions(t, cu_seqlens, cp_group.size(), cp_group.rank(), offsets)
+    if max_seqlen is not None:
+        offsets = cu_seqlens[:-1] if len(freqs) > integer("max_seqlen", max_seqlen, at_least=0) else 0
+    elif not _of_config(config, "apply_rope_fusion") and len(cu_seqlens):
+        offsets = cu_seqlens[:-1] if len(freqs) == int(cu_seqlens[-1]) else 0
+    positions = _packed_positions("t", t, "cu_seqlens", cu_seqlens, *_size_and_rank(cp_group), offsets)
     return _rotated_packed(t, freqs, positions, layout, out_layout, mscale, inverse, halves=mla)
+
+
+def _of_config(config: Any, name: str) -> bool:
+    return flag(f"config.{name}", getattr(config, name, None))
+
+
+def _size_and_rank(cp_group: Any) -> tuple[int, int]:
+    """The number of ranks of a process group, and the number of this rank."""
+    if not all(callable(getattr(cp_group, name, None)) for name in ("size", "rank")):
+        raise TypeError(f"cp_group: expected a process group, got {shown(cp_group)}")
+    size = integer("cp_group.size()", cp_group.size(), at_least=1)
+    return size, integer("cp_group.rank()", cp_group.rank(), at_least=0, below=size)
 
 
 def _rotated(t, freqs, layout: str, out_layout: str, mscale: float, inverse: bool, halves: bool = False):
@@ -321,20 +357,22 @@ def _rotated(t, freqs, layout: str, out_layout: str, mscale: float, inverse: boo
     rotated = rotate_in_one_launch([t], cos, sin, layout=layout, out_layout=out_layout, per_pair=halves)
     if rotated is None:
         raise ValueError(f"freqs: expected shape [s, 1 or b, 1, r] for t of {tuple(t.shape)}, got {tuple(freqs.shape)}")
-    return rotated[0]
+    return rotated[0].contiguous()
 
 
 def _rotated_packed(t, freqs, positions, layout: str, out_layout: str, mscale: float, inverse: bool, halves=False):
     """The rotation of packed tokens by the angles of their positions."""
-    if tensor("freqs", freqs).ndim != 4 or freqs.shape[1:3] != (1, 1) or freqs.shape[-1] % 2:
-        raise ValueError(f"freqs: expected shape [positions, 1, 1, r] with r even, got {tuple(freqs.shape)}")
-    rotary_dim = freqs.shape[-1]
+    shape = tensor("freqs", freqs).shape
+    rotary_dim = shape[-1] if len(shape) == 4 and shape[1:3] == (1, 1) else 0
+    if not 0 < rotary_dim <= t.shape[-1] or rotary_dim % 2:
+        expected = f"[positions, 1, 1, r] with an even r up to the {t.shape[-1]} features of t"
+        raise ValueError(f"freqs: expected shape {expected}, got {tuple(freqs.shape)}")
     cos, sin = (table[:, 0, 0, : rotary_dim // 2 if halves else None] for table in _tables(freqs, mscale, inverse))
     try:
         return apply_rope(
             t, cos=cos, sin=sin, layout=layout, out_layout=out_layout, seq_format="thd", positions=positions,
             rotary_slice=(0, rotary_dim),
-        )  # fmt: skip
+        ).contiguous()  # fmt: skip
     except (TypeError, ValueError) as error:
         raise renamed(error, q="t", cos="freqs", sin="freqs", positions="freqs") from error
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ropelab.interop.broadcast import promoted
-from ropelab.interop.calls import SIZES, Arguments, Call
+from ropelab.interop.calls import SIZES, Arguments, Call, Turn
 from ropelab.interop.kinds import KINDS, Kind
 
 Rotating = Callable[..., Any]
@@ -25,21 +25,31 @@ class Understood(NamedTuple):
         kind: the order of features and the columns of the tables.
         promotes: whether float16 with float32 tables becomes float32, as in Llama, or stays float16, as in Cohere.
         single: whether the function returns one tensor instead of a tuple.
+        narrow: whether the function takes tables narrower than a head, which rotate a part of the head.
     """
 
     call: Call
     kind: Kind
     promotes: bool
     single: bool
+    narrow: bool
 
     def matches(self, arguments: Arguments) -> bool:
         """Whether the call is of this form: the options are equal, and the arguments that rotate are tensors."""
         equal = all(_equal(arguments.get(name), value) for name, value in self.call.options.items())
         return equal and all(isinstance(arguments.get(name), torch.Tensor) for name in self.call.rotated)
 
+    def turns(self, arguments: Arguments) -> list[Turn] | None:
+        """The rotations of a call, or None if the original has to serve or to refuse the call."""
+        turns = self.call.turns(arguments)
+        if turns is None or self.narrow:
+            return turns
+        widths = ((self.kind.rotary_dim(turn.cos), arguments[name].shape[-1]) for turn in turns for name in turn.names)
+        return turns if all(rotary_dim == features for rotary_dim, features in widths) else None
+
     def rotated(self, arguments: Arguments) -> Any:
         """The results of the original, computed by the kernel; None where the kernel cannot serve the call."""
-        turns = self.call.turns(arguments)
+        turns = self.turns(arguments)
         if turns is None:
             return None
         found: dict[str, torch.Tensor] = {}
@@ -134,14 +144,14 @@ class Rotation:
         except _REFUSES:  # for example for tables of another width
             return None
         single = isinstance(returned, torch.Tensor)
-        understood = Understood(call, kind, (half if single else half[0]).dtype == torch.float32, single)
+        understood = Understood(call, kind, (half if single else half[0]).dtype == torch.float32, single, True)
         if not _agree(returned, understood.rotated(whole)):
             return None
         part = self._defaults | _probe(call, kind, SIZES["d"] // 2) | dict(call.options)
         try:
             returned = self.original(**part)
         except _REFUSES:
-            return understood
+            return understood._replace(narrow=False)
         return understood if _agree(returned, understood.rotated(part)) else None
 
 

@@ -6,19 +6,23 @@ A training run takes an override by the name of its function::
     --override.imports ropelab.interop.torchtitan.complex_rope
 
 The modules keep torchtitan's angles, in float32. A position without a row gives NaN, where torchtitan raises later. The
-interface comes from torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``).
+interface comes from torchtitan 0.3.0 (``torchtitan.config.override``, ``torchtitan.models.common.rope``), whose tensors
+are ``[B, S, H, dim]``, and from its main branch since pytorch/torchtitan#4121, with ``[T, H, dim]``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchtitan.config import derive, override
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 
+from ropelab.arguments import check_tensor
 from ropelab.interop import dtensor
+from ropelab.interop.refusals import renamed
 from ropelab.rope import apply_rope
 
 
@@ -32,7 +36,10 @@ class KernelCosSinRoPE(CosSinRoPE):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
+        """The rotated query and key, ``[B, S, H, dim]`` or ``[T, H, dim]``.
+
+        ``positions`` is ``[B, S]``, ``[1, S]``, for three axes ``[T]``, or None: then tokens count from 0.
+        """
         pairs = self.config.dim // 2  # the cache repeats the columns of the cosines, and the columns of the sines
         cos, sin = self.cache[:, :pairs], self.cache[:, 2 * pairs : 3 * pairs]
         return _rotated(query, key, cos, sin, positions, "split_half")
@@ -55,7 +62,10 @@ class KernelComplexRoPE(ComplexRoPE):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rotated ``[B, S, H, dim]`` of query and key; ``positions`` is ``[B, S]``, ``[1, S]`` or None."""
+        """The rotated query and key, ``[B, S, H, dim]`` or ``[T, H, dim]``.
+
+        ``positions`` is ``[B, S]``, ``[1, S]``, for three axes ``[T]``, or None: then tokens count from 0.
+        """
         cos, sin = self.cache.chunk(2, dim=-1)
         return _rotated(query, key, cos, sin, positions, "interleaved")
 
@@ -74,10 +84,19 @@ def complex_rope(cfg: ComplexRoPE.Config) -> KernelComplexRoPE.Config:
 
 def _rotated(query, key, cos, sin, positions, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate tensors of one process, or DTensors whose positions belong to the rank's own tokens."""
-    if not isinstance(query, DTensor):
-        return apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
-    if positions is not None and not isinstance(positions, DTensor):
-        along_tokens = [p if isinstance(p, Shard) and p.dim < 2 else Replicate() for p in query.placements]
+    check_tensor("query", query, (3, 4), "[T, H, dim] or [B, S, H, dim]")
+    where: dict[str, Any] = {
+        "cos": cos,
+        "sin": sin,
+        "layout": layout,
+        "seq_format": "thd" if query.ndim == 3 else "bshd",
+    }
+    rotate = dtensor.apply_rope if isinstance(query, DTensor) else apply_rope
+    if isinstance(query, DTensor) and positions is not None and not isinstance(positions, DTensor):
+        along_tokens = [p if isinstance(p, Shard) and p.dim < query.ndim - 2 else Replicate() for p in query.placements]
         positions = DTensor.from_local(positions, query.device_mesh, along_tokens, run_check=False)
-    query, key = dtensor.apply_rope(query, key, cos=cos, sin=sin, positions=positions, layout=layout)
+    try:
+        query, key = rotate(query, key, positions=positions, **where)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="query", k="key", cos="query", sin="query") from error
     return query, key

@@ -126,9 +126,9 @@ def apply_fused_qkv_rotary_pos_emb(
         "qkv", qkv, {"q_freqs": q_freqs, "k_freqs": k_freqs}, tensor_format, start_positions, None, cp_size, cp_rank
     )
     q, k, v = qkv.split((q_width, head_dim, v_width), dim=-1)
-    leading = qkv.shape[:3]
+    leading, q_heads = qkv.shape[:3], q_width // head_dim
     # The heads of a group lie side by side, but groups do not, so each group of a token counts as a token.
-    q, k = q.reshape(-1, q_width // head_dim, head_dim), k.reshape(-1, 1, head_dim)
+    q, k = (x.reshape(leading.numel(), heads, head_dim) for x, heads in ((q, q_heads), (k, 1)))
     positions = _token_positions(qkv, tensor_format, **where).expand(leading).reshape(-1)
 
     def rotate_by(freqs, *xs):
@@ -142,8 +142,8 @@ def apply_fused_qkv_rotary_pos_emb(
             raise renamed(error, q="qkv", k="qkv", cos=freqs, positions=freqs) from error
 
     q, k = rotate_by("q_freqs", q, k) if q_freqs is k_freqs else (rotate_by("q_freqs", q), rotate_by("k_freqs", k))
-    q, k = q.contiguous(), k.contiguous()
-    return q.reshape(*leading[:2], -1, head_dim), k.reshape(*leading, head_dim), v.clone(memory_format=_CONTIGUOUS)
+    q = q.contiguous().reshape(*leading[:2], leading[2] * q_heads, head_dim)
+    return q, k.contiguous().reshape(*leading, head_dim), v.clone(memory_format=_CONTIGUOUS)
 
 
 def thd_grid(n_seqs: int, freqs_len: int, tokens: int, cp_size: int = 1) -> str:

@@ -10,10 +10,13 @@ The functions have the names and the order of arguments of ``torch.ops._C.fused_
   they were for a token without a slot.
 """
 
+from typing import Any
+
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, flag, integer, number, tensor
+from ropelab.arguments import POSITION_DTYPES, check_tensor, choice, dtype_name, flag, integer, number, tensor
 from ropelab.interop.refusals import renamed
+from ropelab.interop.shapes import check_shape
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 
 _FLOAT8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -55,7 +58,7 @@ def fused_qknorm_rope_cache(
         positions: ``[T]`` or longer, int32 or int64.
         slot_mapping, k_cache, v_cache: as for `ropelab.rope_and_cache`; a cache in 8-bit floats may be uint8.
         head_dim, num_q_heads, num_kv_heads: D, Hq and Hk.
-        rotary_pairs: the number of pairs of the leading features that rotate.
+        rotary_pairs: the number of pairs of the leading features that rotate; 0 for a norm without a rotation.
         epsilon: a number of at least 0, added to the mean of the squares.
         kv_cache_dtype: one of `KV_CACHE_DTYPES`.
         k_scale, v_scale: as for `ropelab.rope_and_cache`; ignored for ``"auto"``.
@@ -65,7 +68,7 @@ def fused_qknorm_rope_cache(
 
     Source: vLLM 0.33.0, ``torch.ops._C.fused_qknorm_rope_cache``.
     """
-    check_tensor("qkv", tensor("qkv", qkv), (2,), "[tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]")
+    check_tensor("qkv", qkv, (2,), "[tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]")
     head_dim = integer("head_dim", head_dim, at_least=1)
     q_heads = integer("num_q_heads", num_q_heads, at_least=0)
     kv_heads = integer("num_kv_heads", num_kv_heads, at_least=0)
@@ -74,18 +77,22 @@ def fused_qknorm_rope_cache(
             f"qkv: expected {(q_heads + 2 * kv_heads) * head_dim} columns for {q_heads} + 2 * {kv_heads} heads of "
             f"{head_dim} features, got {qkv.shape[1]}"
         )
-    pairs = integer("rotary_pairs", rotary_pairs, at_least=1)
-    if tensor("cos", cos).ndim != 2 or cos.shape[1] != pairs:
-        raise ValueError(f"cos: expected shape [positions, {pairs}] for rotary_pairs = {pairs}, got {tuple(cos.shape)}")
+    pairs = integer("rotary_pairs", rotary_pairs, at_least=0)
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_shape(name, table, ("positions", pairs), "qkv", qkv.device)
+    where: dict[str, Any] = {"cos": cos, "sin": sin, "positions": _of_tokens(positions, len(qkv))}
+    if not pairs:  # nothing rotates: every token turns one pair by an angle of 0
+        still = torch.zeros((len(qkv), 1), device=qkv.device)
+        where = {"cos": still + 1, "sin": still}
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((q_heads, kv_heads, kv_heads), dim=1)
     q_out = _with_heads("q_out", q_out, head_dim)
     k_out = None if k_out is None else _with_heads("k_out", k_out, head_dim)
     v_out = None if v_out is None else _with_heads("v_out", v_out, head_dim)
-    k_cache, k_scale = _cache("k_cache", k_cache, kv_cache_dtype, k_scale)
-    v_cache, v_scale = _cache("v_cache", v_cache, kv_cache_dtype, v_scale)
+    k_cache, k_scale = _cache("k_cache", k_cache, kv_cache_dtype, k_scale, qkv.dtype)
+    v_cache, v_scale = _cache("v_cache", v_cache, kv_cache_dtype, v_scale, qkv.dtype)
     try:
         rope_and_cache(
-            q, k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=_of_tokens(positions, len(qkv)),
+            q, k, v, k_cache, v_cache, slot_mapping, **where,
             q_weight=q_weight, k_weight=k_weight, eps=number("epsilon", epsilon, at_least=0),
             weight_offset=number("norm_weight_bias", norm_weight_bias),
             q_out=q_out, k_out=k_out, v_out=v_out, k_scale=k_scale, v_scale=v_scale,
@@ -104,7 +111,7 @@ def concat_and_cache_mla_rope_fused(
     slot_mapping: torch.Tensor,
     kv_cache: torch.Tensor,
     kv_cache_dtype: str,
-    kv_cache_scale: torch.Tensor,
+    kv_cache_scale: torch.Tensor | None,
 ) -> None:
     """Rotate q_pe and k_pe in place, and write kv_c and the rotated k_pe into the latent cache, in one pass.
 
@@ -118,20 +125,17 @@ def concat_and_cache_mla_rope_fused(
         slot_mapping: as for `ropelab.mla_rope_and_cache`.
         kv_cache: ``[blocks, block_size, L + R]``; a cache in 8-bit floats may be uint8.
         kv_cache_dtype: one of `KV_CACHE_DTYPES`.
-        kv_cache_scale: float32 with one element; ignored for ``"auto"``.
+        kv_cache_scale: float32 with one element, or None for 1; ignored for ``"auto"``.
 
     Raises:
         TypeError, ValueError: as `ropelab.mla_rope_and_cache`.
 
     Source: vLLM 0.33.0, ``torch.ops._C_cache_ops.concat_and_cache_mla_rope_fused``.
     """
-    check_tensor("q_pe", tensor("q_pe", q_pe), (3,), "[tokens, heads, rotary_dim]")
-    if tensor("cos_sin_cache", cos_sin_cache).ndim != 2 or cos_sin_cache.shape[1] != q_pe.shape[2]:
-        raise ValueError(
-            f"cos_sin_cache: expected shape [positions, {q_pe.shape[2]}], got {tuple(cos_sin_cache.shape)}"
-        )
+    check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
+    check_shape("cos_sin_cache", cos_sin_cache, ("positions", q_pe.shape[2]), "q_pe", q_pe.device)
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
-    kv_cache, scale = _cache("kv_cache", kv_cache, kv_cache_dtype, kv_cache_scale)
+    kv_cache, scale = _cache("kv_cache", kv_cache, kv_cache_dtype, kv_cache_scale, q_pe.dtype)
     try:
         mla_rope_and_cache(
             q_pe, k_pe, kv_c, kv_cache, slot_mapping, cos=cos, sin=sin, positions=_of_tokens(positions, len(q_pe)),
@@ -154,17 +158,20 @@ def _with_heads(name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 def _of_tokens(positions: torch.Tensor, tokens: int) -> torch.Tensor:
     """The positions of ``tokens`` tokens; a graph of CUDA may pad the positions."""
-    check_tensor("positions", tensor("positions", positions), (1,), "[tokens]", POSITION_DTYPES)
+    check_tensor("positions", positions, (1,), "[tokens]", POSITION_DTYPES)
     if len(positions) < tokens:
         raise ValueError(f"positions: expected a position for each of {tokens} tokens, got {len(positions)}")
     return positions[:tokens]
 
 
-def _cache(name: str, cache: torch.Tensor, kv_cache_dtype: str, scale: torch.Tensor | None):
-    """The cache in its dtype, and the scale, which a cache without 8-bit floats does not have."""
-    if choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES) == "auto":
-        return cache, None
-    if tensor(name, cache).itemsize != 1:
-        raise TypeError(f"{name}: expected uint8 or an 8-bit float for kv_cache_dtype = {kv_cache_dtype!r}, "
-                        f"got {str(cache.dtype).removeprefix('torch.')}")  # fmt: skip
-    return cache.view(_FLOAT8[kv_cache_dtype]), scale
+def _cache(name: str, cache: torch.Tensor, kv_cache_dtype: str, scale: torch.Tensor | None, dtype: torch.dtype):
+    """The cache in its dtype, and the scale, which a cache in the ``dtype`` of the keys does not have."""
+    choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    float8 = _FLOAT8.get(kv_cache_dtype)
+    dtypes = {dtype} if float8 is None else {torch.uint8, float8}
+    if tensor(name, cache).dtype not in dtypes:
+        expected = " or ".join(sorted(map(dtype_name, dtypes), reverse=True))
+        raise TypeError(
+            f"{name}: expected {expected} for kv_cache_dtype = {kv_cache_dtype!r}, got {dtype_name(cache.dtype)}"
+        )
+    return (cache, None) if float8 is None else (cache.view(float8), scale)

@@ -3,7 +3,7 @@
 import torch
 
 from ropelab.arguments import integer, tensor
-from ropelab.interop.broadcast import check_tables, formula, promoted, rotate_in_one_launch
+from ropelab.interop.broadcast import as_joined, check_tables, formula, promoted, rotate_in_one_launch
 from ropelab.layout.pairing import check_layout
 
 
@@ -49,6 +49,6 @@ def apply_rotary_pos_emb(
             raise ValueError(f"unsqueeze_dim: expected a place before the last axis of {name}, got {unsqueeze_dim}")
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     check_tables({"q": q, "k": k}, {"cos": cos, "sin": sin})
-    rotated = rotate_in_one_launch([promoted(x, cos) for x in (q, k)], cos, sin, layout=layout)
+    rotated = as_joined(rotate_in_one_launch([promoted(x, cos) for x in (q, k)], cos, sin, layout=layout), cos)
     q_out, k_out = (formula(x, cos, sin, layout) for x in (q, k)) if rotated is None else rotated
     return q_out, k_out

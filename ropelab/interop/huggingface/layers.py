@@ -127,7 +127,7 @@ def _norm_and_rotate(rotation: Rotation, norms: list[Norm]) -> Rotating:
 
 
 def _in_one_launch(understood, arguments: dict[str, Any], norms: list[Norm]) -> Any:
-    turns = understood.call.turns(arguments)
+    turns = understood.turns(arguments)
     weights = [norm.weight() for norm in norms]
     if turns is None or len(turns) > 1 or any(w.dtype != arguments[turns[0].names[0]].dtype for w in weights):
         return None

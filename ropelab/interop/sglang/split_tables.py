@@ -26,8 +26,8 @@ class SplitTables:
 
     An entry belongs to a tensor, or to the tensor of which the frequencies are a view. The entry is used while this
     tensor lives, as long as torch counts no write to it, for frequencies at the same address with the same shape,
-    strides and dtype, and on the same CUDA stream. A view that each call makes anew therefore finds its entry, and a
-    new tensor at the address of a deleted tensor does not.
+    strides, dtype, bit of conjugation and bit of negation, and on the same CUDA stream. A view that each call makes
+    anew therefore finds its entry, and a new tensor at the address of a deleted tensor does not.
 
     The tables are made anew in every call
 
@@ -62,7 +62,8 @@ class SplitTables:
             return _parts(freqs)
         owner = freqs if freqs._base is None else freqs._base
         stream = torch.cuda.current_stream(freqs.device).cuda_stream if freqs.is_cuda else None
-        key = id(owner), freqs.data_ptr(), tuple(freqs.shape), freqs.stride(), freqs.dtype, freqs.device, stream
+        layout = tuple(freqs.shape), freqs.stride(), freqs.dtype, freqs.is_conj(), freqs.is_neg()
+        key = id(owner), freqs.data_ptr(), *layout, freqs.device, stream
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.owner() is owner and entry.version == freqs._version:
@@ -85,6 +86,7 @@ class SplitTables:
 
 
 def _parts(freqs: torch.Tensor) -> Tables:
+    freqs = freqs.resolve_conj().resolve_neg()  # a kernel reads memory, and sees neither bit
     return freqs.real.contiguous(), freqs.imag.contiguous()
 
 
