@@ -369,9 +369,9 @@ TARGETS = {
         from_config,
         CONFIG | {"head_dim": 16, "rotary_dim": 8, "partial_rotary_factor": 0.5, "rope_interleave": False},
         {"head_dim": also(but(INTEGER, None), 64.5, 7), "rotary_dim": but(also(INTEGER, 7, 32), None),
-         "max_position_embeddings": but(also(INTEGER, 0), None), "rope_theta": NUMBER, "model_type": Kind([3, ["llama"], True, "unheard_of", "kimi_k2", "gemma4_vision", "qwen2_vl_vision", "gemma3_text"]),
+         "max_position_embeddings": but(also(INTEGER, 0), None), "rope_theta": NUMBER, "model_type": Kind([3, ["llama"], True, "unheard_of", "kimi_k2", "gemma4_vision"]),
          "partial_rotary_factor": also(OPTIONAL, 2.0, 1.01), "rope_interleave": but(FLAG, None)},
-        names=("config",),
+        names=("config", "layout"),
     ),
     "rope_from_config, heads": Target(
         from_config, CONFIG,

@@ -77,6 +77,7 @@ def rope_from_config(
     base = number("rope_theta", base, at_least=sys.float_info.min)
     reader = _Reader(parameters, settings)
     head_dim = _head_dim(settings, name)
+    columns: tuple[int, ...] | None
     if rope_type == "axial":
         theta, columns = _axial(name, head_dim, base)
         attention_factor, lengths = 1.0, ANY_LENGTH
@@ -403,7 +404,7 @@ def _layouts(settings: dict, name: str, given: str | None) -> tuple[str, str | N
         check_layout(given)
     stated = settings.get("rope_interleave")
     stated = None if stated is None else flag("rope_interleave", stated)
-    if name in model_types.KNOWN_MODELS or stated is not None:
+    if name in model_types.KNOWN_MODELS or not name and stated is not None:
         deinterleaves = name in model_types.DEINTERLEAVING_MODELS if stated is None else stated
         interleaved = deinterleaves or name in model_types.INTERLEAVED_MODELS
         known = "interleaved" if interleaved else "split_half"

@@ -21,7 +21,8 @@ class Rope:
     """The rotation of a layer.
 
     Attributes:
-        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument.
+        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument. A model that turns
+            pairs the other way (nanochat) has negative frequencies.
         attention_factor: the positive factor of cos and sin.
         head_dim: the number of features of a head as `apply_rope` gets the head. DeepSeek's attention passes only the
             rotated part of a head, so ``R`` is all of ``head_dim`` there.
