@@ -1,8 +1,8 @@
 """This file says of each ``model_type`` of transformers 5.23 which features rotate together, and by which positions.
 
-A configuration does not state these facts: they are in the code of the models. Names are without ``_text``. The module
-``ropelab.study.topics.models.rotary_classes`` compares the facts with that code. They are those of the attention: the
-indexer of sparse attention may pair other features (halves in DeepSeek-V3.2).
+A configuration does not state these facts: they are in the code of the models, and a test compares them with that
+code. Names are without ``_text``. The facts are those of the attention: the indexer of sparse attention may pair other
+features (halves in DeepSeek-V3.2).
 """
 
 from collections.abc import Callable, Mapping
