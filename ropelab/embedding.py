@@ -64,9 +64,11 @@ class RotaryEmbedding(torch.nn.Module):
         self._tables: dict[tuple[torch.device, bool], _Tables] = {}
 
     @classmethod
-    def from_config(cls, config: Any, *, layer_type: str | None = None, **options) -> "RotaryEmbedding":
+    def from_config(
+        cls, config: Any, *, layer_type: str | None = None, layout: str | None = None, **options
+    ) -> "RotaryEmbedding":
         """The module for a model, from a configuration of transformers: see `rope_from_config`."""
-        return cls(rope_from_config(config, layer_type=layer_type), **options)
+        return cls(rope_from_config(config, layer_type=layer_type, layout=layout), **options)
 
     def forward(
         self,
@@ -121,6 +123,7 @@ class RotaryEmbedding(torch.nn.Module):
         return apply_rope(
             q, k, cos=cos, sin=sin, layout=self.rope.layout, out_layout=self.rope.out_layout,
             seq_format=self.seq_format, positions=positions, offsets=offsets, inverse=inverse, inplace=inplace,
+            rotary_slice=self.rope.rotary_slice if self.rope.first_feature else None,
         )  # fmt: skip
 
     def tables(self, seq_len: int, device: torch.device | str | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -370,9 +370,9 @@ TARGETS = {
         from_config,
         CONFIG | {"head_dim": 16, "rotary_dim": 8, "partial_rotary_factor": 0.5, "rope_interleave": False},
         {"head_dim": also(but(INTEGER, None), 64.5, 7), "rotary_dim": but(also(INTEGER, 7, 32), None),
-         "max_position_embeddings": but(also(INTEGER, 0), None), "rope_theta": NUMBER, "model_type": Kind([3, ["llama"], True]),
+         "max_position_embeddings": but(also(INTEGER, 0), None), "rope_theta": NUMBER, "model_type": Kind([3, ["llama"], True, "unheard_of", "kimi_k2", "gemma4_vision"]),
          "partial_rotary_factor": also(OPTIONAL, 2.0, 1.01), "rope_interleave": but(FLAG, None)},
-        names=("config",),
+        names=("config", "layout"),
     ),
     "rope_from_config, heads": Target(
         from_config, CONFIG,
@@ -381,9 +381,9 @@ TARGETS = {
     "rope_from_config, arguments": Target(
         lambda **options: ropelab.rope_from_config(**options).inverse_frequencies,
         {"config": CONFIG | {"layer_types": ["full_attention"], "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-         "layer_type": "full_attention", "seq_len": 200},
+         "layer_type": "full_attention", "layout": "split_half", "seq_len": 200},
         {"config": Kind([None, "llama", 3, [], {}, SimpleNamespace(), object()]),
-         "layer_type": also(CHOICE, "sliding_atention"), "seq_len": but(INTEGER, None)},
+         "layer_type": also(CHOICE, "sliding_atention"), "layout": also(CHOICE, "interleaved"), "seq_len": but(INTEGER, None)},
     ),
     "rope_and_cache": Target(
         in_place(ropelab.rope_and_cache, "key_cache", "value_cache", "q_out", "k_out", "v_out"),

@@ -43,7 +43,7 @@ def qk(device):
 
 
 @pytest.mark.parametrize("config", [
-    HEADS, HEADS | {"partial_rotary_factor": 0.5, "model_type": "glm4"}, HEADS | {"rope_interleave": True},
+    HEADS, HEADS | {"rotary_dim": 8, "model_type": "gptj"}, HEADS | {"rope_interleave": True},
     HEADS | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
 ], ids=["default", "partial, adjacent", "adjacent to halves", "attention factor"])  # fmt: skip
 def test_rotates_as_the_configuration_says(qk, config):

@@ -3,8 +3,6 @@
 import copy
 import importlib
 import math
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +11,9 @@ import torch
 import ropelab
 from ropelab import rope_from_config
 from ropelab.angles import frequencies
-from ropelab.angles.model_config import DEINTERLEAVING_MODELS, INTERLEAVED_MODELS
+from ropelab.study.topics.models.rotary_classes import in_float64
 from tests.support import assert_rotated_like, draw
 
-_FLOAT32 = torch.float32
 U = torch.finfo(torch.float32).eps / 2
 
 HEADS = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
@@ -138,24 +135,11 @@ def rotary_of(case, seq_len):
     return getattr(rotary, f"{prefix}inv_freq"), getattr(rotary, f"{prefix}attention_scaling"), waves
 
 
-def in_float64(monkeypatch, function, *args):
-    """Call code that asks for float32 so that it gets float64."""
-    with monkeypatch.context() as patch:
-        torch.set_default_dtype(torch.float64)
-        patch.setattr(torch, "float", torch.float64)
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        try:
-            return function(*args)
-        finally:
-            torch.set_default_dtype(_FLOAT32)
-
-
-def test_frequencies_are_those_of_the_model(case, monkeypatch):
+def test_frequencies_are_those_of_the_model(case):
     """The model's formula in float64 has our bits, when both are rounded to float32; in float32 it adds roundings."""
     for seq_len in case.lengths:
         rope = rope_from_config(case.config, layer_type=case.layer_type, seq_len=seq_len)
-        exact, attention_factor, _ = in_float64(monkeypatch, rotary_of, case, seq_len)
+        exact, attention_factor, _ = in_float64(lambda seq_len=seq_len: rotary_of(case, seq_len))
         assert exact.dtype == rope.inverse_frequencies.dtype == torch.float64
         torch.testing.assert_close(rope.inverse_frequencies, exact, rtol=1e-12, atol=0)
         assert torch.equal(rope.inverse_frequencies.float(), exact.float())
@@ -258,23 +242,6 @@ def rotate_as_the_model(case, q, k, waves):
     if case.prefix == "DeepseekV3":
         return case.code.apply_rotary_pos_emb_interleave(q, k, *waves)
     return case.code.apply_rotary_pos_emb(q, k, *waves)
-
-
-def test_layouts_of_all_models_of_transformers(transformers):
-    """The list of models that pair adjacent features is written by hand; this test reads the installed sources."""
-    deinterleaving, interleaved, installed = set(), set(), set()
-    for source in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
-        text, model = source.read_text(), source.stem.removeprefix("modeling_")
-        installed.add(model)
-        if re.search(r"\bq\[\.\.\., 0::2\]", text):
-            deinterleaving.add(model)
-        elif re.search(
-            r"x1 = x\[(\.\.\.|:, :, :), 0?::2\]|x\[\.\.\., ::2\], x\[\.\.\., 1::2\]|xq_ = torch.view_as_c", text
-        ):
-            interleaved.add(model)
-    images = {"efficientloftr", "lightglue"}
-    assert deinterleaving == DEINTERLEAVING_MODELS & installed
-    assert interleaved - images == INTERLEAVED_MODELS & installed
 
 
 def test_ntk_aware_slows_the_slowest_plane_by_the_factor():

@@ -7,19 +7,24 @@ and nobody would see the error at small positions.
 """
 
 import copy
+import math
 import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ropelab.angles import frequencies
+import torch
+
+from ropelab.angles import frequencies, model_types
 from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
 from ropelab.arguments import choice, flag, integer, integers, number, numbers, sequence, shown
-from ropelab.layout.pairing import MOST_FEATURES, check_rotary_dim
+from ropelab.layout.pairing import MOST_FEATURES, check_layout, check_rotary_dim
 from ropelab.positions import axes
 
 
-def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int | None = None) -> Rope:
+def rope_from_config(
+    config: Any, *, layer_type: str | None = None, layout: str | None = None, seq_len: int | None = None
+) -> Rope:
     """The rotation of a model, or of its layers of one type, from a configuration of transformers.
 
     Example: ``cos, sin = rope_from_config(config).tables(4096)``.
@@ -28,48 +33,71 @@ def rope_from_config(config: Any, *, layer_type: str | None = None, seq_len: int
         config: a mapping (``config.json``), an object with ``to_dict()``, or an object with the keys as attributes. The
             function reads no other attributes. For a model with several parts, pass the configuration of one part, such
             as ``config.text_config``. The function copies the values, so later changes of ``config`` have no effect.
-        layer_type: ``"full_attention"`` or ``"sliding_attention"``, where layers differ (Gemma 3 and 4, ModernBERT).
-            The model itself decides which layers rotate at all (``no_rope_layers`` of Llama 4 and SmolLM3).
+        layer_type: ``"full_attention"`` or ``"sliding_attention"``, where layers differ (Gemma 3 and 4, ModernBERT);
+            ``"main"`` or ``"compress"`` for DeepSeek-V4. The model itself decides which layers rotate at all
+            (``no_rope_layers`` of Llama 4 and SmolLM3), and which layers have scaled frequencies (Molmo 2).
+        layout: the pairs of features, as for `apply_rope`, for a ``model_type`` that this function does not know.
         seq_len: the length of the sequences, cache included, for dynamic NTK and LongRoPE; by default 0, a short one.
 
     Without ``original_max_position_embeddings``, YaRN, LongRoPE and Llama 3's scaling take ``max_position_embeddings``
     in its place, as transformers does, and the attribute ``inferred`` of the result records the substitution.
 
+    The result equals the model's own rotary class for every ``model_type`` of transformers 5.23 that this function does
+    not refuse; data/models/configurations.csv has the list. Models of images read ``rope_type`` ``axial``; the axes of
+    the result are the columns of the model's ``position_ids``. In latent attention (DeepSeek) the result describes the
+    part of a head that rotates. A configuration without ``model_type`` pairs halves, as Llama does.
+
     Raises:
         TypeError: the value of a key has another type. The message names the key.
         ValueError: a key is missing, is unknown for the ``rope_type``, has an impossible value or contradicts another
-            key. The message names the key.
+            key. The message names the key. Or the model type is unknown and ``layout`` is missing, or no `Rope`
+            describes the model: the message says what to pass.
     """
     settings = _settings(config)
+    given, name = layout, _model_type(settings)
+    layout, out_layout = _layouts(settings, name, layout)
     seq_len = 0 if seq_len is None else integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
     if "text_config" in settings and "hidden_size" not in settings:
         expected = "the configuration of one part of the model, such as config.text_config"
         raise ValueError(f"config: expected {expected}, got the configuration of all parts")
-    parameters = _parameters(settings, layer_type)
+    parameters = _parameters(settings, layer_type, name)
     rope_type = _rope_type(parameters)
+    if name in model_types.AXIAL_MODELS and rope_type == "default":
+        rope_type = "axial"  # as transformers takes it; old configurations do not state it
+    if (rope_type == "axial") != (name in model_types.AXIAL_MODELS):
+        axial = ", ".join(sorted(model_types.AXIAL_MODELS))
+        raise ValueError(f"rope_type: expected 'axial' for {axial}, and for no other, got {rope_type!r} for {name!r}")
     _check_keys(rope_type, parameters)
     parameters = {key: value for key, value in parameters.items() if value is not None}
     model = settings
     if layer_type is not None:
         settings = settings | _overrides(settings, layer_type)
 
-    head_dim = _head_dim(settings)
-    rotary_dim = _rotary_dim(rope_type, head_dim, parameters, settings)
     base = _require(parameters, "rope_theta", ", the base of the frequencies, whose default differs between models")
     base = number("rope_theta", base, at_least=sys.float_info.min)
     reader = _Reader(parameters, settings)
-    theta, attention_factor, lengths = _VARIANTS[rope_type](reader, rotary_dim, base, seq_len)
-    layout, out_layout = _layouts(settings)
+    head_dim = _head_dim(settings, name)
+    columns: tuple[int, ...] | None
+    if rope_type == "axial":
+        theta, columns = _axial(name, head_dim, base)
+        attention_factor, lengths = 1.0, ANY_LENGTH
+    else:
+        rotary_dim = _rotary_dim(rope_type, head_dim, parameters, settings, name)
+        theta, attention_factor, lengths = _VARIANTS[rope_type](reader, rotary_dim, base, seq_len)
+        columns = _axis_of_each_plane(parameters, rotary_dim, name)
+        if settings.get("qk_rope_head_dim") is not None and name not in model_types.LAST_FEATURES_MODELS:
+            head_dim = rotary_dim
     return Rope(
-        inverse_frequencies=theta,
+        inverse_frequencies=-theta if name in model_types.REVERSED_MODELS else theta,
         attention_factor=parameters.get("attention_factor", attention_factor),
         head_dim=head_dim,
+        first_feature=head_dim - rotary_dim if name in model_types.LAST_FEATURES_MODELS else 0,
         layout=layout,
         out_layout=out_layout,
-        axes=_axis_of_each_plane(parameters, rotary_dim),
+        axes=columns,
         max_seq_len=_max_seq_len(settings),
         lengths=lengths,
-        remake=None if lengths == ANY_LENGTH else partial(rope_from_config, model, layer_type=layer_type),
+        remake=None if lengths == ANY_LENGTH else partial(rope_from_config, model, layer_type=layer_type, layout=given),
         inferred=reader.inferred,
     )
 
@@ -144,9 +172,11 @@ def _settings(config: Any) -> dict:
     return copy.deepcopy(found)
 
 
-def _parameters(settings: dict, layer_type: str | None) -> dict:
+def _parameters(settings: dict, layer_type: str | None, name: str) -> dict:
     """The parameters of one type of layers, in the flat form of version 5's ``rope_parameters``."""
     parameters = _stated(settings)
+    if not parameters and name in model_types.STATED["rope_parameters"]:
+        _require({}, "rope_parameters", f", whose default is its own in {name!r}")
     values = parameters.values()
     nested = bool(parameters) and all(value is None or isinstance(value, Mapping) for value in values)
     nested = nested and not parameters.keys() & _ALL_KEYS
@@ -156,6 +186,9 @@ def _parameters(settings: dict, layer_type: str | None) -> dict:
         raise TypeError(f"layer_type: expected a string or None, got {shown(layer_type)}")
     if types and layer_type not in types:
         raise ValueError(f"layer_type: expected one of {types}, because layers differ, got {layer_type!r}")
+    if not types and name in model_types.LAYERED_MODELS:
+        expected = f"parameters for each type of layers of {name!r}, as transformers' AutoConfig nests them"
+        raise ValueError(f"rope_parameters: expected {expected}, got {shown(dict(parameters))}")
     if not types and layer_type is not None:
         choice("layer_type", layer_type, dict.fromkeys(_layer_types(settings)) or _LAYER_TYPES)
     if nested:
@@ -221,7 +254,7 @@ def _rope_type(parameters: Mapping) -> str:
     found = {}
     for key in ("rope_type", "type"):
         if parameters.get(key) is not None:
-            stated = choice("rope_type", parameters[key], (*_VARIANTS, *_FORMER_NAMES))
+            stated = choice("rope_type", parameters[key], (*_KEYS, *_FORMER_NAMES))
             found[key] = _FORMER_NAMES.get(stated, stated)
     if len(set(found.values())) > 1:
         expected = f"{parameters['type']!r}, the value of the key 'type'"
@@ -255,24 +288,49 @@ def _overrides(settings: dict, layer_type: str) -> dict:
     return next((per_layer[place] for place in places if place in per_layer), {})
 
 
-def _head_dim(settings: dict) -> int:
-    for key in ("head_dim", "qk_rope_head_dim"):
+def _head_dim(settings: dict, name: str) -> int:
+    keys = ("head_dim", *_ELSEWHERE["head_dim"])
+    if name in model_types.STATED["head_dim"] and all(settings.get(key) is None for key in keys):
+        _require(settings, "head_dim", f", whose default is its own in {name!r}")
+    for key in (*keys, "qk_rope_head_dim"):
         if settings.get(key) is not None:
             return integer(key, settings[key], at_least=2, below=MOST_FEATURES)
-    heads = integer("num_attention_heads", _require(settings, "num_attention_heads", " or for head_dim"), at_least=1)
-    hidden = integer("hidden_size", _require(settings, "hidden_size", " or for head_dim"), 2, MOST_FEATURES)
+    if settings.get("memory_attention_hidden_size") is not None:  # SAM 2
+        keys = (
+            "memory_attention_hidden_size",
+            "memory_attention_downsample_rate",
+            "memory_attention_num_attention_heads",
+        )
+        hidden, *parts = (integer(key, _require(settings, key), at_least=1, below=MOST_FEATURES) for key in keys)
+        return hidden // math.prod(parts)
+    key = next(
+        (key for key in _ELSEWHERE["num_attention_heads"] if settings.get(key) is not None), "num_attention_heads"
+    )
+    heads = integer(key, _require(settings, key, " or for head_dim"), at_least=1)
+    key = next((key for key in _ELSEWHERE["hidden_size"] if settings.get(key) is not None), "hidden_size")
+    hidden = integer(key, _require(settings, key, " or for head_dim"), 2, MOST_FEATURES)
     if hidden % heads:
         raise ValueError(
-            f"hidden_size: expected a multiple of num_attention_heads = {heads} where head_dim is missing, got {hidden}"
+            f"{key}: expected a multiple of num_attention_heads = {heads} where head_dim is missing, got {hidden}"
         )
     return hidden // heads
 
 
-def _rotary_dim(rope_type: str, head_dim: int, parameters: dict, settings: dict) -> int:
+# Key -> other names of it: Zamba 2 and JetMoE; DBRX, GPT-J, Moonshine and models of images; DBRX, GPT-J, Qwen2-VL.
+_ELSEWHERE = {
+    "head_dim": ("attention_head_dim", "kv_channels"),
+    "num_attention_heads": ("num_heads", "n_heads", "n_head", "decoder_num_attention_heads"),
+    "hidden_size": ("d_model", "n_embd", "embed_dim"),
+}
+
+
+def _rotary_dim(rope_type: str, head_dim: int, parameters: dict, settings: dict, name: str) -> int:
     """The number of features that rotate.
 
     In ``proportional`` all features count: the fraction chooses the planes whose frequency is not 0.
     """
+    if name in model_types.STATED["partial_rotary_factor"]:
+        _require(parameters, "partial_rotary_factor", f", whose default is its own in {name!r}")
     fraction = number("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0), above=0, at_most=1)
     if rope_type == "proportional":
         return check_rotary_dim(head_dim, "head_dim")
@@ -280,6 +338,9 @@ def _rotary_dim(rope_type: str, head_dim: int, parameters: dict, settings: dict)
         rotary_dim = check_rotary_dim(settings["rotary_dim"])
         if rotary_dim > head_dim:
             raise ValueError(f"rotary_dim: expected at most the {head_dim} features of a head, got {rotary_dim}")
+        if "partial_rotary_factor" in parameters and int(head_dim * fraction) != rotary_dim:
+            stated = f"{int(head_dim * fraction)}, partial_rotary_factor {fraction} of head_dim {head_dim}"
+            raise ValueError(f"rotary_dim: expected None or {stated}, got {rotary_dim}")
         return rotary_dim
     rotary_dim = int(head_dim * fraction)
     if rotary_dim < 2 or rotary_dim % 2:
@@ -300,42 +361,82 @@ def _length_setting(settings: dict, key: str) -> int:
     return integer(key, _require(settings, key), at_least=1, below=sys.maxsize)
 
 
-def _axis_of_each_plane(parameters: dict, rotary_dim: int) -> tuple[int, ...] | None:
-    sections = parameters.get("mrope_section")
-    if sections is None:
-        return None
-    interleaved = flag("mrope_interleaved", parameters.get("mrope_interleaved", False))
-    sections = integers("mrope_section", sections, at_least=0)
-    found = (axes.interleaved_sections if interleaved else axes.sections)(sections, "mrope_section")
-    if len(found) != rotary_dim // 2:
+def _axis_of_each_plane(parameters: dict, rotary_dim: int, name: str) -> tuple[int, ...] | None:
+    planes = rotary_dim // 2
+    interleaved = parameters.get("mrope_interleaved")
+    interleaved = None if interleaved is None else flag("mrope_interleaved", interleaved)
+    arrange, default = model_types.SECTIONS.get(name, (axes.interleaved_sections if interleaved else axes.sections, ()))
+    if interleaved not in (None, arrange is not axes.sections):
         raise ValueError(
-            f"mrope_section: expected widths whose sum is the number of planes, {rotary_dim // 2}, got {list(sections)}"
+            f"mrope_interleaved: expected None or {not interleaved}, as {name!r} rotates, got {interleaved}"
+        )
+    widths = parameters.get("mrope_section", (planes // 2,) * 2 if default is None else default)
+    if not isinstance(widths, tuple) or widths:
+        widths = integers("mrope_section", widths, at_least=0)
+    elif not widths:
+        return None
+    found = arrange(widths, "mrope_section")
+    if len(found) != planes:
+        raise ValueError(
+            f"mrope_section: expected widths whose sum is the number of planes, {planes}, got {list(widths)}"
         )
     return found
 
 
-def _layouts(settings: dict) -> tuple[str, str | None]:
-    model_type = settings.get("model_type")
-    if model_type is not None and not isinstance(model_type, str):
-        raise TypeError(f"model_type: expected a string, got {shown(model_type)}")
-    model_type = (model_type or "").removesuffix("_text")
+def _model_type(settings: dict) -> str:
+    """The model type without ``_text``, "" where it is missing; ValueError where no `Rope` describes the model."""
+    name = settings.get("model_type")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"model_type: expected a string, got {shown(name)}")
+    name = (name or "").removesuffix("_text")
+    if name in model_types.REFUSED:
+        raise ValueError(
+            f"model_type: expected a model that a Rope describes, got {name!r}: {model_types.REFUSED[name]}"
+        )
+    for key, values in _ROTATES.items():
+        if key in settings and settings[key] not in values:
+            raise ValueError(f"{key}: expected one of {values}, with which the model rotates, got {settings[key]!r}")
+    return name
+
+
+def _layouts(settings: dict, name: str, given: str | None) -> tuple[str, str | None]:
+    if given is not None:
+        check_layout(given)
     stated = settings.get("rope_interleave")
-    if model_type in DEINTERLEAVING_MODELS if stated is None else flag("rope_interleave", stated):
-        return "interleaved", "split_half"
-    return ("interleaved" if model_type in INTERLEAVED_MODELS else "split_half"), None
+    stated = None if stated is None else flag("rope_interleave", stated)
+    if name in model_types.KNOWN_MODELS or not name and stated is not None:
+        deinterleaves = name in model_types.DEINTERLEAVING_MODELS if stated is None else stated
+        interleaved = deinterleaves or name in model_types.INTERLEAVED_MODELS
+        known = "interleaved" if interleaved else "split_half"
+        if given not in (None, known):
+            raise ValueError(f"layout: expected None or {known!r}, the layout of {name!r}, got {given!r}")
+        return known, "split_half" if deinterleaves else None
+    latent = settings.get("qk_rope_head_dim") is not None
+    if given is None and (name or latent):
+        expected = "'split_half' or 'interleaved', as the model's own code pairs features"
+        got = f"None for model_type {name!r}" + " with latent attention" * latent
+        raise ValueError(f"layout: expected {expected}, got {got}, which is not known")
+    return given or "split_half", None
 
 
-INTERLEAVED_MODELS = frozenset(
-    "blt codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v4 ernie4_5 ernie4_5_moe ernie4_5_vl_moe glm glm4 "
-    "glm4v glm_ocr gptj helium llama4 moonshine moonshine_streaming openai_privacy_filter".split()
-)
-"""The ``model_type``, without ``_text``, of the models in transformers that pair adjacent features."""
+# Key -> the values with which a model rotates.
+_ROTATES = {"alibi": (False, None), "position_embedding_type": ("rope", "rotary")}
 
-DEINTERLEAVING_MODELS = frozenset(
-    "axk1 axk2 bailing_hybrid deepseek_v3 deepseek_v32 dots3_note glm4_moe_lite glm_moe_dsa longcat_flash mistral4 "
-    "mistral_large4 youtu".split()
-)
-"""The ``model_type`` of the models that read adjacent pairs and write halves, unless ``rope_interleave`` is false."""
+
+def _axial(name: str, head_dim: int, base: float) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The frequencies of images and video, and the axis of each plane."""
+    order, arrangement = model_types.AXIAL_MODELS[name]
+    planes = head_dim // (2 * len(order))
+    if planes == 0 or len(order) == 2 and head_dim % 4:
+        raise ValueError(f"head_dim: expected a multiple of {2 * len(order)} for {name!r}, got {head_dim}")
+    columns = axes.sections((planes,) * len(order))
+    if arrangement == "dealt":
+        theta = frequencies.inverse_frequencies(head_dim, base).view(planes, -1).T.flatten()
+    else:
+        theta = frequencies.axial((2 * planes,) * len(order), base)
+    if arrangement == "turns":
+        columns, theta = axes.interleaved_sections((planes,) * len(order)), theta.view(-1, planes).T.flatten()
+    return theta, tuple(order[column] for column in columns)
 
 
 # Each variant maps (parameters, rotary_dim, base, seq_len) to (frequencies, attention factor, lengths).
@@ -408,6 +509,7 @@ _VARIANTS = {
 _TRAINED = "original_max_position_embeddings"
 _KEYS = {
     "default": ((), ()),
+    "axial": ((), ()),
     "linear": (("factor",), ()),
     "ntk": (("factor",), ()),
     "dynamic": (("factor",), ()),
@@ -433,6 +535,7 @@ _SETTINGS = (
     "rope_parameters", "rope_scaling", *(name for names in _BESIDE.values() for name in names), *_LOCAL_BASE,
     "max_position_embeddings", _TRAINED, "head_dim", "qk_rope_head_dim", "global_head_dim", "hidden_size",
     "num_attention_heads", "rotary_dim", "per_layer_config", "layer_types", "model_type", "rope_interleave",
-    "text_config",
+    "text_config", "memory_attention_hidden_size", "memory_attention_downsample_rate",
+    "memory_attention_num_attention_heads", *(name for names in _ELSEWHERE.values() for name in names), *_ROTATES,
 )  # fmt: skip
 """The keys of a configuration that this file reads."""

@@ -21,13 +21,13 @@ class Rope:
     """The rotation of a layer.
 
     Attributes:
-        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument.
+        inverse_frequencies: float64 ``[R/2]`` on the CPU, rad per position; a copy of the argument. A model that turns
+            pairs the other way (nanochat) has negative frequencies.
         attention_factor: the positive factor of cos and sin.
-        head_dim: the number of features of a head as `apply_rope` gets the head; the first ``R`` rotate. DeepSeek's
-            attention passes only the rotated part of a head, so ``R`` is all of ``head_dim`` there.
-        layout, out_layout: as for `apply_rope`. `rope_from_config` takes them from ``model_type`` and
-            ``rope_interleave``; an unknown model gets ``"split_half"``, the layout of nearly all models of
-            transformers.
+        head_dim: the number of features of a head as `apply_rope` gets the head. DeepSeek's attention passes only the
+            rotated part of a head, so ``R`` is all of ``head_dim`` there.
+        first_feature: the first of the ``R`` features that rotate: 0, and 448 of 512 in DeepSeek-V4.
+        layout, out_layout: as for `apply_rope`.
         axes: the axis of positions that each plane reads, where positions have several axes (M-RoPE, images); else
             None.
         max_seq_len: ``max_position_embeddings``, if the configuration has it; else None.
@@ -45,6 +45,7 @@ class Rope:
     inverse_frequencies: torch.Tensor
     attention_factor: float = 1.0
     head_dim: int | None = None
+    first_feature: int = 0
     layout: str = "split_half"
     out_layout: str | None = None
     axes: tuple[int, ...] | None = None
@@ -60,8 +61,9 @@ class Rope:
             expected = "at least one frequency, all finite, and no requires_grad"
             raise ValueError(f"inverse_frequencies: expected {expected}, got {theta}")
         head_dim, planes = self.head_dim, len(theta)
+        first = integer("first_feature", self.first_feature, at_least=0, below=MOST_FEATURES)
         if head_dim is not None:
-            head_dim = integer("head_dim", head_dim, at_least=2 * planes, below=MOST_FEATURES)
+            head_dim = integer("head_dim", head_dim, at_least=first + 2 * planes, below=MOST_FEATURES)
         check_layout(self.layout)
         if self.out_layout is not None:
             check_layout(self.out_layout, "out_layout")
@@ -77,6 +79,7 @@ class Rope:
             "inverse_frequencies": theta.detach().to("cpu", torch.float64, copy=True),
             "attention_factor": number("attention_factor", self.attention_factor, above=0),
             "head_dim": head_dim,
+            "first_feature": first,
             "axes": columns,
             "max_seq_len": max_seq_len,
             "inferred": dict(self.inferred),
@@ -92,7 +95,7 @@ class Rope:
     @property
     def rotary_slice(self) -> tuple[int, int]:
         """``(first, end)`` of the features that rotate."""
-        return 0, self.rotary_dim
+        return self.first_feature, self.first_feature + self.rotary_dim
 
     def at_length(self, seq_len: int) -> "Rope":
         """The rotation of sequences of ``seq_len`` tokens. It depends on ``seq_len`` in dynamic NTK and LongRoPE only.

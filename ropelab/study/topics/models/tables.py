@@ -1,7 +1,8 @@
 """This file writes the tables of data/models: every architecture of Transformers, held to laws and patched.
 
-``python -m ropelab.study.topics.models.tables verify`` writes transformers.csv, ``... patch`` writes patched.csv, and
-``... diffusers`` writes diffusers.csv.
+``python -m ropelab.study.topics.models.tables verify`` writes transformers.csv, ``... patch`` writes patched.csv,
+``... diffusers`` writes diffusers.csv, and ``... configurations`` writes configurations.csv: `rope_from_config` beside
+the rotary classes.
 Rows that a table already has stay, so that an interrupted run goes on; ``--again`` begins anew.
 """
 
@@ -20,6 +21,7 @@ from ropelab.conformance.models.factory import NotBuilt, architectures, build
 from ropelab.conformance.models.patched import Compared, compare, compare_compiled
 from ropelab.conformance.models.trace import Traced, rotations
 from ropelab.conformance.models.verify_model import FunctionReport, function_report, verify_model
+from ropelab.study.topics.models import rotary_classes
 
 FOLDER = Path(__file__).parents[4] / "data" / "models"
 VERIFIED = ("architecture", "model", "function", "convention", "layout", "out_layout", "sign", "rotary_dim", "head_dim",
@@ -27,6 +29,8 @@ VERIFIED = ("architecture", "model", "function", "convention", "layout", "out_la
 PATCHED = ("architecture", "model", "outcome", "forward_and_gradients", "packed", "decoded", "compiled", "qk_norm",
            "reason")  # fmt: skip
 
+CONFIGURATIONS = ("architecture", "rotary_class", "model_type", "layer_type", "outcome", "head_dim", "first_feature",
+                  "rotary_dim", "layout", "out_layout", "axes", "attention_factor", "reason")  # fmt: skip
 DIFFUSERS = ("model", "outcome", "difference", "allowed", "reason")
 
 Row = dict[str, Any]
@@ -88,6 +92,18 @@ def diffusers_rows(name: str) -> list[Row]:
         return [{"model": name, "outcome": "refused", "reason": str(reason)}]
     numbers = {"difference": f"{found.difference:.0e}", "allowed": f"{found.allowed:.0e}"}
     return [{"model": name, "outcome": found.status} | numbers]
+
+
+def configuration_rows(architecture: str) -> list[Row]:
+    """A row for each rotary class, configuration and type of layers of an architecture."""
+    rows = []
+    for found in rotary_classes.compared(architecture):
+        row: Row = {name: getattr(found, name) for name in CONFIGURATIONS if hasattr(found, name)}
+        if (rope := found.rope) is not None:
+            row |= {name: getattr(rope, name) for name in CONFIGURATIONS if hasattr(rope, name)}
+            row["axes"] = 1 if rope.axes is None else max(rope.axes) + 1
+        rows.append(row)
+    return rows
 
 
 def write(name: str, columns: tuple[str, ...], rows_of: Callable[[str], list[Row]], names: Iterable[str]) -> None:
@@ -160,6 +176,7 @@ def main(arguments: list[str]) -> None:
     tables = {
         "verify": ("transformers.csv", VERIFIED, verified_rows, architectures),
         "patch": ("patched.csv", PATCHED, patched_rows, architectures),
+        "configurations": ("configurations.csv", CONFIGURATIONS, configuration_rows, architectures),
         "diffusers": ("diffusers.csv", DIFFUSERS, diffusers_rows, lambda: list(diffusers_models.MODELS)),
     }
     if not arguments or arguments[0] not in tables:

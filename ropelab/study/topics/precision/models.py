@@ -90,7 +90,7 @@ MODELS: dict[str, Model] = {
         max_position_embeddings=131072,
     ),
     "MiniMax-M1": _model(
-        model_type="minimax_m1", head_dim=128, rotary_dim=64, rope_theta=1e7, max_position_embeddings=10240000,
+        head_dim=128, rotary_dim=64, rope_theta=1e7, max_position_embeddings=10240000,
     ),
     "gemma-3-27b, full attention": Model(_GEMMA3, "full_attention"),
     "gemma-3-27b, sliding window": Model(_GEMMA3, "sliding_attention"),
