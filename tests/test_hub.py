@@ -73,7 +73,7 @@ def folder(tmp_path_factory) -> Path:
 
 def test_a_folder_with_other_files_is_left_as_it_is(tmp_path):
     (tmp_path / "mine").write_text("text")
-    with pytest.raises(ValueError, match="folder: expected no folder, an empty one or an earlier package"):
+    with pytest.raises(ValueError, match="folder: expected an empty folder or an earlier package"):
         hub.build(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     (tmp_path / "mine").unlink()

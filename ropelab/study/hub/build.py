@@ -41,7 +41,8 @@ def build(folder: Path) -> None:
     """Write the package into ``folder``. An earlier package there is removed first.
 
     Raises:
-        ValueError: the folder has files but holds no earlier package, or a file of the package would import something that a kernel of the hub must not import.
+        ValueError: the folder has other files, or a file of the package would import something that a kernel of the
+            hub must not import.
     """
     build_toml = (HUB / "build.toml").read_text(encoding="utf-8")
     general = tomllib.loads(build_toml)["general"]
@@ -50,7 +51,7 @@ def build(folder: Path) -> None:
     if violations:
         raise ValueError(f"imports: expected relative ones, the standard library, torch and triton, got {violations}")
     if folder.exists() and any(folder.iterdir()) and not (folder / "torch-ext" / general["name"]).is_dir():
-        raise ValueError(f"folder: expected no folder, an empty one or an earlier package, got {folder} with other files")
+        raise ValueError(f"folder: expected an empty folder or an earlier package, got {folder} with other files")
     shutil.rmtree(folder, ignore_errors=True)
     write(folder, {"build.toml": build_toml, "README.md": (HUB / "CARD.md").read_text(encoding="utf-8")})
     write(folder / "torch-ext" / general["name"], files)
