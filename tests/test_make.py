@@ -57,7 +57,8 @@ def test_clean_removes_what_was_generated(checkout):
 
 TARGETS = sorted(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 NOT_GENERATED = ["my build", "data my", "data", "./data/", "data/measurements", "data/new", "ropelab/kernels",
-                 "new/../data", ".", "..", "/", "", "it's", "x'; touch y; '", "$(shell touch y)", "Makefile"]  # fmt: skip
+                 "new/../data", ".", "..", "/", "", "it's", "x'; touch y; '", "$(shell touch y)",
+                 "Makefile"]  # fmt: skip
 
 
 @pytest.mark.parametrize("variable", ["BUILD", "VENV"])
