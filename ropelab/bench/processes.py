@@ -4,6 +4,7 @@ A process that is started anew imports torch and the modules of its job, which t
 imported them once, and each fork of it begins at once.
 """
 
+import atexit
 import logging
 import os
 import signal
@@ -45,6 +46,8 @@ def _end(*_: object) -> None:
             if not any("resource_tracker" in word for word in process.cmdline()):
                 process.kill()
     print("\ninterrupted: every process has ended, and the next run goes on with the rest", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    atexit.register(os._exit, 130)  # when pools are shut down; to take down torch would need seconds
     raise SystemExit(130)
 
 
