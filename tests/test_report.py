@@ -336,8 +336,8 @@ def test_doctor_reads_markers():
     [
         "<script>alert(1)</script>", "a <img src=x onerror=alert(1)> b", "<div>\n<script>1</script>\n</div>",
         "[x](javascript:alert(1))", "[x](JaVaScript:alert(1))", "<javascript:alert(1)>", "![x](javascript:1)",
-        "[x](java&#115;cript:alert(1))", "[x](vbscript:x)", "[x](data:text/html;base64,eA==)", "[x][1]\n\n[1]: javascript:1",
-        r"$\href{javascript:alert(1)}{x}$", "<!-- a --><script>1</script><!-- b -->",
+        "[x](java&#115;cript:alert(1))", "[x](vbscript:x)", "[x](data:text/html;base64,eA==)",
+        "[x][1]\n\n[1]: javascript:1", r"$\href{javascript:alert(1)}{x}$", "<!-- a --><script>1</script><!-- b -->",
     ],
 )  # fmt: skip
 def test_text_brings_no_markup_and_no_script_into_a_page(text):

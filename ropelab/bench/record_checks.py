@@ -116,7 +116,7 @@ def flaws(csv: Path, frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iter
         if name in expected and frame[name].notna().any() and kind(frame[name]) != expected[name]:
             yield f"column {name}: expected a {expected[name]} in every row, got {_odd(frame[name], expected[name])}"
     yield from senseless_times(frame)
-    yield from _other_grid(frame, provenance)
+    yield from other_grid(frame, provenance)
     yield from _more_time_than_the_run(frame, provenance.get("parameters") or {})
     if provenance.get("study") != csv.stem:
         yield f"study: expected {csv.stem!r}, the name of the file, got {provenance.get('study')!r}"
@@ -129,7 +129,7 @@ def _rows_of_whole_runs() -> Mapping[str, int]:
     return tomllib.loads(ROWS.read_text(encoding="utf-8"))
 
 
-def _other_grid(frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[str]:
+def other_grid(frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence if the table of a whole run has more or fewer rows than the grid of its study.
 
     A contender that could not run has no rows, so the contender with the most rows counts: one of this project.

@@ -161,8 +161,8 @@ def _name(study: str) -> str:
     Raises:
         ValueError: it is something else.
     """
-    if not re.fullmatch(r"\w+", study):
-        raise ValueError(f"study: expected a name of letters, digits and underscores, got {study!r}")
+    if not re.fullmatch(r"\w[\w -]*", study):
+        raise ValueError(f"study: expected a name, without slashes and dots, got {study!r}")
     return study
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ropelab.bench import checksums, packages, peer_files, peers, records, staleness
+from ropelab.bench import checksums, packages, peer_files, peers, record_checks, records, staleness
 from ropelab.bench.study import GIB, Study
 from ropelab.study.engine import expected, registered, schedule, unfinished
 from ropelab.study.engine.outcome import Outcome
@@ -70,6 +70,8 @@ def measure(
             run.note(outcome.study, tables[outcome.study])
             seconds = outcome.seconds or outcome.seconds_beside
             said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"
+            about = {"study": outcome.study, "parameters": {"smoke": smoke}}
+            said += "".join(f"; {flaw}" for flaw in record_checks.other_grid(outcome.found, about))
         print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
     if broken:
         raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}; the next run goes on with them")
