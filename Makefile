@@ -15,20 +15,31 @@ LARGE ?=
 BUILD ?= build
 # pip says nothing of its newer versions: this one is of constraints.txt.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Folders of this checkout that are never removed, whatever BUILD and VENV say.
-SOURCES := .ci .git data kernels notebooks ropelab tests
+# What is committed at the top of this checkout: nothing is generated or removed there, whatever BUILD and VENV say.
+COMMITTED := .ci .git .gitattributes .github .gitignore .pre-commit-config.yaml CHANGELOG.md CONTRIBUTING.md LICENSE MANIFEST.in \
+  Makefile README.md constraints.txt data kernels notebooks pyproject.toml ropelab setup.py tests
 
-# One folder or program each: make itself would take a space for the end of the first.
-define plain
-ifneq ($$(words $$($(1))),$(2))
-  $$(error $(1): expected one path without spaces, got '$$($(1))')
-endif
-ifneq ($$(findstring ',$$($(1))),)
-  $$(error $(1): expected a path without quotes, got $$($(1)))
-endif
-endef
-$(foreach name,BUILD VENV BASE_PYTHON,$(eval $(call plain,$(name),1)))
-$(if $(PYTHON),$(eval $(call plain,PYTHON,1)))
+# Values are taken as they are typed: a dollar sign begins no expression of make.
+SETTINGS := BUILD VENV BASE_PYTHON PYTHON GPU LARGE ONLY
+$(foreach name,$(SETTINGS),$(eval override $(name) := $$(value $(name))))
+$(foreach name,$(SETTINGS),$(if $(findstring ',$($(name))),$(error $(name): expected no quotes, got $($(name)))))
+# One folder, program or name each: make itself would take a space for the end of the first.
+one_word = $(if $(filter-out 1,$(words [$($(1))])),$(error $(1): expected one name or path without spaces, got '$($(1))'))
+$(foreach name,BUILD VENV BASE_PYTHON PYTHON GPU LARGE,$(call one_word,$(name)))
+$(foreach name,BUILD VENV BASE_PYTHON,$(if $($(name)),,$(error $(name): expected a path, got none)))
+$(if $(filter-out 0 1,$(LARGE)),$(error LARGE: expected 0 or 1, got '$(LARGE)'))
+
+# Where a path lies, links resolved: `inside` this checkout, `outside`, or `committed`, if the path is or holds
+# something committed. A path that goes up from a folder that is not there counts as committed.
+place = $(shell here=$$(pwd -P); there='$(1)'; rest=; \
+  until test -d "$$there"; do rest="/$$(basename -- "$$there")$$rest"; there=$$(dirname -- "$$there"); done; \
+  there=$$(cd -- "$$there" && pwd -P)$$rest; there="$${there%/}/"; \
+  for name in $(COMMITTED); do case "$$there" in ("$$here/$$name/"*) echo committed; exit; esac; done; \
+  case "$$here/$$rest/" in ("$$there"* | */../*) echo committed; exit; esac; \
+  case "$$there" in ("$$here/"*) echo inside;; (*) echo outside; esac)
+PLACES := $(foreach name,BUILD VENV,$(name)=$(call place,$($(name))))
+$(foreach name,$(patsubst %=committed,%,$(filter %=committed,$(PLACES))),\
+  $(error $(name): expected a folder for generated files, got '$($(name))', which is or holds what is committed))
 
 ifeq ($(PYTHON),)
   RUN   := $(VENV)/bin/python
@@ -36,9 +47,15 @@ ifeq ($(PYTHON),)
 else
   RUN   := $(PYTHON)
   READY := existing-environment
-  export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
-STUDY = '$(RUN)' -m ropelab.study --build '$(BUILD)$(SMOKE)'
+# Modules come from this checkout. Files that need none run with -P and without it, so that no file here, as json.py,
+# takes the place of a module of Python's library.
+HERE = $(if $(PYTHON),PYTHONPATH="$$PWD$${PYTHONPATH:+:$$PYTHONPATH}")
+STUDY = $(HERE) '$(RUN)' -m ropelab.study --build '$(BUILD)$(SMOKE)'
+
+# A program that does nothing, as /bin/true, is no Python, although it ends without an error.
+is_python = test "$$('$($(1))' -c 'import sys; print(sys.version_info >= (3, 11))')" = True || \
+  { echo 'make: $(1): expected a Python >= 3.11, got $($(1)); set $(1)=/path/to/python'; exit 1; }
 
 OF_GPU = $(if $(GPU),--gpu '$(GPU)')
 LARGE_OR_NOT = $(if $(LARGE),$(if $(filter 0,$(LARGE)),--no-large,--large))
@@ -54,17 +71,17 @@ help: ## this list
 
 test: NEEDS := study test
 test: $(READY) ## the whole test suite (GPU tests only where there is a GPU)
-	'$(RUN)' -m pytest --numprocesses auto --dist loadfile
+	$(HERE) '$(RUN)' -m pytest --numprocesses auto --dist loadfile
 
 check: NEEDS := cli study check
 check: $(READY) ## ruff's rules and format, and the types of the library, in a minute
-	'$(RUN)' -m ruff check .
-	'$(RUN)' -m ruff format --check .
-	'$(RUN)' -m mypy
+	$(HERE) '$(RUN)' -m ruff check .
+	$(HERE) '$(RUN)' -m ruff format --check .
+	$(HERE) '$(RUN)' -m mypy
 
 memcheck: NEEDS := study test
 memcheck: $(READY) ## the kernels under compute-sanitizer: nothing out of bounds (needs a GPU and CUDA's tools)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(HERE) compute-sanitizer --tool memcheck --error-exitcode 1 '$(RUN)' tests/memcheck.py
 
 reproduce: NEEDS := study
 reproduce: $(READY) peers ## the whole study: measure (on a GPU), run every notebook, write the report
@@ -77,7 +94,7 @@ smoke: $(READY) ## the same with tiny parameters, in a minute or two
 
 measure: NEEDS := study
 measure: $(READY) peers ## measure on this GPU and replace its records under data/measurements/ (ONLY="te_layer tiles" for some)
-	$(STUDY) measure $(ONLY)
+	$(STUDY) measure -- $(foreach study,$(ONLY),'$(study)')
 
 figures: NEEDS := study
 figures: $(READY) ## redraw the figures from the committed records
@@ -88,30 +105,15 @@ lab: $(READY) ## open the notebooks in JupyterLab
 	$(STUDY) lab
 
 hub: $(READY) ## write the package for the Hugging Face hub into build/hub, from the library's own sources
-	'$(RUN)' ropelab/study/hub/build.py '$(BUILD)/hub'
+	'$(RUN)' -P ropelab/study/hub/build.py '$(BUILD)/hub'
 
 clean: ## remove everything generated, the environment included
-	@here=$$(pwd -P); \
-	for folder in '$(BUILD)' '$(VENV)'; do \
-	  test -e "$$folder" || continue; \
-	  there=$$(cd -- "$$folder" && pwd -P) || exit 1; \
-	  case "$$there" in \
-	    "$$here"/*) ;; \
-	    *) echo "make: clean: expected BUILD and VENV to be folders inside this one, got $$folder"; exit 1 ;; \
-	  esac; \
-	  for kept in $(SOURCES); do \
-	    case "$$there/" in "$$here/$$kept/"*) \
-	      echo "make: clean: expected BUILD and VENV to be generated folders, got $$folder"; exit 1 ;; \
-	    esac; \
-	  done; \
-	done
+	@test -z '$(filter %=outside,$(PLACES))' || \
+	  { echo "make: clean: expected BUILD and VENV to be folders inside this one, got $(BUILD) and $(VENV)"; exit 1; }
 	rm -rf -- '$(BUILD)' '$(VENV)' *.egg-info
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@command -v '$(BASE_PYTHON)' >/dev/null || \
-	  { echo "make: no '$(BASE_PYTHON)' here; install Python >= 3.11 or set BASE_PYTHON=/path/to/python"; exit 1; }
-	@'$(BASE_PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "make: $(BASE_PYTHON) is $$('$(BASE_PYTHON)' -V 2>&1), Python >= 3.11 is needed; set BASE_PYTHON"; exit 1; }
+	@$(call is_python,BASE_PYTHON)
 	@'$(BASE_PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "make: $(BASE_PYTHON) lacks the venv module (on Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@echo "setting up $(VENV): torch is a large download, the first time takes minutes"
@@ -124,8 +126,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch '$@'
 
 existing-environment:
-	@command -v '$(PYTHON)' >/dev/null || { echo "make: PYTHON=$(PYTHON) is not there or cannot be run"; exit 1; }
-	@'$(PYTHON)' ropelab/study/doctor.py $(NEEDS)
+	@$(call is_python,PYTHON)
+	@'$(PYTHON)' -P ropelab/study/doctor.py $(NEEDS)
 
 # Comparison packages are welcome, never required: the study lists a missing one as not run. With PYTHON they come to
 # build/peers as well, and nothing comes into that environment. The file is run by its path, because

@@ -15,6 +15,8 @@ if not HAS_GPU:
 
 import pytest  # noqa: E402
 
+from ropelab.bench.packages import NotInstalled  # noqa: E402
+from ropelab.bench.unavailable import Unavailable  # noqa: E402
 from ropelab.kernels import INTERPRETED, use_backend  # noqa: E402
 
 if INTERPRETED:
@@ -32,12 +34,14 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Report skips for want of packages that ``make peers`` did not fetch; all other skips are quiet."""
+    """Report skips for want of packages; all other skips are quiet."""
     skipped = [(report.nodeid, report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", [])]
-    missing = Counter((test.partition("::")[0], reason) for test, reason in skipped if "make peers" in reason)
+    missing = Counter(
+        (test.partition("::")[0], reason) for test, reason in skipped if "make peers" in reason or "not run: " in reason
+    )
     if missing:
         number = missing.total()
-        terminalreporter.section(f"NOT TESTED, for want of packages under build/peers: {number} tests", red=True)
+        terminalreporter.section(f"NOT TESTED, for want of packages: {number} tests", red=True)
         for (file, reason), tests in sorted(missing.items()):
             terminalreporter.write_line(f"{file}, {tests}: {reason}")
 
@@ -46,6 +50,17 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not HAS_GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: run `make test` on a machine that has one"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test of the GPU that lacks a package or a library, by name; elsewhere the error is a failure."""
+    try:
+        return (yield)
+    except (NotInstalled, Unavailable) as missing:
+        if item.get_closest_marker("gpu"):
+            pytest.skip(f"not run: {missing}")
+        raise
 
 
 def _seed(name: str) -> None:

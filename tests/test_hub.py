@@ -71,6 +71,17 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
+def test_a_folder_with_other_files_is_left_as_it_is(tmp_path):
+    (tmp_path / "mine").write_text("text")
+    with pytest.raises(ValueError, match="folder: expected an empty folder or an earlier package"):
+        hub.build(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    (tmp_path / "mine").unlink()
+    for _ in range(2):
+        hub.build(tmp_path)
+    assert (tmp_path / "build.toml").exists()
+
+
 needs_kernels = pytest.mark.skipif(
     importlib.util.find_spec("kernels.validate") is None, reason="needs the package kernels"
 )

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def checkout(tmp_path):
     for folder in (*GENERATED, *COMMITTED):
         (root / folder).mkdir(parents=True)
         (root / folder / "file").touch()
+    (root / "ropelab" / "study" / "doctor.py").touch()
     (root / "my build").mkdir()
     (root / "ropelab" / "kernels").symlink_to("../kernels")
     (tmp_path / "outside").mkdir()
@@ -53,33 +55,97 @@ def test_clean_removes_what_was_generated(checkout):
     assert make(checkout, "clean").returncode == 0  # where there is nothing to remove
 
 
+TARGETS = sorted(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+NOT_GENERATED = ["my build", "data my", "data", "./data/", "data/measurements", "data/new", "ropelab/kernels",
+                 "new/../data", ".", "..", "/", "", "it's", "x'; touch y; '", "$(shell touch y)",
+                 "Makefile"]  # fmt: skip
+
+
 @pytest.mark.parametrize("variable", ["BUILD", "VENV"])
-@pytest.mark.parametrize(
-    "path", ["my build", "data my", "data", "./data/", "data/measurements", "ropelab/kernels", ".", "..", "../outside",
-             "link", "", "it's", "x'; touch y; '", "Makefile"]
-)  # fmt: skip
-def test_clean_removes_nothing_else(variable, path, checkout):
+@pytest.mark.parametrize("path", NOT_GENERATED)
+def test_no_target_generates_or_removes_what_is_committed(variable, path, checkout):
+    before = files(checkout)
+    for target in TARGETS:
+        done = make(checkout, target, f"{variable}={path}", "PYTHON=true")
+        assert done.returncode != 0 and f"{variable}: expected" in done.stderr, (target, done)
+    assert files(checkout) == before
+
+
+@pytest.mark.parametrize("variable", ["BUILD", "VENV"])
+@pytest.mark.parametrize("path", ["../outside", "link"])
+def test_clean_removes_nothing_outside(variable, path, checkout):
     before = files(checkout)
     done = make(checkout, "clean", f"{variable}={path}")
-    assert done.returncode != 0 and files(checkout) == before
-    said = done.stdout + done.stderr
-    assert "expected" in said or path == "Makefile"  # which is no directory, as the shell says
+    assert done.returncode != 0 and files(checkout) == before and "expected BUILD and VENV" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "target", ["help", "test", "reproduce", "smoke", "measure", "figures", "lab", "clean", "peers"]
-)
-@pytest.mark.parametrize("variable", ["BUILD", "VENV", "PYTHON", "BASE_PYTHON"])
+def test_the_committed_names_are_those_of_git():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    if not listed:
+        pytest.skip("needs a checkout with its history and git")
+    (names,) = re.findall(r"^COMMITTED := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {line.partition("/")[0] for line in listed.splitlines()} <= set(names.replace("\\", "").split())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("variable", ["BUILD", "VENV", "PYTHON", "BASE_PYTHON", "GPU"])
 def test_no_target_takes_a_path_with_spaces_for_two(variable, target, checkout):
     done = make(checkout, "-n", target, f"{variable}=my build")
     assert done.returncode != 0 and not done.stdout
-    assert f"{variable}: expected one path without spaces, got 'my build'" in done.stderr
+    assert f"{variable}: expected one name or path without spaces, got 'my build'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["x;touch y", "x && touch y", "`touch y`", "$(touch y)", "$(shell touch y)", "x'; touch y; '"]
+)
+@pytest.mark.parametrize("variable", ["GPU", "ONLY", "LARGE"])
+def test_no_text_reaches_the_shell(variable, text, checkout):
+    """The stand-in for Python says yes to everything, and writes what it gets."""
+    python = checkout / "python"
+    python.write_text('#!/bin/sh\necho True\nprintf "%s\\n" "$@" >> said\n')
+    python.chmod(0o755)
+    for target in ("figures", "measure", "peers"):
+        make(checkout, target, f"{variable}={text}", "PYTHON=./python")
+    assert not (checkout / "y").exists()
+
+
+@pytest.mark.parametrize("large", ["no", "false", "off", "00", "yes", "2", "0 1"])
+def test_large_is_one_or_zero(large, checkout):
+    done = make(checkout, "-n", "peers", f"LARGE={large}", "PYTHON=true")
+    assert done.returncode != 0 and not done.stdout and "LARGE: expected" in done.stderr
+
+
+@pytest.mark.parametrize("python", ["true", "false", "/bin/echo", "no-such-program"])
+@pytest.mark.parametrize("variable, target", [("PYTHON", "hub"), ("PYTHON", "test"), ("BASE_PYTHON", "test")])
+def test_what_is_no_python_is_refused(variable, target, python, checkout):
+    for name in ("pyproject.toml", "constraints.txt"):
+        (checkout / name).touch()
+    shutil.rmtree(checkout / ".venv")
+    done = make(checkout, target, f"{variable}={python}")
+    assert done.returncode != 0
+    assert f"{variable}: expected a Python >= 3.11, got {python}" in done.stdout
+
+
+def test_a_file_beside_the_makefile_takes_the_place_of_no_module(checkout):
+    """Files that import Python's library alone run with it, also where the checkout has files of the same names."""
+    for name in ("json.py", "email.py", "tomllib.py", "zipfile.py"):
+        (checkout / name).write_text("raise SystemExit('a file of the checkout')\n")
+    for name in ("study/hub/build", "study/doctor", "bench/fetch_peers"):
+        file = f"ropelab/{name}.py"
+        (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, checkout / file)
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    (checkout / "ropelab/study/hub/build.py").write_text("import json, email, tomllib, zipfile\nprint('written')\n")
+    (checkout / "data" / "peers.toml").write_text("")
+    for target, said in (("hub", "written"), ("peers", "")):
+        done = make(checkout, target, f"PYTHON={sys.executable}")
+        assert done.returncode == 0 and said in done.stdout, done
 
 
 def test_paths_reach_the_commands_as_they_are(checkout):
     (checkout / ".venv" / ".ready").touch()
     for target in ("reproduce", "smoke", "figures", "measure"):
-        done = make(checkout, "-n", target, "PYTHON=true", "BUILD=a;b$$c", "GPU=nvidia-h200")
+        done = make(checkout, "-n", target, "PYTHON=true", "BUILD=a;b$c", "GPU=nvidia-h200")
         assert f"--build 'a;b$c{'/smoke' * (target == 'smoke')}'" in done.stdout, done
     assert "--gpu 'nvidia-h200'" in make(checkout, "-n", "figures", "PYTHON=true", "GPU=nvidia-h200").stdout
     assert "--gpu" not in make(checkout, "-n", "figures", "PYTHON=true").stdout

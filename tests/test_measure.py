@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,14 +17,29 @@ import torch
 
 from ropelab.bench import checksums, gpu_memory, in_parts, records, side_by_side, staleness, timing, turns
 from ropelab.bench.gpu_memory import CONTEXT_BYTES
+from ropelab.bench.packages import NotInstalled
 from ropelab.bench.side_by_side import DoesNotFit, Job
 from ropelab.bench.study import GIB, Study
 from ropelab.bench.unavailable import Unavailable
 from ropelab.study.engine import claims as documents
 from ropelab.study.engine import expected, ledger, measure, registered, schedule, unfinished
 from ropelab.study.topics.performance import shortfalls
+from tests import conftest
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("error", [Unavailable("first is not compiled for sm_90"), NotInstalled("vllm not installed")])
+def test_a_test_of_the_gpu_that_lacks_a_library_is_not_run(error):
+    def end(marker):
+        call = conftest.pytest_runtest_call(SimpleNamespace(get_closest_marker=lambda name: marker == name))
+        next(call)
+        call.throw(error)
+
+    with pytest.raises(pytest.skip.Exception, match=f"not run: {error}"):
+        end("gpu")
+    with pytest.raises(type(error), match=str(error)):
+        end(None)
 
 
 def test_every_study_takes_smoke_and_every_documents_are_registered():

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import importlib.util
 import os
+import py_compile
 import re
 import socket
 import subprocess
@@ -399,6 +400,7 @@ def test_every_entry_is_pinned():
             assert re.fullmatch("[0-9a-f]{64}", entry.sha256) and entry.bytes > 0
             assert entry.download.startswith(f"{entry.name.replace('-', '_')}-{entry.version}")
             assert entry.files or not entry.only_files
+            assert bool(re.fullmatch("[0-9a-f]{64}", entry.unpacked)) != entry.large, entry
             assert entry.is_wheel or not (entry.only_files or entry.large)
             assert entry.large == (entry.bytes > 100e6)
 
@@ -438,6 +440,59 @@ def test_checksums_of_the_files_that_are_loaded(tmp_path):
         "fakepeer 2.0: rope.py": sha256(b"2"),
         "owner/repo at 012345678: a/rope.cu": sha256(b"4"),
     }
+
+
+@pytest.mark.parametrize("change", ["a file", "a new file", "a lost file", "a file of the same size and time"])
+@pytest.mark.parametrize("only_files", [False, True])
+def test_code_that_was_changed_does_not_run(only_files, change, index, peers, monkeypatch):
+    entry = wheel(index, "peer-code", "1.0", {"peer_code/__init__.py": "", "peer_code/rope.py": "x = 1"})
+    fetch_peers.fetch([entry], peers)
+    entry = replace(entry, only_files=only_files)
+    listed = [replace(entry, unpacked=entry.checksum(peers))]
+    monkeypatch.setattr(packages, "_entries", lambda: listed)
+    folder = peers / entry.folder / "peer_code"
+    assert packages.locate("peer-code", "1.0", peers)[0] == "1.0"
+    packages._check.cache_clear()  # as in another process
+    about = (folder / "rope.py").stat()
+    match change:
+        case "a file":
+            (folder / "rope.py").write_text("x = 1\n")
+        case "a new file":
+            (folder / "more.py").touch()
+        case "a lost file":
+            (folder / "__init__.py").unlink()
+        case _:
+            (folder / "rope.py").write_text("x = 2")
+            os.utime(folder / "rope.py", ns=(about.st_atime_ns, about.st_mtime_ns))
+    if only_files and change == "a new file":  # that nothing loads
+        assert packages.locate("peer-code", "1.0", peers)
+    else:
+        with pytest.raises(packages.NotInstalled, match=r"peer-code 1.0.* \(?make peers"):
+            packages.locate("peer-code", "1.0", peers)
+
+
+def test_bytecode_beside_the_sources_does_not_run(tmp_path, monkeypatch):
+    folder = tmp_path / "peer-1.0" / "peer"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("x = 2")
+    py_compile.compile(str(folder / "__init__.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    (folder / "__init__.py").write_text("x = 1")
+    monkeypatch.setattr(packages, "locate", lambda package, version: ("1.0", tmp_path / "peer-1.0"))
+    assert packages.load_file("peer", "1.0", "peer/__init__.py").x == 1
+    with packages.imported("peer", "1.0", "peer") as module:
+        assert module.x == 1
+
+
+def test_a_changed_file_of_a_commit_does_not_run(tmp_path, monkeypatch):
+    commit = Commit("owner/repo", COMMIT, "a", {"rope.py": sha256(b"1")})
+    monkeypatch.setattr(packages, "_entries", lambda: [commit])
+    file = tmp_path / commit.folder / "a" / "rope.py"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"1")
+    assert packages.file_at("owner/repo", COMMIT, "a/rope.py", tmp_path) == file
+    file.write_bytes(b"2")
+    with pytest.raises(packages.NotInstalled, match="a/rope.py was changed: expected sha256 .*make peers"):
+        packages.file_at("owner/repo", COMMIT, "a/rope.py", tmp_path)
 
 
 def test_the_checksum_follows_the_file(tmp_path):

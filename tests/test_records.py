@@ -1,8 +1,10 @@
 """Records are believed only as they were written, those of any GPU can be read, and a bad one stops no other."""
 
 import json
+import os
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +14,7 @@ import torch
 from ropelab.bench import imports, record_checks, records, staleness
 from ropelab.bench.code_hash import code_hash
 from ropelab.study.engine import ledger as engine
+from ropelab.study.engine import registered
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import registry as figures
@@ -84,6 +87,93 @@ def test_tables_that_were_not_written_so(change, said, copy):
     rewrite(copy, "te_kernels", change, signed=False)
     with pytest.raises(records.Damaged, match=re.escape("nvidia-h200/te_kernels.csv: ") + ".*" + re.escape(said)):
         records.load("te_kernels", copy.parent)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda frame: frame.iloc[: len(frame) // 2], "expected 68 rows of each contender, .* got 3"),
+        (lambda frame: pd.concat([frame, frame]), "expected 68 rows of each contender, .* got 136"),
+        (lambda frame: frame.drop(columns="median_us"), "the table has no column median_us"),
+        (lambda frame: frame.assign(**{name: 1000 * frame[name] for name in record_checks.TIMES}),
+         r"expected times that fit into the 12.6 s of the run, got samples of at least 5767\.. s"),
+    ],
+    ids=["half the rows", "every row twice", "no median", "times x 1,000"],
+)  # fmt: skip
+def test_tables_that_no_run_of_the_study_writes(change, said, copy):
+    rewrite(copy, "te_kernels", change, signed=True)
+    with pytest.raises(records.Damaged, match=f"nvidia-h200/te_kernels.csv: .*{said}"):
+        records.load("te_kernels", copy.parent)
+
+
+def test_every_whole_run_is_counted(copy):
+    """Half the rows, and every row twice, of every committed record whose rows are counted."""
+    counted = tomllib.loads(record_checks.ROWS.read_text())
+    assert counted.keys() <= registered.all_studies().keys()
+    assert counted.keys() >= {path.stem for path in copy.glob("*.csv")} - {
+        "conformance", "whole_models", "te_parity", "kernel_variants"}  # fmt: skip
+    for study, number in counted.items():
+        rewrite(copy, study, lambda frame: pd.concat([frame, frame]), signed=True)
+        with pytest.raises(records.Damaged, match=f"expected {number} rows"):
+            records.load(study, copy.parent)
+
+
+@pytest.mark.parametrize(
+    "about, said",
+    [
+        *[(text, "provenance: expected an object") for text in ("null", "[]", '"word"', "7", "[" * 100_000)],
+        *[({"gpu": value}, "gpu: expected an object") for value in ("NVIDIA H200", ["NVIDIA H200"], 7)],
+        ({"gpu": {"name": 7}}, "gpu name: expected a text, got 7"),
+        ({"gpu": {"name": "../nvidia-h200"}, "study": "../x"}, "study: expected 'te_kernels'"),
+        ({"gpu": {"name": "nvidia-h200/../x"}}, "gpu name: expected the GPU of the folder nvidia-h200"),
+        ({"utc": 20261124}, "utc: expected a text, got 20261124"),
+        ({"columns": ["contender"]}, "columns: expected an object"),
+        ({"columns": {"contender": 7}}, "columns contender: expected a text, got 7"),
+        ({"rows": "436"}, "rows: expected an integer, got '436'"),
+        ({"rows": True}, "rows: expected an integer, got True"),
+        ({"modules": []}, "modules: expected an object"),
+        ({"parameters": {"seconds": "12"}}, "parameters seconds: expected a number, got '12'"),
+        ({"torch": 2.11}, "torch: expected a text, got 2.11"),
+        ({"study": "dense"}, "study: expected 'te_kernels', the name of the file, got 'dense'"),
+        ({"study": "../te_kernels"}, "study: expected 'te_kernels', the name of the file, got '../te_kernels'"),
+    ],
+)  # fmt: skip
+def test_a_provenance_of_other_types_or_of_another_record(about, said, copy):
+    path = copy / "te_kernels.json"
+    path.write_text(about if isinstance(about, str) else json.dumps(json.loads(path.read_text()) | about))
+    said = "RecursionError" if about == "[" * 100_000 else said
+    with pytest.raises(records.Damaged, match=r"nvidia-h200/te_kernels\..*" + re.escape(said)):
+        records.load("te_kernels", copy.parent)
+    assert "nvidia-h200/te_kernels" not in records.hand_written(copy.parent)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("file", ["pipe", "device", "folder", "huge"])
+def test_what_is_no_plain_file_is_not_read(file, kind, copy):
+    path = copy / f"te_kernels.{kind}"
+    path.unlink()
+    match file:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "huge":
+            path.touch()
+            os.truncate(path, record_checks.LARGEST + 1)
+    with pytest.raises(records.Damaged, match="expected at most" if file == "huge" else "expected a regular file"):
+        records.load("te_kernels", copy.parent)
+
+
+@pytest.mark.parametrize("name", ["../te_kernels", "/etc/passwd", "", ".", "a/b"])
+def test_a_name_is_no_path(name, copy, monkeypatch):
+    for call in (lambda: records.load(name, copy.parent), lambda: records.write(name, pd.DataFrame(), copy.parent)):
+        with pytest.raises(ValueError, match="study: expected a name"):
+            call()
+    if name:
+        with pytest.raises(ValueError, match="gpu: expected one of"):
+            records.selection(copy.parent, name)
 
 
 def cut(path: Path, share: float) -> None:

@@ -329,3 +329,25 @@ def test_doctor_reads_markers():
     there, elsewhere = f"sys_platform == {sys.platform!r}", "sys_platform == 'elsewhere'"
     assert doctor.missing([f"surely-not-installed>=1; {there}"]) == ["surely-not-installed>=1"]
     assert doctor.missing([f"surely-not-installed>=1; {elsewhere}"]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>", "a <img src=x onerror=alert(1)> b", "<div>\n<script>1</script>\n</div>",
+        "[x](javascript:alert(1))", "[x](JaVaScript:alert(1))", "<javascript:alert(1)>", "![x](javascript:1)",
+        "[x](java&#115;cript:alert(1))", "[x](vbscript:x)", "[x](data:text/html;base64,eA==)",
+        "[x][1]\n\n[1]: javascript:1", r"$\href{javascript:alert(1)}{x}$", "<!-- a --><script>1</script><!-- b -->",
+    ],
+)  # fmt: skip
+def test_text_brings_no_markup_and_no_script_into_a_page(text):
+    for write in (Writer().inline, Writer().markdown):
+        for element in BeautifulSoup(write(text), "html.parser").find_all(True):
+            assert element.name not in ("script", "div") and "onerror" not in element.attrs
+            assert {element.get("href"), element.get("src")} <= {None, "#harmful-link"}
+
+
+def test_comments_and_plain_links_are_as_they_were():
+    assert Writer().markdown("<!-- begin -->\n\n[a](https://x.y) [b](../data/x.csv)\n") == (
+        '<p><a href="https://x.y">a</a> <a href="../data/x.csv">b</a></p>\n'
+    )

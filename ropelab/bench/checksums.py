@@ -13,8 +13,8 @@ from ropelab.bench.records import ROOT
 DATA = ROOT / "data"
 NAME = "SHA256SUMS"
 EVIDENCE = (
-    "claims/*.toml", "documents/*.csv", "identification/*.csv", "sources.toml", "repeats.csv", "tile_*.csv",
-    "measurements/*/*.csv", "measurements/*/*.json",
+    "claims/*.toml", "documents/*.csv", "identification/*.csv", "sources.toml", "repeats.csv", "rows.toml",
+    "tile_*.csv", "measurements/*/*.csv", "measurements/*/*.json",
 )  # fmt: skip
 """The files that have a checksum."""
 
@@ -50,8 +50,12 @@ def _differences(data: Path, expected: Mapping[str, str], found: set[str]) -> It
             yield f"{name}: missing, {NAME} has its checksum"
         elif name not in expected:
             yield f"{name}: new, {NAME} has no checksum of it"
-        elif sha256(data / name) != expected[name]:
-            yield f"{name}: changed, {NAME} has another checksum"
+        else:
+            try:
+                if sha256(data / name) != expected[name]:
+                    yield f"{name}: changed, {NAME} has another checksum"
+            except OSError as error:
+                yield f"{name}: {error}"
 
 
 def _files(data: Path) -> list[str]:

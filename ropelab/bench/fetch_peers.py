@@ -57,6 +57,7 @@ class Package:
         only_files: whether nothing but ``files`` is kept; only of a wheel.
         large: whether the download is large and of use with an NVIDIA GPU only.
         environment: environment variables for the build of a source distribution.
+        unpacked: the checksum of the unpacked files that may run, as `checksum` computes it; "" if it is not compared.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Package:
     only_files: bool = False
     large: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    unpacked: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -83,6 +85,23 @@ class Package:
         except metadata.PackageNotFoundError:
             pass
         return [file for file in kept if not any((folder / file).exists() for folder in folders)]
+
+    def checksum(self, peers: Path) -> str:
+        """SHA-256 of a line ``<sha256>  <path>`` for each file that may run, in the order of the paths.
+
+        These are all files of a wheel, without the bytecode that Python adds, and `files` alone where nothing else is
+        kept or where a build writes files that name the machine.
+        """
+        folder = peers / self.folder
+        paths: Sequence[str] = self.files
+        if self.is_wheel and not self.only_files:
+            every = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+            paths = [path.as_posix() for path in every if "__pycache__" not in path.parts]
+        lines = hashlib.sha256()
+        for path in sorted(paths):
+            with (folder / path).open("rb") as file:
+                lines.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path}\n".encode())
+        return lines.hexdigest()
 
     @property
     def folder(self) -> str:

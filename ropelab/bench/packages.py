@@ -2,11 +2,15 @@
 
 A single file of a package is loaded as a separate module. The ``__init__`` of the package may import CUDA extensions
 that are not installed, and only one version of a package can be imported by name.
+
+Files under ``build/peers`` are compared with the checksums of ``data/peers.toml`` before they run, once in a process:
+the code that a process has loaded stays. Size and time of a file prove nothing: whoever changes a file can set both.
 """
 
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +18,11 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import torch
 
-from ropelab.bench import turns
+from ropelab.bench import fetch_peers, turns
 
 PEERS = Path(__file__).resolve().parents[2] / "build" / "peers"
 
@@ -42,14 +47,39 @@ def locate(package: str, version: str | None = None, peers: Path = PEERS) -> tup
     """(version, directory) of the package, by default of the newest installed version.
 
     Raises:
-        NotInstalled: the package, or the version, is not installed.
+        NotInstalled: the package, or the version, is not installed, or its files under ``peers`` were changed.
     """
     found = installations(package, peers)
     if version is None and found:
         version = list(found)[-1]
     if version is None or version not in found:
         raise NotInstalled(f"{package} {version or ''}".strip() + " not installed")
+    if found[version].is_relative_to(peers):
+        _check(package, version, peers)
     return version, found[version]
+
+
+@cache
+def _entries() -> list[fetch_peers.Entry]:
+    return fetch_peers.read_list()
+
+
+@cache
+def _check(package: str, version: str, peers: Path) -> None:
+    """Raise `NotInstalled` if files of a package of the list were changed. The files are read once in a process."""
+    packages = (entry for entry in _entries() if isinstance(entry, fetch_peers.Package) and entry.unpacked)
+    for entry in (entry for entry in packages if (entry.name, entry.version) == (package, version)):
+        try:
+            found = entry.checksum(peers)
+        except OSError as error:
+            raise NotInstalled(f"{entry}: {error} (make peers)") from error
+        if found != entry.unpacked:
+            raise NotInstalled(_changed(str(entry), entry.unpacked, found, f"build/peers/{entry.folder}"))
+
+
+def _changed(what: str, expected: str, found: str, path: str) -> str:
+    hashes = f"expected sha256 {expected[:12]}, got {found[:12]}"
+    return f"{what} was changed: {hashes}; without {path}, make peers fetches it again"
 
 
 def compiled(name: str, code: str) -> Path:
@@ -80,11 +110,16 @@ def file_at(repository: str, commit: str, path: str, peers: Path = PEERS) -> Pat
         path: the path of the file in the repository.
 
     Raises:
-        NotInstalled: the file is not there.
+        NotInstalled: the file is not there, or it was changed.
     """
     file = peers / "commits" / repository / commit / path
     if not file.is_file():
         raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (make peers)")
+    for entry in _entries():
+        if isinstance(entry, fetch_peers.Commit) and (entry.repository, entry.commit) == (repository, commit):
+            expected, found = entry.sha256.get(path), hashlib.sha256(file.read_bytes()).hexdigest()
+            if expected not in (None, found):
+                raise NotInstalled(_changed(f"{entry}: {path}", expected, found, "the file"))
     return file
 
 
@@ -98,6 +133,13 @@ def sha256(file: Path) -> str:
 def _sha256(file: Path, size: int, changed_ns: int) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+@contextmanager
+def _sources_only() -> Iterator[None]:
+    """Imports within the context read no bytecode that lies beside the sources, and write none."""
+    with mock.patch.multiple(sys, pycache_prefix=os.devnull, dont_write_bytecode=True):
+        yield
 
 
 @cache
@@ -115,7 +157,7 @@ def load_file(package: str, version: str, file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with turns.off_the_gpu():
+    with turns.off_the_gpu(), _sources_only():
         spec.loader.exec_module(module)
     return module
 
@@ -127,7 +169,7 @@ def modules_of(package: str, version: str, import_name: str, submodules: tuple[s
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if _belongs(name, import_name)}
     sys.path.insert(0, str(directory))
     try:
-        with turns.off_the_gpu():
+        with turns.off_the_gpu(), _sources_only():
             for submodule in ("", *submodules):
                 importlib.import_module(import_name + submodule)
         return {name: module for name, module in sys.modules.items() if _belongs(name, import_name)}

@@ -1,16 +1,21 @@
-"""This file starts processes: their environment, and the server that forks them.
+"""This file starts and ends processes: their environment, the server that forks them, and an interruption.
 
 A process that is started anew imports torch and the modules of its job, which takes seconds of a core. The server has
 imported them once, and each fork of it begins at once.
 """
 
+import atexit
 import logging
 import os
+import signal
+import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
 from unittest import mock
 
@@ -23,8 +28,51 @@ _ASK_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """``torch.cuda.is_available`` then asks the driver's management library. CUDA itself works in no fork of its user."""
 
 
+def end_on_interruption() -> None:
+    """From now on SIGINT ends every process that descends from this one, and then this process, with one line.
+
+    The exit code is 130.
+    """
+    signal.signal(signal.SIGINT, _end)
+
+
+def _end(*_: object) -> None:
+    import psutil
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            # The tracker of semaphores ends with this process, and removes what the others have left.
+            if not any("resource_tracker" in word for word in process.cmdline()):
+                process.kill()
+    print("\ninterrupted: every process has ended, and the next run goes on with the rest", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    atexit.register(os._exit, 130)  # when pools are shut down; to take down torch would need seconds
+    raise SystemExit(130)
+
+
+def dependent() -> None:
+    """Leave an interruption to the process that started this one, and end as soon as that process is gone.
+
+    Programs that this process starts treat SIGINT as they would elsewhere.
+    """
+    signal.signal(signal.SIGINT, lambda *_: None)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)
+
+
 def quiet() -> None:
-    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn."""
+    """Use one thread, and silence warnings: the faults that are tested make torch and NumPy warn.
+
+    The process ends on SIGINT, and as soon as the process that started it is gone.
+    """
+    dependent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     torch._logging.set_logs(all=logging.ERROR)
     warnings.simplefilter("ignore")
@@ -55,9 +103,22 @@ def start_server(modules: Sequence[str] = ()) -> bool:
     from multiprocessing import forkserver  # which other systems may not have
 
     get_context("forkserver").set_forkserver_preload(list(modules))
-    with environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA):
+    with environment(interpret=False), mock.patch.dict(os.environ, _ASK_NO_CUDA), _no_interruption():
         forkserver.ensure_running()
     return True
+
+
+@contextmanager
+def _no_interruption() -> Iterator[None]:
+    """Processes that start within the context ignore SIGINT. Only the main thread of a process can see to that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def forked(modules: Sequence[str] = ()) -> BaseContext:

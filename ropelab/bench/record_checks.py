@@ -1,8 +1,11 @@
 """This file decides whether a record can be believed: its table must fit its provenance, and make sense."""
 
 import hashlib
+import stat
+import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,19 @@ import pandas as pd
 
 TIMES = ("median_us", "q20_us", "q80_us")
 NUMBER, TRUTH, WORD = "number", "truth", "word"
+LARGEST = 64 * 2**20
+"""The most bytes of a file that is read. The largest committed file has less than a megabyte."""
+ROWS = Path(__file__).parents[2] / "data" / "rows.toml"
+"""The number of rows of a whole run of each study."""
+ROWS_OF = ("contender", "operator", "version", "grids", "method")
+"""`ROWS` counts the rows with one value of the first of these columns that the table has, or else all rows."""
+_SHAPE: dict[str, Any] = {
+    "study": str, "utc": str, "command": str, "commit": str, "kernels_sha256": str, "torch": str, "triton": str,
+    "gpu": {"name": str}, "csv_sha256": str, "rows": int, "columns": {"*": str}, "modules": {"*": str},
+    "parameters": {"smoke": bool, "seconds": float, "seconds_alone": float}, "not_run": {"*": str},
+}  # fmt: skip
+"""The type of each entry of a provenance, if it has the entry; ``*`` stands for every name."""
+_WORDS = {str: "a text", int: "an integer", float: "a number", bool: "true or false", dict: "an object"}
 WRITTEN = ("utc", "command", "commit", "kernels_sha256", "gpu name")
 """The entries of every provenance that a run wrote."""
 
@@ -27,8 +43,39 @@ def described(csv: Path, frame: pd.DataFrame) -> dict[str, Any]:
     return {"csv_sha256": sha256(csv), "rows": len(frame), "columns": {name: kind(frame[name]) for name in frame}}
 
 
+def content(path: Path) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        OSError: the file does not exist, is a pipe or a device, which may have no end, or is larger than `LARGEST`.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"expected a regular file, got {stat.filemode(about.st_mode)}")
+    if about.st_size > LARGEST:
+        raise OSError(f"expected at most {LARGEST} bytes, got {about.st_size}")
+    return path.read_bytes()
+
+
 def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """The checksum of a file. The errors are those of `content`."""
+    return hashlib.sha256(content(path)).hexdigest()
+
+
+def wrong_types(provenance: object) -> Iterator[str]:
+    """Yield a sentence for each entry of a provenance that has another type than a run writes."""
+    yield from _wrong_types("", provenance, _SHAPE)
+
+
+def _wrong_types(name: str, value: object, shape: Any) -> Iterator[str]:
+    kind = dict if isinstance(shape, dict) else shape
+    if not isinstance(value, (int, float) if kind is float else kind) or (type(value) is bool and kind is not bool):
+        yield f"{name or 'provenance'}: expected {_WORDS[kind]}, got {value!r:.80}"
+    elif isinstance(shape, dict):
+        for key, entry in value.items():
+            expected = shape.get(key, shape.get("*"))
+            if expected and entry is not None:
+                yield from _wrong_types(f"{name} {key}".strip(), entry, expected)
 
 
 def kind(values: pd.Series) -> str:
@@ -69,16 +116,52 @@ def flaws(csv: Path, frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iter
         if name in expected and frame[name].notna().any() and kind(frame[name]) != expected[name]:
             yield f"column {name}: expected a {expected[name]} in every row, got {_odd(frame[name], expected[name])}"
     yield from senseless_times(frame)
+    yield from other_grid(frame, provenance)
+    yield from _more_time_than_the_run(frame, provenance.get("parameters") or {})
+    if provenance.get("study") != csv.stem:
+        yield f"study: expected {csv.stem!r}, the name of the file, got {provenance.get('study')!r}"
     if sha256(csv) != provenance["csv_sha256"]:
         yield "its provenance describes another table (SHA-256 differs): the two were not written together"
+
+
+@cache
+def _rows_of_whole_runs() -> Mapping[str, int]:
+    return tomllib.loads(ROWS.read_text(encoding="utf-8"))
+
+
+def other_grid(frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the table of a whole run has more or fewer rows than the grid of its study.
+
+    A contender that could not run has no rows, so the contender with the most rows counts: one of this project.
+    """
+    expected = _rows_of_whole_runs().get(str(provenance.get("study")))
+    if expected is None or (provenance.get("parameters") or {}).get("smoke") is not False:
+        return
+    column = next((name for name in ROWS_OF if name in frame), None)
+    found = len(frame) if column is None else frame[column].value_counts().max()
+    if found != expected:
+        of = f" of each {column}" if column else ""
+        yield f"expected {expected} rows{of}, as data/{ROWS.name} counts the grid of the study, got {found}"
+
+
+def _more_time_than_the_run(frame: pd.DataFrame, parameters: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the samples take longer than the run. At least half of them take the median or longer."""
+    seconds = parameters.get("seconds_alone") or parameters.get("seconds")
+    if seconds and {"median_us", "samples"} <= set(frame):
+        times, samples = (pd.to_numeric(frame[name], errors="coerce") for name in ("median_us", "samples"))
+        if (least := (times * samples).sum() / 2e6) > seconds + 0.05:  # seconds are rounded to a tenth
+            yield f"expected times that fit into the {seconds} s of the run, got samples of at least {least:.1f} s"
 
 
 def senseless_times(frame: pd.DataFrame) -> Iterator[str]:
     """Yield a sentence for each column with an impossible or a missing time.
 
     Times in columns ``*_us`` must be finite and above 0. Rows with the status "ok", or all rows of a table without
-    ``status``, must have every column of ``TIMES`` that the table has, with q20_us <= median_us <= q80_us.
+    ``status``, must have every column of ``TIMES`` that the table has, with q20_us <= median_us <= q80_us. Quantiles
+    need the median beside them.
     """
+    if "q20_us" in frame and "median_us" not in frame:
+        yield "the table has no column median_us beside q20_us"
     right = frame.status.eq("ok") if "status" in frame else pd.Series(True, frame.index)
     times = {name: pd.to_numeric(frame[name], errors="coerce") for name in frame if name.endswith("_us")}
     for name, values in times.items():

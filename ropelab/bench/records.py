@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,19 @@ def files(study: str, directory: Path, gpu: str) -> tuple[Path, Path]:
     Args:
         gpu: the name of the GPU, such as ``"NVIDIA H200"``.
     """
-    csv, about = (directory / slug(gpu) / f"{study}.{kind}" for kind in ("csv", "json"))
+    csv, about = (directory / slug(gpu) / f"{_name(study)}.{kind}" for kind in ("csv", "json"))
     return csv, about
+
+
+def _name(study: str) -> str:
+    """The name of a study, which is no path.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not re.fullmatch(r"\w[\w -]*", study):
+        raise ValueError(f"study: expected a name, without slashes and dots, got {study!r}")
+    return study
 
 
 def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> Record:
@@ -162,8 +174,9 @@ def load(study: str, where: Where = MEASUREMENTS, *, gpu: str | None = None) -> 
 
     Raises:
         Missing: the record does not exist. The message names the command that measures it.
-        Damaged: the record was written by hand, or its table does not fit its provenance. The message names the file
-            and the flaw.
+        Damaged: the record was written by hand, or its table does not fit its provenance, its run or its study. The
+            message names the file and the flaw.
+        ValueError: ``study`` is no name.
     """
     (record,) = load_together([study], where, gpu=gpu)
     return record
@@ -176,7 +189,7 @@ def load_together(studies: Sequence[str], where: Where = MEASUREMENTS, *, gpu: s
     where = selection(where)
     gpu = gpu or where.gpu
     for folder in gpus(where.directory) if gpu is None else [slug(gpu)]:
-        paths = [where.directory / folder / f"{study}.json" for study in studies]
+        paths = [where.directory / folder / f"{_name(study)}.json" for study in studies]
         if all(path.exists() for path in paths):
             return [_read(path) for path in paths]
     under = where.directory / slug(gpu) if gpu else where.directory
@@ -195,7 +208,7 @@ def selection(where: Where, gpu: str | None = None) -> Selection:
     found = where if isinstance(where, Selection) else Selection(Path(where))
     if gpu:
         found = Selection(found.directory, slug(gpu))
-        if not (found.directory / found.gpu).is_dir():
+        if found.gpu not in gpus(found.directory):
             raise ValueError(f"gpu: expected one of {gpus(found.directory)}, the GPUs with records, got {gpu!r}")
     return found
 
@@ -252,20 +265,18 @@ def without_folders(text: str) -> str:
 def _read(path: Path) -> Record:
     csv = path.with_suffix(".csv")
     try:
-        provenance = json.loads(path.read_text(encoding="utf-8"))
-        frame = pd.read_csv(csv)
-    except (
-        OSError,
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-        pd.errors.EmptyDataError,
-        pd.errors.ParserError,
-    ) as error:
+        provenance = json.loads(record_checks.content(path))
+        frame = pd.read_csv(BytesIO(record_checks.content(csv)))
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{_shown(path)}: {type(error).__name__}: {without_folders(str(error))}") from error
+    if wrong := list(record_checks.wrong_types(provenance)):
+        raise Damaged(f"{_shown(path)}: {'; '.join(wrong)}")
     if why := record_checks.hand_written(provenance):
         raise Damaged(f"{_shown(path)}: written by hand, so it supports no verdict: {why}")
     if missing := {"study", "torch", "triton"} - provenance.keys():
         raise Damaged(f"{_shown(path)}: the provenance lacks {', '.join(sorted(missing))}")
+    if (folder := slug(provenance["gpu"]["name"])) != path.parent.name:
+        raise Damaged(f"{_shown(path)}: gpu name: expected the GPU of the folder {path.parent.name}, got {folder}")
     if flaws := list(record_checks.flaws(csv, frame, provenance)):
         raise Damaged(f"{_shown(csv)}: {'; '.join(flaws)}")
     return Record(path.stem, frame, provenance)
@@ -273,9 +284,10 @@ def _read(path: Path) -> Record:
 
 def _by_hand(path: Path) -> bool:
     try:
-        return bool(record_checks.hand_written(json.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        provenance = json.loads(record_checks.content(path))
+    except (OSError, ValueError, RecursionError):
         return False  # `load` reports the damaged file
+    return not any(record_checks.wrong_types(provenance)) and bool(record_checks.hand_written(provenance))
 
 
 def _shown(path: Path) -> str:

@@ -28,6 +28,7 @@ def main(
     context: typer.Context,
     build: Annotated[Path, typer.Option(help="Where everything generated goes.")] = Path("build"),
 ) -> None:
+    processes.end_on_interruption()
     context.obj = build
 
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ropelab.bench import checksums, packages, peer_files, peers, records, staleness
+from ropelab.bench import checksums, packages, peer_files, peers, record_checks, records, staleness
 from ropelab.bench.study import GIB, Study
 from ropelab.study.engine import expected, registered, schedule, unfinished
 from ropelab.study.engine.outcome import Outcome
@@ -44,7 +44,8 @@ def measure(
     _, missing = peers.available(_PEERS)
     for name, reason in missing.items():
         print(f"  {name}: {reason}")
-    run = unfinished.resume(build, wanted, directory, smoke=smoke)
+    tables = {study: records.files(study, directory, records.environment()["gpu"]["name"])[0] for study in wanted}
+    run = unfinished.resume(build, tables, smoke=smoke)
     if run.done:
         print(
             f"  going on where a run was interrupted: {len(run.done)} of {len(wanted)} studies are measured", flush=True
@@ -61,14 +62,16 @@ def measure(
             said = f"not measured: {outcome.reason}"
         else:
             try:
-                record = _recorded(known[outcome.study], outcome, directory, smoke=smoke, not_run=missing)
+                _record(known[outcome.study], outcome, directory, smoke=smoke, not_run=missing)
             except ValueError as error:
                 print(error, file=sys.stderr, flush=True)
                 broken.append(outcome.study)
                 continue
-            run.note(outcome.study, record)
+            run.note(outcome.study, tables[outcome.study])
             seconds = outcome.seconds or outcome.seconds_beside
             said = f"{len(outcome.found)} rows, {seconds:.1f} s{_beyond(known[outcome.study], outcome)}"
+            about = {"study": outcome.study, "parameters": {"smoke": smoke}}
+            said += "".join(f"; {flaw}" for flaw in record_checks.other_grid(outcome.found, about))
         print(f"  [{progress.done(outcome.study)}] {outcome.study}: {said}; {progress.left}", flush=True)
     if broken:
         raise RuntimeError(f"not measured, for the reasons above: {', '.join(broken)}; the next run goes on with them")
@@ -76,9 +79,7 @@ def measure(
     return list(run.done)
 
 
-def _recorded(
-    study: Study, outcome: Outcome, directory: Path, *, smoke: bool, not_run: Mapping[str, str]
-) -> records.Record:
+def _record(study: Study, outcome: Outcome, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
     """Write the record of a study, and its checksums if it lies under ``data``."""
     record = records.write(
         outcome.study,
@@ -91,7 +92,6 @@ def _recorded(
         modules=staleness.module_hashes(study.modules, records.ROOT),
     )
     checksums.update(records.files(outcome.study, directory, record.provenance["gpu"]["name"]), checksums.DATA)
-    return record
 
 
 def _beyond(study: Study, outcome: Outcome) -> str:

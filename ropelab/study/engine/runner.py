@@ -3,12 +3,13 @@
 No failure is hidden.
 """
 
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -22,7 +23,10 @@ from ipykernel.kernelspec import get_kernel_dict
 from traitlets.config import Config
 
 from ropelab.bench import processes
+from ropelab.bench.packages import PEERS
+from ropelab.bench.record_checks import sha256
 from ropelab.bench.workers import cores
+from ropelab.study.engine import unfinished
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOKS = ROOT / "notebooks"
@@ -134,8 +138,9 @@ def own_sockets(folder: str) -> Config:
 def run_notebook(source: Path, build: Path, parameters: dict | None = None, threads: int | None = None) -> Run:
     """Execute one notebook into ``build/notebooks``, its output streaming to ``build/logs``.
 
-    A cell that fails does not raise: the partial notebook is kept and the Run says which cell it was. ``threads`` is as
-    in `kernel_environment`.
+    A cell that fails does not raise: the partial notebook is kept and the Run says which cell it was. The notebook gets
+    its name when it is complete. Where it cannot be written, the Run has the path of the source. ``threads`` is as in
+    `kernel_environment`.
 
     Raises:
         ValueError, TypeError: see ``check_parameters``.
@@ -144,17 +149,17 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
     check_parameters(source, parameters)
 
     target = build / "notebooks" / source.name
+    new = target.with_name(f".{source.stem}.new.ipynb")
     log = build / "logs" / f"{source.stem}.log"
-    for path in (target, log):
-        path.parent.mkdir(parents=True, exist_ok=True)
-
     started = time.monotonic()
-    failure = None
-    with own_kernel(build, threads), TemporaryDirectory(prefix="ropelab-") as sockets, log.open("w") as stream:
-        try:
+    error = ""
+    try:
+        for path in (target, log):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with own_kernel(build, threads), TemporaryDirectory(prefix="ropelab-") as sockets, log.open("w") as stream:
             papermill.execute_notebook(
                 source,
-                target,
+                new,
                 parameters,
                 cwd=source.parent,
                 progress_bar=False,
@@ -162,11 +167,18 @@ def run_notebook(source: Path, build: Path, parameters: dict | None = None, thre
                 stderr_file=stream,
                 config=own_sockets(sockets),
             )
-        except papermill.PapermillExecutionError as error:
-            failure = Failure(_source_cell(target), f"{error.ename}: {error.evalue}")
-        except Exception as error:  # a kernel died or never started, and the other notebooks go on
-            failure = Failure(_source_cell(target), f"{type(error).__name__}: {error}")
-    return Run(source.stem, target, time.monotonic() - started, failure)
+    except papermill.PapermillExecutionError as raised:
+        error = f"{raised.ename}: {raised.evalue}"
+    except Exception as raised:  # a kernel died or never started, or the disk is full, and the other notebooks go on
+        error = f"{type(raised).__name__}: {raised}"
+    try:
+        cell = _source_cell(new)
+        new.replace(target)
+    except (OSError, ValueError, nbformat.reader.NotJSONError):  # there is no room for the executed notebook
+        new.unlink(missing_ok=True)
+        cell, target = 0, source
+        error = error or f"{new} could not be written"
+    return Run(source.stem, target, time.monotonic() - started, Failure(cell, error) if error else None)
 
 
 def run_notebooks(
@@ -179,7 +191,8 @@ def run_notebooks(
 ) -> Iterator[Run]:
     """Execute notebooks, ``together`` at a time; the iterator yields their runs in the order of ``sources``.
 
-    Nothing in them is timed, so they may run beside each other.
+    Nothing in them is timed, so they may run beside each other. After an interruption, the next run keeps the notebooks
+    that have ended without an error, if code, data and parameters are the same.
 
     Args:
         parameters: name -> value; each notebook gets the parameters that it declares.
@@ -190,12 +203,34 @@ def run_notebooks(
     for source, given in zip(sources, wanted, strict=True):
         check_parameters(source, given)
     threads = max(1, cores() // min(together, len(sources)))
-    with ProcessPoolExecutor(together, processes.forked([__name__])) as pool:
-        runs = [pool.submit(run_notebook, *each, threads) for each in zip(sources, repeat(build), wanted)]
-        for run in runs:
-            while not wait([run], timeout=1).done:
-                tell(sum(other.done() for other in runs))
-            yield run.result()
+    results = {source.stem: build / "notebooks" / source.name for source in sources}
+    state = unfinished.resume(build, results, **_depends_on(sources, wanted), smoke=parameters.get("smoke"))
+    kept = {name: Run(name, results[name], 0.0) for name in state.done}
+
+    def note(runs: Mapping[str, Future[Run]]) -> int:
+        """Note the notebooks that have ended without an error, and count all that have ended."""
+        ended = {name: run for name, run in runs.items() if run.done()}
+        for name, run in ended.items():
+            if name not in state.done and not run.exception() and not run.result().failure:
+                state.note(name, results[name])
+        return len(kept) + len(ended)
+
+    with ProcessPoolExecutor(together, processes.forked([__name__]), initializer=processes.dependent) as pool:
+        each = zip(sources, repeat(build), wanted)
+        runs = {one[0].stem: pool.submit(run_notebook, *one, threads) for one in each if one[0].stem not in kept}
+        for name in results:
+            while name in runs and not wait([runs[name]], timeout=1).done:
+                tell(note(runs))
+            note(runs)
+            yield kept[name] if name in kept else runs[name].result()
+    state.finish()
+
+
+def _depends_on(sources: Sequence[Path], parameters: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """The facts of which notebooks depend besides the code of the library: sources, parameters, data and packages."""
+    files = [*sources, *sorted(path for path in (ROOT / "data").rglob("*") if path.is_file())]
+    content = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    return {"content": content, "parameters": list(parameters), "peers": sorted(path.name for path in PEERS.glob("*"))}
 
 
 def _source_cell(executed: Path) -> int:

@@ -1,8 +1,8 @@
-"""This file keeps the results of an interrupted run of measurements, so that the next run goes on with the rest."""
+"""This file keeps the results of an interrupted run, of studies or notebooks, so that the next run does the rest."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,20 @@ LIBRARY = records.ROOT / "ropelab"
 
 @dataclass
 class Run:
-    """A run of studies, and the studies that it has recorded; ``file`` keeps the run until it is finished.
+    """A run of studies or notebooks, and those that are done; ``file`` keeps the run until it is finished.
 
     Attributes:
-        identity: the code, the GPU, the software and the studies. Only records of a run with the same identity count.
-        done: study -> SHA-256 of the recorded table.
+        identity: the code, the GPU, the software and the studies. Only results of a run with the same identity count.
+        done: the name of a study or notebook -> SHA-256 of its result.
     """
 
     file: Path
     identity: Mapping[str, Any]
     done: dict[str, str] = field(default_factory=dict)
 
-    def note(self, study: str, record: records.Record) -> None:
-        """Note that this run has recorded the study."""
-        self.done[study] = record.provenance["csv_sha256"]
+    def note(self, name: str, result: Path) -> None:
+        """Note that this run has done the study or notebook, whose result is a file."""
+        self.done[name] = record_checks.sha256(result)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         new = self.file.with_name(f".{self.file.name}.new")
         new.write_text(json.dumps({"identity": self.identity, "done": self.done}, indent=2) + "\n", encoding="utf-8")
@@ -39,28 +39,27 @@ class Run:
         self.file.unlink(missing_ok=True)
 
 
-def resume(build: Path, studies: Sequence[str], directory: Path, *, smoke: bool) -> Run:
-    """The unfinished run of these studies by this very code on this GPU; only records that still exist count as done.
+def resume(build: Path, results: Mapping[str, Path], **more: Any) -> Run:
+    """The unfinished run with these results by this very code on this machine; only results that still exist count.
 
     Args:
         build: the folder that keeps the runs.
-        directory: the folder of the records.
+        results: the name of each study or notebook -> the file with its result.
+        more: facts of which the results depend besides, such as ``smoke``, as JSON has them.
     """
     here = records.environment()
     identity = {
         "code": hashlib.sha256(library_hash().encode() + here["kernels_sha256"].encode()).hexdigest(),
-        "gpu": here["gpu"]["name"], "torch": here["torch"], "triton": here["triton"],
-        "studies": list(studies), "smoke": smoke,
+        "gpu": here["gpu"]["name"], "torch": here["torch"], "triton": here["triton"], "results": list(results), **more,
     }  # fmt: skip
-    name = hashlib.sha256(json.dumps([list(studies), smoke]).encode()).hexdigest()[:8]
+    name = hashlib.sha256(json.dumps([list(results), more.get("smoke")]).encode()).hexdigest()[:8]
     run = Run(build / f"unfinished-{name}.json", identity)
     try:
         noted = json.loads(run.file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return run
-    if noted.get("identity") == identity:
-        folder = directory / records.slug(here["gpu"]["name"])
-        run.done |= {study: digest for study, digest in noted["done"].items() if _is(folder / f"{study}.csv", digest)}
+        if noted["identity"] == identity:
+            run.done |= {name: digest for name, digest in noted["done"].items() if _is(results[name], digest)}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):  # no run, or another text
+        pass
     return run
 
 
@@ -69,5 +68,5 @@ def library_hash(folder: Path = LIBRARY) -> str:
     return code_hash(folder.rglob("*.py"), folder)
 
 
-def _is(csv: Path, digest: str) -> bool:
-    return csv.exists() and record_checks.sha256(csv) == digest
+def _is(result: Path, digest: str) -> bool:
+    return result.is_file() and record_checks.sha256(result) == digest

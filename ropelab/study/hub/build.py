@@ -38,10 +38,11 @@ _BY_NAME = re.compile(r'import_module\(f"ropelab\.')
 
 
 def build(folder: Path) -> None:
-    """Write the package into ``folder``, which is removed first.
+    """Write the package into ``folder``. An earlier package there is removed first.
 
     Raises:
-        ValueError: a file of the package would import something that a kernel of the hub must not import.
+        ValueError: the folder has other files, or a file of the package would import something that a kernel of the
+            hub must not import.
     """
     build_toml = (HUB / "build.toml").read_text(encoding="utf-8")
     general = tomllib.loads(build_toml)["general"]
@@ -49,6 +50,8 @@ def build(folder: Path) -> None:
     violations = [f"{path}: {line}" for path, text in files.items() for line in forbidden_imports(text)]
     if violations:
         raise ValueError(f"imports: expected relative ones, the standard library, torch and triton, got {violations}")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "torch-ext" / general["name"]).is_dir():
+        raise ValueError(f"folder: expected an empty folder or an earlier package, got {folder} with other files")
     shutil.rmtree(folder, ignore_errors=True)
     write(folder, {"build.toml": build_toml, "README.md": (HUB / "CARD.md").read_text(encoding="utf-8")})
     write(folder / "torch-ext" / general["name"], files)

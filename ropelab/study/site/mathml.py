@@ -69,6 +69,7 @@ def mathml(body: str, *, display: bool) -> str:
     markup = convert(_ALIGNED.sub(r"\\\1{align*}", body), display="block" if display else "inline")
     root = ElementTree.fromstring(markup.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', ""))
     for token in root.iter():
+        token.attrib.pop("href", None)
         if token.tag == "mtext":
             token.text = (token.text or "").replace(r"\_", "_")
         if "\\" in (token.text or ""):
@@ -114,9 +115,14 @@ def _names_function(token: ElementTree.Element) -> bool:
 
 
 class _Renderer(IPythonRenderer):
+    """Raw HTML becomes text and comments nothing. Links to scripts and data lead nowhere."""
+
     def __init__(self, writer: Writer) -> None:
-        super().__init__(escape=False)
+        super().__init__(escape=True, allow_harmful_protocols=False)
         self.writer = writer
+
+    def block_html(self, text: str) -> str:
+        return "" if re.fullmatch(r"\s*<!--(?:(?!-->).)*-->\s*", text, re.DOTALL) else super().block_html(text)
 
     def inline_math(self, body: str) -> str:
         return self.writer.formula(body, display=False)
