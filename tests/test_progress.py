@@ -72,6 +72,7 @@ def test_a_stream_that_is_closed_stops_nothing(monkeypatch):
 def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     """The line names the law under way, and the number of laws with a result grows."""
     from ropelab.conformance import process
+    from ropelab.conformance.apart import hold_apart
 
     monkeypatch.setattr(process, "PAUSE", 0.05)
     monkeypatch.syspath_prepend(tmp_path)
@@ -81,8 +82,8 @@ def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     )
     told = []
     names = ["isometry", "definition"]
-    outcome = process.hold_apart(
-        "slow_rope:rope", {"convention": "plain", "laws": names, "dtype": "float32"}, names, 300,
+    outcome = hold_apart(
+        "slow_rope:rope", {"convention": "plain", "laws": names, "dtype": "float32"}, names, process.Limits(),
         lambda begun, held: told.append((begun, held)),
     )  # fmt: skip
     assert outcome.verdict == "right", outcome
