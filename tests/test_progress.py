@@ -92,6 +92,16 @@ def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     assert told[0][0] == process.START and any(name in begun for begun, _ in told for name in names)
 
 
+def test_a_broken_law_counts_once(monkeypatch):
+    """Its result is noted before and after the search for a smaller counterexample."""
+    from ropelab.conformance import apart, process
+
+    notes, told = [("begun", "the law a"), ("result", {"law": "a"}), ("result", {"law": "a"})], []
+    monkeypatch.setattr(apart, "run", lambda task, arguments, limits, tell: tell(notes) or process.Run(notes, ""))
+    apart.hold_apart("a:b", {}, ["a"], process.Limits(), lambda begun, held: told.append((begun, held)))
+    assert told == [("the law a", 1)]
+
+
 def test_notebooks_tell_how_many_have_run(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     runner = pytest.importorskip("ropelab.study.engine.runner")

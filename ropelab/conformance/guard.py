@@ -39,7 +39,7 @@ def guard(command: list[str], most: int) -> None:
     threading.Thread(target=_kill_at_the_end_of_input, args=(process.pid,), daemon=True).start()
     full = False
     while process.poll() is None:
-        if full := sum(map(_memory, _descendants(os.getpid()))) > most:
+        if full := full or sum(map(_memory, _descendants(os.getpid()))) > most:
             _kill(process.pid)
         with suppress(subprocess.TimeoutExpired):
             process.wait(PAUSE)
@@ -70,8 +70,8 @@ def _end_all(leader: int) -> None:
 
 def _children(process: int) -> Iterator[int]:
     """Yield the children of a process; none where the system does not list them."""
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):
+    with suppress(OSError):  # it may end meanwhile
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
             yield from map(int, path.read_text().split())
 
 
