@@ -460,10 +460,11 @@ def command(*arguments, **options):
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -9)]
 )
 def test_nothing_runs_on_after_the_command_was_ended(folder, number, code):
-    with command("verify", "somebodys:waits", "--convention", "plain") as process:
-        daemon = folder / "daemon"
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a shell's background jobs ignore it
+    daemon = folder / "daemon"
+    with command("verify", "somebodys:waits", "--convention", "plain", preexec_fn=heed) as process:
         wait_until(lambda: daemon.exists() and daemon.read_text())
-        process.send_signal(signal.Signals[number])
+        process.send_signal(number)
         _, said = process.communicate(timeout=60)  # returns, because nothing keeps the pipes open
     assert process.returncode == code and b"Traceback" not in said
     wait_until(lambda: not running(int(daemon.read_text())))

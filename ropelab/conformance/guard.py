@@ -25,7 +25,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def guard(command: list[str], most: int) -> None:
-    """Run ``command`` with its output on stderr, and print how it ended.
+    """Run ``command`` with its output on stderr, and write on stdout how it ended.
 
     Args:
         command: the program and its arguments.
@@ -44,7 +44,8 @@ def guard(command: list[str], most: int) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(PAUSE)
     _end_all(process.pid)
-    print(json.dumps({"code": process.returncode, "full": full}), flush=True)
+    with suppress(OSError):  # the process that started the guard may be gone
+        os.write(1, json.dumps({"code": process.returncode, "full": full}).encode())
 
 
 def _kill_at_the_end_of_input(leader: int) -> None:
