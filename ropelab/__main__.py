@@ -1,24 +1,41 @@
 """This file runs the command line, for ``python -m ropelab`` and for the command ``ropelab``."""
 
+import os
 import sys
 import traceback
 
 NOT_JUDGED = 2
 """The exit code for "no verdict". Python's own exit code after an error, 1, would mean that a function is wrong."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells expect it."""
 
 
 def main() -> None:
-    """Run the command line; any error of the library ends with ``NOT_JUDGED``."""
+    """Run the command line. Without a verdict it ends with ``NOT_JUDGED``, after Ctrl-C with ``INTERRUPTED``."""
+    _open_streams()
     try:
-        from ropelab.conformance.cli import app
-    except ModuleNotFoundError as error:
-        print(f"ropelab: the command line needs {error.name}: pip install 'ropelab[cli]'", file=sys.stderr)
-        raise SystemExit(NOT_JUDGED) from None
-    try:
+        try:
+            from ropelab.conformance.cli import Judged, app
+        except ModuleNotFoundError as error:
+            print(f"ropelab: the command line needs {error.name}: pip install 'ropelab[cli]'", file=sys.stderr)
+            raise SystemExit(NOT_JUDGED) from None
         app(prog_name="ropelab")
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except SystemExit as ended:
+        if ended.code == 1 and not isinstance(ended, Judged):  # typer and rich, where the reader of a pipe is gone
+            raise SystemExit(NOT_JUDGED) from None
+        raise
     except Exception:  # an error of this library, not of the function
         traceback.print_exc()
         raise SystemExit(NOT_JUDGED) from None
+
+
+def _open_streams() -> None:
+    """Open the descriptors 0, 1 and 2 where they are closed, so that no other file gets their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 if __name__ == "__main__":

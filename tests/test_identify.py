@@ -281,7 +281,12 @@ def test_a_function_that_no_description_reproduces_says_what_is_left():
 
 def test_a_search_without_time_claims_nothing():
     found = identified(nonlinear, "plain", seconds=0.0)
-    assert not found.proven and found.unexplained == ("the search did not end within 0 s",)
+    assert not found.proven and found.unexplained == ("the search did not end within 0 s of CPU time",)
+
+
+def test_nothing_is_proven_without_deviations():
+    found = Identification(proven=True).as_dict()
+    assert not found["proven"] and found["facts"] == ["nothing deviates from the definition in any answer"]
 
 
 def test_the_report_has_the_identification_in_words_and_as_json():

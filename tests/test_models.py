@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -13,11 +14,13 @@ from typer.testing import CliRunner  # noqa: E402
 
 from ropelab.bench import model_steps, whole_models  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
-from ropelab.conformance.models import verify_model  # noqa: E402
+from ropelab.conformance.models import apart, verify_model  # noqa: E402
+from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build  # noqa: E402
 from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
+from ropelab.conformance.process import Limits, Run  # noqa: E402
 from ropelab.interop.broadcast import formula  # noqa: E402
 from ropelab.study.topics.models import attention, evidence, tables  # noqa: E402
 from tests.support import older  # noqa: E402
@@ -65,6 +68,99 @@ def test_exit_codes(torch_backend, tmp_path, target, code, said):
     assert result.exit_code == code, result.output
     assert said in result.output
     assert json.loads(file.read_text())["verdict"] == {1: "wrong", 2: "not judged"}[code]
+
+
+MODELS = """
+import ctypes, os, signal, sys
+import torch
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from ropelab.conformance.models.factory import build
+
+def llama(end=lambda *a: None):
+    model = build("llama").model
+    model.register_forward_hook(end)
+    return model
+
+def exits():
+    return llama(lambda *a: sys.exit(0))
+
+def ends():
+    return llama(lambda *a: os._exit(1))
+
+def crashes():
+    return llama(lambda *a: ctypes.string_at(0))
+
+def is_interrupted():
+    return llama(lambda *a: os.kill(os.getpid(), signal.SIGINT))
+
+def is_killed():
+    return llama(lambda *a: os.kill(os.getpid(), signal.SIGKILL))
+
+def hangs():
+    return llama(lambda *a: signal.pause())
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def raises():
+    raise Unspeakable
+
+def no_model():
+    return "llama"
+
+def experts():
+    sizes = dict(hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2)
+    heads = dict(num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
+                 qk_nope_head_dim=8, v_head_dim=8)
+    routes = dict(n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1)
+    torch.manual_seed(0)
+    return DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=64, **sizes, **heads, **routes)).bfloat16()
+"""
+ENDS = {
+    "models:exits": "SystemExit: 0 was raised during a call of the model",
+    "models:ends": "the process ended with exit code 1 during a call of the model",
+    "models:crashes": "the process was ended by SIGSEGV during a call of the model",
+    "models:is_interrupted": "KeyboardInterrupt was raised during a call of the model",
+    "models:is_killed": "the process was ended by SIGKILL during a call of the model",
+    "models:hangs": "the time limit of 30 s was reached during",
+    "models:raises": "returns one, got models:raises (Unspeakable: (its message cannot be read))",
+    "models:no_model": "returns one, got models:no_model (str 'llama')",
+    "models:nothing": "has no attribute 'nothing'",
+    "leaves:model": "the process ended with exit code 0 during the import of leaves:model",
+    "no_such_architecture": "No module named",
+}
+
+
+def test_no_way_to_end_a_model_is_a_verdict(tmp_path, monkeypatch):
+    (tmp_path / "models.py").write_text(MODELS)
+    (tmp_path / "leaves.py").write_text("import os; os._exit(0)")
+    monkeypatch.chdir(tmp_path)
+    limits = {target: Limits(30 if target == "models:hangs" else 300) for target in ENDS}
+    with ThreadPoolExecutor(2) as pool:
+        reports = dict(zip(ENDS, pool.map(hold_model_apart, ENDS, limits.values()), strict=True))
+    for target, report in reports.items():
+        assert report.verdict == "not judged" and ENDS[target] in str(report), (target, str(report))
+        assert not json.loads(report.to_json())["functions"]
+
+
+def test_experts_in_float64(tmp_path, monkeypatch):
+    """The grouped product of experts, the default of Transformers, takes no float64."""
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["verify-model", "models:experts"])
+    assert result.exit_code == 0, result.output
+    assert "DeepseekV3ForCausalLM): right" in result.output
+
+
+def test_what_a_model_broke_before_its_process_ended_stays_broken(monkeypatch):
+    wrong = {"name": "rope", "convention": "", "layout": "", "out_layout": "", "sign": "", "rotary_dim": 2,
+             "head_dim": 2, "factor": 1.0, "verdict": "wrong", "failed": ["adjoint"], "message": ""}  # fmt: skip
+    monkeypatch.setattr(apart, "run", lambda *a: Run([("function", wrong)], "it ended during the laws"))
+    report = hold_model_apart("llama", Limits())
+    assert report.verdict == "wrong" and report.stopped == "it ended during the laws"
+    wrong["verdict"] = "right"
+    assert hold_model_apart("llama", Limits()).verdict == "not judged"
 
 
 def test_a_model_of_ones_own(llama):

@@ -72,6 +72,7 @@ def test_a_stream_that_is_closed_stops_nothing(monkeypatch):
 def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     """The line names the law under way, and the number of laws with a result grows."""
     from ropelab.conformance import process
+    from ropelab.conformance.apart import hold_apart
 
     monkeypatch.setattr(process, "PAUSE", 0.05)
     monkeypatch.syspath_prepend(tmp_path)
@@ -81,14 +82,24 @@ def test_verify_tells_of_the_laws(tmp_path, monkeypatch):
     )
     told = []
     names = ["isometry", "definition"]
-    outcome = process.hold_apart(
-        "slow_rope:rope", {"convention": "plain", "laws": names, "dtype": "float32"}, names, 300,
+    outcome = hold_apart(
+        "slow_rope:rope", {"convention": "plain", "laws": names, "dtype": "float32"}, names, process.Limits(),
         lambda begun, held: told.append((begun, held)),
     )  # fmt: skip
     assert outcome.verdict == "right", outcome
     held = [number for _, number in told]
     assert held == sorted(held) and held[0] == 0 and held[-1] <= 2
     assert told[0][0] == process.START and any(name in begun for begun, _ in told for name in names)
+
+
+def test_a_broken_law_counts_once(monkeypatch):
+    """Its result is noted before and after the search for a smaller counterexample."""
+    from ropelab.conformance import apart, process
+
+    notes, told = [("begun", "the law a"), ("result", {"law": "a"}), ("result", {"law": "a"})], []
+    monkeypatch.setattr(apart, "run", lambda task, arguments, limits, tell: tell(notes) or process.Run(notes, ""))
+    apart.hold_apart("a:b", {}, ["a"], process.Limits(), lambda begun, held: told.append((begun, held)))
+    assert told == [("the law a", 1)]
 
 
 def test_notebooks_tell_how_many_have_run(tmp_path):

@@ -10,16 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
 from ropelab.__main__ import main  # noqa: E402
-from ropelab.conformance.child import Unusable, _load  # noqa: E402
+from ropelab.conformance import verify  # noqa: E402
+from ropelab.conformance.apart import hold_apart  # noqa: E402
+from ropelab.conformance.child import Unusable, load  # noqa: E402
 from ropelab.conformance.cli import EXIT_CODES, _verdict, app  # noqa: E402
 from ropelab.conformance.destination import Destination  # noqa: E402
 from ropelab.conformance.laws import LAWS  # noqa: E402
-from ropelab.conformance.process import _kill, _read, hold_apart  # noqa: E402
+from ropelab.conformance.process import Limits, _read  # noqa: E402
 
 MODULE = '''
 import atexit, builtins, ctypes, os, signal, sys, threading, time, warnings
@@ -87,6 +90,41 @@ def says_right_and_exits(x, positions):
         except OSError:
             pass
     os._exit(0)
+
+class Own(BaseException):
+    pass
+
+def raises_its_own(x, positions):
+    raise Own("its own")
+
+def eats(x, positions):
+    eaten = []
+    while True:
+        eaten.append(bytes([1]) * 2**26)
+
+def daemonizes(x, positions):
+    """Leave a process behind that no group, no session and no parent leads to, and that keeps all pipes open."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            with open("daemon", "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(1000)
+        os._exit(0)
+    while not os.path.exists("daemon") or not open("daemon").read():
+        time.sleep(0.01)
+    os._exit(3)
+
+def waits(x, positions):
+    daemonizes(x, positions) if not os.path.exists("daemon") and os.fork() == 0 else time.sleep(1000)
+
+def leaves_when_measured(x, positions):
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code.co_name == "identify":
+            os._exit(0)
+    return wrong(x, positions)
 
 def crashes(x, positions):
     ctypes.string_at(0)
@@ -165,16 +203,19 @@ def test_exit_code_1_counterexample_and_json(folder):
 
 
 ENDS = {
-    "raises_exit": "the function raised SystemExit(0) during the law definition",
+    "raises_exit": "SystemExit: 0 was raised during the law definition",
+    "raises_its_own": "Own: its own was raised during the law definition",
     "says_right_and_exits": "the process ended with exit code 0 during the law definition",
     "crashes": "the process was ended by SIGSEGV during the law definition",
+    "eats": "the memory limit of 2 GiB was reached during the law definition",
+    "daemonizes": "the process ended with exit code 3 during the law definition",
     "hangs": "the time limit of 15 s was reached during",
 }
 
 
-def ended(function, timeout=300.0):
+def ended(function, seconds=300.0):
     declared = {"convention": "plain", "laws": ["definition", "dtype"], "dtype": "float32"}
-    return hold_apart(f"somebodys:{function}", declared, declared["laws"], timeout)
+    return hold_apart(f"somebodys:{function}", declared, declared["laws"], Limits(seconds, 2))
 
 
 @pytest.fixture
@@ -199,6 +240,7 @@ def test_no_way_to_end_the_process_is_a_verdict_and_a_proof_stays_one(outcomes):
     assert killed.stopped == "the process was ended by SIGKILL during the law dtype"
     assert "somebodys" in json.loads(killed.to_json())["about"]["function"]
     assert outcomes["forks"].verdict == "right" and len(outcomes["forks"].results) == 2
+    assert not running(int(Path("daemon").read_text()))
     assert outcomes["meddles_wrong"].failed == ["definition"]
     not_here = outcomes["not_here"]
     assert not_here.verdict == "not judged" and not not_here.stopped and not json.loads(not_here.to_json())["passed"]
@@ -238,6 +280,9 @@ def test_what_a_function_changes_does_not_reach_the_verdict(folder):
         (("somebodys:rope", "--convention", "plain", "--head-dim", "0"), "head_dim: expected an integer of at least 2"),
         (("somebodys:rope", "--convention", "plain", "--base", "nan"), "base: expected a finite number"),
         (("somebodys:rope", "--convention", "plain", "--device", "gpu"), "device: expected the name of a device"),
+        (("somebodys:rope", "--convention", "plain", "--device", "cpu:1"), "device: expected cpu, as torch counts one"),
+        (("somebodys:rope", "--convention", "plain", "--memory", "0"), "memory: expected a number of GiB above 0"),
+        (("somebodys:rope", "--convention", "plain", "--json", "a", "--markdown", "./a"), "markdown: expected another"),
         (("somebodys:rope", "--convention", "plain", "--timeout", "0"), "timeout: expected a number of seconds"),
         (("somebodys:rope", "--convention", "plain", "--timeout", "nan"), "timeout: expected a number of seconds"),
         (("somebodys:rope", "--convention", "plain", "--json", "."), "json: expected a file that can be written"),
@@ -256,11 +301,10 @@ def test_exit_code_2_for_wrong_usage_before_a_process_is_started(folder, no_proc
     [
         ("somebodys:nothing", "has no attribute 'nothing'", False),
         ("somebodys:Namespace.nothing", "has no attribute 'nothing'", False),
-        ("somebodys:np", "something that can be called, got module", False),
         ("nowhere:rope", "No module named 'nowhere'", False),
         ("nowhere.below:rope", "No module named 'nowhere'", False),
-        ("raises:rope", "RuntimeError('no licence')", True),
-        ("exits:rope", "SystemExit(0)", True),
+        ("raises:rope", "RuntimeError: no licence", True),
+        ("exits:rope", "SystemExit: 0", True),
         ("ungrammatical:rope", "SyntaxError", True),
         ("asks:rope", "No module named 'nowhere_to_be_found'", True),
     ],
@@ -272,7 +316,7 @@ def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, mess
     (folder / "somebodys.py").write_text(fake)
     monkeypatch.delitem(sys.modules, "somebodys", raising=False)
     with pytest.raises(Unusable) as refused:
-        _load(target)
+        load(target)
     assert message in str(refused.value) and target in str(refused.value)
     assert ("Traceback" in capsys.readouterr().err) == traced
     sys.modules.pop("somebodys", None)
@@ -281,7 +325,8 @@ def test_a_function_that_cannot_be_had(folder, monkeypatch, capsys, target, mess
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("raises:rope",), "not judged: target: expected package.module:function, got raises:rope"),
+        (("raises:rope",), "not judged: target: expected package.module:name, got raises:rope"),
+        (("somebodys:np",), "something that can be called, got module"),
         (("ends:rope",), "not judged: the process ended with exit code 0 during the import of ends:rope"),
         (("somebodys:rope", "--device", "meta"), "not judged: device: expected a device that works here, got 'meta'"),
     ],
@@ -296,7 +341,7 @@ def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_unwritable_stdout_is_no_verdict(folder):
     code = (
-        "from ropelab.conformance import cli; from ropelab.conformance.process import Outcome;"
+        "from ropelab.conformance import cli; from ropelab.conformance.apart import Outcome;"
         "cli.hold_apart = lambda *a: Outcome(); cli.app(['verify', 'a:b', '--convention', 'plain'])"
     )
     with open("/dev/full", "w") as full:
@@ -305,6 +350,75 @@ def test_an_unwritable_stdout_is_no_verdict(folder):
 
 
 # ----------------------------------------------------------------------------------------------------- its parts
+
+
+def test_an_identification_that_was_cut_off_says_so(folder):
+    declared = {"convention": "plain", "laws": ["definition"], "dtype": "float32"}
+    outcome = hold_apart("somebodys:leaves_when_measured", declared, ["definition"], Limits())
+    assert outcome.verdict == "wrong" and outcome.identification is None and outcome.diagnosis
+    assert outcome.stopped == "the process ended with exit code 0 during the identification"
+    assert outcome.stopped in _verdict(outcome, asked=1)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_streams_as_destinations(folder, capfd):
+    os.mkfifo("pipe")
+    with pytest.raises(OSError), Destination(Path("pipe")) as destination:
+        destination.write("a pipe without a reader")
+    for path in filter(os.path.exists, ("/dev/stdout", "/proc/self/fd/1")):
+        with Destination(Path(path)) as destination:
+            destination.write(path)
+        assert capfd.readouterr().out == path
+
+
+def test_a_stdout_without_a_reader_is_no_verdict(folder):
+    for arguments in (("verify", "somebodys:not_here", "--convention", "plain"), ("laws",), ("--help",)):
+        read, write = os.pipe()
+        os.close(read)
+        with command(*arguments, stdout=write) as process:
+            os.close(write)
+            assert process.communicate(timeout=100)[1].count(b"Traceback") == 0
+        assert process.returncode == 2, arguments
+    closed = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    done = subprocess.run(
+        [sys.executable, "-c", closed, "-m", "ropelab", "laws"], stderr=subprocess.PIPE, text=True, timeout=100
+    )
+    assert done.returncode == 2 and "stdout: expected a stream that can be written (it is closed)" in done.stderr
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def raises(*arguments, **options):
+    raise Unspeakable
+
+
+def on_meta(x, positions):
+    return torch.empty_like(x, device="meta")
+
+
+@pytest.mark.parametrize(
+    "function, convention, verdict, said",
+    [
+        (os.abort, "plain", "not judged", "takes ()"),
+        (os.getcwd, "module", "not judged", "takes ()"),
+        (os.abort, "rope_and_cache", "not judged", ""),
+        (torch.add, "huggingface", "not judged", "cannot be called as fn(q, k, cos, sin"),
+        (torch.nn.Linear(2, 2), "plain", "not judged", "takes (input: torch.Tensor) -> torch.Tensor"),
+        (raises, "plain", "wrong", "Unspeakable: (its message cannot be read)"),
+        (raises, "rope_and_cache", "wrong", "Unspeakable"),
+        (lambda *a, **k: None, "rope_and_cache", "wrong", "returned NoneType"),
+        (on_meta, "plain", "wrong", "on the device meta, expected torch.strided on cpu"),
+        (lambda q, *a, **k: q.to("meta"), "rope_and_cache", "wrong", "on the device meta"),
+        (lambda x, p: x.to_sparse(), "plain", "wrong", "torch.sparse_coo"),
+    ],
+)
+def test_functions_of_another_kind(function, convention, verdict, said):
+    report = verify(function, convention, laws=["definition"])
+    assert report.verdict == verdict and said in report["definition"].message
+    assert report.to_json()
 
 
 def test_only_notes_with_the_key_are_read(tmp_path):
@@ -332,18 +446,35 @@ def test_a_destination_is_written_whole_or_left_alone(tmp_path):
         Destination(tmp_path)
 
 
-def test_all_that_a_process_started_ends_with_it(tmp_path):
-    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); sys.stdin.read()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+def command(*arguments, **options):
+    """The command line in a new process, whose stdout and stderr are pipes."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    kinds = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(
+        [sys.executable, "-m", "ropelab", *arguments], env=os.environ | {"PYTHONPATH": path}, **kinds
     )
-    started = int(process.stdout.readline())
-    _kill(process)
-    assert process.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 30
-    while running(started) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not running(started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which lists the processes of a process")
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -9)]
+)
+def test_nothing_runs_on_after_the_command_was_ended(folder, number, code):
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a shell's background jobs ignore it
+    daemon = folder / "daemon"
+    with command("verify", "somebodys:waits", "--convention", "plain", preexec_fn=heed) as process:
+        wait_until(lambda: daemon.exists() and daemon.read_text())
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)  # returns, because nothing keeps the pipes open
+    assert process.returncode == code and b"Traceback" not in said
+    wait_until(lambda: not running(int(daemon.read_text())))
+
+
+def wait_until(true, seconds=100):
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert true()
 
 
 def running(process):

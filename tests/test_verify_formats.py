@@ -17,9 +17,12 @@ from ropelab.conformance import CONVENTIONS, verify  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.faults import FAULTS, correct  # noqa: E402
 from ropelab.conformance.markdown import markdown  # noqa: E402
+from ropelab.conformance.models.attention_laws import ModelResult  # noqa: E402
+from ropelab.conformance.models.verify_model import FunctionReport, ModelReport  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads(files("ropelab.conformance").joinpath("report.schema.json").read_text())
+SCHEMA_OF_MODELS = json.loads(files("ropelab.conformance.models").joinpath("report.schema.json").read_text())
 WRONG = """
 from ropelab.conformance.faults import correct
 
@@ -72,6 +75,32 @@ def test_every_key_of_a_report_is_described():
     assert found["identification"].keys() == described["identification"]["properties"].keys()
     item = described["identification"]["properties"]["deviations"]["items"]
     assert found["identification"]["deviations"][0].keys() == item["properties"].keys()
+
+
+def model_report(**about):
+    rotation = FunctionReport("module.rope", "(q, k, cos, sin)", "split_half", "split_half", "", 16, 16, 1.0, "right")
+    laws = (ModelResult("one", "It holds.", "fail", float("inf"), 1e-6), ModelResult("two", "", "not applicable"))
+    return json.loads(ModelReport("llama", "Llama", **{"functions": (rotation,), "laws": laws} | about).to_json())
+
+
+def test_the_schema_of_models():
+    found = model_report()
+    assert found.keys() == SCHEMA_OF_MODELS["properties"].keys()
+    for part, key in (("function", "functions"), ("law", "laws")):
+        assert found[key][0].keys() == SCHEMA_OF_MODELS["$defs"][part]["properties"].keys()
+    assert found["laws"][0]["difference"] == "inf" and found["verdict"] == "wrong"
+    jsonschema = pytest.importorskip("jsonschema")
+    check = jsonschema.Draft202012Validator(SCHEMA_OF_MODELS)
+    check.check_schema(SCHEMA_OF_MODELS)
+    for report in (
+        found,
+        model_report(laws=()),
+        model_report(functions=(), laws=(), message="none", stopped="at once"),
+    ):
+        check.validate(report)
+    for key in found:
+        assert not check.is_valid({k: v for k, v in found.items() if k != key}), key
+    assert not check.is_valid(found | {"verdict": "perhaps"})
 
 
 def test_the_command_writes_both_formats(tmp_path):

@@ -122,7 +122,8 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
 
-OTHER_FILES = {"ropelab/py.typed", "ropelab/conformance/report.schema.json"}
+OTHER_FILES = {"ropelab/py.typed", "ropelab/conformance/report.schema.json",
+               "ropelab/conformance/models/report.schema.json"}  # fmt: skip
 
 
 def library() -> set[str]:

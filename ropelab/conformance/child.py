@@ -1,4 +1,4 @@
-"""This file runs in the new process: it holds a function to the laws, and leaves notes for the parent.
+"""This file runs in the new process: it carries out a task, and leaves notes for the parent.
 
 The notes are lines of a file. The process opens the file anew for each line, so that a function that closes, redirects
 or fills a stream cannot disturb them. Each line carries a key that the function does not know.
@@ -6,32 +6,31 @@ or fills a stream cannot disturb them. Each line carries a key that the function
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import io
 import json
 import os
-import signal
 import sys
-import threading
 import traceback
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ropelab.arguments import shown
 from ropelab.conformance.declared import DTYPES, check_device, declare
-from ropelab.conformance.identify.identification import SECONDS
 from ropelab.conformance.report import diagnosis, identification
 from ropelab.conformance.result import Result
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import check_function, judge, measure
-from ropelab.conformance.words import failure
+from ropelab.conformance.words import failure, said
 
 REQUEST, NOTES = "request.json", "notes"
 _end_process = os._exit  # kept here, because the function may replace os._exit
 
 
 class Unusable(Exception):
-    """The function cannot be imported or called; the message says why, in one line."""
+    """The target cannot be imported or called; the message says why, in one line."""
 
 
 class Stream(io.TextIOWrapper):
@@ -50,13 +49,17 @@ class Notes:
     def __init__(self, path: Path, key: str):
         self._path, self._key, self._process = path, key, os.getpid()
 
-    def write(self, kind: str, value: Any) -> None:
+    def write(self, kind: str, value: Any = None) -> None:
         """Append a note. A process that the function forked from this process ends here instead."""
         if os.getpid() != self._process:
             _end_process(1)
         line = json.dumps({"key": self._key, "kind": kind, "value": value}, ensure_ascii=False)
         with open(self._path, "ab") as file:
             file.write(f"{line}\n".encode("utf-8", "replace"))  # a message may contain half of a surrogate pair
+
+    def begun(self, step: str) -> None:
+        """Append the name of the step that begins."""
+        self.write("begun", step)
 
     def result(self, result: Result) -> None:
         """Append the result of a law, in numbers and, if the law does not hold, in words."""
@@ -69,75 +72,105 @@ def main(folder: str) -> None:
     Args:
         folder: the folder with the file ``REQUEST``; the notes are in its file ``NOTES``.
     """
-    _die_with_parent()
     sys.stdout, sys.stderr = Stream(), Stream()
     request = json.loads(Path(folder, REQUEST).read_text(encoding="utf-8"))
     notes = Notes(Path(folder, NOTES), request["key"])
     try:
-        _hold(notes, request["target"], request["declared"])
+        TASKS[request["task"]](notes, **request["arguments"])
+        notes.write("done")
     except Unusable as reason:
         notes.write("refused", str(reason))
-    except (SystemExit, KeyboardInterrupt) as ended:
-        notes.write("stopped", f"the function raised {_named(ended)}")
-    except Exception:
-        traceback.print_exc()  # an error of this library: the parent finds no report and says so
+    except BaseException as ended:
+        if isinstance(ended, Exception):  # an error of this library
+            traceback.print_exc()
+        notes.write("stopped", f"{said(ended)} was raised")
     finally:
         _end_process(0)  # at once: Python's own exit would wait for threads of the function
 
 
-def _hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
+def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
+    """Import a function, and hold it to laws; the arguments are those of `hold_apart`."""
     declaration = declare(**declared | {"dtype": DTYPES[declared["dtype"]]})
     device = declaration.about["device"]
-    notes.write("begun", f"a first use of the device {device}")
+    notes.begun(f"a first use of the device {device}")
     try:
         check_device(device)
     except ValueError as reason:
         raise Unusable(str(reason)) from None
-    notes.write("begun", f"the import of {target}")
+    notes.begun(f"the import of {target}")
     surroundings = Surroundings()
     with surroundings.importing():
-        function = _load(target)
-    report = judge(
-        function, declaration, surroundings, begun=lambda what: notes.write("begun", what), found=notes.result
-    )
-    notes.write("report", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
+        function = load(target)
+    try:
+        check_function(function)
+    except TypeError as reason:
+        raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
+    report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
+    notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
     if report.failed and not declaration.writes_cache:  # `measure` describes rotations
-        # The report is complete. A function that hangs now ends the process soon, not at the time limit of the run.
-        watchdog = threading.Timer(4 * SECONDS, _end_process, (0,))
-        watchdog.daemon = True
-        watchdog.start()
+        notes.begun("the identification")
         found = measure(function, declaration, surroundings)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
 
 
-def _load(target: str) -> Any:
+def hold_model(notes: Notes, target: str) -> None:
+    """Import or make a model, and hold it to laws; ``target`` is that of `hold_model_apart`."""
+    from torch.nn import Module
+
+    from ropelab.conformance.models.trace import Traced
+    from ropelab.conformance.models.verify_model import FunctionReport, function_report, verify_model
+
+    model: Any = target
+    if ":" in target:
+        notes.begun(f"the import of {target}")
+        model = load(target)
+        if not isinstance(model, Module):
+            wanted = f"target: expected a model, or a function that returns one, got {target}"
+            notes.begun(f"a call of {target}")
+            model = _foreign(wanted, model)
+            if not isinstance(model, Module):
+                raise Unusable(f"{wanted} ({shown(model)})")
+
+    def judged(traced: Traced) -> FunctionReport:
+        notes.begun(f"the laws of {traced.name}")
+        report = function_report(traced)
+        notes.write("function", asdict(report))
+        notes.begun("the laws of the attention")
+        return report
+
+    notes.begun("a call of the model")
+    report = _foreign("the model cannot be judged", verify_model, model, laws_of=judged)
+    notes.write("model", asdict(report))
+
+
+TASKS: dict[str, Callable[..., None]] = {"verify": hold, "verify-model": hold_model}
+
+
+def load(target: str) -> Any:
     """Return the object that ``module:name`` names, in the working directory or on the path of Python."""
     module_name, _, path = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    wanted = f"target: expected package.module:function, got {target}"
+    wanted = f"target: expected package.module:name, got {target}"
     try:
         found = importlib.import_module(module_name)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # a module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise Unusable(f"{wanted} ({error})") from None
         traceback.print_exc()
-        raise Unusable(f"{wanted} (its import raised {_named(error)})") from None
+        raise Unusable(f"{wanted} (its import raised {said(error)})") from None
     try:
         for name in path.split("."):
             found = getattr(found, name)
-        check_function(found)
-    except (AttributeError, TypeError) as error:
+    except AttributeError as error:
         raise Unusable(f"{wanted} ({error})") from None
     return found
 
 
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}({', '.join(map(repr, error.args))})"
-
-
-def _die_with_parent() -> None:
-    """On Linux, ask the system to kill this process when its parent ends for any reason."""
-    if sys.platform == "linux":
-        set_signal_of_parents_death = 1
-        ctypes.CDLL(None).prctl(set_signal_of_parents_death, signal.SIGKILL)
+def _foreign(wanted: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return the result of a call that runs foreign code, whose exceptions become the reason of `Unusable`."""
+    try:
+        return function(*arguments, **options)
+    except Exception as error:
+        traceback.print_exc()
+        raise Unusable(f"{wanted} ({said(error)})") from None

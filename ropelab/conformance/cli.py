@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ropelab.conformance.apart import Outcome, hold_apart
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import DTYPES, declare, laws_of
 from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
-from ropelab.conformance.process import Outcome, hold_apart
+from ropelab.conformance.process import Limits
 from ropelab.conformance.report import why_not_judged
 from ropelab.progress import ProgressLine
 
@@ -34,7 +33,14 @@ app = typer.Typer(
 EXIT_CODES = {"right": 0, "wrong": 1, "not judged": 2}
 EVERY_CONVENTION = ", ".join((*CONVENTIONS, *CACHE_CONVENTIONS))
 COLOURS = {"right": "bold green", "wrong": "bold red", "not judged": "bold yellow"}
+TIMEOUT = Annotated[float, typer.Option(help="The seconds for the whole run, from the import on.")]
+MEMORY = Annotated[float, typer.Option(help="The GiB of memory for the run and all that it starts, on Linux.")]
+JSON = Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")]
 STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "not applicable": "dim"}
+
+
+class Judged(SystemExit):
+    """The end of a run with a verdict, apart from other ends with the exit code 1."""
 
 
 @app.callback()
@@ -66,8 +72,9 @@ def verify(
     dtype: Annotated[str, typer.Option(help=f"The dtype of most cases: {', '.join(DTYPES)}.")] = "float32",
     law: Annotated[list[str] | None, typer.Option(help="Hold the function to this law only; can be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave this law out; can be repeated.")] = None,
-    timeout: Annotated[float, typer.Option(help="The seconds for the whole run: import, laws, diagnosis.")] = 300.0,
-    json: Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")] = None,
+    timeout: TIMEOUT = Limits.seconds,
+    memory: MEMORY = Limits.gibibytes,
+    json: JSON = None,
     markdown: Annotated[Path | None, typer.Option(help="A file that gets the report as an issue's text.")] = None,
 ) -> None:
     """Hold a function to the laws, one after another, in a new process.
@@ -78,17 +85,21 @@ def verify(
 
     Exit code 2 means not judged. Either the usage is wrong, or the function, the device or the file cannot be used. Or
     no result was compared with the definition: the function takes no call that the laws ask for, or no chosen law
-    compares with the definition. Or the run was not complete: the function ended the process, or the time limit was
-    reached. If a law was broken before the run ended, the exit code is 1, and the report says how the run ended.
+    compares with the definition. Or the run was not complete: the function ended the process, or a limit of time or
+    memory was reached. If a law was broken before the run ended, the exit code is 1, and the report says how it ended.
 
-    The output of the function goes to stderr. Without a GPU, Triton kernels need TRITON_INTERPRET=1 in the environment.
+    Exit code 130 means that you pressed Ctrl-C.
+
+    The command runs the function, and the module that it imports, with your rights and without a sandbox: verify only
+    code that you would run. Its output goes to stderr. Without a GPU, Triton kernels need TRITON_INTERPRET=1.
     """
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise typer.BadParameter(f"timeout: expected a number of seconds above 0, got {timeout}")
+    limits = _limits(timeout, memory)
     if not all(target.partition(":")) or target.startswith("."):
         raise typer.BadParameter(f"target: expected package.module:function, got {target!r}")
     if dtype not in DTYPES:
         raise typer.BadParameter(f"dtype: expected one of {tuple(DTYPES)}, got {dtype!r}")
+    if json is not None and markdown is not None and _same_file(json, markdown):
+        raise typer.BadParameter(f"markdown: expected another file than that of --json, got {markdown}")
     declared: dict[str, Any] = {
         "convention": convention, "layout": layout, "out_layout": out_layout, "seq_format": seq_format, "sign": sign,
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
@@ -102,65 +113,47 @@ def verify(
         raise typer.BadParameter(str(error)) from None
     names = [chosen.name for chosen in declaration.laws]
     with ExitStack() as reserved:
-        places = []
-        for name, path, form in (("json", json, Outcome.to_json), ("markdown", markdown, Outcome.to_markdown)):
-            if path is not None:
-                unwritable = f"{name}: expected a file that can be written, got {path}"
-                with _or_stop(unwritable):
-                    places.append((reserved.enter_context(Destination(path)), form, unwritable))
+        write_json = _reserved(reserved, "json", json)
+        write_markdown = _reserved(reserved, "markdown", markdown)
         line = ProgressLine()
 
         def tell(begun: str, held: int) -> None:
             line.show(f"{held} of {len(names)} laws have a result, now {begun}; {line.left(held, len(names))}")
 
         with _or_stop("the function's process could not be started"):
-            outcome = hold_apart(target, {**declared, "dtype": dtype}, names, timeout, tell)
+            outcome = hold_apart(target, {**declared, "dtype": dtype}, names, limits, tell)
         line.end()
-        for destination, form, unwritable in places:
-            with _or_stop(unwritable):
-                destination.write(form(outcome) + "\n")
-    with _or_stop("stdout: expected a stream that can be written"):
-        try:
-            _show(Console(), target, outcome, len(names))
-            sys.stdout.flush()
-        except OSError:  # at its exit Python would flush again, fail, and return an exit code of its own
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise
-    raise typer.Exit(EXIT_CODES[outcome.verdict])
+        write_json(outcome.to_json)
+        write_markdown(outcome.to_markdown)
+    _print(lambda console: _show(console, target, outcome, len(names)))
+    raise Judged(EXIT_CODES[outcome.verdict])
 
 
 @app.command("verify-model")
 def verify_a_model(
     target: Annotated[str, typer.Argument(help="An architecture of Transformers, or package.module:model.")],
-    json: Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")] = None,
+    timeout: TIMEOUT = Limits.seconds,
+    memory: MEMORY = Limits.gibibytes,
+    json: JSON = None,
 ) -> None:
-    """Find the function that rotates in a model, and hold it and the attention around it to laws.
+    """Find the function that rotates in a model, and hold it and the attention around it to laws, in a new process.
 
     The target is the name of an architecture of Transformers, such as llama, of which a tiny random model is made; or a
     model, or a function without arguments that returns a model. The exit codes have the meaning that they have for
-    ``verify``.
+    ``verify``, and the model, too, runs with your rights and without a sandbox.
     """
-    from ropelab.conformance.models import verify_model
+    from ropelab.conformance.models.apart import hold_model_apart
 
-    model: Any = target
-    if ":" in target:
-        module, _, name = target.partition(":")
-        with _or_stop(f"{target}: expected a model, or a function that returns one"):
-            try:
-                found = getattr(importlib.import_module(module), name)
-                model = found if hasattr(found, "named_parameters") else found()
-            except Exception as error:
-                raise ValueError(f"{type(error).__name__}: {error}") from error
-    with _or_stop("the model cannot be judged"):
-        try:
-            report = verify_model(model)
-        except (TypeError, RuntimeError, ImportError) as error:
-            raise ValueError(str(error)) from error
-    if json is not None:
-        with _or_stop(f"json: expected a file that can be written, got {json}"):
-            json.write_text(report.to_json() + "\n", encoding="utf-8")
-    typer.echo(str(report))
-    raise typer.Exit(EXIT_CODES[report.verdict])
+    limits = _limits(timeout, memory)
+    with ExitStack() as reserved:
+        write_json = _reserved(reserved, "json", json)
+        line = ProgressLine()
+        with _or_stop("the model's process could not be started"):
+            report = hold_model_apart(target, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}"))
+        line.end()
+        write_json(report.to_json)
+    _print(lambda console: console.print(Text(str(report)), soft_wrap=True))
+    raise Judged(EXIT_CODES[report.verdict])
 
 
 @app.command()
@@ -170,7 +163,50 @@ def laws() -> None:
     for law in (*LAWS.values(), *CACHE_LAWS.values()):
         of = " (operators that write a cache)" if law is CACHE_LAWS.get(law.name) else ""
         table.add_row(law.name, law.statement + of + ("" if law.by_default else " (only if named)"))
-    Console().print(table)
+    _print(lambda console: console.print(table))
+
+
+def _limits(timeout: float, memory: float) -> Limits:
+    try:
+        return Limits(timeout, memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths are one file; devices and pipes take any number of texts."""
+    return one.resolve() == other.resolve() and (one.is_file() or not one.exists())
+
+
+def _reserved(reserved: ExitStack, name: str, path: Path | None) -> Callable[[Callable[[], str]], None]:
+    """Return a function that writes a text to the path of an option, which is reserved now; None writes nothing."""
+    if path is None:
+        return lambda form: None
+    unwritable = f"{name}: expected a file that can be written, got {path}"
+    with _or_stop(unwritable):
+        destination = reserved.enter_context(Destination(path))
+
+    def write(form: Callable[[], str]) -> None:
+        with _or_stop(unwritable):
+            destination.write(form() + "\n")
+
+    return write
+
+
+def _print(show: Callable[[Console], object]) -> None:
+    """Print on stdout, all at once; a stdout that cannot be written is no verdict."""
+    with _or_stop("stdout: expected a stream that can be written"):
+        if sys.stdout is None:
+            raise OSError("it is closed")
+        console = Console()
+        with console.capture() as captured:
+            show(console)
+        try:
+            sys.stdout.write(captured.get())
+            sys.stdout.flush()
+        except OSError:  # at its exit Python would flush again, fail, and return an exit code of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise
 
 
 @contextmanager

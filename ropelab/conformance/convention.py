@@ -126,10 +126,50 @@ class Convention:
         yield "tables for heads twice as wide", self.translate(implementation, wide)
 
 
+def call(function: Callable[..., Any], arguments: Arguments, form: str) -> Any:
+    """Return what a function under test returns.
+
+    Args:
+        function: the function.
+        arguments: its arguments.
+        form: the call in words, for the message.
+
+    Raises:
+        NotApplicable: the function does not take these arguments, or it raised NotImplementedError.
+    """
+    signature = _signature(function)
+    try:
+        if signature is not None:
+            signature.bind(*arguments.positional, **arguments.keywords)
+    except TypeError as reason:
+        raise NotApplicable(f"the function takes {signature}, and cannot be called as {form}: {reason}") from None
+    try:
+        return function(*arguments.positional, **arguments.keywords)
+    except NotImplementedError as reason:
+        raise NotApplicable(f"the function says that it does not do this: {reason}") from reason
+    except TypeError as reason:
+        if signature is None and reason.__traceback__ is not None and reason.__traceback__.tb_next is None:
+            raise NotApplicable(f"the function cannot be called as {form}: {reason}") from None  # a call in C
+        raise
+
+
+def check_tensor(name: str, y: torch.Tensor, device: torch.device) -> None:
+    """Raise Broken unless a result is a dense tensor with numbers, on the device of the inputs."""
+    kind = f"quantized {y.dtype}" if y.is_quantized else str(y.layout)
+    if y.device != device or kind != "torch.strided":
+        raise Broken(f"{name} is a {kind} tensor on the device {y.device}, expected torch.strided on {device}")
+
+
 def accepts(function: Callable[..., Any], name: str) -> bool:
     """Return whether ``function`` takes a keyword argument ``name``; True if its signature is unknown."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    signature = _signature(function)
+    if signature is None:
         return True
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return name in signature.parameters or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
+    except (TypeError, ValueError):  # a function in C
+        return None

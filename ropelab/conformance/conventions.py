@@ -10,7 +10,7 @@ import torch
 
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT
 from ropelab.conformance.case import CANNOT, Broken, Case, NotApplicable
-from ropelab.conformance.convention import Arguments, Convention, accepts
+from ropelab.conformance.convention import Arguments, Convention, accepts, call
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
 from ropelab.kernels import NO_POSITION
@@ -243,7 +243,8 @@ class Module(_OwnAngles):
         key = (_head_dim(case), case.rotary_dim)
         if key not in implementation.state:
             options = self._options(implementation, case)
-            implementation.state[key] = implementation.function(_head_dim(case), **options).to(implementation.device)
+            made = call(implementation.function, Arguments((), (_head_dim(case),), options), "fn(head_dim)")
+            implementation.state[key] = made.to(implementation.device)
         return implementation.state[key]
 
     def bad(self, implementation, case):

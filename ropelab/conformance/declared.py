@@ -144,9 +144,12 @@ def declare(
     if dtype not in DTYPES.values():
         raise TypeError(f"dtype: expected one of {tuple(DTYPES)}, got {dtype}")
     try:
-        device = str(torch.device(device))
+        place = torch.device(device)
     except (RuntimeError, TypeError) as reason:
         raise ValueError(f"device: expected the name of a device of torch, got {device!r} ({_line(reason)})") from None
+    if place.type == "cpu" and place.index:
+        raise ValueError(f"device: expected cpu, as torch counts one CPU only, got {device!r}")
+    device = str(place)
     in_place = bool(kind.in_place or inplace)
     claims = {"layout": layout, "out_layout": out_layout, "seq_format": seq_format,
               "reversed": _one_of("sign", sign, SIGNS) == "reversed", "in_place": in_place, "narrow": narrow,

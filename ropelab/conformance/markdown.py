@@ -56,7 +56,8 @@ def _identified(measured: Mapping[str, Any] | None) -> Iterator[str]:
     if measured is None:
         return
     if not measured["proven"]:
-        yield "**Measured:** no description reproduces all answers of the function.\n"
+        shown = "no description reproduces all answers of the function"
+        yield f"**Measured:** {shown if measured['unexplained'] else 'the answers do not show the failure'}.\n"
         yield from (f"- {_plain(line)}" for line in (*measured["facts"], *measured["unexplained"]))
         yield ""
     elif measured["deviations"]:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -122,13 +124,19 @@ def as_dict(
         about: the declaration of the function, name by name.
         results: `Result.as_dict` of each law.
         diagnosis: a line for each fault.
-        stopped: why the run ended before the last law; empty if it did not.
+        stopped: why the run ended early; empty if it did not.
         identification: `Identification.as_dict`; None if the function was not measured.
     """
-    found: dict[str, Any] = {"format": FORMAT, "versions": {"ropelab": __version__, "torch": torch.__version__}}
+    found: dict[str, Any] = {"format": FORMAT, "versions": versions()}
     found |= {"passed": verdict == "right", "verdict": verdict, "stopped": stopped}
     found |= {"about": {name: str(value) for name, value in about.items()}}
     return found | {"results": list(results), "diagnosis": list(diagnosis), "identification": identification}
+
+
+def versions(*others: str) -> dict[str, str]:
+    """Return the versions of ropelab, of torch and of those other packages that are installed."""
+    found = {"ropelab": __version__, "torch": torch.__version__}
+    return found | {name: metadata.version(name) for name in others if find_spec(name) is not None}
 
 
 def text(report: Report) -> str:

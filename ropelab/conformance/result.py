@@ -37,7 +37,7 @@ class Counterexample:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the numbers in the tensors, for JSON."""
-        numbers = {name: _json_number(getattr(self, name)) for name in ("expected", "actual", "bound")}
+        numbers = {name: json_number(getattr(self, name)) for name in ("expected", "actual", "bound")}
         case = self.case
         asked: dict[str, Any] = {"shapes": [list(x.shape) for x in case.inputs], "dtype": str(case.inputs[0].dtype)}
         asked |= {"positions": case.token_positions().tolist(), "lengths": case.lengths, "shard": case.shard}
@@ -80,12 +80,12 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
         found = None if self.counterexample is None else self.counterexample.as_dict()
-        numbers = {"violation": _json_number(self.violation), "bound": _json_number(self.bound)}
+        numbers = {"violation": json_number(self.violation), "bound": json_number(self.bound)}
         return {"law": self.law, "statement": self.statement, "status": self.status, **numbers,
                 "compared": self.compared, "message": self.message, "counterexample": found,
                 "seconds": round(self.seconds, 3)}  # fmt: skip
 
 
-def _json_number(value: float) -> float | str:
-    """Return the number, or a word for infinity and NaN, which JSON lacks."""
-    return float(value) if math.isfinite(value) else str(float(value))
+def json_number(value: float | None) -> float | str | None:
+    """Return the number, or a word for infinity and NaN, which JSON lacks; None stays None."""
+    return value if value is None else float(value) if math.isfinite(value) else str(float(value))

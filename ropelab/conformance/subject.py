@@ -22,7 +22,7 @@ from ropelab.conformance.bounds import (
     table_angle_error,
 )
 from ropelab.conformance.case import Broken, Case, NotApplicable, Sizes
-from ropelab.conformance.convention import Arguments, Convention
+from ropelab.conformance.convention import Arguments, Convention, call, check_tensor
 from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors, contiguous_as, copied
 from ropelab.kernels import NO_POSITION
@@ -105,19 +105,16 @@ class Subject(Implementation):
         """Call the function on these very tensors, without copies, and return its outputs as ``[B, S, H, D]``.
 
         Raises:
-            NotApplicable: the function raised NotImplementedError.
+            NotApplicable: the function does not take these arguments, or it raised NotImplementedError.
             Broken: the function returned something else than the convention says.
         """
-        try:
-            with self.surroundings.theirs():
-                function = self.convention.callable(self, case)
-                returned = function(*arguments.positional, **arguments.keywords)
-        except NotImplementedError as reason:
-            raise NotApplicable(f"the function says that it does not do this: {reason}") from reason
+        with self.surroundings.theirs():
+            returned = call(self.convention.callable(self, case), arguments, self.convention.signature)
         outputs = self.convention.outputs(self, case, returned, arguments)
         for x, y in zip(case.inputs, outputs, strict=True):
             if y.shape != x.shape:
                 raise Broken(f"a result has shape {tuple(y.shape)}, expected {tuple(x.shape)} ([B, S, H, D])")
+            check_tensor("a result", y, x.device)
         return outputs
 
     def gradients(self, case: Case, **options) -> tuple[Tensors, Tensors]:

@@ -22,6 +22,7 @@ from ropelab.conformance.result import Counterexample, Result
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
+from ropelab.conformance.words import said
 
 SHRINK_SECONDS = 2.0
 """The time after which the search for a smaller counterexample to a law ends. It is CPU time of this thread, so that
@@ -237,4 +238,4 @@ def _summary(error: Exception) -> str:
     """Return the exception, and the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f", {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{said(error)}{where}"

@@ -11,6 +11,19 @@ FEW = 16
 """The words include the numbers of the inputs if the inputs have at most this many elements."""
 
 
+LONGEST = 1000
+"""The number of characters of an exception's message that are told."""
+
+
+def said(error: BaseException) -> str:
+    """Return the type and the message of an exception of foreign code, whose ``__str__`` may raise."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message cannot be read)"
+    return f"{type(error).__name__}: {message[:LONGEST]}".removesuffix(": ")
+
+
 def failure(result: Result) -> str:
     """Return the law, its statement and the counterexample of a result that failed, in several lines."""
     lines = [f"{result.law}: {result.statement}"]

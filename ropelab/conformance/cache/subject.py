@@ -21,7 +21,8 @@ from ropelab.conformance.bounds import (
 from ropelab.conformance.cache.case import CacheCase, arranged
 from ropelab.conformance.cache.convention import LATENT_FEATURES, ROWS, CacheConvention, Written
 from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, rms_norm
-from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.case import Sizes
+from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.pairing import pairs
@@ -122,12 +123,13 @@ class CacheSubject(Implementation):
 
     def call(self, case: CacheCase, arguments, memory: torch.Tensor) -> Written:
         """Call the function on these very tensors."""
-        try:
-            with self.surroundings.theirs():
-                returned = self.function(*arguments.positional, **arguments.keywords)
-        except NotImplementedError as reason:
-            raise NotApplicable(f"the function says that it does not do this: {reason}") from reason
-        return self.convention.outputs(case, returned, arguments, memory)
+        with self.surroundings.theirs():
+            returned = call(self.function, arguments, self.convention.signature)
+        written = self.convention.outputs(case, returned, arguments, memory)
+        for name in ("q", "k", "v"):
+            if (y := getattr(written, name)) is not None:
+                check_tensor(name, y, memory.device)
+        return written
 
     # ----------------------------------------------------------------------------------------- the exact results
 

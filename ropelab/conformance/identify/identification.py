@@ -75,8 +75,9 @@ class Identification:
             for d in self.deviations
         ]  # fmt: skip
         repair = None if self.repair is None else self.repair.words
-        return {"proven": self.proven, "deviations": found, "unexplained": list(self.unexplained),
-                "facts": list(self.facts),
+        facts = self.words() if self.proven and not found else list(self.facts)
+        return {"proven": self.proven and bool(found), "deviations": found, "unexplained": list(self.unexplained),
+                "facts": facts,
                 "example": self.example, "right": list(self.right), "repair": repair}  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             evidence.answers += fresh.answers  # the search goes on until it explains these answers as well
         return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
     except OutOfTime:
-        late = f"the search did not end within {seconds:g} s"
+        late = f"the search did not end within {seconds:g} s of CPU time"
         if evidence is None or not seconds:
             return Identification(best, False, (late,))
         evidence.deadline = math.inf

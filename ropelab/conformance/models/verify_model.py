@@ -15,6 +15,11 @@ from ropelab.conformance.models.attention_laws import ModelResult, hold_attentio
 from ropelab.conformance.models.factory import NotBuilt, TinyModel, build
 from ropelab.conformance.models.function_laws import convention, hold_function, understood
 from ropelab.conformance.models.trace import Traced, rotations
+from ropelab.conformance.report import versions
+from ropelab.conformance.result import json_number
+
+FORMAT = 1
+"""The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class ModelReport:
         functions: the functions that rotate.
         laws: the laws of the attention around them.
         message: why nothing is judged, if the model has no rotation or could not be built.
+        stopped: why the run ended early; empty if it did not.
     """
 
     architecture: str
@@ -63,21 +69,28 @@ class ModelReport:
     functions: tuple[FunctionReport, ...] = ()
     laws: tuple[ModelResult, ...] = ()
     message: str = ""
+    stopped: str = ""
 
     @property
     def verdict(self) -> str:
-        """``"wrong"`` if a law does not hold; ``"right"`` if all functions are right; else ``"not judged"``."""
+        """``"wrong"`` if a law does not hold; ``"right"`` if all functions are right; else ``"not judged"``.
+
+        A run that ended early can prove a model wrong, but not right.
+        """
         if any(f.verdict == "wrong" for f in self.functions) or any(law.status == "fail" for law in self.laws):
             return "wrong"
-        return "right" if self.functions and all(f.verdict == "right" for f in self.functions) else "not judged"
+        right = self.functions and all(f.verdict == "right" for f in self.functions) and not self.stopped
+        return "right" if right else "not judged"
 
     def to_json(self) -> str:
-        """The report as JSON: the attributes, and ``verdict``."""
-        return json.dumps(asdict(self) | {"verdict": self.verdict}, indent=2)
+        """The report as JSON, in the format of ``report.schema.json``, a JSON Schema beside this file."""
+        laws = [asdict(law) | {n: json_number(getattr(law, n)) for n in ("difference", "allowed")} for law in self.laws]
+        about = {"format": FORMAT, "versions": versions("transformers"), "verdict": self.verdict}
+        return json.dumps(about | asdict(self) | {"laws": laws}, indent=1)
 
     def __str__(self) -> str:
         lines = [f"{self.architecture} ({self.model or 'no model'}): {self.verdict}"]
-        lines += [f"  {self.message}"] if self.message else []
+        lines += [f"  {line}" for line in (self.message, self.stopped) if line]
         for f in self.functions:
             pairs = f.layout if f.out_layout == f.layout else f"{f.layout}, then {f.out_layout}"
             part = f"{f.rotary_dim} of {f.head_dim} features"
@@ -159,4 +172,9 @@ def _copied(model: Any, inputs: Mapping[str, Any] | None) -> TinyModel:
             raise TypeError("inputs: expected the arguments of a call, as the model's config names no vocab_size")
         inputs = {"input_ids": torch.randint(0, size, (2, 9), generator=torch.Generator().manual_seed(1))}
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    return TinyModel(name, copy.deepcopy(model).cpu().eval(), dict(inputs))
+    copied = copy.deepcopy(model).cpu().eval()
+    part: Any
+    for part in copied.modules():
+        if hasattr(part, "set_experts_implementation"):
+            part.set_experts_implementation("eager")  # the grouped product of experts takes no float64
+    return TinyModel(name, copied, dict(inputs))

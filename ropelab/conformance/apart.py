@@ -1,0 +1,104 @@
+"""This file holds a function to the laws in a new process, and collects the findings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropelab.conformance.markdown import markdown
+from ropelab.conformance.process import START, Limits, run
+from ropelab.conformance.report import as_dict, verdict
+
+
+@dataclass
+class Outcome:
+    """The findings about a function after its process has ended.
+
+    Attributes:
+        results: law -> `Result.as_dict`, with the key ``words`` added: the failure in words, empty for other laws.
+        stopped: why the run ended before the last law, in the diagnosis or in the identification; empty if it did not.
+        refused: why the function could not be called at all, for a reason outside of the function; empty if it could.
+        about: the declaration, name by name.
+        diagnosis: a line for each fault that explains the failures.
+        diagnosis_words: the diagnosis as the report prints it; empty if the run ended before it.
+        identification: `Identification.as_dict`; None for a right function, and if the run ended before it.
+        identification_words: the identification as the report prints it; empty if there is none.
+    """
+
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stopped: str = ""
+    refused: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+    diagnosis: list[str] = field(default_factory=list)
+    diagnosis_words: str = ""
+    identification: dict[str, Any] | None = None
+    identification_words: str = ""
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the laws that do not hold."""
+        return [law for law, result in self.results.items() if result["status"] in ("fail", "error")]
+
+    @property
+    def verdict(self) -> str:
+        """One of ``VERDICTS``. A run that ended early can prove a function wrong, but not right."""
+        compared = 0 if self.stopped or self.refused else sum(result["compared"] for result in self.results.values())
+        return verdict(bool(self.failed), compared)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the findings in the format of `Report.as_dict`."""
+        stopped = self.stopped or self.refused
+        results = [{key: value for key, value in result.items() if key != "words"} for result in self.results.values()]
+        return as_dict(self.verdict, self.about, results, self.diagnosis, stopped, self.identification)
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def to_markdown(self) -> str:
+        """Return the findings as a text for an issue or a comment on a pull request."""
+        return markdown(self.as_dict())
+
+
+def hold_apart(
+    target: str,
+    declared: dict[str, Any],
+    law_names: list[str],
+    limits: Limits,
+    tell: Callable[[str, int], object] = lambda begun, held: None,
+) -> Outcome:
+    """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
+
+    Args:
+        target: ``"package.module:function"``.
+        declared: the arguments of `declare`, with the name of the dtype.
+        law_names: the names of the laws of that declaration; the run is complete if all of them have a result.
+        limits: the limits of import, laws, diagnosis and identification together.
+        tell: called about every half second with the step that has begun and the number of laws with a result.
+
+    Raises:
+        OSError: the process could not be started.
+    """
+
+    def tell_of_notes(notes: list[tuple[str, Any]]) -> None:
+        held = {value["law"] for kind, value in notes if kind == "result"}
+        tell(dict(notes).get("begun", START), len(held))
+
+    done = run("verify", {"target": target, "declared": declared}, limits, tell_of_notes)
+    outcome = Outcome(about={"function": target, **declared})
+    complete = False
+    for kind, value in done.notes:
+        if kind == "result":
+            outcome.results[value["law"]] = value
+        elif kind == "refused":
+            outcome.refused = value
+        elif kind == "diagnosis":
+            outcome.diagnosis, outcome.diagnosis_words = value["diagnosis"], value["words"]
+        elif kind == "identification":
+            outcome.identification, outcome.identification_words = value["found"], value["words"]
+        complete = kind == "done" and outcome.results.keys() == set(law_names)
+    if not complete and not outcome.refused:
+        outcome.stopped = done.ended
+    return outcome
