@@ -116,8 +116,9 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "the inverse rotation": case(inverse=True),
         "five heads": case(replace(sizes, q_heads=5, k_heads=5)),
     }
-    # Beyond 65504 float16 overflows and TF32 does not. A function that gets tables makes no angles.
-    beyond = (70_001 if subject.convention.computes_cosines else 4099) + more
+    # Beyond 65504 float16 overflows and TF32 does not; 100001 wraps to different rows in 15, 16 and signed 16 bits. A
+    # function that gets tables makes no angles.
+    beyond = (100_001 if subject.convention.computes_cosines else 4099) + more
     cases[f"tokens from position {beyond} on"] = case(offsets=beyond)
     for name, at in cases.items():
         yield Question(name, at, FORWARD, _forward)
