@@ -114,7 +114,6 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "tables with a factor": case(replace(sizes, tokens=tokens + 1), factor=1.5 if variant else 1.25),
         "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),
         "the inverse rotation": case(inverse=True),
-        "five heads": case(replace(sizes, q_heads=5, k_heads=5)),
     }
     # Beyond 65504 float16 overflows and TF32 does not; 100001 wraps to different rows in 15, 16 and signed 16 bits. A
     # function that gets tables makes no angles.
