@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -11,11 +12,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
+from ropelab.angles.model_config import rope_from_config  # noqa: E402
 from ropelab.bench import model_steps, whole_models  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.models import verify_model  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
-from ropelab.angles.model_config import rope_from_config  # noqa: E402
 from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
 from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
@@ -152,12 +153,9 @@ def squared_factor():
     return with_rotary(tiny_model("llama", rope_parameters=YARN), tables=lambda table: factor * table)
 
 
-def rotary_without_its_last_axis():
-    return with_rotary(tiny_model("qwen2_vl", rope_parameters=SECTIONS), positions=lambda p: torch.stack((p[0], p[1], p[1])))
-
-
-def rotary_with_swapped_axes():
-    return with_rotary(tiny_model("qwen2_vl", rope_parameters=SECTIONS), positions=lambda p: p[[0, 2, 1]])
+def rotary_with_axes(*order):
+    """Qwen2-VL whose sections read other axes than their own."""
+    return with_rotary(tiny_model("qwen2_vl", rope_parameters=SECTIONS), positions=lambda p: p[list(order)])
 
 
 def rotary_of_the_first_row():
@@ -170,8 +168,8 @@ def rotary_of_the_first_row():
         (wrong_theta_in_one_type, {"angles_of_the_configuration"}),
         (frequencies_in_bfloat16, {"angles_of_the_configuration"}),
         (squared_factor, {"angles_of_the_configuration"}),
-        (rotary_without_its_last_axis, {"angles_of_the_configuration"}),
-        (rotary_with_swapped_axes, {"angles_of_the_configuration"}),
+        (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"}),
+        (partial(rotary_with_axes, 0, 2, 1), {"angles_of_the_configuration"}),
         (rotary_of_the_first_row, {"angles_of_the_configuration", "rows_have_positions", "left_padding"}),
     ],
 )

@@ -46,16 +46,16 @@ def remembers(subject: Subject, sizes: Sizes) -> bool:
     """
     for number, where in enumerate(({"factor": 1.25}, {"inverse": True}, {"offsets": 3})):
         first, other = (subject.draw(replace(sizes, tokens=61 + 2 * number + i)) for i in range(2))
-        if not subject.can(replace(first, **where)):
+        calls = [replace(other, **where), first, replace(first, **where)]  # type: ignore[arg-type]
+        if not subject.can(calls[0]):
             continue
-        calls = (replace(other, **where), first, replace(first, **where))
-        answers = [_answer(subject, Question("", case, FORWARD, lambda s, c: s(c)), case.inputs) for case in calls]
-        right = subject.expected(calls[0])
-        if any(answer is None for answer in answers):
+        alone, before, after = (
+            _answer(subject, Question("", call, FORWARD, lambda s, c: s(c)), call.inputs) for call in calls
+        )
+        if alone is None or before is None or after is None or not all(map(_equal, before, after)):
             continue
-        alone, before, after = answers
-        near = (abs(y - e) <= bound for y, (e, bound) in zip(alone, right, strict=True))
-        if all(part.all() for part in near) and all(map(_equal, before, after)):
+        right = zip(alone, subject.expected(calls[0]), strict=True)
+        if all((abs(y - expected) <= bound).all() for y, (expected, bound) in right):
             return True
     return False
 

@@ -61,13 +61,13 @@ def excess(call: Callable[[], Any], at: torch.Tensor, config: Any) -> tuple[floa
     """
     stated = ropes(config)
     layers = [kind for kind in getattr(config, "layer_types", None) or [None] if kind in stated]
-    found = rotations(call)
-    each, rest = divmod(sum(traced.calls for traced in found), len(layers))
+    traced = rotations(call)
+    each, rest = divmod(sum(one.calls for one in traced), len(layers))
     measured = []
-    for traced, turn in ((traced, turn) for traced in found for turn in traced.turns):
+    for function, turn in ((one, turn) for one in traced for turn in one.turns):
         # Calls belong to the layers in turn. If no number of calls fits all layers, a call may belong to any of them.
         kinds = list(stated) if rest else [layers[turn.call // each]]
-        outcomes = (_compared(traced, turn, stated[kind], at) for kind in kinds)
+        outcomes = (_compared(function, turn, stated[kind], at) for kind in kinds)
         if known := [outcome for outcome in outcomes if outcome is not None]:
             measured.append(min(known, key=_share))
     if not measured:
@@ -109,7 +109,7 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor) -> tuple
 
 
 def _angle_error(angles: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """How far cosine and sine in float32, of angles in float32, may be from the exact ones together, per unit of factor.
+    """How far cosine and sine in float32 may be from the exact ones together, divided by the factor.
 
     Scaled frequencies have up to four more roundings than those of `ropelab.conformance.conventions.Plain`. Cosine and
     sine are each within an ulp of float32, and their product with the factor rounds once more, as does the factor.

@@ -209,7 +209,8 @@ def left_padding(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
 
 def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
     """Every layer turns by the frequencies, the factor and the axes of positions that its configuration states."""
-    config = tiny.model.config.get_text_config()
+    config: Any = tiny.model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     batch, tokens = tiny.inputs["input_ids"].shape
     try:
         axes = max((1 + max(rope.axes) for rope in ropes(config).values() if rope.axes), default=0)
