@@ -140,7 +140,7 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
     yield Probe("the gradient of scaled tables", forwards["scaled tables"], _gradient, _adjoint, order="layout")
     yield Probe("the gradient of the tables", plain, _along_tables, _products, order=None)
     shared = replace(plain, inputs=tuple(x[:, :, :1].expand_as(x) for x in plain.inputs))
-    yield Probe("one head, expanded", shared, _forward, _definition)
+    yield Probe("one head, expanded", shared, _shared, _definition)
     yield Probe("the gradient of a sum", replace(plain, cotangents=ones), _gradient, _adjoint, order="layout")
     strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
     yield Probe("the gradient of a strided cotangent", strided, _gradient, _adjoint, order="layout")
@@ -204,6 +204,20 @@ def _along_tables(subject, case):
 
 def _products(subject, case):
     return products(case, subject.expected(case))
+
+
+def _shared(subject, case):
+    if subject.in_place:
+        raise NotApplicable("in place")
+    return subject(replace(case, inputs=tuple(map(_between_zeros, case.inputs))))
+
+
+def _between_zeros(x: torch.Tensor) -> torch.Tensor:
+    """Return the first head of ``x``, expanded; a fault that reads beyond it reads zeros, and no chance decides."""
+    head = x[:, :, :1]
+    memory = x.new_zeros(2 * x.numel() + head.numel())
+    inside = memory[x.numel() : x.numel() + head.numel()].view(head.shape)
+    return inside.copy_(head).expand(x.shape)
 
 
 def _far_apart(subject, case):
