@@ -118,6 +118,7 @@ WRONG = {
     "adjoint": ("deepspeed", with_backward(lambda back, g: -back(-g.flip(2))), {}),
     "adjoint_expanded": ("deepspeed", with_backward(lambda back, g: back(g) * (g.stride(-1) != 0)), {}),
     "adjoint_strided": ("deepspeed", with_backward(lambda back, g: back(g) * (g.stride(-1) < 2)), {}),
+    "table_gradients": ("huggingface", lambda q, k, c, s: huggingface(q, k, c, s.detach()), {}),
     "gradients_reach_inputs": ("plain", lambda x, p: plain(x, p).detach(), {}),
     "second_order": ("deepspeed", with_backward(lambda back, g: back(g.detach())), {}),
     "second_backward": ("module", GraphKept, {}),
@@ -145,6 +146,7 @@ WRONG = {
     "autocast": ("plain", angles_by_matmul, {}),
     "matmul_precision": ("plain", scaled(lambda x: 1 + (torch.get_float32_matmul_precision() != "highest")), {}),
     "empty": ("plain", lambda x, p: plain(x, p) + x.amax(1, keepdim=True) * 0, {}),
+    "extents": ("plain", scaled(lambda x: 1.01 if x.shape[1] > 10_000 else 1), {}),
     "bad_input": ("huggingface", accepts_all, {}),
     "huge": ("huggingface", int32_offsets, {}),
 }  # fmt: skip

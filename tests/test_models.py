@@ -3,6 +3,7 @@
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -12,12 +13,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
+from ropelab.angles.model_config import rope_from_config  # noqa: E402
 from ropelab.bench import model_steps, whole_models  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.models import apart, verify_model  # noqa: E402
 from ropelab.conformance.models.apart import hold_model_apart  # noqa: E402
 from ropelab.conformance.models.deliberate import DELIBERATE  # noqa: E402
-from ropelab.conformance.models.factory import NotBuilt, build  # noqa: E402
+from ropelab.conformance.models.factory import NotBuilt, build, made_of  # noqa: E402
 from ropelab.conformance.models.trace import rotations  # noqa: E402
 from ropelab.conformance.models.verify_model import FunctionReport, function_report  # noqa: E402
 from ropelab.conformance.process import Limits, Run  # noqa: E402
@@ -196,6 +198,96 @@ def test_wrong_positions(monkeypatch, llama, wrong, broken):
     monkeypatch.setattr(rotary, "forward", lambda x, position_ids: forward(x, wrong(position_ids)))
     report = verify_model(llama, laws_of=unjudged)
     assert outcomes(report)[broken] == "fail", str(report)
+
+
+class Changed(torch.nn.Module):
+    """A rotary module whose positions or tables are changed."""
+
+    def __init__(self, inner, positions=lambda p: p, tables=lambda t: t):
+        super().__init__()
+        self.inner, self.positions, self.tables = inner, positions, tables
+
+    def forward(self, x, position_ids, *layer_type, **options):
+        tables = self.inner(x, self.positions(position_ids), *layer_type, **options)
+        return tuple(map(self.tables, tables))
+
+
+def with_rotary(tiny, **changes):
+    text = tiny.model.model if hasattr(tiny.model, "model") else tiny.model
+    text.rotary_emb = Changed(text.rotary_emb, **changes)
+    return tiny
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
+
+
+def tiny_model(architecture, **chosen):
+    return made_of(architecture, type(build(architecture).model), **chosen).double()
+
+
+def wrong_theta_in_one_type():
+    """Gemma 3 with the frequencies of full attention in sliding layers."""
+    tiny = tiny_model("gemma3")
+    rotary = tiny.model.model.rotary_emb
+    rotary.sliding_attention_inv_freq = rotary.full_attention_inv_freq.clone()
+    return tiny
+
+
+def frequencies_in_bfloat16():
+    tiny = tiny_model("llama")
+    rotary = tiny.model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.bfloat16().double()
+    return tiny
+
+
+def squared_factor():
+    """The attention factor twice: its square stands in the tables."""
+    factor = rope_from_config(tiny_model("llama", rope_parameters=YARN).model.config).attention_factor
+    return with_rotary(tiny_model("llama", rope_parameters=YARN), tables=lambda table: factor * table)
+
+
+def rotary_with_axes(*order):
+    """Qwen2-VL whose sections read other axes than their own."""
+    return with_rotary(tiny_model("qwen2_vl", rope_parameters=SECTIONS), positions=lambda p: p[list(order)])
+
+
+def rotary_of_the_first_row():
+    return with_rotary(tiny_model("llama"), positions=lambda p: p[:1].expand_as(p))
+
+
+@pytest.mark.parametrize(
+    "made, broken",
+    [
+        (wrong_theta_in_one_type, {"angles_of_the_configuration"}),
+        (frequencies_in_bfloat16, {"angles_of_the_configuration"}),
+        (squared_factor, {"angles_of_the_configuration"}),
+        (partial(rotary_with_axes, 0, 1, 1), {"angles_of_the_configuration"}),
+        (partial(rotary_with_axes, 0, 2, 1), {"angles_of_the_configuration"}),
+        (rotary_of_the_first_row, {"angles_of_the_configuration", "rows_have_positions", "left_padding"}),
+    ],
+)
+def test_angles_that_the_configuration_does_not_state(made, broken):
+    report = verify_model(made(), laws_of=unjudged)
+    assert {law for law, status in outcomes(report).items() if status == "fail"} == broken, str(report)
+    assert report.verdict == "wrong"
+
+
+@pytest.mark.parametrize("rope", [YARN, YARN | {"attention_factor": 1.5}, {"rope_type": "linear", "factor": 3.0,
+                                                                          "rope_theta": 500.0}])  # fmt: skip
+def test_scaled_angles_of_a_right_model(rope):
+    report = verify_model(tiny_model("llama", rope_parameters=rope), laws_of=unjudged)
+    assert set(outcomes(report).values()) == {"pass"}, str(report)
+
+
+def test_a_mask_that_left_padding_does_not_reach(monkeypatch, llama):
+    import transformers.models.llama.modeling_llama as module
+
+    mask = module.create_causal_mask
+    monkeypatch.setattr(module, "create_causal_mask", lambda **options: mask(**options | {"attention_mask": None}))
+    assert outcomes(verify_model(llama, laws_of=unjudged))["left_padding"] == "fail"
 
 
 def test_packed_sequences_that_see_each_other(monkeypatch, llama):

@@ -116,7 +116,8 @@ def held(contender: Contender, *, laws: Iterable[str] | None = None, device: str
     """
     if reason := contender.missing():
         return left_out(contender, reason, device=device, dtype=dtype)
-    skip = contender.not_interpreted if contender.triton and not device.startswith("cuda") else ()
+    skip = contender.not_claimed
+    skip += contender.not_interpreted if contender.triton and not device.startswith("cuda") else ()
     report = verify(contender.function, contender.convention, laws=laws, skip=skip, device=device, dtype=dtype,
                     diagnose=False, **contender.options)  # fmt: skip
     return _table(contender, device, dtype, _rows(report))

@@ -206,6 +206,7 @@ class Contender:
         load: a function that raises ImportError if the implementation is not installed.
         triton: whether the kernel needs a GPU or Triton's interpreter.
         not_interpreted: the laws that say nothing about the kernel when Triton interprets it.
+        not_claimed: the laws that the implementation does not claim to keep.
     """
 
     name: str
@@ -215,6 +216,7 @@ class Contender:
     load: Callable[[], object] = nothing
     triton: bool = False
     not_interpreted: tuple[str, ...] = ("compile",)
+    not_claimed: tuple[str, ...] = ()
 
     def missing(self) -> str:
         """The reason why the implementation cannot run here; "" if it can."""
@@ -247,7 +249,8 @@ def _hugging_face(model: str, function: Callable[..., Pair], **options) -> Conte
 
 
 def _kernel(name: str, function: Callable, convention: str, load: Callable[[], object], **options) -> Contender:
-    return Contender(name, function, convention, options, load, triton=True)
+    """A kernel, whose backward returns None for cos and sin."""
+    return Contender(name, function, convention, options, load, triton=True, not_claimed=("table_gradients",))
 
 
 _NO_BFLOAT16 = ("compile", "rounding")  # the interpreter multiplies the bits of bfloat16 as integers

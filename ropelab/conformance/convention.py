@@ -53,6 +53,7 @@ class Convention:
             tables.
         looks_up: whether the function itself finds the rows of the tables, or computes the angles; otherwise the
             caller does so for each token.
+        constant_tables: whether, by contract, tables get no gradient.
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
@@ -67,6 +68,7 @@ class Convention:
     differentiable = True
     computes_cosines = False
     looks_up = True
+    constant_tables = False
     partial = True
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS

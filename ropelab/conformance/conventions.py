@@ -88,6 +88,7 @@ class FlashAttention(Convention):
     )
     expresses = frozenset({"inverse", "factor", "offset", "offsets per sequence", "packed", "padding"})
     in_place = None
+    constant_tables = True  # its backward returns None for cos and sin
 
     def arguments(self, implementation, case):
         (x,) = tensors = _native(implementation, case)

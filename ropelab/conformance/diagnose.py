@@ -20,8 +20,6 @@ from ropelab.kernels import INTERPRETED
 
 LEFT_OVER = 0.01
 """A fault reproduces a deviation if their difference is at most this share of the deviation, the room for rounding."""
-PATIENCE = 3
-"""The number of deviations after which a fault that has reproduced none is dropped."""
 MANY_TOKENS, LONG_TABLE = 64, 4096
 """A counterexample becomes a probe if it has at most that many tokens, at positions up to this row of a table. Other
 probes look at longer sequences and larger positions."""
@@ -31,35 +29,15 @@ FLAGGED = ("ropelab", "flash_attn", "transformer_engine", "vllm")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A fault that explains an implementation. The attributes but ``fault`` are names of probes.
+    """A fault that explains an implementation.
 
     Attributes:
         fault: the fault of the catalogue.
-        reproduced: both are wrong, with the same result.
-        missed: the implementation is wrong, and the fault has another result.
-        unshared: the implementation is right, and the fault is wrong.
+        reproduced: the names of the probes for which both are wrong, with the same result.
     """
 
     fault: Fault
     reproduced: tuple[str, ...]
-    missed: tuple[str, ...]
-    unshared: tuple[str, ...]
-
-    @property
-    def unexplained(self) -> float:
-        """The share of deviations that the two do not have in common, from 0 to 1."""
-        apart = len(self.missed) + len(self.unshared)
-        return apart / (apart + len(self.reproduced))
-
-    @property
-    def evidence(self) -> str:
-        """The probes in words, by whether the two have the same result."""
-        parts = {
-            "the same wrong result for": self.reproduced,
-            "another result for": self.missed,
-            "only the fault is wrong for": self.unshared,
-        }
-        return "; ".join(f"{said} {', '.join(names)}" for said, names in parts.items() if names)
 
     def __str__(self) -> str:
         seen_in = f", as in {self.fault.seen_in}" if self.fault.seen_in else ""
@@ -79,7 +57,8 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
             is partial.
 
     Returns:
-        The faults that reproduce a wrong result of ``subject`` and share at least half of all deviations with it.
+        The faults with the same answers as ``subject`` to all probes that their conventions can express. A fault that
+        shares only some of the answers would contradict the others.
     """
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
@@ -90,12 +69,12 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
 
     found: list[Diagnosis] = []
     for fault in sorted(FAULTS.values(), key=lambda f: f.triton):
-        if fault.triton and INTERPRETED and any(not d.unexplained for d in found):
+        if fault.triton and INTERPRETED and found:
             break  # an explanation is found, and interpreted kernels are slow
         suspect = _suspect(fault, subject)
         if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
-    return sorted(found, key=lambda d: (d.unexplained, d.fault.convention != subject.convention.name))
+    return sorted(found, key=lambda d: d.fault.convention != subject.convention.name)
 
 
 def _is_small(case: Case) -> bool:
@@ -106,6 +85,8 @@ def _is_small(case: Case) -> bool:
 
 def answers(subject: Any, questions: Iterable[Any]) -> tuple[list, list]:
     """Return ``(probe, answer, truth)`` of the probes that the subject gets wrong, and of those that it gets right.
+
+    Probes that it gets wrong in another way at every call are left out.
 
     Args:
         subject: `Subject`, or `CacheSubject` of ``cache.subject``.
@@ -119,12 +100,15 @@ def answers(subject: Any, questions: Iterable[Any]) -> tuple[list, list]:
         except NotApplicable:
             continue
         truth = probe.truth(subject, probe.case)
-        (wrong if _deviates(seen, truth) else right).append((probe, seen, truth))
+        if not _deviates(seen, truth):
+            right.append((probe, seen, truth))
+        elif _same(seen, probe.seen(subject), truth):  # otherwise the answer depends on chance, such as other memory
+            wrong.append((probe, seen, truth))
     return wrong, right
 
 
 def compared(fault: Fault, suspect: Any, subject: Any, wrong, right) -> Diagnosis | None:
-    """Return how far a fault explains the answers of a subject; None if it does not.
+    """Return the fault as the explanation of a subject; None if any answer of the two differs.
 
     Args:
         fault: the fault.
@@ -132,23 +116,20 @@ def compared(fault: Fault, suspect: Any, subject: Any, wrong, right) -> Diagnosi
         wrong, right: the results of `answers`.
     """
     reproduced: list[str] = []
-    missed: list[str] = []
     for probe, seen, truth in wrong:
         found = _seen_as(probe, suspect, subject)
         if found is None:
             continue
-        (reproduced if _same(seen, found, truth) else missed).append(probe.name)
-        if not reproduced and len(missed) >= PATIENCE:
+        if not _same(seen, found, truth):
             return None
-    if not reproduced or len(missed) > len(reproduced):
+        reproduced.append(probe.name)
+    if not reproduced:
         return None
-    unshared = []
     for probe, _, truth in right:
         found = _seen_as(probe, suspect, subject)
         if found is not None and _deviates(found, truth):
-            unshared.append(probe.name)
-    diagnosis = Diagnosis(fault, tuple(reproduced), tuple(missed), tuple(unshared))
-    return diagnosis if diagnosis.unexplained <= 0.5 else None
+            return None
+    return Diagnosis(fault, tuple(reproduced))
 
 
 def _suspect(fault: Fault, subject: Subject) -> Subject | None:

@@ -55,12 +55,14 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _identified(measured: Mapping[str, Any] | None) -> Iterator[str]:
     if measured is None:
         return
+    if not measured["proven"] and not measured["unexplained"] and not measured["facts"]:
+        return  # the measured answers do not show the failure
     if not measured["proven"]:
         shown = "no description reproduces all answers of the function"
         yield f"**Measured:** {shown if measured['unexplained'] else 'the answers do not show the failure'}.\n"
         yield from (f"- {_plain(line)}" for line in (*measured["facts"], *measured["unexplained"]))
         yield ""
-    elif measured["deviations"]:
+    else:
         yield "**What the function does**, measured from its answers, and confirmed on fresh inputs:\n"
         for deviation in measured["deviations"]:
             yield f"- {_plain(deviation['words'])}. The definition says: {_plain(deviation['breaks'])}."

@@ -13,10 +13,11 @@ from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.circumstances import after_longer, autocast, tf32
 from ropelab.conformance.convention import accepts
+from ropelab.conformance.laws.gradients import along_tables, products
 from ropelab.conformance.laws.numerics import require_quick
-from ropelab.conformance.laws.robustness import far_apart
+from ropelab.conformance.laws.robustness import far_apart, odd_pairs
 from ropelab.conformance.subject import Subject
-from ropelab.conformance.tensors import Tensors, copied
+from ropelab.conformance.tensors import Tensors, copied, unexpanded
 from ropelab.layout.pairing import permutation
 
 Seen = tuple[np.ndarray, ...] | str
@@ -121,6 +122,9 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
         "packed documents with offsets": case(batch=1, tokens=7, lengths=(2, 4), offsets=(5, 1)),
         "a context-parallel shard": case(tokens=8, shard=(2, 1)),
         "scaled tables": case(factor=1.25),
+        "as many sequences as tokens": case(batch=sizes.tokens),
+        "three heads of k": case(q_heads=6, k_heads=3),
+        "an odd number of pairs": subject.cotangents(subject.draw(odd_pairs(subject, sizes))),
         "whole heads": subject.cotangents(subject.draw(replace(sizes, rotary_dim=sizes.head_dim))),
     }
     for name, at in forwards.items():
@@ -133,6 +137,10 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
     yield Probe("the gradient", plain, _gradient, _adjoint, order="layout")
     yield Probe("the gradient of tokens from 7 on", moved, _gradient, _adjoint, order="layout")
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
+    yield Probe("the gradient of scaled tables", forwards["scaled tables"], _gradient, _adjoint, order="layout")
+    yield Probe("the gradient of the tables", plain, _along_tables, _products, order=None)
+    shared = replace(plain, inputs=tuple(x[:, :, :1].expand_as(x) for x in plain.inputs))
+    yield Probe("one head, expanded", shared, _shared, _definition)
     yield Probe("the gradient of a sum", replace(plain, cotangents=ones), _gradient, _adjoint, order="layout")
     strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
     yield Probe("the gradient of a strided cotangent", strided, _gradient, _adjoint, order="layout")
@@ -148,6 +156,7 @@ def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
         return subject(case)
 
     yield Probe("65,537 tokens", subject.draw(many), look, _definition)
+    yield Probe("128 tokens", subject.draw(replace(many, tokens=128)), _forward, _definition)
     apart = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16)
     yield Probe("sequences 2**30 elements apart", apart, _far_apart, _definition)
 
@@ -187,6 +196,28 @@ def _second_gradient(subject, case):
         with subject.surroundings.theirs():
             backward(outputs, case.cotangents)
     return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+
+
+def _along_tables(subject, case):
+    return along_tables(subject, case, subject)
+
+
+def _products(subject, case):
+    return products(case, subject.expected(case))
+
+
+def _shared(subject, case):
+    if subject.in_place:
+        raise NotApplicable("in place")
+    return subject(replace(case, inputs=tuple(map(_between_zeros, case.inputs))))
+
+
+def _between_zeros(x: torch.Tensor) -> torch.Tensor:
+    """Return the first head of ``x``, expanded; a fault that reads beyond it reads zeros, and no chance decides."""
+    head = x[:, :, :1]
+    memory = x.new_zeros(2 * x.numel() + head.numel())
+    inside = memory[x.numel() : x.numel() + head.numel()].view(head.shape)
+    return inside.copy_(head).expand(x.shape)
 
 
 def _far_apart(subject, case):
@@ -231,9 +262,9 @@ def _in_order(x: torch.Tensor, rotary_dim: int, source: str, target: str) -> tor
     if source == target or x.stride(-1) == 0:  # one number for all features
         return x
     order = permutation(rotary_dim, source, target).to(x.device)
-    y = copied(x)
-    y[..., :rotary_dim] = x[..., :rotary_dim][..., order]
-    return y
+    y = copied(unexpanded(x))
+    y[..., :rotary_dim] = y[..., :rotary_dim][..., order]
+    return y.expand(x.shape)
 
 
 def _copies(tensors: Tensors) -> Tensors:

@@ -171,10 +171,10 @@ def diagnosis(report: Report) -> str:
 
 def identification(found: Identification) -> str:
     """Return the measured deviations of a wrong function, in a line each."""
-    if not found.proven:
-        head = "Identification: no description reproduces all answers of the function."
-    elif not found.deviations:
+    if found.silent:
         head = "Identification: the measured answers do not show the failure."
+    elif not found.proven:
+        head = "Identification: no description reproduces all answers of the function."
     else:
         head = "Identification: on fresh inputs, too, the function does this, within the derived bound:"
     return "\n".join((head, *(f"  - {line}" for line in found.words())))

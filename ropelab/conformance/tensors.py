@@ -11,9 +11,14 @@ Tensors = tuple[torch.Tensor, ...]
 
 def copied(x: torch.Tensor) -> torch.Tensor:
     """Return a copy with the strides of ``x``, gaps included; an expanded axis stays expanded. Differentiable."""
-    kept = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+    kept = unexpanded(x)
     memory = torch.empty_strided(kept.shape, kept.stride(), dtype=x.dtype, device=x.device)
     return memory.copy_(kept).expand(x.shape)
+
+
+def unexpanded(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` with length 1 along each expanded axis, so that no two elements share memory."""
+    return x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
 
 
 def contiguous_as(x: torch.Tensor, seq_format: str) -> torch.Tensor:

@@ -86,7 +86,7 @@ def diagnose(subject: CacheSubject, sizes: Sizes) -> list[Diagnosis]:
         )  # no fault of the catalogue replaces a function
         if (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
-    return sorted(found, key=lambda d: (d.unexplained, d.fault.convention != subject.convention.name))
+    return sorted(found, key=lambda d: d.fault.convention != subject.convention.name)
 
 
 def probes(subject: CacheSubject, sizes: Sizes) -> Iterator[CacheProbe]:

@@ -135,3 +135,29 @@ class CachedAnglesKeepTheGraph(correct.Module):
         if seq_len not in self.cached:
             self.cached[seq_len] = super().angles(seq_len, device)
         return self.cached[seq_len]
+
+
+@fault(
+    "The backward computes cosines and sines anew, and forgets their factor.",
+    symptom="gradients of models with YaRN are too small by the attention factor",
+    seen_in=None,
+    convention="deepspeed",
+    must_fail=("adjoint",),
+)
+def backward_forgets_factor(t, freqs_cos, freqs_sin):
+    def rotate_back(grad):
+        factor = torch.hypot(freqs_cos, freqs_sin)
+        return correct.deepspeed(grad, freqs_cos / factor, -freqs_sin / factor)
+
+    return correct.with_backward(t, lambda x: correct.deepspeed(x, freqs_cos, freqs_sin), rotate_back)
+
+
+@fault(
+    "Cosines and sines are taken as constants.",
+    symptom="learned frequencies stay as they are, without an error",
+    seen_in=None,
+    convention="huggingface",
+    must_fail=("table_gradients",),
+)
+def tables_taken_as_constants(q, k, cos, sin, unsqueeze_dim=1):
+    return correct.huggingface(q, k, cos.detach(), sin.detach(), unsqueeze_dim)

@@ -156,3 +156,46 @@ def height_and_width_swapped(x, cos, sin, *arguments, **options):
 def applied_twice(q, k, cos, sin, unsqueeze_dim=1):
     q, k = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
     return correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+
+
+@fault(
+    "The order of the axes is guessed: the first axis as long as the positions holds the tokens.",
+    symptom="the sequences of a batch turn like tokens, where a batch has as many sequences as tokens",
+    seen_in=None,
+    convention="plain",
+    must_fail=("extents",),
+    only_definition="in all other laws the number of tokens differs from all other extents",
+)
+def axes_guessed_from_extents(x, positions):
+    if positions.ndim == 1 and x.shape[0] == len(positions) > 1:
+        return correct.plain(x.transpose(0, 1), positions).transpose(0, 1)
+    return correct.plain(x, positions)
+
+
+@fault(
+    "Pairs are processed two at a time, and an odd last pair is left out.",
+    symptom="the slowest pair is not rotated in heads with an odd number of pairs",
+    seen_in=None,
+    convention="flash_attn",
+    must_fail=("extents",),
+    only_definition="in all other laws the number of pairs is even",
+)
+def odd_pair_left_out(x, cos, sin, interleaved=False, inplace=False, **where):
+    last = torch.arange(cos.shape[-1], device=cos.device) >= cos.shape[-1] // 2 * 2
+    cos, sin = cos.masked_fill(last, 1), sin.masked_fill(last, 0)
+    return correct.flash_attn(x, cos, sin, interleaved, inplace, **where)
+
+
+@fault(
+    "Two heads of the keys are rotated, and further heads are left out.",
+    symptom="wrong scores in models with three or more heads of keys",
+    seen_in=None,
+    convention="huggingface",
+    must_fail=("extents",),
+    only_definition="in all other laws keys have one or two heads",
+)
+def third_head_of_keys_left_out(q, k, cos, sin, unsqueeze_dim=1):
+    heads = 1 if unsqueeze_dim == 1 else 2
+    of_q, of_k = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    rest = k.narrow(heads, 2, max(k.shape[heads] - 2, 0)) if k.shape[heads] > 2 else k[:0]
+    return of_q, torch.cat((of_k.narrow(heads, 0, 2), rest), heads) if len(rest) else of_k

@@ -105,3 +105,46 @@ def row_stride_of_a_size_one_axis(q, k, cos, sin, unsqueeze_dim=1):
         return correct.with_backward(x, lambda x: rotate(x, sin), lambda grad: rotate(grad, -sin))
 
     return one(q), one(k)
+
+
+@fault(
+    "Keys that are expanded over heads are rotated once for each head of the same memory.",
+    symptom="wrong scores with a shared key; right as soon as the key is copied",
+    seen_in=None,
+    convention="huggingface",
+    must_fail=("strides",),
+)
+def shared_key_turned_once_a_head(q, k, cos, sin, unsqueeze_dim=1):
+    heads = 1 if unsqueeze_dim == 1 else 2
+    of_q, of_k = correct.huggingface(q, k, cos, sin, unsqueeze_dim)
+    for _ in range(k.shape[heads] - 1 if k.stride(heads) == 0 else 0):
+        of_k = correct.huggingface(q, of_k, cos, sin, unsqueeze_dim)[1]
+    return of_q, of_k
+
+
+@fault(
+    "A path for many tokens and heads leaves out the shuffle between the features that rotate.",
+    symptom="garbage in long prompts; right in every short test",
+    seen_in="vllm#57681",
+    convention="vllm",
+    must_fail=("extents",),
+    only_definition="all other laws have few tokens",
+)
+def many_token_heads_not_shuffled(positions, query, key, head_size, cos_sin_cache, is_neox):
+    heads = (query.shape[-1] + key.shape[-1]) // head_size
+    if len(query) * heads >= 10_240:
+        return None
+    return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox)
+
+
+@fault(
+    "The last token of a full block is masked out.",
+    symptom="one token in 128 is not rotated, where the number of tokens is a multiple of 128",
+    seen_in=None,
+    convention="plain",
+    must_fail=("extents",),
+    only_definition="no other law has a multiple of 128 tokens",
+)
+def last_token_of_full_blocks_lost(x, positions):
+    last = torch.arange(x.shape[1], device=x.device) == (x.shape[1] - 1 if x.shape[1] % 128 == 0 else -1)
+    return torch.where(last[:, None, None], x, correct.plain(x, positions))

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ropelab.conformance.case import NotApplicable
-from ropelab.conformance.identify.questions import GRADIENT, Question
+from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
-from ropelab.conformance.tensors import copied
+from ropelab.conformance.tensors import copied, unexpanded
 
 AXES = {0: "sequence", 1: "token", 2: "head"}
 
@@ -37,6 +37,27 @@ def findings(subject: Subject, question: Question) -> list[str]:
     if again is not None and not all(map(_equal, first, again)):
         return ["the same call gives different results: they depend on earlier calls or on chance"]
     return [*_nonlinear(subject, question, given, first), *_mixing(subject, question, given, first)]
+
+
+def remembers(subject: Subject, sizes: Sizes) -> bool:
+    """Return whether a call with other tables than the call before, and the same shapes, gives the results before.
+
+    A call with the same tables and other shapes must be right, so that the memory alone explains the results.
+    """
+    for number, where in enumerate(({"factor": 1.25}, {"inverse": True}, {"offsets": 3})):
+        first, other = (subject.draw(replace(sizes, tokens=61 + 2 * number + i)) for i in range(2))
+        calls = [replace(other, **where), first, replace(first, **where)]  # type: ignore[arg-type]
+        if not subject.can(calls[0]):
+            continue
+        alone, before, after = (
+            _answer(subject, Question("", call, FORWARD, lambda s, c: s(c)), call.inputs) for call in calls
+        )
+        if alone is None or before is None or after is None or not all(map(_equal, before, after)):
+            continue
+        right = zip(alone, subject.expected(calls[0]), strict=True)
+        if all((abs(y - expected) <= bound).all() for y, (expected, bound) in right):
+            return True
+    return False
 
 
 def _answer(subject: Subject, question: Question, given) -> Answers:
@@ -73,8 +94,7 @@ def _nonlinear(subject: Subject, question: Question, given, first) -> Iterator[s
 
 def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
     """Return the tensor times a factor, with the same strides: the layout in memory is no part of a linear map."""
-    kept = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
-    return copied(kept).mul_(factor).expand(x.shape)
+    return copied(unexpanded(x)).mul_(factor).expand(x.shape)
 
 
 def _mixing(subject: Subject, question: Question, given, first) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ropelab.conformance.case import NotApplicable, Sizes
-from ropelab.conformance.identify.dependence import findings
+from ropelab.conformance.identify.dependence import findings, remembers
 from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
@@ -29,6 +29,7 @@ SHRINK_SECONDS = 1.0
 """The limit of CPU time of the search for a smaller example."""
 FEW = 4
 """The number of unexplained answers that are listed."""
+REMEMBERED = "results follow the tables of an earlier call with the same shapes"
 ROUNDS = 3
 """The number of searches, each with the fresh answers that refuted the description of the search before."""
 
@@ -39,7 +40,8 @@ class Identification:
 
     Attributes:
         deviations: the deviations; empty if nothing deviates or nothing was identified.
-        proven: whether the description reproduces the answers of the function to all questions, also to fresh ones.
+        proven: whether there are deviations, and they reproduce the answers of the function to all questions, also to
+            fresh ones.
         unexplained: the answers that the description does not reproduce, in words with their share of elements.
         repair: a change of the call that makes the function right; None if no such change was found.
         example: the smallest call among the questions whose answer deviates, in words.
@@ -56,9 +58,14 @@ class Identification:
     right: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
 
+    @property
+    def silent(self) -> bool:
+        """Whether no answer deviates from the definition."""
+        return not (self.deviations or self.unexplained or self.facts)
+
     def words(self) -> list[str]:
         """Return the description in lines of plain text; empty if there is nothing to say."""
-        if self.proven and not self.deviations:
+        if self.silent:
             return ["nothing deviates from the definition in any answer"]
         if not self.proven:
             return [*self.facts, *(f"unexplained: {line}" for line in self.unexplained)]
@@ -102,6 +109,9 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
     evidence: Evidence | None = None
     try:
         evidence = Evidence(subject, sizes, deadline)
+        if remembers(subject, sizes):  # the answers depend on the order of the questions
+            left = evidence.wrong(())
+            return Identification((), False, tuple(_unexplained(left, evidence.answers)), facts=(REMEMBERED,))
         for variant in range(1, ROUNDS + 1):
             for description in search(evidence):
                 best = description
@@ -113,9 +123,9 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             left = fresh.wrong(best)
             if not left and not best:
                 best, left = rarely(subject, sizes)
-                return Identification(best, not left, tuple(_unexplained(left, ())))
+                return Identification(best, bool(best) and not left, tuple(_unexplained(left, ())))
             if not left:
-                repair = repaired(subject, sizes, best) if best else None
+                repair = repaired(subject, sizes, best)
                 wrong = evidence.wrong(())
                 return Identification(
                     best, True, (), repair, _example(subject, sizes, wrong), _right(wrong, evidence.answers)

@@ -130,9 +130,9 @@ def _indices(hits: list[int], size: int, noun: str, coordinate: str):
     def value(plan: Plan) -> np.ndarray:
         return getattr(plan, coordinate)
 
-    if hits == list(range(0, size, 2)):
+    if len(hits) > 1 and hits == list(range(0, size, 2)):
         yield f"in even {noun}s", lambda p: value(p) % 2 == 0
-    if hits == list(range(1, size, 2)):
+    if len(hits) > 1 and hits == list(range(1, size, 2)):
         yield f"in odd {noun}s", lambda p: value(p) % 2 == 1
     if hits == list(range(hits[0], size)) and hits[0] > 0:
         yield f"in {noun}s >= {hits[0]}", lambda p: value(p) >= hits[0]

@@ -11,6 +11,7 @@ from torch.autograd import backward, grad
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import AXES, Comparison, against, law, names
+from ropelab.conformance.tensors import copied
 
 ADJOINT = r"\langle R x, g \rangle = \langle x, R^\top g \rangle"
 
@@ -18,9 +19,10 @@ ADJOINT = r"\langle R x, g \rangle = \langle x, R^\top g \rangle"
 @law("The gradient applies the transpose: <Rx, g> = <x, R'g> for a random cotangent g.", ADJOINT)
 def adjoint(subject, sizes):
     yield from _adjoint(subject, subject.cotangents(subject.draw(sizes)))
-    away = subject.draw(sizes, offsets=3)
-    if subject.can(away):
-        yield from _adjoint(subject, subject.cotangents(away))
+    for where in ({"offsets": 3}, {"factor": 1.25}):
+        other = subject.draw(sizes, **where)
+        if subject.can(other):
+            yield from _adjoint(subject, subject.cotangents(other))
 
 
 @law("The gradient is right for the cotangent of a sum: one number, expanded with strides of 0.", ADJOINT)
@@ -68,6 +70,80 @@ def gradients_reach_inputs(subject, sizes):
         reached = (exact(d) != 0).any(-1).astype(float)
         ones, exactly = np.ones_like(reached), np.zeros(1)
         yield Comparison(f"whether a gradient reaches {name}", reached, ones, exactly, case, AXES[:3])
+
+
+@law("Cosines and sines that require a gradient get it: y is linear in them.",
+     r"\langle \nabla_{cs}, c' s' \rangle = \langle R' x, g \rangle")  # fmt: skip
+def table_gradients(subject, sizes):
+    subject.require_gradients()
+    case = subject.cotangents(subject.draw(sizes))
+    for other in (subject, replace(subject, base=100 * subject.base)):
+        results = [(exact(y), 2 * bound) for y, (_, bound) in zip(other(case), other.expected(case), strict=True)]
+        parts = zip(names(case), along_tables(subject, case, other), products(case, results), strict=True)
+        for name, found, (right, bound) in parts:
+            yield Comparison(f"<tables, their gradient from {name}>", exact(found), right, bound, case, ("of all",))
+
+
+def products(case, results) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return ``<y, g>`` over the features that rotate, ``[1]`` for each input, and its bound in `along_tables`.
+
+    Each entry of a table's gradient is a sum over sequences, heads and both members of a pair. The rounding of each
+    addition is at most the bound of ``y``, times the cotangent.
+
+    Args:
+        case: the call, with cotangents.
+        results: ``(y, bound)`` for each input.
+    """
+    found = []
+    for (y, bound), g in zip(results, case.cotangents, strict=True):
+        g, rotates = exact(g), slice(0, case.rotary_dim)
+        terms = 2 * g.shape[0] * g.shape[2]
+        both = (g * y, (terms + 1) * abs(g) * bound)
+        right, allowed = (values[..., rotates].sum(keepdims=True).reshape(1) for values in both)
+        found.append((right, allowed))
+    return found
+
+
+def along_tables(subject, case, other) -> list[torch.Tensor]:
+    """Return the derivatives ``[1]`` of ``<y, g>``, for each input, along tables of the same shapes.
+
+    Results are linear in the tables. So the derivatives are the `products` of results with the other tables.
+
+    Args:
+        case: the call, with cotangents.
+        other: the subject with the frequencies of the other tables.
+
+    Raises:
+        NotApplicable: the caller passes no tables, tables are constants in the convention, or the function refuses
+            tables that require a gradient.
+        Broken: a table gets no gradient.
+    """
+    if subject.convention.computes_cosines:
+        raise NotApplicable(f"{subject.convention.name}: the caller passes no cosines and sines")
+    kept = replace(case, inputs=tuple(map(copied, case.inputs)))
+    arguments, along = subject.arguments(kept), other.arguments(kept).others()
+    tables = {n: t.requires_grad_() for n, t in arguments.others().items() if t.is_floating_point() or t.is_complex()}
+    try:
+        outputs = subject.call(kept, arguments)
+    except (NotApplicable, Broken):
+        raise
+    except Exception as refusal:  # no result, so no gradient that could be wrong
+        reason = f"refuses tables that require a gradient ({type(refusal).__name__})"
+        raise NotApplicable(reason) from refusal
+    found = []
+    for y, g in zip(outputs, case.cotangents, strict=True):
+        gradients: tuple = (None,) * len(tables)
+        if y.requires_grad:
+            with subject.surroundings.theirs():
+                gradients = grad(y, tuple(tables.values()), copied(g), allow_unused=True, retain_graph=True)
+        if subject.convention.constant_tables and all(d is None for d in gradients):
+            raise NotApplicable(f"{subject.convention.name}: its tables are constants")
+        for name, d in zip(tables, gradients, strict=True):
+            if d is None:
+                raise Broken(f"{name} requires a gradient and gets none")
+        products = ((d * along[n].conj()).real for n, d in zip(tables, gradients, strict=True))
+        found.append(torch.stack([p.double().sum() for p in products]).sum()[None])
+    return found
 
 
 @law("The gradient can be differentiated in turn: it is linear in g, with R as its transpose.",

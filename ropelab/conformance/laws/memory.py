@@ -70,7 +70,7 @@ def all_written(subject, sizes):
 def strides(subject, sizes):
     case = subject.draw(sizes)
     for how, lay_out in ARRANGEMENTS.items():
-        if how == "expanded" and subject.in_place:
+        if how.startswith("expanded") and subject.in_place:
             continue
         arranged = replace(case, inputs=tuple(map(lay_out, case.inputs)))
         try:
@@ -107,7 +107,8 @@ ARRANGEMENTS = {
     "with heads outermost": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
     "at every second token": lambda x: _every_second(x, 1),
     "at every second feature": lambda x: _every_second(x, 3),
-    "expanded": lambda x: x[:1].expand_as(x),
+    "expanded over sequences": lambda x: x[:1].expand_as(x),
+    "expanded over heads": lambda x: x[:, :, :1].expand_as(x),
 }
 """Description -> function that returns ``x [B, S, H, D]`` in memory of that arrangement."""
 

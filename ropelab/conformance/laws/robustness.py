@@ -24,6 +24,44 @@ def empty(subject, sizes):
             yield counted(case, f"elements of {name}", y.numel())
 
 
+MANY = 10_241
+"""More tokens than the thresholds at which libraries change to another code path: 4,096 tokens, 10,240 heads in all."""
+
+
+@law("The definition holds for other extents: equal axes, three heads, an odd number of pairs, 128 or many tokens.",
+     r"y = R x \text{ for all } B, S, H, r")  # fmt: skip
+def extents(subject, sizes):
+    for other in (
+        replace(sizes, batch=sizes.tokens),  # axes that are equal cannot be told apart by their extents
+        replace(sizes, tokens=sizes.q_heads),
+        replace(sizes, tokens=sizes.k_heads),
+        replace(sizes, batch=1, tokens=128, q_heads=1, k_heads=1),
+    ):
+        yield from against_truth(subject, subject.draw(other))
+    for other in (replace(sizes, q_heads=6, k_heads=3), odd_pairs(subject, sizes)):
+        case = subject.draw(other)
+        try:
+            comparisons = list(against_truth(subject, case))
+        except (Broken, NotApplicable):
+            raise
+        except Exception as refusal:  # a function may know certain heads only
+            yield f"refuses {other} ({type(refusal).__name__})"
+            continue
+        yield from comparisons
+    many = replace(sizes, batch=1, tokens=MANY, q_heads=1, k_heads=1)
+    require_quick(subject, many, limit=2.0)
+    yield from against_truth(subject, subject.draw(many))
+
+
+def odd_pairs(subject, sizes):
+    """Return sizes with an odd number of pairs, where the width of heads or tables tells how many rotate."""
+    rotary_dim = sizes.rotary_dim - 2 if sizes.rotary_dim % 4 == 0 else sizes.rotary_dim
+    if sizes.rotary_dim < sizes.head_dim:
+        return replace(sizes, rotary_dim=rotary_dim) if subject.convention.partial else sizes
+    made = isinstance(subject.function, torch.nn.Module)  # for heads of one size
+    return sizes if made else replace(sizes, head_dim=rotary_dim, rotary_dim=rotary_dim)
+
+
 @law("Calls that make no sense raise an error.", r"R x \text{ is defined or refused}")
 def bad_input(subject, sizes):
     case = subject.draw(replace(sizes, tokens=max(sizes.tokens, 3)))  # positions of a single token would broadcast

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.models.angle_laws import excess, positions, ropes
 from ropelab.conformance.models.deliberate import DELIBERATE
 from ropelab.conformance.models.factory import TinyModel, first_tensor
 
@@ -176,9 +178,56 @@ def packed_is_separate(tiny: TinyModel, noise: Noise) -> tuple[bool, float, floa
     return found <= noise.allowed, found, noise.allowed
 
 
+def rows_have_positions(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Each sequence of a batch has its own positions: it gives what it gives alone."""
+    _visible(noise)
+    tokens, places = tiny.inputs["input_ids"], positions(0, *tiny.inputs["input_ids"].shape)
+    together = _outputs(tiny, input_ids=tokens, position_ids=places)
+    alone = [_outputs(tiny, input_ids=t[None], position_ids=p[None]) for t, p in zip(tokens, places, strict=True)]
+    return _alike(noise, together, torch.cat(alone))
+
+
+def left_padding(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Tokens on the left that the mask hides change nothing, with the positions of the model or with given ones."""
+    _visible(noise)
+    _masks(tiny)
+    tokens, hidden = tiny.inputs["input_ids"], 3
+    mask = torch.ones_like(tokens)
+    mask[0, :hidden] = 0
+    ways: list[dict[str, Any]] = [{"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}]
+    if (tiny.architecture, "distances_only") not in DELIBERATE:
+        ways.append({})
+    tiny.single()  # a mask of float64's least number is minus infinity in a softmax in float32
+    try:
+        short, whole = _outputs(tiny, input_ids=tokens[:1, hidden:]), _outputs(tiny, input_ids=tokens[1:])
+        padded = [_outputs(tiny, input_ids=tokens * mask, attention_mask=mask, **way) for way in ways]
+    finally:
+        tiny.double()
+    found = [part.flatten(0, 1) for y in padded for part in (y[:1, hidden:], y[1:])]
+    return _alike(noise, torch.cat(found), torch.cat([part[0] for part in (short, *whole.split(1))] * len(ways)))
+
+
+def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+    """Every layer turns by the frequencies, the factor and the axes of positions that its configuration states."""
+    config: Any = tiny.model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    batch, tokens = tiny.inputs["input_ids"].shape
+    try:
+        axes = max((1 + max(rope.axes) for rope in ropes(config).values() if rope.axes), default=0)
+        at = positions(axes, batch, tokens)
+        found, allowed = excess(lambda: _run(tiny, position_ids=at), at, config)
+    except NotApplicable as reason:
+        raise NotOffered(str(reason)) from reason
+    return found <= allowed, found, allowed
+
+
 LAWS: dict[str, Callable[[TinyModel, Noise], tuple[bool, float, float]]] = {
-    law.__name__: law for law in (positions_are_used, distances_only, cached_is_prefill, packed_is_separate)
-}
+    law.__name__: law
+    for law in (
+        positions_are_used, distances_only, cached_is_prefill, packed_is_separate, rows_have_positions, left_padding,
+        angles_of_the_configuration,
+    )
+}  # fmt: skip
 """Name -> law. A law returns whether it holds, the difference that it found, and the difference that is allowed."""
 
 
@@ -194,10 +243,21 @@ def _causal(tiny: TinyModel) -> None:
 
 
 def _packs(tiny: TinyModel) -> None:
-    """Raise `NotOffered` unless the masks come from ``create_causal_mask``, and no layer has a state of its own."""
+    """Raise `NotOffered` unless masks come from ``create_causal_mask``, and no layer has a state of its own."""
     module = inspect.getmodule(type(tiny.model))
     if not hasattr(module, "create_causal_mask"):
         raise NotOffered("its masks do not follow from position_ids")
+    _stateless(tiny)
+
+
+def _masks(tiny: TinyModel) -> None:
+    if not _takes(tiny, "attention_mask"):
+        raise NotOffered("it takes no attention_mask")
+    _stateless(tiny)
+
+
+def _stateless(tiny: TinyModel) -> None:
+    """Raise `NotOffered` if a layer has a state of its own."""
     kinds = {str(kind) for kind in getattr(tiny.model.config, "layer_types", None) or ()}
     stateful = getattr(tiny.model, "_is_stateful", False) or any(
         "linear" in kind or not kind.endswith("attention") for kind in kinds
@@ -218,13 +278,25 @@ def _takes(tiny: TinyModel, name: str) -> bool:
 
 
 def _run(tiny: TinyModel, **changed: Any) -> torch.Tensor:
-    """The result in float64, divided by its largest element. Given a mask, models see no new sequence at a gap."""
+    """The result in float64, divided by its largest element."""
+    y = _outputs(tiny, **changed)
+    return y / _scale(y)
+
+
+def _outputs(tiny: TinyModel, **changed: Any) -> torch.Tensor:
+    """The result in float64, without a cache. Given a mask, models see no new sequence at a gap."""
     if _takes(tiny, "attention_mask"):
-        changed = {"attention_mask": torch.ones_like(tiny.inputs["input_ids"])} | changed
+        tokens = changed.get("input_ids", tiny.inputs["input_ids"])
+        changed = {"attention_mask": torch.ones_like(tokens)} | changed
     if _takes(tiny, "use_cache"):
         changed = {"use_cache": False} | changed
-    y = tiny.output(**changed).double()
-    return y / _scale(y)
+    return tiny.output(**changed).double()
+
+
+def _alike(noise: Noise, found: torch.Tensor, expected: torch.Tensor) -> tuple[bool, float, float]:
+    """Whether two results are equal but for rounding, both divided by the largest element of the second."""
+    apart = _apart(found / _scale(expected), expected / _scale(expected))
+    return apart <= noise.allowed, apart, noise.allowed
 
 
 def _scale(y: torch.Tensor) -> torch.Tensor:

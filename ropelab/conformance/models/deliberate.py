@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 DELIBERATE: Mapping[tuple[str, str], str] = {
     ("beam", "distances_only"): "layers without a rotation scale their queries by the position",
+    ("csm", "angles_of_the_configuration"): "the depth decoder says that it ignores position_ids",
     ("csm", "positions_are_used"): "the depth decoder says that it ignores position_ids, and counts tokens itself",
     (
         "deepseek_v4",

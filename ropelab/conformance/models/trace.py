@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,6 +19,20 @@ from ropelab.layout.pairing import LAYOUTS, pairs
 TOLERANCE = 1e-5
 """The largest relative difference between the lengths of pairs. Models compute tables in float32, whose cosines and
 sines have squares that add to 1 within 4 units of 2^-24; the rest is rounding of the model's own products."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A tensor that a call rotated.
+
+    Attributes:
+        call: the number of the call, counted over all functions that rotate.
+        before, after: the argument and the result.
+    """
+
+    call: int
+    before: torch.Tensor
+    after: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,7 @@ class Traced:
         rotary_dim, head_dim: the number of features that rotate, and of all features.
         factor: the factor of the lengths; 1 but for an attention factor in the tables.
         calls: how often it was called.
+        turns: the tensors that it rotated, in the order of the calls.
     """
 
     name: str
@@ -44,6 +59,7 @@ class Traced:
     head_dim: int
     factor: float
     calls: int = 1
+    turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False)
 
 
 def rotations(call: Callable[[], Any]) -> list[Traced]:
@@ -85,8 +101,12 @@ def rotations(call: Callable[[], Any]) -> list[Traced]:
             call()
         finally:
             sys.setprofile(None)
-    for _, key, seen in nested:
-        found[key] = replace(seen, calls=found[key].calls + 1) if key in found else seen
+    for number, (_, key, seen) in enumerate(nested):
+        before = found.get(key)
+        turns = tuple(replace(turn, call=number) for turn in seen.turns)
+        if before is not None:
+            seen, turns = replace(seen, calls=before.calls + 1), before.turns + turns
+        found[key] = replace(seen, turns=turns)
     return list(found.values())
 
 
@@ -110,6 +130,7 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
     if not 0 < len(results) <= 3:
         return None
     rotated: list[str] = []
+    turns: list[Turn] = []
     measured = None
     for y in results:
         candidates = (
@@ -120,13 +141,15 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
             if found is not None:
                 measured = measured or found
                 rotated.append(name)
+                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone()))
                 break
     others = [x for name, x in tensors.items() if name not in rotated]
     if measured is None or not others:
         return None
     layout, out_layout, rotary_dim, factor = measured
     name, function = _named(frame.f_code, frame)
-    return Traced(name, function, tuple(rotated), layout, out_layout, rotary_dim, results[0].shape[-1], factor)
+    return Traced(name, function, tuple(rotated), layout, out_layout, rotary_dim, results[0].shape[-1], factor,
+                  turns=tuple(turns))  # fmt: skip
 
 
 def _measured(x: torch.Tensor, y: torch.Tensor) -> tuple[str, str, int, float] | None:

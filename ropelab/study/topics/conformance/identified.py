@@ -94,7 +94,7 @@ def controls() -> Iterator[dict[str, object]]:
 
 def _control(name: str, function: Callable, convention: str, options: Mapping[str, Any]) -> dict[str, object]:
     found, _, _, seconds = _identified(function, declare(convention, **options))
-    return {"control": name, "convention": convention, "silent": found.proven and not found.deviations,
+    return {"control": name, "convention": convention, "silent": found.silent,
             "recovered": _words(found), "seconds": round(seconds, 1)}  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def catalogue(names: Iterable[str]) -> Iterator[dict[str, object]]:
             for other, (about, theirs) in kept.items()
             if about == declaration.about and equivalent(subject, declaration.sizes, theirs, found.deviations)
         ]
-        if found.proven and found.deviations:
+        if found.proven:
             kept[name] = declaration.about, found.deviations
         yield {"fault": name, "convention": fault.convention, "injected": _told(INJECTED[name]),
                "outcome": _outcome(found, INJECTED[name]), "recovered": _words(found), "same_as": " ".join(same),
@@ -166,10 +166,10 @@ def _identified(function, declaration: Declaration) -> tuple[Identification, Sub
 
 
 def _outcome(found: Identification, injected: Injected) -> str:
+    if found.silent:
+        return "silent"
     if not found.proven:
         return "unexplained"
-    if not found.deviations:
-        return "silent"
     return "equal" if any(_is(deviation, injected) for deviation in found.deviations) else "wrong"
 
 

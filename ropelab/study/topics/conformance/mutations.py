@@ -127,6 +127,7 @@ def _amplified(parts: Iterable[str], factor: float) -> Callable[[Plan], None]:
     def change(plan: Plan) -> None:
         for part in parts:
             setattr(plan, part, getattr(plan, part) * factor)
+        plan.extra += abs(factor) not in (0.5, 1.0)  # the product with the factor is rounded
 
     return change
 
