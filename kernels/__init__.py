@@ -1,14 +1,33 @@
-"""This package holds the device code, which works on tensors, strides and tiles.
+"""The device code, which works on tensors, strides and tiles.
 
-The device code knows nothing of models and autograd, and it does not check arguments. `rotate_triton` for GPUs and
-`rotate_torch` for all other devices offer the same function ``rotate(xs, outs, cos, sin, rotation, *, positions,
-first_position)``. Both write the rotation of each ``xs[i]`` ``[B, S, H, D]`` to ``outs[i]``, and both give the same
-bits. A rotation in place has the same tensor as ``xs[i]`` and ``outs[i]``. `backends` chooses between the two.
+The device code knows nothing of models and autograd, and it does not check arguments. Each operation has a Triton
+module for GPUs and a torch module for all other devices. Both offer the same functions on the same tuples of tensors,
+with the same bits (the sums of a norm apart). `backends` chooses between the two.
+
+Every Triton kernel has the parameters ``(at, first_position, table_rows, ..., strides, C)``: the addresses and the
+strides of the tensors as two named tuples (`tensors`), and everything that is known at compile time as one object
+(`choices`). A kernel is a composition of stages:
+
+=======================  ===========  ========  =============  ======  ============  ==================================
+kernel                   place        read      norm           turn    convert       write
+=======================  ===========  ========  =============  ======  ============  ==================================
+`rotate_triton`          whole heads  pairs                    yes                   results, copies of what stays
+`rotate_triton`          flat rows    pairs                    yes                   results, copies of what stays
+`qk_norm_triton`         whole heads  heads     each head      yes                   results
+its backward             whole heads  heads     its gradient   yes                   gradients, sums over tokens
+`paged_cache_triton`     rows         heads     head or token  yes     8-bit floats  q, cache, copies
+`latent_triton`          whole heads  heads                    yes                   key, value
+its backward             whole heads  heads     sum of heads   yes                   gradients
+=======================  ===========  ========  =============  ======  ============  ==================================
+
+`place_triton` says which tokens and heads a program takes and at which positions they are. `stages_triton` reads,
+normalizes, turns and writes. `angles_triton` computes cosines and sines where there are no tables, and `float8_triton`
+converts. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton
-from ropelab.kernels.rotation import NO_POSITION, Rotation
+from ropelab.kernels.rotation import NO_POSITION, Norm, Rotation
 
 __all__ = [
-    "HAS_TRITON", "INTERPRETED", "NO_POSITION", "Rotation", "backend", "use_backend", "uses_triton",
+    "HAS_TRITON", "INTERPRETED", "NO_POSITION", "Norm", "Rotation", "backend", "use_backend", "uses_triton",
 ]  # fmt: skip

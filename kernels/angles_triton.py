@@ -1,4 +1,4 @@
-"""This file computes cosine and sine of ``position x frequency`` in a kernel.
+"""Cosine and sine of ``position x frequency``, computed in a kernel.
 
 The method is as in `angles_torch`, and the results have the same bits.
 """
@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import angles_torch
-from ropelab.kernels.addressing import position_of
+from ropelab.kernels.place_triton import Tokens, position_of
 from ropelab.kernels.rotation import INVALID_POSITION
+from ropelab.kernels.stages_triton import Columns
 
 _INVALID_POSITION = tl.constexpr(INVALID_POSITION)
 _HIGH, _LOW, _FACTOR = (tl.constexpr(row) for row in (angles_torch.HIGH, angles_torch.LOW, angles_torch.FACTOR))
@@ -48,31 +49,26 @@ def cos_sin(position, frequencies_ptr, stride, pair, mask):
 
 
 @triton.jit
-def computed_columns(
-    frequencies_ptr, stride, positions_ptr, positions_stride_b, positions_stride_s, first_position,
-    batch, first_seq, seq_len, PAIRS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    POSITIONS: tl.constexpr, COMPUTE_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The cosines and sines of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
+def computed_columns(angles, tokens, seq_len, C: tl.constexpr):
+    """The `Columns` of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
 
     The program computes the values once for all heads, along one axis over which the compiler spreads all threads. The
     threads then exchange the values through shared memory. If every thread computed the values for its own pairs, the
     operations would be a hundred times as many.
     """
-    place = tl.arange(0, BLOCK_TOKENS * BLOCK_PAIRS)
-    token, pair = place // BLOCK_PAIRS, place % BLOCK_PAIRS
-    is_token = token >= 0 if BLOCK_TOKENS == 1 else first_seq + token < seq_len
-    position = position_of(
-        positions_ptr, positions_stride_b, positions_stride_s, first_position, batch, first_seq, token, is_token,
-        POSITIONS,
-    )  # fmt: skip
-    cos, sin = cos_sin(position, frequencies_ptr, stride, pair, pair < PAIRS)
-    if POSITIONS != "none":
+    BLOCK_TOKENS: tl.constexpr = tokens.distance.shape[0]
+    frequencies, strides = angles.cos
+    place = tl.arange(0, BLOCK_TOKENS * C.BLOCK_PAIRS)
+    distance, pair = place // C.BLOCK_PAIRS, place % C.BLOCK_PAIRS
+    exists = distance >= 0 if BLOCK_TOKENS == 1 else tokens.first + distance < seq_len
+    position = position_of(angles, Tokens(tokens.batch, tokens.first, distance, exists), C.POSITIONS)
+    cos, sin = cos_sin(position, frequencies, strides[1], pair, pair < C.ROTARY_DIM // 2)
+    if C.POSITIONS != "none":
         exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
         cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
-    cos = tl.reshape(cos.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
-    sin = tl.reshape(sin.to(COMPUTE_DTYPE), [BLOCK_TOKENS, 1, BLOCK_PAIRS])
-    return cos, cos, sin, sin
+    cos = tl.reshape(cos.to(C.COMPUTE_DTYPE), [BLOCK_TOKENS, 1, C.BLOCK_PAIRS])
+    sin = tl.reshape(sin.to(C.COMPUTE_DTYPE), [BLOCK_TOKENS, 1, C.BLOCK_PAIRS])
+    return Columns(cos, cos, sin, sin)
 
 
 @triton.jit

@@ -1,22 +1,23 @@
-"""This file calls the C function at the end of Triton's launch path, with addresses in place of tensors.
+"""Calls of the C function at the end of Triton's launch path, with addresses in place of tensors.
 
-In Triton 3.6 and 3.7, a compiled kernel spends half of the host's time on Python frames, on an object for profilers,
+In Triton 3.6 to 3.9, a compiled kernel spends half of the host's time on Python frames, on an object for profilers,
 and on a question to the driver about each tensor. The C function takes addresses and needs none of them. Its arguments
-are no public interface of Triton: in other versions `direct_start` returns None, and the caller launches through
-Triton.
+are no public interface of Triton: in other versions `direct_start` returns None and warns once, and the caller launches
+through Triton.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 
-Start = Callable[[Sequence[Any], Sequence[int]], None]
-"""``start(arguments, addresses)`` launches a compiled kernel.
+VERSION = ".".join(triton.__version__.split(".")[:2])
 
-``arguments`` are the first arguments of the kernel: tensors, then numbers. ``addresses`` are the addresses of the
-tensors."""
+Start = Callable[[tuple, tuple[int, ...], tuple[int, ...]], None]
+"""``start(tensors, addresses, numbers)`` launches a compiled kernel whose first arguments are tensors and numbers."""
 
 _runtime = triton.knobs.runtime
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a torch without CUDA lacks it
@@ -34,11 +35,22 @@ def direct_start(
         device_index: the current device of every launch.
         through_triton: the same launch through Triton, for a profiler that listens to launches.
     """
-    prepare = _PREPARE.get(".".join(triton.__version__.split(".")[:2]))
-    run = compiled.run
-    if prepare is None or run.global_scratch_size or run.profile_scratch_size:
-        return None  # Triton allocates the scratch memory of a kernel before each launch
+    prepare, run = _PREPARE.get(VERSION), compiled.run
+    if prepare is None:
+        _warn_once()
+        return None
+    if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
+        return None  # Triton allocates the scratch memory of a kernel, or the sanitizer's, before each launch
     return prepare(run, compiled, grid, fixed, device_index, through_triton)
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        f"Triton {VERSION}: ropelab knows the launch paths of {', '.join(_PREPARE)} only, so each call takes the host "
+        "some microseconds longer",
+        stacklevel=2,
+    )
 
 
 def _is_profiled() -> bool:
@@ -58,11 +70,10 @@ def _prepare_3_6(run, compiled, grid, fixed, device_index, through_triton) -> St
     launch, attributes = run.launch, (run.launch_cooperative_grid, run.launch_pdl)
     middle = compiled.function, *attributes, *_NO_SCRATCH, compiled.packed_metadata, *_NO_PROFILER
 
-    def start(arguments, addresses) -> None:
+    def start(tensors, addresses, numbers) -> None:
         if _is_profiled():
-            return through_triton(arguments, addresses)
-        numbers = arguments[len(addresses) :]
-        launch(*grid, _current_stream(device_index), *middle, *addresses, *numbers, *fixed)
+            return through_triton(tensors, addresses, numbers)
+        launch(*grid, _current_stream(device_index), *middle, addresses, *numbers, *fixed)
 
     return start
 
@@ -74,13 +85,13 @@ def _prepare_3_7(run, compiled, grid, fixed, device_index, through_triton) -> St
         run.arg_annotations, run.kernel_signature,
     )  # fmt: skip
 
-    def start(arguments, addresses) -> None:
+    def start(tensors, addresses, numbers) -> None:
         if _is_profiled():
-            return through_triton(arguments, addresses)
-        numbers = arguments[len(addresses) :]
-        launch(*grid, _current_stream(device_index), *middle, (*addresses, *numbers, *fixed))
+            return through_triton(tensors, addresses, numbers)
+        launch(*grid, _current_stream(device_index), *middle, (addresses, *numbers, *fixed))
 
     return start
 
 
-_PREPARE = {"3.6": _prepare_3_6, "3.7": _prepare_3_7}
+_PREPARE = {"3.6": _prepare_3_6, "3.7": _prepare_3_7, "3.8": _prepare_3_7, "3.9": _prepare_3_7}
+"""The versions of Triton whose C function is known."""

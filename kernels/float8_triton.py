@@ -4,9 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ropelab.kernels.addressing import narrow
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.stages_triton import narrow
 
 INTEGER_CONVERSIONS = ("e4m3", "e5m2")
 

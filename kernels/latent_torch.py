@@ -1,4 +1,4 @@
-"""This file assembles the heads of multi-head latent attention (MLA) in torch operations, for any device and strides.
+"""The heads of multi-head latent attention (MLA), assembled in torch operations for any device and strides.
 
 `latent_triton` has the formulas. Both paths round at the same places and sum over the heads in the same order, so they
 give the same bits.
@@ -9,70 +9,36 @@ from dataclasses import replace
 import torch
 
 from ropelab.kernels import rotate_torch
-from ropelab.kernels.rotation import NO_POSITION, Rotation
+from ropelab.kernels.rotation import Rotation
+from ropelab.kernels.tensors import LatentGradients, LatentTensors, RotateTensors, TailTensors
 
 LANES = 16
 """The partial sums over the heads in the gradient of k_pe: head h joins the sum of lane ``h mod LANES``."""
 
 
-def forward(
-    kv: torch.Tensor,
-    k_pe: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor | None,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    rotation: Rotation,
-    *,
-    positions: torch.Tensor | None = None,
-    first_position: int = 0,
-) -> None:
+def forward(t: LatentTensors, rotation: Rotation, first_position: int = 0) -> None:
     """Write ``key = [kv[:N], R k_pe]`` and, unless it is None, ``value = kv[N:]``; see `latent_triton.forward`."""
-    nope_dim = rotation.first
-    whole = torch.cat((kv[..., :nope_dim], k_pe.expand(*kv.shape[:3], -1)), dim=-1)
-    rotate_torch.rotate((whole,), (key,), cos, sin, rotation, positions=positions, first_position=first_position)
-    if value is not None:
-        value.copy_(kv[..., nope_dim:])
+    whole = torch.cat((t.kv[..., : rotation.first], t.k_pe.expand(*t.kv.shape[:3], -1)), dim=-1)
+    rotate_torch.rotate(RotateTensors.of((whole,), (t.key,), t.cos, t.sin, t.positions), rotation, first_position)
+    if t.value is not None:
+        t.value.copy_(t.kv[..., rotation.first :])
 
 
-def turn_tail(
-    q: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    rotation: Rotation,
-    *,
-    positions: torch.Tensor | None = None,
-    first_position: int = 0,
-) -> None:
+def turn_tail(t: TailTensors, rotation: Rotation, first_position: int = 0) -> None:
     """Rotate the features from ``rotation.first`` on in place; see `latent_triton.turn_tail`."""
-    rotate_torch.rotate((q,), (q,), cos, sin, rotation, positions=positions, first_position=first_position)
+    rotate_torch.rotate(RotateTensors.of((t.q,), (t.q,), t.cos, t.sin, t.positions), rotation, first_position)
 
 
-def backward(
-    key_grad: torch.Tensor,
-    value_grad: torch.Tensor,
-    kv_grad: torch.Tensor,
-    k_pe_grad: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    rotation: Rotation,
-    *,
-    positions: torch.Tensor | None = None,
-    first_position: int = 0,
-) -> None:
+def backward(t: LatentGradients, rotation: Rotation, first_position: int = 0) -> None:
     """Write the gradients of kv and k_pe; see `latent_triton.backward`."""
-    nope_dim = rotation.first
-    kv_grad[..., :nope_dim].copy_(key_grad[..., :nope_dim])
-    kv_grad[..., nope_dim:].copy_(value_grad)
-    if positions is not None:
-        nowhere = positions == NO_POSITION
-        nowhere = nowhere[:, None] if rotation.offsets else nowhere
-        kv_grad[..., :nope_dim].masked_fill_(nowhere[..., None, None], 0)
-    total = sum_over_heads(key_grad[..., nope_dim:].to(rotate_torch.compute_dtype(key_grad, cos)))
-    rotate_torch.rotate(
-        (total,), (k_pe_grad,), cos, sin, replace(rotation, first=0),
-        positions=positions, first_position=first_position,
-    )  # fmt: skip
+    nope_dim, nowhere = rotation.first, rotate_torch.without_position(t.positions)
+    t.kv_grad[..., :nope_dim].copy_(t.key_grad[..., :nope_dim])
+    t.kv_grad[..., nope_dim:].copy_(t.value_grad)
+    if nowhere is not None:
+        t.kv_grad[..., :nope_dim].masked_fill_(nowhere, 0)
+    total = sum_over_heads(t.key_grad[..., nope_dim:].to(rotate_torch.compute_dtype(t.key_grad, t.cos)))
+    turned = RotateTensors.of((total,), (t.k_pe_grad,), t.cos, t.sin, t.positions)
+    rotate_torch.rotate(turned, replace(rotation, first=0), first_position)
 
 
 def sum_over_heads(x: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,15 @@
-"""This file launches kernels without the cost of Triton's JIT wrapper, which inspects every argument of every call."""
+"""Launches of kernels without the cost of Triton's JIT wrapper, which inspects every argument of every call."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
 import triton
 
 from ropelab.kernels.backends import INTERPRETED
+from ropelab.kernels.choices import Choices
 from ropelab.kernels.direct_launch import Start, direct_start
 
 if triton.knobs.runtime.interpret != INTERPRETED:
@@ -20,22 +22,24 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch wit
 
 
 class Launch:
-    """A kernel on one device, whose last arguments are fixed: a call passes the tensors and a few numbers.
+    """A kernel on one device for tensors that agree in everything except contents and addresses.
+
+    All kernels have the parameters ``(at, first_position, table_rows, ..., strides, C)``. A call passes what changes:
+    the tensors, whose addresses are ``at``, and the first numbers. The launch keeps the other numbers, the strides and
+    the choices.
 
     Triton's JIT compiles a kernel again for tensors of other dtypes. For each tensor it also distinguishes whether the
     address is a multiple of 16. Every call of a launch passes tensors of the same dtypes, and a launch keeps one
     compiled kernel for each combination of alignments. The numbers of a call must fit into int32.
 
     Args:
-        kernel: a ``triton.jit`` function that specializes on no number.
+        kernel: a ``triton.jit`` function that specializes on no number outside of ``strides``.
         grid: the number of programs along each axis.
-        numbers: the arguments between the arguments of a call and the constants, in the order of the kernel.
-        constants: the last parameters of the kernel, by name.
+        numbers: the numbers between the numbers of a call and the strides.
+        strides: a named tuple as ``at``, with the strides of each tensor, or with None.
+        choices: see `choices.Choices`.
         options: the options of the compiler, see `compiler_options`.
         device: the device of the tensors.
-
-    Raises:
-        ValueError: ``constants`` are not the last parameters of the kernel.
     """
 
     def __init__(
@@ -43,45 +47,49 @@ class Launch:
         kernel,
         grid: tuple[int, int, int],
         numbers: Sequence[int],
-        constants: dict,
+        strides: tuple,
+        choices: Choices,
         options: dict,
         device: torch.device,
     ):
-        names = kernel.arg_names[-len(constants) :]
-        if set(names) != set(constants):
-            raise ValueError(f"constants: expected the last parameters of the kernel {names}, got {list(constants)}")
         self.kernel, self.grid, self.options = kernel, grid, options
         self.device_index = device.index if device.type == "cuda" else None
-        self.fixed = (*numbers, *(constants[name] for name in names))
+        self.named = type(strides)
+        self.fixed = (*numbers, strides, choices)
         """The last arguments of the kernel, in its order."""
         self._compiled: dict[tuple[bool, ...], Start] = {}
 
-    def __call__(self, *arguments: torch.Tensor | int) -> None:
+    def __call__(self, tensors: tuple[torch.Tensor | None, ...], *numbers: int) -> None:
         """Launch on the current stream of the tensors' device.
 
         Args:
-            arguments: the first arguments of the kernel: tensors, then numbers.
+            tensors: a plain tuple of tensors in the order of ``strides``; None for a tensor that the call lacks.
+            numbers: the first numbers of the kernel.
         """
         index = self.device_index
         if index is not None and index != _current_device():
             with torch.cuda.device(index):  # Triton launches on the current device
-                return self(*arguments)
-        addresses = [x.data_ptr() for x in arguments if type(x) is not int]  # type: ignore[union-attr]
-        aligned = alignments(addresses)
-        start = self._compiled.get(aligned)
+                return self(tensors, *numbers)
+        addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
+        start = self._compiled.get(aligned := alignments(addresses))
         if start is None:
-            self._compiled[aligned] = self._compile(arguments)
+            self._compiled[aligned] = self._compile(tensors, numbers)
         else:
-            start(arguments, addresses)
+            start(tensors, addresses, numbers)
 
-    def _compile(self, arguments: tuple[torch.Tensor | int, ...]) -> Start:
+    def _compile(self, tensors: tuple, numbers: tuple[int, ...]) -> Start:
         """Launch through Triton's JIT, and return a function that launches for arguments of the same alignments."""
-        compiled = self.kernel[self.grid](*arguments, *self.fixed, **self.options)
+        launch = partial(self.kernel[self.grid], **self.options)
+        compiled = launch(self.named(*tensors), *numbers, *self.fixed)
         # The interpreter compiles nothing. On AMD GPUs the JIT also specializes on the sizes of storages.
         if compiled is None or torch.version.hip is not None:
-            return _through(partial(self.kernel[self.grid], **self.options), self.fixed)
-        public = _through(compiled[self.grid], self.fixed)
+            return self._through(launch)
+        public = self._through(compiled[self.grid])
         return direct_start(compiled, self.grid, self.fixed, self.device_index, public) or public
+
+    def _through(self, launch: Callable[..., None]) -> Start:
+        """A launch that takes tensors, as a `Start`."""
+        return lambda tensors, addresses, numbers: launch(self.named(*tensors), *numbers, *self.fixed)
 
 
 def alignments(addresses: Sequence[int]) -> tuple[bool, ...]:
@@ -90,19 +98,12 @@ def alignments(addresses: Sequence[int]) -> tuple[bool, ...]:
     Nearly always all addresses are multiples of 16. The result is then empty, because the host makes an empty tuple
     faster.
     """
-    together = 0
-    for address in addresses:
-        together |= address
+    together = reduce(or_, addresses)
     return tuple([address % 16 == 0 for address in addresses]) if together % 16 else ()
 
 
-def _through(launch: Callable[..., None], fixed: tuple) -> Start:
-    """A launch that takes tensors, as a `Start`."""
-
-    def start(arguments, addresses) -> None:
-        launch(*arguments, *fixed)
-
-    return start
+def launch_nothing(tensors: tuple, *numbers: int) -> None:
+    """Do nothing, because an empty grid cannot be launched."""
 
 
 def compiler_options(num_warps: int, max_registers: int | None, *, fuse: bool) -> dict:

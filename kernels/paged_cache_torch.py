@@ -1,30 +1,21 @@
-"""This file leads from the projections to attention in torch operations, for any device and strides.
+"""The way from the projections to attention in torch operations, for any device and strides.
 
 The places of rounding are the same as in `paged_cache_triton`. Without a norm the results have the same bits; the sums
 of a norm run in another order.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ropelab.kernels import qk_norm_torch, rotate_torch
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
-from ropelab.kernels.paged_cache import Norm, Scales, Tensors, compute_dtype
-from ropelab.kernels.rotation import NO_POSITION, Rotation
+from ropelab.kernels.rotation import Norm, Rotation
+from ropelab.kernels.tensors import CacheTensors, RotateTensors
 
 
-def write(
-    tensors: Tensors,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    rotation: Rotation,
-    norm: Norm | None,
-    scales: Scales,
-    *,
-    positions: torch.Tensor | None = None,
-    first_position: int = 0,
-) -> None:
+def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position: int = 0) -> None:
     """Normalize and rotate q and k, write q, and write k and v into slots of the caches.
 
     The result of q or k has the dtype of q first, as if separate launches wrote and read it, and then the dtype of its
@@ -32,29 +23,26 @@ def write(
     as no slot. A token without a position gives zeros for q and k.
 
     Args:
-        cos, sin, rotation, positions, first_position: as for `rotate_triton.rotate`, without ``out_interleaved`` and
-            ``transpose``.
+        rotation: without ``out_interleaved`` and ``transpose``.
         norm: the norm of q and k, or None.
+        first_position: as for `rotate_triton.rotate`.
     """
-    t = tensors
-    wide = compute_dtype(t.q, cos, norm)
+    wide = compute_dtype(t)
     xs = [t.q, t.k] if norm is None else [x.to(wide) for x in (t.q, t.k)]
     if norm is not None and norm.first:
-        xs = _normed(xs, norm)
+        xs = _normed(xs, t, norm)
     turned = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in xs]
-    rotate_torch.rotate(xs, turned, cos, sin, rotation, positions=positions, first_position=first_position)
+    rotate_torch.rotate(RotateTensors.of(xs, turned, t.cos, t.sin, t.positions), rotation, first_position)
     if norm is not None and not norm.first:
-        turned = _normed(turned, norm)
-        if positions is not None:  # a weight that is not finite makes NaN of the zeros of a token without a position
-            per_token = positions[:, None] if rotation.offsets else positions
-            nowhere = (per_token == NO_POSITION)[:, :, None, None]
+        turned = _normed(turned, t, norm)
+        nowhere = rotate_torch.without_position(t.positions)
+        if nowhere is not None:  # a weight that is not finite makes NaN of the zeros of a token without a position
             turned = [y.masked_fill(nowhere, 0) for y in turned]
     q, k = (y.to(t.q.dtype) for y in turned)
     v = t.v.clone() if t.v_out is not None else t.v
-    t.q_out.copy_(stored(q, t.q_out.dtype, scales.q))
-    if t.nope is not None:
-        q_nope, q_nope_out = t.nope
-        q_nope_out.copy_(stored(q_nope, q_nope_out.dtype, scales.q))
+    t.q_out.copy_(stored(q, t.q_out.dtype, t.q_scale))
+    if t.q_nope is not None and t.q_nope_out is not None:
+        t.q_nope_out.copy_(stored(t.q_nope, t.q_nope_out.dtype, t.q_scale))
     if t.k_out is not None:
         t.k_out.copy_(k)
     if t.v_out is not None:
@@ -62,18 +50,23 @@ def write(
     blocks, block_size = t.k_cache.shape[:2]
     has_slot = (t.slots >= 0) & (t.slots < blocks * block_size)
     slots = t.slots[has_slot].long()
-    for x, cache, scale in ((k, t.k_cache, scales.k), (v, t.v_cache, scales.v)):
+    for x, cache, scale in ((k, t.k_cache, t.k_scale), (v, t.v_cache, t.v_scale)):
         rows = stored(x.flatten(0, 1)[: len(t.slots)][has_slot], cache.dtype, scale)
         if cache.dtype in FLOAT8_DTYPES:  # not every version of torch indexes 8-bit floats
             cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
         cache[slots // block_size, slots % block_size] = rows
 
 
-def _normed(xs: Sequence[torch.Tensor], norm: Norm) -> list[torch.Tensor]:
+def compute_dtype(t: CacheTensors) -> torch.dtype:
+    """The dtype of the arithmetic: at least float32, and no narrower than the input, the tables or the weights."""
+    return rotate_torch.compute_dtype(t.q, t.cos) if t.q_weight is None else qk_norm_torch.compute_dtype(t)
+
+
+def _normed(xs: Sequence[torch.Tensor], t: Any, norm: Norm) -> list[torch.Tensor]:
     """The normalized q and k times their weights."""
-    across, found = norm.across_heads(xs[0].shape[-1]), []
-    for x, weight in zip(xs, (norm.q_weight, norm.k_weight), strict=True):
-        rows = x.flatten(-2) if across else x
+    found = []
+    for x, weight in zip(xs, (t.q_weight, t.k_weight), strict=True):
+        rows = x.flatten(-2) if t.norm_across_heads else x
         rows, rstd = qk_norm_torch.normed(rows, norm.eps)
         rows = rows.masked_fill(rstd.isinf(), 0)  # zeros stay zeros where eps is 0
         found.append((rows * (weight.to(x.dtype) + norm.weight_offset)).view(x.shape))

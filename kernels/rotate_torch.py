@@ -1,35 +1,25 @@
-"""This file computes the rotation in torch operations, for any device and strides, with the bits of `rotate_triton`."""
-
-from collections.abc import Sequence
+"""The rotation in torch operations, for any device and strides, with the bits of `rotate_triton`."""
 
 import torch
 
 from ropelab.kernels.angles_torch import cos_sin
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Rotation
+from ropelab.kernels.tensors import RotateTensors
 
 
-def rotate(
-    xs: Sequence[torch.Tensor],
-    outs: Sequence[torch.Tensor],
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    rotation: Rotation,
-    *,
-    positions: torch.Tensor | None = None,
-    first_position: int = 0,
-) -> None:
-    """Write the rotation of each ``xs[i]`` ``[B, S, H, D]`` to ``outs[i]`` (which may be ``xs[i]``).
+def rotate(t: RotateTensors, rotation: Rotation, first_position: int = 0) -> None:
+    """Write the rotation of q and of k to their results; see `rotate_triton.rotate`.
 
     The arithmetic has the widest dtype out of float32, the dtype of the input and the dtype of the tables. It follows
     the order of the formula, without fused multiply-add. The Triton kernel rounds at the same places, so both give the
-    same bits. The arguments are as for `rotate_triton.rotate`.
+    same bits.
     """
-    wide = compute_dtype(xs[0], cos)
-    rows = table_rows(cos, sin, rotation, xs[0].shape[1], positions, first_position)
+    wide = compute_dtype(t.q, t.cos)
+    rows = table_rows(t.cos, t.sin, rotation, t.q.shape[1], t.positions, first_position)
     (c0, c1), (s0, s1) = (_columns(t[:, :, None, :].to(wide), rotation) for t in rows)
     first, end = rotation.first, rotation.first + rotation.rotary_dim
-    nowhere = None if positions is None else (_per_token(positions, rotation, xs[0].shape[1]) == NO_POSITION)
-    for x, out in zip(xs, outs, strict=True):
+    nowhere = without_position(t.positions)
+    for x, out in t.pairs:
         x0, x1 = (half.to(wide) for half in _pairs(x[..., first:end], rotation.interleaved))
         # Both members of a pair are computed before either is stored, because out may be x.
         if rotation.transpose:
@@ -42,7 +32,15 @@ def rotate(
             out[..., :first].copy_(x[..., :first])
             out[..., end:].copy_(x[..., end:])
         if nowhere is not None:
-            out.masked_fill_(nowhere[:, :, None, None], 0)
+            out.masked_fill_(nowhere, 0)
+
+
+def without_position(positions: torch.Tensor | None) -> torch.Tensor | None:
+    """Whether each token lacks a position, ``[B, S or 1, 1, 1]``; None where all tokens count from a start."""
+    if positions is None:
+        return None
+    nowhere = positions == NO_POSITION
+    return nowhere[:, :, None, None] if nowhere.ndim == 2 else nowhere[:, None, None, None]
 
 
 def table_rows(

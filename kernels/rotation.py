@@ -1,4 +1,4 @@
-"""This file describes a rotation without its tensors, for both backends and for the code that plans a launch."""
+"""A rotation and a norm without their tensors, for both backends and for the code that plans a launch."""
 
 from dataclasses import dataclass
 
@@ -39,6 +39,24 @@ class Rotation:
     offsets: bool = False
 
 
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm of q and k.
+
+    Attributes:
+        eps: the number that is added to the mean of the squares.
+        weight_offset: the number that is added to the weights.
+        first: normalize before the rotation, otherwise after it.
+    """
+
+    eps: float
+    weight_offset: float = 0.0
+    first: bool = True
+
+
+MAX_BATCH = 65535
+"""The most batches of one launch: the grid axis of the batches ends here. More batches take several launches."""
+
 MOST_ROWS = 2**31 - 1
 """The most rows of a table that a kernel reads: as many as int32 can number."""
 
@@ -49,3 +67,8 @@ def row_count(cos: torch.Tensor) -> int:
     Kernels ignore this number if ``cos`` holds frequencies.
     """
     return min(cos.shape[-2], MOST_ROWS)
+
+
+def pairs_of_head(head_dim: int, rotation: Rotation) -> int:
+    """The pairs of a whole head; features that do not rotate form pairs too, and the last may lack a member."""
+    return rotation.rotary_dim // 2 + (head_dim - rotation.rotary_dim + 1) // 2

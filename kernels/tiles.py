@@ -38,7 +38,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class FlatTile:
-    """The accesses of one program of `rotate_flat_triton`, and its warps.
+    """The accesses of one program of the mapping of flat rows, and its warps.
 
     An access is ``pairs_per_access`` adjacent pairs, or as many adjacent features that are copied.
 
@@ -61,9 +61,9 @@ class FlatTile:
 # These are limits on the registers of a thread that takes more than four pairs. Without a limit the assembler saves a
 # few registers by moving half of the loads behind the first arithmetic. The saved registers make no room for another
 # program, and every program then waits for memory twice. A thread that may use 96 registers, more than it needs, keeps
-# all loads in front. A lean thread (see `Work`) keeps all loads in front with 40 registers. 40 registers leave room for
-# twelve programs of 128 threads on a multiprocessor instead of ten. For split-half heads with positions the assembler
-# finds an equally good number without a limit.
+# all loads in front. A thread of a bare q (see `Work`) keeps all loads in front with 40 registers. 40 registers leave
+# room for twelve programs of 128 threads on a multiprocessor instead of ten. For split-half heads with positions the
+# assembler finds an equally good number without a limit.
 _PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
 # Up to _FEW_TOKENS tokens, a head may be a program of one warp, so that all heads are under way at once.
@@ -88,7 +88,7 @@ class Work:
             and for their rows of the tables.
         itemsize: the bytes of an element of the input.
         column_bytes: the bytes of a cosine.
-        lean: whether a thread holds only pairs of q, and one cosine and one sine for each pair, in float32 or less.
+        bare_q: whether a thread holds only pairs of q, and one cosine and one sine for each pair, in float32 or less.
             This requires that there is no k, that all features rotate, that the tables have a column for each pair,
             that one offset serves input and output, and that one offset serves both tables.
         in_place: whether the results overwrite the inputs.
@@ -103,7 +103,7 @@ class Work:
     positions: bool
     itemsize: int
     column_bytes: int
-    lean: bool
+    bare_q: bool
     in_place: bool
 
 
@@ -146,7 +146,7 @@ def _whole_tiles(work: Work) -> Iterator[Tile]:
 def _registers(work: Work, pairs: int) -> int | None:
     if pairs <= PAIRS_PER_ACCESS:
         return None
-    if work.lean and work.itemsize == 2:
+    if work.bare_q and work.itemsize == 2:
         return None if work.positions else _ENOUGH_IF_LEAN
     return _PLENTY
 

@@ -1,4 +1,4 @@
-"""This file holds the public functions that assemble the heads of multi-head latent attention (MLA) in training."""
+"""The public functions that assemble the heads of multi-head latent attention (MLA) in training."""
 
 from typing import Any
 
@@ -7,10 +7,11 @@ import torch
 from ropelab.arguments import check_tensor, flag, integer
 from ropelab.autograd.latent_attention import differentiated, overwrite_tail
 from ropelab.autograd.rotation import differentiated as rotated
-from ropelab.call.angles import Tables, given_tables
+from ropelab.call.angles import given_tables
+from ropelab.call.checks import check_fixed_tables
 from ropelab.call.latent_attention import check_tail
 from ropelab.call.memory import check_disjoint
-from ropelab.call.options import Options, locate
+from ropelab.call.where import Where, located
 from ropelab.layout.seq_format import check_seq_format, rank
 
 
@@ -105,9 +106,10 @@ def assemble_mla_kv(
     nope_dim, copy_value = integer("nope_dim", nope_dim, at_least=0), flag("copy_value", copy_value)
     check_seq_format(seq_format)
     check_tensor("k_pe", k_pe, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
-    arguments = _arguments(k_pe, nope_dim, k_pe.shape[-1], cos, sin, layout, out_layout, seq_format, positions, offsets,
-                           inverse)  # fmt: skip
-    return differentiated(kv, k_pe, *arguments, copy_value)
+    where = _where(
+        k_pe, nope_dim, k_pe.shape[-1], cos, sin, layout, out_layout, seq_format, positions, offsets, inverse
+    )
+    return differentiated(kv, k_pe, where, copy_value)
 
 
 def rotate_mla_query(
@@ -154,25 +156,18 @@ def rotate_mla_query(
     rotary_dim = q.shape[-1] - nope_dim
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"nope_dim: expected an even number of the {q.shape[-1]} features behind it, got {nope_dim}")
-    arguments = _arguments(q, nope_dim, rotary_dim, cos, sin, layout, out_layout, seq_format, positions,
-                           offsets, inverse)  # fmt: skip
+    where = _where(q, nope_dim, rotary_dim, cos, sin, layout, out_layout, seq_format, positions, offsets, inverse)
     if inplace:
-        return overwrite_tail(q, *arguments, consume)
-    check_tail(q, arguments[0], arguments[1], arguments[3])
-    return rotated(q, None, *arguments, False)
+        return overwrite_tail(q, where, consume)
+    check_tail(q, where)
+    return rotated(q, None, where, False)
 
 
-def _arguments(
+def _where(
     x, nope_dim: int, rotary_dim: int, cos, sin, layout, out_layout, seq_format, positions, offsets, inverse
-) -> tuple[Tables, torch.Tensor | None, int, Options]:
-    """The tables, the positions, the first position and the options of a call."""
+) -> Where:
+    """By what the tokens of a call turn, whose last features rotate."""
     tables = given_tables(cos, sin)
-    if torch.is_grad_enabled():
-        for name, table in (("cos", tables.cos), ("sin", tables.sin)):
-            if table.requires_grad:
-                raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
-    positions, first_position, is_offset = locate(x, positions, offsets, seq_format)
+    check_fixed_tables(tables.cos, tables.sin)
     slice_ = nope_dim, nope_dim + rotary_dim
-    out_layout = layout if out_layout is None else out_layout
-    options = Options(layout, out_layout, seq_format, slice_, is_offset, flag("inverse", inverse))
-    return tables, positions, first_position, options
+    return located(x, tables, positions, offsets, layout, out_layout, seq_format, slice_, flag("inverse", inverse))

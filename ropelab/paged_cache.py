@@ -1,4 +1,4 @@
-"""This file holds the public functions `rope_and_cache` and `mla_rope_and_cache`, for inference with a paged cache."""
+"""The public functions `rope_and_cache` and `mla_rope_and_cache`, for inference with a paged cache."""
 
 import torch
 
@@ -6,12 +6,11 @@ from ropelab.arguments import check_tensor, flag, number
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_angles
 from ropelab.call.memory import empty_heads
-from ropelab.call.options import Options, features, locate
-from ropelab.call.paged_cache import run
-from ropelab.call.paged_cache_arguments import PagedCacheCall
+from ropelab.call.paged_cache import write
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
-from ropelab.kernels.paged_cache import Norm, Scales, Tensors
+from ropelab.call.where import located
+from ropelab.kernels import Norm
 from ropelab.layout.seq_format import check_seq_format, rank
 
 
@@ -116,14 +115,14 @@ def rope_and_cache(
     check_seq_format(seq_format)
     check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
     angles = given_angles(cos, sin, frequencies)
-    positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
-    slice_ = None if rotary_slice is None else features(rotary_slice)
-    options = Options(layout, layout, seq_format, slice_, is_offset, False)
+    where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice)
     norm = _norm(q_weight, k_weight, eps, weight_offset, norm_first)
     q_out = empty_heads(q) if q_out is None else q_out
-    tensors = Tensors(q, k, v, q_out, k_out, v_out, key_cache, value_cache, slot_mapping, q_nope, q_nope_out)
-    scales = Scales(q_scale, k_scale, v_scale)
-    run(PagedCacheCall(tensors, angles, positions, first_position, options, norm, scales))
+    given = (
+        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, q, k, v, q_nope, slot_mapping, q_weight, k_weight,
+        q_scale, k_scale, v_scale,
+    )  # fmt: skip
+    write(given, where, norm)
     return q_out
 
 
@@ -207,4 +206,4 @@ def _norm(q_weight, k_weight, eps: float, weight_offset: float, norm_first: bool
     for name, weight, other in (("q_weight", q_weight, "k_weight"), ("k_weight", k_weight, "q_weight")):
         if weight is None:
             raise TypeError(f"{name}: expected a torch.Tensor beside {other}, got None")
-    return Norm(q_weight, k_weight, eps, weight_offset, norm_first)
+    return Norm(eps, weight_offset, norm_first)

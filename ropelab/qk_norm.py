@@ -1,11 +1,12 @@
-"""This file holds the public function `apply_qk_norm_rope`."""
+"""The public function `apply_qk_norm_rope`."""
 
 import torch
 
 from ropelab.arguments import number
 from ropelab.autograd.qk_norm import differentiated
 from ropelab.call.angles import given_tables
-from ropelab.call.options import Options, features, locate
+from ropelab.call.checks import check_fixed_tables
+from ropelab.call.where import located
 
 
 def apply_qk_norm_rope(
@@ -54,13 +55,7 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
-    tables = given_tables(cos, sin)
-    positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
-    slice_ = None if rotary_slice is None else features(rotary_slice)
-    options = Options(layout, layout, seq_format, slice_, is_offset, False)
+    where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice)
     eps = number("eps", eps, at_least=0)
-    if torch.is_grad_enabled():
-        for name, table in (("cos", cos), ("sin", sin)):
-            if table.requires_grad:
-                raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
-    return differentiated(q, k, q_weight, k_weight, tables, positions, first_position, options, eps)
+    check_fixed_tables(cos, sin)
+    return differentiated(q, k, q_weight, k_weight, where, eps)

@@ -1,4 +1,4 @@
-"""This file holds the public function `apply_rope`."""
+"""The public function `apply_rope`."""
 
 from typing import overload
 
@@ -7,7 +7,7 @@ import torch
 from ropelab.arguments import flag
 from ropelab.autograd.rotation import differentiated
 from ropelab.call.angles import given_angles
-from ropelab.call.options import Options, features, locate
+from ropelab.call.where import located
 
 
 @overload
@@ -130,8 +130,5 @@ def apply_rope(
     """
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)
-    positions, first_position, is_offset = locate(q, positions, offsets, seq_format)
-    slice_ = None if rotary_slice is None else features(rotary_slice)
-    out_layout = layout if out_layout is None else out_layout
-    options = Options(layout, out_layout, seq_format, slice_, is_offset, inverse)
-    return differentiated(q, k, angles, positions, first_position, options, inplace)
+    where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse)
+    return differentiated(q, k, where, inplace)

@@ -18,12 +18,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
+from ropelab.kernels.tensors import NormGradients, NormTensors, RotateTensors
 from ropelab.layout.pairing import LAYOUTS
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {
-    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
-    torch.int32: "*i32", torch.int64: "*i64", int: "i32",
+    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
 
 # head_dim, rotary_dim, q heads, k heads, dtype
@@ -67,9 +68,10 @@ def width_of(shape, layout) -> int:
 
 
 def compiled(launch, arguments, capability: int | str):
-    """``launch`` on ``arguments`` (tensors and ints, the kernel's first), compiled for a GPU.
+    """``launch`` on ``arguments``, the kernel's first, compiled for a GPU.
 
     Args:
+        arguments: tensors, ints, and named tuples of them and of None.
         capability: the compute capability of an NVIDIA GPU, such as 90; or the name of AMD's architecture, such as
             "gfx942".
     """
@@ -77,16 +79,35 @@ def compiled(launch, arguments, capability: int | str):
     signature, constants, attributes = {}, {}, {}
     for i, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
         if parameter.is_constexpr:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-            continue
-        signature[parameter.name] = TYPES[value.dtype if isinstance(value, torch.Tensor) else int]
-        if isinstance(value, torch.Tensor) or (not parameter.do_not_specialize and value % 16 == 0):
-            attributes[(i,)] = [["tt.divisibility", 16]]
+            signature[parameter.name], constants[(i,)] = "constexpr", value
+        else:
+            specializes = not parameter.do_not_specialize
+            signature[parameter.name] = type_of(value, (i,), specializes, constants, attributes)
     source = ASTSource(kernel, signature, constants, attributes)
     target = GPUTarget("cuda", capability, 32) if isinstance(capability, int) else GPUTarget("hip", capability, 64)
     known = {field.name for field in fields(make_backend(target).parse_options({}))}
     assert launch.options.keys() <= known, f"{capability}: no option of this GPU: {launch.options.keys() - known}"
     return triton.compile(source, target=target, options=launch.options)
+
+
+def type_of(value, path: tuple[int, ...], specializes: bool, constants: dict, attributes: dict):
+    """The type of an argument as Triton's JIT finds it, which also compiles None and the number 1 as constants.
+
+    Args:
+        path: the number of the argument and, within named tuples, of the field.
+        specializes: whether the kernel distinguishes numbers.
+        constants, attributes: what the compiler knows of a value, by its path; the function adds to them.
+    """
+    if isinstance(value, tuple):
+        types = [type_of(x, (*path, i), specializes, constants, attributes) for i, x in enumerate(value)]
+        return type(value)(*types) if hasattr(value, "_fields") else tuple(types)
+    is_tensor = isinstance(value, torch.Tensor)
+    if value is None or (specializes and not is_tensor and value == 1):
+        constants[path] = value
+        return "constexpr"
+    if is_tensor or (specializes and value % 16 == 0):
+        attributes[path] = [["tt.divisibility", 16]]
+    return TYPES[value.dtype] if is_tensor else "i32"
 
 
 def width_of_tile(shape, layout, **variant) -> int:
@@ -96,20 +117,16 @@ def width_of_tile(shape, layout, **variant) -> int:
 
 
 def call(shape, layout, storage="contiguous", positions=None, rotation=None, **size) -> tuple:
-    """The arguments of `rotate_triton.plan` for q and k of this shape, or for q alone."""
-    q, k = inputs(shape, storage, **size)
-    xs = [q, k] if shape[3] else [q]
+    """The arguments of `rotate_triton.plan_rotate` for q and k of this shape, or for q alone."""
+    xs = inputs(shape, storage, **size)[: 2 if shape[3] else 1]
     options, table = rotation_of(shape, layout, **(rotation or {}))
-    return xs, [torch.empty_like(x) for x in xs], table, table, positions, options
+    return RotateTensors.of(xs, [torch.empty_like(x) for x in xs], table, table, positions), options
 
 
 def rotation(shape, layout, capability, **variant):
     """The kernel that `apply_rope` launches for q and k of this shape, or for q alone."""
-    arguments = call(shape, layout, **variant)
-    xs, outs, table, _, positions, _ = arguments
-    q, k, outs = xs[0], xs[-1], [outs[0], outs[-1]]
-    launch = rotate_triton.plan(*arguments)
-    return compiled(launch, (q, k, *outs, table, table, table if positions is None else positions, 0, 64), capability)
+    tensors, options = call(shape, layout, **variant)
+    return compiled(rotate_triton.plan_rotate(tensors, options), (tensors, 0, 64), capability)
 
 
 def table_free(shape, layout, capability, storage="contiguous"):
@@ -117,22 +134,22 @@ def table_free(shape, layout, capability, storage="contiguous"):
     pair, interleaved = inputs(shape, storage), layout == "interleaved"
     frequencies = torch.empty(shape[1] // 2, 3, dtype=torch.int64)
     options = Rotation(shape[1], interleaved=interleaved, out_interleaved=interleaved, table_free=True)
-    launch = rotate_triton.plan(pair, pair, frequencies, frequencies, None, options)
-    return compiled(launch, (*pair, *pair, frequencies, frequencies, frequencies, 0, 64), capability)
+    tensors = RotateTensors.of(pair, pair, frequencies, frequencies)
+    return compiled(rotate_triton.plan_rotate(tensors, options), (tensors, 0, 64), capability)
 
 
 def qk_norm(shape, layout, capability, backward, tokens=4096):
     """The kernel that `apply_qk_norm_rope` launches for q and k of this shape."""
-    q, k = pair = inputs(shape, tokens=tokens)
+    pair = inputs(shape, tokens=tokens)
     weights = [torch.empty(shape[0], dtype=shape[-1]) for _ in pair]
     options, table = rotation_of(shape, layout)
-    tables = table, table, table, 0, 64
     if not backward:
-        launch = qk_norm_triton.plan_forward(pair, pair, weights, table, table, None, options, 1e-6)
-        return compiled(launch, (*pair, *pair, *weights, *tables), capability)
-    launch = qk_norm_triton.plan_backward(pair, pair, pair, weights, weights, table, table, None, options, 1e-6)
-    rows = torch.empty(launch.rows_shape, dtype=launch.rows_dtype)
-    return compiled(launch.gradients, (*pair, *pair, *pair, *weights, rows, *tables), capability)
+        tensors = NormTensors(*pair, *weights, *pair, table, table, None)
+        return compiled(qk_norm_triton.plan_forward(tensors, options, 1e-6), (tensors, 0, 64), capability)
+    gradients = NormGradients(*pair, *pair, *weights, *pair, *weights, table, table, None)
+    launch = qk_norm_triton.plan_backward(gradients, options, 1e-6)
+    gradients = gradients._replace(rows=torch.empty(launch.rows_shape, dtype=launch.rows_dtype))
+    return compiled(launch.gradients, (gradients, 0, 64), capability)
 
 
 def inputs(shape, storage="contiguous", batch=1, tokens=4096):

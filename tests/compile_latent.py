@@ -5,10 +5,12 @@ Run as a script by test_latent_ptx.py: compiling needs a process in which kernel
 
 import itertools
 import sys
+from dataclasses import replace
 
 import torch
 
 from ropelab.kernels import Rotation, latent_triton
+from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from tests import compile_kernel
 
 # heads, N, R, V
@@ -28,15 +30,16 @@ def kernels(capability, shape, *, tokens=4096, positions=None, dtype=torch.bfloa
     rotation = Rotation(rotary_dim, nope_dim, interleaved=True, out_interleaved=False)
     back = Rotation(rotary_dim, nope_dim, interleaved=False, out_interleaved=True, transpose=True)
     where = cos, cos, positions
-    numbers = cos, cos, cos if positions is None else positions, 0, tokens
-    forward = latent_triton.plan_forward(kv, k_pe, q, value, *where, rotation, tile).launch
-    turn_tail = latent_triton.plan_turn_tail(q, *where, rotation, tile).launch
-    backward = latent_triton.plan_backward(q, value, kv, k_pe, *where, back, tile)
-    return {
-        "forward": compile_kernel.compiled(forward, (kv, k_pe, q, value, *numbers), capability),
-        "turn_tail": compile_kernel.compiled(turn_tail, (q, q, q, q, *numbers), capability),
-        "backward": compile_kernel.compiled(backward, (q, value, kv, k_pe, *numbers), capability),
+    assembled, tail = LatentTensors(kv, k_pe, q, value, *where), TailTensors(q, *where)
+    gradients = LatentGradients(q, value, kv, k_pe, *where)
+    turn_tail, arguments = latent_triton.plan_turn_tail(tail, rotation, tile), []
+    replace(turn_tail, launch=lambda *given: arguments.extend(given))(tail, 0, tokens)
+    found = {
+        "forward": (latent_triton.plan_forward(assembled, rotation, tile), (assembled, 0, tokens)),
+        "turn_tail": (turn_tail.launch, arguments),
+        "backward": (latent_triton.plan_backward(gradients, back, tile), (gradients, 0, tokens)),
     }
+    return {name: compile_kernel.compiled(*one, capability) for name, one in found.items()}
 
 
 def main(capability: int) -> None:

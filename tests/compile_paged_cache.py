@@ -6,17 +6,17 @@ Run as a script by test_paged_cache_ptx.py: compiling needs a process in which k
 import itertools
 import re
 import sys
+from dataclasses import replace
 from unittest import mock
 
 import torch
 
-from ropelab.kernels import Rotation, paged_cache_triton
+from ropelab.kernels import Norm, Rotation, paged_cache_triton
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.paged_cache import Norm, Scales, Tensors
+from ropelab.kernels.tensors import CacheTensors
 from ropelab.layout.pairing import LAYOUTS
 from tests import compile_kernel
 
-TYPES = {FLOAT8_DTYPES[0]: "*fp8e4nv", FLOAT8_DTYPES[1]: "*fp8e5", torch.uint8: "*u8"}
 INTEGERS = dict(zip(FLOAT8_DTYPES, ("e4m3", "e5m2"), strict=True))
 
 # q heads, k heads, head_dim, features that rotate, features of v
@@ -48,19 +48,21 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     slots, positions = empty(tokens, dtype=torch.int64), empty(1, tokens, dtype=torch.int64)
     k_out, v_out = (empty(*x.shape) if outputs else None for x in (k, v))
     nope = [empty(1, tokens, q_heads, nope_dim, dtype=dtype) if nope_dim else None for dtype in (q.dtype, q_dtype)]
-    tensors = Tensors(q, k, v, empty(*q.shape, dtype=q_dtype), k_out, v_out, *caches, slots, *nope)
     cos = empty(tokens, rotary_dim // 2, dtype=torch.float32)
     if table_free:
         cos = empty(rotary_dim // 2, 3, dtype=torch.int64)
     scale = empty(1, dtype=torch.float32)
-    scales = Scales(
+    scales = (
         scale if q_dtype in FLOAT8_DTYPES else None,
         empty(k_heads, dtype=torch.float32) if cache_dtype in FLOAT8_DTYPES else None,
         scale if cache_dtype in FLOAT8_DTYPES else None,
     )
-    weights = Norm(empty(head_dim), empty(head_dim), 1e-6, 0.0) if norm else None
-    if across:
-        weights = Norm(empty(q_heads * head_dim), empty(k_heads * head_dim), 1e-6, 0.0)
+    heads = (q_heads, k_heads) if across else (1, 1)
+    weights = [empty(count * head_dim) if norm or across else None for count in heads]
+    tensors = CacheTensors(
+        *caches, empty(*q.shape, dtype=q_dtype), k_out, v_out, nope[1], q, k, v, nope[0], slots, *weights, *scales,
+        cos, cos, positions,
+    )  # fmt: skip
     interleaved = layout == "interleaved"
     rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=table_free)
 
@@ -68,12 +70,12 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
         return "none" if dtype not in FLOAT8_DTYPES else "instruction" if capability >= 89 else INTEGERS[dtype]
 
     with mock.patch.object(paged_cache_triton, "conversion", conversion):
-        call = paged_cache_triton.plan(tensors, cos, cos, positions, rotation, weights, scales)
-    launch, arguments = call.launch, []
-    call.launch = lambda *given: arguments.extend(given)
-    call(tensors, cos, cos, positions, 0, weights, scales)
-    with mock.patch.dict(compile_kernel.TYPES, TYPES):
-        return compile_kernel.compiled(launch, tuple(arguments), capability)
+        launch = paged_cache_triton.plan_write(tensors, rotation, Norm(1e-6) if norm or across else None)
+    arguments = [tensors, 0, tokens]
+    if isinstance(launch, paged_cache_triton.LaunchWithBytes):
+        with_bytes, launch, arguments = launch, launch.launch, []
+        replace(with_bytes, launch=lambda *given: arguments.extend(given))(tensors, 0, tokens)
+    return compile_kernel.compiled(launch, arguments, capability)
 
 
 SLOTS = 25

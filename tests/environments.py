@@ -1,4 +1,4 @@
-"""This file makes Python environments from the packages of this environment, without a network."""
+"""Make Python environments from the packages of this environment, without a network."""
 
 import os
 import subprocess

@@ -105,7 +105,8 @@ def any_address() -> Iterator[None]:
 def _noted_arguments(self, arguments, options):
     """The arguments of a launch, after noting the memory of its tensors; pieces that overlap become one."""
     found = _init_args_hst(self, arguments, options)
-    tensors = [x for x in (*found[0], *found[1].values()) if hasattr(x, "data_ptr") and x.numel()]
+    arguments = [*found[0], *found[1].values()]
+    tensors = [x for argument in arguments for x in _flat(argument) if hasattr(x, "data_ptr") and x.numel()]
     pieces: list[list[int]] = []
     for start, end in sorted((x.data_ptr(), x.data_ptr() + _span(x)) for x in tensors):
         if pieces and start <= pieces[-1][1]:
@@ -114,6 +115,15 @@ def _noted_arguments(self, arguments, options):
             pieces.append([start, end])
     _memory[:] = np.array(pieces, dtype=np.uint64).reshape(-1, 2).T
     return found
+
+
+def _flat(argument) -> Iterator:
+    """The leaves of an argument, which may be a tuple of tuples."""
+    if isinstance(argument, tuple):
+        for part in argument:
+            yield from _flat(part)
+    else:
+        yield argument
 
 
 def _span(x) -> int:

@@ -1,4 +1,4 @@
-"""This file holds the random inputs of several test files, and the comparison with the definition."""
+"""The random inputs of several test files, and the comparison with the definition."""
 
 import re
 from importlib import metadata
@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from ropelab import reference
 from ropelab.angles.rope_parameters import Rope
+from ropelab.call import operation
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import join, pairs
 from ropelab.layout.seq_format import from_bshd
@@ -23,6 +24,11 @@ def older(package: str) -> str:
     except metadata.PackageNotFoundError:
         return f"needs {package}"
     return "" if Version(found) >= Version(wanted) else f"needs {package} {wanted} of constraints.txt, got {found}"
+
+
+def forget(monkeypatch) -> None:
+    """Let the calls of a test prepare their launches anew, and keep those launches from other tests."""
+    monkeypatch.setattr(operation, "prepared_calls", operation.PreparedCalls())
 
 
 def draw(batch, seq_len, heads, head_dim, *, seq_format="bshd", dtype=torch.float32, device="cpu") -> torch.Tensor:

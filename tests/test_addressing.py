@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-import ropelab.call.rotation
-from ropelab.call.launch_cache import LaunchCache
+import ropelab
 from ropelab.kernels import NO_POSITION, Rotation, addressing, backend, rotate_torch, rotate_triton
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import Tile
 from ropelab.layout.pairing import LAYOUTS, join, permutation
 from ropelab.layout.seq_format import SEQ_AXIS, SEQ_FORMATS, from_bshd
-from tests.support import assert_rotated, draw
+from tests.support import assert_rotated, draw, forget
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 formats = pytest.mark.parametrize("seq_format", SEQ_FORMATS)
@@ -136,7 +136,7 @@ def test_a_position_without_a_row_is_never_looked_up(position):
     tables = [big[ROWS : 2 * ROWS].copy_(t) for big, t in zip(around, (cos, sin), strict=True)]
     for module in (rotate_torch, backend("rotate", q)):
         y = torch.empty_like(q)
-        module.rotate([q], [y], *tables, Rotation(12), positions=positions)
+        module.rotate(RotateTensors.of([q], [y], *tables, positions), Rotation(12))
         assert y[:, [1, 4], :, :12].isnan().all()
         assert not y[:, [0, 2, 3]].isnan().any() and torch.equal(y[..., 12:], q[..., 12:])
 
@@ -157,7 +157,7 @@ def test_offsets_near_the_end_of_int32(dtype):
         for tables, table_free, nan in (((cos, sin), False, beyond), ((frequencies, frequencies), True, no_int32)):
             y = torch.empty_like(q)
             rotation = Rotation(16, offsets=True, table_free=table_free)
-            module.rotate([q], [y], *tables, rotation, positions=offsets)
+            module.rotate(RotateTensors.of([q], [y], *tables, offsets), rotation)
             assert y.isnan().all(-1).squeeze(-1).tolist() == nan and y.isnan().any(-1).squeeze(-1).tolist() == nan
 
 
@@ -370,8 +370,9 @@ def order_of(shape, tables, *, positions=False, **rotation):
     """(grid of the launch for a lone q, which axis its neighbours differ in) without memory."""
     q, table = torch.empty(shape, device="meta"), torch.empty(tables, device="meta")
     where = torch.empty(shape[:2], dtype=torch.int32, device="meta") if positions else None
-    launch = rotate_triton.plan([q], [q], table, table, where, Rotation(shape[-1], **rotation))
-    return launch.grid, launch.fixed[launch.kernel.arg_names.index("INNERMOST") - len(launch.kernel.arg_names)]
+    tensors = RotateTensors.of([q], [q], table, table, where)
+    launch = rotate_triton.plan_rotate(tensors, Rotation(shape[-1], **rotation))
+    return launch.grid, launch.fixed[-1].INNERMOST
 
 
 def test_batches_share_rows_of_tables_that_do_not_stay_in_the_cache():
@@ -389,7 +390,7 @@ def test_programs_that_share_rows_rotate_the_same(monkeypatch):
     q = q[:, :, :1]
     before = ropelab.apply_rope(q, cos=cos, sin=sin)
     monkeypatch.setattr(rotate_triton, "_TABLES_STAY", 0)
-    monkeypatch.setattr(ropelab.call.rotation, "prepared_calls", LaunchCache())
+    forget(monkeypatch)
     after = ropelab.apply_rope(q, cos=cos, sin=sin)
     assert torch.equal(before, after)
     assert_rotated(after, q, cos, sin, layout="split_half", seq_format="bshd")
@@ -400,5 +401,6 @@ def test_few_tokens_of_many_heads(device, shape):
     q, k = (draw(*shape, heads, 16, seq_format="bshd", dtype=torch.float32, device=device) for heads in (32, 8))
     cos, sin = ropelab.rotary_table(ROWS, 12, device=device)
     check(q, k, cos, sin)
-    launch = rotate_triton.plan([q, k], [q, k], cos, sin, None, Rotation(12), Tile(1, 1, 1))
+    tensors = RotateTensors.of([q, k], [q, k], cos, sin)
+    launch = rotate_triton.plan_rotate(tensors, Rotation(12), Tile(1, 1, 1))
     assert launch.grid[0] * launch.grid[2] == 32 * shape[0] * shape[1]  # a program for each head of q

@@ -183,7 +183,7 @@ def test_a_linked_folder_is_a_package(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- the way of one call
 
-FORWARD = ["rope.py", "autograd/rotation.py", "call/operator.py", "call/rotation.py", "kernels/launch.py"]
+FORWARD = ["rope.py", "autograd/rotation.py", "call/rotation.py", "call/operation.py", "kernels/launch.py"]
 
 
 def files_on_the_way(monkeypatch, call) -> list[list[str]]:

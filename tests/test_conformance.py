@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import ropelab
-import ropelab.call.rotation
 from ropelab.bench import packages
 from ropelab.conformance import CONVENTIONS, LAWS, ConformanceError, Subject, pytest_laws, verify
 from ropelab.conformance.case import Case, NotApplicable, Sizes

@@ -61,14 +61,15 @@ import torch
 from ropelab.bench.decode_chain import dependent_launch
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.rotation import Rotation
+from ropelab.kernels.tensors import RotateTensors
 from tests.compile_kernel import compiled
 
 for heads in ((32, 8), (28, 4)):
     q, k = (torch.empty(64, 1, h, 128, dtype=torch.bfloat16) for h in heads)
     table, positions = torch.empty(2048, 64), torch.empty(64, dtype=torch.int64)
-    launch = rotate_triton.plan([q, k], [q, k], table, table, positions, Rotation(128, offsets=True))
-    arguments = q, k, q, k, table, table, positions, 0, 2048
-    plain, dependent = (compiled(one, arguments, 90) for one in (launch, dependent_launch(launch)))
+    tensors = RotateTensors.of([q, k], [q, k], table, table, positions)
+    launch = rotate_triton.plan_rotate(tensors, Rotation(128, offsets=True))
+    plain, dependent = (compiled(one, (tensors, 0, 2048), 90) for one in (launch, dependent_launch(launch)))
     assert not plain.metadata.launch_pdl and "griddepcontrol" not in plain.asm["ptx"]
     assert dependent.metadata.launch_pdl
     ptx = dependent.asm["ptx"]

@@ -1,6 +1,10 @@
 """The direct launch hands the C function of Triton's launcher what Triton itself hands to it."""
 
+import re
+import warnings
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -8,10 +12,31 @@ import torch
 triton = pytest.importorskip("triton")
 
 from ropelab.kernels import direct_launch, launch  # noqa: E402  # need Triton
+from ropelab.kernels.choices import Choices  # noqa: E402
 from ropelab.kernels.direct_launch import direct_start  # noqa: E402
+from tests.support import forget  # noqa: E402
 
-GRID, STREAM, FIXED = (5, 3, 2), 77, (7, -8, "constant", 2.5)
-INSTALLED = ".".join(triton.__version__.split(".")[:2])
+GRID, STREAM, FIXED = (5, 3, 2), 77, (7, -8, (16, None), "constant")
+INSTALLED = direct_launch.VERSION
+
+
+def supported() -> list[str]:
+    """The versions from the oldest that the package allows to the newest that the README says it was tested with."""
+    root = Path(__file__).parents[1]
+    (oldest,) = re.findall(r"triton>=3\.(\d+)", (root / "pyproject.toml").read_text())
+    tested = re.findall(r"triton 3\.(\d+)", (root / "README.md").read_text())
+    return [f"3.{minor}" for minor in range(int(oldest), max(map(int, tested)) + 1)]
+
+
+SUPPORTED = supported()
+
+
+class At(NamedTuple):
+    """The tensors of a kernel, of which the second is not given."""
+
+    x: torch.Tensor | int
+    y: torch.Tensor | int | None
+    z: torch.Tensor | int
 
 
 class Compiled:
@@ -25,6 +50,7 @@ class Compiled:
             "launch": lambda *arguments: calls.append(arguments), "num_ctas": 1, "global_scratch_size": 0,
             "global_scratch_align": 1, "profile_scratch_size": 0, "profile_scratch_align": 1,
             "launch_cooperative_grid": False, "launch_pdl": True, "arg_annotations": ["a"], "kernel_signature": b"s",
+            "gsan_enabled": False,
         }  # fmt: skip
         for name, value in (attributes | changed).items():
             setattr(self.run, name, value)
@@ -40,106 +66,117 @@ class Compiled:
 @pytest.fixture
 def one_stream(monkeypatch):
     monkeypatch.setattr(direct_launch, "_current_stream", {0: STREAM}.__getitem__)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=None))  # which needs a GPU
 
 
-def started(version: str, monkeypatch, **changed) -> tuple[tuple, tuple]:
-    """The C function's arguments from Triton's launcher and from the direct launch, for three tensors and a number."""
-    tensors = [torch.empty(4) for _ in range(3)]
+@pytest.fixture
+def version(request, monkeypatch) -> str:
+    """The version of Triton that the launch is prepared for."""
+    monkeypatch.setattr(direct_launch, "VERSION", request.param)
+    direct_launch._warn_once.cache_clear()
+    return request.param
+
+
+versions = pytest.mark.parametrize("version", SUPPORTED, indirect=True)
+unknown = pytest.mark.parametrize("version", ["3.5", "3.99", "4.0", "unknown"], indirect=True)
+
+
+def started(**changed) -> tuple[tuple, tuple]:
+    """The C function's arguments from Triton's launcher and from the direct launch, for two tensors and a number."""
     calls: list[tuple] = []
     compiled = Compiled(calls, **changed)
-    monkeypatch.setattr(triton, "__version__", version)
     start = direct_start(compiled, GRID, FIXED, 0, through_triton=pytest.fail)
-    addresses = [x.data_ptr() for x in tensors]
-    compiled[GRID](*addresses, 9, *FIXED)
-    start((*tensors, 9), addresses)
+    assert start is not None, f"no direct launch for Triton {direct_launch.VERSION}"
+    tensors = At(torch.empty(4), None, torch.empty(4))
+    addresses = (tensors.x.data_ptr(), 0, tensors.z.data_ptr())
+    compiled[GRID](At(*addresses), 9, *FIXED)
+    start(tensors, addresses, (9,))
     by_triton, direct = calls
     return by_triton, direct
 
 
-@pytest.mark.skipif(INSTALLED not in ("3.6", "3.7"), reason=f"Triton {INSTALLED} launches through Triton")
-def test_the_c_function_gets_what_triton_hands_to_it(monkeypatch, one_stream):
-    by_triton, direct = started(triton.__version__, monkeypatch)
+@pytest.mark.skipif(INSTALLED not in SUPPORTED, reason=f"Triton {INSTALLED} launches through Triton")
+def test_the_c_function_gets_what_triton_hands_to_it(one_stream):
+    by_triton, direct = started()
     assert direct == by_triton and STREAM in direct and GRID == direct[:3]
 
 
-@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
-def test_another_release_of_a_known_version(version, monkeypatch, one_stream):
-    """Both known orders of arguments are tested, whatever version is installed."""
-    _, direct = started(version, monkeypatch)
-    arguments = direct[-1] if version == "3.7.1" else direct[-8:]
-    assert arguments[3:] == (9, *FIXED) and direct[:5] == (*GRID, STREAM, 4321)
+@versions
+def test_every_supported_version_has_a_direct_launch(version, one_stream):
+    """All known orders of arguments are tested, whatever version is installed."""
+    _, direct = started()
+    arguments = direct[-2 - len(FIXED) :] if version == "3.6" else direct[-1]
+    assert arguments[1:] == (9, *FIXED) and len(arguments[0]) == len(At._fields)
+    assert direct[:7] == (*GRID, STREAM, 4321, False, True)
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "3.8.0", "4.0.0+git1234", "unknown"])
-def test_other_versions_launch_through_triton(version, monkeypatch):
-    monkeypatch.setattr(triton, "__version__", version)
-    assert direct_start(Compiled([]), GRID, FIXED, 0, print) is None
+@unknown
+def test_other_versions_launch_through_triton_and_warn_once(version, monkeypatch, one_stream):
+    with pytest.warns(UserWarning, match=f"Triton {version}: ropelab knows the launch paths of 3.6, .* only"):
+        assert direct_start(Compiled([]), GRID, FIXED, 0, pytest.fail) is None
     calls: list[tuple] = []
-    check_launches(monkeypatch, calls, Compiled(calls))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_launches(monkeypatch, calls, Compiled(calls))
 
 
+@versions
 @pytest.mark.parametrize("scratch", ["global_scratch_size", "profile_scratch_size"])
-def test_a_kernel_with_scratch_memory_launches_through_triton(scratch, monkeypatch):
-    monkeypatch.setattr(triton, "__version__", "3.7.1")
-    assert direct_start(Compiled([], **{scratch: 128}), GRID, FIXED, 0, print) is None
+def test_a_kernel_with_scratch_memory_launches_through_triton(scratch, version):
+    assert direct_start(Compiled([], **{scratch: 128}), GRID, FIXED, 0, pytest.fail) is None
 
 
-def test_a_known_version_launches_directly(monkeypatch, one_stream):
-    monkeypatch.setattr(triton, "__version__", "3.6.0")
+@versions
+def test_a_known_version_launches_directly(version, monkeypatch, one_stream):
     calls: list[tuple] = []
     check_launches(monkeypatch, calls, Compiled(calls, launch_cooperative_grid=True))
 
 
 def check_launches(monkeypatch, calls: list, compiled: Compiled) -> None:
-    """Launch three times: the JIT compiles for each alignment once, and no other call passes the JIT."""
+    """Launch five times: the JIT compiles for each alignment once, and no other call passes the JIT."""
     compiled_for = []
 
     class Kernel:
-        arg_names = ("x", "n", "A", "B")
-
         def __getitem__(self, grid):
             return lambda *arguments, **options: compiled_for.append(arguments) or compiled
 
     monkeypatch.setattr(torch.version, "hip", None)
-    launcher = launch.Launch(Kernel(), GRID, (), {"A": 1, "B": 2}, {}, torch.device("cpu"))
-    launcher.device_index, launcher._compiled = None, {}
+    launcher = launch.Launch(Kernel(), GRID, (7,), At(1, None, 1), Choices(), {}, torch.device("cpu"))
     monkeypatch.setattr(direct_launch, "_current_stream", {None: STREAM}.get)
     x = torch.empty(64)
     for tensor in (x, x, x[1:], x[1:], x):
-        launcher(tensor, 6)
-    assert [arguments[0].data_ptr() for arguments in compiled_for] == [x.data_ptr(), x[1:].data_ptr()]
+        launcher((tensor, None, x), 6)
+    assert [arguments[0].x.data_ptr() for arguments in compiled_for] == [x.data_ptr(), x[1:].data_ptr()]
+    assert all(type(at) is At and rest == [6, *launcher.fixed] for at, *rest in compiled_for)
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
+@versions
 def test_a_profiler_sees_every_launch(version, monkeypatch, one_stream):
     """Hooks get an object that only Triton's launch path makes, so the launch then takes this path."""
-    monkeypatch.setattr(triton, "__version__", version)
     calls, through = [], []
     start = direct_start(Compiled(calls), GRID, FIXED, 0, lambda *given: through.append(given))
     runtime, hook = triton.knobs.runtime, lambda metadata: None
-    x = torch.empty(4)
+    given = At(torch.empty(4), None, torch.empty(4)), (16, 0, 32), (1,)
     for hooks in (runtime.launch_enter_hook, runtime.launch_exit_hook):
         hooks.add(hook)
-        start((x, 1), [x.data_ptr()])
+        start(*given)
         hooks.remove(hook)
     monkeypatch.setattr(direct_launch, "_runtime", SimpleNamespace(launch_enter_hook=hook, launch_exit_hook=None))
-    start((x, 1), [x.data_ptr()])
-    assert len(through) == 3 and not calls
+    start(*given)
+    assert through == [given] * 3 and not calls
 
 
 @pytest.mark.gpu
 def test_both_ways_give_the_same_bits(monkeypatch):
     import ropelab
-    from ropelab.call import rotation
-    from ropelab.call.launch_cache import LaunchCache
 
     q, k = (torch.randn(2, 5, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2))
     cos, sin = ropelab.rotary_table(8, 64, device="cuda")
     results = []
-    for version in (triton.__version__, "0.0.0"):
-        monkeypatch.setattr(triton, "__version__", version)
-        monkeypatch.setattr(rotation, "prepared_calls", LaunchCache())
+    for version in (INSTALLED, "0.0"):
+        monkeypatch.setattr(direct_launch, "VERSION", version)
+        forget(monkeypatch)
         for _ in range(3):
             results.append(ropelab.apply_rope(q, k, cos=cos, sin=sin, offsets=3))
     for ys in results[1:]:

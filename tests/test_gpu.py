@@ -1,4 +1,4 @@
-"""This file tests what only a GPU can show. All other tests run on a GPU as well, with the compiled kernel."""
+"""Tests that only a GPU can decide. All other tests run on a GPU as well, with the compiled kernel."""
 
 import itertools
 
@@ -7,6 +7,7 @@ import torch
 
 import ropelab
 from ropelab.kernels import Rotation, rotate_torch, rotate_triton
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import DENSE_FORMATS
 from tests.support import draw
@@ -224,25 +225,25 @@ def test_every_tile_gives_the_same_bits(layout):
     expected = [torch.empty_like(x) for x in (q, k)]
     interleaved = layout == "interleaved"
     rotation = Rotation(64, interleaved=interleaved, out_interleaved=interleaved)
-    rotate_torch.rotate([q, k], expected, cos, sin, rotation)
+    rotate_torch.rotate(RotateTensors.of([q, k], expected, cos, sin), rotation)
     positions = torch.randint(-36, 37, (2, 37), dtype=torch.int32, device="cuda")
     at_positions = [torch.empty_like(x) for x in (q, k)]
-    rotate_torch.rotate([q, k], at_positions, cos, sin, rotation, positions=positions)
+    rotate_torch.rotate(RotateTensors.of([q, k], at_positions, cos, sin, positions), rotation)
     for block_tokens in (1, 2, 8):
         for block_heads in (1, 4, 16):
             for num_warps in (1, 4, 8):
                 actual = [torch.full_like(x, float("nan")) for x in (q, k)]
                 for innermost in ("heads", "tokens", "batches"):
                     tile = Tile(block_tokens, block_heads, num_warps, innermost)
-                    rotate_triton.rotate([q, k], actual, cos, sin, rotation, tile=tile)
+                    rotate_triton.rotate(RotateTensors.of([q, k], actual, cos, sin), rotation, tile=tile)
                     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)), tile
                 for heads_first in (False, True):
                     tile = Tile(block_tokens, block_heads, num_warps, heads_first=heads_first)
                     actual = [torch.full_like(x, float("nan")) for x in (q, k)]
-                    rotate_triton.rotate([q, k], actual, cos, sin, rotation, positions=positions, tile=tile)
+                    rotate_triton.rotate(RotateTensors.of([q, k], actual, cos, sin, positions), rotation, tile=tile)
                     assert all(torch.equal(a, e) for a, e in zip(actual, at_positions, strict=True)), tile
     flat = (FlatTile(n, warps, pairs_per_access=pairs) for n in (32, 128, 512) for warps in (1, 4) for pairs in (4, 8))
     for tile, (where, wanted) in itertools.product(flat, ((None, expected), (positions, at_positions))):
         actual = [torch.full_like(x, float("nan")) for x in (q, k)]
-        rotate_triton.rotate([q, k], actual, cos, sin, rotation, positions=where, tile=tile)
+        rotate_triton.rotate(RotateTensors.of([q, k], actual, cos, sin, where), rotation, tile=tile)
         assert all(torch.equal(a, e) for a, e in zip(actual, wanted, strict=True)), tile

@@ -14,6 +14,7 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from ropelab.kernels import qk_norm_triton, rotate_triton
+from ropelab.kernels.tensors import NormTensors, RotateTensors
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 pytestmark = pytest.mark.gpu
@@ -43,12 +44,13 @@ def test_rotation_with_every_tile(q_heads, k_heads, head_dim, positions, layout)
     where = torch.arange(TOKENS, device="cuda")[None] if positions else None
     xs = [drawn(heads, head_dim) for heads in (q_heads, k_heads)]
     expected = ropelab.apply_rope(*(x.cpu() for x in xs), cos=cos.cpu(), sin=sin.cpu(), layout=layout)
-    tiles = candidates(rotate_triton.work_of(xs, [x.clone() for x in xs], cos, sin, where, rotation))
+    outs = [torch.empty_like(x) for x in xs]
+    tiles = candidates(rotate_triton.work_of(RotateTensors.of(xs, outs, cos, sin, where), rotation))
     assert {type(tile) for tile in tiles} == {Tile, FlatTile}
     for tile, shift in itertools.product(tiles, (0, 1)):
         inputs = [drawn(heads, head_dim, shift) for heads in (q_heads, k_heads)]
         outs = [torch.empty_like(x) for x in xs]
-        rotate_triton.rotate(inputs, outs, cos, sin, rotation, positions=where, tile=tile)
+        rotate_triton.rotate(RotateTensors.of(inputs, outs, cos, sin, where), rotation, tile=tile)
         assert all(torch.equal(y.cpu(), e) for y, e in zip(outs, expected, strict=True)), (tile, shift)
 
 
@@ -64,7 +66,7 @@ def test_norm_with_every_tile(head_dim, layout):
         xs = [drawn(heads, head_dim, shift)[:, tokens] for heads in (12, 2)]
         outs = [torch.full_like(x, 9) for x in xs]
         rows = [table[tokens] for table in (cos, sin)]
-        qk_norm_triton.forward(xs, outs, weights, *rows, rotation, 1e-6, tile=tile)
+        qk_norm_triton.forward(NormTensors(*xs, *weights, *outs, *rows, None), rotation, 1e-6, tile=tile)
         return outs
 
     expected = results(None)
@@ -93,7 +95,7 @@ def test_a_token_of_a_decode_has_the_bits_of_the_prefill(function):
 def test_the_chosen_tile_is_a_candidate():
     xs = [drawn(32, 128), drawn(8, 128)]
     cos, sin = ropelab.rotary_table(TOKENS, 128, device="cuda")
-    call = xs, [x.clone() for x in xs], cos, sin, None, Rotation(128)
+    call = RotateTensors.of(xs, [x.clone() for x in xs], cos, sin), Rotation(128)
     chosen = rotate_triton.tile_for(*call)
     known = {replace(tile, max_registers=None) for tile in candidates(rotate_triton.work_of(*call))}
     assert replace(chosen, max_registers=None) in known

@@ -7,6 +7,7 @@ from ropelab import reference, rotary_table
 from ropelab.conformance import pytest_laws
 from ropelab.interop.sglang import apply_rope_with_cos_sin_cache_inplace, rotary_embedding_cos_sin
 from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import join
 from tests.support import assert_rotated
 
@@ -101,7 +102,7 @@ def test_several_programs_share_the_heads_of_few_tokens(tokens_, interleaved):
     xs = [torch.empty(1, tokens_, heads, 128, dtype=torch.bfloat16, device="meta") for heads in (32, 8)]
     table = torch.empty(tokens_, 64, device="meta")
     rotation = Rotation(128, interleaved=interleaved, out_interleaved=interleaved)
-    grid = rotate_triton.plan(xs, xs, table, table, None, rotation, None).grid
+    grid = rotate_triton.plan_rotate(RotateTensors.of(xs, xs, table, table), rotation).grid
     assert grid[0] * grid[1] * grid[2] >= 4 * tokens_
 
 

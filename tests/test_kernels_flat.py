@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from ropelab.kernels import HAS_TRITON, INTERPRETED, NO_POSITION, Rotation, rotate_torch
+from ropelab.kernels.tensors import RotateTensors
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 if not (INTERPRETED or torch.cuda.is_available()):
     pytest.skip("kernels need a GPU or the interpreter", allow_module_level=True)
 
-from ropelab.kernels import rotate_flat_triton
-from ropelab.kernels.rotate_flat_triton import FlatTile
+from ropelab.kernels import rotate_triton
+from ropelab.kernels.tiles import FlatTile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float16, torch.float32)  # the interpreter truncates bfloat16
@@ -32,12 +33,6 @@ def tensors(order: str, batch: int, tokens: int, heads: tuple[int, ...], head_di
     return xs
 
 
-def rotate(xs, outs, cos, sin, positions, first_position, rotation, tile) -> None:
-    launch = rotate_flat_triton.plan(xs, outs, cos, sin, positions, rotation, tile)
-    stand_in = cos if positions is None else positions
-    launch(xs[0], xs[-1], outs[0], outs[-1], cos, sin, stand_in, first_position, cos.shape[-2])
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("order", ["heads", "tokens", "batches", "views"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
@@ -55,10 +50,10 @@ def test_gives_the_bits_of_torch(heads, order, interleaved):
     for where, in_place in ((None, False), (None, True), (positions, False), (positions, True)):
         expected = [torch.empty_like(x) for x in xs]
         first_position = 3 if where is None else 0
-        rotate_torch.rotate(xs, expected, cos, sin, rotation, positions=where, first_position=first_position)
+        rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin, where), rotation, first_position)
         inputs = [x.clone() for x in xs]
         outs = inputs if in_place else [torch.full_like(x, 9) for x in xs]
-        rotate(inputs, outs, cos, sin, where, first_position, rotation, tile)
+        rotate_triton.rotate(RotateTensors.of(inputs, outs, cos, sin, where), rotation, first_position, tile=tile)
         for actual, wanted in zip(outs, expected, strict=True):
             torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True)
 
@@ -69,8 +64,8 @@ def test_tables_of_full_width_and_of_each_batch(interleaved):
     cos, sin = torch.randn(2, 2, 3, 48, device=DEVICE)
     rotation = Rotation(48, interleaved=interleaved, out_interleaved=interleaved, full_width=True)
     expected, actual = ([torch.full_like(x, 9) for x in xs] for _ in range(2))
-    rotate_torch.rotate(xs, expected, cos, sin, rotation)
-    rotate(xs, actual, cos, sin, None, 0, rotation, FlatTile(32, 1))
+    rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin), rotation)
+    rotate_triton.rotate(RotateTensors.of(xs, actual, cos, sin), rotation, tile=FlatTile(32, 1))
     assert all(map(torch.equal, actual, expected))
 
 
@@ -83,8 +78,8 @@ def test_results_in_the_other_layout(interleaved, positions):
     rotation = Rotation(48, interleaved=interleaved, out_interleaved=not interleaved)
     where = torch.tensor([[0, 4, NO_POSITION], [-2, 9, 1]], dtype=torch.int32, device=DEVICE) if positions else None
     expected, actual = ([torch.full_like(x, 9) for x in xs] for _ in range(2))
-    rotate_torch.rotate(xs, expected, cos, sin, rotation, positions=where)
-    rotate(xs, actual, cos, sin, where, 0, rotation, FlatTile(32, 1))
+    rotate_torch.rotate(RotateTensors.of(xs, expected, cos, sin, where), rotation)
+    rotate_triton.rotate(RotateTensors.of(xs, actual, cos, sin, where), rotation, tile=FlatTile(32, 1))
     for y, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
 
@@ -95,6 +90,7 @@ def test_no_lane_is_idle():
         tokens = 4096
         xs = [torch.empty(1, tokens, heads, head_dim, device="meta") for heads in (q_heads, k_heads)]
         table = torch.empty(tokens, head_dim // 2, device="meta")
-        launch = rotate_flat_triton.plan(xs, xs, table, table, None, Rotation(head_dim), FlatTile(128, 4))
+        call = RotateTensors.of(xs, xs, table, table), Rotation(head_dim), FlatTile(128, 4)
+        launch = rotate_triton.plan_rotate(*call)
         accesses = tokens * (q_heads + k_heads) * head_dim // (2 * pairs)
         assert launch.grid[0] * 128 == accesses, (q_heads, head_dim)

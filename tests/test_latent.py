@@ -8,16 +8,15 @@ import pytest
 import torch
 
 import ropelab
-import ropelab.call.latent_attention
 from ropelab import reference
-from ropelab.call.launch_cache import LaunchCache
 from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
 from ropelab.conformance.latent_bounds import LANES, shared_gradient_bound
 from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, latent_torch
+from ropelab.kernels.tensors import LatentGradients
 from ropelab.kernels.tiles import Tile
 from ropelab.layout.pairing import LAYOUTS, pairs
 from ropelab.layout.seq_format import SEQ_FORMATS, to_bshd
-from tests.support import draw
+from tests.support import draw, forget
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 LAYOUT_PAIRS = list(itertools.product(LAYOUTS, LAYOUTS))
@@ -28,7 +27,7 @@ SHAPES = [(2, 1, 20, 8, 4, 8), (1, 3, 3, 9, 6, 5), (2, 2, 1, 0, 8, 3), (1, 1, 1,
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch):
-    monkeypatch.setattr(ropelab.call.latent_attention, "prepared_calls", LaunchCache())
+    forget(monkeypatch)
 
 
 def tensors(shape, seq_format="bshd", dtype=torch.float32):
@@ -155,7 +154,7 @@ def test_the_bits_do_not_depend_on_the_tile():
     found = []
     for tile in (None, Tile(1, 4, 2), Tile(4, 8, 4), Tile(2, 32, 1, "tokens")):
         grads = [torch.full((2, 5, *size), torch.nan) for size in ((20, 14), (1, 4))]
-        latent_triton.backward(key_grad, value_grad, *grads, cos, sin, rotation, tile=tile)
+        latent_triton.backward(LatentGradients(key_grad, value_grad, *grads, cos, sin, None), rotation, tile=tile)
         found.append(grads)
     assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
 

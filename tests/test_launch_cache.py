@@ -11,13 +11,11 @@ import pytest
 import torch
 
 import ropelab
-import ropelab.call.qk_norm
-import ropelab.call.rotation
-from ropelab.call.launch_cache import LaunchCache
+from ropelab.call import operation
 from ropelab.kernels import INTERPRETED, launch
 from tests.conftest import HAS_GPU
+from tests.support import forget
 
-CACHES = (ropelab.call.rotation, "prepared_calls"), (ropelab.call.qk_norm, "prepared_calls")
 DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 
@@ -113,24 +111,18 @@ def copied(call: SimpleNamespace) -> SimpleNamespace:
     )
 
 
-def forget(monkeypatch) -> None:
-    for module, name in CACHES:
-        monkeypatch.setattr(module, name, LaunchCache())
-
-
 def check_sequences(monkeypatch, device: str, seed: int, count: int) -> None:
-    """Compare ``count`` calls on caches that earlier calls filled with the same calls on empty caches, bit for bit."""
+    """Compare ``count`` calls bit for bit: on a cache that earlier calls filled, and on an empty cache."""
     calls = Calls(seed, device)
     forget(monkeypatch)
     for number in range(count):
         call = calls.draw()
         again = copied(call)
-        kept = [getattr(*cache) for cache in CACHES]
+        kept = operation.prepared_calls
         actual = results(call)
         forget(monkeypatch)
         expected = results(again)
-        for (module, name), cache in zip(CACHES, kept, strict=True):
-            monkeypatch.setattr(module, name, cache)
+        monkeypatch.setattr(operation, "prepared_calls", kept)
         for a, e in zip(actual, expected, strict=True):
             assert torch.equal(a, e), f"call {number} of seed {seed}"
 
@@ -142,11 +134,11 @@ def watch(monkeypatch) -> list[str]:
     """
     wrong: list[str] = []
 
-    def compile_(self, arguments):
-        compiled_for = specialization(arguments)
+    def compile_(self, tensors, numbers):
+        compiled_for = specialization(tensors, numbers)
 
-        def start(arguments, addresses):
-            if (got := specialization(arguments[: len(compiled_for)])) != compiled_for:
+        def start(tensors, addresses, numbers):
+            if (got := specialization(tensors, numbers)) != compiled_for:
                 wrong.append(f"compiled for {compiled_for}, got {got}")
 
         return start
@@ -155,11 +147,10 @@ def watch(monkeypatch) -> list[str]:
     return wrong
 
 
-def specialization(arguments) -> list:
-    """All that Triton compiles a kernel for, argument by argument."""
-    return [
-        (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else -(2**31) <= x < 2**31 for x in arguments
-    ]
+def specialization(tensors, numbers) -> list:
+    """All that Triton compiles a kernel for, tensor by tensor and number by number."""
+    of_tensors = [None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors]
+    return of_tensors + [-(2**31) <= x < 2**31 for x in numbers]
 
 
 def one_alignment_for_all(addresses):
@@ -187,17 +178,16 @@ def test_launches_get_what_they_were_compiled_for(monkeypatch, seed):
 
 
 def test_caches_are_bounded():
-    cache = LaunchCache(most=3)
+    cache = operation.PreparedCalls(most=3)
     for number in range(10):
-        cache.put(number, str(number))
+        cache.keep(number, str(number))
         assert cache.get(number) == str(number) and len(cache) <= 3
-    assert cache.get([]) is None and cache.get(None) is None
-    cache.put(None, "nothing")
-    assert cache.get(None) is None
+    cache.keep(None, "nothing")
+    assert None not in cache
 
 
 def test_no_tensor_is_kept_alive(monkeypatch, device):
-    """A cache holds the common properties of calls and none of their tensors."""
+    """The cache holds the common properties of calls and none of their tensors."""
     import gc
     import weakref
 

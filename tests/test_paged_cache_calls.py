@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import ropelab
-from ropelab.call.paged_cache import prepared_calls
-from ropelab.kernels import INTERPRETED
+from ropelab.call import operation
+from ropelab.kernels import INTERPRETED, addressing
 from ropelab.kernels.float8 import FLOAT8_DTYPES
+from tests.support import forget
 from tests.test_paged_cache import POISON, assert_equal, example, latent_example
 
 
@@ -165,11 +166,15 @@ def test_transforms_are_refused():
         ))(call.q[None])  # fmt: skip
 
 
+def prepared_writes() -> int:
+    return sum(one.module == "paged_cache" for one, *_ in operation.prepared_calls)
+
+
 def test_a_remembered_call_serves_other_tensors(device):
     """The contents, the addresses and the rows of tables may change from call to call."""
     first = example(device, norm=True)
     first()
-    remembered = len(prepared_calls)
+    remembered = prepared_writes()
     for shift in range(3):
         other = example(device, norm=True)
         memory = torch.zeros(7 * 5 * 16 + 8, device=other.q.device)
@@ -177,7 +182,7 @@ def test_a_remembered_call_serves_other_tensors(device):
         q, _, caches = other.separately()
         assert_equal(other(), q)
         assert_equal(other.key_cache, caches[0])
-    assert len(prepared_calls) <= remembered + 1
+    assert prepared_writes() <= remembered + 1
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
@@ -189,7 +194,7 @@ def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes
 
     tile = paged_cache_triton.CacheTile(block_rows, 1, 4, passes)
     monkeypatch.setattr(paged_cache_triton, "choose_tile", lambda *arguments, **options: tile)
-    monkeypatch.setattr(ropelab.call.paged_cache, "prepared_calls", ropelab.call.launch_cache.LaunchCache())
+    forget(monkeypatch)
     call = example(heads=heads, norm=True, value_dim=40, tokens=5)
     with ropelab.use_backend("triton"):
         found = call()
@@ -201,10 +206,9 @@ def test_programs_of_any_size_give_the_same_bits(monkeypatch, block_rows, passes
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 def test_more_batches_than_a_launch_holds(monkeypatch):
-    from ropelab.kernels import paged_cache_triton
-
-    monkeypatch.setattr(paged_cache_triton, "MAX_BATCH", 2)
-    monkeypatch.setattr(ropelab.call.paged_cache, "prepared_calls", ropelab.call.launch_cache.LaunchCache())
+    for module in (addressing, operation):
+        monkeypatch.setattr(module, "MAX_BATCH", 2)
+    forget(monkeypatch)
     call = example(batch=5, tokens=2, seq_format="bshd")
     with ropelab.use_backend("triton"):
         found = call()
@@ -220,9 +224,9 @@ def operator_arguments(call):
     """The arguments of the operator for a call with a norm."""
     o = call.options
     return (
-        call.q, call.k, call.v, torch.empty(call.q.shape), None, torch.empty(call.v.shape), *call.caches,
-        call.slot_mapping, None, None, o["q_weight"], o["k_weight"], None, None, None, o["cos"], o["sin"],
-        o["positions"], 0, "split_half", "thd", None, False, 1e-6, 0.0, True,
+        *call.caches, torch.empty(call.q.shape), None, torch.empty(call.v.shape), None, call.q, call.k, call.v, None,
+        call.slot_mapping, o["q_weight"], o["k_weight"], None, None, None, o["cos"], o["sin"], o["positions"], 0,
+        "split_half", "split_half", "thd", None, False, False, 1e-6, 0.0, True,
     )  # fmt: skip
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 import ropelab
-import ropelab.call.qk_norm
 from ropelab import reference
-from ropelab.call.launch_cache import LaunchCache
 from ropelab.kernels import INTERPRETED, NO_POSITION, Rotation, qk_norm_triton
+from ropelab.kernels.tensors import NormTensors
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import SEQ_FORMATS
 from ropelab.qk_norm import apply_qk_norm_rope
-from tests.support import draw
+from tests.support import draw, forget
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 # Where there is nothing to normalize, the kernel makes NaN and drops it; the interpreter tells.
@@ -250,7 +249,7 @@ def test_kernel_writes_nan_for_a_position_without_a_row():
     cos, sin = ropelab.rotary_table(4, 8, device=device)
     positions = torch.tensor([[2, 4, -(2**31) + 1]], device=device)
     outs = [torch.empty_like(x) for x in xs]
-    qk_norm_triton.forward(xs, outs, weights, cos, sin, Rotation(8), 1e-6, positions=positions)
+    qk_norm_triton.forward(NormTensors(*xs, *weights, *outs, cos, sin, positions), Rotation(8), 1e-6)
     for x, w, y in zip(xs, weights, outs, strict=True):
         assert y[:, 1:, :, :8].isnan().all() and y[:, :1].isfinite().all()
         passed = definition(x, w, eps=1e-6, cos=cos, sin=sin)[..., 8:]
@@ -288,14 +287,14 @@ def test_programs_of_the_backward_share_the_blocks_of_tokens(programs, block_tok
     tile = qk_norm_triton.BackwardTile(block_tokens, 2, 1, programs_per_multiprocessor=2 * programs)
     monkeypatch.setattr(qk_norm_triton, "choose_backward_tile", lambda *arguments: tile)
     monkeypatch.setattr(qk_norm_triton, "_multiprocessors", lambda device: 1)
-    monkeypatch.setattr(ropelab.call.qk_norm, "prepared_calls", LaunchCache())
+    forget(monkeypatch)
     case((3, 3, 2, 1, 4, 4), "cpu" if INTERPRETED else "cuda").check()
 
 
 def test_rows_of_weight_gradients_in_more_than_one_block(monkeypatch):
     monkeypatch.setattr(qk_norm_triton, "_SUM_ROWS", 4)
     monkeypatch.setattr(qk_norm_triton, "_SUM_FEATURES", 4)
-    monkeypatch.setattr(ropelab.call.qk_norm, "prepared_calls", LaunchCache())
+    forget(monkeypatch)
     case((3, 40, 3, 1, 10, 10), "cpu" if INTERPRETED else "cuda").check()
 
 
@@ -388,7 +387,8 @@ def test_gradients_of_many_results_at_once(device):
 def test_operators_are_what_the_dispatcher_expects():
     one = case(SHAPES[0], "cpu" if INTERPRETED else "cuda")
     q, k, q_weight, k_weight = (t.detach() for t in one.tensors)
-    where = one.options["cos"], one.options["sin"], None, 0, "split_half", "bshd", None, False, 1e-6
+    options = "split_half", "split_half", "bshd", None, False, False
+    where = one.options["cos"], one.options["sin"], None, 0, *options, 1e-6
     torch.library.opcheck(torch.ops.ropelab.qk_norm_rope, (q, k, q_weight, k_weight, *where))
     for weight_grads in (False, True):
         arguments = q, k, *one.grads, q_weight, k_weight, *where, weight_grads

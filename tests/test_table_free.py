@@ -207,7 +207,9 @@ def test_the_mark_of_a_position_without_a_row_is_no_position(device):
         return
     for where in ({"positions": positions}, {"offsets": -FARTHEST}):
         (name,) = where
-        with pytest.raises(ValueError, match=f"{name}: expected numbers other than the mark .*, got -{FARTHEST}"):
+        with pytest.raises(
+            ValueError, match=f"{name}: expected other numbers, because INVALID_POSITION .*, got -{FARTHEST}"
+        ):
             ropelab.apply_rope(q, frequencies=frequencies, **where)
 
 

@@ -64,7 +64,7 @@ def test_terms_count_what_they_say():
 @pytest.mark.parametrize(
     "change",
     [{}, {"rotation": Rotation(72)}, {"heads": (71, 1)}, {"innermost": "tokens"}, {"positions": True}, {"seq_len": 1},
-     {"rotation": Rotation(64), "rest": 64}, {"itemsize": 8, "column_bytes": 8}, {"heads": (1,), "lean": True},
+     {"rotation": Rotation(64), "rest": 64}, {"itemsize": 8, "column_bytes": 8}, {"heads": (1,), "bare_q": True},
      {"rotation": Rotation(128, table_free=True)}, {"heads": (0, 4)}, {"rotation": Rotation(2)}],
     ids=str,
 )  # fmt: skip

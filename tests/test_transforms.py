@@ -9,7 +9,7 @@ import torch._dynamo.testing
 
 import ropelab
 from ropelab import reference
-from ropelab.call import operator
+from ropelab.call.rotation import rotate
 from ropelab.kernels import INTERPRETED, uses_triton
 from tests.support import assert_rotated, draw
 
@@ -79,7 +79,7 @@ def test_operators_pass_opcheck(device, overwrites):
         for given, is_offset in ((None, False), (positions, False), (positions[:, 0], True)):
             arguments = (xs, cos, sin, given, 0, "split_half")
             options = "interleaved", seq_format, (2, 14), is_offset, True, overwrites
-            torch.library.opcheck(operator.rotate, (*arguments, *options))
+            torch.library.opcheck(rotate, (*arguments, *options))
 
 
 def test_traces_with_fake_tensors(device):

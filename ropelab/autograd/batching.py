@@ -1,4 +1,4 @@
-"""This file rotates under ``torch.func.vmap``: vmap's axis joins the batch axis of the tensors.
+"""The rotation under ``torch.func.vmap``: vmap's axis joins the batch axis of the tensors.
 
 The rotation of a token depends on its position alone, so the examples of vmap are batches of one ``bshd`` call.
 """
@@ -7,24 +7,22 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ropelab.call.angles import Angles, Frequencies, Tables, angles_of
-from ropelab.call.options import Options
+from ropelab.call.angles import Frequencies, Tables
+from ropelab.call.where import Where
 from ropelab.layout.seq_format import from_bshd, to_bshd
 
 
-def rotate_batched(
-    rotate: Callable, size: int, in_dims: tuple, q, k, angles: Angles, positions, first_position: int, options: Options
-):
+def rotate_batched(rotate: Callable, size: int, in_dims: tuple, q, k, where: Where):
     """The rotated q, or q and k, of ``size`` examples, which are along axis 0 of the results.
 
     Args:
         rotate: rotates the tensors of one call, as `ropelab.autograd.rotation.rotate_recorded`.
-        in_dims: the axis of the examples in q, k, both `Angles.tensors` and positions; None where all examples share
-            the tensor.
+        in_dims: the axis of the examples in q, k and `Where.tensors`; None where all examples share the tensor.
 
     Raises:
         NotImplementedError: the frequencies differ between examples.
     """
+    angles, positions, _, options = where
     q_dim, k_dim, cos_dim, sin_dim, positions_dim = in_dims
     xs = [to_bshd(_examples(x, dim, size), options.seq_format) for x, dim in ((q, q_dim), (k, k_dim)) if x is not None]
     batch = xs[0].shape[1]
@@ -40,7 +38,8 @@ def rotate_batched(
     if positions is not None and (positions_dim is not None or positions.ndim == 2 or options.offsets):
         positions = _fold(_examples(positions, positions_dim, size), 2 if options.offsets else 3, batch)
     folded = [x.flatten(0, 1) for x in xs] if k is not None else [xs[0].flatten(0, 1), None]
-    ys = rotate(*folded, angles, positions, first_position, options._replace(seq_format="bshd"))
+    options_of_batches = options._replace(seq_format="bshd")
+    ys = rotate(*folded, where._replace(angles=angles, positions=positions, options=options_of_batches))
     ys = [from_bshd(y.unflatten(0, (size, batch)), options.seq_format) for y in ((ys,) if k is None else ys)]
     return ys[0] if k is None else tuple(ys)
 
@@ -54,10 +53,10 @@ def is_batched_gradient(x: torch.Tensor | None) -> bool:
     return isinstance(x, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
-def rotate_batched_gradients(rotate: Callable, q, k, angles: Angles, positions, first_position: int, options: Options):
+def rotate_batched_gradients(rotate: Callable, q, k, where: Where):
     """`rotate_batched` for batches that autograd hides: see `is_batched_gradient`."""
-    (q, k, cos, sin, positions), in_dims, size, level = _shown((q, k, *angles.tensors, positions))
-    ys = rotate_batched(rotate, size, in_dims, q, k, angles_of(cos, sin), positions, first_position, options)
+    (q, k, *tensors), in_dims, size, level = _shown((q, k, *where.tensors))
+    ys = rotate_batched(rotate, size, in_dims, q, k, Where.of(*tensors, *where[2:]))
     return _hidden(ys, level) if isinstance(ys, torch.Tensor) else tuple(_hidden(y, level) for y in ys)
 
 

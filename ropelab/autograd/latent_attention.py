@@ -1,4 +1,4 @@
-"""This file differentiates the assembly of multi-head latent attention.
+"""The derivatives of the assembly of multi-head latent attention.
 
 The assembly is linear: ``(key, value) = A (kv, k_pe)``. Its backward is the transpose, and the backward of the
 transpose is the assembly, so that both are differentiable any number of times. Under torch.func and in forward mode,
@@ -9,32 +9,30 @@ import torch
 
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.autograd.rotation import differentiated as rotated
-from ropelab.autograd.rotation import recorded, rotate_recorded, transformed
-from ropelab.call.angles import Tables
-from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable, read_tensors
+from ropelab.autograd.rotation import needs_autograd, rotate_recorded, transformed
+from ropelab.call.checks import check_inplace_autograd, check_memory, check_recordable, check_writable
 from ropelab.call.latent_attention import check_latent_arguments, check_tail, run_backward, run_forward, turn_tail
 from ropelab.call.memory import overlaps_itself
-from ropelab.call.operator import copy_over, must_dispatch
-from ropelab.call.options import Options
+from ropelab.call.operation import copy_over, must_dispatch
+from ropelab.call.where import Where
 
 
-def differentiated(kv, k_pe, tables: Tables, positions, first_position: int, options: Options, copy_value: bool):
+def differentiated(kv, k_pe, where: Where, copy_value: bool):
     """Assemble key and value, and let autograd record the step where a caller differentiates it."""
-    where = positions, first_position, options, copy_value
     if transformed():
-        check_latent_arguments(kv, k_pe, tables, positions, options)
-        return _composed(kv, k_pe, tables, *where)
-    if not recorded(kv, k_pe):
-        return run_forward(kv, k_pe, tables, *where)
-    return _Assembly.apply(kv, k_pe, *tables.tensors, *where)
+        check_latent_arguments((kv, k_pe), where)
+        return _composed(kv, k_pe, where, copy_value)
+    if not needs_autograd(kv, k_pe):
+        return run_forward(kv, k_pe, where, copy_value)
+    return _Assembly.apply(kv, k_pe, *where.flat, copy_value)
 
 
-def _composed(kv, k_pe, tables: Tables, positions, first_position: int, options: Options, copy_value: bool):
+def _composed(kv, k_pe, where: Where, copy_value: bool):
     """Assemble in torch operations and a rotation, for torch.func and forward mode."""
-    first = options.slice(0)[0]
+    first = where.options.slice(0)[0]
     whole = torch.cat((kv[..., :first], k_pe.expand(*kv.shape[:-1], -1)), dim=-1)
     value = kv[..., first:]
-    key = rotated(whole, None, tables, positions, first_position, options, False)
+    key = rotated(whole, None, where, False)
     return key, value.clone(memory_format=torch.contiguous_format) if copy_value else value
 
 
@@ -47,29 +45,28 @@ class _Assembly(torch.autograd.Function):
             check_recordable(cos=cos, sin=sin, positions=positions)
         ctx.save_for_backward(cos, sin, positions)
         ctx.first_position, ctx.options = first_position, options
-        return run_forward(kv, k_pe, Tables(cos, sin), positions, first_position, options, copy_value)
+        return run_forward(kv, k_pe, Where.of(cos, sin, positions, first_position, options), copy_value)
 
     @staticmethod
     def backward(ctx, key_grad, value_grad):
-        cos, sin, positions = ctx.saved_tensors
-        where = cos, sin, positions, ctx.first_position, ctx.options.transposed()
-        grads = _over_batches(_transposed, key_grad, value_grad, *where)
+        where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
+        grads = _over_batches(_transposed, key_grad, value_grad, where)
         return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
 
 
-def _transposed(key_grad, value_grad, cos, sin, *where):
+def _transposed(key_grad, value_grad, where: Where):
     """``(dkv, dk_pe)``, recorded where a caller differentiates the gradients again."""
     if transformed():
-        return _composed_transpose(key_grad, value_grad, Tables(cos, sin), *where)
-    if recorded(key_grad, value_grad):
-        return _Transpose.apply(key_grad, value_grad, cos, sin, *where)
-    return run_backward(key_grad, value_grad, Tables(cos, sin), *where)
+        return _composed_transpose(key_grad, value_grad, where)
+    if needs_autograd(key_grad, value_grad):
+        return _Transpose.apply(key_grad, value_grad, *where.flat)
+    return run_backward(key_grad, value_grad, where)
 
 
-def _composed_transpose(key_grad, value_grad, tables: Tables, positions, first_position: int, options: Options):
+def _composed_transpose(key_grad, value_grad, where: Where):
     """The transpose in torch operations and a rotation."""
-    first, heads = options.slice(0)[0], options.seq_format.index("h")
-    turned = rotate_recorded(key_grad, None, tables, positions, first_position, options)
+    first, heads = where.options.slice(0)[0], where.options.seq_format.index("h")
+    turned = rotate_recorded(key_grad, None, where)
     return torch.cat((turned[..., :first], value_grad), -1), turned[..., first:].sum(heads, keepdim=True)
 
 
@@ -80,17 +77,13 @@ class _Transpose(torch.autograd.Function):
     def forward(ctx, key_grad, value_grad, cos, sin, positions, first_position, options):
         ctx.save_for_backward(cos, sin, positions)
         ctx.first_position, ctx.options = first_position, options
-        return tuple(run_backward(key_grad, value_grad, Tables(cos, sin), positions, first_position, options))
+        where = Where.of(cos, sin, positions, first_position, options)
+        return tuple(run_backward(key_grad, value_grad, where))
 
     @staticmethod
     def backward(ctx, kv_grad, k_pe_grad):
-        cos, sin, positions = ctx.saved_tensors
-        where = positions, ctx.first_position, ctx.options.transposed(), True
-
-        def assembled(kv_grad, k_pe_grad, cos, sin, *where):
-            return differentiated(kv_grad, k_pe_grad, Tables(cos, sin), *where)
-
-        return *_over_batches(assembled, kv_grad, k_pe_grad, cos, sin, *where), *[None] * 5
+        where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
+        return *_over_batches(differentiated, kv_grad, k_pe_grad, where, True), *[None] * 5
 
 
 def _over_batches(function, first, second, *where):
@@ -103,38 +96,37 @@ def _over_batches(function, first, second, *where):
 # --------------------------------------------------------------------------------------------------- the tail in place
 
 
-def overwrite_tail(q, tables: Tables, positions, first_position: int, options: Options, consume: bool):
+def overwrite_tail(q, where: Where, consume: bool):
     """Rotate the last features of every head of q in place, let autograd record it, and return the query.
 
     Args:
         consume: the caller gives up q and the gradient of the query: see `ropelab.rotate_mla_query`.
     """
-    arguments = tables, positions, first_position, options
     if transformed():
         raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
-    check_tail(q, tables, positions, options)
+    check_tail(q, where)
     if must_dispatch(q, None):
         if consume:
-            return rotated(q, None, *arguments, False)
+            return rotated(q, None, where, False)
         if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
-            check_writable(q, None)
-            check_inplace_autograd(q, None, tables)
-        return copy_over((q,), (rotated(q, None, *arguments, False),))[0]
-    if not recorded(q):
-        turn_tail(q, *arguments)
+            check_writable(("q",), (q,))
+            check_inplace_autograd(q, None, where.angles)
+        return copy_over((q,), (rotated(q, None, where, False),))[0]
+    if not needs_autograd(q):
+        turn_tail(q, where)
         return q
-    check_memory(q, None, read_tensors(tables, positions, options))
-    check_writable(q, None)
+    check_memory(q, None, where.read)
+    check_writable(("q",), (q,))
     if not consume:
-        check_inplace_autograd(q, None, tables)
-    check_recordable(positions=positions, cos=tables.cos, sin=tables.sin)
-    return _OverwrittenTail.apply(q, *tables.tensors, positions, first_position, options, consume)
+        check_inplace_autograd(q, None, where.angles)
+    check_recordable(positions=where.positions, **where.angles.named)
+    return _OverwrittenTail.apply(q, *where.flat, consume)
 
 
 class _OverwrittenTail(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, cos, sin, positions, first_position, options, consume):
-        turn_tail(q, Tables(cos, sin), positions, first_position, options)
+        turn_tail(q, Where.of(cos, sin, positions, first_position, options))
         if not consume:
             ctx.mark_dirty(q)
         ctx.save_for_backward(cos, sin, positions)
@@ -143,19 +135,18 @@ class _OverwrittenTail(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        cos, sin, positions = ctx.saved_tensors
-        where = Tables(cos, sin), positions, ctx.first_position, ctx.options.transposed()
+        where = Where.of(*ctx.saved_tensors, ctx.first_position, ctx.options).transposed()
         if ctx.consume and _may_be_overwritten(grad):
-            turn_tail(grad, *where)
+            turn_tail(grad, where)
         elif is_batched_gradient(grad):
-            (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, *where, False),), grad)
+            (grad,) = for_each_batched_gradient(lambda g: (rotated(g, None, where, False),), grad)
         else:
-            grad = rotated(grad, None, *where, False)
+            grad = rotated(grad, None, where, False)
         return grad, None, None, None, None, None, None
 
 
 def _may_be_overwritten(grad: torch.Tensor) -> bool:
     """Whether a kernel can write to a gradient, and nobody differentiates the gradient."""
-    if transformed() or is_batched_gradient(grad) or recorded(grad) or must_dispatch(grad, None):
+    if transformed() or is_batched_gradient(grad) or needs_autograd(grad) or must_dispatch(grad, None):
         return False
     return not overlaps_itself(grad) and not grad.is_inference()

@@ -1,40 +1,39 @@
-"""This file differentiates the RMS norm with the rotation.
+"""The derivatives of the RMS norm with the rotation.
 
 Reverse mode differentiates the kernel once. Under torch.func and in forward mode, torch operations replace the kernel.
 """
 
+from typing import Any
+
 import torch
 
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
-from ropelab.autograd.rotation import recorded, rotate_recorded, transformed
-from ropelab.call.angles import Tables
+from ropelab.autograd.rotation import needs_autograd, rotate_recorded, transformed
 from ropelab.call.checks import check_recordable
-from ropelab.call.options import Options
 from ropelab.call.qk_norm import check_qk_norm_arguments, run_backward, run_forward
-from ropelab.kernels import NO_POSITION, qk_norm_torch
+from ropelab.call.where import Where
+from ropelab.kernels import NO_POSITION, rotate_torch
 from ropelab.layout.seq_format import from_bshd
 
 
-def differentiated(
-    q, k, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options, eps: float
-):
+def differentiated(q, k, q_weight, k_weight, where: Where, eps: float):
     """Normalize and rotate q and k, and let autograd record the step where a caller differentiates it."""
-    arguments = q, k, q_weight, k_weight, tables, positions, first_position, options
+    given = q, k, q_weight, k_weight
     if transformed():
-        check_qk_norm_arguments(q, k, q_weight, k_weight, tables, positions, options)
-        return _composed(*arguments, eps)
-    if not recorded(q, k, q_weight, k_weight):
-        return run_forward(*arguments, eps)
-    return _QKNormRope.apply(q, k, q_weight, k_weight, *tables.tensors, positions, first_position, options, eps)
+        check_qk_norm_arguments(given, where)
+        return _composed(*given, where, eps)
+    if not needs_autograd(*given):
+        return run_forward(*given, where, eps)
+    return _QKNormRope.apply(*given, *where.flat, eps)
 
 
-def _composed(q, k, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options, eps: float):
+def _composed(q, k, q_weight, k_weight, where: Where, eps: float):
     """Normalize and rotate in torch operations and a rotation, for torch.func and forward mode.
 
     The arithmetic has the dtype that the kernel uses, and only the result is rounded to the dtype of q.
     """
-    wide = qk_norm_torch.compute_dtype(q, tables.cos, (q_weight, k_weight))
-    normed, nowhere = [], None
+    wide = torch.promote_types(rotate_torch.compute_dtype(q, where.angles.tensors[0]), q_weight.dtype)
+    normed, nowhere, (_, positions, _, options) = [], None, where
     if positions is not None:
         per_token = positions[:, None] if options.offsets else torch.atleast_2d(positions)
         nowhere = from_bshd((per_token == NO_POSITION)[:, :, None, None], options.seq_format)
@@ -43,7 +42,7 @@ def _composed(q, k, q_weight, k_weight, tables: Tables, positions, first_positio
         if nowhere is not None:  # a token without a position may hold any values, and has zero gradient
             x = x.masked_fill(nowhere, 1)
         normed.append(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(wide))
-    rotated = rotate_recorded(normed[0], normed[1], tables, positions, first_position, options)
+    rotated = rotate_recorded(normed[0], normed[1], where)
     return tuple(y.to(q.dtype) for y in rotated)
 
 
@@ -53,7 +52,7 @@ _NAMES = "q", "k", "q_weight", "k_weight", "cos", "sin", "positions"
 class _QKNormRope(torch.autograd.Function):
     @staticmethod
     def forward(q, k, q_weight, k_weight, cos, sin, positions, first_position, options, eps):
-        return run_forward(q, k, q_weight, k_weight, Tables(cos, sin), positions, first_position, options, eps)
+        return run_forward(q, k, q_weight, k_weight, Where.of(cos, sin, positions, first_position, options), eps)
 
     @staticmethod
     def setup_context(ctx, inputs, outputs):
@@ -67,12 +66,12 @@ class _QKNormRope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, q_grad, k_grad):
-        q, k, q_weight, k_weight, cos, sin, positions = ctx.saved_tensors
-        where = positions, ctx.first_position, ctx.options, ctx.eps
+        q, k, q_weight, k_weight, *of_where = ctx.saved_tensors
+        where = Where.of(*of_where, ctx.first_position, ctx.options)
         if transformed():  # for example by vmap over the gradients of the results
 
             def composed(q, k, q_weight, k_weight):
-                return _composed(q, k, q_weight, k_weight, Tables(cos, sin), *where)
+                return _composed(q, k, q_weight, k_weight, where, ctx.eps)
 
             _, pull_back, *_ = torch.func.vjp(composed, q, k, q_weight, k_weight)
             grads = pull_back((q_grad, k_grad))
@@ -82,7 +81,7 @@ class _QKNormRope(torch.autograd.Function):
         weight_grads = any(ctx.needs_input_grad[2:4])
 
         def gradients(q_grad, k_grad):
-            return step(q, k, q_grad, k_grad, q_weight, k_weight, cos, sin, *where, weight_grads)
+            return step(q, k, q_grad, k_grad, q_weight, k_weight, *where.flat, ctx.eps, weight_grads)
 
         if not torch.compiler.is_compiling() and (is_batched_gradient(q_grad) or is_batched_gradient(k_grad)):
             found = for_each_batched_gradient(gradients, q_grad, k_grad)
@@ -92,8 +91,9 @@ class _QKNormRope(torch.autograd.Function):
         return *(g if need else None for g, need in zip(grads[:4], ctx.needs_input_grad, strict=False)), *[None] * 6
 
 
-def _gradients(q, k, q_grad, k_grad, q_weight, k_weight, cos, sin, *where):
-    return run_backward(q, k, q_grad, k_grad, q_weight, k_weight, Tables(cos, sin), *where)
+def _gradients(*arguments: Any):
+    q, k, q_grad, k_grad, q_weight, k_weight, *flat, eps, weight_grads = arguments
+    return run_backward(q, k, q_grad, k_grad, q_weight, k_weight, Where.of(*flat), eps, weight_grads)
 
 
 class _Gradients(torch.autograd.Function):

@@ -1,7 +1,7 @@
-"""This file differentiates the rotation: in reverse mode to any order, in forward mode, and under vmap.
+"""The derivatives of the rotation: in reverse mode to any order, in forward mode, and under vmap.
 
 A rotation is linear in its input, ``y = R x``, so the backward is the transposed rotation, ``dx = R^T dy``. The
-transposed rotation reads the layout that the forward writes, and turns by minus the angle (`Options.transposed`).
+transposed rotation reads the layout that the forward writes, and turns by minus the angle (`Where.transposed`).
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from ropelab.autograd.batching import is_batched_gradient, rotate_batched, rotate_batched_gradients
 from ropelab.autograd.table_gradients import table_gradients
-from ropelab.call.angles import Angles, Tables, angles_of
+from ropelab.call.angles import Tables
 from ropelab.call.checks import (
     check_inplace_autograd,
     check_layouts_alike,
@@ -18,21 +18,20 @@ from ropelab.call.checks import (
     check_recordable,
     check_rope_arguments,
     check_writable,
-    read_tensors,
 )
-from ropelab.call.operator import copy_over, must_dispatch, run
-from ropelab.call.options import Options
+from ropelab.call.operation import copy_over, must_dispatch
+from ropelab.call.rotation import rotate_or_dispatch
+from ropelab.call.where import Where
 
 
-def differentiated(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
+def differentiated(q, k, where: Where, inplace: bool):
     """Rotate q, or q and k, and let autograd record the rotation where a caller differentiates it."""
-    if not recorded(q, k, *angles.tensors):
-        return run(q, k, angles, positions, first_position, options, inplace)
-    record = _overwrite if inplace else rotate_recorded
-    return record(q, k, angles, positions, first_position, options)
+    if not needs_autograd(q, k, *where.angles.tensors):
+        return rotate_or_dispatch(q, k, where, inplace)
+    return _overwrite(q, k, where) if inplace else rotate_recorded(q, k, where)
 
 
-def recorded(*tensors: torch.Tensor | None) -> bool:
+def needs_autograd(*tensors: torch.Tensor | None) -> bool:
     """Whether a caller differentiates. Other calls leave out autograd's function, which takes as long as a launch."""
     if torch.is_grad_enabled():
         for x in tensors:
@@ -46,15 +45,16 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
-def rotate_recorded(q, k, angles: Angles, positions, first_position: int, options: Options):
+def rotate_recorded(q, k, where: Where):
     """Rotate into new tensors, and record the rotation."""
     if transformed():
-        return _TransformedRotation.apply(q, k, *angles.tensors, positions, first_position, options, False)
-    return _record(q, k, angles, positions, first_position, options, False)
+        return _TransformedRotation.apply(q, k, *where.flat, False)
+    return _record(q, k, where, False)
 
 
-def _record(q, k, angles: Angles, positions, first_position: int, options: Options, inplace: bool):
+def _record(q, k, where: Where, inplace: bool):
     """Rotate with `_Rotation`."""
+    angles, positions, first_position, options = where
     tensors = q, k, *angles.tensors, positions
     if torch.compiler.is_compiling():
         return _Rotation.apply(*tensors, first_position, options, inplace)
@@ -69,40 +69,37 @@ def _record(q, k, angles: Angles, positions, first_position: int, options: Optio
         raise
 
 
-def _overwrite(q, k, angles: Angles, positions, first_position: int, options: Options):
+def _overwrite(q, k, where: Where):
     """Rotate in place, and record the rotation."""
     if transformed():
         raise NotImplementedError("inplace: expected False under torch.func transforms and forward mode, got True")
-    arguments = angles, positions, first_position, options
     if must_dispatch(q, k):
-        return _overwrite_by_copy(q, k, *arguments)
-    check_rope_arguments(q, k, angles, positions, options)
-    check_layouts_alike(options)
-    check_memory(q, k, read_tensors(angles, positions, options))
-    check_writable(q, k)
-    check_inplace_autograd(q, k, angles)
-    check_recordable(positions=positions, **angles.named)
-    check_places(q, angles, positions, first_position, options)
+        return _overwrite_by_copy(q, k, where)
+    check_rope_arguments(q, k, where)
+    check_layouts_alike(where.options)
+    check_memory(q, k, where.read)
+    check_writable(("q", "k"), (q, k))
+    check_inplace_autograd(q, k, where.angles)
+    check_recordable(positions=where.positions, **where.angles.named)
+    check_places(q, where)
     if k is not None and (q._is_view() or k._is_view()):
         # Autograd can rewrite the history of a view only for a function with a single output.
-        return tuple(_overwrite_one(x, *arguments) for x in (q, k))
-    return _record(q, k, angles, positions, first_position, options, True)
+        return tuple(_record(x, None, where, True) if x.requires_grad else _rotate_one(x, where) for x in (q, k))
+    return _record(q, k, where, True)
 
 
-def _overwrite_one(x: torch.Tensor, angles: Angles, positions, first_position: int, options: Options):
-    if not x.requires_grad:
-        return run(x, None, angles, positions, first_position, options, True)
-    return _record(x, None, angles, positions, first_position, options, True)
+def _rotate_one(x: torch.Tensor, where: Where):
+    return rotate_or_dispatch(x, None, where, True)
 
 
-def _overwrite_by_copy(q, k, angles: Angles, positions, first_position: int, options: Options):
+def _overwrite_by_copy(q, k, where: Where):
     """Rotate into new tensors, and copy them over q and k. Autograd can record the copy through the dispatcher."""
-    check_layouts_alike(options)
+    check_layouts_alike(where.options)
     if not torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
-        check_writable(q, k)
-        check_inplace_autograd(q, k, angles)
-    options = options._replace(overwrites=True)
-    new = _Rotation.apply(q, k, *angles.tensors, positions, first_position, options, False)
+        check_writable(("q", "k"), (q, k))
+        check_inplace_autograd(q, k, where.angles)
+    where = where._replace(options=where.options._replace(overwrites=True))
+    new = _Rotation.apply(q, k, *where.flat, False)
     return copy_over((q,), (new,))[0] if k is None else copy_over((q, k), new)
 
 
@@ -112,8 +109,7 @@ class _Rotation(torch.autograd.Function):
     # q comes first: autograd takes the first input of an in-place function to be the view whose history it rewrites.
     @staticmethod
     def forward(ctx, q, k, cos, sin, positions, first_position, options, inplace):
-        angles = angles_of(cos, sin)
-        ys = run(q, k, angles, positions, first_position, options, inplace)
+        ys = rotate_or_dispatch(q, k, Where.of(cos, sin, positions, first_position, options), inplace)
         needed = ctx.needs_input_grad
         trained_tables = needed[2] or needed[3]
         if not trained_tables and k is not None:  # then each output depends on its own input alone
@@ -147,7 +143,7 @@ class _TransformedRotation(torch.autograd.Function):
 
     @staticmethod
     def forward(q, k, cos, sin, positions, first_position, options, inplace):
-        return _rotate_batches(q, k, angles_of(cos, sin), positions, first_position, options)
+        return _rotate_batches(q, k, Where.of(cos, sin, positions, first_position, options))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -163,27 +159,25 @@ class _TransformedRotation(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, q, k, cos, sin, positions, first_position, options, inplace):
-        arguments = q, k, angles_of(cos, sin), positions, first_position, options
-        ys = rotate_batched(rotate_recorded, info.batch_size, in_dims[:5], *arguments)
+        where = Where.of(cos, sin, positions, first_position, options)
+        ys = rotate_batched(rotate_recorded, info.batch_size, in_dims[:5], q, k, where)
         return ys, 0 if k is None else (0, 0)
 
     @staticmethod
     def jvp(ctx, q_tangent, k_tangent, cos_tangent, sin_tangent, *_):
         cos, sin, positions, q, k = ctx.saved_tensors
-        angles = angles_of(cos, sin)
-        where = positions, ctx.first_position, ctx.options
-        tangents = []
+        where, tangents = Where.of(cos, sin, positions, ctx.first_position, ctx.options), []
         for x, x_tangent in ((q, q_tangent), (k, k_tangent)):
             if x is None:
                 continue
             # y is linear in x. The features that rotate are linear in the tables too; the others do not depend on them.
             tangent = torch.zeros_like(x)
             if x_tangent is not None:
-                tangent = rotate_recorded(x_tangent, None, angles, *where)
+                tangent = rotate_recorded(x_tangent, None, where)
             if cos_tangent is not None or sin_tangent is not None:
                 turn = Tables(*(torch.zeros_like(cos) if t is None else t for t in (cos_tangent, sin_tangent)))
-                first, end = ctx.options.slice(angles.columns)
-                turned = rotate_recorded(x, None, turn, *where)[..., first:end]
+                first, end = ctx.options.slice(where.angles.columns)
+                turned = rotate_recorded(x, None, where._replace(angles=turn))[..., first:end]
                 tangent = tangent + torch.nn.functional.pad(turned, (first, x.shape[-1] - end))
             tangents.append(tangent)
         return tangents[0] if k is None else tuple(tangents)
@@ -196,28 +190,28 @@ def _backward(ctx, y_grads, rotate) -> tuple[torch.Tensor | None, ...]:
         rotate: a function that rotates into new tensors and that autograd can differentiate again.
     """
     cos, sin, positions, q, k = ctx.saved_tensors
-    angles, where = angles_of(cos, sin), (positions, ctx.first_position)
+    where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
     x_grads = [g if needed else None for g, needed in zip(y_grads, ctx.needs_input_grad, strict=False)]
     present = [g for g in x_grads if g is not None]
     if present:
         second = present[1] if len(present) > 1 else None
-        rotated = rotate(present[0], second, angles, *where, ctx.options.transposed())
+        rotated = rotate(present[0], second, where.transposed())
         remaining = iter((rotated,) if second is None else rotated)
         x_grads = [None if g is None else next(remaining) for g in x_grads]
     table_grads = (None, None)
     if any(ctx.needs_input_grad[2:4]):
-        table_grads = table_gradients((q, k), y_grads, cos, *where, ctx.options)
+        table_grads = table_gradients((q, k), y_grads, where)
     return *x_grads, *(None,) * (2 - len(x_grads)), *table_grads, None, None, None, None
 
 
-def _rotate_gradients(q, k, angles: Angles, *where):
+def _rotate_gradients(q, k, where: Where):
     """Rotate gradients, and record the rotation where a caller differentiates the gradient again."""
-    rotate = rotate_recorded if recorded(q, k, *angles.tensors) else _rotate_batches
-    return rotate(q, k, angles, *where)
+    rotate = rotate_recorded if needs_autograd(q, k, *where.angles.tensors) else _rotate_batches
+    return rotate(q, k, where)
 
 
-def _rotate_batches(q, k, angles: Angles, positions, first_position: int, options: Options):
+def _rotate_batches(q, k, where: Where):
     """Rotate tensors that may be batches of gradients or of tangents, without a record for autograd."""
     if not torch.compiler.is_compiling() and (is_batched_gradient(q) or is_batched_gradient(k)):
-        return rotate_batched_gradients(_rotate_batches, q, k, angles, positions, first_position, options)
-    return run(q, k, angles, positions, first_position, options, False)
+        return rotate_batched_gradients(_rotate_batches, q, k, where)
+    return rotate_or_dispatch(q, k, where, False)

@@ -1,4 +1,4 @@
-"""This file differentiates the rotation with respect to the tables of cosines and sines.
+"""The gradients of the rotation with respect to the tables of cosines and sines.
 
 The gradients are torch operations, because tables are rarely trained, and because autograd can differentiate torch
 operations once more. `ropelab.positions` says which row of the tables a position reads.
@@ -6,13 +6,13 @@ operations once more. `ropelab.positions` says which row of the tables a positio
 
 import torch
 
-from ropelab.call.options import Options
+from ropelab.call.where import Where
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import join, pairs
 from ropelab.layout.seq_format import to_bshd
 
 
-def table_gradients(xs, y_grads, cos: torch.Tensor, positions, first_position: int, options: Options):
+def table_gradients(xs, y_grads, where: Where):
     """The gradients of cos and sin: each row is a sum over the heads, batches and tokens that read the row.
 
     With g the gradient of y, the pair ``y0 = x0 c0 - x1 s0``, ``y1 = x1 c1 + x0 s1`` gives::
@@ -24,6 +24,7 @@ def table_gradients(xs, y_grads, cos: torch.Tensor, positions, first_position: i
     Args:
         xs, y_grads: q and k, and the gradients of their rotations; None where q or k has no gradient or is missing.
     """
+    cos, (_, positions, first_position, options) = where.angles.tensors[0], where
     wide = torch.promote_types(cos.dtype, torch.float32)
     first, end = options.slice(cos.shape[-1])
     if all(g is None for g in y_grads):

@@ -1,6 +1,6 @@
 """This file times the one launch of `rope_and_cache` with the chosen tile and with other tiles.
 
-`ropelab.kernels.paged_cache_triton.choose_tile` rests on this sweep.
+`ropelab.kernels.paged_cache_triton.tile_for` rests on this sweep.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,12 @@ import pandas as pd
 import torch
 
 from ropelab.bench import copies, in_parts, timing
-from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation, WholeLatentCache
-from ropelab.bench.cache_operations import Tensors as Call
+from ropelab.bench.cache_operations import EPS, LatentCache, NormAndCache, Operation, Tensors, WholeLatentCache
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.paged_cache import calls, fraction_of_bytes
-from ropelab.kernels import Rotation, paged_cache_triton
-from ropelab.kernels.paged_cache import Norm, Scales, Tensors
+from ropelab.kernels import Norm, Rotation, paged_cache_triton
 from ropelab.kernels.paged_cache_triton import CacheTile
+from ropelab.kernels.tensors import CacheTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS
 from ropelab.layout.pairing import LAYOUTS
 
@@ -70,8 +69,15 @@ def candidate_tiles(block_pairs: int, layout: str) -> list[CacheTile]:
 
 def _sweep(case: Operation, device: torch.device | str, rounds: int) -> pd.DataFrame:
     sets = calls(case, case.work.cold_count(timing.cache_bytes()), device)
-    write, chosen = _writer(case, device)
-    tiles = {str(tile): tile for tile in (chosen(sets[0]), *candidate_tiles(case.head_dim // 2, case.layout))}
+    tensors, interleaved = partial(_tensors, case, case.tables(device)), case.layout == "interleaved"
+    rotation = Rotation(case.head_dim, interleaved=interleaved, out_interleaved=interleaved)
+    norm = Norm(EPS) if isinstance(case, NormAndCache) and case.norm else None
+
+    def write(call: Tensors, tile: CacheTile) -> None:
+        paged_cache_triton.write(tensors(call), rotation, norm, tile=tile)
+
+    chosen = paged_cache_triton.tile_for(tensors(sets[0]), rotation)
+    tiles = {str(tile): tile for tile in (chosen, *candidate_tiles(case.head_dim // 2, case.layout))}
     contenders = {name: partial(_ready, write, sets, tile) for name, tile in tiles.items()}
     copied = [case.to_copy(call) for call in sets]
     with torch.no_grad():
@@ -81,48 +87,38 @@ def _sweep(case: Operation, device: torch.device | str, rounds: int) -> pd.DataF
     tried = [tiles[name] for name in frame.contender]
     fields = ("block_rows", "num_warps", "pairs_per_access", "passes")
     frame = frame.assign(**{field: [getattr(tile, field) for tile in tried] for field in fields})
-    frame = frame.assign(chosen=[tile == chosen(sets[0]) for tile in tried])
+    frame = frame.assign(chosen=[tile == chosen for tile in tried])
     torch.cuda.empty_cache()  # the graphs have memory of their own
     return tidy(frame, case.columns).drop(columns="contender")
 
 
-def _ready(write: Callable, sets: Sequence[Call], tile: CacheTile) -> list[Callable[[], object]]:
+def _ready(write: Callable, sets: Sequence[Tensors], tile: CacheTile) -> list[Callable[[], object]]:
     return [partial(write, call, tile) for call in sets]
 
 
-def _writer(case: Operation, device: torch.device | str) -> tuple[Callable, Callable]:
-    """``write(call, tile)``, and ``chosen(call)``, which returns the tile that a call gets by default."""
-    cos, sin = case.tables(device)
-    interleaved = case.layout == "interleaved"
-    rotation = Rotation(case.head_dim, interleaved=interleaved, out_interleaved=interleaved)
-    scale = case.scale(device) if case.float8 else None
-    scales = Scales(scale if case.float8_q else None, scale, scale)
-
-    def arguments(call: Call) -> tuple[Tensors, Norm | None]:
-        norm, nope = None, []
-        if isinstance(case, LatentCache):
-            q, k = case.parts(call)
-            v_cache, k_cache = call["cache"].unsqueeze(2).split((case.latent, case.head_dim), dim=-1)
-            k, v, q_out = k[:, None], call["latent"][:, None], q
-        elif isinstance(case, WholeLatentCache):
-            q, k, v = call["q"][..., 128:], call["kv"][:, None, 512:], call["latent"][:, None]
-            v_cache, k_cache = (call[name].unsqueeze(2) for name in case.cached)
-            q_out, nope = call["q out"][..., 512:], [call["absorbed"], call["q out"][..., :512]]
-        else:
-            q, k, v = case.parts(call)
-            k_cache, v_cache = (call[name] for name in case.cached)
-            q_out = call.get("q out", torch.empty(q.shape, dtype=q.dtype, device=device))
-            norm = Norm(call["q weight"], call["k weight"], EPS, 0.0) if case.norm else None
-        q, k, v, q_out, *nope = (x[None] for x in (q, k, v, q_out, *nope))
-        return Tensors(q, k, v, q_out, None, None, k_cache, v_cache, call["slots"], *nope), norm
-
-    def write(call: Call, tile: CacheTile) -> None:
-        tensors, norm = arguments(call)
-        positions = call["positions"][None]
-        paged_cache_triton.write(tensors, cos, sin, rotation, norm, scales, positions=positions, tile=tile)
-
-    def chosen(call: Call) -> CacheTile:
-        tensors, norm = arguments(call)
-        return paged_cache_triton.tile_for(tensors, rotation, norm)
-
-    return write, chosen
+def _tensors(case: Operation, tables: Sequence[torch.Tensor], call: Tensors) -> CacheTensors:
+    """The tensors of a call as the kernel takes them; results that are neither caches nor in place are new."""
+    found: dict[str, torch.Tensor] = {}
+    if isinstance(case, LatentCache):
+        q, k = case.parts(call)
+        v_cache, k_cache = call["cache"].unsqueeze(2).split((case.latent, case.head_dim), dim=-1)
+        k, v, q_out = k[:, None], call["latent"][:, None], q
+    elif isinstance(case, WholeLatentCache):
+        q, k, v = call["q"][..., 128:], call["kv"][:, None, 512:], call["latent"][:, None]
+        v_cache, k_cache = (call[name].unsqueeze(2) for name in case.cached)
+        q_out = call["q out"][..., 512:]
+        found |= {"q_nope": call["absorbed"][None], "q_nope_out": call["q out"][None, ..., :512]}
+    else:
+        q, k, v = case.parts(call)
+        k_cache, v_cache = (call[name] for name in case.cached)
+        q_out = call.get("q out", torch.empty(q.shape, dtype=q.dtype, device=q.device))
+        if case.norm:
+            found |= {"q_weight": call["q weight"], "k_weight": call["k weight"]}
+    if case.float8:
+        scale = case.scale(q.device)
+        found |= {"k_scale": scale, "v_scale": scale} | ({"q_scale": scale} if case.float8_q else {})
+    cos, sin = tables
+    nothing: dict[str, torch.Tensor | None] = dict.fromkeys(CacheTensors._fields)
+    heads = {"q": q[None], "k": k[None], "v": v[None], "q_out": q_out[None], "k_cache": k_cache, "v_cache": v_cache}
+    places = {"slots": call["slots"], "cos": cos, "sin": sin, "positions": call["positions"][None]}
+    return CacheTensors(**nothing | heads | places | found)

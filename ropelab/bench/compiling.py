@@ -31,8 +31,7 @@ def _compile(cell: Cell, tiles: Tiles) -> None:
 def compiled(call, tile: Tile | FlatTile):
     """Triton's compiled kernel of a call; nothing is launched."""
     launch = call.plan(tile)
-    arguments = (*call.passed("cuda"), *launch.fixed)
-    return launch.kernel.warmup(*arguments, grid=launch.grid, **launch.options)
+    return launch.kernel.warmup(call.stand_ins("cuda"), 0, 0, *launch.fixed, grid=launch.grid, **launch.options)
 
 
 def counters(call, tile: Tile | FlatTile) -> dict[str, int]:

@@ -25,6 +25,7 @@ from ropelab.bench.agreement import disagreement
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import sglang_kernel, vllm
 from ropelab.kernels.rotation import Rotation
+from ropelab.kernels.tensors import RotateTensors
 
 NONE, OURS, DEPENDENT = "no rotation", "ropelab in place", "ropelab in place, dependent launch"
 BATCHES = (1, 8)
@@ -183,18 +184,13 @@ def _dependent(chain: Chain) -> Rotate:
     """Rotate with a dependent launch of the library's kernel."""
     from ropelab.kernels import rotate_triton  # needs Triton
 
-    case = chain.case
-    tables = chain.cos, chain.sin
+    def tensors(projected: torch.Tensor) -> RotateTensors:
+        pair = chain.case.heads(projected)
+        return RotateTensors.of(pair, pair, chain.cos, chain.sin, chain.positions)
 
-    pair = case.heads(chain.projected(0))
-    rotation = Rotation(case.head_dim, offsets=True)
-    launch = dependent_launch(rotate_triton.plan(pair, pair, *tables, chain.positions, rotation))
-
-    def rotate(projected: torch.Tensor) -> None:
-        pair = case.heads(projected)
-        launch(*pair, *pair, *tables, chain.positions, 0, len(chain.cos))
-
-    return rotate
+    rotation = Rotation(chain.case.head_dim, offsets=True)
+    launch = dependent_launch(rotate_triton.plan_rotate(tensors(chain.projected(0)), rotation))
+    return lambda projected: launch(tensors(projected), 0, len(chain.cos))
 
 
 def dependent_launch(launch):

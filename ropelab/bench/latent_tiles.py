@@ -13,12 +13,14 @@ from ropelab.bench import copies, timing
 from ropelab.bench.compare import progress, tidy
 from ropelab.bench.latent_attention import Latent
 from ropelab.kernels import Rotation, latent_triton
+from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.kernels.tiles import Tile
 
 SIZES = ((128, 4096), (16, 4096), (16, 16384))
 """The numbers of heads and of tokens."""
 STEPS = {"forward": "k and v", "backward": "k and v", "turn_tail": "q"}
 """The functions of `latent_triton` -> the part of the heads that they serve."""
+_TENSORS = {"forward": LatentTensors, "backward": LatentGradients, "turn_tail": TailTensors}
 
 
 def latent_tiles(*, smoke: bool = False) -> pd.DataFrame:
@@ -81,7 +83,7 @@ def _calls(case: Latent, step: str, sets: Sequence[Sequence[torch.Tensor]], tile
 
     def call(given):
         made = [given[0].new_empty(1, case.tokens, h, width) for h, width in zip(heads, widths, strict=False)]
-        getattr(latent_triton, step)(*given, *made, cos, sin, rotation, tile=tile)
+        getattr(latent_triton, step)(_TENSORS[step](*given, *made, cos, sin, None), rotation, tile=tile)
         return made
 
     return [partial(call, given) for given in sets]

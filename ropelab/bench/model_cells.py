@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +14,8 @@ from ropelab.bench import same_places
 from ropelab.bench.model_shapes import MODELS, SHAPES, Model
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels.rotation import row_count
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import FlatTile, Tile
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import to_bshd
@@ -203,14 +205,14 @@ class Call:
         self.positions = _positions(cell, device)
 
     @property
-    def arguments(self) -> tuple:
-        """The arguments of `rotate_triton.tile_for`."""
-        return self.inputs, self.outputs(), *self.tables, self.positions, self.rotation
+    def tensors(self) -> RotateTensors:
+        """The tensors of the call, with new results unless it works in place."""
+        return RotateTensors.of(self.inputs, self.outputs(), *self.tables, self.positions)
 
     @cached_property
     def tile(self) -> Tile | FlatTile:
         """The tile that ropelab chooses."""
-        return rotate_triton.tile_for(*self.arguments)
+        return rotate_triton.tile_for(self.tensors, self.rotation)
 
     def copied(self) -> "Call":
         """The same call on copies of the inputs, so that a rotation in place leaves the inputs as they are."""
@@ -228,23 +230,18 @@ class Call:
 
     def plan(self, tile: Tile | FlatTile | None = None) -> Callable[..., None]:
         """The launch of this call, with the chosen tile by default; it serves the same call on other buffers."""
-        return rotate_triton.plan(*self.arguments, tile or self.tile)
+        return rotate_triton.plan_rotate(self.tensors, self.rotation, tile or self.tile)
 
     def rotate(self, launch: Callable[..., None]) -> list[torch.Tensor]:
         """The results of a launch that `plan` returned."""
-        xs, outs = self.inputs, self.outputs()
-        launch(*self._passed(xs, outs))
-        return outs
+        tensors = self.tensors
+        launch(tensors, 0, row_count(tensors.cos))
+        return [y for _, y in tensors.pairs]
 
-    def passed(self, device: torch.device | str) -> tuple[torch.Tensor | int, ...]:
-        """Stand-ins on ``device`` for the arguments of the launch, with the same dtypes."""
-        passed = self._passed(self.inputs, self.inputs)
-        return tuple(x if isinstance(x, int) else torch.empty(1, dtype=x.dtype, device=device) for x in passed)
-
-    def _passed(self, xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | int, ...]:
-        cos, sin = self.tables
-        positions = cos if self.positions is None else self.positions
-        return xs[0], xs[-1], outs[0], outs[-1], cos, sin, positions, 0, cos.shape[-2]
+    def stand_ins(self, device: torch.device | str) -> RotateTensors:
+        """Tensors on ``device`` with the dtypes of the call's tensors, which suffice for a compiler."""
+        made = (None if x is None else torch.empty(1, dtype=x.dtype, device=device) for x in self.tensors)
+        return RotateTensors(*made)
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:

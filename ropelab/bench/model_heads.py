@@ -12,6 +12,7 @@ from ropelab.bench.compare import bind, checked, progress, tidy
 from ropelab.bench.model_cells import Call, Cell, cells, on_meta
 from ropelab.bench.workloads import Buffers
 from ropelab.kernels import rotate_torch
+from ropelab.kernels.tensors import RotateTensors
 
 CELLS = 600
 COPIES = ("copy: copy_", "copy: Triton, 2048 elements, 4 warps", "copy: Triton, 4096 elements, 8 warps")
@@ -103,5 +104,5 @@ def same_bits(cell: Cell, buffers: Buffers) -> bool:
     """Whether the result has the bits of the torch operations."""
     call = Call(cell, buffers).copied()
     expected = [torch.empty_like(x) for x in call.inputs]
-    rotate_torch.rotate(call.inputs, expected, *call.tables, call.rotation, positions=call.positions)
+    rotate_torch.rotate(RotateTensors.of(call.inputs, expected, *call.tables, call.positions), call.rotation)
     return all(torch.equal(y, e) for y, e in zip(call.rotate(call.plan()), expected, strict=True))

@@ -58,7 +58,7 @@ def tile_of(row: Mapping[str, Any]) -> Tile | FlatTile:
 
 
 def work_of(call: Call):
-    return rotate_triton.work_of(*call.arguments)
+    return rotate_triton.work_of(call.tensors, call.rotation)
 
 
 def sweep(cell: Cell, tiles: Sequence[Tile | FlatTile], rounds: int) -> pd.DataFrame:

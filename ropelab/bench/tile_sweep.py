@@ -12,6 +12,7 @@ from ropelab.bench.compare import copy_contenders, progress, tidy
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
 from ropelab.kernels.addressing import innermost
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import ACCESS_BYTES, PAIRS_PER_ACCESS, FlatTile, Tile, next_power_of_2, pairs_per_access
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.layout.seq_format import to_bshd
@@ -89,7 +90,8 @@ def _chosen(shape: Workload, positions_read: bool, buffers: Buffers) -> Tile | F
     xs = [to_bshd(x.detach(), shape.seq_format) for x in buffers.inputs]
     outs = [torch.empty_like(x) for x in xs]
     positions = torch.zeros(xs[0].shape[:2], dtype=torch.int32) if positions_read else None
-    return rotate_triton.tile_for(xs, outs, buffers.cos, buffers.sin, positions, rotation_of(shape))
+    tensors = RotateTensors.of(xs, outs, buffers.cos, buffers.sin, positions)
+    return rotate_triton.tile_for(tensors, rotation_of(shape))
 
 
 def rotation_of(shape: Workload) -> Rotation:
@@ -148,7 +150,7 @@ def _calls(shape: Workload, positions_read: bool, sets: Sequence[Buffers], tile:
 
     def rotate(inputs: list[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
         outputs = [torch.empty_like(x) for x in inputs]
-        rotate_triton.rotate(inputs, outputs, cos, sin, rotation, positions=positions, tile=tile)
+        rotate_triton.rotate(RotateTensors.of(inputs, outputs, cos, sin, positions), rotation, tile=tile)
         return outputs
 
     def views(buffers: Buffers) -> list[torch.Tensor]:

@@ -1,31 +1,29 @@
-"""This file checks the arguments of a call against each other.
+"""Checks of the arguments of a call against each other.
 
 Each message names the argument, what the call expected and what it got.
 """
+
+from collections.abc import Sequence
 
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name
 from ropelab.call.angles import Angles, Frequencies, Tables
 from ropelab.call.memory import Named, check_disjoint
-from ropelab.call.options import Options
+from ropelab.call.where import Options, Where
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 from ropelab.layout.pairing import check_layout
 from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank, to_bshd
 
 
-def check_rope_arguments(
-    q: torch.Tensor, k: torch.Tensor | None, angles: Angles, positions: torch.Tensor | None, options: Options
-) -> None:
+def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) -> None:
     """Raise for arguments that `apply_rope` cannot serve, judged by their metadata.
-
-    Args:
-        positions: positions or, with ``options.offsets``, offsets; or None.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: shapes, devices or options do not fit each other.
     """
+    angles, positions, _, options = where
     check_layout(options.layout)
     check_layout(options.out_layout, "out_layout")
     check_seq_format(options.seq_format)
@@ -45,12 +43,13 @@ def check_rope_arguments(
         _check_positions_tensor(q, shape, positions, options)
 
 
-def check_places(q, angles: Angles, positions, first_position: int, options: Options) -> None:
+def check_places(q: torch.Tensor, where: Where) -> None:
     """Raise ValueError for tokens that are beyond the tables, as far as the host knows without waiting for a GPU.
 
     The answer depends on values, so every call makes this check. The arguments have passed `check_rope_arguments`.
     `ropelab.positions` says which row of the tables a position reads.
     """
+    angles, positions, first_position, options = where
     if positions is not None and positions.is_cuda:
         return
     seq_len = q.shape[SEQ_AXIS[options.seq_format]]
@@ -85,7 +84,7 @@ def check_positions(positions: torch.Tensor, seq_len: int, angles: Angles, offse
         rows = " that frequencies serve" if angles.table_free else " rows of cos"
         raise ValueError(f"{name}: expected |positions| below the {angles.position_count}{rows}, got {worst}")
     if first == INVALID_POSITION:
-        raise ValueError(f"{name}: expected numbers other than the mark of a position without a row, got {first}")
+        raise ValueError(f"{name}: expected other numbers, because INVALID_POSITION is reserved, got {first}")
 
 
 def check_layouts_alike(options: Options) -> None:
@@ -104,24 +103,27 @@ def check_memory(q: torch.Tensor, k: torch.Tensor | None, read: Named | None = N
     """Raise ValueError where an element of q or k, which are written, may have the address of another element.
 
     Args:
-        read: the other tensors of the call, from `read_tensors`.
+        read: the other tensors of the call, as `Where.read`.
     """
     check_disjoint({"q": q, "k": k}, read or {}, where=INPLACE)
 
 
-def read_tensors(angles: Angles, positions: torch.Tensor | None, options: Options) -> dict[str, torch.Tensor | None]:
-    """The tensors that a rotation only reads: the name of the argument -> the tensor."""
-    return {**angles.named, "offsets" if options.offsets else "positions": positions}
-
-
-def check_writable(q: torch.Tensor, k: torch.Tensor | None) -> None:
+def check_writable(names: Sequence[str], tensors: Sequence[torch.Tensor | None], condition: str = INPLACE) -> None:
     """Raise ValueError for an inference tensor outside of inference mode, because PyTorch allows no write there."""
-    q_refuses, k_refuses = q.is_inference(), k is not None and k.is_inference()
-    if (q_refuses or k_refuses) and not torch.is_inference_mode_enabled():
-        raise ValueError(
-            f"{'q' if q_refuses else 'k'}: expected a tensor that is not an inference tensor for inplace=True outside "
-            "of torch.inference_mode(), got an inference tensor"
-        )
+    for name, x in zip(names, tensors, strict=False):
+        if x is not None and x.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(
+                f"{name}: expected a tensor that is not an inference tensor{condition} outside of "
+                "torch.inference_mode(), got an inference tensor"
+            )
+
+
+def check_fixed_tables(cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Raise ValueError for a table that requires grad while autograd records, in an operation without its gradient."""
+    if torch.is_grad_enabled():
+        for name, table in (("cos", cos), ("sin", sin)):
+            if table.requires_grad:
+                raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
 
 
 def check_recordable(**tensors: torch.Tensor | None) -> None:

@@ -1,34 +1,39 @@
-"""This file checks the arguments of a rotation that also writes into a paged cache.
+"""Checks of the arguments of a rotation that also writes into a paged cache.
 
 Each message names the argument, what the call expected and what it got.
 """
 
+from typing import Any
+
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
-from ropelab.call.checks import check_rope_arguments, read_tensors
-from ropelab.call.memory import Named
-from ropelab.call.paged_cache_arguments import PagedCacheCall
+from ropelab.call.checks import check_places, check_rope_arguments
 from ropelab.call.qk_norm import check_weights
+from ropelab.call.where import Where
+from ropelab.kernels import Norm
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.paged_cache import Norm, Tensors
+from ropelab.kernels.tensors import CacheTensors
 from ropelab.layout.seq_format import rank, to_bshd
 
 CACHE_DTYPES = (*DTYPES, *FLOAT8_DTYPES)
 
-NAMES = {"k_cache": "key_cache", "v_cache": "value_cache", "slots": "slot_mapping"}
-"""The field of `Tensors` -> the name of the argument where the names differ."""
+NAMES = (
+    "key_cache", "value_cache", "q_out", "k_out", "v_out", "q_nope_out", "q", "k", "v", "q_nope", "slot_mapping",
+    "q_weight", "k_weight", "q_scale", "k_scale", "v_scale",
+)  # fmt: skip
+"""The arguments of a call, in the order of `CacheTensors`; the call writes the first six."""
 
 
-def check_call(call: PagedCacheCall) -> None:
+def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     """Raise TypeError or ValueError for arguments that the kernels cannot serve, judged by all but their contents."""
-    t = call.tensors
+    t, seq_format = CacheTensors._make((*given, None, None, None)), where.options.seq_format
     tensor("k", t.k)
-    check_rope_arguments(t.q, t.k, call.angles, call.positions, call.options)
-    _check_value(t, call.options.seq_format)
-    if call.norm is not None:
-        _check_weights(call.norm, t, call.options.seq_format)
-    _check_nope(t, call)
+    check_rope_arguments(t.q, t.k, where)
+    _check_value(t, seq_format)
+    if norm is not None:
+        _check_weights(t, seq_format)
+    _check_nope(t, norm)
     for name, out, x in _outputs(t):
         if out is not None and x is not None:
             _check_output(name, out, x, t.q, FLOAT8_DTYPES if name in ("q_out", "q_nope_out") else ())
@@ -36,21 +41,19 @@ def check_call(call: PagedCacheCall) -> None:
         raise TypeError(
             f"q_nope_out: expected q_out's dtype {dtype_name(t.q_out.dtype)}, got {dtype_name(t.q_nope_out.dtype)}"
         )
-    _check_caches(t, call.options.seq_format)
-    _check_slot_mapping(t, call.options.seq_format)
-    heads = t.q.shape[-2], t.k.shape[-2]
-    if call.options.seq_format == "bhsd":
-        heads = t.q.shape[1], t.k.shape[1]
-    _check_scale("q_scale", call.scales.q, heads[0], "q_out", t.q_out)
-    _check_scale("k_scale", call.scales.k, heads[1], "key_cache", t.k_cache)
-    _check_scale("v_scale", call.scales.v, heads[1], "value_cache", t.v_cache)
+    _check_caches(t, seq_format)
+    _check_slot_mapping(t, seq_format)
+    q_heads, k_heads = (to_bshd(x, seq_format).shape[2] for x in (t.q, t.k))
+    _check_scale("q_scale", t.q_scale, q_heads, "q_out", t.q_out)
+    _check_scale("k_scale", t.k_scale, k_heads, "key_cache", t.k_cache)
+    _check_scale("v_scale", t.v_scale, k_heads, "value_cache", t.v_cache)
 
 
-def check_no_grad(call: PagedCacheCall) -> None:
+def check_no_grad(given: tuple[Any, ...], where: Where) -> None:
     """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
     if not torch.is_grad_enabled():
         return
-    for name, x in {**written(call), **read(call)}.items():
+    for name, x in (*zip(NAMES, given, strict=True), *where.read.items()):
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
                 f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "
@@ -58,25 +61,13 @@ def check_no_grad(call: PagedCacheCall) -> None:
             )
 
 
-def check_written(t: Tensors) -> None:
-    """Raise ValueError for an inference tensor that is written outside of inference mode; PyTorch allows no write."""
-    if torch.is_inference_mode_enabled():
-        return
-    for name in _WRITTEN:
-        x = getattr(t, name)
-        if x is not None and x.is_inference():
-            raise ValueError(
-                f"{NAMES.get(name, name)}: expected a tensor that is not an inference tensor outside of "
-                "torch.inference_mode(), got an inference tensor"
-            )
+def check_contents(given: tuple[Any, ...], where: Where) -> None:
+    """Raise ValueError for a token beyond the tables, and for a slot beyond the cache, as far as CPU memory says.
 
-
-def check_slots(t: Tensors) -> None:
-    """Raise ValueError for a slot beyond the cache, if the slots are in CPU memory.
-
-    The answer depends on values, so every call makes this check. The host would have to wait for a GPU to read slots
-    there, and a kernel skips a slot beyond the cache.
+    The host would have to wait for a GPU to read slots there, and a kernel skips a slot beyond the cache.
     """
+    t = CacheTensors._make((*given, None, None, None))
+    check_places(t.q, where)
     if t.slots.is_cuda or not t.slots.numel():
         return
     last, capacity = int(t.slots.max()), t.k_cache.shape[0] * t.k_cache.shape[1]
@@ -84,34 +75,12 @@ def check_slots(t: Tensors) -> None:
         raise ValueError(f"slot_mapping: expected slots below the {capacity} slots of key_cache, got {last}")
 
 
-def written(call: PagedCacheCall) -> Named:
-    """The tensors that the call writes: the name of the argument -> the tensor."""
-    return {NAMES.get(name, name): getattr(call.tensors, name) for name in _WRITTEN}
-
-
-def read(call: PagedCacheCall) -> Named:
-    """The tensors that the call only reads: the name of the argument -> the tensor."""
-    t = call.tensors
-    return {
-        "q": t.q, "k": t.k, "v": t.v, "q_nope": t.q_nope, "slot_mapping": t.slots,
-        **dict(zip(("q_weight", "k_weight"), call.weights, strict=True)),
-        **{f"{name}_scale": x for name, x in call.scales._asdict().items()},
-        **read_tensors(call.angles, call.positions, call.options),
-    }  # fmt: skip
-
-
-IN_PLACE = {"q_out": "q", "k_out": "k", "v_out": "v", "q_nope_out": "q_nope"}
-"""An output -> the input that it may be."""
-
-_WRITTEN = ("k_cache", "v_cache", "q_out", "k_out", "v_out", "q_nope_out")
-
-
-def _outputs(t: Tensors) -> list[tuple[str, torch.Tensor | None, torch.Tensor | None]]:
+def _outputs(t: CacheTensors) -> list[tuple[str, torch.Tensor | None, torch.Tensor | None]]:
     """The outputs but the caches: name, output and input."""
     return [(f"{name}_out", getattr(t, f"{name}_out"), getattr(t, name)) for name in ("q", "k", "v", "q_nope")]
 
 
-def _check_value(t: Tensors, seq_format: str) -> None:
+def _check_value(t: CacheTensors, seq_format: str) -> None:
     heads = rank(seq_format)
     check_tensor("v", t.v, (heads,), f"{seq_format} of rank {heads}")
     if t.v.dtype != t.q.dtype:
@@ -125,11 +94,11 @@ def _check_value(t: Tensors, seq_format: str) -> None:
         raise ValueError("v: expected at least one feature of a head, got none")
 
 
-def _check_weights(norm: Norm, t: Tensors, seq_format: str) -> None:
-    q_weight, k_weight, head_dim = norm.q_weight, norm.k_weight, t.q.shape[-1]
+def _check_weights(t: CacheTensors, seq_format: str) -> None:
+    q_weight, k_weight, head_dim = tensor("q_weight", t.q_weight), tensor("k_weight", t.k_weight), t.q.shape[-1]
     expected = [to_bshd(x, seq_format).shape[2] * head_dim for x in (t.q, t.k)]
     weights = {"q_weight": q_weight, "k_weight": k_weight}
-    if [tensor(name, weight).numel() for name, weight in weights.items()] != expected:
+    if [weight.numel() for weight in weights.values()] != expected:
         return check_weights(q_weight, k_weight, t.q)
     for (name, weight), features in zip(weights.items(), expected, strict=True):
         check_tensor(name, weight, (1,), f"({head_dim},) or ({features},)")
@@ -140,13 +109,13 @@ def _check_weights(norm: Norm, t: Tensors, seq_format: str) -> None:
         )
 
 
-def _check_nope(t: Tensors, call: PagedCacheCall) -> None:
+def _check_nope(t: CacheTensors, norm: Norm | None) -> None:
     for name, x, other in (("q_nope", t.q_nope, "q_nope_out"), ("q_nope_out", t.q_nope_out, "q_nope")):
         if x is None and getattr(t, other) is not None:
             raise TypeError(f"{name}: expected a torch.Tensor beside {other}, got None")
     if t.q_nope is None:
         return
-    if call.norm is not None:
+    if norm is not None:
         raise ValueError("q_nope: expected None beside q_weight (a norm takes whole heads), got a tensor")
     check_tensor("q_nope", t.q_nope, (t.q.ndim,), "q's shape but for the features", (t.q.dtype,))
     if t.q_nope.shape[:-1] != t.q.shape[:-1] or not t.q_nope.shape[-1]:
@@ -162,7 +131,7 @@ def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor
     _check_adjacent(name, out)
 
 
-def _check_caches(t: Tensors, seq_format: str) -> None:
+def _check_caches(t: CacheTensors, seq_format: str) -> None:
     for name, cache, x in (("key_cache", t.k_cache, t.k), ("value_cache", t.v_cache, t.v)):
         heads, features = to_bshd(x, seq_format).shape[2:]
         expected = f"[blocks, block_size, {heads}, {features}]"
@@ -183,7 +152,7 @@ def _check_adjacent(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
 
 
-def _check_slot_mapping(t: Tensors, seq_format: str) -> None:
+def _check_slot_mapping(t: CacheTensors, seq_format: str) -> None:
     check_tensor("slot_mapping", t.slots, (1,), "[slots]", POSITION_DTYPES)
     check_device("slot_mapping", t.slots, t.q)
     batch, seq_len = to_bshd(t.q, seq_format).shape[:2]

@@ -1,204 +1,90 @@
-"""This file executes the RMS norm with the rotation, and makes both directions operators of PyTorch's dispatcher."""
+"""The RMS norm with the rotation, for plain tensors, and both directions as operators of PyTorch's dispatcher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ropelab.arguments import check_device, check_tensor, dtype_name
-from ropelab.call.angles import Tables
-from ropelab.call.checks import check_places, check_rope_arguments
-from ropelab.call.launch_cache import LaunchCache, call_key
+from ropelab.call.checks import check_rope_arguments
 from ropelab.call.memory import empty_heads
-from ropelab.call.operator import must_dispatch
-from ropelab.call.options import Options
-from ropelab.kernels import backend, uses_triton
-from ropelab.kernels.rotation import row_count
-from ropelab.layout.seq_format import to_bshd
+from ropelab.call.operation import Operation, must_dispatch, operator
+from ropelab.call.where import Where
+from ropelab.kernels.tensors import NormGradients, NormTensors
 
 
-def run_forward(
-    q, k, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run_forward(q, k, q_weight, k_weight, where: Where, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalize and rotate q and k: through the dispatcher if `must_dispatch`, else directly."""
-    arguments = q, k, q_weight, k_weight
     if must_dispatch(q, k):
-        check_qk_norm_arguments(*arguments, tables, positions, options)
-        return qk_norm_rope(*arguments, *tables.tensors, positions, first_position, *_fields(options), eps)
-    return _executed_forward(*arguments, tables, positions, first_position, options, eps)
+        check_qk_norm_arguments((q, k, q_weight, k_weight), where)
+        return qk_norm_rope(q, k, q_weight, k_weight, *where.for_operators, eps)
+    return _FORWARD((q, k, q_weight, k_weight), where, eps)
 
 
 def run_backward(
-    q, k, q_grad, k_grad, q_weight, k_weight, tables: Tables, positions, first_position: int, options: Options,
-    eps: float, weight_grads: bool,
-) -> Sequence[torch.Tensor]:  # fmt: skip
+    q, k, q_grad, k_grad, q_weight, k_weight, where: Where, eps: float, weight_grads: bool
+) -> Sequence[torch.Tensor]:
     """The gradients of q and k and, with ``weight_grads``, of their weights.
 
     The call goes through the dispatcher if `must_dispatch`.
     """
-    tensors = q, k, q_grad, k_grad, q_weight, k_weight
+    given = q, k, q_grad, k_grad, q_weight, k_weight
     if must_dispatch(q, k):
-        where = *tables.tensors, positions, first_position, *_fields(options)
-        return qk_norm_rope_backward(*tensors, *where, eps, weight_grads)
-    return _executed_backward(*tensors, tables, positions, first_position, options, eps, weight_grads)
+        return qk_norm_rope_backward(*given, *where.for_operators, eps, weight_grads)
+    made = _BACKWARD(given, where, eps, weight_grads)
+    return made if weight_grads else made[:2]
 
 
-def _executed_forward(q, k, q_weight, k_weight, tables: Tables, positions, first_position, options: Options, eps):
-    key = call_key((q, k, q_weight, k_weight, positions), tables, "forward", options, eps)
-    launch = prepared_calls.get(key)
-    if launch is None:
-        check_qk_norm_arguments(q, k, q_weight, k_weight, tables, positions, options)
-    check_places(q, tables, positions, first_position, options)
-    ys = empty_heads(q), empty_heads(k)
-    pairs, weights = ((q, k), ys), ((q_weight, k_weight),)
-    launch = launch or _prepare("forward", key, pairs, weights, tables, positions, options, eps)
-    launch(pairs, weights, tables, positions, first_position)
-    return ys
-
-
-def _executed_backward(
-    q, k, q_grad, k_grad, q_weight, k_weight, tables: Tables, positions, first_position, options: Options, eps: float,
-    weight_grads: bool,
-) -> Sequence[torch.Tensor]:  # fmt: skip
-    tensors = q, k, q_grad, k_grad, q_weight, k_weight
-    key = call_key((*tensors, positions), tables, "backward", options, eps, weight_grads)
-    dxs, dws = (empty_heads(q), empty_heads(k)), None
-    if weight_grads:
-        dws = tuple(torch.empty_like(w, memory_format=torch.contiguous_format) for w in (q_weight, k_weight))
-    pairs, weights = ((q, k), (q_grad, k_grad), dxs), ((q_weight, k_weight), dws)
-    launch = prepared_calls.get(key) or _prepare("backward", key, pairs, weights, tables, positions, options, eps)
-    launch(pairs, weights, tables, positions, first_position)
-    return dxs + (dws or ())
-
-
-prepared_calls: LaunchCache[Callable[..., None]] = LaunchCache()
-
-
-def _prepare(
-    step: str, key, pairs, weights, tables: Tables, positions, options: Options, eps: float
-) -> Callable[..., None]:
-    """Choose how ``step`` runs for tensors with these properties, and keep the choice under ``key``.
-
-    Args:
-        step: "forward" or "backward".
-        pairs: pairs of a tensor for q and a tensor for k, in the order of the backend's arguments.
-        weights: the weights of q and k and, in the backward, their gradients, or None if the gradients are not needed.
-
-    Returns:
-        ``run(pairs, weights, tables, positions, first_position)``
-    """
-    q = pairs[0][0]
-    module, rotation = backend("qk_norm", q), options.rotation(tables)
-
-    # A remembered function must keep no tensor alive, so these functions refer to no tensor of this call.
-    def views(pairs, positions):
-        pairs = [[to_bshd(x, options.seq_format) for x in pair] for pair in pairs]
-        if positions is not None and not options.offsets:
-            positions = positions.expand(pairs[0][0].shape[:2])
-        return pairs, positions
-
-    def run_backend(pairs, weights, tables, positions, first_position) -> None:
-        pairs, positions = views(pairs, positions)
-        where = {"positions": positions, "first_position": first_position}
-        getattr(module, step)(*pairs, *weights, tables.cos, tables.sin, rotation, eps, **where)
-
-    run = run_backend
-    tensors = *(x for pair in pairs for x in pair), *weights[0], tables.cos, tables.sin
-    viewed, positions_viewed = views(pairs, positions)
-    if uses_triton(q) and all(x.stride(-1) == 1 for x in tensors) and len(viewed[0][0]) <= module.MAX_BATCH:
-        plan = module.plan_forward if step == "forward" else module.plan_backward
-        launch = plan(*viewed, *weights, tables.cos, tables.sin, positions_viewed, rotation, eps)
-
-        def run_launch(pairs, weights, tables, positions, first_position) -> None:
-            flat = [x for pair in pairs for x in pair]
-            cos, sin = tables.cos, tables.sin
-            # The kernel ignores the tensor that stands in for missing positions.
-            where = cos, sin, cos if positions is None else positions
-            launch(*flat, *weights[0], *weights[1:], *where, first_position, row_count(cos))
-
-        run = run_launch
-    prepared_calls.put(key, run)
-    return run
-
-
-# ------------------------------------------------------------------------------------------------------- operators
-
-
-@torch.library.custom_op("ropelab::qk_norm_rope", mutates_args=())
-def qk_norm_rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None,
-    first_position: int,
-    layout: str,
-    seq_format: str,
-    rotary_slice: Sequence[int] | None,
-    offsets: bool,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalize and rotate q and k: the operator ``ropelab::qk_norm_rope``."""
-    options = _options(layout, seq_format, rotary_slice, offsets)
-    where = Tables(cos, sin), positions, first_position, options
-    return _executed_forward(q, k, q_weight, k_weight, *where, eps)
-
-
-@qk_norm_rope.register_fake
-def _(q, k, *rest):
-    return empty_heads(q), empty_heads(k)
-
-
-@torch.library.custom_op("ropelab::qk_norm_rope_backward", mutates_args=())
-def qk_norm_rope_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_grad: torch.Tensor,
-    k_grad: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None,
-    first_position: int,
-    layout: str,
-    seq_format: str,
-    rotary_slice: Sequence[int] | None,
-    offsets: bool,
-    eps: float,
-    weight_grads: bool,
-) -> list[torch.Tensor]:
-    """The gradients of `qk_norm_rope`: the operator ``ropelab::qk_norm_rope_backward``."""
-    where = Tables(cos, sin), positions, first_position, _options(layout, seq_format, rotary_slice, offsets)
-    return list(_executed_backward(q, k, q_grad, k_grad, q_weight, k_weight, *where, eps, weight_grads))
-
-
-@qk_norm_rope_backward.register_fake
-def _(q, k, q_grad, k_grad, q_weight, k_weight, *rest):
-    grads = [empty_heads(q), empty_heads(k)]
-    return grads + ([torch.empty_like(q_weight), torch.empty_like(k_weight)] if rest[-1] else [])
-
-
-def _fields(options: Options) -> tuple:
-    """The fields of ``options`` that the operators take."""
-    return options.layout, options.seq_format, options.rotary_slice, options.offsets
-
-
-def _options(layout: str, seq_format: str, rotary_slice: Sequence[int] | None, offsets: bool) -> Options:
-    slice_ = None if rotary_slice is None else (rotary_slice[0], rotary_slice[1])
-    return Options(layout, layout, seq_format, slice_, offsets, False)
-
-
-# ----------------------------------------------------------------------------------------------------------- checks
-
-
-def check_qk_norm_arguments(q, k, q_weight, k_weight, tables: Tables, positions, options: Options) -> None:
+def check_qk_norm_arguments(given, where: Where, eps: float = 0.0) -> None:
     """Raise TypeError or ValueError for arguments that `apply_qk_norm_rope` cannot serve, judged by their metadata."""
+    q, k, q_weight, k_weight = given
     if k is None:
         raise TypeError("k: expected a torch.Tensor, got NoneType")
-    check_rope_arguments(q, k, tables, positions, options)
+    check_rope_arguments(q, k, where)
     check_weights(q_weight, k_weight, q)
+
+
+def _make_results(given, where: Where, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty_heads(given[0]), empty_heads(given[1])
+
+
+def _make_gradients(given, where: Where, eps: float, weight_grads: bool) -> tuple[torch.Tensor | None, ...]:
+    q, k, _, _, *weights = given
+    made = [torch.empty_like(w, memory_format=torch.contiguous_format) if weight_grads else None for w in weights]
+    return empty_heads(q), empty_heads(k), *made
+
+
+_FORWARD = Operation(
+    "qk_norm", "forward", NormTensors, ("q", "k", "q_weight", "k_weight"), check_qk_norm_arguments, _make_results
+)
+_BACKWARD = Operation(
+    "qk_norm", "backward", NormGradients, ("q", "k", "q_grad", "k_grad", "q_weight", "k_weight"),
+    lambda given, where, *numbers: None, _make_gradients,
+    numbers=lambda eps, weight_grads: (eps,), check_contents=lambda given, where: None,
+)  # fmt: skip
+
+
+def _forward(q, k, q_weight, k_weight, *arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator ``ropelab::qk_norm_rope``: normalize and rotate q and k."""
+    return _FORWARD((q, k, q_weight, k_weight), Where.of_operator(*arguments[:-1]), arguments[-1])
+
+
+def _backward(*arguments) -> list[torch.Tensor]:
+    """The operator ``ropelab::qk_norm_rope_backward``: the gradients of `_forward`."""
+    *rest, eps, weight_grads = arguments
+    made = _BACKWARD(tuple(rest[:6]), Where.of_operator(*rest[6:]), eps, weight_grads)
+    return [x for x in made if x is not None]
+
+
+_GIVEN = "Tensor q, Tensor k, {}Tensor q_weight, Tensor k_weight"
+qk_norm_rope = operator(
+    "ropelab::qk_norm_rope", _GIVEN.format(""), "float eps", "(Tensor, Tensor)", _forward,
+    lambda q, k, *rest: _make_results((q, k), *rest[-2:]),
+)  # fmt: skip
+qk_norm_rope_backward = operator(
+    "ropelab::qk_norm_rope_backward", _GIVEN.format("Tensor q_grad, Tensor k_grad, "), "float eps, bool weight_grads",
+    "Tensor[]", _backward,
+    lambda *arguments: [x for x in _make_gradients(arguments[:6], *arguments[-3:]) if x is not None],
+)  # fmt: skip
 
 
 def check_weights(q_weight, k_weight, q) -> None:

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Placement, Re
 
 from ropelab import qk_norm, rope
 from ropelab.arguments import POSITION_DTYPES, check_tensor, flag, integer, shown
-from ropelab.autograd.rotation import recorded
+from ropelab.autograd.rotation import needs_autograd
 from ropelab.call.angles import Angles, given_angles
 from ropelab.call.checks import check_inplace_autograd, check_layouts_alike, check_memory, check_writable
-from ropelab.call.operator import copy_over
-from ropelab.call.options import Options, locate
+from ropelab.call.operation import copy_over
+from ropelab.call.where import Options, check_one_start
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank
 
@@ -120,8 +120,8 @@ def _check_overwritable(q: DTensor, k: DTensor | None, angles: Angles) -> None:
     if torch.compiler.is_compiling():  # compilers cannot follow these checks; PyTorch has its own checks
         return
     check_memory(q.to_local(), None if k is None else k.to_local())
-    check_writable(q, k)
-    if recorded(q, k, *angles.tensors):
+    check_writable(("q", "k"), (q, k))
+    if needs_autograd(q, k, *angles.tensors):
         check_inplace_autograd(q, k, angles)
 
 
@@ -176,7 +176,7 @@ class _Sharding:
         self, positions: torch.Tensor | None, offsets: int | torch.Tensor
     ) -> dict[str, torch.Tensor | int]:
         """The arguments ``positions`` or ``offsets`` of this rank's tokens."""
-        locate(self.xs[0], positions, offsets, self.seq_format)  # refuses positions beside offsets
+        check_one_start(positions, offsets)
         if positions is not None:
             check_tensor("positions", positions, (1, 2), "[S], [1, S] or [B, S]", POSITION_DTYPES)
         if isinstance(offsets, torch.Tensor):

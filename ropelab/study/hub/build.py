@@ -33,7 +33,7 @@ LOADED_BY_NAME = tuple(f"ropelab.kernels.{name}_{how}" for name in ("rotate", "q
 ALLOWED = {*sys.stdlib_module_names, "torch", "triton"}
 
 _IMPORT = re.compile(r"^(\s*)from ropelab(\.[\w.]+)? import ")
-_OPERATOR = re.compile(r'custom_op\(\s*"ropelab::(\w+)"')
+_OPERATOR = re.compile(r'(\boperator\(\s*)"ropelab::(\w+)"')
 _BY_NAME = re.compile(r'import_module\(f"ropelab\.')
 
 
@@ -105,7 +105,7 @@ def rewritten(text: str, dots: int) -> str:
     lines = [_IMPORT.sub(lambda match: f"{match[1]}from {_relative(match[2], dots)} import ", line)
              for line in text.splitlines(keepends=True)]  # fmt: skip
     text = _BY_NAME.sub("""import_module(f"{__package__.partition('.')[0]}.""", "".join(lines))
-    text, operators = _OPERATOR.subn(r'custom_op(add_op_namespace_prefix("\1")', text)
+    text, operators = _OPERATOR.subn(r'\1add_op_namespace_prefix("\2")', text)
     if operators:
         last = max(node.end_lineno for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom)))
         before, after = text.splitlines(keepends=True)[:last], text.splitlines(keepends=True)[last:]

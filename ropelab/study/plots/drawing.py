@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
+from ropelab.bench.host import CALLS
 from ropelab.bench.rows import timed
 from ropelab.study.engine.words import value_range
 from ropelab.study.plots.looks import CONTENDERS
@@ -16,6 +17,7 @@ ORDERS = {
     "layout": ("split_half", "interleaved"),
     "direction": ("forward", "backward", "forward and backward"),
     "dtype": ("bfloat16", "float32"),
+    "call": CALLS,
 }
 """Column -> the order of its values in a figure."""
 

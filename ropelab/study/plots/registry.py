@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from ropelab.bench import records
 from ropelab.bench.copies import PREFIX
+from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
 from ropelab.study.plots import drawing, marks
@@ -58,8 +59,8 @@ def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The host time of an eager call with a few tokens, with and without autograd."""
-    times = drawing.timed(frame)
-    plain = times[(~times.autograd) & (~times.contender.str.contains("in place"))]
+    times = drawing.timed(with_calls(frame))
+    plain = times[(times.call == NO_GRAD) & (~times.contender.str.contains("in place"))]
     average = plain.groupby("contender").median_us.median()
     title = "Host time of an eager call"
     if OURS in average and len(average) > 1:
@@ -72,10 +73,9 @@ def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     place = marks.places(times.groupby("contender").median_us.median().sort_values().index)
     layouts = drawing.ordered(times.layout, LAYOUT)
     height = 0.8 / len(layouts)
-    words = {False: "without autograd", True: "with autograd"}
+    words = {NO_GRAD: "without autograd", PLAIN: "in grad mode, no gradient needed", RECORDED: "with autograd"}
     size = (5.4, 0.42 * len(place) + 1.5)
-    times = times.sort_values("autograd", kind="stable")
-    panels = facet(times, size, title, footer, column="autograd", words=words, sharex=True, sharey=True)
+    panels = facet(times, size, title, footer, column="call", wrap=2, words=words, sharex=True, sharey=True)
     for ax, panel, _ in panels:
         for i, layout in enumerate(layouts):
             rows = panel[panel.layout == layout].set_index("contender")

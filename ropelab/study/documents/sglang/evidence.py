@@ -12,6 +12,7 @@ from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import sglang as interop
 from ropelab.kernels import Rotation, rotate_torch, use_backend
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import join, pairs
 from ropelab.study.documents.sglang import calls, operators
 from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
@@ -141,8 +142,8 @@ def accuracy() -> pd.DataFrame:
         tested = same.float().to(dtype).double()
         angles = torch.outer(positions.float(), 1.0 / 10000.0 ** (torch.arange(0, 128, 2).float() / 128))
         ours = torch.empty_like(x)[None]
-        tables = (t.float() for t in truth_tables)
-        rotate_torch.rotate([x[None]], [ours], *tables, Rotation(128, interleaved=True, out_interleaved=True))
+        tensors = RotateTensors.of([x[None]], [ours], *(t.float() for t in truth_tables))
+        rotate_torch.rotate(tensors, Rotation(128, interleaved=True, out_interleaved=True))
         rows.append({
             "operator": THEIR_OPERATOR, "dtype": str(dtype).removeprefix("torch."), "position": last,
             "rounding": torch.finfo(dtype).eps / 2,

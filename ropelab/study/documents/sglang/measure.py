@@ -25,6 +25,7 @@ from ropelab.bench.launches import kernel_names
 from ropelab.bench.unavailable import Unavailable
 from ropelab.bench.workloads import Buffers, Workload
 from ropelab.kernels import Rotation, rotate_triton
+from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import grid_positions
@@ -349,7 +350,7 @@ def _blocks(cell: Workload, tile: Tile | None = None) -> int:
     table = torch.empty(cell.seq_len, cell.rotary_dim // 2, dtype=cell.dtype, device="meta")
     interleaved = cell.layout == "interleaved"
     rotation = Rotation(cell.rotary_dim, interleaved=interleaved, out_interleaved=interleaved)
-    grid = rotate_triton.plan(xs, xs, table, table, None, rotation, tile).grid
+    grid = rotate_triton.plan_rotate(RotateTensors.of(xs, xs, table, table), rotation, tile).grid
     return grid[0] * grid[1] * grid[2]
 
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ropelab.bench.host import NO_GRAD, with_calls
 from ropelab.bench.model_shapes import halves
 from ropelab.study.topics.performance import model_heads
 from ropelab.study.topics.performance.comparison import OURS, against_peers, timed
@@ -105,7 +106,8 @@ def regret_sentences(regrets: pd.DataFrame) -> list[str]:
 
 def host_sentence(frame: pd.DataFrame) -> str:
     """The host time of one eager call for eight tokens, with ropelab and with the peers."""
-    calls = frame.query("status == 'ok' and not autograd").groupby("contender").median_us.median()
+    frame = with_calls(frame)
+    calls = timed(frame[frame.call == NO_GRAD]).groupby("contender").median_us.median()
     others = calls.drop([name for name in calls.index if name.startswith(OURS)])
     return (
         f"One eager call for eight tokens, without autograd, costs the host {calls[OURS]:.0f} µs. The peers take "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ropelab.bench import records
+from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
 from ropelab.bench.peers import TRANSFORMER_ENGINE
 from ropelab.bench.rows import is_right
 from ropelab.study.topics.performance.comparison import OURS, timed
@@ -143,21 +144,24 @@ def few_tokens_bars(few: pd.DataFrame) -> list[Bar]:
 def host_bars(host: pd.DataFrame) -> list[Bar]:
     """Host time over the host time of Liger's function, and of vLLM's operator, in the same run.
 
-    vLLM's operator works in place and without autograd. There is no bar for a package that was not measured.
+    vLLM's operator works in place and without autograd. There is no bar for a package or a call that was not measured.
     """
     cases = (
-        ("liger", False, OURS, False, 0.5, "of Liger's host time without autograd"),
-        ("liger", True, OURS, True, 0.8, "of Liger's host time with autograd"),
-        ("vllm", False, IN_PLACE, False, 1.3, "times vLLM's host time in place"),
-        ("vllm", False, OURS, False, 1.8, "times vLLM's host time into new tensors"),
-        ("vllm", False, OURS, True, 2.8, "times vLLM's host time with autograd"),
+        ("liger", NO_GRAD, OURS, NO_GRAD, 0.5, "of Liger's host time without autograd"),
+        ("liger", RECORDED, OURS, RECORDED, 0.8, "of Liger's host time with autograd"),
+        ("vllm", NO_GRAD, IN_PLACE, NO_GRAD, 1.3, "times vLLM's host time in place"),
+        ("vllm", NO_GRAD, OURS, NO_GRAD, 1.8, "times vLLM's host time into new tensors"),
+        ("vllm", NO_GRAD, OURS, RECORDED, 2.8, "times vLLM's host time with autograd"),
+        ("vllm", PLAIN, IN_PLACE, PLAIN, 1.2, "times vLLM's host time in place, in grad mode"),
+        ("vllm", PLAIN, OURS, PLAIN, 1.6, "times vLLM's host time into new tensors, in grad mode"),
+        ("vllm", PLAIN, OURS, RECORDED, 2.6, "times vLLM's host time in grad mode, with autograd"),
     )
-    bars = []
-    for contender, their_autograd, name, autograd, most, what in cases:
-        theirs = _timed(host[host.autograd == their_autograd], contender)
+    host, bars = with_calls(host), []
+    for contender, their_call, name, call, most, what in cases:
+        theirs = _timed(host[host.call == their_call], contender)
         theirs = _by(theirs, "cell", "layout").median_us if "cell" in theirs else pd.Series()
         if len(theirs):
-            ours = _by(_ours(host[host.autograd == autograd], name), "cell", "layout").median_us
+            ours = _by(_ours(host[host.call == call], name), "cell", "layout").median_us
             bars.append(_bar(what, ours.reindex(theirs.index) / theirs, most=most))
     return bars
 

@@ -1,0 +1,62 @@
+"""Everything that a kernel knows when it is compiled, as one constexpr object."""
+
+from dataclasses import dataclass, fields
+
+import triton.language as tl
+
+from ropelab.kernels.backends import INTERPRETED
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The base of a kernel's choices. A kernel reads a choice as ``C.NAME``; groups of choices may be nested.
+
+    Triton 3.6 takes only constexprs out of an object, so each field becomes one. The interpreter takes plain values,
+    and the sum of a constexpr and a tensor would be no tensor there.
+    """
+
+    def __post_init__(self):
+        if not INTERPRETED:
+            for field in fields(self):
+                object.__setattr__(self, field.name, tl.constexpr(getattr(self, field.name)))
+
+
+@dataclass(frozen=True)
+class Turning(Choices):
+    """How the heads of a program turn. Every kernel that rotates has these choices.
+
+    A thread holds pairs. The pairs of a head cover its features ``[0, LANE_DIM)``, of which ``[FIRST, FIRST +
+    ROTARY_DIM)`` rotate. The other features form pairs too, whose angle is zero.
+
+    Attributes:
+        LANE_DIM, ROTARY_DIM, FIRST: see above.
+        INTERLEAVED, OUT_INTERLEAVED, TRANSPOSE, FULL_WIDTH, TABLE_FREE: as in `Rotation`.
+        POSITIONS: the source of positions, see `place_triton.position_of`.
+        COMPUTE_DTYPE: the dtype of the arithmetic.
+        BLOCK_PAIRS: the places for pairs of a head, a power of two.
+        GROUP: so many adjacent places hold adjacent features, and the first of these features is a multiple of GROUP; 0
+            where the compiler sees this itself.
+        ALIGN: a power of two that divides all strides of heads.
+        TABLE_ALIGN: a power of two that divides all strides of tables.
+        SAME_TABLES: cos and sin have the same strides.
+        OFFSETS_64: offsets within a tile take 64 bits.
+        INNERMOST: the order of the programs, see `tiles.Tile`.
+    """
+
+    LANE_DIM: int
+    ROTARY_DIM: int
+    FIRST: int
+    INTERLEAVED: bool
+    OUT_INTERLEAVED: bool
+    TRANSPOSE: bool
+    FULL_WIDTH: bool
+    TABLE_FREE: bool
+    POSITIONS: str
+    COMPUTE_DTYPE: tl.dtype
+    BLOCK_PAIRS: int
+    GROUP: int
+    ALIGN: int
+    TABLE_ALIGN: int
+    SAME_TABLES: bool
+    OFFSETS_64: bool
+    INNERMOST: str

@@ -1,0 +1,163 @@
+"""The stage `place`: which tokens and heads a program takes, where they lie, and at which positions they are.
+
+Tensors are views ``[B, S, H, D]`` whose features are adjacent. A kernel has a tensor as a pair of its address and the
+strides of its first axes. Tiles have three axes: tokens, heads and pairs. Tiles of rows have rows on the first axis,
+each a head of a token, and an axis of 1 in place of the heads.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from ropelab.kernels.rotation import NO_POSITION
+
+_NO_POSITION = tl.constexpr(NO_POSITION)
+
+
+class Tokens(NamedTuple):
+    """The tokens of a program: their batch, the first one, and for each its distance to the first and whether it
+    exists.
+
+    ``distance`` and ``exists`` are ``[tokens]``, or ``[rows]`` with the token of each row.
+    """
+
+    batch: tl.tensor
+    first: tl.tensor
+    distance: tl.tensor
+    exists: tl.tensor
+
+
+class Angles(NamedTuple):
+    """The tables and positions of a call; ``cos``, ``sin`` and ``positions`` are pairs of an address and strides.
+
+    Where the kernel computes cosines and sines, ``cos`` holds frequencies.
+    """
+
+    cos: tuple
+    sin: tuple
+    positions: tuple
+    first_position: tl.tensor
+    table_rows: tl.tensor
+
+
+class TableRows(NamedTuple):
+    """The rows of the tables for tokens, each ``[tokens, 1, 1]``.
+
+    ``cos`` and ``sin`` are the addresses at which the rows begin.
+    """
+
+    cos: tl.tensor
+    sin: tl.tensor
+    exists: tl.tensor
+    has_position: tl.tensor
+    is_negative: tl.tensor
+
+
+@triton.jit
+def blocks_of_program(HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr):
+    """The head block, the token block and the batch of this program in a grid of `launch_grid`.
+
+    A program number is divided by a constant only. Any other division costs up to 5% of the speed of a copy, because
+    no load can begin before the quotient is known.
+    """
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if INNERMOST == "heads":
+        return x % HEAD_BLOCKS, x // HEAD_BLOCKS, z
+    elif INNERMOST == "batches":
+        return x % HEAD_BLOCKS, y, x // HEAD_BLOCKS
+    else:
+        return y, x, z
+
+
+@triton.jit
+def block_of_tokens(batch, token_block, seq_len, BLOCK_TOKENS: tl.constexpr):
+    """The `Tokens` of a block. A grid is exact for blocks of one token; a larger block may reach past the end."""
+    first, distance = token_block * BLOCK_TOKENS, tl.arange(0, BLOCK_TOKENS)
+    exists = distance >= 0 if BLOCK_TOKENS == 1 else first + distance < seq_len
+    return Tokens(batch, first, distance, exists)
+
+
+@triton.jit
+def heads_at(x, tokens, head, C: tl.constexpr):
+    """The addresses at which heads begin, ``[tokens, heads, 1]``."""
+    address, first, of_token, of_head = _terms(x, tokens, head, C.ALIGN, C.OFFSETS_64)
+    return address + (first + (of_token[:, None, None] + of_head[None, :, None]))
+
+
+@triton.jit
+def rows_at(x, tokens, head, ALIGN: tl.constexpr, C: tl.constexpr):
+    """The addresses at which rows begin, ``[rows, 1, 1]``, each a head of a token."""
+    address, first, of_token, of_head = _terms(x, tokens, head, ALIGN, C.OFFSETS_64)
+    return address + (first + tl.multiple_of(of_token + of_head, ALIGN)[:, None, None])
+
+
+@triton.jit
+def _terms(x, tokens, head, ALIGN: tl.constexpr, OFFSETS_64: tl.constexpr):
+    """The address of ``x``, and the offsets of the block of tokens, of each token and of each head.
+
+    The offset of the block has 64 bits, because B * S * H * D exceeds 2**31 in long-context training. The offsets
+    within the tile have 32 bits unless OFFSETS_64: every thread computes them, so short arithmetic pays. All strides
+    are multiples of ALIGN. The compiler gets ALIGN as a hint, and without the hint it reads element by element. The
+    compiler drops a hint together with a sum that it simplifies, so the terms have hints too.
+    """
+    address, strides = x
+    token = tokens.distance
+    if OFFSETS_64:
+        token, head = token.to(tl.int64), head.to(tl.int64)
+    first = tokens.batch.to(tl.int64) * strides[0] + tokens.first.to(tl.int64) * strides[1]
+    of_token, of_head = tl.multiple_of(token * strides[1], ALIGN), tl.multiple_of(head * strides[2], ALIGN)
+    return address, tl.multiple_of(first, ALIGN), of_token, of_head
+
+
+@triton.jit
+def position_of(angles, tokens, POSITIONS: tl.constexpr):
+    """The positions of the tokens, ``[tokens]``; see `ropelab.positions`.
+
+    POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
+    reads the position of the first token of each sequence and adds the token's place in the sequence. ``"none"``: the
+    kernel adds the token's place in the sequence to ``first_position``.
+
+    The loads keep positions in the cache, as `read_angles` keeps tables: the loads from the tables wait for the
+    positions, and all layers share them.
+    """
+    batch, place = tokens.batch.to(tl.int64), tokens.first + tokens.distance
+    if POSITIONS == "none":
+        return angles.first_position + place
+    else:
+        address, strides = angles.positions
+        if POSITIONS == "token":
+            at = batch * strides[0] + place.to(tl.int64) * strides[1]
+            return tl.load(address + at, mask=tokens.exists, other=0, eviction_policy="evict_last")
+        else:
+            # In 64 bits no sum wraps around to an existing position. A sum that equals NO_POSITION by chance becomes
+            # another position that has no row.
+            first = tl.load(address + batch * strides[0], eviction_policy="evict_last").to(tl.int64)
+            position = first + place
+            position = tl.where(position == _NO_POSITION, _NO_POSITION - 1, position)
+            return tl.where(first == _NO_POSITION, _NO_POSITION, position)
+
+
+@triton.jit
+def table_rows_of(angles, tokens, C: tl.constexpr):
+    """The `TableRows` of the tokens; see `ropelab.positions`.
+
+    The host has checked that the rows exist where positions count up from a start.
+    """
+    cos, cos_strides = angles.cos
+    sin, sin_strides = angles.sin
+    position = position_of(angles, tokens, C.POSITIONS)
+    if C.POSITIONS == "none" or position.dtype == tl.int64:
+        row = (position if C.POSITIONS == "none" else tl.abs(position)).to(tl.int64)
+        exists = (row >= 0) & (row < angles.table_rows)
+    else:
+        # The magnitude of an int32 fits into 32 bits without a sign, so one comparison suffices.
+        magnitude = tl.abs(position).to(tl.uint32)
+        row, exists = magnitude.to(tl.int64), magnitude < angles.table_rows.to(tl.uint32)
+    batch = tokens.batch.to(tl.int64)
+    cos_at = tl.multiple_of(batch * cos_strides[0] + row * cos_strides[1], C.TABLE_ALIGN)[:, None, None]
+    sin_at = cos_at
+    if not C.SAME_TABLES:
+        sin_at = tl.multiple_of(batch * sin_strides[0] + row * sin_strides[1], C.TABLE_ALIGN)[:, None, None]
+    has_position = (position != _NO_POSITION)[:, None, None]
+    return TableRows(cos + cos_at, sin + sin_at, exists[:, None, None], has_position, (position < 0)[:, None, None])
