@@ -1,4 +1,4 @@
-"""This file computes cosine and sine of ``position x frequency`` without a table, in torch operations.
+"""Compute cosine and sine of ``position x frequency`` without a table, in torch operations.
 
 The method serves every int32 position. A float32 product of position and frequency has an error of position x
 frequency x 2^-24 rad: a full turn at a position of a hundred million. This file therefore multiplies integers, because

@@ -1,4 +1,4 @@
-"""This file decides which module computes: a Triton kernel, or torch operations with the same results.
+"""Decide which module computes: a Triton kernel, or torch operations with the same results.
 
 Triton is imported when a tensor needs it, so everything else works where Triton has no wheel (macOS, Windows).
 """

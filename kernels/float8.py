@@ -1,4 +1,4 @@
-"""This file names the 8-bit floats of caches, and says how a number becomes an 8-bit float.
+"""The 8-bit floats of caches, and how a number becomes an 8-bit float.
 
 A tensor of 8-bit floats has scales in float32: a value is the stored number times its scale. To store a value, the
 kernels divide the value by its scale in float32, round the quotient to nearest even, and replace a quotient beyond the

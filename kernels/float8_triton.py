@@ -1,4 +1,4 @@
-"""This file converts to 8-bit floats within a Triton kernel, with the bits of `float8.to_float8`."""
+"""Convert to 8-bit floats within a Triton kernel, with the bits of `float8.to_float8`."""
 
 import torch
 import triton

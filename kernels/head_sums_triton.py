@@ -1,4 +1,4 @@
-"""This file sums over the features of a head, in an order that depends on the width of the head only.
+"""Sum over the features of a head, in an order that depends on the width of the head only.
 
 The compiler's own sum adds first the numbers of each thread and then the numbers of the threads. The order would depend
 on the tile, on the number of warps, and on the alignment of the tensors, because they decide which numbers a thread

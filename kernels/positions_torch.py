@@ -1,4 +1,4 @@
-"""This file computes the position of every token of packed sequences in torch operations, on any device.
+"""Compute the position of every token of packed sequences in torch operations, on any device.
 
 The results are the same as in `positions_triton`. See `ropelab.positions`.
 """

@@ -1,4 +1,4 @@
-"""This file computes the position of every token of packed sequences in one small Triton launch.
+"""Compute the position of every token of packed sequences in one small Triton launch.
 
 The host does not wait for the GPU. See `ropelab.positions`.
 """

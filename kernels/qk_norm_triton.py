@@ -273,7 +273,7 @@ def _readable_inputs(t):
 
 
 def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | None = None) -> Callable[..., None]:
-    """The launch that `forward` makes for tensors like these; a caller can repeat the launch, see `rotate_triton.plan_rotate`.
+    """The launch that `forward` makes for tensors like these; a caller can repeat it, see `rotate_triton.plan_rotate`.
 
     The tensors are as for `forward`, but have last strides of 1 and at most ``MAX_BATCH`` batches.
     """

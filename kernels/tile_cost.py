@@ -1,4 +1,4 @@
-"""This file chooses the tile of a call: the candidate for which an estimate of the time is smallest.
+"""Choose the tile of a call: the candidate for which an estimate of the time is smallest.
 
 The estimate compares the tiles of one call. It is a sum of ten terms, and each term counts something that holds a call
 back. Six terms count in large calls, where the rate of the memory limits the time. The other four count in small

@@ -1,4 +1,4 @@
-"""This file chooses how much of the work one Triton program takes."""
+"""Choose how much of the work one Triton program takes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""This file runs the command line, for ``python -m ropelab`` and for the command ``ropelab``."""
+"""Run the command line, for ``python -m ropelab`` and for the command ``ropelab``."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""This file checks single arguments: integers, numbers, flags, strings, sequences, tensors and devices.
+"""Check single arguments: integers, numbers, flags, strings, sequences, tensors and devices.
 
 Python takes a bool for an int, any string for true and NaN for a number. These functions refuse all three. NumPy's
 scalars count as Python's. Tensors never count as scalars, because the host may have to wait for a GPU to read a tensor.

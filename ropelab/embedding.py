@@ -1,4 +1,4 @@
-"""This file holds `RotaryEmbedding`, the rotation as a module that a model keeps for all of its layers.
+"""`RotaryEmbedding`, the rotation as a module that a model keeps for all of its layers.
 
 Tables depend on the frequencies, the device and the number of rows alone, so they are no part of a model's state. The
 module has no parameters and no buffers: ``.half()`` cannot round the tables, a checkpoint cannot lack the tables,

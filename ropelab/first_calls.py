@@ -1,4 +1,4 @@
-"""This file calls functions of PyTorch once, because their first call on several CPU threads may be imprecise.
+"""Call functions of PyTorch once, because their first call on several CPU threads may be imprecise.
 
 Intel's MKL chooses the code of a vector function at the function's first call. If several threads make the first call
 together, a thread may silently run code of low accuracy once: https://github.com/pytorch/pytorch/issues/188792. A call

@@ -1,4 +1,4 @@
-"""This file keeps torch.compile away from a function without importing the compiler, which takes a second."""
+"""Keep torch.compile away from a function without importing the compiler, which takes a second."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""This file says how far long work is: in one line that changes on a terminal, and in plain lines in a log."""
+"""How far long work is: in one line that changes on a terminal, and in plain lines in a log."""
 
 from __future__ import annotations
 

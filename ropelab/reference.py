@@ -1,4 +1,4 @@
-"""This file holds the definition of RoPE, in float64 and in plain torch, to compare other implementations with.
+"""The definition of RoPE, in float64 and in plain torch, to compare other implementations with.
 
 It imports nothing from the kernels, so it shares no mistake with them.
 """

@@ -1,4 +1,4 @@
-"""This file computes the inverse frequencies of every published variant, always in float64.
+"""Compute the inverse frequencies of every published variant, always in float64.
 
 Frequencies in float32 would move an angle by position * frequency * 6e-8 rad. All functions of frequencies return a
 float64 tensor on the CPU, in rad per position, with an element for each rotated plane. `ropelab.rope_from_config`

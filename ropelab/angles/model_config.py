@@ -1,4 +1,4 @@
-"""This file reads the rotation of a model from its configuration, in the form of Hugging Face transformers.
+"""Read the rotation of a model from its configuration, in the form of Hugging Face transformers.
 
 A configuration is ``config.json`` as a dict, or the object of transformers, of version 5 (``rope_parameters``, nested
 where layer types differ) or of an earlier version (``rope_scaling`` and ``rope_theta``). This file does not import

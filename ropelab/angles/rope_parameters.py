@@ -1,4 +1,4 @@
-"""This file holds `Rope`, the rotation of a layer: the frequencies and the other choices of a model."""
+"""`Rope`, the rotation of a layer: the frequencies and the other choices of a model."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""This file brings frequencies into the form from which the kernels compute cosines and sines without a table.
+"""Bring frequencies into the form from which the kernels compute cosines and sines without a table.
 
 A table of four million positions takes 2 GB for heads of 128 features. The frequencies take 1.5 kB.
 """

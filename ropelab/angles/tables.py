@@ -1,4 +1,4 @@
-"""This file computes tables of cosines and sines, with a row for each position and a column for each rotated plane."""
+"""Compute tables of cosines and sines, with a row for each position and a column for each rotated plane."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""This file compares the results of fused operations, tensor by tensor, with results in float64."""
+"""Compare the results of fused operations, tensor by tensor, with results in float64."""
 
 from collections.abc import Mapping
 

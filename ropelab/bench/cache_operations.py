@@ -1,4 +1,4 @@
-"""This file defines two operations of an inference engine: a rotation, and a write into the paged cache of attention.
+"""Two operations of an inference engine: a rotation, and a write into the paged cache of attention.
 
 A slot is the place of a token in a cache. Page ``s // PAGE`` has the slot ``s`` at the place ``s % PAGE``.
 """

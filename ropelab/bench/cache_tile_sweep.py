@@ -1,4 +1,4 @@
-"""This file times the one launch of `rope_and_cache` with the chosen tile and with other tiles.
+"""Time the one launch of `rope_and_cache` with the chosen tile and with other tiles.
 
 `ropelab.kernels.paged_cache_triton.tile_for` rests on this sweep.
 """

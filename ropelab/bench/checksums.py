@@ -1,4 +1,4 @@
-"""This file keeps ``data/SHA256SUMS``: the checksum of every file under ``data`` that a verdict or a figure rests on.
+"""Keep ``data/SHA256SUMS``: the checksum of every file under ``data`` that a verdict or a figure rests on.
 
 ``python -m ropelab.bench.checksums`` computes all checksums anew. ``sha256sum --check SHA256SUMS`` reads the same file.
 """

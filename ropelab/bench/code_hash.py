@@ -1,4 +1,4 @@
-"""This file computes a hash of Python files that depends on their code and not on their comments and docstrings."""
+"""Compute a hash of Python files that depends on their code and not on their comments and docstrings."""
 
 import ast
 import hashlib

@@ -1,4 +1,4 @@
-"""This file times peers and copies of one workload in the same rounds, as most studies need it."""
+"""Time peers and copies of one workload in the same rounds, as most studies need it."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""This file compiles the kernels of many calls in other processes, before the calls are timed."""
+"""Compile the kernels of many calls in other processes, before the calls are timed."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""This file holds our rotation and the peers' rotations to the laws of `ropelab.conformance`."""
+"""Hold our rotation and the peers' rotations to the laws of `ropelab.conformance`."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""This file makes copies. The fastest copy is the limit of a rotation that moves the same bytes.
+"""Make copies. The fastest copy is the limit of a rotation that moves the same bytes.
 
 A rotation reads q and k once and writes them once. A copy moves the same bytes and computes nothing. The size decides
 which copy is fastest, so there are several copies. All copies are timed in the same rounds as the contenders.

@@ -1,4 +1,4 @@
-"""This file times the rotation in the place that it has in decoding: norm -> projection -> rotation -> attention.
+"""Time the rotation in the place that it has in decoding: norm -> projection -> rotation -> attention.
 
 The four steps are launches of torch, but for the rotation. A step of decoding is short, so the start of a launch counts
 as much as its work. The difference between a chain and the chain without the rotation is the cost of the rotation.

@@ -1,4 +1,4 @@
-"""This file measures dense batches: in full, in other formats, with few tokens, and the table of DeepSpeed#8052."""
+"""Measure dense batches: in full, in other formats, with few tokens, and the table of DeepSpeed#8052."""
 
 from collections.abc import Iterable
 from dataclasses import replace

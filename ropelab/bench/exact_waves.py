@@ -1,4 +1,4 @@
-"""This file computes cosines and sines of large angles far more precisely than float32, as a reference."""
+"""Compute cosines and sines of large angles far more precisely than float32, as a reference."""
 
 import math
 

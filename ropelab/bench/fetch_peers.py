@@ -1,4 +1,4 @@
-"""This file fetches the published code that the study compares with: from ``data/peers.toml`` into ``build/peers``.
+"""Fetch the published code that the study compares with: from ``data/peers.toml`` into ``build/peers``.
 
 ``make peers`` runs this file by its path. The file imports the standard library only, so a run with nothing to fetch
 ends before an import of torch would end. Packages come from the index that pip is configured for. Files of repositories

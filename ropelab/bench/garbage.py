@@ -1,4 +1,4 @@
-"""This file keeps Python's garbage collector out of measurements."""
+"""Keep Python's garbage collector out of measurements."""
 
 import gc
 from collections.abc import Iterator

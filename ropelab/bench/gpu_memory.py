@@ -1,4 +1,4 @@
-"""This file reads how much memory of a shared GPU torch took, and which errors say that there was too little."""
+"""Read how much memory of a shared GPU torch took, and which errors say that there was too little."""
 
 import gc
 from collections.abc import Iterator

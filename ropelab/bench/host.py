@@ -1,4 +1,4 @@
-"""This file measures the time that the host takes for a call with few tokens."""
+"""Measure the time that the host takes for a call with few tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace

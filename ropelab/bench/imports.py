@@ -1,4 +1,4 @@
-"""This file lists the modules of this repository that a module imports; it reads syntax trees and imports nothing."""
+"""Find the modules of this repository that a module imports, from syntax trees and without an import."""
 
 import ast
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""This file compiles the kernels of a study in several processes, because one process takes longest of all."""
+"""Compile the kernels of a study in several processes, because one process takes longest of all."""
 
 import sys
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""This file holds faults to laws, and tabulates the faults that each law kills."""
+"""Hold faults to laws, and tabulate the faults that each law kills."""
 
 from __future__ import annotations
 

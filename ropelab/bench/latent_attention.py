@@ -1,4 +1,4 @@
-"""This file measures the heads of multi-head latent attention in training, with Megatron-LM's kernels and with ours.
+"""Measure the heads of multi-head latent attention in training, with Megatron-LM's kernels and with ours.
 
 Megatron-LM has two functions. The first rotates the last 64 of the 192 features of every head of q in place, and its
 backward overwrites the gradient. The second rotates the k that all heads share, puts it beside the rest of k in every

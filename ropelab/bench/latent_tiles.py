@@ -1,4 +1,4 @@
-"""This file times the kernels of latent attention with the chosen tile and with other tiles.
+"""Time the kernels of latent attention with the chosen tile and with other tiles.
 
 `latent_triton.choose_tile` rests on this sweep.
 """

@@ -1,4 +1,4 @@
-"""This file lists the kernels that one call launches on the GPU, and the memory that it takes."""
+"""The kernels that one call launches on the GPU, and the memory that it takes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""This file draws calls of the rotation with the heads of published models, from a seed."""
+"""Draw calls of the rotation with the heads of published models, from a seed."""
 
 import math
 import random

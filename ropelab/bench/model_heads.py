@@ -1,4 +1,4 @@
-"""This file times 600 calls with the heads of published models, against copies and against other libraries."""
+"""Time 600 calls with the heads of published models, against copies and against other libraries."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""This file lists the heads of published models: their numbers, their widths, and the part of a head that rotates."""
+"""The heads of published models: their numbers, their widths, and the part of a head that rotates."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""This file builds whole models of Transformers and diffusers, and the steps that a study times.
+"""Build whole models of Transformers and diffusers, and the steps that a study times.
 
 The models have the sizes of published models, at a reduced depth and with a vocabulary of `VOCABULARY` tokens, so that
 the layers take most of the time. Every model runs in several ways:

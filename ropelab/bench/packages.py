@@ -1,4 +1,4 @@
-"""This file finds the packages to compare with, in ``build/peers/<package>-<version>/`` or in the environment.
+"""Find the packages to compare with, in ``build/peers/<package>-<version>/`` or in the environment.
 
 A single file of a package is loaded as a separate module. The ``__init__`` of the package may import CUDA extensions
 that are not installed, and only one version of a package can be imported by name.

@@ -1,4 +1,4 @@
-"""This file measures packed sequences: the same tokens cut into few or many sequences, alike or of two lengths."""
+"""Measure packed sequences: the same tokens cut into few or many sequences, alike or of two lengths."""
 
 from dataclasses import replace
 from functools import partial

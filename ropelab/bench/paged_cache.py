@@ -1,4 +1,4 @@
-"""This file measures rotations that also write into a paged cache: in one launch, and as separate launches."""
+"""Measure rotations that also write into a paged cache: in one launch, and as separate launches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

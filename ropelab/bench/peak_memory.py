@@ -1,4 +1,4 @@
-"""This file measures the peak memory of a rotation, and of a norm with a rotation."""
+"""Measure the peak memory of a rotation, and of a norm with a rotation."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

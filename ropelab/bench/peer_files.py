@@ -1,4 +1,4 @@
-"""This file names the files of other packages that the studies load, and their checksums, for the records."""
+"""The files of other packages that the studies load, and their checksums, for the records."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""This file starts and ends processes: their environment, the server that forks them, and an interruption.
+"""Start and end processes: their environment, the server that forks them, and an interruption.
 
 A process that is started anew imports torch and the modules of its job, which takes seconds of a core. The server has
 imported them once, and each fork of it begins at once.

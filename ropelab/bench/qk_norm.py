@@ -1,4 +1,4 @@
-"""This file measures the RMS norm of q and k with the rotation, in one pass and as separate kernels."""
+"""Measure the RMS norm of q and k with the rotation, in one pass and as separate kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""This file calls operators of inference engines that normalize and rotate q and k in place in a packed qkv."""
+"""Call operators of inference engines that normalize and rotate q and k in place in a packed qkv."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

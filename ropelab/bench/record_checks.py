@@ -1,4 +1,4 @@
-"""This file decides whether a record can be believed: its table must fit its provenance, and make sense."""
+"""Decide whether a record can be believed: its table must fit its provenance, and make sense."""
 
 import hashlib
 import stat
@@ -141,8 +141,8 @@ def other_grid(frame: pd.DataFrame, provenance: Mapping[str, Any]) -> Iterator[s
     column = next((name for name in ROWS_OF if name in frame), None)
     found = len(frame) if column is None else frame[column].value_counts().max()
     if found not in grids:
-        of = f" of each {column}" if column else ""
-        yield f"expected {' or '.join(map(str, grids))} rows{of}, as data/{ROWS.name} counts the grid of the study, got {found}"
+        of, counted = f" of each {column}" if column else "", " or ".join(map(str, grids))
+        yield f"expected {counted} rows{of}, as data/{ROWS.name} counts the grid of the study, got {found}"
 
 
 def _more_time_than_the_run(frame: pd.DataFrame, parameters: Mapping[str, Any]) -> Iterator[str]:

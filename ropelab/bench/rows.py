@@ -1,4 +1,4 @@
-"""This file selects the rows of a record whose results were right."""
+"""Select the rows of a record whose results were right."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""This file makes copies that touch the same places in memory as a rotation of some features of each row.
+"""Make copies that touch the same places in memory as a rotation of some features of each row.
 
 A copy of contiguous tensors (`ropelab.bench.copies`) is the limit of a call that moves whole rows. If a call leaves a
 part of each row alone, or writes narrower elements than it reads, the memory serves the same number of bytes at

@@ -1,4 +1,4 @@
-"""This file runs jobs side by side on one GPU, each in its own process, as many at a time as the memory allows."""
+"""Run jobs side by side on one GPU, each in its own process, as many at a time as the memory allows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait

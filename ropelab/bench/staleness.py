@@ -1,4 +1,4 @@
-"""This file tells whose code has changed since a record was measured."""
+"""Tell whose code has changed since a record was measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""This file lists the measurements that need only kernels and a GPU. Each function returns a table to record."""
+"""The measurements that need only kernels and a GPU. Each function returns a table to record."""
 
 from ropelab.bench.cache_tile_sweep import one_pass_tiles
 from ropelab.bench.conformance import conformance

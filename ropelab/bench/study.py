@@ -1,4 +1,4 @@
-"""This file defines a study: the function that measures it, and the facts that the scheduler needs."""
+"""A study: the function that measures it, and the facts that the scheduler needs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""This file hands rotations of other packages to `ropelab.conformance.verify`, with the claims of each.
+"""Hand rotations of other packages to `ropelab.conformance.verify`, with the claims of each.
 
 The functions below load an implementation, and call it with the order of arguments and the width of tables that it
 expects. They raise NotImplementedError for a call that the implementation does not claim to support. A law that needs

@@ -1,4 +1,4 @@
-"""This file measures the cost of cosines and sines that the kernel computes, and their error."""
+"""Measure the cost of cosines and sines that the kernel computes, and their error."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""This file fits the weights of `ropelab.kernels.tile_cost` to measured times.
+"""Fit the weights of `ropelab.kernels.tile_cost` to measured times.
 
     python -m ropelab.bench.tile_fit
 

@@ -1,4 +1,4 @@
-"""This file times every candidate tile in a part of the cells of `model_heads`, to judge the chosen tile."""
+"""Time every candidate tile in a part of the cells of `model_heads`, to judge the chosen tile."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""This file times our kernel with the chosen tile and with other tiles, in the dense cells and other formats."""
+"""Time our kernel with the chosen tile and with other tiles, in the dense cells and other formats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""This file measures the GPU time of short calls, and the host time of their launches.
+"""Measure the GPU time of short calls, and the host time of their launches.
 
 GPU time: a CUDA graph captures the calls of each contender, one call for each set of buffers. The time therefore
 contains neither Python nor the launch. If the sets together exceed the L2 cache, no call finds its data in the cache.

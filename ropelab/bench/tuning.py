@@ -1,4 +1,4 @@
-"""This file lets compilers take part in turns: see `ropelab.bench.turns`.
+"""Let compilers take part in turns: see `ropelab.bench.turns`.
 
 ``torch.compile`` and ``triton.autotune`` time a kernel with a few tiles and keep the fastest tile. Beside other
 processes on the GPU the choice would be a matter of luck, and the contender would be measured with a worse tile. The

@@ -1,4 +1,4 @@
-"""This file lets processes prepare side by side on one GPU, while each of them times alone.
+"""Let processes prepare side by side on one GPU, while each of them times alone.
 
 Two locked files decide. A process that prepares holds ``gpu`` shared. A process that times holds ``gpu`` alone, so no
 other process computes meanwhile. A process that waits for its time holds ``waiting`` shared, and no process begins to

@@ -1,4 +1,4 @@
-"""This file models TransformerEngine's two kernels for packed sequences, to time how they divide the work.
+"""Model TransformerEngine's two kernels for packed sequences, to time how they divide the work.
 
 The kernels of the package are CUDA code (`ropelab.bench.peers.te_library`, `ropelab.bench.peers.te_source`). The models
 are Triton code that follows the description in TransformerEngine#3057 and its review. A time of a model is not a

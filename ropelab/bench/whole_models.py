@@ -1,4 +1,4 @@
-"""This file measures whole models with random weights, with and without ropelab: see `ropelab.bench.model_steps`.
+"""Measure whole models with random weights, with and without ropelab: see `ropelab.bench.model_steps`.
 
 Eager calls are timed in rounds. Each round times every way, in a new random order, so a drift of the machine affects
 all ways alike. Compiled calls are timed way after way, because the compiler would compile again at every change.

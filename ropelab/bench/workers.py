@@ -1,4 +1,4 @@
-"""This file runs work in other processes, with Triton's interpreter or without it."""
+"""Run work in other processes, with Triton's interpreter or without it."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator

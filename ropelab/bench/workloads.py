@@ -1,4 +1,4 @@
-"""This file defines the workloads: shapes, dtypes and layouts, the bytes that they must move, and the tensors."""
+"""The workloads: shapes, dtypes and layouts, the bytes that they must move, and the tensors."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""This file holds the type of the argument that a rotation turns by: `Angles`, which are tables or frequencies.
+"""The type of the argument that a rotation turns by: `Angles`, which are tables or frequencies.
 
 autograd, `torch.library` and the kernels take tensors alone. `Angles.tensors` are the two tensors that they get, and
 `angles_of` makes the object again from the two tensors.

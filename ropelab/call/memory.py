@@ -1,4 +1,4 @@
-"""This file allocates results, and tells from shapes, strides and addresses whether two elements share an address."""
+"""Allocate results, and tell from shapes, strides and addresses whether two elements share an address."""
 
 from collections.abc import Mapping
 

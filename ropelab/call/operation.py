@@ -98,7 +98,10 @@ class Operation:
             rows = angles.position_count
             key: Hashable | None = (
                 self, options, numbers, forced_backend(), angles.key(), rows if writes else 0,
-                *[None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout) for x in (*given, positions)],
+                *[
+                    None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.layout)
+                    for x in (*given, positions)
+                ],
             )  # fmt: skip
             prepared = prepared_calls.get(key)
         except (AttributeError, IndexError, RuntimeError, TypeError):  # the checks name the argument that is wrong

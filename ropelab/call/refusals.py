@@ -1,4 +1,4 @@
-"""This file puts the error messages of one of ropelab's functions into the words of the function that called it."""
+"""Put the error messages of one of ropelab's functions into the words of the function that called it."""
 
 import re
 

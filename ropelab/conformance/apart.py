@@ -1,4 +1,4 @@
-"""This file holds a function to the laws in a new process, and collects the findings."""
+"""Hold a function to the laws in a new process, and collect the findings."""
 
 from __future__ import annotations
 

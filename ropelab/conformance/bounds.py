@@ -1,4 +1,4 @@
-"""This file derives how far a rotated pair may be from the exact rotation; no bound is tuned to results.
+"""Derive how far a rotated pair may be from the exact rotation; no bound is tuned to results.
 
 Every rounding obeys the standard model (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 sections 2.2 and 2.8): ``fl(z) = z (1 + d) + e`` with ``|d| <= unit``, ``|e| <= underflow``. One rotated

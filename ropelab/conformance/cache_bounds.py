@@ -1,4 +1,4 @@
-"""This file derives how far `ropelab.rope_and_cache` may be from exact arithmetic; it continues `bounds`.
+"""Derive how far `ropelab.rope_and_cache` may be from exact arithmetic; it continues `bounds`.
 
 One feature of k passes these roundings. A call without a norm leaves out the first line, and a cache of more than 8
 bits leaves out the last line::

@@ -1,4 +1,4 @@
-"""This file defines a case: one call of a function, in terms that do not depend on its calling convention."""
+"""A case: one call of a function, in terms that do not depend on its calling convention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file calls a subject under circumstances that change a wrong function and no right one."""
+"""Call a subject under circumstances that change a wrong function and no right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the command line: ``ropelab verify package.module:function --convention flash_attn``."""
+"""The command line: ``ropelab verify package.module:function --convention flash_attn``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines calling conventions in general: they translate a case into arguments, and results into tensors."""
+"""Calling conventions in general: they translate a case into arguments, and results into tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines ten calling conventions, each of which translates cases to and from the calls of a library."""
+"""Ten calling conventions, each of which translates cases to and from the calls of a library."""
 
 from __future__ import annotations
 

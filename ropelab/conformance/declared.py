@@ -1,4 +1,4 @@
-"""This file turns the claims about a function into a declaration, and rejects claims that make no sense."""
+"""Turn the claims about a function into a declaration, and rejects claims that make no sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file reserves a place for a text before a long run, and writes the text whole or not at all."""
+"""Reserve a place for a text before a long run, and write the text whole or not at all."""
 
 from __future__ import annotations
 

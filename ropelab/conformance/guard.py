@@ -1,4 +1,4 @@
-"""This file runs a command, stops it at a limit of memory, and lets no process that the command started outlive it.
+"""Run a command, stops it at a limit of memory, and lets no process that the command started outlive it.
 
 It is run by its path, in a Python of its own that imports no package: ``python -I guard.py BYTES COMMAND...``. The
 guard ends the command when its standard input ends, so also when the process that started the guard dies. Its output

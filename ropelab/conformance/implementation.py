@@ -1,4 +1,4 @@
-"""This file defines an implementation: a function under test, with the claims that its author makes about it."""
+"""An implementation: a function under test, with the claims that its author makes about it."""
 
 from __future__ import annotations
 

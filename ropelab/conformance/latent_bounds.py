@@ -1,4 +1,4 @@
-"""This file derives how far the gradient of a shared key may be from exact arithmetic; it continues `bounds`.
+"""Derive how far the gradient of a shared key may be from exact arithmetic; it continues `bounds`.
 
 In multi-head latent attention all heads share the part k_pe of the key that rotates. With the gradient g_h of head h::
 

@@ -1,4 +1,4 @@
-"""This file defines a law, and the comparisons that decide whether a function keeps it."""
+"""A law, and the comparisons that decide whether a function keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file writes a report as Markdown: the text of an issue, or of a comment on a pull request."""
+"""Write a report as Markdown: the text of an issue, or of a comment on a pull request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the probes of the diagnosis: questions to any implementation whose answers tell faults apart."""
+"""The probes of the diagnosis: questions to any implementation whose answers tell faults apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file runs a task of `child` in a new process, which the code under test may end, crash or block."""
+"""Run a task of `child` in a new process, which the code under test may end, crash or block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the report on a function: the verdict of all laws, in words and as JSON."""
+"""The report on a function: the verdict of all laws, in words and as JSON."""
 
 from __future__ import annotations
 

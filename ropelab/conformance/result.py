@@ -1,4 +1,4 @@
-"""This file defines the result of one law: its status, and the counterexample if the law does not hold."""
+"""The result of one law: its status, and the counterexample if the law does not hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the subject of a test: a function that takes cases, next to the exact results and their bounds."""
+"""The subject of a test: a function that takes cases, next to the exact results and their bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file keeps two global states apart: the state of the laws, and the state that the function's import left.
+"""Keep two global states apart: the state of the laws, and the state that the function's import left.
 
 A function may change state of the whole process: torch's default dtype and device, grad mode, deterministic mode,
 NumPy's error handling, the filters of warnings, even functions of torch and of ropelab itself. The laws compute the

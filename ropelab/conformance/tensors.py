@@ -1,4 +1,4 @@
-"""This file copies tensors into memory of a given arrangement."""
+"""Copy tensors into memory of a given arrangement."""
 
 from __future__ import annotations
 

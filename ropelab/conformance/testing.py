@@ -1,4 +1,4 @@
-"""This file makes a pytest test of the laws."""
+"""Make a pytest test of the laws."""
 
 from __future__ import annotations
 

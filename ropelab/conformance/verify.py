@@ -1,4 +1,4 @@
-"""This file holds a function to laws, and looks for the smallest input that breaks a law."""
+"""Hold a function to laws, and look for the smallest input that breaks a law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file describes in words where wrong elements lie; the description often reveals the fault."""
+"""Describe where wrong elements lie; the description often reveals the fault."""
 
 from __future__ import annotations
 

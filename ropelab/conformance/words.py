@@ -1,4 +1,4 @@
-"""This file tells in words how a law is broken: by what input, at what element, by how much."""
+"""Say in words how a law is broken: by what input, at what element, by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file rotates by tables that broadcast against the tensors, as callers of Hugging Face and DeepSpeed pass them.
+"""Rotate by tables that broadcast against the tensors, as callers of Hugging Face and DeepSpeed pass them.
 
 The callers do not name the axis of the sequence. The sequence is the axis along which the tables change.
 """

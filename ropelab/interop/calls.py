@@ -1,4 +1,4 @@
-"""This file describes calls: which arguments of a function rotate, and how its tables broadcast against them."""
+"""Calls: which arguments of a function rotate, and how its tables broadcast against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file holds DeepSpeed's rotation over ropelab's kernel, and a patch that makes DeepSpeed use the kernel."""
+"""DeepSpeed's rotation over ropelab's kernel, and a patch that makes DeepSpeed use the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file patches the transformers of diffusers, so that they rotate with the kernel.
+"""Patch the transformers of diffusers, so that they rotate with the kernel.
 
 The models of diffusers 0.42 rotate q and k apart. Flux, HunyuanVideo, CogVideoX and Lumina use functions of
 ``diffusers.models.embeddings``. Qwen-Image and LTX use functions of their own files, and Wan uses a function inside of

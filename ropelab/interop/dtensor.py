@@ -1,4 +1,4 @@
-"""This file holds `apply_rope` and `apply_qk_norm_rope` for DTensors: how each placement of q and k is rotated.
+"""`apply_rope` and `apply_qk_norm_rope` for DTensors: how each placement of q and k is rotated.
 
 Each rank rotates its own part of q and k, and no rank communicates in the forward. Along each axis of the device mesh,
 

@@ -1,4 +1,4 @@
-"""This file holds FlashInfer's function that rotates, quantizes and appends to a paged cache, over `rope_and_cache`.
+"""FlashInfer's function that rotates, quantizes and appends to a paged cache, over `rope_and_cache`.
 
 The function has the name and the arguments of ``flashinfer.rope_quantize_fp8_append_paged_kv_cache`` in FlashInfer
 0.7.2. The function differs from FlashInfer's:

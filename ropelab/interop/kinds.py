@@ -1,4 +1,4 @@
-"""This file lists the kinds of rotation that the kernel can take over: orders of the features, columns of the tables.
+"""The kinds of rotation that the kernel can take over: orders of the features, columns of the tables.
 
 `ropelab.interop.over_kernel` finds the kind of a function by calling the function.
 """

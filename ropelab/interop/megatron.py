@@ -1,4 +1,4 @@
-"""This file holds Megatron-LM's rotations over ropelab's kernels, and a patch that makes Megatron-LM use the kernels.
+"""Megatron-LM's rotations over ropelab's kernels, and a patch that makes Megatron-LM use the kernels.
 
 The functions have the names and arguments of megatron-core 0.16.1 (``core/fusions/fused_mla_yarn_rope_apply.py``,
 ``core/extensions/transformer_engine.py``, ``core/models/common/embeddings/rope_utils.py``) and of the main branch at

@@ -1,4 +1,4 @@
-"""This file replaces functions in the modules and objects of other packages, and puts the originals back."""
+"""Replace functions in the modules and objects of other packages, and put the originals back."""
 
 from __future__ import annotations
 

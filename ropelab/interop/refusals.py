@@ -1,4 +1,4 @@
-"""This file gives the adapters `renamed`, which puts the error messages of ropelab's functions into their words."""
+"""Give the adapters `renamed`, which puts the error messages of ropelab's functions into their words."""
 
 from ropelab.call.refusals import renamed
 

@@ -1,4 +1,4 @@
-"""This file holds a plugin of SGLang, which puts the kernel in the place of SGLang's rotary embedding.
+"""A plugin of SGLang, which puts the kernel in the place of SGLang's rotary embedding.
 
 The wheel has the entry point ``ropelab`` in the group ``sglang.srt.plugins``. By this entry point SGLang calls
 `register` in each of its processes, if the environment variable ``SGLANG_PLUGINS`` names ``ropelab`` or is not set::

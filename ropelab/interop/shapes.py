@@ -1,4 +1,4 @@
-"""This file checks one tensor of an adapter against sizes that other arguments give."""
+"""Check one tensor of an adapter against sizes that other arguments give."""
 
 import torch
 

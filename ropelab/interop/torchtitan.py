@@ -1,4 +1,4 @@
-"""This file holds two overrides of torchtitan, which put the kernel in the place of its rotary embeddings.
+"""Two overrides of torchtitan, which put the kernel in the place of its rotary embeddings.
 
 A training run takes an override by the name of its function::
 

@@ -1,4 +1,4 @@
-"""This file holds TransformerEngine's functions: angles instead of tables, packed sequences, context parallelism, qkv.
+"""TransformerEngine's functions: angles instead of tables, packed sequences, context parallelism, qkv.
 
 The contract comes from ``transformer_engine/pytorch/attention/rope.py`` of TransformerEngine 2.18 and 2.20, with the
 fused path. ``tests/test_gpu_real_te.py`` holds the functions to the kernels of both versions. These functions differ

@@ -1,4 +1,4 @@
-"""This file holds the operators of vLLM that rotate and write into a paged cache, over `ropelab.rope_and_cache`.
+"""The operators of vLLM that rotate and write into a paged cache, over `ropelab.rope_and_cache`.
 
 The functions have the names and the order of arguments of ``torch.ops._C.fused_qknorm_rope_cache`` and
 ``torch.ops._C_cache_ops.concat_and_cache_mla_rope_fused`` in vLLM 0.33.0. The functions differ from the operators:

@@ -1,4 +1,4 @@
-"""This file holds a plugin of vLLM, which puts the kernel in the place of vLLM's rotary embeddings.
+"""A plugin of vLLM, which puts the kernel in the place of vLLM's rotary embeddings.
 
 The wheel has the entry point ``ropelab`` in the group ``vllm.general_plugins``. By this entry point vLLM calls
 `register` in each of its processes, if the environment variable ``VLLM_PLUGINS`` names ``ropelab`` or is not set::

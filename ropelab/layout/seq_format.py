@@ -1,4 +1,4 @@
-"""This file says what each axis of an attention tensor holds.
+"""The axes of an attention tensor: their order and their names.
 
 The letters of a format name the axes: b = batch, s = sequence, h = heads, d = features of a head, t = tokens.
 """

@@ -1,4 +1,4 @@
-"""This file converts the weights of a model from one layout to the other, by a reordering within every head.
+"""Convert the weights of a model from one layout to the other, by a reordering within every head.
 
 With the matrix ``P`` of `pairing.permutation`, ``R_target = P R_source P^T``. So ``R_target (P q) = P (R_source q)``,
 and the same holds for k. Because of ``P^T P = I`` every score stays as it was, and values and outputs do not change.

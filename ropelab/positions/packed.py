@@ -1,4 +1,4 @@
-"""This file finds the position of every token of packed sequences, of the shards of context parallelism, and of both.
+"""Find the position of every token of packed sequences, of the shards of context parallelism, and of both.
 
 Under context parallelism every rank ``r`` holds the same share of every sequence:
 

@@ -1,4 +1,4 @@
-"""This file defines the study's commands, ``python -m ropelab.study``, which the Makefile calls."""
+"""The study's commands, ``python -m ropelab.study``, which the Makefile calls."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""This file says which of the project's requirements an environment lacks.
+"""Find the project's requirements that an environment lacks.
 
 Run as a file, before anything is imported: ``python ropelab/study/doctor.py study test`` checks the package's own
 requirements and the requirements of the named extras and dependency groups, all read from pyproject.toml.

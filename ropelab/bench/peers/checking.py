@@ -1,4 +1,4 @@
-"""This file holds the check that a peer must pass to be timed."""
+"""The check that a peer must pass to be timed."""
 
 import math
 from collections.abc import Callable, Sequence

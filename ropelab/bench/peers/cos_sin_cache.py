@@ -1,4 +1,4 @@
-"""This file holds the calling form of inference engines: cosines beside sines in one cache, a position per token."""
+"""The calling form of inference engines: cosines beside sines in one cache, a position per token."""
 
 from collections.abc import Callable
 

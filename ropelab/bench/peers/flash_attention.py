@@ -1,4 +1,4 @@
-"""This file calls flash-attn's Triton kernel."""
+"""Call flash-attn's Triton kernel."""
 
 import torch
 

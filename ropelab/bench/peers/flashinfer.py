@@ -1,4 +1,4 @@
-"""This file calls FlashInfer's kernel, which FlashInfer compiles at the first call."""
+"""Call FlashInfer's kernel, which FlashInfer compiles at the first call."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""This file rotates in torch operations: by the formula of Hugging Face, also compiled, and by complex numbers."""
+"""Rotate in torch operations: by the formula of Hugging Face, also compiled, and by complex numbers."""
 
 import torch
 import torch._functorch.config

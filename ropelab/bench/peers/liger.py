@@ -1,4 +1,4 @@
-"""This file calls Liger-Kernel's rotation."""
+"""Call Liger-Kernel's rotation."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This file loads files of Megatron-LM without the rest of Megatron-LM.
+"""Load files of Megatron-LM without the rest of Megatron-LM.
 
 They hold the Triton kernels for multi-head latent attention (MLA), and the rotation in torch operations.
 """

@@ -1,4 +1,4 @@
-"""This file calls ropelab itself, into new tensors or in place."""
+"""Call ropelab itself, into new tensors or in place."""
 
 import torch
 

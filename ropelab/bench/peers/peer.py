@@ -1,4 +1,4 @@
-"""This file defines a peer, and holds the code that the adapters share."""
+"""A peer, and the code that the adapters share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

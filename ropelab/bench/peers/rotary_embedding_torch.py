@@ -1,4 +1,4 @@
-"""This file calls rotary-embedding-torch as its README does, with ``rotate_queries_or_keys`` for each tensor."""
+"""Call rotary-embedding-torch as its README does, with ``rotate_queries_or_keys`` for each tensor."""
 
 import sys
 from functools import cache

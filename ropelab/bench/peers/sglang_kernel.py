@@ -1,4 +1,4 @@
-"""This file calls the operators of SGLang, out of the library of its wheel. SGLang itself is not imported."""
+"""Call the operators of SGLang, out of the library of its wheel. SGLang itself is not imported."""
 
 from collections.abc import Callable
 

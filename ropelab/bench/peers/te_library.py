@@ -1,4 +1,4 @@
-"""This file calls the RoPE functions of TransformerEngine's C API in a shared library of the package.
+"""Call the RoPE functions of TransformerEngine's C API in a shared library of the package.
 
 The library comes out of a wheel, or out of an installation of the package; the package itself is not imported. The
 signatures come from the headers ``transformer_engine/fused_rope.h`` and ``transformer_engine/transformer_engine.h`` of

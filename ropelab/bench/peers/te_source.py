@@ -1,4 +1,4 @@
-"""This file calls TransformerEngine's ``fused_rope.cu`` as published at a commit, without the rest of the package.
+"""Call TransformerEngine's ``fused_rope.cu`` as published at a commit, without the rest of the package.
 
 The project does not contain the code of the file. A library with its kernels and its host code lies in
 ``build/peers/compiled/transformer-engine-3057-<commit>-sm_<cc>.so``. The library exports the functions of the package's

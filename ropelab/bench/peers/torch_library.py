@@ -1,4 +1,4 @@
-"""This file loads the shared library of a package that registers operators with torch, without the package itself."""
+"""Load the shared library of a package that registers operators with torch, without the package itself."""
 
 import hashlib
 from collections.abc import Callable, Sequence

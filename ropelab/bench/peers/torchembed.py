@@ -1,4 +1,4 @@
-"""This file calls the kernel and the module of torchembed."""
+"""Call the kernel and the module of torchembed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This file calls TransformerEngine's kernels, which take float32 angles, as differentiable functions.
+"""Call TransformerEngine's kernels, which take float32 angles, as differentiable functions.
 
 `apply_rotary_pos_emb` and `apply_fused_qkv_rotary_pos_emb` have the arguments of the functions of
 ``transformer_engine/pytorch/attention/rope.py`` (2.20) with ``fused=True``, after the library whose kernels run.

@@ -1,4 +1,4 @@
-"""This file calls Hugging Face's own functions: Llama's for halves, GPT-J's for adjacent pairs."""
+"""Call Hugging Face's own functions: Llama's for halves, GPT-J's for adjacent pairs."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""This file calls the operators of vLLM, out of the library of its wheel. vLLM itself is not imported."""
+"""Call the operators of vLLM, out of the library of its wheel. vLLM itself is not imported."""
 
 import torch
 

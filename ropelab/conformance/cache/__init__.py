@@ -1,4 +1,4 @@
-"""This package answers: does an operator rotate queries and keys and write a paged cache as it should?
+"""Conformance of operators that rotate queries and keys and write a paged cache.
 
 The operator normalizes the heads of q and k, if it does so at all, rotates them, and writes k and v into slots of a
 paged cache, in the usual dtypes or in 8-bit floats. The laws compare with the definition, and with other results of the

@@ -1,4 +1,4 @@
-"""This file defines a call of an operator that writes a paged cache, in terms that do not depend on its convention."""
+"""A call of an operator that writes a paged cache, in terms that do not depend on its convention."""
 
 from __future__ import annotations
 

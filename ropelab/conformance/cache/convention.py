@@ -1,4 +1,4 @@
-"""This file defines the conventions of operators that write a paged cache, in general."""
+"""The conventions of operators that write a paged cache, in general."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the calling conventions of operators that rotate and write a paged cache."""
+"""The calling conventions of operators that rotate and write a paged cache."""
 
 from __future__ import annotations
 

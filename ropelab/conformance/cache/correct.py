@@ -1,4 +1,4 @@
-"""This file defines a right operator in plain torch, method by method, and its form in each convention.
+"""A right operator in plain torch, method by method, and its form in each convention.
 
 A fault overrides one method of `Operator`.
 """

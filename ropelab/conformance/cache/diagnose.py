@@ -1,4 +1,4 @@
-"""This file finds the known faults that explain a wrong operator: the faults with the same wrong results."""
+"""Find the known faults that explain a wrong operator: the faults with the same wrong results."""
 
 from __future__ import annotations
 

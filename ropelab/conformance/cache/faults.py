@@ -1,4 +1,4 @@
-"""This file is a catalogue of faults of operators that rotate and write a paged cache, each with its source."""
+"""A catalogue of faults of operators that rotate and write a paged cache, each with its source."""
 
 from __future__ import annotations
 

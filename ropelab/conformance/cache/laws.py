@@ -1,4 +1,4 @@
-"""This file defines the laws of operators that rotate and write a paged cache.
+"""The laws of operators that rotate and write a paged cache.
 
 An operator normalizes the heads of q and k (where it has weights), rotates them, and writes k and v into the slots of
 the tokens. The formulas write N for the norm, R for the rotation and Q for the rounding to the dtype of a cache, and

@@ -1,4 +1,4 @@
-"""This file defines an operator under test: it takes cases, next to the exact results and their bounds."""
+"""An operator under test: it takes cases, next to the exact results and their bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file lists the faults of gradients; the forward is right in all of them."""
+"""The faults of gradients; the forward is right in all of them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This file lists right implementations, which no law may flag; some of them only look wrong."""
+"""Right implementations, which no law may flag; some of them only look wrong."""
 
 from __future__ import annotations
 

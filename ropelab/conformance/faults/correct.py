@@ -1,4 +1,4 @@
-"""This file defines a right implementation for each convention, in plain torch; faults add a mistake to it."""
+"""A right implementation for each convention, in plain torch; faults add a mistake to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the entries of the catalogue: a fault, and a fault that cannot be expressed."""
+"""The entries of the catalogue: a fault, and a fault that cannot be expressed."""
 
 from __future__ import annotations
 

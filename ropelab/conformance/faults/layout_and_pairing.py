@@ -1,4 +1,4 @@
-"""This file lists the faults that rotate the wrong things together: pairs, halves, heads, queries and keys."""
+"""The faults that rotate the wrong things together: pairs, halves, heads, queries and keys."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This file lists the faults of memory: elements that are overwritten, left out, or lost."""
+"""The faults of memory: elements that are overwritten, left out, or lost."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This file lists known faults that no function in the catalogue can show."""
+"""Known faults that no function in the catalogue can show."""
 
 from ropelab.conformance.faults.fault import NotExpressed
 

@@ -1,4 +1,4 @@
-"""This file lists the faults of packed documents and of context parallelism."""
+"""The faults of packed documents and of context parallelism."""
 
 import torch
 

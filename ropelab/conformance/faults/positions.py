@@ -1,4 +1,4 @@
-"""This file lists the faults of positions."""
+"""The faults of positions."""
 
 import torch
 

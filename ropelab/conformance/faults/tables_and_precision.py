@@ -1,4 +1,4 @@
-"""This file lists the faults of frequencies, angles, cosines and sines, and of the dtypes that they are computed in."""
+"""The faults of frequencies, angles, cosines and sines, and of the dtypes that they are computed in."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""This file lists the faults of kernels as Triton kernels, for a GPU or for Triton's interpreter (TRITON_INTERPRET=1).
+"""The faults of kernels as Triton kernels, for a GPU or for Triton's interpreter (TRITON_INTERPRET=1).
 
 The interpreter runs the programs one after another in the order of the grid, so that a race always has the same
 outcome. An access out of bounds would end the process. The masks therefore keep the wrong accesses of the faults within

@@ -1,4 +1,4 @@
-"""This package answers: what does a wrong function do? It measures the rotation and describes the deviations.
+"""Identification: measure the rotation of a wrong function, and describe its deviations from the definition.
 
 A description is a set of deviations from the definition. The package knows no published fault and imports nothing from
 the catalogue. Reading order:

@@ -1,4 +1,4 @@
-"""This file recovers rows and frequencies from measured cosines and sines."""
+"""Recover rows and frequencies from measured cosines and sines."""
 
 from __future__ import annotations
 

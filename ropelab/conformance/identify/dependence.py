@@ -1,4 +1,4 @@
-"""This file finds, without a tolerance, on which inputs a result depends, and whether a function is linear at all.
+"""Find, without a tolerance, on which inputs a result depends, and whether a function is linear at all.
 
 Each finding compares two answers of the function bit by bit, so that no bound is needed.
 """

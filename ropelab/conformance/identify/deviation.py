@@ -1,4 +1,4 @@
-"""This file defines deviations from the definition, which compose to a description of a function."""
+"""Deviations from the definition, which compose to a description of a function."""
 
 from __future__ import annotations
 

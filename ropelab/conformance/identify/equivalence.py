@@ -1,4 +1,4 @@
-"""This file proves that two descriptions are the same function, on all inputs at all positions within a range."""
+"""Prove that two descriptions are the same function, on all inputs at all positions within a range."""
 
 from __future__ import annotations
 

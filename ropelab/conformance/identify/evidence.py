@@ -1,4 +1,4 @@
-"""This file compares the answers of a function with the answers of a description."""
+"""Compare the answers of a function with the answers of a description."""
 
 from __future__ import annotations
 

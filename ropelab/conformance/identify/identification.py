@@ -1,4 +1,4 @@
-"""This file defines the result of an identification, and carries the identification out."""
+"""An identification: its steps and its result."""
 
 from __future__ import annotations
 

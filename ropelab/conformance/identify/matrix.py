@@ -1,4 +1,4 @@
-"""This file measures the matrices that a function multiplies heads by, with basis vectors as inputs."""
+"""Measure the matrices that a function multiplies heads by, with basis vectors as inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file turns measured matrices into deviations with parameters: pairs, factors, frequencies, rows."""
+"""Turn measured matrices into deviations with parameters: pairs, factors, frequencies, rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file calls a function in another way, where one part of the call repairs a fault."""
+"""Call a function in another way, where one part of the call repairs a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file computes the answer that a plan gives to a question, and how far rounding may take a function from it."""
+"""Compute the answer that a plan gives to a question, and how far rounding may take a function from it."""
 
 from __future__ import annotations
 

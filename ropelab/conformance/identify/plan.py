@@ -1,4 +1,4 @@
-"""This file holds a plan: the definition of the rotation for one tensor of one call, in parts that can deviate."""
+"""A plan: the definition of the rotation for one tensor of one call, in parts that can deviate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file asks a subject the questions of the identification: calls on random inputs, under many circumstances."""
+"""Ask a subject the questions of the identification: calls on random inputs, under many circumstances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file looks where only large tensors deviate: many tokens, and addresses beyond 32 bits.
+"""Look where only large tensors deviate: many tokens, and addresses beyond 32 bits.
 
 The calls take time or address space. So they are made if no ordinary call deviates.
 """

@@ -1,4 +1,4 @@
-"""This file changes the call of a function so that a description's deviations cancel, and holds it to laws."""
+"""Change the call of a function so that a description's deviations cancel, and hold it to laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file recognises published scalings of frequencies in measured frequencies."""
+"""Recognise published scalings of frequencies in measured frequencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file finds the parts of a function's behaviour to which wrong answers are confined."""
+"""Find the parts of a function's behaviour to which wrong answers are confined."""
 
 from __future__ import annotations
 

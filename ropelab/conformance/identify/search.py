@@ -1,4 +1,4 @@
-"""This file searches for the shortest description that reproduces all answers of a function."""
+"""Search for the shortest description that reproduces all answers of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file lists the deviations without a parameter to measure: wrong rows, orders, signs, roundings, lost parts."""
+"""The deviations without a parameter to measure: wrong rows, orders, signs, roundings, lost parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file measures the elements of a token that make each result, and their cosines and sines."""
+"""Measure the elements of a token that make each result, and their cosines and sines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the laws of positions: offsets, decoding, packed documents, context parallelism."""
+"""The laws of positions: offsets, decoding, packed documents, context parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the laws of the rotation itself: its definition, and the group laws, which need no reference."""
+"""The laws of the rotation itself: its definition, and the group laws, which need no reference."""
 
 from __future__ import annotations
 

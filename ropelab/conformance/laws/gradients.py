@@ -1,4 +1,4 @@
-"""This file defines the laws of gradients: the gradient applies the transposed rotation to any cotangent."""
+"""The laws of gradients: the gradient applies the transposed rotation to any cotangent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the laws of independence: a rotation treats each head and each sequence by itself."""
+"""The laws of independence: a rotation treats each head and each sequence by itself."""
 
 from __future__ import annotations
 

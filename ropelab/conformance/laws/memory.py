@@ -1,4 +1,4 @@
-"""This file defines the laws of memory: what a function may overwrite, and what its result may not depend on."""
+"""The laws of memory: what a function may overwrite, and what its result may not depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file defines the laws of numbers: dtypes, rounding, long contexts, repetition, compilation and autocast."""
+"""The laws of numbers: dtypes, rounding, long contexts, repetition, compilation and autocast."""
 
 from __future__ import annotations
 

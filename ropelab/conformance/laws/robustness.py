@@ -1,4 +1,4 @@
-"""This file defines the laws at the ends of the range: no elements, very many elements, calls that make no sense."""
+"""The laws at the ends of the range: no elements, very many elements, calls that make no sense."""
 
 from __future__ import annotations
 

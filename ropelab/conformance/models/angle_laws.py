@@ -1,4 +1,4 @@
-"""This file compares the angles by which a model turns queries and keys with the angles that its configuration states.
+"""Compare the angles by which a model turns queries and keys with the angles that its configuration states.
 
 The angles are measured from the arguments and results of the functions that rotate, so that every model can be asked.
 """

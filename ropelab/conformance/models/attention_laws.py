@@ -1,4 +1,4 @@
-"""This file holds a model to the laws of the attention around a rotation.
+"""Hold a model to the laws of the attention around a rotation.
 
 The model runs in float64. All differences are the largest differences between elements of its first result, and the
 results are divided by the largest element. Two runs of a right model differ by rounding alone. `Noise` bounds the

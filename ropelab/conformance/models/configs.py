@@ -1,4 +1,4 @@
-"""This file shrinks the configuration of any architecture of Transformers to a model of a few thousand weights."""
+"""Shrink the configuration of any architecture of Transformers to a model of a few thousand weights."""
 
 from __future__ import annotations
 

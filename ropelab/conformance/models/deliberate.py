@@ -1,4 +1,4 @@
-"""This file names architectures that break a law of attention by design, and the design."""
+"""Architectures that break a law of attention by design, and the design."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""This file builds tiny random transformers of diffusers, and compares each before and after the patch."""
+"""Build tiny random transformers of diffusers, and compare each before and after the patch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file builds a tiny random model of each architecture of Transformers that rotates queries and keys."""
+"""Build a tiny random model of each architecture of Transformers that rotates queries and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file holds the function of a model that rotates to the laws of `ropelab verify`."""
+"""Hold the function of a model that rotates to the laws of `ropelab verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file compares a model before and after `ropelab.interop.huggingface.patch`."""
+"""Compare a model before and after `ropelab.interop.huggingface.patch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file finds the functions of a model that rotate, by watching a call of the model.
+"""Find the functions of a model that rotate, by watching a call of the model.
 
 A function rotates if it returns tensors of the shapes of its arguments, whose pairs of features have the lengths of the
 arguments' pairs (times one factor for all), and whose values differ. Nothing but the values decides; names do not.

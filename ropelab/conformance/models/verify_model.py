@@ -1,4 +1,4 @@
-"""This file holds a whole model to laws: the function that rotates, and the attention around it."""
+"""Hold a whole model to laws: the function that rotates, and the attention around it."""
 
 from __future__ import annotations
 

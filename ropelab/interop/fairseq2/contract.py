@@ -1,4 +1,4 @@
-"""This file holds the part of fairseq2's contract that all rotary encoders share: arguments, tables and positions.
+"""The part of fairseq2's contract that all rotary encoders share: arguments, tables and positions.
 
 The call of every encoder is ``encoder(seqs, seqs_layout, *, state_bag=None)``. ``impl`` names the layout of the
 features, as fairseq2#1213 does: ``"llama"`` rotates adjacent pairs, ``"reference"`` rotates the two halves.

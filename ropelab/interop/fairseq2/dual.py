@@ -1,4 +1,4 @@
-"""This file holds fairseq2's encoder with two bases, one for each half of the features, over `ropelab.apply_rope`."""
+"""Fairseq2's encoder with two bases, one for each half of the features, over `ropelab.apply_rope`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This file holds the rotary encoder of fairseq2 over `ropelab.apply_rope`, in both layouts."""
+"""The rotary encoder of fairseq2 over `ropelab.apply_rope`, in both layouts."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""This file describes a batch as fairseq2 does: which elements are tokens, and their positions.
+"""Describe a batch as fairseq2 does: which elements are tokens, and their positions.
 
 The contract comes from fairseq2 0.8.1 (``fairseq2.nn.batch_layout``, ``fairseq2.nn.incremental_state``). The encoders
 take fairseq2's own ``BatchLayout`` and ``IncrementalStateBag``, and all objects with the attributes of `SeqsLayout` and

@@ -1,4 +1,4 @@
-"""This file holds fairseq2's encoder with the frequencies of YaRN, over `ropelab.apply_rope`."""
+"""Fairseq2's encoder with the frequencies of YaRN, over `ropelab.apply_rope`."""
 
 import torch
 

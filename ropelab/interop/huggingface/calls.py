@@ -1,4 +1,4 @@
-"""This file lists how the rotations of Transformers 5 are called."""
+"""How the rotations of Transformers 5 are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file holds ``apply_rotary_pos_emb`` of Transformers over the kernel."""
+"""``apply_rotary_pos_emb`` of Transformers over the kernel."""
 
 import torch
 

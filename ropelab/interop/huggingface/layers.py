@@ -1,4 +1,4 @@
-"""This file finds the attention layers that normalize q and k and then rotate them, and makes both one pass.
+"""Find the attention layers that normalize q and k and then rotate them, and make both one pass.
 
 A layer is called with small random hidden states up to its rotation. The layer qualifies if both tensors that it
 rotates are views of results of its norms, which nothing else has used, and if the norms are RMS norms of a head.

@@ -1,4 +1,4 @@
-"""This file patches a model of Transformers, so that the model rotates with the kernel."""
+"""Patch a model of Transformers, so that the model rotates with the kernel."""
 
 from __future__ import annotations
 

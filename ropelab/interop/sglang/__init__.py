@@ -1,4 +1,4 @@
-"""This package holds the in-place operators of SGLang, vLLM and FlashInfer, over `ropelab.apply_rope`.
+"""The in-place operators of SGLang, vLLM and FlashInfer, over `ropelab.apply_rope`.
 
 - `rotary_embedding_cos_sin` takes cosines and sines of each token, as in SGLang#14302 for diffusion models.
 - `apply_rope_with_cos_sin_cache_inplace` takes positions and a cache of cosines and sines, as in vLLM, SGLang and

@@ -1,4 +1,4 @@
-"""This file holds the function by which diffusion models of SGLang rotate q and k."""
+"""The function by which diffusion models of SGLang rotate q and k."""
 
 import torch
 

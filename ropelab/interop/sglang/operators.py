@@ -1,4 +1,4 @@
-"""This file holds the operators on the tokens of SGLang, vLLM and FlashInfer.
+"""The operators on the tokens of SGLang, vLLM and FlashInfer.
 
 Tensors are flat, ``[T, heads * head_size]``, or have an axis of heads.
 

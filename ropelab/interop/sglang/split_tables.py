@@ -1,4 +1,4 @@
-"""This file makes cosines and sines of complex frequencies, and keeps them for the next call.
+"""Make cosines and sines of complex frequencies, and keep them for the next call.
 
 A kernel wants contiguous rows of cosines and of sines. In complex numbers cosines and sines alternate, so both have to
 be copied. A diffusion model hands the same frequencies to every block in every step, and one copy is enough.

@@ -1,4 +1,4 @@
-"""This file reads the documents and their claims.
+"""Read the documents and their claims.
 
 A document is one file ``data/claims/<key>.toml`` and one package, whose name the file states. The package holds all
 code for the document:

@@ -1,4 +1,4 @@
-"""This file shows the claims of a document in a notebook: counts, the table, and the evidence that is missing."""
+"""Show the claims of a document in a notebook: counts, the table, and the evidence that is missing."""
 
 import pandas as pd
 from IPython.display import Markdown, display

@@ -1,4 +1,4 @@
-"""This file registers the computations whose results are evidence: each runs in seconds on a CPU."""
+"""Register the computations whose results are evidence: each runs in seconds on a CPU."""
 
 from __future__ import annotations
 

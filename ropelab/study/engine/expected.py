@@ -1,4 +1,4 @@
-"""This file says how long the studies of a run will take, by the seconds that earlier records note."""
+"""How long the studies of a run will take, by the seconds that earlier records note."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""This file marks the findings of a notebook, so that the report can put them on its first page."""
+"""Mark the findings of a notebook, so that the report can put them on its first page."""
 
 FINDING, HEADLINE = "ropelab/finding", "ropelab/headline"
 

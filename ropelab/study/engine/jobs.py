@@ -1,4 +1,4 @@
-"""This file has the functions that measure a study, or compile it, in a process of its own.
+"""The functions that measure a study, or compile it, in a process of its own.
 
 A function gets the name of the study, because processes exchange names and not functions.
 """

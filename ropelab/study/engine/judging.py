@@ -1,4 +1,4 @@
-"""This file holds the rules that lead from measured numbers to an outcome. A document's rules call them."""
+"""The rules that lead from measured numbers to an outcome. A document's rules call them."""
 
 from __future__ import annotations
 

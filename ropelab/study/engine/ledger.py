@@ -1,4 +1,4 @@
-"""This file finds the evidence of each claim, lets the claim's rule judge it, and lists the verdicts in one table.
+"""Find the evidence of each claim, let the rule of the claim judge it, and list the verdicts in one table.
 
 A rule is a function of its claim and of named evidence, each a :class:`pandas.DataFrame`, and returns a
 :class:`Verdict`; no other code can set a verdict. The engine finds evidence by name, in this order. First comes a frame

@@ -1,4 +1,4 @@
-"""This file gives a measured number its interval.
+"""Give a measured number its interval.
 
 Three sources of noise enter. The samples of one process give a spread (columns ``q20_us`` and ``q80_us`` of a record).
 Records of the same code at other hours give the distance between runs (``data/repeats.csv``). `FLOOR` covers noise that

@@ -1,4 +1,4 @@
-"""This file runs a study, or a part of a study, and says how it ended."""
+"""Run a study, or a part of a study, and say how it ended."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""This file checks the parameters of a notebook in its first cell, by name, before anything runs."""
+"""Check the parameters of a notebook in its first cell, by name, before anything runs."""
 
 import math
 from collections.abc import Callable

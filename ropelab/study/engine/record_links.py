@@ -1,4 +1,4 @@
-"""This file links from a figure in a notebook to the records that the figure draws."""
+"""Link from a figure in a notebook to the records that the figure draws."""
 
 import os
 from collections.abc import Sequence

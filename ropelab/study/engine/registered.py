@@ -1,4 +1,4 @@
-"""This file lists every study: of the benchmarks, of precision, and of the documents."""
+"""Every study: of the benchmarks, of precision, and of the documents."""
 
 from ropelab.bench import studies
 from ropelab.bench.study import Study

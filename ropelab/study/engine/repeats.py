@@ -1,4 +1,4 @@
-"""This file measures how far the times of two runs lie apart, from the records in the history of this repository.
+"""Measure how far the times of two runs lie apart, from the records in the history of this repository.
 
 Where the code of the packages compared with did not change between two records, their times should be the same.
 ``python -m ropelab.study.engine.repeats`` compares each record with the one before it and writes ``data/repeats.csv``.

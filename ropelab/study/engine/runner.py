@@ -1,4 +1,4 @@
-"""This file executes the notebooks with papermill, in this interpreter and with checked parameters.
+"""Execute the notebooks with papermill, in this interpreter and with checked parameters.
 
 No failure is hidden.
 """

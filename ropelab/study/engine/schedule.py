@@ -1,4 +1,4 @@
-"""This file decides the order of the studies, and lets studies run beside each other."""
+"""Decide the order of the studies, and lets studies run beside each other."""
 
 import tempfile
 import time

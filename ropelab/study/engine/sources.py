@@ -1,4 +1,4 @@
-"""This file reads facts about the public files of claims (``data/sources.toml``), and the cases of their tests."""
+"""Read facts about the public files of claims (``data/sources.toml``), and the cases of their tests."""
 
 import itertools
 import tomllib

@@ -1,4 +1,4 @@
-"""This file makes the tables and the figure of README.md and of the guide from the records.
+"""Make the tables and the figure of README.md and of the guide from the records.
 
 A test compares them with the files.
 """

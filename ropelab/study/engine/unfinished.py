@@ -1,4 +1,4 @@
-"""This file keeps the results of an interrupted run, of studies or notebooks, so that the next run does the rest."""
+"""Keep the results of an interrupted run, of studies or notebooks, so that the next run does the rest."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""This file defines the two axes of a verdict: the outcome of a claim, and the basis of the evidence."""
+"""The two axes of a verdict: the outcome of a claim, and the basis of the evidence."""
 
 from __future__ import annotations
 

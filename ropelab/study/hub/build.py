@@ -1,4 +1,4 @@
-"""This file writes ropelab as a package for the Hugging Face hub.
+"""Write ropelab as a package for the Hugging Face hub.
 
 Run ``make hub``, or ``python ropelab/study/hub/build.py FOLDER``.
 
@@ -159,7 +159,7 @@ def _relative(below: str | None, dots: int) -> str:
 
 def _ops(unique: str) -> str:
     """The file that names the operators of one build, as the builder of ``kernels`` would write it."""
-    return f'''"""This file holds the namespace of the operators of this build."""
+    return f'''"""The namespace of the operators of this build."""
 
 
 def add_op_namespace_prefix(name: str) -> str:

@@ -1,4 +1,4 @@
-"""This file computes the data of each element: facts about models, and measured times from the committed records."""
+"""Compute the data of each element: facts about models, and measured times from the committed records."""
 
 import math
 from collections.abc import Callable

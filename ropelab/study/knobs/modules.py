@@ -1,4 +1,4 @@
-"""This file puts the JavaScript files of an element together into one module."""
+"""Put the JavaScript files of an element together into one module."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""This file shows an element in a notebook: as a widget in JupyterLab, and as HTML in the report."""
+"""Show an element in a notebook: as a widget in JupyterLab, and as HTML in the report."""
 
 from IPython.display import display
 

@@ -1,4 +1,4 @@
-"""This file makes an element HTML that a page of the report, or any other page, can hold."""
+"""Make an element HTML that a page of the report, or any other page, can hold."""
 
 import json
 from collections.abc import Mapping

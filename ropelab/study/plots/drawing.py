@@ -1,4 +1,4 @@
-"""This file selects the rows that figures and sentences speak of, in the order in which they speak of them."""
+"""Select the rows that figures and sentences speak of, in the order in which they speak of them."""
 
 from collections.abc import Iterable, Iterator
 

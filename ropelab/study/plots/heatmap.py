@@ -1,4 +1,4 @@
-"""This file draws a table as a map: a coloured cell for each value, with its text."""
+"""Draw a table as a map: a coloured cell for each value, with its text."""
 
 from collections.abc import Callable, Sequence
 

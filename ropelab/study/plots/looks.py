@@ -1,4 +1,4 @@
-"""This file says the label, the colour and the marker of every contender.
+"""The label, the colour and the marker of every contender.
 
 A document extends `CONTENDERS` in its own package by the contenders that only the document has.
 """

@@ -1,4 +1,4 @@
-"""This file draws the marks that figures share: dots, bars, lines of reference, numbers beside marks."""
+"""Draw the marks that figures share: dots, bars, lines of reference, numbers beside marks."""
 
 from collections.abc import Iterable, Mapping
 

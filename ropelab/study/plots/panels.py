@@ -1,4 +1,4 @@
-"""This file lays a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
+"""Lay a figure out: a title over a grid of panels, labels at its edges, a legend and remarks at its foot."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""This file writes the numbers along an axis."""
+"""Write the numbers along an axis."""
 
 from collections.abc import Iterable
 

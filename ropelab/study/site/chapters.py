@@ -1,4 +1,4 @@
-"""This file turns an executed notebook into a page: its text, its code, its figures and its findings."""
+"""Turn an executed notebook into a page: its text, its code, its figures and its findings."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""This file makes a page of each markdown file in the folder ``guide``."""
+"""Make a page of each markdown file in the folder ``guide``."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""This file makes the rows of the ledger of claims for the report."""
+"""Make the rows of the ledger of claims for the report."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""This file turns markdown and LaTeX into HTML. Formulas become MathML, which browsers draw without any script."""
+"""Turn markdown and LaTeX into HTML. Formulas become MathML, which browsers draw without any script."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""This file says where and when the report and each of its records were made."""
+"""Where and when the report and each of its records were made."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""This file makes a page for each public module of the library, from signatures and docstrings."""
+"""Make a page for each public module of the library, from signatures and docstrings."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""This file writes the report: the story and the ledger first, then a page for each notebook, then the reference."""
+"""Write the report: the story and the ledger first, then a page for each notebook, then the reference."""
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence

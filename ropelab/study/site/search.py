@@ -1,4 +1,4 @@
-"""This file collects the words of all pages for the search box."""
+"""Collect the words of all pages for the search box."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""This file proves identities by computer algebra: the difference of the two sides must reduce to zero."""
+"""Prove identities by computer algebra: the difference of the two sides must reduce to zero."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""This file counts and times the launches of DeepSpeed's function and of ours, for the shapes that callers pass."""
+"""Count and time the launches of DeepSpeed's function and of ours, for the shapes that callers pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file holds the function that DeepSpeed#8052 changed, as first proposed and as merged, with any kernel.
+"""The function that DeepSpeed#8052 changed, as first proposed and as merged, with any kernel.
 
 Contract of ``deepspeed.sequence.layer.apply_rotary_pos_emb(t, cos, sin)``: the tables hold cosines and sines (not
 angles) in R <= D columns, both halves equal, and broadcast against ``t [..., D]``. The function rotates split-half

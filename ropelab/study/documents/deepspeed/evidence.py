@@ -1,4 +1,4 @@
-"""This file computes the evidence for claims DS-01 to DS-17 that takes a CPU seconds."""
+"""Compute the evidence for claims DS-01 to DS-17 that takes a CPU seconds."""
 
 from __future__ import annotations
 

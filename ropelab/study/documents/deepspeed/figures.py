@@ -1,4 +1,4 @@
-"""This file draws the figures of DeepSpeed#8052: callers, gradients, launches, and bytes per second.
+"""Draw the figures of DeepSpeed#8052: callers, gradients, launches, and bytes per second.
 
 The titles are computed from the records. ``footer`` names the machine and the date (`ropelab.study.plots.registry`).
 """

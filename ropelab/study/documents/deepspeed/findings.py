@@ -1,4 +1,4 @@
-"""This file words the findings about DeepSpeed#8052 once, for the rules, README.md and the notebooks."""
+"""The findings about DeepSpeed#8052, in one place for the rules, README.md and the notebooks."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""This file measures the evidence for claims DS-01 to DS-17. `ropelab.bench.records` keeps the data frames.
+"""Measure the evidence for claims DS-01 to DS-17. `ropelab.bench.records` keeps the data frames.
 
 ``packages`` needs the wheels of torchembed under ``build/peers``. ``correctness`` also needs a GPU, or Triton's
 interpreter (TRITON_INTERPRET=1). The other measurements need a GPU.

@@ -1,4 +1,4 @@
-"""This file loads the two packages of the document, torchembed and DeepSpeed, in the versions at hand."""
+"""Load the two packages of the document, torchembed and DeepSpeed, in the versions at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file lists the studies that measure the records of DeepSpeed#8052."""
+"""The studies that measure the records of DeepSpeed#8052."""
 
 from ropelab.bench.study import Study
 from ropelab.study.documents.deepspeed.callers import callers

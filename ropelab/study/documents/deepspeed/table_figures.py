@@ -1,4 +1,4 @@
-"""This file draws the table of DeepSpeed#8052: times at the document's shapes, and speed-ups beside the document's."""
+"""Draw the table of DeepSpeed#8052: times at the document's shapes, and speed-ups beside the document's."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""This file says whose encoders are under study: the pull request's own, or our models where its file is missing."""
+"""Whose encoders are under study: the pull request's own, or our models where its file is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file holds our models of fairseq2#1213's two encoders, for machines that lack the pull request's own file.
+"""Our models of fairseq2#1213's two encoders, for machines that lack the pull request's own file.
 
 A record says which code ran; a verdict on these models is "cannot be told". The models follow the contract of fairseq2
 0.8.1 and the pull request's description of ``impl`` and of the ways to reorder. Tests hold them to the bits of the pull

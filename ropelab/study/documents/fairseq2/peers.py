@@ -1,4 +1,4 @@
-"""This file loads fairseq2 itself: the pull request's code at its commit, and the newest release.
+"""Load fairseq2 itself: the pull request's code at its commit, and the newest release.
 
 Both are pure Python. ``fairseq2/__init__.py`` imports the native library fairseq2n, and ``fairseq2/nn/__init__.py``
 imports every module of ``fairseq2.nn``. So neither file is executed. An empty module, which only says where the files

@@ -1,4 +1,4 @@
-"""This file lists the studies that measure the records of fairseq2#1213."""
+"""The studies that measure the records of fairseq2#1213."""
 
 from ropelab.bench.study import Study
 from ropelab.study.documents.fairseq2.measure import defaults, equality, generated, grid, inductor, reorderings

@@ -1,4 +1,4 @@
-"""This file holds the code that the adapters of the study of SGLang#14302 share.
+"""The code that the adapters of the study of SGLang#14302 share.
 
 All adapters rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens.
 """

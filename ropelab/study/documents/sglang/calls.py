@@ -1,4 +1,4 @@
-"""This file calls the published operator of SGLang#14302 as the document says that it can be called. Nothing is timed.
+"""Call the published operator of SGLang#14302 as the document says that it can be called. Nothing is timed.
 
 The calls need a GPU. `evidence` calls the model of the first version in the same way, without a GPU.
 """

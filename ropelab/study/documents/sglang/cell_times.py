@@ -1,4 +1,4 @@
-"""This file reads the times of contenders by cell, with their intervals, from the records for the rules.
+"""Read the times of contenders by cell, with their intervals, from the records for the rules.
 
 A record that lacks a cell of a rule is no evidence: the functions then return an empty result.
 """

@@ -1,4 +1,4 @@
-"""This file words the records and the computed evidence of SGLang#14302, a sentence for each section."""
+"""The records and the computed evidence of SGLang#14302, a sentence for each section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file puts the published kernels in the place of their models, where a record has the published kernels."""
+"""Put the published kernels in the place of their models, where a record has the published kernels."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""This file binds the published operator of SGLang#14302, in its states, as contenders of the study."""
+"""Bind the published operator of SGLang#14302, in its states, as contenders of the study."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""This file calls the operator of SGLang#14302 as published, in each state that the document speaks of.
+"""Call the operator of SGLang#14302 as published, in each state that the document speaks of.
 
 The project does not contain the operator's code. `STATES` says where each state is published. A library with the
 published kernels and their published host code lies in ``build/peers/compiled/sglang-14302-<commit>-sm_<cc>.so``, with

@@ -1,4 +1,4 @@
-"""This file lists the studies that measure the records of SGLang#14302."""
+"""The studies that measure the records of SGLang#14302."""
 
 from ropelab.bench.study import Study
 from ropelab.study.documents.sglang.calls import operator_calls, operator_test, synchronize

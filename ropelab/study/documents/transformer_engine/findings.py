@@ -1,4 +1,4 @@
-"""This file turns the records into the tables behind the rules and the figures, and words them.
+"""Turn the records into the tables behind the rules and the figures, and words them.
 
 ``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
 """

@@ -1,4 +1,4 @@
-"""This file lists the studies that measure the records of TransformerEngine#3057."""
+"""The studies that measure the records of TransformerEngine#3057."""
 
 from ropelab.bench.study import Study
 from ropelab.study.documents.transformer_engine.layer import layer

@@ -1,4 +1,4 @@
-"""This file holds the functions with the arguments of the functions in Transformers, for q and k or for one tensor."""
+"""The functions with the arguments of the functions in Transformers, for q and k or for one tensor."""
 
 import torch
 

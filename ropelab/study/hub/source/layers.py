@@ -1,4 +1,4 @@
-"""This file holds layers without state, whose ``forward`` replaces the forward of a layer ``rotary_pos_emb``.
+"""Layers without state, whose ``forward`` replaces the forward of a layer ``rotary_pos_emb``.
 
 Models of Transformers give the same name, ``rotary_pos_emb``, to functions of different conventions. Choose the layer
 that computes what the model computes:

@@ -1,4 +1,4 @@
-"""This file holds twenty faults that were written after the identification, and were run once.
+"""Twenty faults that were written after the identification, and were run once.
 
 Each fault comes with the same change of a plan, which was written with the fault and not with its identification.
 Nobody changed the identification to describe a blind fault better. `identified.blind` computes the results.

@@ -1,4 +1,4 @@
-"""This file draws the figures of the laws: faults that a law kills, blind laws, small covers, and laws of the peers.
+"""Draw the figures of the laws: faults that a law kills, blind laws, small covers, and laws of the peers.
 
 Each function takes a result of `conformance_findings` and returns a figure. The title states the finding.
 """

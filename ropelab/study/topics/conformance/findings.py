@@ -1,4 +1,4 @@
-"""This file holds the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
+"""Apply the laws of `ropelab.conformance` to the catalogue of faults and to implementations at hand."""
 
 import os
 import re

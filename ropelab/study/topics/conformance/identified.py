@@ -1,4 +1,4 @@
-"""This file measures the identification: known faults against recovered descriptions, as a record.
+"""Measure the identification: known faults against recovered descriptions, as a record.
 
 ``TRITON_INTERPRET=1 python -m ropelab.study.topics.conformance.identified`` computes four files in the folder
 ``data/identification``. ``catalogue.csv`` has every fault of the catalogue, and ``pairs_of_faults.csv`` has two random

@@ -1,4 +1,4 @@
-"""This file states the injected fault of each entry of the catalogue in the terms of the identification.
+"""The injected fault of each entry of the catalogue in the terms of the identification.
 
 Each line follows from the code of the entry, not from an identification.
 """

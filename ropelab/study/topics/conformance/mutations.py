@@ -1,4 +1,4 @@
-"""This file makes functions with two known faults, drawn at random, for a measurement of the identification.
+"""Make functions with two known faults, drawn at random, for a measurement of the identification.
 
 A mutation changes an intermediate of a right rotation, in code. Next to the code stands the same change of a plan, for
 the proof that a recovered description is the injected function.

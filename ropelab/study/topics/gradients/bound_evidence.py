@@ -1,4 +1,4 @@
-"""This file measures how close `ropelab.apply_rope` comes to its bounds, law by law and dtype by dtype.
+"""Measure how close `ropelab.apply_rope` comes to its bounds, law by law and dtype by dtype.
 
 Results are compared pair by pair. A sum over a head or over a whole tensor would average random rounding errors, and
 would hide a bound that is ten times too loose.

@@ -1,4 +1,4 @@
-"""This file trains a model whose success depends on RoPE's gradient: emit the token ``offset`` places before.
+"""Train a model whose success depends on RoPE's gradient: emit the token ``offset`` places before.
 
 The model has one attention layer with one head. The content of a token does not tell its position, so the query must
 learn a relative position. Only the gradient of the rotation teaches the position.

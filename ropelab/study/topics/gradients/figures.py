@@ -1,4 +1,4 @@
-"""This file draws the figures of the notebooks on the algebra and on the gradients. Each title states a finding."""
+"""Draw the figures of the notebooks on the algebra and on the gradients. Each title states a finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file measures how close the gradients of `ropelab.assemble_mla_kv` come to their bounds.
+"""Measure how close the gradients of `ropelab.assemble_mla_kv` come to their bounds.
 
 All heads of multi-head latent attention share the part of the key that rotates, so its gradient is a sum over heads.
 """

@@ -1,4 +1,4 @@
-"""This file shows how a model of Transformers calls attention, eager and compiled.
+"""Show how a model of Transformers calls attention, eager and compiled.
 
 Attention that knows that it is causal can leave out the scores of later tokens. A mask may hide any token.
 """

@@ -1,4 +1,4 @@
-"""This file turns the record ``whole_models`` and the tables of data/models into tables and sentences."""
+"""Turn the record ``whole_models`` and the tables of data/models into tables and sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This file draws the figures of the record ``whole_models``: the time that ropelab saves, and the losses."""
+"""Draw the figures of the record ``whole_models``: the time that ropelab saves, and the losses."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""This file compares `rope_from_config` with the rotary classes of Transformers, on default configurations.
+"""Compare `rope_from_config` with the rotary classes of Transformers, on default configurations.
 
 The model's class makes cosines and sines, the function of the model's file rotates random q by them, all in float64.
 Frequencies, factor, axes, slice, layout and direction decide the result, so an equal result has all of them.

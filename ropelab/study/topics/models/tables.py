@@ -1,4 +1,4 @@
-"""This file writes the tables of data/models: every architecture of Transformers, held to laws and patched.
+"""Write the tables of data/models: every architecture of Transformers, held to laws and patched.
 
 ``python -m ropelab.study.topics.models.tables verify`` writes transformers.csv, ``... patch`` writes patched.csv,
 ``... diffusers`` writes diffusers.csv, and ``... configurations`` writes configurations.csv: `rope_from_config` beside

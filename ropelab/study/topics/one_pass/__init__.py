@@ -1,4 +1,4 @@
-"""This package studies the pass from the projections to attention: norm, rotation, quantization and paged cache.
+"""Study the pass from the projections to attention: norm, rotation, quantization and paged cache.
 
 - `derivation`: the pass and its gradient, proven by computer algebra.
 - `rounding`: how near a result can come to the derived bounds.

@@ -1,4 +1,4 @@
-"""This file proves the formulas of the pass and of its gradient: the difference of two sides must reduce to zero."""
+"""Prove the formulas of the pass and of its gradient: the difference of two sides must reduce to zero."""
 
 import sympy as sp
 

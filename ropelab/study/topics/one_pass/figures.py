@@ -1,4 +1,4 @@
-"""This file draws the figures of the one pass: its ceilings, and the record ``paged_cache`` beside the roof."""
+"""Draw the figures of the one pass: its ceilings, and the record ``paged_cache`` beside the roof."""
 
 from collections.abc import Callable
 

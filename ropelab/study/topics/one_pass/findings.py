@@ -1,4 +1,4 @@
-"""This file words the ceilings and the record ``paged_cache``, in sentences and in tables."""
+"""The ceilings and the record ``paged_cache``, in sentences and in tables."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""This file holds the pass, and the catalogue of faults of such operators, to the laws."""
+"""Hold the pass, and the catalogue of faults of such operators, to the laws."""
 
 import pandas as pd
 import torch

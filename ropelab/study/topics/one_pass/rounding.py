@@ -1,4 +1,4 @@
-"""This file finds inputs whose error comes near the bounds of `ropelab.conformance.cache_bounds`.
+"""Find inputs whose error comes near the bounds of `ropelab.conformance.cache_bounds`.
 
 A bound that no input comes near would hide a fault as large as the gap.
 """

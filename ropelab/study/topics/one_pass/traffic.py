@@ -1,4 +1,4 @@
-"""This file counts the bytes between the projections and attention: in one pass, and in separate launches."""
+"""Count the bytes between the projections and attention: in one pass, and in separate launches."""
 
 from collections.abc import Sequence
 

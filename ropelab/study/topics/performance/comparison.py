@@ -1,4 +1,4 @@
-"""This file makes tables of the benchmark's records: fractions of the copy, ratios to peers, missing contenders."""
+"""Make tables of the benchmark's records: fractions of the copy, ratios to peers, missing contenders."""
 
 from __future__ import annotations
 

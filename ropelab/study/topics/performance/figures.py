@@ -1,4 +1,4 @@
-"""This file draws the figures of the kernel family: every format, packed sequences, few tokens, QK norm, memory.
+"""Draw the figures of the kernel family: every format, packed sequences, few tokens, QK norm, memory.
 
 Each function takes the tables of the records and returns a figure. The title is computed from the tables, and
 ``family_findings`` says whether a bar is met.

@@ -1,4 +1,4 @@
-"""This file makes tables and sentences from the record ``latent_attention``: latent attention in training."""
+"""Make tables and sentences from the record ``latent_attention``: latent attention in training."""
 
 import pandas as pd
 

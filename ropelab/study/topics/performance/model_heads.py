@@ -1,4 +1,4 @@
-"""This file judges the records `model_heads` and `tile_regret`: cells that meet their bar, and faster libraries."""
+"""Judge the records `model_heads` and `tile_regret`: cells that meet their bar, and faster libraries."""
 
 import math
 

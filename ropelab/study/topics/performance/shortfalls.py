@@ -1,4 +1,4 @@
-"""This file words the shortfalls of the kernels for README.md, with the numbers of the records."""
+"""The shortfalls of the kernels for README.md, with the numbers of the records."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""This file draws the figure of README.md: the speed of each contender as a fraction of a copy, as SVG.
+"""Draw the figure of README.md: the speed of each contender as a fraction of a copy, as SVG.
 
 The SVG is written without a library for plots, so its text is the same with every version of such a library. A test can
 compare the files with the records.

@@ -1,4 +1,4 @@
-"""This file draws the errors of cos and sin beside their bounds, and the effects on scores, models and memory.
+"""Draw the errors of cos and sin beside their bounds, and the effects on scores, models and memory.
 
 Each function takes a result of `precision_findings` and returns a figure. The title states the finding.
 """

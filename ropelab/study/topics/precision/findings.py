@@ -1,4 +1,4 @@
-"""This file tabulates the error and the bound of each method of `topics.precision.methods`, and words the tables."""
+"""Tabulate the error and the bound of each method of `topics.precision.methods`, and word the tables."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""This file measures methods that need a GPU: tensor cores in TF32, and the sine of fast maths."""
+"""Measure methods that need a GPU: tensor cores in TF32, and the sine of fast maths."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

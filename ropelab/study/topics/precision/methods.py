@@ -1,4 +1,4 @@
-"""This file holds methods to compute cos and sin of ``position * frequency``, and a bound of each method's error.
+"""Methods to compute cos and sin of ``position * frequency``, and a bound of each method's error.
 
 A `Method` is a function of positions and inverse frequencies, with a `Bound`. The bound is derived from the formats to
 which the method rounds, and from no measurement. All other functions here work on any method. To compare another

@@ -1,4 +1,4 @@
-"""This file holds the parts of ``config.json`` that set the rotation, for one model of each family.
+"""The parts of ``config.json`` that set the rotation, for one model of each family.
 
 Keys that `ropelab.rope_from_config` does not read are left out. Each model has its name on the Hugging Face hub.
 """
