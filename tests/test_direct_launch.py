@@ -121,9 +121,9 @@ def test_other_versions_launch_through_triton_and_warn_once(version, monkeypatch
 
 
 @versions
-@pytest.mark.parametrize("scratch", ["global_scratch_size", "profile_scratch_size"])
-def test_a_kernel_with_scratch_memory_launches_through_triton(scratch, version):
-    assert direct_start(Compiled([], **{scratch: 128}), GRID, FIXED, 0, pytest.fail) is None
+@pytest.mark.parametrize("need", ["global_scratch_size", "profile_scratch_size", "gsan_enabled"])
+def test_a_kernel_that_needs_more_arguments_launches_through_triton(need, version):
+    assert direct_start(Compiled([], **{need: 128}), GRID, FIXED, 0, pytest.fail) is None
 
 
 @versions
