@@ -516,7 +516,7 @@ def test_a_record_of_other_kernels_is_stale_and_says_so(tmp_path, frame, monkeyp
     (tmp_path / "kernels" / "rotate.py").write_text("b")
     stale = records.load("dense", tmp_path)
     assert stale.stale == ("ropelab.kernels",) and not stale.hashes_modules
-    assert stale.footer.endswith("recorded with other kernels")
+    assert stale.footer.endswith("kernels changed since: measure again")
 
 
 def test_load_chooses_the_gpu(tmp_path, frame, monkeypatch):

@@ -113,6 +113,7 @@ def test_every_whole_run_is_counted(copy):
     assert counted.keys() >= {path.stem for path in copy.glob("*.csv")} - {
         "conformance", "whole_models", "te_parity", "kernel_variants"}  # fmt: skip
     for study, number in counted.items():
+        number = number if isinstance(number, int) else number["autograd"]
         rewrite(copy, study, lambda frame: pd.concat([frame, frame]), signed=True)
         with pytest.raises(records.Damaged, match=f"expected {number} rows"):
             records.load(study, copy.parent)
@@ -480,10 +481,7 @@ def test_a_record_names_the_modules_that_have_changed(tree, monkeypatch):
 
 def test_other_kernels_are_said_first():
     changed = ("ropelab.bench.timing", "ropelab.kernels.tiles")
-    assert staleness.words(changed) == "recorded with other kernels: tiles"
-    changed = tuple(f"ropelab.kernels.{name}" for name in ("float8", "launch", "tiles"))
-    assert staleness.words(changed) == "recorded with other kernels: float8, launch and 1 more"
-    assert staleness.words(("ropelab.kernels",)) == "recorded with other kernels"
+    assert staleness.words(changed) == staleness.words(("ropelab.kernels",)) == "kernels changed since: measure again"
     assert staleness.words(()) == ""
 
 

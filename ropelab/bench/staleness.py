@@ -41,17 +41,15 @@ def stale(provenance: Mapping[str, Any], kernels_sha256: str, root: Path) -> tup
 
 
 def words(changed: tuple[str, ...]) -> str:
-    """One line for the foot of a figure; "" if nothing has changed. If kernels have changed, it names kernels alone."""
-    if changed == (KERNELS,):
-        return "recorded with other kernels"
-    if kernels := [name for name in changed if name.startswith(f"{KERNELS}.")]:
-        return f"recorded with other kernels: {_named(kernels, KERNELS)}"
-    return f"recorded with other code: {_named(changed, LIBRARY)}" if changed else ""
+    """One line for the foot of a figure; "" if nothing has changed. Kernels come before all other code."""
+    if any(name == KERNELS or name.startswith(f"{KERNELS}.") for name in changed):
+        return "kernels changed since: measure again"
+    return f"recorded with other code: {_named(changed)}" if changed else ""
 
 
-def _named(modules: Sequence[str], package: str) -> str:
+def _named(modules: Sequence[str]) -> str:
     more = f" and {len(modules) - NAMED} more" if len(modules) > NAMED else ""
-    return ", ".join(name.removeprefix(f"{package}.") for name in modules[:NAMED]) + more
+    return ", ".join(name.removeprefix(f"{LIBRARY}.") for name in modules[:NAMED]) + more
 
 
 def _hash_of_module(name: str, root: Path) -> str | None:
