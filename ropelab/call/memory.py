@@ -53,8 +53,8 @@ def check_disjoint(written: Named, read: Named, same: Mapping[str, str] | None =
 class DisjointCheck:
     """`check_disjoint` for calls whose tensors agree in everything but contents and addresses.
 
-    A call compares the ranges of its addresses. Only where two ranges meet, as for views of one buffer, and only for
-    distances that no earlier call had, the strides decide.
+    A call with addresses that an earlier call had passes. Others compare the ranges of their addresses. Only where two
+    ranges meet, as for views of one buffer, and only for distances that no earlier call had, the strides decide.
 
     Args:
         written, read, same, where: as for `check_disjoint`, for one of these calls.
@@ -72,22 +72,30 @@ class DisjointCheck:
             if sizes[i] and sizes[j]
         ]
         self._found_disjoint: set[tuple] = set()
+        self._addresses: set[tuple] = set()
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         """Check the tensors, in the order of ``written`` and ``read``."""
-        at = [x.data_ptr() for x in tensors if x is not None]
-        meeting = tuple([(i, j, at[j] - at[i]) for i, j, low, high in self._pairs if low < at[j] - at[i] < high])
-        if self._found_disjoint and (not meeting or meeting in self._found_disjoint):
+        at = tuple([x.data_ptr() for x in tensors if x is not None])
+        if at in self._addresses:  # a loop has the same tensors again and again
             return
-        count = len(self.written)
-        written = dict(zip(self.written, tensors[:count], strict=True))
-        check_disjoint(written, dict(zip(self.read, tensors[count:], strict=True)), self.same, self.where)
-        if len(self._found_disjoint) >= _MOST_DISTANCES:
-            self._found_disjoint.clear()
-        self._found_disjoint.add(meeting)
+        meeting = tuple([(i, j, at[j] - at[i]) for i, j, low, high in self._pairs if low < at[j] - at[i] < high])
+        if not self._found_disjoint or (meeting and meeting not in self._found_disjoint):
+            count = len(self.written)
+            written = dict(zip(self.written, tensors[:count], strict=True))
+            check_disjoint(written, dict(zip(self.read, tensors[count:], strict=True)), self.same, self.where)
+            _add(self._found_disjoint, meeting)
+        _add(self._addresses, at)
 
 
-_MOST_DISTANCES = 64
+_MOST = 64
+
+
+def _add(found: set[tuple], member: tuple) -> None:
+    """Add to a set that starts anew when it is full."""
+    if len(found) >= _MOST:
+        found.clear()
+    found.add(member)
 
 
 def overlaps_itself(x: torch.Tensor) -> bool:
