@@ -93,6 +93,6 @@ def test_fraction_lets_nothing_pass():
 
 
 def test_changed_tails_are_not_the_definition():
-    rotation = bound_evidence.Rotation.of(CASE, torch.float32, "split_half")
+    rotation = bound_evidence.MeasuredRotation.of(CASE, torch.float32, "split_half")
     rotation.outputs[1][..., -1] += 1
     assert bound_evidence.definition(rotation) == float("inf")

@@ -42,7 +42,7 @@ def made_up(tmp_path, monkeypatch):
     @ledger.rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
     def twice(claim, times):
         speedup = noise.time(times.iloc[0]) / noise.time(times.iloc[1])
-        return judging.size(speedup, 2.0, digits=0).said(f"{speedup.value:.1f}x", "", "on a bench")
+        return judging.size(speedup, 2.0, digits=0).with_text(f"{speedup.value:.1f}x", "", "on a bench")
 
     (tmp_path / "made_up.toml").write_text(DOCUMENT)
     return tmp_path
@@ -85,7 +85,7 @@ def test_a_model_neither_confirms_nor_refutes(made_up):
 
     @ledger.rule("MU-01", "made_up_times", basis=Basis.MODEL)
     def twice(claim, times):
-        return FAILS.said("4x", "a model")
+        return FAILS.with_text("4x", "a model")
 
     verdict, _ = ledger.judge(claims(made_up)[0], find)
     assert (verdict.outcome, verdict.basis, verdict.needs) == (Outcome.UNTOLD, Basis.MODEL, "a stopwatch")

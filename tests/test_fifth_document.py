@@ -28,7 +28,7 @@ PACKAGE = {
             rows = times.pivot(index="tokens", columns="contender", values="median_us")
             cells = [noise.relative(row.slow / row.fast, 0.02) for row in rows.itertuples()]
             verdict = judging.counted([judging.above(cell, 1) for cell in cells], claim.quantifier)
-            return verdict.said(", ".join(map(str, cells)))
+            return verdict.with_text(", ".join(map(str, cells)))
 
         @rule("MU-02", "made_up_memory", basis=Basis.PACKAGE)
         def less_memory(claim, memory):

@@ -13,7 +13,7 @@ from ropelab.interop import over_kernel
 from ropelab.interop.broadcast import formula
 from ropelab.interop.huggingface import apply_rotary_pos_emb, patch
 from ropelab.interop.huggingface.calls import CALLS
-from ropelab.interop.over_kernel import Rotation
+from ropelab.interop.over_kernel import ForeignRotation
 from ropelab.kernels.launch import Launch
 from tests.conftest import HAS_GPU
 from tests.support import older
@@ -274,7 +274,7 @@ def test_functions_that_are_called_otherwise(torch_backend, model, name, rotary_
     """Results and gradients agree, also with tables that are narrower than a head where the function allows them."""
     module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
     original = getattr(module, name)
-    rotation = Rotation(name, original, CALLS)
+    rotation = ForeignRotation(name, original, CALLS)
     [understood] = rotation.understood
     arguments = rotation.bound((), over_kernel._probe(understood.call, understood.kind, rotary_dim))
     arguments |= understood.call.options

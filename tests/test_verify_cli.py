@@ -341,8 +341,8 @@ def test_exit_code_2_where_the_process_cannot_begin(folder, arguments, message):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_unwritable_stdout_is_no_verdict(folder):
     code = (
-        "from ropelab.conformance import cli; from ropelab.conformance.apart import Outcome;"
-        "cli.hold_apart = lambda *a: Outcome(); cli.app(['verify', 'a:b', '--convention', 'plain'])"
+        "from ropelab.conformance import cli; from ropelab.conformance.apart import ProcessEnd;"
+        "cli.hold_apart = lambda *a: ProcessEnd(); cli.app(['verify', 'a:b', '--convention', 'plain'])"
     )
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)

@@ -13,7 +13,7 @@ from ropelab.conformance.report import as_dict, verdict
 
 
 @dataclass
-class Outcome:
+class ProcessEnd:
     """The findings about a function after its process has ended.
 
     Attributes:
@@ -68,7 +68,7 @@ def hold_apart(
     law_names: list[str],
     limits: Limits,
     tell: Callable[[str, int], object] = lambda begun, held: None,
-) -> Outcome:
+) -> ProcessEnd:
     """Import a function and hold it to laws, in a new process. The output of the function goes to stderr.
 
     Args:
@@ -87,7 +87,7 @@ def hold_apart(
         tell(dict(notes).get("begun", START), len(held))
 
     done = run("verify", {"target": target, "declared": declared}, limits, tell_of_notes)
-    outcome = Outcome(about={"function": target, **declared})
+    outcome = ProcessEnd(about={"function": target, **declared})
     complete = False
     for kind, value in done.notes:
         if kind == "result":

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ropelab.conformance.apart import Outcome, hold_apart
+from ropelab.conformance.apart import ProcessEnd, hold_apart
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.declared import DTYPES, declare, laws_of
@@ -219,7 +219,7 @@ def _or_stop(reason: str) -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _show(console: Console, target: str, outcome: Outcome, asked: int) -> None:
+def _show(console: Console, target: str, outcome: ProcessEnd, asked: int) -> None:
     if outcome.results:
         console.print(_table(outcome))
     seconds = sum(result["seconds"] for result in outcome.results.values())
@@ -232,7 +232,7 @@ def _show(console: Console, target: str, outcome: Outcome, asked: int) -> None:
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: ProcessEnd) -> Table:
     table = Table(box=None, header_style="dim")
     table.add_column("law", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -249,7 +249,7 @@ def _table(outcome: Outcome) -> Table:
     return table
 
 
-def _verdict(outcome: Outcome, asked: int) -> str:
+def _verdict(outcome: ProcessEnd, asked: int) -> str:
     """Return the verdict in words; ``asked`` is the number of laws that the function should be held to."""
     if outcome.refused:
         return f"not judged: {outcome.refused}"

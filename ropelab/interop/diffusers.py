@@ -19,7 +19,7 @@ import torch
 
 from ropelab.arguments import shown
 from ropelab.interop.calls import Call, Complex, Turn
-from ropelab.interop.over_kernel import Rotating, Rotation, rotation_of
+from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
 from ropelab.interop.patch import Patch, Place
 
 _NAME = re.compile(r"_?apply_(\w+_)?rotary_emb(_\w+)?$|apply_rope$")
@@ -105,7 +105,7 @@ def patch(model: torch.nn.Module) -> Patch:
         known |= rotation_of(function) is not None
         if rotation_of(function) is None:
             try:
-                new[place] = Rotation(f"{place[0].__name__}.{place[1]}", function, CALLS).over_kernel()
+                new[place] = ForeignRotation(f"{place[0].__name__}.{place[1]}", function, CALLS).over_kernel()
             except ValueError as reason:
                 refusals.append(str(reason))
     for kind in _processors(model):
@@ -141,7 +141,7 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
     """A new ``__call__`` of a processor that defines a rotation inside of ``__call__``; nothing for another processor.
 
     Raises:
-        ValueError: as for `Rotation`; or the rotation reads variables of ``__call__``.
+        ValueError: as for `ForeignRotation`; or the rotation reads variables of ``__call__``.
     """
     call = kind.__call__
     constants = call.__code__.co_consts if inspect.isfunction(call) else ()
@@ -152,7 +152,7 @@ def _with_inner_rotation(kind: type) -> dict[Place, object]:
     name = f"{kind.__module__}.{kind.__qualname__}.{code.co_name}"
     if code.co_freevars:
         raise ValueError(f"{name}: expected a function of its arguments, got one that reads {code.co_freevars}")
-    over_kernel = Rotation(name, types.FunctionType(code, call.__globals__), CALLS).over_kernel()
+    over_kernel = ForeignRotation(name, types.FunctionType(code, call.__globals__), CALLS).over_kernel()
     constants = tuple(_stand_in.__code__ if c is code else c for c in constants)
     # With the name of a module, torch.compile would look the new global name up there.
     names = {key: value for key, value in call.__globals__.items() if key != "__name__"} | {_INNER: over_kernel}

@@ -63,7 +63,7 @@ class Understood(NamedTuple):
         return results[0] if self.single else results
 
 
-class Rotation:
+class ForeignRotation:
     """A rotation of another package, and what the kernel can compute of it.
 
     Args:
@@ -159,7 +159,7 @@ _REFUSES = (RuntimeError, TypeError, ValueError, IndexError)
 """The errors that a function may raise for a probe that it is not made for."""
 
 
-def rotation_of(function: Rotating) -> Rotation | None:
+def rotation_of(function: Rotating) -> ForeignRotation | None:
     """The rotation that a function over the kernel replaces, or None for another function."""
     return getattr(function, "_rotation_over_ropelab", None)
 

@@ -12,7 +12,7 @@ from ropelab.conformance.report import Report
 from ropelab.conformance.verify import verify
 from ropelab.interop.calls import Complex
 from ropelab.interop.huggingface.calls import CALLS, GatheredRows
-from ropelab.interop.over_kernel import Rotation, Understood
+from ropelab.interop.over_kernel import ForeignRotation, Understood
 
 
 def understood(name: str, function: Callable[..., Any]) -> Understood:
@@ -21,7 +21,7 @@ def understood(name: str, function: Callable[..., Any]) -> Understood:
     Raises:
         ValueError: the function follows no known convention.
     """
-    return Rotation(name, function, CALLS).understood[0]
+    return ForeignRotation(name, function, CALLS).understood[0]
 
 
 def convention(found: Understood) -> str:

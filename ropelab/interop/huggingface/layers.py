@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ropelab.interop.over_kernel import Rotating, Rotation
+from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
 
 EPS_NAMES = ("variance_epsilon", "eps", "norm_eps", "epsilon")
@@ -44,7 +44,7 @@ class Refused(Exception):
     """An error that says why a layer cannot be fused."""
 
 
-def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) -> dict[Place, object]:
+def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]) -> dict[Place, object]:
     """The new ``forward`` of each layer that can be fused, and of its norms.
 
     Raises:
@@ -52,7 +52,7 @@ def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) ->
     """
     new: dict[Place, object] = {}
     reasons: dict[str, str] = {}
-    by_file: dict[str, dict[str, Rotation]] = {}
+    by_file: dict[str, dict[str, ForeignRotation]] = {}
     for (module, name), rotation in rotations.items():
         by_file.setdefault(module.__name__, {})[name] = rotation
     for path, layer in model.named_modules():
@@ -72,7 +72,7 @@ def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, Rotation]) ->
     return new
 
 
-def _fused(layer: torch.nn.Module, name: str, rotation: Rotation) -> dict[Place, object]:
+def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
     """The new ``forward`` of a layer and of its two norms.
 
     Raises:
@@ -108,7 +108,7 @@ def _same(hidden_states: torch.Tensor) -> torch.Tensor:
     return hidden_states
 
 
-def _norm_and_rotate(rotation: Rotation, norms: list[Norm]) -> Rotating:
+def _norm_and_rotate(rotation: ForeignRotation, norms: list[Norm]) -> Rotating:
     """The rotation that normalizes before it rotates: in one launch where it can, else by the original functions."""
     originals = [type(norm.module).forward for norm in norms]
     rotated = rotation.understood[0].call.rotated
@@ -168,7 +168,7 @@ def _memory(x: torch.Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-def _norms_before(layer: torch.nn.Module, name: str, rotation: Rotation) -> list[tuple[torch.nn.Module, int]]:
+def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> list[tuple[torch.nn.Module, int]]:
     """The two norms whose results a layer rotates, and the number of features of a head.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 from ropelab.arguments import flag, shown
 from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.huggingface.layers import fused_layers
-from ropelab.interop.over_kernel import Rotating, Rotation, rotation_of
+from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
 from ropelab.interop.patch import Patch, Place
 
 
@@ -51,7 +51,7 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False) -> Patch:
             f"model: expected a Transformers model whose files define apply_rotary_pos_emb, got {type(model).__name__}"
         )
     rotations = {
-        (module, name): rotation_of(function) or Rotation(f"{module.__name__}.{name}", function, CALLS)
+        (module, name): rotation_of(function) or ForeignRotation(f"{module.__name__}.{name}", function, CALLS)
         for (module, name), function in functions.items()
     }
     new: dict[Place, object] = {

@@ -11,29 +11,29 @@ from typing import Any
 
 from ropelab.bench import timing, tuning, turns
 from ropelab.study.engine import registered
-from ropelab.study.engine.outcome import Outcome, beside_others, sharing
+from ropelab.study.engine.outcome import JobResult, beside_others, sharing
 
 
-def compile_flashinfer(version: str, compiles: Callable[[str], object]) -> Outcome:
+def compile_flashinfer(version: str, compiles: Callable[[str], object]) -> JobResult:
     """Compile kernels of a version of FlashInfer by ``compiles``. The outcome has no table."""
     return replace(beside_others(f"FlashInfer {version}", partial(compiles, version)), found=None)
 
 
-def without_timing(study: str) -> Outcome:
+def without_timing(study: str) -> JobResult:
     """Measure a study, or a part of a study, that times nothing."""
     known = registered.all_studies()[study]
     with timing.refused():
         return beside_others(study, known.untimed or known)
 
 
-def without_clock(study: str) -> Outcome:
+def compile_only(study: str) -> JobResult:
     """Call every contender of a study once, so that the kernels are compiled. The outcome has no table."""
     known = registered.all_studies()[study]
     with timing.stopped(), tuning.not_kept():
         return replace(beside_others(study, partial(known.table, {}) if known.untimed else known), found=None)
 
 
-def timed_in_turn(study: str, untimed: Any, folder: Path) -> Outcome:
+def timed_in_turn(study: str, untimed: Any, folder: Path) -> JobResult:
     """Measure a study beside the studies that name the same folder: see `ropelab.bench.turns`.
 
     Args:

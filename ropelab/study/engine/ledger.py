@@ -105,9 +105,9 @@ def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) 
         else:
             found.append(piece)
     if damaged:
-        return untold(f"records that can be believed ({'; '.join(damaged)})").on(Basis.NONE), []
+        return untold(f"records that can be believed ({'; '.join(damaged)})").with_basis(Basis.NONE), []
     if missing:
-        return untold(f"{claim.needs} (missing: {', '.join(missing)})").on(Basis.NONE), []
+        return untold(f"{claim.needs} (missing: {', '.join(missing)})").with_basis(Basis.NONE), []
     try:
         verdict = rule.judge(claim, *(piece.frame for piece in found))
     except Untold as missing_piece:

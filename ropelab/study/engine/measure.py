@@ -7,7 +7,7 @@ from pathlib import Path
 from ropelab.bench import checksums, packages, peer_files, peers, record_checks, records, staleness
 from ropelab.bench.study import GIB, Study
 from ropelab.study.engine import expected, registered, schedule, unfinished
-from ropelab.study.engine.outcome import Outcome
+from ropelab.study.engine.outcome import JobResult
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
 
@@ -79,7 +79,7 @@ def measure(
     return list(run.done)
 
 
-def _record(study: Study, outcome: Outcome, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
+def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, not_run: Mapping[str, str]) -> None:
     """Write the record of a study, and its checksums if it lies under ``data``."""
     record = records.write(
         outcome.study,
@@ -94,7 +94,7 @@ def _record(study: Study, outcome: Outcome, directory: Path, *, smoke: bool, not
     checksums.update(records.files(outcome.study, directory, record.provenance["gpu"]["name"]), checksums.DATA)
 
 
-def _beyond(study: Study, outcome: Outcome) -> str:
+def _beyond(study: Study, outcome: JobResult) -> str:
     found = [
         f"took {took / GIB:.1f} GiB {when}, {declared / GIB:.1f} are declared"
         for took, declared, when in (

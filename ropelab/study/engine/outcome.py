@@ -15,7 +15,7 @@ from ropelab.bench.unavailable import Unavailable
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The result of a study, or the reason why it has none.
 
     Attributes:
@@ -52,7 +52,7 @@ class Outcome:
         }
 
 
-def run(study: str, function: Callable[[], Any]) -> Outcome:
+def run(study: str, function: Callable[[], Any]) -> JobResult:
     """Call the function, which measures the study or a part of the study, in this process."""
     gpu_memory.watch()
     started = time.monotonic()
@@ -64,10 +64,10 @@ def run(study: str, function: Callable[[], Any]) -> Outcome:
     except Exception:
         error = traceback.format_exc()
     reserved = getattr(found, "attrs", {}).get("gpu_bytes", 0) or gpu_memory.peak_reserved()
-    return Outcome(study, found, reason, error, seconds=time.monotonic() - started, gpu_bytes=reserved)
+    return JobResult(study, found, reason, error, seconds=time.monotonic() - started, gpu_bytes=reserved)
 
 
-def beside_others(study: str, function: Callable[[], Any]) -> Outcome:
+def beside_others(study: str, function: Callable[[], Any]) -> JobResult:
     """The outcome of a job that times nothing."""
     outcome = sharing(study, function)
     return replace(
@@ -75,7 +75,7 @@ def beside_others(study: str, function: Callable[[], Any]) -> Outcome:
     )
 
 
-def sharing(study: str, function: Callable[[], Any]) -> Outcome:
+def sharing(study: str, function: Callable[[], Any]) -> JobResult:
     """The outcome of a job beside others. It has no table if memory ran out, because other jobs may have used it."""
     # The output goes to a file and not to None, because packages that compile flush it.
     with gpu_memory.shared(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):

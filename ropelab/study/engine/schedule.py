@@ -16,11 +16,11 @@ from ropelab.bench.side_by_side import Job, side_by_side
 from ropelab.bench.study import GIB
 from ropelab.study.engine import registered
 from ropelab.study.engine.expected import Progress
-from ropelab.study.engine.jobs import compile_flashinfer, timed_in_turn, without_clock, without_timing
-from ropelab.study.engine.outcome import Outcome, run
+from ropelab.study.engine.jobs import compile_flashinfer, compile_only, timed_in_turn, without_timing
+from ropelab.study.engine.outcome import JobResult, run
 
 
-def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[Outcome]:
+def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator[JobResult]:
     """Yield the outcome of each study as soon as it is there."""
     known, beside, left = registered.all_studies(), {}, list(wanted)
     if torch.cuda.is_available() and not smoke and len(wanted) > 1:
@@ -37,18 +37,18 @@ def outcomes(wanted: Sequence[str], smoke: bool, progress: Progress) -> Iterator
     for study in left:
         print(f"  {study}", flush=True)
         function: Callable[..., Any] = known[study]
-        before = beside.get(study, Outcome(study))
+        before = beside.get(study, JobResult(study))
         if before.found is not None:
             function = partial(known[study].table, before.found)
         yield _after(before, run(study, partial(function, smoke=smoke)))
 
 
-def _after(before: Outcome, timed: Outcome) -> Outcome:
+def _after(before: JobResult, timed: JobResult) -> JobResult:
     """The outcome of the timed part of a study, with the time and memory of its compilation."""
     return replace(timed, seconds_beside=before.seconds_beside, gpu_bytes_beside=before.gpu_bytes_beside)
 
 
-def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
+def _added(before: JobResult | None, outcome: JobResult) -> JobResult:
     """The outcome of two jobs of one study together: its compilation and its untimed part."""
     if before is None:
         return outcome
@@ -60,7 +60,7 @@ def _added(before: Outcome | None, outcome: Outcome) -> Outcome:
     )
 
 
-def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterator[Outcome]:
+def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterator[JobResult]:
     """Run studies and parts of studies that time nothing; run all others with the clock stopped.
 
     The timed studies then find their kernels on disk. All compilations would keep one core busy for as long as all
@@ -79,13 +79,13 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     jobs = [Job(f"FlashInfer {version}", compile_flashinfer, (version, how)) for version, how in _flashinfers(wanted)]
     jobs += [Job(study, without_timing, (study,), known[study].gpu_bytes) for study in parts]
     for study in whole:
-        function = without_clock if known[study].timed else without_timing
+        function = compile_only if known[study].timed else without_timing
         jobs.append(Job(study, function, (study,), known[study].gpu_bytes))
     free, _ = torch.cuda.mem_get_info()
     for job, outcome in side_by_side(jobs, free):
         if isinstance(outcome, BaseException):  # it did not start, or its process died
-            outcome = Outcome(job.name, error=f"{type(outcome).__name__}: {outcome}")
-        compiles = job.function in (without_clock, compile_flashinfer)
+            outcome = JobResult(job.name, error=f"{type(outcome).__name__}: {outcome}")
+        compiles = job.function in (compile_only, compile_flashinfer)
         what = "compiled" if compiles else "untimed part" if known[job.name].timed else "measured"
         what = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200] or what
         memory = f"{outcome.gpu_bytes_beside / GIB:5.1f} GiB of {job.gpu_bytes / GIB:5.1f}"
@@ -95,7 +95,9 @@ def _side_by_side(wanted: Sequence[str], seconds: Mapping[str, float]) -> Iterat
     print(f"  all that, {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _in_turns(wanted: Sequence[str], beside: Mapping[str, Outcome], seconds: Mapping[str, float]) -> Iterator[Outcome]:
+def _in_turns(
+    wanted: Sequence[str], beside: Mapping[str, JobResult], seconds: Mapping[str, float]
+) -> Iterator[JobResult]:
     """Prepare the studies side by side, time them one at a time, and yield the outcomes that have a table.
 
     A study without a table, for example for lack of memory, runs again alone.
@@ -108,7 +110,7 @@ def _in_turns(wanted: Sequence[str], beside: Mapping[str, Outcome], seconds: Map
     print("  in turns: prepared side by side, timed one at a time", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            Job(study, timed_in_turn, (study, beside.get(study, Outcome(study)).found, Path(folder)), taken)
+            Job(study, timed_in_turn, (study, beside.get(study, JobResult(study)).found, Path(folder)), taken)
             for study in wanted
             if (taken := known[study].timed_bytes) is not None
         ]
@@ -118,9 +120,9 @@ def _in_turns(wanted: Sequence[str], beside: Mapping[str, Outcome], seconds: Map
         free, _ = torch.cuda.mem_get_info()
         for job, outcome in side_by_side(jobs, free):
             if isinstance(outcome, BaseException):  # it did not start, or its process died
-                outcome = Outcome(job.name, error=f"{type(outcome).__name__}: {outcome}")
+                outcome = JobResult(job.name, error=f"{type(outcome).__name__}: {outcome}")
             if outcome.found is not None:
-                yield _after(beside.get(job.name, Outcome(job.name)), outcome)
+                yield _after(beside.get(job.name, JobResult(job.name)), outcome)
             else:
                 why = outcome.reason or outcome.error.strip().rpartition("\n")[2][:200]
                 print(f"    {job.name:22}{outcome.seconds:6.1f} s  {why}", flush=True)

@@ -85,11 +85,11 @@ class Verdict:
             return f"holds in {self.cells[0]} of {self.cells[1]} cells"
         return f"{self.outcome} (our model: {self.model})" if self.model else str(self.outcome)
 
-    def said(self, measured: str, *remarks: str) -> Verdict:
+    def with_text(self, measured: str, *remarks: str) -> Verdict:
         """The same verdict with the measured figures in words, and with remarks (empty ones are left out)."""
         return replace(self, measured=measured, remarks=(*self.remarks, *filter(None, remarks)))
 
-    def on(self, basis: Basis) -> Verdict:
+    def with_basis(self, basis: Basis) -> Verdict:
         """The same verdict on another basis than the rule's."""
         return replace(self, basis=basis)
 

@@ -50,7 +50,7 @@ def forward_is_right(claim: Claim, correctness: pd.DataFrame) -> Verdict:
     other = whole[ran & ~same_dtype][["dtype", "table_dtype", "result_dtype", "formula_dtype"]].drop_duplicates()
     dtypes = "; ".join("{} with {} tables gives {}, the formula {}".format(*row) for row in other.values)
     failed = whole[~ran]
-    return counted(list((right & same_dtype)[stated]), claim.quantifier).said(
+    return counted(list((right & same_dtype)[stated]), claim.quantifier).with_text(
         f"numbers right in {right[stated].sum()}, dtype in {same_dtype[stated].sum()} of {stated.sum()} cells; "
         f"{ran.sum()} cases, S = {whole.seq_len[ran].min()} to {whole.seq_len[ran].max()}: largest relative error "
         f"{worst}",
@@ -68,7 +68,7 @@ def reshaping_is_transparent(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     first = dispatch[(dispatch.version == "first") & (dispatch.expected == "a result")]
     equal = first.outcome == "equal"
     beyond = first.outcome == evidence.PAST_THE_TABLES
-    return counted(list(equal), claim.quantifier).said(
+    return counted(list(equal), claim.quantifier).with_text(
         f"{equal.sum()} of {len(first)} shapes get the formula's result ({', '.join(first.caller[equal]) or 'none'}); "
         f"{beyond.sum()} shapes read past the tables, {(~equal & ~beyond).sum()} more come out wrong",
         "the kernel uses the first two strides of the tables as the strides of rows and columns, and the helper passes "
@@ -83,7 +83,7 @@ def kernel_ships_since_0_3(claim: Claim, packages: pd.DataFrame) -> Verdict:
     if not {without, first} <= ships.keys():
         raise Untold(claim.needs)
     before = [has for version, has in ships.items() if _order(version) < _order(first)]
-    return fact(ships[first] and not any(before)).said(_packages(ships))
+    return fact(ships[first] and not any(before)).with_text(_packages(ships))
 
 
 @rule("DS-04", "deepspeed_tests", basis=Basis.SOURCE)
@@ -94,7 +94,7 @@ def tests_broadcast(claim: Claim, tests: pd.DataFrame) -> Verdict:
     later = tests[(tests.version == "later") & tests.reaches_kernel]
     added = f"; {len(later)} cases that do came later ({later['read'].iloc[0]})" if len(later) else ""
     reaching = fixed.reaches_kernel.sum()
-    return fact(found == (failing, cases, passing, cases)).said(
+    return fact(found == (failing, cases, passing, cases)).with_text(
         f"{found[0]} of {found[1]} do not broadcast, {found[2]} of {found[3]} pass after the fix",
         "" if reaching == len(fixed) else f"{reaching or 'none'} of the {len(fixed)} reach the fused kernel: the "
         f"tensors are on the CPU, where the gate is shut{added}",
@@ -112,7 +112,7 @@ def axis_bug_is_real(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     first, merged = (in_tree[in_tree.version == version] for version in ("first", "merged"))
     along_heads, wrong = first.kernel_tokens == first.heads, first.outcome != "equal"
     still = merged.outcome != "equal"
-    return counted(list(along_heads & wrong & ~still), claim.quantifier).said(
+    return counted(list(along_heads & wrong & ~still), claim.quantifier).with_text(
         f"in the first version the kernel rotates along the heads for {along_heads.sum()} of {len(first)} shapes of "
         f"in-tree callers, {wrong.sum()} come out wrong ({listed(first.outcome[wrong])}); in the merged version "
         f"{still.sum()} come out wrong",
@@ -127,7 +127,7 @@ def mismatches_fall_back(claim: Claim, dispatch: pd.DataFrame) -> Verdict:
     merged = dispatch[dispatch.version == "merged"]
     right, opened = merged.outcome == "equal", merged[merged.gate_open]
     wrong = "; ".join(f"{row.caller}: {_outcome(row)}" for row in merged[~right].itertuples())
-    return counted(list(right), claim.quantifier).said(
+    return counted(list(right), claim.quantifier).with_text(
         f"gate opens for {len(opened)} of {len(merged)} shapes, {(opened.outcome != 'equal').sum()} of them wrongly"
         + (f" ({wrong})" if wrong else ""),
         _code(merged),
@@ -144,7 +144,7 @@ def faster_than_eager(claim: Claim, published: pd.DataFrame, table: pd.DataFrame
 def faster_than_compile(claim: Claim, published: pd.DataFrame, table: pd.DataFrame) -> Verdict:
     stated = pd.Series(float(*claim.numbers), index=published.seq_len)
     found = _judge_speedup(claim, stated, 0, table, COMPILED, TORCHEMBED)
-    return found.said(found.measured, f"the document's own times give {value_range(published.over_compile)}")
+    return found.with_text(found.measured, f"the document's own times give {value_range(published.over_compile)}")
 
 
 @rule("DS-09", "deepspeed_inductor", basis=Basis.PACKAGE)
@@ -152,7 +152,7 @@ def compile_keeps_intermediates(claim: Claim, inductor: pd.DataFrame) -> Verdict
     _need(inductor, claim.needs, dtype=DTYPES, direction=DIRECTIONS)
     extra = inductor.buffers - inductor.result_buffers
     forward = inductor[inductor.direction == "forward"]
-    return counted(list(extra > 0), claim.quantifier).said(
+    return counted(list(extra > 0), claim.quantifier).with_text(
         f"Inductor generates {value_range(inductor.kernels, '')} kernel(s) with {value_range(extra, '')} buffer(s) "
         f"besides the result; forward at {value_range(forward.fraction_of_copy)} of the copy",
         f"torch {listed(inductor.torch)} compiled the formula in our words",
@@ -172,7 +172,7 @@ def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFram
         f"extra memory, {row.fraction_of_copy:.2f} of the copy"
         for row in pd.concat((raw, api)).itertuples()
     )
-    return counted(runs + once, claim.quantifier).said(
+    return counted(runs + once, claim.quantifier).with_text(
         f"{shown}; source of {listed(kernel.version)}: {value_range(kernel.loads, '')} loads of x and "
         f"{value_range(kernel.stores, '')} stores, {value_range(kernel.repeated, '')} repeated, "
         f"{value_range(kernel.loops, '')} loops",
@@ -186,7 +186,7 @@ def one_read_one_write(claim: Claim, launches: pd.DataFrame, kernel: pd.DataFram
 def works_without_torchembed(claim: Claim, fallback: pd.DataFrame) -> Verdict:
     absent, others = (fallback[(fallback.case == evidence.ABSENT) == here] for here in (True, False))
     errors = others[others.outcome != "equal"]
-    return counted(list((absent.outcome == "equal") & ~absent.available), claim.quantifier, claim.needs).said(
+    return counted(list((absent.outcome == "equal") & ~absent.available), claim.quantifier, claim.needs).with_text(
         "; ".join(f"{row.case}: {_outcome(row)}" for row in fallback.itertuples()),
         "" if errors.empty else "no fallback, an error instead, where " + " or where ".join(errors.case),
     )  # fmt: skip
@@ -213,7 +213,7 @@ def backward_repeats_forward(claim: Claim, correctness: pd.DataFrame, mutant: pd
     right = (later.gradient_error <= bounds).groupby(later.version).all()
     sliced = correctness[(correctness.table == "column slice") & correctness.version.astype(str).isin(right.index)]
     sliced = sliced[sliced.gradient_error > sliced.dtype.map(rounding_bound).astype(float)]
-    return counted(_repeats_forward(ran), claim.quantifier).said(
+    return counted(_repeats_forward(ran), claim.quantifier).with_text(
         f"{REVIEWED}: {shown} in float32, with the norm right to {digits((ran.norm_ratio - 1).abs().max())} in "
         f"{len(ran)} cases of {listed(ran.dtype)}",
         followed("no longer so in ", right.index[right]), followed("wrong still in ", right.index[~right]),
@@ -232,7 +232,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
     allowed = {version: has for version, has in ships.items() if _order(version) >= bound}
     if not allowed or min(map(_order, ships)) >= _order(stated):
         raise Untold(claim.needs)
-    return counted([*allowed.values(), bool(required.requirement)], claim.quantifier).said(
+    return counted([*allowed.values(), bool(required.requirement)], claim.quantifier).with_text(
         f"DeepSpeed {required.release} requires {required.requirement or 'nothing'}; {_packages(ships)}",
         "the release requires a later version than the document, so it also excludes the wrong gradient of DS-12"
         if _order(required.least) > _order(REVIEWED) else "",
@@ -243,7 +243,7 @@ def extra_brings_the_kernel(claim: Claim, extra: pd.DataFrame, packages: pd.Data
 def silent_with_the_old_package(claim: Claim, fallback: pd.DataFrame) -> Verdict:
     old = needed(fallback[fallback.case == evidence.OLD], claim.needs)
     row = old.iloc[0]
-    return fact(not row.available and row.warnings == 0 and row.outcome == "equal").said(
+    return fact(not row.available and row.warnings == 0 and row.outcome == "equal").with_text(
         f"{row.case}: the guarded import {'finds' if row.available else 'does not find'} the kernel, "
         f"{row.warnings} warning(s), result and formula: {_outcome(row)}"
     )  # fmt: skip
@@ -263,7 +263,7 @@ def compile_launches_less(claim: Claim, inductor: pd.DataFrame, calls: pd.DataFr
     compiled = inductor[inductor.dtype == "bfloat16"].set_index("direction").kernels
     if not set(DIRECTIONS) <= set(eager.index) & set(compiled.index):
         raise Untold(claim.needs)
-    return counted([bool(compiled[name] < eager[name]) for name in DIRECTIONS], claim.quantifier).said(
+    return counted([bool(compiled[name] < eager[name]) for name in DIRECTIONS], claim.quantifier).with_text(
         "; ".join(f"{name}: {eager[name]:.0f} launches, {compiled[name]:.0f} compiled" for name in DIRECTIONS),
         "launches were counted, not the host's time",
     )
@@ -277,7 +277,7 @@ def others_do_the_same(claim: Claim, patterns: pd.DataFrame) -> Verdict:
         f"{row.project} {row.release} imports {row.optional}, catches {row.catches} and "
         f"{'falls back' if row.falls_back else 'does not fall back'} ({row.path})" for row in patterns.itertuples()
     )  # fmt: skip
-    return counted(list(patterns.guarded_import.astype(bool)), claim.quantifier).said(
+    return counted(list(patterns.guarded_import.astype(bool)), claim.quantifier).with_text(
         shown,
         *(f"{row.project} calls {row.optional} {row.only}" for row in patterns.itertuples()),
         followed("no file names torchembed in ", patterns.project[~patterns.names_torchembed.astype(bool)]),
@@ -303,7 +303,7 @@ def _judge_speedup(
     ]
     roofs = " and ".join(f"{name} at {findings.of_a_copy(table, name)}" for name in (fast, slow))
     module = [x for cell, x in _ratios(table, slow, MODULE).items() if DIRECTIONS[0] in cell]
-    return found.said(
+    return found.with_text(
         f"{'; '.join(shown)}; of the copy's speed {roofs}",
         "the document measured on a GB10, not on this GPU",
         f"forward through torchembed's module, with q as q and as k: {value_range(module)}x"

@@ -67,9 +67,9 @@ def rule_on_encoders(claim_id: str, *evidence_names: str) -> Callable[[Callable[
             made = [f for name, f in zip(evidence_names, frames, strict=True) if name not in _OF_THE_DOCUMENT]
             basis = Basis.CODE if all(whose(f).startswith(PROPOSED) for f in made) else Basis.MODEL
             try:
-                return judge(claim, *frames).on(basis)
+                return judge(claim, *frames).with_basis(basis)
             except Untold as missing:
-                return untold(str(missing)).on(basis)
+                return untold(str(missing)).with_basis(basis)
 
         return rule(claim_id, *evidence_names, basis=Basis.CODE)(judged)
 
@@ -94,7 +94,7 @@ def no_code_for_complex_numbers(claim: Claim, inductor: pd.DataFrame) -> Verdict
     _need(products[["status", "complex_warning"]], "compilations of RE")
     warned, left = products.complex_warning.eq(True), products.fallbacks.fillna("").ne("")
     operators = sorted({name for names in products.fallbacks.dropna() for name in names.split(", ") if name})
-    return counted(list(warned & left), claim.quantifier).said(
+    return counted(list(warned & left), claim.quantifier).with_text(
         f"RE: a warning of complex operators in {warned.sum()} of {len(products)} compilations, operators left to "
         f"eager in {left.sum()} ({listed(operators)}); RRE: {formulas.complex_warning.eq(True).sum()} and "
         f"{formulas.fallbacks.fillna('').ne('').sum()} of {len(formulas)}"
@@ -114,7 +114,7 @@ def same_memory(claim: Claim, inductor: pd.DataFrame) -> Verdict:
         for (dtype, direction), rows in groups
     )
     state = compiled.groupby(compiled.contender.str.split().str[0]).state_bytes.max() / 2**20
-    return counted(list(groups.peak_bytes.nunique() == 1), claim.quantifier).said(
+    return counted(list(groups.peak_bytes.nunique() == 1), claim.quantifier).with_text(
         f"{measured}; the peaks differ by {value_range(spread, ',.0f')} MiB",
         f"beside the call, RRE keeps tables of {state['RRE']:,.0f} MiB and RE of {state['RE']:,.0f} MiB",
     )
@@ -133,7 +133,7 @@ def two_more_kernels(claim: Claim, inductor: pd.DataFrame) -> Verdict:
     found = [bool(n == stated) and slower for n, stated, slower in zip(more, expected, is_longer, strict=True)]
     names = reordered.launched.str.split("; ").map(lambda names: ", ".join(n for n in names if n.startswith("triton_")))
     times = (reordered.median_us / plain.median_us).map("{:.2f} times as long".format)
-    return counted(found, claim.quantifier).said(
+    return counted(found, claim.quantifier).with_text(
         "; ".join(
             f"{' '.join(part)}: {more[part]:.0f} more kernels, {times[part]} ({names[part] or 'none generated'})"
             for part in more.index
@@ -150,7 +150,7 @@ def no_other_has_them(claim: Claim, inductor: pd.DataFrame) -> Verdict:
     _need(others[["status", "kernels"]], "compilations of the other three")
     around = others.fallbacks.fillna("").ne("") & others.generated.fillna("").ne("")
     which = listed(f"{row.contender} {row.dtype} {row.direction}" for row in others[around].itertuples())
-    return counted(list(~around), claim.quantifier).said(
+    return counted(list(~around), claim.quantifier).with_text(
         f"in {(~around).sum()} of {len(others)} compilations of the others no kernel is generated beside a complex "
         f"product (with such kernels: {which})",
         "in bfloat16 the casts of native RE are kernels of their own" if around.any() else "",
@@ -181,7 +181,7 @@ def about_four_ms(claim: Claim, inductor: pd.DataFrame, document: pd.DataFrame) 
     if verdict.outcome in (Outcome.FAILS, Outcome.SOME_CELLS):
         verdict = untold("times on the document's GPU, which the document does not name")
     of_one = abs(logged.mean() / 2 - stated) < abs(logged.mean() - stated)
-    return verdict.said(
+    return verdict.with_text(
         f"added at {_named(*shape)} in each pass: " + "; ".join(f"{x} ms ({' '.join(p)})" for p, x in added.items()),
         f"in the log, the cell of as many bytes differs by {value_range(logged, '.1f')} ms"
         + (f": {stated} ms are rather the time of one kernel than of two" if of_one else ""),
@@ -203,7 +203,7 @@ def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdic
     )
     others = ran[~named & (ran.code != ran[named].code.iloc[0])]
     longest = ran.median_us.max() / ran.median_us.min() - 1
-    return fact(ran[named].code.nunique() == 1).said(
+    return fact(ran[named].code.nunique() == 1).with_text(
         measured,
         "the document does not show its ways: the first is the pull request's, the others are ours",
         f"other code, by operators that the document does not name: {'; '.join(others.variant)}" if len(others) else "",
@@ -230,7 +230,7 @@ def complex_numbers_are_not_slower(claim: Claim, grid: pd.DataFrame, inductor: p
     )
     slower = ratio[found.eq(False)]
     same = same_kernels(grid, inductor)
-    return counted(list(found), claim.quantifier).said(
+    return counted(list(found), claim.quantifier).with_text(
         measured,
         f"RE is slower in {len(slower)} cells, by up to {1 / min(x.value for x in slower) - 1:.0%}"
         if len(slower)
@@ -247,7 +247,7 @@ def native_speedup(
     native, llama = (_logged_times(document, ratio) for ratio in ("native", "llama"))
     stated = published()["native_ratio"]
     verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["native"]: stated})
-    return verdict.said(
+    return verdict.with_text(
         verdict.measured,
         f"the log's times give {native.mean():.3f}; its printed {stated} is the mean of RRE llama over RE llama "
         f"({_logged_ratios(summary, 'llama'):.3f} from its ratios, {llama.mean():.3f} from its times, which are "
@@ -262,7 +262,7 @@ def halves_by_complex_numbers(
     """Both in halves: the speed of RE is the time of RRE over the time of RE."""
     stated = published()["re_reference_speed"]
     verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["reference"]: stated})
-    return verdict.said(verdict.measured, f"the mean of the log is {_logged_ratios(summary, 'reference'):.2f}")
+    return verdict.with_text(verdict.measured, f"the mean of the log is {_logged_ratios(summary, 'reference'):.2f}")
 
 
 @rule_on_encoders("FS-08", "fairseq2_grid", "fairseq2_inductor", "fairseq2_summary")
@@ -270,7 +270,7 @@ def pairs_by_cosines(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, s
     """Both in pairs: the speed of RRE is the time of RE over the time of RRE."""
     stated = published()["rre_llama_speed"]
     verdict = _sized(claim, _times(grid, inductor, "compiled"), {RATIOS["llama"][::-1]: stated})
-    return verdict.said(
+    return verdict.with_text(
         verdict.measured, f"the log's mean ratio of times gives {1 / _logged_ratios(summary, 'llama'):.2f}"
     )
 
@@ -287,7 +287,7 @@ def cosines_as_baseline(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame
     speeds = [_ratio(compiled, *pair) for pair in _FOREIGN]
     found = longer(rre / re for rre, re in zip(*speeds, strict=True))
     rre, re = ({part: x.value for part, x in _means(rows).items()} for rows in speeds)
-    return counted(found, claim.quantifier).said(
+    return counted(found, claim.quantifier).with_text(
         "speed in the foreign layout, of the class at home there, RRE and RE: "
         + "; ".join(f"{rre[part]:.2f} and {re[part]:.2f} ({' '.join(part)})" for part in rre),
         _elsewhere(compiled, "compiled"),
@@ -308,7 +308,7 @@ def compiling_costs(claim: Claim, grid: pd.DataFrame, inductor: pd.DataFrame, do
     stated = times_by_compiling(document, _NATIVE, "ms")
     modes = {mode: _times(grid, inductor, mode)[_NATIVE] for mode in ("compiled", "eager")}
     verdict = _sized(claim, pd.DataFrame(modes), {("compiled", "eager"): stated}, digits=1)
-    return verdict.said(verdict.measured, f"the log: {stated:.2f}")
+    return verdict.with_text(verdict.measured, f"the log: {stated:.2f}")
 
 
 # ---------------------------------------------------------------------------------------- what a CPU or a file says
@@ -335,7 +335,7 @@ def same_mathematics(claim: Claim, equality: pd.DataFrame) -> Verdict:
             f"(RE and RRE from the exact ones by {errors['RE']:.1e} and {errors['RRE']:.1e}), as both round the angle "
             "to float32, and not alike"
         )
-    return counted(found, claim.quantifier).said(
+    return counted(found, claim.quantifier).with_text(
         f"{sum(found)} of {len(found)} comparisons agree in every bit: formulas on integers, layouts through the "
         f"permutation, forward and backward (with our kernel's, {exact.equal.sum()} of {len(exact)})",
         remark,
@@ -348,7 +348,7 @@ def summary_follows(claim: Claim, summary: pd.DataFrame) -> Verdict:
     if len(summary) < 4:
         raise Untold("all four means of the log")
     means = [Interval(x - _ROUNDED, x, x + _ROUNDED) for x in summary.of_ratios]
-    return sizes([size(*pair) for pair in zip(means, summary.printed, strict=True)], claim.quantifier).said(
+    return sizes([size(*pair) for pair in zip(means, summary.printed, strict=True)], claim.quantifier).with_text(
         "; ".join(
             f"{row.mode} {row.ratio} {row.of_ratios:.3f} (printed {row.printed}, from the rounded times "
             f"{row.of_times:.2f})"
@@ -364,7 +364,7 @@ def defaults_are_kept(claim: Claim, defaults: pd.DataFrame) -> Verdict:
     if missing := set(default_cases()) - set(equal.index):
         raise Untold(f"{len(missing)} of {len(default_cases())} further comparisons")
     broken = "; ".join(": ".join(case) for case in equal.index[~equal])
-    return counted(list(equal), claim.quantifier).said(
+    return counted(list(equal), claim.quantifier).with_text(
         f"{whose(defaults)}, impl left out: {equal.sum()} of {len(equal)} comparisons with the "
         "released ones agree (results in bits, buffers, checkpoint, signature)",
         f"different: {broken}" if broken else "",
@@ -378,7 +378,7 @@ def tests_are_missing(claim: Claim, changes: pd.DataFrame, session: pd.DataFrame
     tests = [file for file in files if "test" in file]
     items = session.set_index("kind")["items"]
     commits = listed(changes.commit.str[:7])
-    return fact(not tests).said(
+    return fact(not tests).with_text(
         f"commits {commits} change {listed(files)}: {len(tests)} tests",
         f"of {items.sum()} items of the logged session {items['timings']} time, {items['summary']} sums up, "
         f"{items['anything else']} may compare results",
@@ -476,7 +476,7 @@ def _sized(claim: Claim, times: pd.DataFrame, stated: dict[tuple[str, str], floa
         means = _means(_ratio(times, over, under))
         verdicts += [size(x, number, digits=digits) for x in means.values()]
         words.append(f"{over} / {under}: " + "; ".join(f"{x} ({' '.join(part)})" for part, x in means.items()))
-    return sizes(verdicts, claim.quantifier).said("; ".join(words))
+    return sizes(verdicts, claim.quantifier).with_text("; ".join(words))
 
 
 def _elsewhere(times: pd.DataFrame, mode: str) -> str:

@@ -97,7 +97,7 @@ def takes_every_shape(claim: Claim, shapes: pd.DataFrame, flags: pd.DataFrame) -
                 "width has two meanings"
             )
     measured = f"{right.sum()} of {len(claimed)} listed combinations are right"
-    return counted(list(right), claim.quantifier).said(measured, *remarks).on(basis)
+    return counted(list(right), claim.quantifier).with_text(measured, *remarks).with_basis(basis)
 
 
 @rule("SG-02", "sglang_head_sizes", basis=Basis.PACKAGE)
@@ -110,7 +110,7 @@ def others_leave_sizes_out(claim: Claim, by_size: pd.DataFrame) -> Verdict:
         raise Untold(claim.needs)
     left_out = rows[~is_right(rows) & rows.contender.isin(at_named.contender)].groupby("contender").head_dim
     said = {name: listed(sorted(set(dims))) for name, dims in left_out}
-    return counted(list(~is_right(at_named)), claim.quantifier).said(
+    return counted(list(~is_right(at_named)), claim.quantifier).with_text(
         "; ".join(
             f"{name} leaves out {said.get(name, 'none')} of {rows[rows.contender == name].head_dim.nunique()}"
             for name in at_named.contender
@@ -130,7 +130,11 @@ def runs_uncommon_sizes(claim: Claim, by_size: pd.DataFrame) -> Verdict:
     measured = f"{listed(sorted(set(rows[runs].head_dim)))} run and are right"
     if runs.any():
         measured += f", at {value_range(rows[runs].fraction_of_copy)} of a copy"
-    return counted(list(runs), claim.quantifier).said(measured, "the kernel's source takes any size").on(basis)
+    return (
+        counted(list(runs), claim.quantifier)
+        .with_text(measured, "the kernel's source takes any size")
+        .with_basis(basis)
+    )
 
 
 @rule("SG-03", "sglang_accuracy", "sglang_sources", basis=Basis.MODEL)
@@ -151,7 +155,7 @@ def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFr
     errors = listed(f"{name} {value_range(rows.same, '.1e')}" for name, rows in accuracy.groupby("dtype", sort=False))
     return (
         counted(found, claim.quantifier)
-        .said(
+        .with_text(
             f"at most {max(differences):.2g} from the reference{cases}; its test allows {tolerance:g}; "
             f"relative error of our model: {errors}",
             "products of two 16-bit numbers are exact in float32, so kernels that add them there round alike",
@@ -163,7 +167,7 @@ def matches_a_reference(claim: Claim, accuracy: pd.DataFrame, sources: pd.DataFr
             if tested.layouts.nunique() == 1
             else "",
         )
-        .on(Basis.CODE if len(run) else Basis.MODEL)
+        .with_basis(Basis.CODE if len(run) else Basis.MODEL)
     )
 
 
@@ -174,7 +178,7 @@ def flashinfer_is_limited(claim: Claim, by_size: pd.DataFrame) -> Verdict:
     cells = [cell for cell in measure.head_size_cells() if cell.head_dim == named]
     rows = needed(rows_of(by_size, cells, FLASHINFER), claim.needs)
     own, newest = (ran(by_size[by_size.contender == name]) for name in (FLASHINFER, FLASHINFER_NEWEST))
-    return counted(list(rows.status.str.startswith("failed")), claim.quantifier).said(
+    return counted(list(rows.status.str.startswith("failed")), claim.quantifier).with_text(
         _where_it_fails(own), f"in place, the newest version {_where_it_fails(newest)}" if len(newest) else ""
     )
 
@@ -197,17 +201,17 @@ def faster_than_vllm(claim: Claim, protocols: pd.DataFrame) -> Verdict:
     alone = f"{what}, median: {steps}" if steps else ""
     times = times_of(timed_alike(protocols), measure.first_cells(), DOCUMENT, DOCUMENT_GATHER, REAL_VLLM)
     if times.empty:
-        return untold(claim.needs).said("; ".join(filter(None, (alone, timer(protocols))))).on(basis)
+        return untold(claim.needs).with_text("; ".join(filter(None, (alone, timer(protocols))))).with_basis(basis)
     effects = {name: list(times[REAL_VLLM] / times[name]) for name in (DOCUMENT, DOCUMENT_GATHER)}
     verdicts = [size(x, min(max(x.value, stated.low), stated.high)) for found in effects.values() for x in found]
     return (
         sizes(verdicts, claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             f"{value_range(effects[DOCUMENT])}x in {len(times)} cells, with the same gather "
             f"{value_range(effects[DOCUMENT_GATHER])}x",
             alone,
         )
-        .on(basis)
+        .with_basis(basis)
     )
 
 
@@ -234,13 +238,13 @@ def faster_than_flash_attention(claim: Claim, protocols: pd.DataFrame, moved: pd
     )
     return (
         sizes([size(x, max(stated, x.value)) for x in most.values()], claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             measured,
             f"at most, by protocol: {published}",
             f"its benchmark lets flash-attn move {value_range(moved[moved.contender == FLASH].over)} times the bytes",
             timer(protocols),
         )
-        .on(basis)
+        .with_basis(basis)
     )
 
 
@@ -253,7 +257,7 @@ def second_version_is_faster(claim: Claim, diffusion: pd.DataFrame, published: p
     tokens = int(rows_of(diffusion, cells, SECOND).seq_len.iloc[0])
     return (
         size(first / second, row.ratio, digits=3)
-        .said(
+        .with_text(
             f"{first / second} times as fast at Qwen-Image's {tokens:,} tokens; the third version {first / third}",
             f"the printed times are {row.ratio:.3f}x apart",
             f"neither change is in use there: the launch is for up to {FEW_TOKENS} tokens, the float2 path for float32 "
@@ -261,7 +265,7 @@ def second_version_is_faster(claim: Claim, diffusion: pd.DataFrame, published: p
             if tokens > FEW_TOKENS
             else "",
         )
-        .on(basis)
+        .with_basis(basis)
     )
 
 
@@ -291,8 +295,8 @@ def faster_than_positions(claim: Claim, protocols: pd.DataFrame) -> Verdict:
         )
     return (
         sizes([size(effect, stated) for effect in found], claim.quantifier, claim.needs)
-        .said("; ".join(said), "the second version reads bf16 two bytes at a time, FlashInfer and the third 16")
-        .on(basis)
+        .with_text("; ".join(said), "the second version reads bf16 two bytes at a time, FlashInfer and the third 16")
+        .with_basis(basis)
     )
 
 
@@ -301,7 +305,7 @@ def flashinfer_is_mostly_slower(claim: Claim, second: pd.DataFrame) -> Verdict:
     """The rule takes the kernel of the day of the comment, or the model of the third version where it was not run."""
     second, basis = judged(second, {THIRD: JUST_IN_TIME})
     effects = ratios_of(second, measure.second_cells(), FLASHINFER, THIRD)
-    return _most(longer(effects), claim.needs).said(_against(effects, basis), _then(basis)).on(basis)
+    return _most(longer(effects), claim.needs).with_text(_against(effects, basis), _then(basis)).with_basis(basis)
 
 
 @rule("SG-18", "sglang_second_grid", basis=Basis.MODEL)
@@ -312,7 +316,7 @@ def flashinfer_is_never_faster(claim: Claim, second: pd.DataFrame) -> Verdict:
     faster = [below(x, 1) for x in effects]
     found = [None if x is None else not x for x in faster]
     measured = f"{_against(effects, basis)}, shorter in {how_many(faster)}"
-    return counted(found, claim.quantifier, claim.needs).said(measured, _then(basis)).on(basis)
+    return counted(found, claim.quantifier, claim.needs).with_text(measured, _then(basis)).with_basis(basis)
 
 
 @rule("SG-14", "sglang_protocols", basis=Basis.MODEL)
@@ -345,8 +349,8 @@ def helps_language_models(claim: Claim, protocols: pd.DataFrame) -> Verdict:
     ]
     return (
         counted(helped, claim.quantifier, claim.needs)
-        .said("; ".join(said), f"plain torch takes {value_range(eager)} times as long" if eager else "")
-        .on(basis)
+        .with_text("; ".join(said), f"plain torch takes {value_range(eager)} times as long" if eager else "")
+        .with_basis(basis)
     )
 
 
@@ -365,7 +369,7 @@ def wide_loads_help(claim: Claim, widths: pd.DataFrame) -> Verdict:
     fractions = aligned[aligned.index.get_level_values("access_bytes") == 16].fraction_of_copy
     widest = timed(widths[widths.pairs_per_thread == widths.pairs_per_thread.max()])
     offset = widest.pivot_table(index="layout", columns=widest.offset_bytes > 0, values="median_us")
-    return counted(longer(gain.values()), claim.quantifier, claim.needs).said(
+    return counted(longer(gain.values()), claim.quantifier, claim.needs).with_text(
         "16-byte over 2-byte accesses: "
         + ", ".join(f"{layout} {x}x" for layout, x in gain.items())
         + f", then at {value_range(fractions)} of a copy",
@@ -389,12 +393,12 @@ def _narrow_and_wide(claim: Claim, widths: pd.DataFrame) -> Verdict | None:
     slower = [ratio(rows, key, (*aligned, 0)) for key, aligned in shifted.items()]
     return (
         counted(longer(gain.values()), claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             "16-byte over 2-byte accesses of the same kernel: "
             + ", ".join(f"{name}, {layout} {x}x" for (name, layout), x in gain.items()),
             f"2 bytes off a multiple of 16 they take {value_range(slower)} times as long" if slower else "",
         )
-        .on(Basis.CODE)
+        .with_basis(Basis.CODE)
     )
 
 
@@ -417,11 +421,11 @@ def few_tokens_leave_processors_idle(claim: Claim, low: pd.DataFrame) -> Verdict
     found = [above(x, 1) if idle[cell[:2]] else False for x, cell in zip(gain, divided, strict=True)]
     return (
         counted(found, claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             f"one block a token keeps {value_range(one.blocks, '.0f')} of {one.multiprocessors.iloc[0]:.0f} "
             f"multiprocessors busy; divided, {listed(measure.LOW_TOKENS)} tokens are {value_range(gain)} times as fast"
         )
-        .on(basis)
+        .with_basis(basis)
     )
 
 
@@ -448,11 +452,11 @@ def launch_policy_helps(claim: Claim, low: pd.DataFrame) -> Verdict:
     ]
     return (
         counted(found, claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             f"{value_range(second.on, '.0f')} blocks instead of {value_range(second.off, '.0f')}, "
             f"{value_range(gain[families[0]])} times as fast up to {FEW_TOKENS} tokens; {'; '.join(later)}"
         )
-        .on(Basis.CODE if run else Basis.MODEL)
+        .with_basis(Basis.CODE if run else Basis.MODEL)
     )
 
 
@@ -481,12 +485,12 @@ def simpler_is_enough(claim: Claim, protocols: pd.DataFrame, diffusion: pd.DataF
     enough = [not x for found in slower.values() for x in found]
     return (
         counted(enough, claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             "; ".join(said),
             "the document does not say how much loss is too much; here every loss beyond the noise counts",
             "nobody has published the persistent kernel: it is our Triton kernel, as the comment describes one",
         )
-        .on(basis)
+        .with_basis(basis)
     )
 
 
@@ -499,12 +503,12 @@ def keeping_tables_saves(claim: Claim, diffusion: pd.DataFrame) -> Verdict:
     cast, kept = (rows_of(diffusion, cells, name).launches.to_numpy() for name in (DOCUMENT_CAST, DOCUMENT))
     return (
         counted(longer(effects), claim.quantifier, claim.needs)
-        .said(
+        .with_text(
             f"converting adds {value_range(cast - kept, '.0f')} launches and makes a call take longer: "
             + ", ".join(f"{x} times at {cell}" for (cell, _), x in zip(times.index, effects, strict=True)),
             "the call with the conversion contains the call without it, so only the size of the difference is open",
         )
-        .on(basis)
+        .with_basis(basis)
     )
 
 
@@ -517,7 +521,7 @@ def helper_is_there_twice(claim: Claim, sources: pd.DataFrame) -> Verdict:
         raise Untold(claim.needs)
     defining = sources[sources.defines]
     where = listed(f"{row.file} at {row.commit[:8]}" for row in defining.itertuples())
-    return fact(len(defining) > 1).said(f"{sources.helper.iloc[0]} is defined in {where}")
+    return fact(len(defining) > 1).with_text(f"{sources.helper.iloc[0]} is defined in {where}")
 
 
 @rule("SG-12", "sglang_published_e2e", "sglang_published_kernel", basis=Basis.DOCUMENT)
@@ -536,7 +540,7 @@ def end_to_end_is_unchanged(claim: Claim, e2e: pd.DataFrame, kernel: pd.DataFram
     alone = (100 * (untouched.change_ms.abs() - 0.01).clip(lower=0) / untouched.baseline).max()
     change, (least, most) = abs(total.change_percent), sorted((together, alone))
     verdict = untold(claim.needs) if least < change <= most else fact(change <= least)
-    return verdict.said(
+    return verdict.with_text(
         f"{total.change_percent:+.2f} % as a whole, {stages.change_ms.sum():+.0f} ms in the stages; stages that the "
         f"change does not touch differ by {together:.1f} % in sum and up to {alone:.1f} % each",
         findings.share_of_image(kernel, total.baseline),
@@ -555,7 +559,7 @@ def throughput_is_unchanged(claim: Claim, e2e: pd.DataFrame) -> Verdict:
         raise Untold(claim.needs)
     (row,), printed = total.itertuples(), list(map(float, claim.numbers))
     found = [1000 / row.baseline, 1000 / row.new]
-    return fact(printed[0] == printed[1] and [round(x, 2) for x in found] == printed).said(
+    return fact(printed[0] == printed[1] and [round(x, 2) for x in found] == printed).with_text(
         f"the latencies are {found[0]:.4f} and {found[1]:.4f} images a second",
         f"two decimals show no change below {100 * 0.005 / found[0]:.0f} %",
     )
@@ -567,7 +571,7 @@ def heads_are_aligned(claim: Claim, alignment: pd.DataFrame) -> Verdict:
     (least,) = map(float, claim.numbers)
     heads = alignment[(alignment.part == "head") & alignment.listed]
     aligned = heads.multiple >= least
-    return _most(list(aligned), claim.needs).said(
+    return _most(list(aligned), claim.needs).with_text(
         f"at multiples of {least:g} bytes: heads of {listed(heads[aligned].head_dim)} features in 16 bits, not of "
         f"{listed(heads[~aligned].head_dim)}",
         findings.aligned_parts(alignment),
@@ -584,7 +588,7 @@ def aligned_vector_is_wide(claim: Claim, instructions: pd.DataFrame) -> Verdict:
     if not {"float4", "AlignedVector"} <= set(bytes_) or bytes_.isna().any(axis=None):
         raise Untold(claim.needs)
     found = list(bytes_["AlignedVector"] >= bytes_["float4"])
-    return counted(found, claim.quantifier).said(f"{value_range(bytes_['AlignedVector'], '.0f')} bytes an access")
+    return counted(found, claim.quantifier).with_text(f"{value_range(bytes_['AlignedVector'], '.0f')} bytes an access")
 
 
 @rule("SG-23", "sglang_rocm_parts", basis=Basis.SOURCE)
@@ -593,7 +597,7 @@ def rocm_is_repaired(claim: Claim, parts: pd.DataFrame) -> Verdict:
     named = [int(number) for number in claim.statement.replace(",", " ").replace("#", " ").split() if number.isdigit()]
     broken = parts[parts.missing_since.isin(named)]
     others = parts[~parts.missing_since.isin(named)]
-    return counted(list(broken.repaired), claim.quantifier, claim.needs).said(
+    return counted(list(broken.repaired), claim.quantifier, claim.needs).with_text(
         "; ".join(f"{row.part} {row.before} since #{row.missing_since}, and then {row.after}"
                   for row in broken.itertuples()),
         "; ".join(f"{row.part} has had no path for ROCm since #{row.missing_since}, which the comment does not name"
@@ -607,7 +611,7 @@ def benchmark_is_fairer(claim: Claim, flaws: pd.DataFrame) -> Verdict:
     """A cell is a flaw that the files had before or have after the change. After the change it must be gone."""
     had = flaws[flaws.before | flaws.after]
     kept, new = had[had.before & had.after].flaw, had[~had.before].flaw
-    return counted(list(~had.after), claim.quantifier, claim.needs).said(
+    return counted(list(~had.after), claim.quantifier, claim.needs).with_text(
         f"gone: {listed(had[~had.after].flaw)}", f"kept: {listed(kept)}", f"new: {listed(new)}"
     )
 
@@ -621,7 +625,7 @@ def synchronize_raises_another(claim: Claim, failures: pd.DataFrame) -> Verdict:
     raised = failures[failures.exception.fillna("") != ""]
     found = [exception != "AcceleratorError" for exception in raised.exception]
     said = ", ".join(f"{row.failure}: {row.exception}" for row in raised.itertuples())
-    return _most(found, claim.needs).said(said)
+    return _most(found, claim.needs).with_text(said)
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers

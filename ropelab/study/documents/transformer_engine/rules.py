@@ -49,7 +49,7 @@ def _of_grids(*allowed: Grids) -> Callable[[Judge], Judge]:
                 verdict = judge(claim, grids.canonical(record, allowed), *others)
             except Untold as missing:
                 verdict = untold(str(missing))
-            return verdict.on(grids.chosen(record, allowed).basis)
+            return verdict.with_basis(grids.chosen(record, allowed).basis)
 
         return judged
 
@@ -103,7 +103,7 @@ def time_scales_with_blocks(claim: Claim, kernels: pd.DataFrame, published: pd.D
     off = (fit[OLD] / fit.fitted_us - 1).abs()
     shards = _timed(kernels, "part == 'context parallel' and kind == 'balanced' and cp_rank == 0")
     each = listed(f"{row.tokens:,} tokens take {row[OLD].value:,.0f} µs" for _, row in shards.iterrows())
-    return verdict.said(
+    return verdict.with_text(
         f"with freqs or the sequences constant, the time beyond the live blocks grows with the power "
         f"{value_range(powers.power.dropna())} of the dead blocks; {findings.block_price(fit)}, in table B "
         f"{value_range(stated)} ns from 128 sequences on; with {fit.live_us.iloc[0]:,.0f} µs for the live blocks this "
@@ -124,7 +124,7 @@ def routine_shapes_lose(claim: Claim, kernels: pd.DataFrame) -> Verdict:
         f"{row.n_seqs} of {row.longest}: {value.value:.2f} with {row.freqs_len:,} rows of freqs"
         for row, value in zip(table.itertuples(), ratio, strict=True)
     ]
-    return counted(longer(ratio), claim.quantifier, "both grids for both shapes").said(
+    return counted(longer(ratio), claim.quantifier, "both grids for both shapes").with_text(
         f"time of the old kernel over the time of the new kernel, {'; '.join(told)}",
         "with freqs as long as the longest sequence, equal sequences have no block without a token and lose no time; "
         "one long sequence among them prevents this remedy (TE-14)",
@@ -137,7 +137,7 @@ def layer_speedup(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) ->
     table = _layer(layer, published, LAYER)
     ratio = table[LAYER, OLD] / table[LAYER, NEW]
     found = [_speedup(*pair) for pair in zip(ratio, published.stated_speedup[: len(ratio)], strict=True)]
-    return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
+    return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").with_text(
         f"time of a torch layer with the old grid over its time with the new grid: "
         f"{by_count(ratio, table.index)} sequences",
         "the layer is ours, not TransformerEngine's own",
@@ -166,7 +166,7 @@ def share_of_layer(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -
         ratios.append([value.value / odds for value, odds in zip(rest, stated, strict=True)])
     before, after = map(value_range, ratios)
     needs = "the layer and its rotation with both grids at all counts of table A"
-    return sizes(needed(found, needs), claim.quantifier).said(
+    return sizes(needed(found, needs), claim.quantifier).with_text(
         f"a torch layer: {', '.join(shown)}; the rotation over the rest of the layer is {before} times the published "
         f"ratio before, and {after} times after"
     )
@@ -190,7 +190,7 @@ def kernel_speedup(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame)
         stated = table.n_seqs.map(published.set_index("n_seqs").stated_speedup)
         found += [_speedup(*pair) for pair in zip(ratio, stated, strict=True)]
         told.append(f"{how} {by_count(ratio, table.n_seqs)} sequences")
-    return sizes(found, claim.quantifier).said(
+    return sizes(found, claim.quantifier).with_text(
         f"old over new time, {'; '.join(told)}; {findings.added_by_sum(kernels, NEW)}",
         findings.beside_the_packages(findings.times(kernels, SUMMED).query("part == 'table B'")),
         "the benchmark of the pull request (6c46696) takes the sum",
@@ -221,7 +221,7 @@ def search_does_not_matter(claim: Claim, kernels: pd.DataFrame, published: pd.Da
         measured += (
             f"; where positions are given {given.value - 1:+.1%}, so the search takes {(grown / given).value - 1:+.1%}"
         )
-    return verdict.said(measured, "since the review one thread searches; here every thread searches")
+    return verdict.with_text(measured, "since the review one thread searches; here every thread searches")
 
 
 @rule("TE-14", "te_kernels", basis=Basis.MODEL)
@@ -231,7 +231,7 @@ def mostly_pathological(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     table = _timed(kernels, "freqs_len == longest")
     ratio = table[OLD] / table[NEW]
     told = "; ".join(f"{kind}: {value_range(rows)}" for kind, rows in ratio.groupby(table.kind, sort=False))
-    return counted([x is not True for x in longer(ratio)], claim.quantifier, "both grids in all cells").said(
+    return counted([x is not True for x in longer(ratio)], claim.quantifier, "both grids in all cells").with_text(
         f"old over new time where freqs is as long as the longest sequence, {told}",
         "the cells were chosen to find losses: their number is not how often a shape occurs",
     )
@@ -247,7 +247,7 @@ def layer_ms(claim: Claim, layer: pd.DataFrame, published: pd.DataFrame) -> Verd
         stated = published[column][: len(times)]
         found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
         told.append(f"{by_count(times, table.index)} sequences")
-    return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").said(
+    return sizes(found, claim.quantifier, "the layer with both grids at all counts of table A").with_text(
         f"milliseconds of a torch layer with the old grid {told[0]}; with the new one {told[1]}",
         "the document does not state the GPU of its layers",
     )
@@ -265,7 +265,7 @@ def kernel_ms(claim: Claim, kernels: pd.DataFrame, published: pd.DataFrame) -> V
             stated = table.n_seqs.map(published.set_index("n_seqs")[column])
             found += [size(*pair, digits=4, no_effect=0.0) for pair in zip(times, stated, strict=True)]
             told.append(f"{name}, {step}: {by_count(times, table.n_seqs)} sequences")
-    return sizes(found, claim.quantifier).said(f"milliseconds, {'; '.join(told)}", "the document's GPU is an H100")
+    return sizes(found, claim.quantifier).with_text(f"milliseconds, {'; '.join(told)}", "the document's GPU is an H100")
 
 
 def _ms(time: Interval) -> Interval:
@@ -281,7 +281,7 @@ def condition_avoids_overhead(claim: Claim, kernels: pd.DataFrame) -> Verdict:
     kept = complete.merge(table.loc[table["first"] == LEGACY, CELL], on=CELL)
     told = [f"the {name} condition {_worst(table, name)}" for name in ("first", "merged")]
     slower = findings.missed(table, "first").query("part == 'table B'").n_seqs
-    return counted(longer(kept[NEW] / kept[OLD]), claim.quantifier).said(
+    return counted(longer(kept[NEW] / kept[OLD]), claim.quantifier).with_text(
         f"where the condition keeps the old kernel, the new one takes {value_range(kept[NEW] / kept[OLD])} of its "
         f"time; {'; '.join(told)}",
         f"in table B itself the condition takes the slower kernel for {listed(sorted(slower))} sequences",
@@ -311,7 +311,7 @@ def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
     pair, rows = next(iter(pairs.items()))
     cases = len(measure.SHARDS) * len(measure.DTYPES["cuda"]) * len(measure.LAYOUTS)
     if len(rows.drop_duplicates(["dtype", "layout", "cp_size", "cp_rank"])) < cases:
-        return untold("both grids in every dtype, layout and rank").on(pair.basis)
+        return untold("both grids in every dtype, layout and rank").with_basis(pair.basis)
     equal = _equal(rows)
     right = equal & (rows.worst <= 1)
     left_out = (rows.dtype == "float16") | (rows.cp_rank > 0)
@@ -328,7 +328,7 @@ def same_bits(claim: Claim, parity: pd.DataFrame) -> Verdict:
     first = "" if wrong.empty else f"the first case that differs or is wrong: {_case(wrong.iloc[0])}"
     packages = _packages_bits(pairs[PACKAGES]) if PACKAGES in pairs else ""
     ours = "both models launch one rotation of a token, as TransformerEngine's kernels do" if pair == MODELS else ""
-    return counted(right.tolist(), claim.quantifier).said(measured, first, packages, ours).on(pair.basis)
+    return counted(right.tolist(), claim.quantifier).with_text(measured, first, packages, ours).with_basis(pair.basis)
 
 
 def _of_pair(parity: pd.DataFrame, pair: Grids) -> pd.DataFrame:
@@ -362,11 +362,11 @@ def reads_past_the_end(claim: Claim, past: pd.DataFrame) -> Verdict:
     old, unguarded = CODE.names if is_code else (MODELS.old, UNGUARDED)
     basis = CODE.basis if is_code else MODELS.basis
     if not {old, unguarded} <= set(outcome.index):
-        return untold("the old grid, and the new one without a guard").on(basis)
+        return untold("the old grid, and the new one without a guard").with_basis(basis)
     return (
         fact(outcome[unguarded] == PAST and outcome[old] == LEFT)
-        .said("; ".join(f"{name}: {what}" for name, what in outcome.items()))
-        .on(basis)
+        .with_text("; ".join(f"{name}: {what}" for name, what in outcome.items()))
+        .with_basis(basis)
     )
 
 
@@ -390,7 +390,7 @@ def _versions(source: pd.DataFrame, words) -> str:
 def condition_of_the_new_kernel(claim: Claim, source: pd.DataFrame) -> Verdict:
     first, (sequences, blocks) = _version(source), map(int, claim.numbers)
     same = (first.least_sequences, first.blocks_per_token) == (sequences, blocks)
-    return _of_file(first, fact(same and not first.more_than and not first.times_cp_size), claim).said(
+    return _of_file(first, fact(same and not first.more_than and not first.times_cp_size), claim).with_text(
         _versions(source, _condition), "unless the variable forces a kernel (TE-09)", "TE-19 has the times"
     )
 
@@ -412,7 +412,7 @@ def variable_forces(claim: Claim, source: pd.DataFrame) -> Verdict:
         lambda row: f"{row.variable} {'forces either' if row.forces else 'does not force'}" if row.variable else "none",
     )
     later = [row.version for row in read.itertuples() if row.variable != read.variable[first]]
-    return fact(bool(forces[first]) and read.variable[first] in claim.statement).said(
+    return fact(bool(forces[first]) and read.variable[first] in claim.statement).with_text(
         f"{words}; our model of the dispatch does the same in {source.model.sum()} of {len(source)}",
         followed("no longer under that name in: ", later),
     )
@@ -422,7 +422,7 @@ def variable_forces(claim: Claim, source: pd.DataFrame) -> Verdict:
 def no_guard(claim: Claim, source: pd.DataFrame) -> Verdict:
     first = _version(source)
     guarded = source.version[source.guard.astype(bool)]
-    return _of_file(first, fact(not first.guard), claim).said(
+    return _of_file(first, fact(not first.guard), claim).with_text(
         _versions(source, lambda row: f"{'a' if row.guard else 'no'} guard"),
         f"added in the {guarded.iloc[0]} version" if len(guarded) else "",
     )
@@ -434,7 +434,7 @@ def search_is_repeated(claim: Claim, search: pd.DataFrame, source: pd.DataFrame)
     row, first = search[search.n_seqs == n].squeeze(), _version(source)
     found = int(row.steps) * int(first.threads)
     verdict = fact((row.steps, first.threads) == (steps, threads)) if found == reads else size(exact(found), reads)
-    return _of_file(first, verdict, claim).said(
+    return _of_file(first, verdict, claim).with_text(
         f"{n:,} sequences: {row.steps} steps x {first.threads} threads = {found:,} reads in a block",
         f"the threads of a warp ask for one address together: {row.warp_requests} requests of {THREADS} threads",
         "a block of fewer than 16 heads, as in table A, has half as many threads",
@@ -447,7 +447,7 @@ def untested_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
     both = tests[tests.kernels == "both"]
     first = _version(both)
     verdict = counted([not first.float16, not first.rank_above_0], claim.quantifier)
-    return _of_file(first, verdict, claim).said(
+    return _of_file(first, verdict, claim).with_text(
         _versions(both, lambda row: f"fp16 {_tested(row.float16)}, cp_rank > 0 {_tested(row.rank_above_0)}"),
         "TE-08 has these cases",
     )
@@ -459,7 +459,7 @@ def covered_cases(claim: Claim, tests: pd.DataFrame) -> Verdict:
     first = _version(both)
     verdict = counted([bool(first["empty"]), bool(first.context_parallel)], claim.quantifier)
     gone = sorted(set(tests.version) - set(both.version))
-    return _of_file(first, verdict, claim).said(
+    return _of_file(first, verdict, claim).with_text(
         _versions(both, lambda row: f"empty {_tested(row.empty)}, cp_size > 1 {_tested(row.context_parallel)}"),
         followed("no test compares both kernels in: ", gone),
         "TE-08 has these cases",
@@ -477,7 +477,7 @@ def one_thread_suffices(claim: Claim, search: pd.DataFrame, source: pd.DataFrame
     later = needed(source[(source.version != "first") & source.read.str.contains("the file")], claim.needs)
     redundant = [int(most * (threads - 1)) for threads in later.threads]
     before = most * (_version(source).threads - 1)
-    return counted([count == 0 for count in redundant], claim.quantifier).said(
+    return counted([count == 0 for count in redundant], claim.quantifier).with_text(
         f"{before:,} redundant reads of a block at {search.n_seqs.max():,} sequences in the first version; "
         + _versions(later.assign(left=redundant), lambda row: f"{row.left:,}"),
         "the other threads wait for the thread that searches; the time of this wait is not measured",
@@ -488,7 +488,7 @@ def one_thread_suffices(claim: Claim, search: pd.DataFrame, source: pd.DataFrame
 def no_tokens(claim: Claim, source: pd.DataFrame) -> Verdict:
     first = _version(source)
     verdict = fact(first.no_tokens == LEGACY) if first.no_tokens else untold(claim.needs)
-    return _of_file(first, verdict, claim).said(
+    return _of_file(first, verdict, claim).with_text(
         f"{first.version} ({first.read}): the kernel for no tokens is {first.no_tokens or 'not known'}"
     )
 
@@ -503,7 +503,7 @@ def ratios_follow(claim: Claim, layers: pd.DataFrame, kernels: pd.DataFrame) -> 
     found = [_rounded(row.old_ms, 4) / _rounded(row.new_ms, 4) for row in rows.itertuples()]
     printed = [_rounded(value, 3) for value in rows.stated_speedup]
     agree = [a.low <= b.high and b.low <= a.high for a, b in zip(found, printed, strict=True)]
-    return counted(agree, claim.quantifier).said(
+    return counted(agree, claim.quantifier).with_text(
         f"{sum(agree)} of {len(agree)} ratios are those of the printed times, rounded"
     )
 

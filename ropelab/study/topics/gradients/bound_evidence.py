@@ -107,7 +107,7 @@ def rotary_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
         "relative position": relative_position,
         "layouts agree": layouts_agree,
     }
-    return _table(laws, Rotation.of, case, dtypes)
+    return _table(laws, MeasuredRotation.of, case, dtypes)
 
 
 def gradient_evidence(case: Case, dtypes=DTYPES) -> pd.DataFrame:
@@ -127,7 +127,7 @@ def _table(laws: dict[str, Callable], sample: Callable, case: Case, dtypes) -> p
 
 
 @dataclass(frozen=True)
-class Rotation:
+class MeasuredRotation:
     """The results of `ropelab.apply_rope` for a case: q and k with different numbers of heads in one call."""
 
     case: Case
@@ -137,7 +137,7 @@ class Rotation:
     outputs: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
-    def of(cls, case: Case, dtype: torch.dtype, layout: str) -> Rotation:
+    def of(cls, case: Case, dtype: torch.dtype, layout: str) -> MeasuredRotation:
         [inputs] = case.inputs(dtype)
         return cls(
             case,
@@ -162,19 +162,19 @@ class Rotation:
         return all(torch.equal(x, y) for x, y in pairs_of_tails)
 
 
-def definition(rotation: Rotation) -> float:
+def definition(rotation: MeasuredRotation) -> float:
     """The error of y = R x against the definition in extended precision; infinite if an unrotated feature changes."""
     if not rotation.tails_unchanged():
         return float("inf")
     return max(_fraction(y, truth, bound) for y, truth, bound in rotation.compared())
 
 
-def norm(rotation: Rotation) -> float:
+def norm(rotation: MeasuredRotation) -> float:
     """The error of the length of every pair: | |y| - |x| | is at most the length of the error vector."""
     return max(fraction(np.hypot(*y) - np.hypot(*truth), np.hypot(*bound)) for y, truth, bound in rotation.compared())
 
 
-def layouts_agree(rotation: Rotation) -> float:
+def layouts_agree(rotation: MeasuredRotation) -> float:
     """The difference from a rotation in the other layout, between two permutations; each side may err by its bound."""
     case, q = rotation.case, rotation.inputs[0]
     other = LAYOUTS[1 - LAYOUTS.index(rotation.layout)]
@@ -187,7 +187,7 @@ def layouts_agree(rotation: Rotation) -> float:
     return _fraction(direct, case.rotary_pairs(detour, rotation.layout), tuple(2 * b for b in bound))
 
 
-def relative_position(rotation: Rotation) -> float:
+def relative_position(rotation: MeasuredRotation) -> float:
     """The error of each pair's share of the score q_m . k_n against the share computed from n - m alone."""
     scores, truth, bound = relative_scores(rotation.case, rotation.dtype, rotation.layout)
     return fraction(scores - truth, bound)
