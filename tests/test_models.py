@@ -117,7 +117,7 @@ def experts():
                  qk_nope_head_dim=8, v_head_dim=8)
     routes = dict(n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1)
     torch.manual_seed(0)
-    return DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=64, **sizes, **heads, **routes)).bfloat16()
+    return DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=64, **sizes, **heads, **routes))
 """
 ENDS = {
     "models:exits": "SystemExit: 0 was raised during a call of the model",
