@@ -1,9 +1,9 @@
 """Compute cosine and sine of ``position x frequency`` without a table, in torch operations.
 
 The method serves every int32 position. A float32 product of position and frequency has an error of position x
-frequency x 2^-24 rad: a full turn at a position of a hundred million. This file therefore multiplies integers, because
-integers wrap around where angles do. Let ``g`` be the frequency in turns per position, rounded to 96 bits behind the
-binary point. Then
+frequency x 2^-24 rad: a full turn at a position of a hundred million. The functions therefore multiply integers,
+because integers wrap around where angles do. Let ``g`` be the frequency in turns per position, rounded to 96 bits
+behind the binary point. Then
 
     t = position g mod 1           with 64 bits; the bits that wrap around are whole turns
     k = nearest(4 t)               the quarter turn

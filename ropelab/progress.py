@@ -1,4 +1,4 @@
-"""How far long work is: in one line that changes on a terminal, and in plain lines in a log."""
+"""Show how far long work is: in one line that changes on a terminal, and in plain lines in a log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The definition of RoPE, in float64 and in plain torch, to compare other implementations with.
 
-It imports nothing from the kernels, so it shares no mistake with them.
+The module imports nothing from the kernels, so it shares no mistake with them.
 """
 
 import torch

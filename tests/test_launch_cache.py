@@ -203,7 +203,7 @@ def test_no_tensor_is_kept_alive(monkeypatch, device):
 
 
 def in_a_process_of_its_own(*arguments: str) -> subprocess.CompletedProcess:
-    """This file as a program, since a fault of the GPU takes the process's context along."""
+    """Run the tests of launches as a program, since a fault of the GPU takes the process's context along."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_LAUNCH_BLOCKING": "1"}
     command = [sys.executable, "-m", "tests.test_launch_cache", *arguments]
     root = Path(__file__).parents[1]

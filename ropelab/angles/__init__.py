@@ -1,5 +1,4 @@
-"""This room answers: by what angle does each pair turn: from a model's configuration to frequencies, tables, or the
-table-free form?
+"""The angle by which each pair turns: from a model's configuration to frequencies, tables, or the table-free form.
 
 Read the files in this order:
 

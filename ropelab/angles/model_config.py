@@ -1,7 +1,7 @@
 """Read the rotation of a model from its configuration, in the form of Hugging Face transformers.
 
 A configuration is ``config.json`` as a dict, or the object of transformers, of version 5 (``rope_parameters``, nested
-where layer types differ) or of an earlier version (``rope_scaling`` and ``rope_theta``). This file does not import
+where layer types differ) or of an earlier version (``rope_scaling`` and ``rope_theta``). The module does not import
 transformers. A missing key raises an error, and so does an unknown key: a guessed base would rotate every token wrong,
 and nobody would see the error at small positions.
 """

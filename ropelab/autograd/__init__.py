@@ -1,1 +1,1 @@
-"""This room answers: how is the rotation differentiated?"""
+"""The gradients of the rotation, for autograd and for compiled graphs."""

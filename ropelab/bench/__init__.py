@@ -1,1 +1,1 @@
-"""This room measures: workloads, timing, the copy as the limit, kernels of other packages, records with provenance."""
+"""Measurements: workloads, timing, the copy as the limit, kernels of other packages, records with provenance."""

@@ -1,4 +1,4 @@
-"""Read how much memory of a shared GPU torch took, and which errors say that there was too little."""
+"""Read how much memory of a shared GPU torch took, and recognise errors for lack of memory."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Write and reads records: a table, and where, when and with what it was measured.
+"""Write and read records: a table, and where, when and with what it was measured.
 
 The record of a study consists of ``<directory>/<gpu>/<study>.csv``, the quantiles of every configuration, and of
 ``<study>.json`` beside it, the provenance. Only measurements write records. Figures and verdicts read them.

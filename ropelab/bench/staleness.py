@@ -1,4 +1,4 @@
-"""Tell whose code has changed since a record was measured."""
+"""Name the modules whose code has changed since a record was measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""This room answers: how is a call checked, prepared and launched?"""
+"""Check, prepare and launch a call."""

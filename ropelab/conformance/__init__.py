@@ -1,4 +1,4 @@
-"""This room answers: is an implementation of rotary position embedding right, and if not, which fault does it have?
+"""Decide whether an implementation of rotary position embedding is right, and if not, which fault it has.
 
 A function is held to laws: properties that every right rotation has. A function keeps a law or breaks it. A broken law
 comes with a counterexample, and the catalogue of faults gives the diagnosis. To check means, as everywhere in ropelab,

@@ -1,4 +1,4 @@
-"""Run in the new process: it carries out a task, and leaves notes for the parent.
+"""Carry out a task in the new process, and leave notes for the parent.
 
 The notes are lines of a file. The process opens the file anew for each line, so that a function that closes, redirects
 or fills a stream cannot disturb them. Each line carries a key that the function does not know.

@@ -1,4 +1,4 @@
-"""Turn the claims about a function into a declaration, and rejects claims that make no sense."""
+"""Turn the claims about a function into a declaration, and reject claims that make no sense."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Run a command, stops it at a limit of memory, and lets no process that the command started outlive it.
+"""Run a command, stop it at a limit of memory, and let no process that the command started outlive it.
 
-It is run by its path, in a Python of its own that imports no package: ``python -I guard.py BYTES COMMAND...``. The
-guard ends the command when its standard input ends, so also when the process that started the guard dies. Its output
-is a line of JSON: the exit code as `subprocess.Popen` gives it, and whether the limit of memory was reached.
+The module is run by its path, in a Python of its own that imports no package: ``python -I guard.py BYTES COMMAND...``.
+The guard ends the command when its standard input ends, so also when the process that started the guard dies. Its
+output is a line of JSON: the exit code as `subprocess.Popen` gives it, and whether the limit of memory was reached.
 
 On Linux the guard adopts the orphans of the command, and so ends daemons, too. Elsewhere it ends the process group of
 the command, and no memory is counted.

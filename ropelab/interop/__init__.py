@@ -1,4 +1,4 @@
-"""This room answers: how does code that calls another library's rotation get ropelab's kernel without a change?
+"""Give code that calls another library's rotation ropelab's kernel without a change.
 
 Each adapter has the name and the arguments of the other library's function, and calls ropelab's functions. Read the
 files in this order:
@@ -6,7 +6,7 @@ files in this order:
 1. `refusals` puts the error messages of ropelab's functions into the words of an adapter; `shapes` checks a tensor
    against sizes that other arguments give.
 2. `broadcast` rotates by tables that broadcast against the tensors.
-3. `patch` replaces functions in the modules of other packages, and put the originals back.
+3. `patch` replaces functions in the modules of other packages, and puts the originals back.
 4. `calls`, `kinds` and `over_kernel` find out what a function of another package computes, and replace it. In this way
    `deepspeed`, `huggingface` and `diffusers` make DeepSpeed, or a whole model, use the kernel.
 5. `transformer_engine` holds the functions of TransformerEngine, with angles, packed sequences and context parallelism.

@@ -1,4 +1,4 @@
-"""Find out what a rotation of another package computes, and computes the same with the kernel."""
+"""Find out what a rotation of another package computes, and compute the same with the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Give the adapters `renamed`, which puts the error messages of ropelab's functions into their words."""
+"""Put the error messages of ropelab's functions into the words of an adapter."""
 
 from ropelab.call.refusals import renamed
 

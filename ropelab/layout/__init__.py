@@ -1,4 +1,4 @@
-"""This room answers: which two features form a pair, and what does each axis of a tensor hold?
+"""The layout of a tensor: the two features that form a pair, and the order of the axes.
 
 Read the files in this order:
 

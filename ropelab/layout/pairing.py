@@ -1,4 +1,4 @@
-"""Which two features form a pair, and the permutation between the two layouts.
+"""The two features that form a pair, and the permutation between the two layouts.
 
 RoPE rotates ``rotary_dim / 2`` planes, each spanned by a pair of features. A layout names the two features of plane
 ``i``:

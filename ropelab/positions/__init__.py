@@ -1,4 +1,4 @@
-"""This room answers: what position does a token have, and which row of the tables does a position read?
+"""The position of each token, and the row of the tables that a position reads.
 
 Read `packed` for packed sequences and context parallelism, then `axes` for positions along several axes. The rule from
 token to row follows. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the

@@ -1,4 +1,4 @@
-"""Make positions along several axes, for images and video, and assigns an axis to each plane.
+"""Make positions along several axes, for images and video, and assign an axis to each plane.
 
 A token has a position along each axis, and every plane reads the position along one axis: see `ropelab.positions`.
 `axial_tables` makes tables with a row for each token from both, and the kernel rotates by these tables::

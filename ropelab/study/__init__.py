@@ -1,4 +1,4 @@
-"""This room is the study: claims and verdicts, figures, notebooks and the report.
+"""The study: claims and verdicts, figures, notebooks and the report.
 
 `engine` judges the claims and runs the notebooks. `site` writes the report.
 """

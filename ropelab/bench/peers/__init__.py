@@ -1,4 +1,4 @@
-"""This room puts other implementations of the rotation behind one signature; each must pass a check to be timed.
+"""Put other implementations of the rotation behind one signature; each must pass a check to be timed.
 
 ``bind(workload, cos, sin)`` of a peer converts the float32 tables ``[S, rotary_dim/2]`` to the peer's form. The
 conversion is not timed, because models build their tables once. ``bind`` returns ``rotate(q, k) -> (q', k')``, a

@@ -1,4 +1,4 @@
-"""This folder is a catalogue of faults: short, wrong implementations of RoPE, each with its source.
+"""A catalogue of faults: short, wrong implementations of RoPE, each with its source.
 
 The catalogue can be read, as a list of mistakes, and run, to see whether a test finds them. Reading order: `fault` and
 `correct`, then a file for each theme, then `controls` and `not_expressed`.

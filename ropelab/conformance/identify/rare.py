@@ -1,4 +1,4 @@
-"""Look where only large tensors deviate: many tokens, and addresses beyond 32 bits.
+"""Find deviations that only large tensors show: many tokens, and addresses beyond 32 bits.
 
 The calls take time or address space. So they are made if no ordinary call deviates.
 """

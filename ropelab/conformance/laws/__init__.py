@@ -1,4 +1,4 @@
-"""This folder defines the laws, a file for each theme; the themes below are in reading order."""
+"""The laws, a file for each theme; the themes below are in reading order."""
 
 from ropelab.conformance.law import Law
 from ropelab.conformance.laws import addressing, algebra, gradients, independence, memory, numerics, robustness

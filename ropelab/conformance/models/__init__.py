@@ -1,4 +1,4 @@
-"""This room holds whole models to laws: the function that rotates, and the attention around it.
+"""Hold whole models to laws: the function that rotates, and the attention around it.
 
 Read the files in this order:
 

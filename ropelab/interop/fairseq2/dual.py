@@ -1,4 +1,4 @@
-"""Fairseq2's encoder with two bases, one for each half of the features, over `ropelab.apply_rope`."""
+"""fairseq2's encoder with two bases, one for each half of the features, over `ropelab.apply_rope`."""
 
 import torch
 

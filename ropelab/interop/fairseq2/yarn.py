@@ -1,4 +1,4 @@
-"""Fairseq2's encoder with the frequencies of YaRN, over `ropelab.apply_rope`."""
+"""fairseq2's encoder with the frequencies of YaRN, over `ropelab.apply_rope`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""This room holds the rotation of Transformers over the kernel, and a patch that makes a model use the kernel.
+"""The rotation of Transformers over the kernel, and a patch that makes a model use the kernel.
 
 Read the files in this order:
 

@@ -1,4 +1,4 @@
-"""How the rotations of Transformers 5 are called."""
+"""The calling forms of the rotations of Transformers 5."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""This room holds a package for each document; `engine.claims` lists the modules of a document's package."""
+"""A package for each document; `engine.claims` lists the modules of a document's package."""

@@ -1,4 +1,4 @@
-"""This room turns evidence into verdicts and notebooks. The part that judges knows no document.
+"""Turn evidence into verdicts and notebooks. The part that judges knows no document.
 
 How a claim gets its verdict, in reading order:
 

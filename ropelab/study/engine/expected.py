@@ -1,4 +1,4 @@
-"""How long the studies of a run will take, by the seconds that earlier records note."""
+"""Estimate how long the studies of a run will take, from the seconds that earlier records note."""
 
 import time
 from collections.abc import Mapping, Sequence

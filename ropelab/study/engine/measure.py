@@ -1,4 +1,4 @@
-"""Measure every study on the GPU at hand and writes its records."""
+"""Measure every study on the GPU at hand, and write its records."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Decide the order of the studies, and lets studies run beside each other."""
+"""Decide the order of the studies, and let studies run beside each other."""
 
 import tempfile
 import time

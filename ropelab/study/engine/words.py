@@ -1,4 +1,4 @@
-"""Numbers, names and cells, in one way for README.md, the notebooks, the figures and the report."""
+"""Write numbers, names and cells in one way for README.md, the notebooks, the figures and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make an element HTML that a page of the report, or any other page, can hold."""
+"""Turn an element into HTML that a page of the report, or any other page, can hold."""
 
 import json
 from collections.abc import Mapping

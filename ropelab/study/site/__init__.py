@@ -1,4 +1,4 @@
-"""This room writes the report: a small site of static pages that needs no server, no network and no script.
+"""Write the report: a small site of static pages that needs no server, no network and no script.
 
 - `mathml`: markdown and formulas as HTML
 - `chapters`: an executed notebook as a page, its figures and its findings

@@ -1,4 +1,4 @@
-"""Where and when the report and each of its records were made."""
+"""State where and when the report and each of its records were made."""
 
 import os
 import platform

@@ -1,1 +1,1 @@
-"""This room holds the analyses that belong to no document."""
+"""The analyses that belong to no document."""

@@ -1,4 +1,4 @@
-"""Whose encoders are under study: the pull request's own, or our models where its file is missing."""
+"""The encoders under study: the pull request's own, or our models where its file is missing."""
 
 from __future__ import annotations
 

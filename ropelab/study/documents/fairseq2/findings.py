@@ -1,4 +1,4 @@
-"""Turn the records into the tables behind the rules and the figures, and words them."""
+"""Turn the records into the tables behind the rules and the figures, and word them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""This topic shows the faults that the laws find in published implementations."""
+"""The faults that the laws find in published implementations."""

@@ -1,1 +1,1 @@
-"""This topic shows how close the rotation comes to its bounds, and the effects of a wrong backward."""
+"""Show how close the rotation comes to its bounds, and the effects of a wrong backward."""

@@ -1,4 +1,4 @@
-"""Torchembed 0.3.0's fault, a backward that rotates forward, as a mutant and in closed form.
+"""The fault of torchembed 0.3.0, a backward that rotates forward, as a mutant and in closed form.
 
 The forward is y = R(a) x, so the gradient is R(-a) g. The faulty backward calls the forward kernel again and
 returns R(a) g. On one plane R(a) - R(-a) = 2 sin(a) J with J a quarter turn, hence

@@ -1,1 +1,1 @@
-"""This room holds the results on whole models: tables over all architectures, and the time of whole steps."""
+"""The results on whole models: tables over all architectures, and the time of whole steps."""

@@ -1,1 +1,1 @@
-"""This topic compares the kernels with a memory copy and with other packages."""
+"""Compare the kernels with a memory copy and with other packages."""

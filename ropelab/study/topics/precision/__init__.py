@@ -1,1 +1,1 @@
-"""This topic shows the error of each way to compute cosines and sines."""
+"""The error of each way to compute cosines and sines."""
