@@ -4,8 +4,8 @@ The device code knows nothing of models and autograd, and it does not check argu
 module for GPUs and a torch module for all other devices. Both offer the same functions on the same tuples of tensors,
 with the same bits (the sums of a norm apart). `backends` chooses between the two.
 
-Every Triton kernel has the parameters ``(at, first_position, table_rows, ..., strides, C)``: the addresses and the
-strides of the tensors as two named tuples (`tensors`), and everything that is known at compile time as one object
+Every kernel that rotates has the parameters ``(at, first_position, table_rows, ..., strides, C)``: the addresses and
+the strides of the tensors as two named tuples (`tensors`), and everything that is known at compile time as one object
 (`choices`). A kernel is a composition of stages:
 
 =======================  ===========  ========  =============  ======  ============  ==================================
@@ -20,7 +20,7 @@ its backward             whole heads  heads     its gradient   yes              
 its backward             whole heads  heads     sum of heads   yes                   gradients
 =======================  ===========  ========  =============  ======  ============  ==================================
 
-`place_triton` says which tokens and heads a program takes and at which positions they are. `stages_triton` reads,
+`place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads,
 normalizes, turns and writes. `angles_triton` computes cosines and sines where there are no tables, and `float8_triton`
 converts. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
 """

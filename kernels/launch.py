@@ -24,7 +24,7 @@ _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # a torch wit
 class Launch:
     """A kernel on one device for tensors that agree in everything except contents and addresses.
 
-    All kernels have the parameters ``(at, first_position, table_rows, ..., strides, C)``. A call passes what changes:
+    A kernel has the parameters ``(at, numbers, ..., strides, C)``. A call passes what changes:
     the tensors, whose addresses are ``at``, and the first numbers. The launch keeps the other numbers, the strides and
     the choices.
 

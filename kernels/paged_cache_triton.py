@@ -14,7 +14,7 @@ heads of k, because the heads share a mean. Without tables the heads of a progra
 program computes.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
-in the time in which it moves the 3 bytes of the feature. A row of q takes 17 for a feature, as
+in the time in which it moves the 3 bytes of the feature. A row of q takes 16 for a feature, as
 ``tests/compile_paged_cache.py`` counts in the machine code.
 """
 

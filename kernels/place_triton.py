@@ -1,4 +1,4 @@
-"""The stage `place`: which tokens and heads a program takes, where they lie, and at which positions they are.
+"""The stage `place`: the tokens and heads of a program, their addresses and their positions.
 
 Tensors are views ``[B, S, H, D]`` whose features are adjacent. A kernel has a tensor as a pair of its address and the
 strides of its first axes. Tiles have three axes: tokens, heads and pairs. Tiles of rows have rows on the first axis,

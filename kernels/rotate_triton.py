@@ -6,9 +6,9 @@ sines. Threads move 16 bytes at a time. A program computes little before its loa
 
 The stage `place` has two mappings, and each is far slower alone. With whole heads (`Tile`) a program takes a block of
 heads of q and its share of the heads of k. Some of its threads have nothing to do if the number of heads or of pairs is
-no power of two. With flat rows (`FlatTile`) the programs are full for every number and every width of heads: a thread
-reads the pairs of an access at once, and the accesses of a token form a line, head after head and q before k. Each
-program takes the next piece of the line, whose length is a power of two, so a piece may begin within a head and end in
+no power of two. With flat rows (`FlatTile`) the programs are full for every number and every width of heads. A thread
+reads the pairs of an access at once. The accesses of a token form a line, head after head and q before k. Each program
+takes the next piece of the line. The length of a piece is a power of two, so a piece may begin within a head and end in
 another token. Features that do not rotate make further accesses of each head.
 """
 
