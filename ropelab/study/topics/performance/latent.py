@@ -40,7 +40,7 @@ def _of_the_view(table: pd.DataFrame) -> list[str]:
     view, copied = forward.loc[VIEW], forward.loc["k and v"]
     return [
         f"Where v is a view of the projection, ropelab's kernel takes {value_range(view[OURS] / copied[OURS])} of the "
-        f"time with a copy of v, and runs at {value_range(view[COPY] / view[OURS])} of a copy of the bytes that it moves"
+        f"time with a copy of v, and runs at {value_range(view[COPY] / view[OURS])} of a copy of its bytes"
     ]
 
 
