@@ -63,7 +63,7 @@ class AssembleMLA(Ropelab):
 
     The features of x that rotate are k_pe, and x is the value. Because heads share k_pe, each head of x makes a call's
     sequence of its own, with two heads: the second has the negated numbers. Wherever the two heads of the key, or key
-    and value, do not say the same of x, the result of x has the number that is wrong.
+    and value, do not say the same of x, the result of x has a wrong number.
     """
 
     name = "assemble_mla_kv"
@@ -91,9 +91,10 @@ class AssembleMLA(Ropelab):
         if got != expected:
             raise Broken(f"the function, called as {self.signature}, returned shapes {got}, expected {expected}")
         (key, other_key), (value, other_value) = (y.tensor_split(2, dim=fmt.index("h")) for y in returned)
-        lost = (value[..., :rotary_dim] != k_pe) | (other_value[..., :rotary_dim] != -k_pe)
-        first = key[..., nope_dim:].masked_fill(lost & ~k_pe.isnan(), torch.nan)
-        turned = _Agreed.apply((2, -1), first, other_key[..., nope_dim:])
+        moved, other_moved = value[..., :rotary_dim], other_value[..., :rotary_dim]
+        right = ((moved == k_pe) & (other_moved == -k_pe)) | k_pe.isnan()
+        turned = _Agreed.apply((2, -1), key[..., nope_dim:], other_key[..., nope_dim:])
+        turned = turned.where(right, turned + (moved - k_pe) - (other_moved + k_pe))
         kept = _Agreed.apply(
             (1, -1, 1, 0), key[..., :nope_dim], -other_key[..., :nope_dim], value[..., rotary_dim:],
             -other_value[..., rotary_dim:],
