@@ -103,7 +103,8 @@ def test_a_slice_of_the_features_in_columns_for_each(torch_backend):
 # ------------------------------------------------------------------------------------------------ our peers
 
 RIGHT = {
-    "ropelab": ropelab.apply_rope, "assemble_mla_kv": correct.assemble_mla_kv, "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
+    "ropelab": ropelab.apply_rope, "assemble_mla_kv": correct.assemble_mla_kv,
+    "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,
     "flashinfer": correct.flashinfer,

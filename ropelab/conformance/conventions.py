@@ -30,7 +30,7 @@ class Ropelab(Convention):
     )
     expresses = ALL
     pair = True
-    in_place = None
+    in_place: bool | None = None
     seq_formats = DENSE_FORMATS
 
     def arguments(self, implementation, case):
@@ -139,9 +139,7 @@ def _heads_as_sequences(case: Case) -> Case:
         offsets = tuple(offset for offset in offsets for _ in range(heads))
     if positions is not None and positions.ndim == 2 and len(positions) > 1:
         positions = positions.repeat_interleave(heads, dim=0)
-    return replace(
-        case, inputs=(x.reshape(rows * heads, tokens, 1, head_dim),), offsets=offsets, positions=positions
-    )
+    return replace(case, inputs=(x.reshape(rows * heads, tokens, 1, head_dim),), offsets=offsets, positions=positions)
 
 
 class HuggingFace(Convention):
@@ -400,8 +398,8 @@ class FlashInfer(_OwnAngles):
 
 CONVENTIONS: dict[str, Convention] = {
     c.name: c
-    for c in (Ropelab(), AssembleMLA(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(), ComplexNumbers(),
-              Module(), Plain(), FlashInfer())
+    for c in (Ropelab(), AssembleMLA(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(),
+              ComplexNumbers(), Module(), Plain(), FlashInfer())
 }  # fmt: skip
 """Name -> convention."""
 
