@@ -111,7 +111,7 @@ class AssembleMLA(Ropelab):
 class _Agreed(torch.autograd.Function):
     """The number that all parts have, or else the number of the last part that differs from those before it.
 
-    The gradient of each part is the gradient times its weight. Weights are powers of two, and sum to 1.
+    The gradient of each part is the gradient times its weight. The weights sum to 1, and no sum of some of them rounds.
     """
 
     @staticmethod
