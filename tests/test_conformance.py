@@ -84,6 +84,13 @@ def test_the_kernel_in_other_configurations(options):
     assert_conforms(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu", laws=laws, **options)
 
 
+@pytest.mark.parametrize("copy_value", [True, False])
+def test_the_kernels_of_latent_attention(copy_value):
+    assemble = functools.partial(ropelab.assemble_mla_kv, copy_value=copy_value)
+    laws = ("definition", "tail", "adjoint", "adjoint_strided", "all_written", "packed", "context_parallel")
+    assert_conforms(assemble, "assemble_mla_kv", device="cuda" if HAS_GPU else "cpu", laws=laws, layout="interleaved")
+
+
 def test_autograd_is_told_what_the_kernel_overwrites():
     device = "cuda" if HAS_GPU else "cpu"
     assert_keeps("inputs_unchanged", ropelab.apply_rope, "ropelab", device=device, inplace=True)

@@ -221,7 +221,7 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
     if timing.is_stopped() and not smoke:
         groups = [[case for case in cases if (case[1] == "q") == of_q] for of_q in (True, False)]
         return in_parts.compiled(_cases, [(group, device, 1) for group in groups])
-    return _cases(cases[-1:] if smoke else cases, device, rounds=3 if smoke else 15)
+    return _cases(cases[-2:] if smoke else cases, device, rounds=3 if smoke else 15)
 
 
 def _cases(cases: Sequence[tuple[Latent, str]], device: torch.device | str, rounds: int) -> pd.DataFrame:
