@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
@@ -325,6 +326,26 @@ def test_a_compiled_step_copies_no_value():
     assert backward.count("ropelab.assemble_mla_backward.default") == 1
     spare = {"aten.clone.default", "aten.slice_backward.default", "aten.add.Tensor", "aten.slice_scatter.default"}
     assert not spare & {*forward, *backward}
+
+
+@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
+@pytest.mark.parametrize("of_input", [True, False])
+def test_a_step_may_return_the_view(way, of_input):
+    """The value is a view of an argument of the step, or of a tensor that the step makes."""
+    _, (_, kv, k_pe), options = small()
+
+    def step(kv, k_pe):
+        return ropelab.assemble_mla_kv(kv if of_input else kv * 2, k_pe, 2, **options, copy_value=False)
+
+    ways = {
+        "compiled": torch.compile(step, fullgraph=True, backend="aot_eager"),
+        "checkpointed": partial(torch.utils.checkpoint.checkpoint, step, use_reentrant=False),
+    }
+    with ropelab.use_backend("torch"):
+        found, right = ways[way](kv, k_pe), step(kv, k_pe)
+        cotangents = [torch.randn_like(y) for y in right]
+        grads = [torch.autograd.grad(ys, (kv, k_pe), cotangents) for ys in (found, right)]
+    assert all(torch.equal(x, y) for pair in ((found, right), grads) for x, y in zip(*pair, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------------- autograd
