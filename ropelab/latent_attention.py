@@ -91,13 +91,16 @@ def assemble_mla_kv(
             with a ``rotary_slice`` of `apply_rope`. An attention factor (mscale) belongs into the tables.
         layout, out_layout, seq_format, positions, offsets, inverse: as for `apply_rope`. DeepSeek-V3 has
             ``layout="interleaved"`` and ``out_layout="split_half"``.
-        copy_value: whether the value is a new tensor; otherwise it is a view of kv.
+        copy_value: whether the value is a new tensor; otherwise it is the view ``kv[..., N:]``. With a view, 2N + R
+            features of a head move instead of 2N + R + 2V, and attention that takes strides reads the view. The view
+            keeps kv alive: what attention saves for the backward holds N + V features in place of V. A write to kv or
+            to the view changes both; where autograd records the call, PyTorch refuses such writes.
 
     Returns:
-        The key, with N + R features in a head, and the value, with V. The key is contiguous, and so is a new value. A
-        token at ``NO_POSITION`` has zeros in the key, and keeps its value. The results are differentiable any number of
-        times in kv and k_pe. The gradient of k_pe is a sum over the heads in float32 or wider; the order of the sum is
-        always the same.
+        The key, with N + R features in a head, and the value, with V. The key is contiguous, and so is a new value; a
+        view has the strides of kv. A token at ``NO_POSITION`` has zeros in the key, and keeps its value. The results
+        are differentiable any number of times in kv and k_pe. The gradient of kv is made in one pass, also for a view.
+        The gradient of k_pe is a sum over the heads in float32 or wider; the order of the sum is always the same.
 
     Raises:
         TypeError, ValueError: as `apply_rope`; or the shapes, dtypes or devices of kv and k_pe do not fit; or a table

@@ -18,7 +18,9 @@ SHAPES = [(128, 128, 64, 128), (20, 192, 64, 256)]
 
 
 def kernels(capability, shape, *, tokens=4096, positions=None, dtype=torch.bfloat16, tile=None):
-    """The kernels that a training step of these sizes launches: forward, tail in place, backward."""
+    """The kernels that a training step of these sizes launches: forward (also with a value that is a view of kv), tail
+    in place, backward.
+    """
     heads, nope_dim, rotary_dim, value_dim = shape
 
     def empty(*sizes, dtype=dtype):
@@ -34,8 +36,10 @@ def kernels(capability, shape, *, tokens=4096, positions=None, dtype=torch.bfloa
     gradients = LatentGradients(q, value, kv, k_pe, *where)
     turn_tail, arguments = latent_triton.plan_turn_tail(tail, rotation, tile), []
     replace(turn_tail, launch=lambda *given: arguments.extend(given))(tail, 0, tokens)
+    viewed = assembled._replace(value=None)
     found = {
         "forward": (latent_triton.plan_forward(assembled, rotation, tile), (assembled, 0, tokens)),
+        "forward with a view": (latent_triton.plan_forward(viewed, rotation, tile), (viewed, 0, tokens)),
         "turn_tail": (turn_tail.launch, arguments),
         "backward": (latent_triton.plan_backward(gradients, back, tile), (gradients, 0, tokens)),
     }

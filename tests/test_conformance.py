@@ -63,10 +63,32 @@ def test_apply_rope_in_other_configurations(options, torch_backend):
     assert_conforms(ropelab.apply_rope, "ropelab", skip=SLOW, **options)
 
 
+@pytest.mark.parametrize("copy_value", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layout": "interleaved", "out_layout": "split_half", "seq_format": "sbhd", "rotary_dim": 16},
+        {"dtype": torch.bfloat16, "layout": "interleaved", "seq_format": "bhsd"},
+    ],
+    ids=str,
+)
+def test_keys_and_values_of_latent_attention(copy_value, options, torch_backend):
+    assemble = functools.partial(ropelab.assemble_mla_kv, copy_value=copy_value)
+    assert_conforms(assemble, "assemble_mla_kv", skip=SLOW, **options)
+
+
 @pytest.mark.parametrize("options", [{"layout": "interleaved", "seq_format": "sbhd"}, {"inplace": True}], ids=str)
 def test_the_kernel_in_other_configurations(options):
     laws = ("definition", "adjoint", "all_written", "strides", "guards", "packed", "context_parallel")
     assert_conforms(ropelab.apply_rope, "ropelab", device="cuda" if HAS_GPU else "cpu", laws=laws, **options)
+
+
+@pytest.mark.parametrize("copy_value", [True, False])
+def test_the_kernels_of_latent_attention(copy_value):
+    assemble = functools.partial(ropelab.assemble_mla_kv, copy_value=copy_value)
+    laws = ("definition", "tail", "adjoint", "adjoint_strided", "all_written", "packed", "context_parallel")
+    assert_conforms(assemble, "assemble_mla_kv", device="cuda" if HAS_GPU else "cpu", laws=laws, layout="interleaved")
 
 
 def test_autograd_is_told_what_the_kernel_overwrites():
@@ -88,7 +110,8 @@ def test_a_slice_of_the_features_in_columns_for_each(torch_backend):
 # ------------------------------------------------------------------------------------------------ our peers
 
 RIGHT = {
-    "ropelab": ropelab.apply_rope, "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
+    "ropelab": ropelab.apply_rope, "assemble_mla_kv": correct.assemble_mla_kv,
+    "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,
     "flashinfer": correct.flashinfer,

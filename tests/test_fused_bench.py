@@ -376,12 +376,25 @@ def megatron_kernels():
 @pytest.mark.parametrize("part", latent_attention.PARTS)
 def test_ours_is_right(seq_format, part):
     case = replace(SMALL, seq_format=seq_format)
-    assert latent_attention.check(case, part, case.ours(part, "cpu"), "cpu") == "ok"
+    for function in (case.ours(part, "cpu"), case.separate(part, "cpu")):
+        assert latent_attention.check(case, part, function, "cpu") == "ok"
+
+
+def test_the_view_moves_what_it_must():
+    """By token and head the forward reads N and writes N + R features, and the V of a copy come on top twice."""
+    kv, k_pe = SMALL.inputs(latent_attention.VIEW, SMALL.normal("cpu"))
+    for part, copied in ((latent_attention.VIEW, 0), ("k and v", 16)):
+        key, value = SMALL.ours(part, "cpu")(kv, k_pe)
+        assert (value._base is kv) == (not copied)
+        moved = SMALL.must_move(part, "forward", SMALL.normal("cpu"))
+        assert 2 * moved.numel() == 6 * 4 * (16 + copied) + k_pe.numel() + key.numel() + 6 * 4 * copied
+        backward = SMALL.must_move(part, "backward", SMALL.normal("cpu"))
+        assert 2 * backward.numel() == kv.numel() + k_pe.numel() + key.numel() + value.numel()
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; on a GPU test_gpu_real_ops runs the kernels")
 @pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
-@pytest.mark.parametrize("part", latent_attention.PARTS)
+@pytest.mark.parametrize("part", latent_attention.PARTS[:2])
 def test_megatrons_kernels_are_right(seq_format, part, megatron_kernels):
     # The interpreter negates the bits of bfloat16 as an integer, which Megatron-LM's backward meets.
     case = replace(SMALL, seq_format=seq_format, dtype=torch.float16)
@@ -435,8 +448,11 @@ def test_the_table_of_latent_attention(on_cpu, monkeypatch):
     assert (frame[frame.contender == latent_attention.OURS].status == "ok").all()
     apart = frame[frame.contender == same_places.NAME]
     assert set(apart.part) == {"q"} and len(apart) == cells * len(DIRECTIONS)
-    (said,) = latent.sentences(frame)
-    assert "runs at 1.00 of a copy of as many adjacent bytes" in said
+    of_the_view, apart = latent.sentences(frame)
+    assert "takes 1.00 of the time with a copy of v, and runs at 1.00 of a copy" in of_the_view
+    assert "runs at 1.00 of a copy of as many adjacent bytes" in apart
+    before = latent.sentences(frame[frame.part != latent_attention.VIEW])
+    assert before == [apart]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter; the study runs the kernels on a GPU")

@@ -8,7 +8,7 @@ import torch
 import ropelab
 from ropelab.bench import latent_attention, packages, paged_cache, peers, qk_norm, qk_norm_in_qkv, studies
 from ropelab.bench.cache_operations import LatentCache, NormAndCache
-from ropelab.bench.peers import megatron, sglang_kernel, vllm
+from ropelab.bench.peers import sglang_kernel, vllm
 from ropelab.bench.workloads import Workload
 from ropelab.interop import sglang as interop
 from ropelab.layout.pairing import LAYOUTS
@@ -107,13 +107,12 @@ def test_vllm_stores_no_token_without_a_slot(kind):
 @pytest.mark.parametrize("seq_format", latent_attention.FORMATS)
 @pytest.mark.parametrize("part", latent_attention.PARTS)
 def test_latent_attention_in_training(seq_format, part):
-    try:
-        megatron.kernels()
-    except packages.NotInstalled as error:
-        pytest.skip(f"make peers: {error}")
     case = latent_attention.Latent(seq_format, tokens=512)
-    for function in (case.ours(part, "cuda"), case.theirs(part, "cuda")):
+    functions, missing, _ = latent_attention.contenders(case, part, "cuda")
+    for function in functions.values():
         assert latent_attention.check(case, part, function) == "ok"
+    if missing:
+        pytest.skip(f"make peers: {missing[latent_attention.MEGATRON]}")
 
 
 @pytest.mark.parametrize("study", ["paged_cache", "latent_attention"])

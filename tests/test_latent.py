@@ -2,10 +2,14 @@
 
 import itertools
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 import ropelab
 from ropelab import reference
@@ -245,16 +249,103 @@ def test_packed_sequences_begin_anew_and_padding_is_zero():
     assert torch.equal(dkv[7:, :, 6:], cotangents[2][7:])
 
 
-def test_a_value_that_is_a_view_costs_nothing():
-    shape = (1, 3, 4, 6, 8, 5)
-    (q, kv, k_pe), cotangents = tensors(shape)
-    where = tables(shape)
+# ------------------------------------------------------------------------------------------- a value that is a view
+
+
+@pytest.mark.parametrize("seq_format", SEQ_FORMATS)
+def test_a_view_has_the_memory_of_kv_and_the_bits_of_a_copy(seq_format):
+    shape = (2, 3, 4, 6, 8, 5)
+    (q, kv, k_pe), cotangents = tensors(shape, seq_format)
+    where = tables(shape) | {"seq_format": seq_format, "positions": torch.tensor([[5, NO_POSITION, 0]])}
     made = ropelab.assemble_mla(q, kv, k_pe, **where, copy_value=False)
-    assert made[2].data_ptr() == kv[..., 6:].data_ptr() and made[2].stride() == kv[..., 6:].stride()
+    assert made[2]._base is kv and torch._C._is_alias_of(made[2], kv)
+    assert made[2].storage_offset() == 6 and made[2].stride() == kv.stride()
     copied = ropelab.assemble_mla(q, kv, k_pe, **where)
-    assert copied[2].is_contiguous() and torch.equal(made[2], copied[2])
+    assert copied[2].is_contiguous() and not torch._C._is_alias_of(copied[2], kv)
     grads = [torch.autograd.grad(ys, (q, kv, k_pe), cotangents) for ys in (made, copied)]
-    assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
+    assert all(torch.equal(x, y) for pair in ((made, copied), grads) for x, y in zip(*pair, strict=True))
+
+
+def test_the_backward_of_a_view_is_that_of_a_copy():
+    """No zeros for the features that the view leaves out, and no sum of two gradients of kv."""
+    shape = (1, 3, 4, 6, 8, 5)
+    (_, kv, k_pe), cotangents = tensors(shape)
+
+    def operations(results):
+        torch.autograd.grad(results, (kv, k_pe), cotangents[1:], retain_graph=True)  # prepares the launch
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+            torch.autograd.grad(results, (kv, k_pe), cotangents[1:])
+        return [(event.name, event.input_shapes) for event in profile.events() if event.name.startswith("aten::")]
+
+    with ropelab.use_backend("torch"):
+        copied, viewed = (
+            ropelab.assemble_mla_kv(kv, k_pe, 6, **tables(shape), copy_value=copy_value) for copy_value in (True, False)
+        )
+        found, expected = operations(viewed), operations(copied)
+        sliced = operations((ropelab.assemble_mla_kv(kv, k_pe, 6, **tables(shape))[0], kv[..., 6:]))
+    assert found == expected and "aten::slice_backward" in dict(sliced)
+
+
+@pytest.mark.parametrize("written", ["value", "kv"])
+def test_who_overwrites_a_view_is_told(written):
+    """Autograd cannot follow a write to one output of several, or to the memory under it."""
+    function, (q, kv, k_pe), _ = small()
+    given = kv * 1
+    value = function(q, given, k_pe, copy_value=False)[2]
+    with pytest.raises(RuntimeError, match="is a view and .* modified inplace"):
+        (value if written == "value" else given).mul_(2)
+        value.sum()
+    with torch.no_grad():
+        given = kv.clone()
+        value = function(q, given, k_pe, copy_value=False)[2]
+        (value if written == "value" else given).zero_()
+    assert not value.any() and not given[..., 2:].any()
+
+
+def test_a_compiled_step_copies_no_value():
+    """The compiled step has one operator forward and one backward, and reads the value through a view."""
+    shape = (1, 3, 4, 6, 8, 5)
+    (q, kv, k_pe), _ = tensors(shape)
+    where, found = tables(shape), []
+
+    def graph(module, _):
+        found.append([str(node.target) for node in module.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(module.forward)
+
+    def step(x, k_pe, q):
+        key, value = ropelab.assemble_mla_kv(x * 2, k_pe, 6, **where, copy_value=False)
+        return torch.einsum("bshd,bthd,bthe->bshe", q, key, value)
+
+    with ropelab.use_backend("torch"):
+        compiled = torch.compile(step, fullgraph=True, backend=aot_autograd(fw_compiler=graph))
+        results = [f(kv, k_pe, q) for f in (compiled, step)]
+        grads = [torch.autograd.grad(y.square().sum(), (kv, k_pe, q)) for y in results]
+    torch.testing.assert_close(*grads)
+    forward, backward = found
+    assert forward.count("ropelab.assemble_mla.default") == 1
+    assert backward.count("ropelab.assemble_mla_backward.default") == 1
+    spare = {"aten.clone.default", "aten.slice_backward.default", "aten.add.Tensor", "aten.slice_scatter.default"}
+    assert not spare & {*forward, *backward}
+
+
+@pytest.mark.parametrize("way", ["compiled", "checkpointed"])
+@pytest.mark.parametrize("of_input", [True, False])
+def test_a_step_may_return_the_view(way, of_input):
+    """The value is a view of an argument of the step, or of a tensor that the step makes."""
+    _, (_, kv, k_pe), options = small()
+
+    def step(kv, k_pe):
+        return ropelab.assemble_mla_kv(kv if of_input else kv * 2, k_pe, 2, **options, copy_value=False)
+
+    ways = {
+        "compiled": torch.compile(step, fullgraph=True, backend="aot_eager"),
+        "checkpointed": partial(torch.utils.checkpoint.checkpoint, step, use_reentrant=False),
+    }
+    with ropelab.use_backend("torch"):
+        found, right = ways[way](kv, k_pe), step(kv, k_pe)
+        cotangents = [torch.randn_like(y) for y in right]
+        grads = [torch.autograd.grad(ys, (kv, k_pe), cotangents) for ys in (found, right)]
+    assert all(torch.equal(x, y) for pair in ((found, right), grads) for x, y in zip(*pair, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------------- autograd
@@ -271,15 +362,19 @@ def small():
     return function, leaves, options
 
 
-def test_derivatives_of_first_and_second_order():
+@pytest.mark.parametrize("copy_value", [True, False])
+def test_derivatives_of_first_and_second_order(copy_value):
     function, leaves, _ = small()
+    function = partial(function, copy_value=copy_value)
     with ropelab.use_backend("torch"):
         assert torch.autograd.gradcheck(function, leaves, fast_mode=True, check_batched_grad=True)
         assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
-def test_transforms_of_torch_func():
+@pytest.mark.parametrize("copy_value", [True, False])
+def test_transforms_of_torch_func(copy_value):
     function, leaves, options = small()
+    function = partial(function, copy_value=copy_value)
     plain = [x.detach() for x in leaves]
 
     def summed(*xs):

@@ -146,6 +146,83 @@ for wrong, name in (((None, k), "query"), ((q, k, [0]), "positions"), ((q[0, 0],
         assert str(error).startswith(f"{name}: expected"), error
 print("torchtitan", __import__("importlib.metadata").metadata.version("torchtitan"))
 """
+TORCHTITAN_MLA = """
+from dataclasses import dataclass
+from torchtitan.config import Configurable
+from torchtitan.config.override import OverrideConfig, apply_overrides
+from torchtitan.models.common.rope import ComplexRoPE
+from torchtitan.models.deepseek_v3 import deepseekv3_configs
+from torchtitan.models.deepseek_v3.model import Attention
+from torchtitan.overrides import fused_mla as theirs
+from ropelab.interop import torchtitan_mla as ours
+
+class Layer(Configurable):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        attention: Attention.Config
+
+class Inner(torch.nn.Module):
+    def forward(self, q, k, v, attention_masks, scale):
+        self.value = v
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, scale=scale).transpose(1, 2)
+
+config = deepseekv3_configs["debugmodel"]("flex", "standard").layers[0].attention
+layer = Layer.Config(attention=config)
+assert apply_overrides(OverrideConfig(imports=["ropelab.interop.torchtitan_mla.fused_mla"]), layer)
+assert theirs.fused_mla_kv is ours.fused_mla_kv and type(layer.attention) is theirs.FusedMLAAttention.Config
+theirs.get_spmd_backend = lambda: "default"  # this process has no mesh
+stock, own = config.build(), layer.attention.build()
+for parameter in stock.parameters():
+    torch.nn.init.normal_(parameter, std=0.05)
+own.load_state_dict(stock.state_dict())
+for module in (stock, own):
+    module.double().inner_attention = Inner()
+x = torch.randn(2, 7, config.dim, dtype=torch.float64, requires_grad=True)
+cotangent = torch.randn_like(x)
+for positions in (None, *(torch.randint(0, 64, shape) for shape in ((2, 7), (1, 7)))):
+    expected = stock(x, None, positions)
+    torch.Tensor.is_cuda = property(lambda self: True)  # on a CPU torchtitan's module takes the stock path
+    found = own(x, None, positions)
+    del torch.Tensor.is_cuda
+    assert own.inner_attention.value.grad_fn.name() == "_AssemblyBackward" and own.inner_attention.value._is_view()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)  # angles in float32
+    gradients = [torch.autograd.grad(y, [x, *module.parameters()], cotangent) for y, module in
+                 ((found, own), (expected, stock))]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+complex_cache = torch.polar(torch.ones(9, 4), torch.rand(9, 4))
+q, kv, k_pe = torch.randn(2, 7, 3, 14), torch.randn(2, 7, 3, 11), torch.randn(2, 7, 8)
+caches = complex_cache, torch.cat((complex_cache.real, complex_cache.imag), -1)
+found = [(ours.fused_mla_q(q, c, None, 6), *ours.fused_mla_kv(kv, k_pe, c, None, 6)) for c in caches]
+assert all(torch.equal(y, z) for y, z in zip(*found)) and found[0][2]._base is kv
+for call, name in ((lambda: ours.fused_mla_q(q, complex_cache, None, 14), "q_nope_dim"),
+                   (lambda: ours.fused_mla_kv(kv, k_pe[:, :, None], complex_cache, None, 6), "k_pe"),
+                   (lambda: ours.fused_mla_kv(kv, k_pe, complex_cache[:, :3], None, 6), "rope_cache")):
+    try:
+        call()
+        raise AssertionError(name)
+    except (TypeError, ValueError) as error:
+        assert str(error).startswith(f"{name}: expected"), error
+
+# Of two ranks this one has the first heads, so the gradient of the k_pe that all heads share is a partial sum.
+import torch.distributed
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+plain = [x.clone().requires_grad_() for x in (q, kv, k_pe)]
+placed = [DTensor.from_local(x, mesh, [p], run_check=False) for x, p in zip(plain, (Shard(2), Shard(2), Replicate()))]
+placed = [x.detach().requires_grad_() for x in placed]
+results = [(ours.fused_mla_q(q, complex_cache, None, 6), *ours.fused_mla_kv(kv, k_pe, complex_cache, None, 6))
+           for q, kv, k_pe in (plain, placed)]
+cotangents = [torch.randn_like(y) for y in results[0]]
+expected = torch.autograd.grad(results[0], plain, cotangents)
+found = torch.autograd.grad([y.to_local() for y in results[1]], placed, cotangents)
+assert [y.placements for y in (*results[1], *found)] == [(Shard(2),)] * 5 + [(Partial(),)]
+assert all(torch.equal(y.to_local(), z) for y, z in zip((*results[1], *found), (*results[0], *expected)))
+print("torchtitan")
+"""
 
 
 def run(code: str) -> str:
@@ -174,6 +251,11 @@ def test_sglang_calls_the_kernel():
 @needs("torchtitan")
 def test_torchtitan_builds_the_modules_over_the_kernel():
     assert "torchtitan" in run(AGREE + TORCHTITAN)
+
+
+@needs("torchtitan")
+def test_torchtitans_latent_attention_runs_over_the_kernels():
+    assert "torchtitan" in run(AGREE + TORCHTITAN_MLA)
 
 
 def test_the_wheel_names_the_plugins():

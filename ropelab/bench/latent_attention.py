@@ -3,6 +3,7 @@
 Megatron-LM has two functions. The first rotates the last 64 of the 192 features of every head of q in place, and its
 backward overwrites the gradient. The second rotates the k that all heads share, puts it beside the rest of k in every
 head, and splits v off. Both read adjacent pairs and write halves. (Facts from the docstrings of megatron-core 0.16.1.)
+A v that stays a view of the projection needs no pass over memory; Megatron-LM's function has no such v.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,9 @@ from ropelab.layout import pairing
 OURS, SEPARATE, MEGATRON = "ropelab", "ropelab, separate launches", "Megatron-LM"
 """OURS are `ropelab.assemble_mla_kv` and `ropelab.rotate_mla_query` in place. SEPARATE are `ropelab.apply_rope` to a
 new q, and `ropelab.apply_rope` of k_pe with cat and a copy of torch."""
-PARTS = ("q", "k and v")
+VIEW = "k, v as a view"
+PARTS = ("q", "k and v", VIEW)
+"""Megatron-LM has functions for the first two. In the last one, v is a view of kv, without a copy."""
 FORMATS = ("sbhd", "thd")
 SIZES = {"sbhd": ((128, 4096), (128, 16384), (16, 4096), (16, 16384)), "thd": ((128, 4096),)}
 """The numbers of heads and of tokens, for each format."""
@@ -99,17 +102,18 @@ class Latent:
         grads = [draw(*shape, self.heads, self.nope_dim + self.rotary_dim)]
         return grads if part == "q" else [*grads, draw(*shape, self.heads, self.value_dim)]
 
-    def must_move(self, part: str, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
+    def must_move(self, part: str, direction: str, draw: Callable[..., torch.Tensor]) -> torch.Tensor:
         """A tensor whose copy reads and writes as many bytes as the part must read and write, without tables.
 
         The part of q must read and write the features that rotate. The part of k and v must read kv and k_pe, and write
-        the key and the value; the backward must read and write the same numbers the other way.
+        the key and the value; the backward must read and write the same numbers the other way. Where v is a view, the
+        forward neither reads nor writes it.
         """
-        features = self.rotary_dim
-        if part == "k and v":
-            features = self.nope_dim + self.value_dim + self.rotary_dim // 2
-        rest = self.rotary_dim // 2 if part == "k and v" else 0  # half of the k_pe of a token
-        return draw(self.tokens, self.heads * features + rest)
+        if part == "q":
+            return draw(self.tokens, self.heads * self.rotary_dim)
+        value_dim = 0 if (part, direction) == (VIEW, "forward") else self.value_dim
+        half = self.rotary_dim // 2  # of the k_pe of a token, and of what a head of the key has beyond kv
+        return draw(self.tokens, self.heads * (self.nope_dim + value_dim + half) + half)
 
     def tail(self, q: torch.Tensor) -> same_places.Part:
         """The features of every head of q that rotate."""
@@ -166,14 +170,14 @@ class Latent:
     def ours(self, part: str, device: torch.device | str) -> Function:
         """Our function of the part in one launch; q is overwritten, and so is the gradient of the query."""
         options = self.options(device)
-        if part == "k and v":
-            return lambda kv, k_pe: ropelab.assemble_mla_kv(kv, k_pe, self.nope_dim, **options)
-
-        where = options | {"inplace": True, "consume": True}
-        return lambda q: [ropelab.rotate_mla_query(q, self.nope_dim, **where)]
+        if part == "q":
+            where = options | {"inplace": True, "consume": True}
+            return lambda q: [ropelab.rotate_mla_query(q, self.nope_dim, **where)]
+        options["copy_value"] = part != VIEW
+        return lambda kv, k_pe: ropelab.assemble_mla_kv(kv, k_pe, self.nope_dim, **options)
 
     def separate(self, part: str, device: torch.device | str) -> Function:
-        """Our rotation in one launch; for k and v also cat and a copy of torch."""
+        """Our rotation in one launch; for the key also cat, and for a v that is no view a copy of torch."""
         options = self.options(device)
         if part == "q":
             rotary_slice = (self.nope_dim, self.nope_dim + self.rotary_dim)
@@ -182,7 +186,7 @@ class Latent:
         def function(kv, k_pe):
             k, v = kv.split((self.nope_dim, self.value_dim), dim=-1)
             k_pe = ropelab.apply_rope(k_pe, **options).expand(*k.shape[:-1], self.rotary_dim)
-            return [torch.cat((k, k_pe), dim=-1), v.contiguous()]
+            return [torch.cat((k, k_pe), dim=-1), v if part == VIEW else v.contiguous()]
 
         return function
 
@@ -203,7 +207,7 @@ class Latent:
 
 
 def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
-    """Time both parts, dense and packed, forward and backward.
+    """Time all parts, dense and packed, forward and backward.
 
     Columns: seq_format, tokens, heads, nope_dim, rotary_dim, value_dim, sequences, dtype, part, direction; contender,
         status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the file of a package. The
@@ -215,8 +219,9 @@ def latent_attention(*, smoke: bool = False, device: torch.device | str = "cuda"
         for fmt in FORMATS for heads, tokens in SIZES[fmt] for part in PARTS
     ]  # fmt: skip
     if timing.is_stopped() and not smoke:
-        return in_parts.compiled(_cases, [([case for case in cases if case[1] == part], device, 1) for part in PARTS])
-    return _cases(cases[-1:] if smoke else cases, device, rounds=3 if smoke else 15)
+        groups = [[case for case in cases if (case[1] == "q") == of_q] for of_q in (True, False)]
+        return in_parts.compiled(_cases, [(group, device, 1) for group in groups])
+    return _cases(cases[-2:] if smoke else cases, device, rounds=3 if smoke else 15)
 
 
 def _cases(cases: Sequence[tuple[Latent, str]], device: torch.device | str, rounds: int) -> pd.DataFrame:
@@ -234,7 +239,7 @@ def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -
     frames = []
     for direction in DIRECTIONS:
         timed = {name: partial(_calls, function, sets, direction) for name, function in right.items()}
-        moved = [[case.must_move(part, draw)] for _ in sets]
+        moved = [[case.must_move(part, direction, draw)] for _ in sets]
         timed |= copies.contenders(moved)
         if part == "q":
             timed |= same_places.contenders([[case.tail(inputs[0])] for inputs, _ in sets])
@@ -244,7 +249,8 @@ def _compare(case: Latent, part: str, device: torch.device | str, rounds: int) -
         frames.append(tidy(copies.with_fraction(frame), identity, wrong))
         torch.cuda.empty_cache()  # the graphs have memory of their own
     frame = pd.concat(frames, ignore_index=True)
-    return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
+    of_package = {name: [facts.get(name, {}).get(one, "") for one in frame.contender] for name in ("version", "sha256")}
+    return frame.assign(**of_package)
 
 
 def contenders(
@@ -252,11 +258,13 @@ def contenders(
 ) -> tuple[dict[str, Function], dict[str, str], dict[str, dict[str, str]]]:
     """The functions by name; the status of each contender that cannot run; the facts of packages, column by column."""
     functions = {OURS: case.ours(part, device), SEPARATE: case.separate(part, device)}
+    if part == VIEW:
+        return functions, {}, {}
     try:
         functions[MEGATRON] = case.theirs(part, device)
         version, _ = packages.locate(megatron.PACKAGE)
     except packages.NotInstalled as error:
-        return functions, {MEGATRON: f"not run: {error}"}, {"version": {}, "sha256": {}}
+        return functions, {MEGATRON: f"not run: {error}"}, {}
     return functions, {}, {"version": {MEGATRON: version}, "sha256": {MEGATRON: megatron.sha256(version)}}
 
 

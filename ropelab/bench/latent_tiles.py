@@ -54,7 +54,7 @@ def _sweep(case: Latent, step: str, rounds: int) -> pd.DataFrame:
     chosen = latent_triton.choose_tile(widest, case.heads, case.tokens, itemsize=case.dtype.itemsize)
     tiles = {str(tile): tile for tile in candidate_tiles(case.heads, chosen)}
     timed = {name: partial(_calls, case, step, sets, tile) for name, tile in tiles.items()}
-    moved = [[case.must_move(part, draw)] for _ in sets]
+    moved = [[case.must_move(part, step, draw)] for _ in sets]
     frame = copies.with_fraction(timing.gpu_times(timed | copies.contenders(moved), rounds=rounds))
     frame = frame[frame.contender.isin(tiles)]
     tried = [tiles[name] for name in frame.contender]

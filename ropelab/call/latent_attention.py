@@ -19,7 +19,7 @@ from ropelab.layout.seq_format import rank
 def run_forward(kv, k_pe, where: Where, copy_value: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Assemble key and value: through the dispatcher if `must_dispatch`, else directly.
 
-    Without ``copy_value`` the value is a view of kv.
+    Without ``copy_value`` the value is a view of kv, taken here: an operator of the dispatcher may not return one.
     """
     if must_dispatch(kv, k_pe):
         check_latent_arguments((kv, k_pe), where)

@@ -1,4 +1,4 @@
-"""Ten calling conventions, each of which translates cases to and from the calls of a library."""
+"""Eleven calling conventions, each of which translates cases to and from the calls of a library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import join
-from ropelab.layout.seq_format import DENSE_FORMATS, from_bshd
+from ropelab.layout.seq_format import DENSE_FORMATS, from_bshd, to_bshd
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 
 ALL = frozenset(CANNOT)
@@ -30,7 +30,7 @@ class Ropelab(Convention):
     )
     expresses = ALL
     pair = True
-    in_place = None
+    in_place: bool | None = None
     seq_formats = DENSE_FORMATS
 
     def arguments(self, implementation, case):
@@ -56,6 +56,90 @@ class Ropelab(Convention):
         elif case.offsets != 0:
             options["offsets"] = _offsets(implementation, case)
         return Arguments(tensors, tensors, options)
+
+
+class AssembleMLA(Ropelab):
+    """The convention of `ropelab.assemble_mla_kv`: key and value of multi-head latent attention, in one call.
+
+    The features of x that rotate are k_pe, and x is the value. Because heads share k_pe, each head of x makes a call's
+    sequence of its own, with two heads: the second has the negated numbers. Wherever the two heads of the key, or key
+    and value, do not say the same of x, the result of x has a wrong number.
+    """
+
+    name = "assemble_mla_kv"
+    signature = (
+        "fn(kv, k_pe, nope_dim, *, cos, sin, layout, seq_format, positions=None, offsets=0, inverse=False) "
+        "-> (key, value)"
+    )
+    expresses = ALL - {"padding"}  # a token without a position keeps its value
+    pair = False
+    in_place = False
+    constant_tables = True
+
+    def arguments(self, implementation, case):
+        ours = super().arguments(implementation, _heads_as_sequences(case))
+        (x,), heads = ours.inputs, implementation.format(case).index("h")
+        kv = torch.cat((x[..., case.rotary_dim :], x), dim=-1)
+        given = torch.cat((kv, -kv), dim=heads), x[..., : case.rotary_dim]
+        return Arguments(given, (*given, x.shape[-1] - case.rotary_dim), ours.keywords)
+
+    def outputs(self, implementation, case, returned, arguments):
+        (kv, k_pe), rotary_dim, fmt = arguments.inputs, case.rotary_dim, implementation.format(case)
+        nope_dim, (rows, tokens, heads, head_dim) = arguments.positional[2], case.inputs[0].shape
+        expected = tuple((*kv.shape[:-1], width) for width in (nope_dim + rotary_dim, head_dim))
+        got = tuple(getattr(y, "shape", None) for y in returned) if isinstance(returned, (tuple, list)) else ()
+        if got != expected:
+            raise Broken(f"the function, called as {self.signature}, returned shapes {got}, expected {expected}")
+        (key, other_key), (value, other_value) = (y.tensor_split(2, dim=fmt.index("h")) for y in returned)
+        moved, other_moved = value[..., :rotary_dim], other_value[..., :rotary_dim]
+        right = ((moved == k_pe) & (other_moved == -k_pe)) | k_pe.isnan()
+        turned = _Agreed.apply((2, -1), key[..., nope_dim:], other_key[..., nope_dim:])
+        turned = turned.where(right, turned + (moved - k_pe) - (other_moved + k_pe))
+        kept = _Agreed.apply(
+            (1, -1, 1, 0), key[..., :nope_dim], -other_key[..., :nope_dim], value[..., rotary_dim:],
+            -other_value[..., rotary_dim:],
+        )  # fmt: skip
+        y = to_bshd(torch.cat((turned, kept), dim=-1), fmt)
+        return (y.reshape(rows, heads, tokens, head_dim).transpose(1, 2),)
+
+    def bad(self, implementation, case):
+        good = self.translate(implementation, case)
+        kv, k_pe, nope_dim = good.positional
+        yield "k_pe with a feature more", replace(good, positional=(kv, torch.cat((k_pe, k_pe[..., :1]), -1), nope_dim))
+
+
+class _Agreed(torch.autograd.Function):
+    """The number that all parts have, or else the number of the last part that differs from those before it.
+
+    The gradient of each part is the gradient times its weight. The weights sum to 1, and no sum of some of them rounds.
+    """
+
+    @staticmethod
+    def forward(ctx, weights, first, *others):
+        ctx.weights = weights
+        for other in others:
+            first = torch.where(first == other, first, other)
+        return first.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, *(weight * grad for weight in ctx.weights)
+
+
+def _heads_as_sequences(case: Case) -> Case:
+    """Return the case with a sequence, or packed documents, of its own for each head."""
+    (x,) = case.inputs
+    rows, tokens, heads, head_dim = x.shape
+    x, offsets, positions = x.transpose(1, 2), case.offsets, case.positions
+    if case.lengths is not None:
+        offsets = offsets * heads if isinstance(offsets, tuple) else offsets
+        x = x.reshape(1, heads * tokens, 1, head_dim)
+        return replace(case, inputs=(x,), lengths=case.lengths * heads, offsets=offsets)
+    if isinstance(offsets, tuple):
+        offsets = tuple(offset for offset in offsets for _ in range(heads))
+    if positions is not None and positions.ndim == 2 and len(positions) > 1:
+        positions = positions.repeat_interleave(heads, dim=0)
+    return replace(case, inputs=(x.reshape(rows * heads, tokens, 1, head_dim),), offsets=offsets, positions=positions)
 
 
 class HuggingFace(Convention):
@@ -314,8 +398,8 @@ class FlashInfer(_OwnAngles):
 
 CONVENTIONS: dict[str, Convention] = {
     c.name: c
-    for c in (Ropelab(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(), ComplexNumbers(),
-              Module(), Plain(), FlashInfer())
+    for c in (Ropelab(), AssembleMLA(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(),
+              ComplexNumbers(), Module(), Plain(), FlashInfer())
 }  # fmt: skip
 """Name -> convention."""
 

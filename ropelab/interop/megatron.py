@@ -121,7 +121,8 @@ def fused_mla_rope_kv_split(
             `fused_mla_rope_inplace`.
 
     Returns:
-        key ``[..., h, k_dim + emb_dim]`` and value ``[..., h, v_dim]``, new and contiguous.
+        key ``[..., h, k_dim + emb_dim]`` and value ``[..., h, v_dim]``, new and contiguous. Megatron-LM's attention
+        makes both contiguous because of TransformerEngine, so a view of kv would cost a copy there.
 
     Raises:
         TypeError, ValueError: as `ropelab.assemble_mla_kv`, in the words of these arguments.

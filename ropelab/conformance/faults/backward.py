@@ -21,6 +21,20 @@ def backward_applies_forward(t, freqs_cos, freqs_sin):
 
 
 @fault(
+    "The gradient of the key that heads share sums over a part of the heads.",
+    symptom="the shared part of the key learns too slowly, the more so the more ranks share the heads",
+    seen_in="Megatron-LM#6839",
+    convention="assemble_mla_kv",
+    must_fail=("adjoint",),
+)
+def shared_key_gradient_of_one_head(kv, k_pe, nope_dim, **options):
+    key, value = correct.assemble_mla_kv(kv, k_pe.detach(), nope_dim, **options)
+    first = correct.assemble_mla_kv(kv, k_pe, nope_dim, **options)[0]
+    heads = options["seq_format"].index("h")
+    return torch.cat((first.narrow(heads, 0, 1), key.narrow(heads, 1, key.shape[heads] - 1)), heads), value
+
+
+@fault(
     "The backward writes 1 into the gradient of the features that do not rotate.",
     symptom="wrong gradient, unless the loss is a sum, whose cotangent is 1",
     seen_in="apex#1750",

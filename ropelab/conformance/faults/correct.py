@@ -57,6 +57,12 @@ def ropelab(q, k=None, *, inplace=False, **options):
     return results[0] if k is None else results
 
 
+def assemble_mla_kv(kv, k_pe, nope_dim, **options):
+    """Do the work of `ropelab.assemble_mla_kv` with a rotation in float64; the value is a view of ``kv``."""
+    k, turned = kv[..., :nope_dim], reference.rotate(k_pe, **options).to(k_pe.dtype)
+    return torch.cat((k, turned.expand(*k.shape[:-1], -1)), dim=-1), kv[..., nope_dim:]
+
+
 def huggingface(q, k, cos, sin, unsqueeze_dim=1, layout="split_half", out_layout=None):
     """Rotate q and k by tables with a row for each token.
 

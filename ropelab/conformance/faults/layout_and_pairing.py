@@ -24,6 +24,17 @@ def query_and_key_mixed(q, k, cos, sin, unsqueeze_dim=1):
 
 
 @fault(
+    "The projection of latent attention is read as value and key, in place of key and value.",
+    symptom="garbage, although every shape fits where key and value are equally wide",
+    seen_in="tt-mlir#8958",
+    convention="assemble_mla_kv",
+    must_fail=("definition", "tail"),
+)
+def value_read_before_key(kv, k_pe, nope_dim, **options):
+    return correct.assemble_mla_kv(kv.roll(nope_dim, dims=-1), k_pe, nope_dim, **options)
+
+
+@fault(
     "The layout flag is ignored: halves are paired in every model.",
     symptom="garbage from models with adjacent pairs; right at position 0",
     seen_in="vllm#49290",

@@ -22,6 +22,19 @@ def undeclared_in_place(q, k, cos, sin, unsqueeze_dim=1):
 
 
 @fault(
+    "The key is written over the projection of which the value is a view.",
+    symptom="attention reads rotated keys among the values",
+    seen_in=None,
+    convention="assemble_mla_kv",
+    must_fail=("definition", "isometry"),
+)
+def key_written_over_the_viewed_value(kv, k_pe, nope_dim, **options):
+    key, value = correct.assemble_mla_kv(kv, k_pe, nope_dim, **options)
+    kv.data[..., : key.shape[-1]] = key.detach()
+    return key, value
+
+
+@fault(
     "The features that do not rotate are not copied to the result.",
     symptom="garbage in the features that do not rotate",
     seen_in="vllm#38880 (review)",

@@ -16,7 +16,7 @@ from ropelab.study.site.mathml import Writer
 
 ADAPTERS = (
     "broadcast", "deepspeed", "diffusers", "dtensor", "fairseq2", "flashinfer", "huggingface", "megatron", "sglang",
-    "sglang_plugin", "torchtitan", "transformer_engine", "vllm", "vllm_plugin",
+    "sglang_plugin", "torchtitan", "torchtitan_mla", "transformer_engine", "vllm", "vllm_plugin",
 )  # fmt: skip
 """The public modules of `ropelab.interop`."""
 INTERNAL = ("calls", "kinds", "over_kernel", "patch", "refusals", "shapes")

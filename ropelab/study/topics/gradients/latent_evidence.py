@@ -93,8 +93,13 @@ def _measured(dtype: torch.dtype, layout: str) -> dict[str, float]:
     leaves = [x.clone().requires_grad_() for x in (kv, k_pe)]
     tables = ropelab.rotary_table(FIRST + TOKENS, ROTARY_DIM, dtype=table_dtype(dtype), device=device())
     where = {"cos": tables[0], "sin": tables[1], "offsets": FIRST}
-    key, value = ropelab.assemble_mla_kv(*leaves, NOPE_DIM, layout=layout, out_layout="split_half", **where)
-    dkv, dk_pe = torch.autograd.grad((key, value), leaves, (key_grad, value_grad))
+    results = []
+    for copy_value in (True, False):
+        key, value = ropelab.assemble_mla_kv(
+            *leaves, NOPE_DIM, layout=layout, out_layout="split_half", copy_value=copy_value, **where
+        )
+        results.append([key, value, *torch.autograd.grad((key, value), leaves, (key_grad, value_grad))])
+    key, value, dkv, dk_pe = results[0]
     c, s = _cos_sin()
     x = [np.broadcast_to(exact(half), (1, TOKENS, HEADS, ROTARY_DIM // 2)) for half in pairs(k_pe, layout)]
     g = [exact(half) for half in pairs(key_grad[..., NOPE_DIM:], "split_half")]
@@ -115,6 +120,7 @@ def _measured(dtype: torch.dtype, layout: str) -> dict[str, float]:
         "∂L/∂pe = Rᵀ Σ g": _worst(found, truth, bound),
         "⟨A x, g⟩ = ⟨x, Aᵀg⟩": fraction(gap, allowed),
         "what moves keeps its bits": 0.0 if all(torch.equal(x, y) for x, y in moved) else float("inf"),
+        "a view of v changes no bit": 0.0 if all(map(torch.equal, *results)) else float("inf"),
     }
 
 

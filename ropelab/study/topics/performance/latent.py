@@ -3,7 +3,7 @@
 import pandas as pd
 
 from ropelab.bench.copies import PREFIX
-from ropelab.bench.latent_attention import MEGATRON, OURS
+from ropelab.bench.latent_attention import MEGATRON, OURS, VIEW
 from ropelab.bench.rows import timed
 from ropelab.bench.same_places import NAME
 from ropelab.study.engine.words import value_range
@@ -22,14 +22,26 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:
-    """One sentence for each part; none if Megatron-LM's kernels have no time."""
+    """One sentence for each part that has a time of Megatron-LM's kernel, and what the record says of the roofs."""
     table = times(frame).reindex(columns=[OURS, MEGATRON]).dropna()
     said = [
         f"Multi-head latent attention in training, {part}: Megatron-LM's kernel takes {value_range(rows)} of the time "
         "of ropelab's kernel"
         for part, rows in (table[MEGATRON] / table[OURS]).groupby(level="part", sort=False)
     ]
-    return [*said, *_of_the_same_places(times(frame))]
+    return [*said, *_of_the_view(times(frame)), *_of_the_same_places(times(frame))]
+
+
+def _of_the_view(table: pd.DataFrame) -> list[str]:
+    """The sentence on a value that is a view of kv; none if the record lacks it."""
+    if not {OURS, COPY} <= set(table) or VIEW not in table.index.get_level_values("part"):
+        return []
+    forward = table.xs("forward", level="direction")
+    view, copied = forward.loc[VIEW], forward.loc["k and v"]
+    return [
+        f"Where v is a view of the projection, ropelab's kernel takes {value_range(view[OURS] / copied[OURS])} of the "
+        f"time with a copy of v, and runs at {value_range(view[COPY] / view[OURS])} of a copy of its bytes"
+    ]
 
 
 def _of_the_same_places(table: pd.DataFrame) -> list[str]:
