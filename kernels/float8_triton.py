@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels.backends import INTERPRETED
-from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE
 from ropelab.kernels.stages_triton import narrow
 
 INTEGER_CONVERSIONS = ("e4m3", "e5m2")
@@ -51,6 +51,37 @@ def round_to(x, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
         )  # fmt: skip
     else:
         return narrow(x, SOURCE).to(tl.float32)
+
+
+_SMALLEST_SCALE, _MOST = tl.constexpr(SMALLEST_SCALE), tl.constexpr(torch.finfo(torch.float32).max)
+
+
+@triton.jit
+def magnitude(x, CONVERSION: tl.constexpr):
+    """The magnitudes of numbers for `scale_of_row`, in float32. A maximum leaves out NaN."""
+    size = tl.abs(x.to(tl.float32))
+    if CONVERSION != "instruction":  # the interpreter's maximum keeps NaN, and a GPU's maximum leaves it out
+        size = tl.where(size == size, size, 0.0)
+    return size
+
+
+@triton.jit
+def scale_of_row(size, LARGEST: tl.constexpr, CONVERSION: tl.constexpr):
+    """The scale of each row from the magnitudes of its largest number, ``[rows, 1, 1]``, as `float8.scale_of_rows`.
+
+    A GPU corrects the product with the reciprocal, as in `divide`. Where this underflows, the smallest scale is larger.
+    """
+    size = tl.minimum(tl.maximum(size, 0.0), _MOST)
+    if CONVERSION == "instruction":
+        RECIPROCAL: tl.constexpr = 1.0 / LARGEST
+        scale = size * RECIPROCAL
+        scale = tl.fma(
+            tl.fma(scale, tl.full(size.shape, -LARGEST, tl.float32), size),
+            tl.full(size.shape, RECIPROCAL, tl.float32), scale,
+        )
+    else:
+        scale = tl.div_rn(size, tl.full(size.shape, LARGEST, tl.float32))
+    return tl.maximum(scale, _SMALLEST_SCALE)
 
 
 @triton.jit

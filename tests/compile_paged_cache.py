@@ -25,16 +25,22 @@ SHAPES = [(32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), 
 VARIANTS = {
     "table-free": {"table_free": True}, "norm across heads": {"across": True},
     "q apart": {"nope_dim": 512, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
+    "made scales": {"made_scales": True, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
+    "made scales, q apart": {
+        "nope_dim": 512, "made_scales": True, "shared": True, "cache_dtype": FLOAT8_DTYPES[0],
+        "q_dtype": FLOAT8_DTYPES[0],
+    },
 }  # fmt: skip
 
 
 def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16,
-           outputs=False, across=False, table_free=False, nope_dim=0):  # fmt: skip
+           outputs=False, across=False, table_free=False, nope_dim=0, made_scales=False, shared=False):  # fmt: skip
     """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64.
 
     Args:
         norm, across: normalize each head, or all heads of a token.
         nope_dim: the features of q that lie apart.
+        made_scales, shared: the kernel makes the scales of 8-bit floats; k and v share them.
     """
     q_heads, k_heads, head_dim, rotary_dim, value_dim = shape
 
@@ -52,16 +58,23 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     if table_free:
         cos = empty(rotary_dim // 2, 3, dtype=torch.int64)
     scale = empty(1, dtype=torch.float32)
-    scales = (
+    scales = [
         scale if q_dtype in FLOAT8_DTYPES else None,
         empty(k_heads, dtype=torch.float32) if cache_dtype in FLOAT8_DTYPES else None,
         scale if cache_dtype in FLOAT8_DTYPES else None,
-    )
+    ]
+    made: list = [None, None, None]
+    if made_scales:
+        sizes = (1, tokens, q_heads, 1), (64, 16, k_heads), (64, 16, k_heads)
+        made = [x if x is None else empty(*shape, dtype=torch.float32) for x, shape in zip(scales, sizes, strict=True)]
+        scales = [None, None, None]
+    if shared:
+        made[2] = None
     heads = (q_heads, k_heads) if across else (1, 1)
     weights = [empty(count * head_dim) if norm or across else None for count in heads]
     tensors = CacheTensors(
-        *caches, empty(*q.shape, dtype=q_dtype), k_out, v_out, nope[1], q, k, v, nope[0], slots, *weights, *scales,
-        cos, cos, positions,
+        *caches, empty(*q.shape, dtype=q_dtype), k_out, v_out, nope[1], *made, q, k, v, nope[0], slots, *weights,
+        *scales, cos, cos, positions,
     )  # fmt: skip
     interleaved = layout == "interleaved"
     rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=table_free)
@@ -115,7 +128,7 @@ def main(capability: int) -> None:
     for layout in LAYOUTS if capability == 90 else ():
         check_instructions(layout, capability)
         for name, options in VARIANTS.items():
-            shape, width = (SHAPES[2], 8) if "nope_dim" in options else (SHAPES[0], 16)
+            shape, width = (SHAPES[2 if "nope_dim" in options else 0], 8 if "q_dtype" in options else 16)
             compile_kernel.check_accesses(f"{layout} {name}", kernel(capability, shape, layout, **options), width)
 
 

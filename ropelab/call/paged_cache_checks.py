@@ -19,10 +19,10 @@ from ropelab.layout.seq_format import rank, to_bshd
 CACHE_DTYPES = (*DTYPES, *FLOAT8_DTYPES)
 
 NAMES = (
-    "key_cache", "value_cache", "q_out", "k_out", "v_out", "q_nope_out", "q", "k", "v", "q_nope", "slot_mapping",
-    "q_weight", "k_weight", "q_scale", "k_scale", "v_scale",
+    "key_cache", "value_cache", "q_out", "k_out", "v_out", "q_nope_out", "q_scale_out", "k_scale_cache",
+    "v_scale_cache", "q", "k", "v", "q_nope", "slot_mapping", "q_weight", "k_weight", "q_scale", "k_scale", "v_scale",
 )  # fmt: skip
-"""The arguments of a call, in the order of `CacheTensors`; the call writes the first six."""
+"""The arguments of a call, in the order of `CacheTensors`; the call writes the first nine."""
 
 
 def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
@@ -44,9 +44,22 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     _check_caches(t, seq_format)
     _check_slot_mapping(t, seq_format)
     q_heads, k_heads = (to_bshd(x, seq_format).shape[2] for x in (t.q, t.k))
-    _check_scale("q_scale", t.q_scale, q_heads, "q_out", t.q_out)
-    _check_scale("k_scale", t.k_scale, k_heads, "key_cache", t.k_cache)
-    _check_scale("v_scale", t.v_scale, k_heads, "value_cache", t.v_cache)
+    slots = *t.k_cache.shape[:2], k_heads
+    for name, scale, made, made_name, shape, of, x in (
+        ("q_scale", t.q_scale, t.q_scale_out, "q_scale_out", (*t.q.shape[:-1], 1), "q_out", t.q_out),
+        ("k_scale", t.k_scale, t.k_scale_cache, "k_scale_cache", slots, "key_cache", t.k_cache),
+        ("v_scale", t.v_scale, t.v_scale_cache, "v_scale_cache", slots, "value_cache", t.v_cache),
+    ):
+        _check_scale(name, scale, q_heads if of == "q_out" else k_heads, of, x)
+        if made is not None:
+            check_made_scale(made_name, made, shape, of, x)
+            if scale is not None:
+                raise ValueError(f"{name}: expected None, because the call makes the scales of {of}, got a tensor")
+    if t.shares_scale and t.v_cache.dtype != t.k_cache.dtype:
+        raise TypeError(
+            f"value_cache: expected key_cache's dtype {dtype_name(t.k_cache.dtype)} for a scale that both share, "
+            f"got {dtype_name(t.v_cache.dtype)}"
+        )
 
 
 def check_no_grad(given: tuple[Any, ...], where: Where) -> None:
@@ -171,5 +184,18 @@ def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: 
     if scale.ndim and scale.stride(0) != 1 and scale.numel() > 1:
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tuple(scale.stride())}")
     check_device(name, scale, x)
+    _check_needed(name, of, x)
+
+
+def check_made_scale(name: str, scale: torch.Tensor, shape: tuple[int, ...], of: str, x: torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless ``scale`` can hold the scales that a call makes of ``x``, its ``of``."""
+    check_tensor(name, scale, (len(shape),), f"{shape}", (torch.float32,))
+    if tuple(scale.shape) != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(scale.shape)}")
+    check_device(name, scale, x)
+    _check_needed(name, of, x)
+
+
+def _check_needed(name: str, of: str, x: torch.Tensor) -> None:
     if x.dtype not in FLOAT8_DTYPES:
         raise ValueError(f"{name}: expected no scale for the dtype of {of}, {dtype_name(x.dtype)}, got a scale")
