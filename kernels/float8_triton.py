@@ -138,3 +138,19 @@ def to_float8(x, CONVERSION: tl.constexpr):
         small = small.to(tl.int32, bitcast=True) - SHIFT
         code = tl.where(size < ((128 - BIAS) << 23), small, code)
         return (tl.where(is_nan, 0x7F, code) | sign).to(tl.uint8)
+
+
+@triton.jit
+def from_float8(x, CONVERSION: tl.constexpr):
+    """The value of an 8-bit float, or of its bits, as float32."""
+    if CONVERSION == "e4m3":
+        # The bits of the exponent, 7 of them for e4m3, are those of a float32 with a bias that is larger by 120.
+        word = x.to(tl.int32)
+        size = ((word & 0x7F) << 20).to(tl.float32, bitcast=True) * 2.0**120
+        size = tl.where((word & 0x7F) == 0x7F, float("nan"), size)
+        return tl.where(word >= 0x80, -1.0 * size, size)
+    elif CONVERSION == "e5m2":
+        # An e5m2 is the upper half of a float16.
+        return (x.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return x.to(tl.float32)

@@ -135,18 +135,20 @@ def write(
 
 @dataclass(frozen=True)
 class LaunchWithBytes:
-    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes."""
+    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes.
+
+    Attributes:
+        launch: the launch of the kernel.
+        kind: the named tuple of its tensors.
+    """
 
     launch: Launch
+    kind: Callable[..., Any]
 
     def __call__(self, tensors: tuple, *numbers: int) -> None:
-        self.launch(_with_bytes(CacheTensors(*tensors)), *numbers)
-
-
-def _with_bytes(t: CacheTensors) -> CacheTensors:
-    names = ("q_out", "k_cache", "v_cache", "q_nope_out")
-    float8 = {name: x for name in names if (x := getattr(t, name)) is not None and x.dtype in FLOAT8_DTYPES}
-    return t._replace(**{name: x.view(torch.uint8) for name, x in float8.items()})
+        t = self.kind(*tensors)
+        float8 = {name: x for name, x in t._asdict().items() if x is not None and x.dtype in FLOAT8_DTYPES}
+        self.launch(t._replace(**{name: x.view(torch.uint8) for name, x in float8.items()}), *numbers)
 
 
 def plan_write(
@@ -187,7 +189,7 @@ def plan_write(
     options = compiler_options(tile.num_warps, _REGISTERS_ACROSS if t.norm_across_heads else None, fuse=False)
     launch = Launch(_paged_cache_kernel, grid, numbers, strides_of(t), choices, options, t.q.device)
     as_bytes = [conversion(x.dtype, x.device) in INTEGER_CONVERSIONS for x in (t.q_out, t.k_cache, t.v_cache)]
-    return LaunchWithBytes(launch) if any(as_bytes) else launch
+    return LaunchWithBytes(launch, CacheTensors) if any(as_bytes) else launch
 
 
 def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, int, dict[str, Any]]:

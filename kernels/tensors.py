@@ -137,6 +137,25 @@ class CacheTensors(NamedTuple):
         return self.k_scale_cache is not None and no_scale and self.v_cache.dtype in FLOAT8_DTYPES
 
 
+class CachedKeys(NamedTuple):
+    """Keys in slots of a paged cache, which rotate in place; the call writes the first two.
+
+    Attributes:
+        k_cache: ``[blocks, block_size, H, D]``, also of 8-bit floats.
+        k_scale_cache: ``[blocks, block_size, H]``, float32: the scales of rows of 8-bit floats, each of which becomes a
+            new one; or None for scales that stay.
+        slots: ``[N]`` of int32 or int64, which differ from each other.
+        positions: ``[1, N]``: by how many positions each slot turns.
+    """
+
+    k_cache: Tensor
+    k_scale_cache: Tensor | None
+    slots: Tensor
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+
+
 class LatentTensors(NamedTuple):
     """The projection ``kv [B, S, H, N + V]`` and the shared ``k_pe [B, S, 1, R]``, and what is made of them.
 

@@ -22,7 +22,7 @@ _WRITE = Operation(
 def write(given: Tensors, where: Where, norm: Norm | None) -> None:
     """Make a call with tensors in the order of `NAMES`: through the dispatcher if `must_dispatch`, else directly."""
     q, k = given[_WRITES : _WRITES + 2]
-    check_no_grad(given, where)
+    check_no_grad({**dict(zip(NAMES, given, strict=True)), **where.read})
     if not must_dispatch(q, k):
         _WRITE(given, where, norm)
         return

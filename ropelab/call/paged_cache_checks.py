@@ -9,6 +9,7 @@ import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
 from ropelab.call.checks import check_places, check_rope_arguments
+from ropelab.call.memory import Named
 from ropelab.call.qk_norm import check_weights
 from ropelab.call.where import Where
 from ropelab.kernels import Norm
@@ -62,11 +63,11 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
         )
 
 
-def check_no_grad(given: tuple[Any, ...], where: Where) -> None:
+def check_no_grad(tensors: Named) -> None:
     """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
     if not torch.is_grad_enabled():
         return
-    for name, x in (*zip(NAMES, given, strict=True), *where.read.items()):
+    for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
                 f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "
@@ -141,7 +142,7 @@ def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor
     if out.shape != x.shape:
         raise ValueError(f"{name}: expected shape {tuple(x.shape)}, got {tuple(out.shape)}")
     check_device(name, out, q)
-    _check_adjacent(name, out)
+    check_adjacent(name, out)
 
 
 def _check_caches(t: CacheTensors, seq_format: str) -> None:
@@ -152,7 +153,7 @@ def _check_caches(t: CacheTensors, seq_format: str) -> None:
         if cache.shape[2:] != (heads, features) or not cache.shape[1]:
             raise ValueError(f"{name}: expected shape {expected}, got {tuple(cache.shape)}")
         check_device(name, cache, t.q)
-        _check_adjacent(name, cache)
+        check_adjacent(name, cache)
     if t.v_cache.shape[:2] != t.k_cache.shape[:2]:
         raise ValueError(
             f"value_cache: expected key_cache's blocks and block_size {tuple(t.k_cache.shape[:2])}, "
@@ -160,7 +161,7 @@ def _check_caches(t: CacheTensors, seq_format: str) -> None:
         )
 
 
-def _check_adjacent(name: str, x: torch.Tensor) -> None:
+def check_adjacent(name: str, x: torch.Tensor) -> None:
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
 
