@@ -250,9 +250,7 @@ def _turned(x, weight, scale, angles, block, K: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def turn_rows(
-    rows, weight, slots, blocks, angles, block, K: tl.constexpr, rest, REST: tl.constexpr, C: tl.constexpr
-):
+def turn_rows(rows, weight, slots, blocks, angles, block, K: tl.constexpr, rest, REST: tl.constexpr, C: tl.constexpr):
     """Read the `Rows` of all passes, normalize and rotate them, and write them.
 
     All loads come before the first store, because the compiler may not move a load across a store.

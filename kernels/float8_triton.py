@@ -77,7 +77,8 @@ def scale_of_row(size, LARGEST: tl.constexpr, CONVERSION: tl.constexpr):
         scale = size * RECIPROCAL
         scale = tl.fma(
             tl.fma(scale, tl.full(size.shape, -LARGEST, tl.float32), size),
-            tl.full(size.shape, RECIPROCAL, tl.float32), scale,
+            tl.full(size.shape, RECIPROCAL, tl.float32),
+            scale,
         )
     else:
         scale = tl.div_rn(size, tl.full(size.shape, LARGEST, tl.float32))

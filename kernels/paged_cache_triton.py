@@ -169,8 +169,8 @@ def plan_write(
     grid = triton.cdiv(seq_len, block_tokens) * programs, batch, 1
     if grid[0] >= 2**31:
         raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
-    tiled = (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out, t.q_nope, t.q_nope_out, t.q_scale_out)
-    tiled = [x for x in tiled if x is not None]
+    rows = (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out, t.q_nope, t.q_nope_out, t.q_scale_out)
+    tiled = [x for x in rows if x is not None]
     access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     turned = [x for x in (t.q, t.k, t.q_out, t.k_out, t.k_cache) if x is not None]
     choices = Choices(

@@ -5,7 +5,7 @@ import torch
 from ropelab.arguments import check_tensor, flag, number
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_angles
-from ropelab.call.memory import empty_heads, is_same_view
+from ropelab.call.memory import empty_heads
 from ropelab.call.paged_cache import write
 from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
@@ -139,9 +139,10 @@ def rope_and_cache(
         check_tensor("q_scale_out", q_scale_out, (q.ndim - 1,), f"{tuple(q.shape[:-1])}", (torch.float32,))
         q_scale_out = q_scale_out.unsqueeze(-1)
     if k_scale_cache is not None and v_scale is None and getattr(value_cache, "dtype", None) in FLOAT8_DTYPES:
-        for name, scales in (("k_scale_cache", k_scale_cache), ("v_scale_cache", v_scale_cache)):
-            check_tensor(name, scales, (3,), "[blocks, block_size, heads]", (torch.float32,))
-        v_scale_cache = None if is_same_view(v_scale_cache, k_scale_cache) else v_scale_cache
+        check_tensor("k_scale_cache", k_scale_cache, (3,), "[blocks, block_size, heads]", (torch.float32,))
+        if v_scale_cache is None:
+            raise TypeError("v_scale_cache: expected a torch.Tensor beside k_scale_cache, got None")
+        v_scale_cache = None if v_scale_cache is k_scale_cache else v_scale_cache
     given = (
         key_cache, value_cache, q_out, k_out, v_out, q_nope_out, q_scale_out, k_scale_cache, v_scale_cache, q, k, v,
         q_nope, slot_mapping, q_weight, k_weight, q_scale, k_scale, v_scale,
@@ -186,7 +187,8 @@ def mla_rope_and_cache(
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, as for `apply_rope`.
         layout, positions, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved pairs.
-        q_out, q_nope, q_nope_out, q_scale, q_scale_out: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a result in place.
+        q_out, q_nope, q_nope_out, q_scale, q_scale_out: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a
+            result in place.
         k_out: as ``k_pe``: a tensor for the rotated key of all tokens, or ``k_pe`` itself. By default the rotated key
             is written to the cache only.
         kv_scale: float32 ``()`` or ``(1,)``, the scale of a cache in 8-bit floats; by default 1.

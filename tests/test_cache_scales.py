@@ -11,7 +11,7 @@ from ropelab.conformance.cache_bounds import float8_bound
 from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE
 from ropelab.layout.pairing import LAYOUTS
 from tests.test_paged_cache import POISON, assert_equal, example, latent_example, quantized
-from tests.test_paged_cache_calls import change
+from tests.test_paged_cache_calls import change, operator_arguments
 
 MOST = torch.finfo(torch.float32).max
 
@@ -65,7 +65,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("layout, dtype", zip(LAYOUTS, FLOAT8_DTYPES, strict=True))
+@pytest.mark.parametrize("layout, dtype", [*zip(LAYOUTS, FLOAT8_DTYPES, strict=True)])
 @pytest.mark.parametrize("case", CASES)
 def test_every_head_of_a_token_has_its_scale(device, case, layout, dtype):
     call = example(device, **{"dtype": torch.float16, "cache_dtype": dtype, "layout": layout} | CASES[case])
@@ -119,7 +119,9 @@ def test_the_bound_holds_after_a_norm(device, across):
     """The scale is that of the rounded values, which k_out has, and a stored number is the nearest one."""
     call = example(device, norm=True, dtype=torch.float16, cache_dtype=FLOAT8_DTYPES[0], heads=(6, 4))
     if across:
-        call.options |= {name: torch.randn(n * 16, device=call.q.device) for name, n in (("q_weight", 6), ("k_weight", 4))}
+        call.options |= {
+            name: torch.randn(n * 16, device=call.q.device) for name, n in (("q_weight", 6), ("k_weight", 4))
+        }
     k = call.options["k_out"] = torch.empty_like(call.k)
     made = with_scales(call, q=False)
     call()
@@ -184,7 +186,9 @@ def test_features_of_q_apart_share_the_scale(device, nope_dim):
         assert_equal(found.cpu(), rows_of(x, FLOAT8_DTYPES[0], scale))
 
 
-@pytest.mark.parametrize("shape", [{}, {"rotary_dim": 64, "latent": 512, "heads": 3}, {"latent": 7, "tokens": 1}], ids=str)
+@pytest.mark.parametrize(
+    "shape", [{}, {"rotary_dim": 64, "latent": 512, "heads": 3}, {"latent": 7, "tokens": 1}], ids=str
+)
 def test_latent_attention(device, shape):
     """An entry of the cache, the latent vector and the key, has one scale."""
     (q_pe, k_pe, kv_c, cache, slots), options = latent_example(device, cache_dtype=FLOAT8_DTYPES[1], **shape)
@@ -197,7 +201,9 @@ def test_latent_attention(device, shape):
     expected, expected_scales = before, torch.full_like(scales, POISON)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            expected.view(torch.uint8)[slot // 3, slot % 3] = rows_of(entries, cache.dtype, scale)[token].view(torch.uint8)
+            expected.view(torch.uint8)[slot // 3, slot % 3] = rows_of(entries, cache.dtype, scale)[token].view(
+                torch.uint8
+            )
             expected_scales[slot // 3, slot % 3] = scale[token]
     assert_equal(scales, expected_scales)
     assert_equal(cache, expected)
@@ -228,7 +234,10 @@ SCALES = {"k_scale_cache": torch.zeros(7, 4, 3), "v_scale_cache": torch.zeros(7,
 BAD = {
     "no need": (SCALES, "k_scale_cache: expected no scale for the dtype of key_cache, float32, got a scale"),
     "no 8-bit q": ({"q_scale_out": torch.zeros(7, 5)}, "q_scale_out: expected no scale for the dtype of q_out"),
-    "q of other heads": ({"q_scale_out": torch.zeros(7, 4)}, r"q_scale_out: expected shape \(7, 5, 1\), got \(7, 4, 1\)"),
+    "q of other heads": (
+        {"q_scale_out": torch.zeros(7, 4)},
+        r"q_scale_out: expected shape \(7, 5, 1\), got \(7, 4, 1\)",
+    ),
     "q of rank 3": ({"q_scale_out": torch.zeros(7, 5, 1)}, r"q_scale_out: expected shape \(7, 5\), got \(7, 5, 1\)"),
     "float64": (
         F8 | SCALES | {"k_scale_cache": torch.zeros(7, 4, 3).double()},
@@ -244,7 +253,7 @@ BAD = {
     ),
     "only the keys": (
         F8 | {"k_scale_cache": torch.zeros(7, 4, 3)},
-        "v_scale_cache: expected a torch.Tensor, got None",
+        "v_scale_cache: expected a torch.Tensor beside k_scale_cache, got None",
     ),
     "a number": (F8 | SCALES | {"v_scale_cache": 1.0}, "v_scale_cache: expected a torch.Tensor, got float 1.0"),
     "both": (
@@ -278,7 +287,10 @@ def test_wrong_scales_are_named_before_anything_is_written(torch_backend, wrong)
 @pytest.mark.parametrize(
     "change, match",
     [
-        ({"kv_scale_cache": torch.zeros(5, 3, 1)}, r"kv_scale_cache: expected shape \[blocks, block_size\], got \(5, 3, 1\)"),
+        (
+            {"kv_scale_cache": torch.zeros(5, 3, 1)},
+            r"kv_scale_cache: expected shape \[blocks, block_size\], got \(5, 3, 1\)",
+        ),
         ({"kv_scale_cache": torch.zeros(5, 2)}, r"kv_scale_cache: expected shape \(5, 3, 1\), got \(5, 2, 1\)"),
         (
             {"kv_scale_cache": torch.zeros(5, 3), "kv_scale": torch.ones(1)},
@@ -297,7 +309,10 @@ def test_wrong_scales_of_latent_attention(change, match):
 
 def test_compiles_without_a_graph_break(torch_backend):
     calls = []
-    for function in (ropelab.rope_and_cache, torch.compile(ropelab.rope_and_cache, fullgraph=True, backend="aot_eager")):
+    for function in (
+        ropelab.rope_and_cache,
+        torch.compile(ropelab.rope_and_cache, fullgraph=True, backend="aot_eager"),
+    ):
         torch.manual_seed(3)
         call = example(cache_dtype=FLOAT8_DTYPES[0])
         made = with_scales(call)
@@ -310,7 +325,10 @@ def test_compiles_without_a_graph_break(torch_backend):
 def test_latent_attention_compiles(torch_backend):
     arguments, options = latent_example("cpu", cache_dtype=FLOAT8_DTYPES[0])
     found = []
-    for function in (ropelab.mla_rope_and_cache, torch.compile(ropelab.mla_rope_and_cache, fullgraph=True, backend="aot_eager")):
+    for function in (
+        ropelab.mla_rope_and_cache,
+        torch.compile(ropelab.mla_rope_and_cache, fullgraph=True, backend="aot_eager"),
+    ):
         cache, scales = arguments[3].clone(), torch.zeros(5, 3)
         function(*arguments[:3], cache, arguments[4], kv_scale_cache=scales, **options)
         found.append((cache, scales))
@@ -319,15 +337,8 @@ def test_latent_attention_compiles(torch_backend):
 
 
 def test_the_operator_is_registered_as_torch_expects():
-    from ropelab.call.paged_cache_checks import NAMES
-
     call = example(norm=True, cache_dtype=FLOAT8_DTYPES[0])
-    made = with_scales(call)
-    made["q_scale_out"] = made["q_scale_out"][..., None]
-    named = call.options | made | {name: getattr(call, name, None) for name in NAMES if hasattr(call, name)}
-    arguments = (
-        *(named.get(name) for name in NAMES), named["cos"], named["sin"], named["positions"], 0, "split_half",
-        "split_half", "thd", None, False, False, 1e-6, 0.0, True,
-    )  # fmt: skip
+    call.options |= with_scales(call)
+    call.options["q_scale_out"] = call.options["q_scale_out"][..., None]
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")  # test_schema multiplies, and 8-bit floats have no product
-    torch.library.opcheck(torch.ops.ropelab.rope_and_cache.default, arguments, test_utils=utils)
+    torch.library.opcheck(torch.ops.ropelab.rope_and_cache.default, operator_arguments(call), test_utils=utils)

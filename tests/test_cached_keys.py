@@ -1,6 +1,5 @@
 """`rotate_cached_keys` turns the keys in slots of a cache as `apply_rope` would, and touches nothing else."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from ropelab.conformance.bounds import (
 from ropelab.conformance.cache_bounds import float8_bound
 from ropelab.kernels import INTERPRETED
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.layout.pairing import LAYOUTS, join, pairs
+from ropelab.layout.pairing import LAYOUTS, pairs
 from tests.support import forget
 from tests.test_cache_scales import rows_of, scales_of
 from tests.test_paged_cache import assert_equal, cache_of, quantized
@@ -144,7 +143,11 @@ def test_wider_tables(device, dtype):
 
 def test_one_delta_for_all_slots(device):
     first = Cached(device)
-    for delta in (-5, torch.tensor(-5, device=first.cache.device), torch.tensor(-5, dtype=torch.int32).to(first.cache.device)):
+    for delta in (
+        -5,
+        torch.tensor(-5, device=first.cache.device),
+        torch.tensor(-5, dtype=torch.int32).to(first.cache.device),
+    ):
         call = Cached(device)
         call.cache, call.slots = first.cache.clone(), first.slots
         call.deltas = torch.tensor(-5, device=call.cache.device)
@@ -277,7 +280,10 @@ def test_the_bound_of_two_rotations_holds(device, name, sign, layout):
 # ------------------------------------------------------------------------------------------------------ wrong calls
 
 BAD = {
-    "cache of rank 2": ({"cache": lambda x: x[0, 0]}, r"key_cache: expected shape \[blocks, block_size, heads, head_dim\]"),
+    "cache of rank 2": (
+        {"cache": lambda x: x[0, 0]},
+        r"key_cache: expected shape \[blocks, block_size, heads, head_dim\]",
+    ),
     "bytes": ({"cache": lambda x: x.to(torch.uint8)}, "key_cache: expected one of .* got uint8"),
     "features apart": ({"cache": lambda x: torch.cat((x, x), -1)[..., ::2]}, "key_cache: expected adjacent features"),
     "empty blocks": ({"cache": lambda x: x[:, :0]}, "key_cache: expected blocks of at least one slot"),
@@ -289,7 +295,10 @@ BAD = {
     "slots of rank 2": ({"slots": lambda x: x[None]}, r"slots: expected shape \[slots\], got \(1, 9\)"),
     "slots of floats": ({"slots": lambda x: x.float()}, "slots: expected one of int32, int64, got float32"),
     "slots elsewhere": ({"slots": lambda x: x.to("meta")}, "slots: expected key_cache's device cpu, got meta"),
-    "a slot beyond": ({"slots": lambda x: x.clamp(min=20)}, "slots: expected slots below the 20 slots of key_cache, got"),
+    "a slot beyond": (
+        {"slots": lambda x: x.clamp(min=20)},
+        "slots: expected slots below the 20 slots of key_cache, got",
+    ),
     "a slot twice": (
         {"slots": lambda x: x.clamp(min=3, max=3)},
         "slots: expected slots that differ from each other, got slot 3 twice",
@@ -337,7 +346,9 @@ def test_memory_that_two_tensors_share_is_refused():
 def test_transforms_are_refused():
     call = Cached("cpu")
     with pytest.raises(NotImplementedError, match="rotate_cached_keys: expected no transform of torch.func"):
-        torch.func.vmap(lambda slots: ropelab.rotate_cached_keys(call.cache, slots, 1, **call.options))(call.slots[None])
+        torch.func.vmap(lambda slots: ropelab.rotate_cached_keys(call.cache, slots, 1, **call.options))(
+            call.slots[None]
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, E4M3])
