@@ -24,7 +24,7 @@ from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bou
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
-from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE, to_float8
 from ropelab.layout.pairing import pairs
 
 BLOCK_SIZE = 16
@@ -32,7 +32,28 @@ BLOCK_SIZE = 16
 SCALES = (0.75, 0.375, 0.1875)
 """The scales of 8-bit floats in most cases: all differ, and no value of most cases is beyond the largest number."""
 
+_WIDE = Rounding.nearest(torch.float32)
+DIVIDE = Rounding(2 * _WIDE.unit + _WIDE.unit**2, 2 * _WIDE.underflow)
+"""The rounding of a division. An operator may multiply by a reciprocal, which rounds as well."""
+
 Bounded = tuple[np.ndarray, np.ndarray]
+
+
+def row_scale(value: np.ndarray, bound: np.ndarray, dtype: torch.dtype) -> Bounded:
+    """Return the scale of each row of ``value [..., features]``, and how far a right operator may be from it.
+
+    The scale is ``max |value| / L``, and at least `SMALLEST_SCALE`, with the largest 8-bit float L. A maximum changes
+    by at most the largest change of its operands, and the division rounds.
+    """
+    largest = EXACT(torch.finfo(dtype).max)
+    size, error = abs(value).max(-1), bound.max(-1)
+    scale = np.maximum(size / largest, EXACT(np.float32(SMALLEST_SCALE)))
+    return scale, error / largest + DIVIDE.of((size + error) / largest)
+
+
+def _nearest(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """Return the values nearest to ``x`` that 8-bit floats of a scale have."""
+    return (to_float8(x.float() / scale, dtype).float() * scale).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -103,6 +124,8 @@ class CacheSubject(Implementation):
         cache_dtype = cache_dtype or (FLOAT8_DTYPES[0] if kind.float8_only else self.dtype)
         size, places = arranged(order, blocks, block_size, ((heads, dim), (heads, value_dim)), kind.latent)
         scales = SCALES if kind.scales_differ else (SCALES[0], SCALES[1], SCALES[1])
+        if kind.turns_cached and float8:  # the keys are values of 8-bit floats, and have few enough bits for the dtype
+            inputs = (inputs[0], *(_nearest(x, cache_dtype, s) for x, s in zip(inputs[1:], scales[1:], strict=True)))
         return CacheCase(
             inputs, sizes.rotary_dim, positions=torch.randint(ROWS, (tokens,), generator=generator),
             slots=slots.to(self.device), memory=normal(size, dtype=torch.float32).to(cache_dtype), places=places,
@@ -211,13 +234,28 @@ class CacheSubject(Implementation):
         error = (1 + EXACT(norm_error(features, wide, offset=offset))) * (1 + EXACT(kept)) ** (3 if offset else 2) - 1
         return float(error + norm_error(features, REFERENCE, offset=offset))
 
-    def stored(self, case: CacheCase, which: int, value: np.ndarray, bound: np.ndarray, dtype: torch.dtype) -> Bounded:
-        """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2)."""
+    def stored(
+        self,
+        case: CacheCase,
+        which: int,
+        value: np.ndarray,
+        bound: np.ndarray,
+        dtype: torch.dtype,
+        scales: np.ndarray | None = None,
+    ) -> Bounded:
+        """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2).
+
+        Args:
+            scales: those that the operator made, ``[n, H]``; by default those of the case, or those that the exact
+                values have.
+        """
         if dtype not in FLOAT8_DTYPES:
             return value, bound
         divisor = np.asarray(self.convention.divisor(case.scales[which]), EXACT)
+        if scales is not None:
+            divisor = scales[..., None]
+        elif self.convention.row_scales:
+            scales, error = row_scale(value, bound, dtype)
+            divisor, bound = scales[..., None], bound + abs(value) * (error / scales)[..., None]
         largest = EXACT(torch.finfo(dtype).max)
-        # An operator may multiply by a reciprocal, which rounds as well.
-        wide = Rounding.nearest(torch.float32)
-        divide = Rounding(2 * wide.unit + wide.unit**2, 2 * wide.underflow)
-        return np.clip(value / divisor, -largest, largest), float8_bound(value, bound, divisor, dtype, divide)
+        return np.clip(value / divisor, -largest, largest), float8_bound(value, bound, divisor, dtype, DIVIDE)
