@@ -36,8 +36,8 @@ class Operator:
             norm_last: whether the norm comes after the rotation.
             scales: of 8-bit floats in q, in the key cache and in the value cache: tensors of one element or None.
             q_dtype: the dtype of the result for q, by default the dtype of q.
-            made_scales: the tensors for the scales of q ``[T, H]`` and of both caches ``[blocks, block_size, H]``, which
-                take the place of ``scales``.
+            made_scales: in place of ``scales`` the tensors for those that the operator makes: of q ``[T, H]`` and of
+                both caches ``[blocks, block_size, H]``.
         """
         positions = self.positions(positions, slots)
         rows = (cos[positions], sin[positions]) if frequencies is None else self.cosines(positions, frequencies)

@@ -67,8 +67,8 @@ class CacheProbe:
             slots = case.slots[case.slots >= 0].cpu()
             if subject.convention.row_scales:
                 made = np.full(place.shape[:3], UNWRITTEN, EXACT), np.zeros(place.shape[:3], EXACT)
-                for whole, rows in zip(made, row_scale(value[live], bound[live], case.memory.dtype), strict=True):
-                    whole[slots // place.shape[1], slots % place.shape[1]] = rows
+                for filled, rows in zip(made, row_scale(value[live], bound[live], case.memory.dtype), strict=True):
+                    filled[slots // place.shape[1], slots % place.shape[1]] = rows
                 scales.append(made)
             for whole, rows in ((memory, right), (bounds, error)):
                 cache = place.within(whole)
