@@ -21,9 +21,10 @@ its backward             whole heads  heads     its gradient   yes              
 its backward             whole heads  heads     sum of heads   yes                   gradients
 =======================  ===========  ========  =============  ======  ============  ==================================
 
-`place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns and
-writes; `cache_rows_triton` has the stages of a paged cache. `angles_triton` computes cosines and sines where there are
-no tables, and `float8_triton` converts. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
+`place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns
+and writes; `cache_rows_triton` has the stages of a paged cache. `angles_triton` computes cosines and sines where there
+are no tables, and `float8_triton` converts. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans
+a launch, and `launch` repeats it.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton

@@ -33,12 +33,8 @@ class Cached:
 
     def __init__(self, device, *, heads=3, head_dim=16, rotary_dim=None, dtype=torch.float32, memory="NHD", count=9,
                  slot_dtype=torch.int64):  # fmt: skip
-        self.cache = cache_of(memory, BLOCKS, SIZE, heads, head_dim, torch.float32, device)
+        self.cache = cache_of(memory, BLOCKS, SIZE, heads, head_dim, dtype, device)
         self.cache.copy_(torch.randn(self.cache.shape))
-        self.cache = self.cache.to(dtype) if memory != "one tensor" else self.cache
-        if memory in ("HND", "layers", "padded"):
-            made = cache_of(memory, BLOCKS, SIZE, heads, head_dim, dtype, device)
-            self.cache = made.copy_(self.cache)
         self.slots = torch.randperm(BLOCKS * SIZE)[:count].to(device, slot_dtype)
         self.slots[1::4] = -1
         self.deltas = torch.randint(-19, 20, (count,), device=device)
