@@ -206,7 +206,7 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
         "V": (t.v, t.v_cache, t.v_out, t.v_scale, t.v_scale_cache, "K" if t.shares_scale else None),
         "NOPE": (t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
     }  # fmt: skip
-    whole = [kind[-1] for kind in found.values() if kind[0] is not None]
+    whole = [kind[-1] for kind in found.values() if kind[0] is not None]  # these kinds move the other's features too
     all_rows = dict(zip(found, _rows_of_token(t, rotation), strict=True))
     tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, rows)) for name, rows in all_rows.items()}
     block_tokens, all_programs, kinds = max(tokens.values()), 0, {}
@@ -252,10 +252,11 @@ def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
     narrow_access = rotation.interleaved or t.q.itemsize > 2
     if t.norm_across_heads:
         return choose_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow_access)
+    if t.shares_scale or (t.q_nope is not None and t.q_scale_out is not None):
+        # A program holds all features of its rows. More rows would take more registers than there are.
+        return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow_access)
-    if t.shares_scale or (t.q_nope is not None and t.q_scale_out is not None):
-        return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
     return choose_tile(
         block_pairs, batch * seq_len * sum(_rows_of_token(t, rotation)),
         interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,

@@ -27,6 +27,10 @@ VARIANTS = {
     "table-free": {"table_free": True}, "norm across heads": {"across": True},
     "q apart": {"nope_dim": 512, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
     "made scales": {"made_scales": True, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
+    "made scales, q apart, table-free": {
+        "nope_dim": 512, "made_scales": True, "shared": True, "cache_dtype": FLOAT8_DTYPES[0],
+        "q_dtype": FLOAT8_DTYPES[0], "table_free": True,
+    },
     "made scales, q apart": {
         "nope_dim": 512, "made_scales": True, "shared": True, "cache_dtype": FLOAT8_DTYPES[0],
         "q_dtype": FLOAT8_DTYPES[0],

@@ -209,6 +209,23 @@ def test_latent_attention(device, shape):
     assert_equal(cache, expected)
 
 
+@pytest.mark.parametrize("heads", [{"heads": (6, 4)}, {"heads": (3, 1), "value_dim": 40}], ids=str)
+def test_without_tables(device, heads):
+    """A scale of their own for k and v, and then one for both."""
+    for shared in (False, True):
+        call = example(device, cache_dtype=FLOAT8_DTYPES[0], dtype=torch.float16, **heads)
+        frequencies = ropelab.rotary_frequencies(16, device=call.q.device)
+        call.options = {"frequencies": frequencies, "positions": call.options["positions"], "seq_format": "thd"}
+        made = with_scales(call, q=False)
+        _, k = ropelab.apply_rope(call.q, call.k, **{name: call.options[name] for name in ("frequencies", "positions")},
+                                  seq_format="thd")  # fmt: skip
+        scales = made["k_scale_cache"] if shared else made["v_scale_cache"]
+        scale = scales_of(torch.cat((k, call.v), -1), FLOAT8_DTYPES[0]) if shared else None
+        call(v_scale_cache=scales)
+        assert_rows(call, k, call.key_cache, made["k_scale_cache"], scale=scale)
+        assert_rows(call, call.v, call.value_cache, scales, scale=scale)
+
+
 def test_scales_within_the_memory_of_the_cache(device):
     """vLLM keeps the scale of a head in the four bytes behind its features."""
     call = example(device, cache_dtype=FLOAT8_DTYPES[0], block_size=4)
