@@ -7,7 +7,7 @@ import torch
 import ropelab
 from ropelab import NO_POSITION
 from ropelab.conformance.bounds import Rounding, exact
-from ropelab.conformance.cache_bounds import float8_bound
+from ropelab.conformance.cache_bounds import float8_bound, row_scale
 from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE
 from ropelab.layout.pairing import LAYOUTS
 from tests.test_paged_cache import POISON, assert_equal, example, latent_example, quantized
@@ -135,6 +135,8 @@ def test_the_error_of_a_stored_number(device):
     call()
     scale, stored = (x.flatten(0, 1)[:19].cpu() for x in (made["v_scale_cache"], call.value_cache))
     v, scale = exact(call.v), exact(scale)[..., None]
+    right, change = row_scale(v, np.zeros_like(v), FLOAT8_DTYPES[0])
+    assert (abs(scale[..., 0] - right) <= change).all()
     bound = float8_bound(v, np.zeros_like(v), scale, FLOAT8_DTYPES[0], Rounding.nearest(torch.float32))
     error = abs(exact(stored.float()) - v / scale)
     assert (error <= bound).all() and (error > bound / 2).any()

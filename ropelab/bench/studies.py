@@ -30,8 +30,8 @@ STUDIES: dict[str, Study] = {
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
     "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=15),
     "one_pass_cells": Study(one_pass_cells, gpu_gib=13, timed_gib=28, wide=True),
-    "row_scales": Study(row_scales, gpu_gib=9, timed_gib=18, wide=True),
-    "cached_keys": Study(cached_keys, gpu_gib=4, timed_gib=8, wide=True),
+    "row_scales": Study(row_scales, gpu_gib=13, timed_gib=28, wide=True),
+    "cached_keys": Study(cached_keys, gpu_gib=2, timed_gib=4, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=16, timed_gib=13),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),

@@ -12,7 +12,8 @@ from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.cache.case import CacheCase, numbers
 from ropelab.conformance.cache.conventions import CACHE_CONVENTIONS, UNWRITTEN
 from ropelab.conformance.cache.faults import CACHE_FAULTS
-from ropelab.conformance.cache.subject import CacheSubject, row_scale
+from ropelab.conformance.cache.subject import CacheSubject
+from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.diagnose import Diagnosis, answers, compared
 from ropelab.conformance.surroundings import Surroundings

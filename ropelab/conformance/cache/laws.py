@@ -18,7 +18,8 @@ from ropelab import apply_qk_norm_rope, apply_rope
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
 from ropelab.conformance.cache.conventions import UNWRITTEN
-from ropelab.conformance.cache.subject import SCALES, CacheSubject, row_scale
+from ropelab.conformance.cache.subject import SCALES, CacheSubject
+from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import Comparison, Law, law
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8

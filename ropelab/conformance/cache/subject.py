@@ -20,11 +20,19 @@ from ropelab.conformance.bounds import (
 )
 from ropelab.conformance.cache.case import CacheCase, arranged
 from ropelab.conformance.cache.convention import LATENT_FEATURES, ROWS, CacheConvention, Written
-from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, rms_norm
+from ropelab.conformance.cache_bounds import (
+    DIVIDE,
+    cache_bound,
+    float8_bound,
+    norm_bound,
+    norm_error,
+    rms_norm,
+    row_scale,
+)
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
-from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE, to_float8
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 from ropelab.layout.pairing import pairs
 
 BLOCK_SIZE = 16
@@ -32,23 +40,7 @@ BLOCK_SIZE = 16
 SCALES = (0.75, 0.375, 0.1875)
 """The scales of 8-bit floats in most cases: all differ, and no value of most cases is beyond the largest number."""
 
-_WIDE = Rounding.nearest(torch.float32)
-DIVIDE = Rounding(2 * _WIDE.unit + _WIDE.unit**2, 2 * _WIDE.underflow)
-"""The rounding of a division. An operator may multiply by a reciprocal, which rounds as well."""
-
 Bounded = tuple[np.ndarray, np.ndarray]
-
-
-def row_scale(value: np.ndarray, bound: np.ndarray, dtype: torch.dtype) -> Bounded:
-    """Return the scale of each row of ``value [..., features]``, and how far a right operator may be from it.
-
-    The scale is ``max |value| / L``, and at least `SMALLEST_SCALE`, with the largest 8-bit float L. A maximum changes
-    by at most the largest change of its operands, and the division rounds.
-    """
-    largest = EXACT(torch.finfo(dtype).max)
-    size, error = abs(value).max(-1), bound.max(-1)
-    scale = np.maximum(size / largest, EXACT(np.float32(SMALLEST_SCALE)))
-    return scale, error / largest + DIVIDE.of((size + error) / largest)
 
 
 def _nearest(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
