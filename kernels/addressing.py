@@ -62,7 +62,9 @@ def strides_of(t: Any) -> Any:
     return type(t)(*strides)._replace(cos=table_strides(t.cos), sin=table_strides(t.sin))
 
 
-_SHARED = {"q_weight", "k_weight", "q_scale", "k_scale", "v_scale", "k_cache", "v_cache"}
+_SHARED = {
+    "q_weight", "k_weight", "q_scale", "k_scale", "v_scale", "k_cache", "v_cache", "k_scale_cache", "v_scale_cache",
+}  # fmt: skip
 """The tensors of kernels that all batches share. Tables ``[P, W]`` are shared too."""
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels.backends import INTERPRETED
-from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8 import FLOAT8_DTYPES, SMALLEST_SCALE
 from ropelab.kernels.stages_triton import narrow
 
 INTEGER_CONVERSIONS = ("e4m3", "e5m2")
@@ -51,6 +51,38 @@ def round_to(x, SOURCE: tl.constexpr, CONVERSION: tl.constexpr):
         )  # fmt: skip
     else:
         return narrow(x, SOURCE).to(tl.float32)
+
+
+_SMALLEST_SCALE, _MOST = tl.constexpr(SMALLEST_SCALE), tl.constexpr(torch.finfo(torch.float32).max)
+
+
+@triton.jit
+def magnitude(x, CONVERSION: tl.constexpr):
+    """The magnitudes of numbers for `scale_of_row`, in float32. A maximum leaves out NaN."""
+    size = tl.abs(x.to(tl.float32))
+    if CONVERSION != "instruction":  # the interpreter's maximum keeps NaN, and a GPU's maximum leaves it out
+        size = tl.where(size == size, size, 0.0)
+    return size
+
+
+@triton.jit
+def scale_of_row(size, LARGEST: tl.constexpr, CONVERSION: tl.constexpr):
+    """The scale of each row from the magnitudes of its largest number, ``[rows, 1, 1]``, as `float8.scale_of_rows`.
+
+    A GPU corrects the product with the reciprocal, as in `divide`. Where this underflows, the smallest scale is larger.
+    """
+    size = tl.minimum(tl.maximum(size, 0.0), _MOST)
+    if CONVERSION == "instruction":
+        RECIPROCAL: tl.constexpr = 1.0 / LARGEST
+        scale = size * RECIPROCAL
+        scale = tl.fma(
+            tl.fma(scale, tl.full(size.shape, -LARGEST, tl.float32), size),
+            tl.full(size.shape, RECIPROCAL, tl.float32),
+            scale,
+        )
+    else:
+        scale = tl.div_rn(size, tl.full(size.shape, LARGEST, tl.float32))
+    return tl.maximum(scale, _SMALLEST_SCALE)
 
 
 @triton.jit
@@ -107,3 +139,19 @@ def to_float8(x, CONVERSION: tl.constexpr):
         small = small.to(tl.int32, bitcast=True) - SHIFT
         code = tl.where(size < ((128 - BIAS) << 23), small, code)
         return (tl.where(is_nan, 0x7F, code) | sign).to(tl.uint8)
+
+
+@triton.jit
+def from_float8(x, CONVERSION: tl.constexpr):
+    """The value of an 8-bit float, or of its bits, as float32."""
+    if CONVERSION == "e4m3":
+        # The bits of the exponent, 7 of them for e4m3, are those of a float32 with a bias that is larger by 120.
+        word = x.to(tl.int32)
+        size = ((word & 0x7F) << 20).to(tl.float32, bitcast=True) * 2.0**120
+        size = tl.where((word & 0x7F) == 0x7F, float("nan"), size)
+        return tl.where(word >= 0x80, -1.0 * size, size)
+    elif CONVERSION == "e5m2":
+        # An e5m2 is the upper half of a float16.
+        return (x.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return x.to(tl.float32)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ropelab.kernels import qk_norm_torch, rotate_torch
-from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 from ropelab.kernels.rotation import Norm, Rotation
 from ropelab.kernels.tensors import CacheTensors, RotateTensors
 
@@ -40,9 +40,13 @@ def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position
             turned = [y.masked_fill(nowhere, 0) for y in turned]
     q, k = (y.to(t.q.dtype) for y in turned)
     v = t.v.clone() if t.v_out is not None else t.v
-    t.q_out.copy_(stored(q, t.q_out.dtype, t.q_scale))
+    q_scale, k_scale, v_scale = t.q_scale, t.k_scale, t.v_scale
+    if t.q_scale_out is not None:
+        q_scale = scale_of_rows(q if t.q_nope is None else torch.cat((q, t.q_nope), dim=-1), t.q_out.dtype)
+        t.q_scale_out.copy_(q_scale[..., None])
+    t.q_out.copy_(stored(q, t.q_out.dtype, q_scale))
     if t.q_nope is not None and t.q_nope_out is not None:
-        t.q_nope_out.copy_(stored(t.q_nope, t.q_nope_out.dtype, t.q_scale))
+        t.q_nope_out.copy_(stored(t.q_nope, t.q_nope_out.dtype, q_scale))
     if t.k_out is not None:
         t.k_out.copy_(k)
     if t.v_out is not None:
@@ -50,11 +54,19 @@ def write(t: CacheTensors, rotation: Rotation, norm: Norm | None, first_position
     blocks, block_size = t.k_cache.shape[:2]
     has_slot = (t.slots >= 0) & (t.slots < blocks * block_size)
     slots = t.slots[has_slot].long()
-    for x, cache, scale in ((k, t.k_cache, t.k_scale), (v, t.v_cache, t.v_scale)):
-        rows = stored(x.flatten(0, 1)[: len(t.slots)][has_slot], cache.dtype, scale)
+    at = slots // block_size, slots % block_size
+    k, v = (x.flatten(0, 1)[: len(t.slots)][has_slot] for x in (k, v))
+    if t.k_scale_cache is not None:
+        k_scale = scale_of_rows(torch.cat((k, v), dim=-1) if t.shares_scale else k, t.k_cache.dtype)
+        v_scale = k_scale if t.shares_scale else v_scale
+        t.k_scale_cache[at] = k_scale
+    if t.v_scale_cache is not None:
+        v_scale = t.v_scale_cache[at] = scale_of_rows(v, t.v_cache.dtype)
+    for x, cache, scale in ((k, t.k_cache, k_scale), (v, t.v_cache, v_scale)):
+        rows = stored(x, cache.dtype, scale)
         if cache.dtype in FLOAT8_DTYPES:  # not every version of torch indexes 8-bit floats
             cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
-        cache[slots // block_size, slots % block_size] = rows
+        cache[at] = rows
 
 
 def compute_dtype(t: CacheTensors) -> torch.dtype:
@@ -77,4 +89,4 @@ def stored(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> t
     """``x [..., heads, features]`` in the dtype of its destination; an 8-bit float is divided by its scale first."""
     if dtype not in FLOAT8_DTYPES:
         return x.to(dtype)
-    return to_float8(x if scale is None else x.float() / scale.view(-1, 1), dtype)
+    return to_float8(x if scale is None else x.float() / scale[..., None], dtype)

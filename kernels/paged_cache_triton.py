@@ -22,23 +22,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ropelab.kernels import choices as base
 from ropelab.kernels.addressing import common_alignment, in_parts, readable, strides_of, turning, whole_heads
-from ropelab.kernels.angles_triton import computed_columns
-from ropelab.kernels.choices import Turning
+from ropelab.kernels.cache_rows_triton import Block, Caching, Kind, Rows, move_heads, move_rows, turn_rows
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, round_to, to_float8
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
-from ropelab.kernels.place_triton import Angles, Tokens, rows_at, table_rows_of
+from ropelab.kernels.place_triton import Angles
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
-from ropelab.kernels.stages_triton import narrow, normalize, read_angles, read_heads, turn, write_heads
 from ropelab.kernels.tensors import CacheTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
 
@@ -61,45 +58,13 @@ class CacheTile:
 
 
 @dataclass(frozen=True)
-class Kind(base.Choices):
-    """The choices for rows of one kind: heads of q, heads of k, heads of v, or features of q that lie apart.
-
-    Attributes:
-        HEADS: the heads of a token.
-        DIM, PIECES: the features of a head that is only moved, and the rows that a wide head makes of them.
-        PROGRAMS: the programs of a block of tokens; 0 leaves the kind out.
-        TOKENS, PASSES: the tokens of a program, and its passes.
-        CACHED: the destination is a cache.
-        COPIED: the rows are also written to a tensor of their own dtype.
-        SCALES: "head" or "tensor" for one scale a head or for all heads, else "none".
-        CONVERSION: the way to 8-bit floats, see `float8_triton.conversion`.
-        ALIGN: a power of two that divides all strides of the kind.
-    """
-
-    HEADS: int
-    DIM: int
-    PIECES: int
-    PROGRAMS: int
-    TOKENS: int
-    PASSES: int
-    CACHED: bool
-    COPIED: bool
-    SCALES: str
-    CONVERSION: str
-    ALIGN: int
-
-
-@dataclass(frozen=True)
-class Choices(Turning):
+class Choices(Caching):
     """The choices of `_paged_cache_kernel`.
 
     Attributes:
         Q, K, V, NOPE: the kinds of rows, in the order of their programs.
         NORM: a norm of each "head", of each "token", or "none".
         NORM_FIRST, EPS, WEIGHT_OFFSET: as in `paged_cache.Norm`.
-        PAGE: the slots of a block of the cache.
-        NARROW_SLOTS: the cache has fewer than 2**31 slots, and a division of 32 bits is faster.
-        BLOCK_TOKENS, BLOCK_ROWS: the tokens of a block, and the rows of a program in one pass.
     """
 
     Q: Kind
@@ -110,193 +75,6 @@ class Choices(Turning):
     NORM_FIRST: bool
     EPS: float
     WEIGHT_OFFSET: float
-    PAGE: int
-    NARROW_SLOTS: bool
-    BLOCK_TOKENS: int
-    BLOCK_ROWS: int
-
-
-class Block(NamedTuple):
-    """The block of tokens that a program belongs to, and its number among the programs of one kind."""
-
-    batch: tl.tensor
-    first: tl.tensor
-    seq_len: tl.tensor
-    part: tl.tensor
-
-
-@triton.jit
-def _rows_of_program(block, HEADS: tl.constexpr, PASS: tl.constexpr, K: tl.constexpr, C: tl.constexpr):
-    """The rows of a pass: as many heads of each of ``K.TOKENS`` tokens.
-
-    All passes take the same tokens, so they share the rotations. The rows of one token share the arithmetic that finds
-    the token's position, slot and row of the tables.
-
-    Returns:
-        The `Tokens` of the rows, ``[1]`` if all rows belong to one token, else ``[rows]``; the head, and whether the
-        row exists, each ``[rows]``.
-    """
-    BLOCK_HEADS: tl.constexpr = C.BLOCK_ROWS // K.TOKENS
-    HEAD_BLOCKS: tl.constexpr = tl.cdiv(HEADS, BLOCK_HEADS * K.PASSES)
-    row = tl.arange(0, C.BLOCK_ROWS)
-    head = (block.part % HEAD_BLOCKS * K.PASSES + PASS) * BLOCK_HEADS + row % BLOCK_HEADS
-    distance = block.part // HEAD_BLOCKS * K.TOKENS + (tl.arange(0, 1) if K.TOKENS == 1 else row // BLOCK_HEADS)
-    is_token = distance >= 0 if C.BLOCK_TOKENS == 1 else block.first + distance < block.seq_len
-    exists = tl.broadcast_to(is_token, [C.BLOCK_ROWS])
-    if HEADS % (BLOCK_HEADS * K.PASSES):
-        exists &= head < HEADS
-    return Tokens(block.batch, block.first, distance, is_token), head, exists
-
-
-@triton.jit
-def _slots_of(slots, tokens, seq_len):
-    """The slot of each token, and -1 for a token that has none."""
-    address, strides, count = slots
-    at = tokens.batch.to(tl.int64) * seq_len + tokens.first + tokens.distance
-    return tl.load(address + at * strides[0], mask=tokens.exists & (at < count), other=-1).to(tl.int64)
-
-
-@triton.jit
-def _cached_at(cache, slot, blocks, head, ALIGN: tl.constexpr, C: tl.constexpr):
-    """The address of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
-    address, strides = cache
-    exists = slot >= 0
-    if C.NARROW_SLOTS:
-        exists &= slot < 2**31
-        slot = tl.where(exists, slot, 0).to(tl.int32)
-    else:
-        slot = tl.where(exists, slot, 0)
-    block, place = (slot // C.PAGE).to(tl.int64), (slot % C.PAGE).to(tl.int64)
-    within = tl.multiple_of(place * strides[1], ALIGN) + tl.multiple_of(head.to(tl.int64) * strides[2], ALIGN)
-    at = tl.multiple_of(tl.multiple_of(block * strides[0], ALIGN) + within, ALIGN)
-    return address + at[:, None, None], (exists & (block < blocks))[:, None, None]
-
-
-@triton.jit
-def _read_scale(scale, head, exists, SCALES: tl.constexpr):
-    """The scale of each row, ``[rows, 1, 1]``; without scales, a number that the kernel does not use."""
-    if SCALES == "head":
-        return tl.load(scale + head, mask=exists, other=1.0)[:, None, None]
-    elif SCALES == "tensor":
-        return tl.load(scale)
-    else:
-        return 1.0
-
-
-@triton.jit
-def _convert(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, K: tl.constexpr):
-    """``y`` in the dtype of its source, as if a separate launch read it, and then in the dtype of its destination."""
-    if K.CONVERSION != "none":
-        y = round_to(y, SOURCE, K.CONVERSION)
-        if K.SCALES != "none":
-            y = divide(y, scale, SOURCE, K.CONVERSION)
-        return to_float8(y, K.CONVERSION)
-    elif DTYPE == SOURCE:
-        return narrow(y, SOURCE)
-    else:
-        return narrow(narrow(y, SOURCE).to(tl.float32), DTYPE)
-
-
-@triton.jit
-def _normalize(x0, x1, w0, w1, K: tl.constexpr, C: tl.constexpr):
-    DIM: tl.constexpr = K.HEADS * C.LANE_DIM if C.NORM == "token" else C.LANE_DIM
-    return normalize(x0, x1, w0, w1, DIM, C.EPS, C.NORM == "token", True)
-
-
-@triton.jit
-def _turn_rows(x, out, target, weight, scale, slots, blocks, angles, block, K: tl.constexpr, C: tl.constexpr):
-    """Read the rows of all passes, normalize and rotate them, and write them.
-
-    All loads come before the first store, because the compiler may not move a load across a store.
-
-    Args:
-        x, out, target: the rows, the tensor of their copies, and the tensor or cache of the converted rows.
-    """
-    read = ()
-    for i in tl.static_range(K.PASSES):
-        tokens, head, exists = _rows_of_program(block, K.HEADS, i, K, C)
-        if i == 0 or K.SCALES == "head":
-            factor = _read_scale(scale, head, exists, K.SCALES)
-        exists = exists[:, None, None]
-        x0, x1 = read_heads(rows_at(x, tokens, head, C.ALIGN, C), exists, "", C)
-        read += ((head, exists, x0, x1, factor),)
-    # A pass has as many heads of each token as any other pass, except that the last pass may lack some.
-    head, exists = read[0][0], read[0][1]
-    if C.TABLE_FREE:
-        columns = computed_columns(angles, tokens, block.seq_len, C)
-        has_position = table_rows_of(angles, tokens, C).has_position
-    else:
-        columns, has_position = read_angles(angles, tokens, exists, C)
-    if C.NORM != "none":
-        w_at = weight + head[:, None, None] * C.LANE_DIM if C.NORM == "token" else weight
-        w0, w1 = read_heads(w_at, exists, "evict_last", C)
-        if C.WEIGHT_OFFSET != 0.0:
-            w0, w1 = w0 + C.WEIGHT_OFFSET, w1 + C.WEIGHT_OFFSET
-    turned = ()
-    for i in tl.static_range(K.PASSES):
-        head, exists, x0, x1, factor = read[i]
-        if C.NORM != "none" and C.NORM_FIRST:
-            x0, x1 = _normalize(x0, x1, w0, w1, K, C)
-        y0, y1 = turn(x0, x1, columns, False)
-        if C.LANE_DIM > C.ROTARY_DIM:  # the sum of a product and a zero may change the sign of a zero
-            rotates = (tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
-            y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
-        if C.NORM != "none" and not C.NORM_FIRST:
-            inside = exists & (tl.arange(0, C.BLOCK_PAIRS) < (C.LANE_DIM + 1) // 2)[None, None, :]
-            y0, y1 = _normalize(tl.where(inside, y0, 0.0), tl.where(inside, y1, 0.0), w0, w1, K, C)
-        turned += ((head, exists, y0, y1, factor),)
-    if K.CACHED:
-        slot = _slots_of(slots, tokens, block.seq_len)
-    SOURCE: tl.constexpr = x[0].dtype.element_ty
-    DTYPE: tl.constexpr = target[0].dtype.element_ty
-    for i in tl.static_range(K.PASSES):
-        head, exists, y0, y1, factor = turned[i]
-        if K.COPIED:
-            out_at = rows_at(out, tokens, head, C.ALIGN, C)
-            write_heads(out_at, exists, has_position, y0, y1, C.INTERLEAVED, C)
-        y0, y1 = _convert(y0, factor, SOURCE, DTYPE, K), _convert(y1, factor, SOURCE, DTYPE, K)
-        if K.CACHED:
-            at, in_cache = _cached_at(target, slot, blocks, head, C.ALIGN, C)
-            exists = exists & in_cache
-        else:
-            at = rows_at(target, tokens, head, C.ALIGN, C)
-        write_heads(at, exists, has_position, y0, y1, C.INTERLEAVED, C)
-
-
-@triton.jit
-def _move_rows(x, out, target, scale, slots, blocks, block, K: tl.constexpr, C: tl.constexpr):
-    """Read the rows of all passes, whose features do not rotate, and write them; see `_turn_rows`.
-
-    A wide head makes several rows, its pieces.
-    """
-    SOURCE: tl.constexpr = x[0].dtype.element_ty
-    DTYPE: tl.constexpr = target[0].dtype.element_ty
-    ACCESS: tl.constexpr = 128 // SOURCE.primitive_bitwidth  # features of 16 bytes
-    WIDTH: tl.constexpr = 2 * C.BLOCK_PAIRS
-    # A thread reads ACCESS features at once. Without the hint the compiler would give the threads that store 8-bit
-    # floats twice as many features, and exchange all features through shared memory.
-    within = tl.multiple_of(tl.max_contiguous(tl.arange(0, WIDTH), ACCESS), ACCESS)[None, None, :]
-    within = tl.multiple_of(tl.max_contiguous(within, [1, 1, ACCESS]), [1, 1, ACCESS])
-    read = ()
-    for i in tl.static_range(K.PASSES):
-        tokens, piece, exists = _rows_of_program(block, K.HEADS * K.PIECES, i, K, C)
-        head, feature = piece // K.PIECES, (piece % K.PIECES)[:, None, None] * WIDTH + within
-        factor = _read_scale(scale, head, exists, K.SCALES)
-        inside = exists[:, None, None] & (feature < K.DIM)
-        x_at = rows_at(x, tokens, head, K.ALIGN, C) + feature
-        read += ((head, feature, inside, tl.load(x_at, mask=inside, other=0), factor),)
-    if K.CACHED:
-        slot = _slots_of(slots, tokens, block.seq_len)
-    for i in tl.static_range(K.PASSES):
-        head, feature, inside, y, factor = read[i]
-        if K.COPIED:
-            tl.store(rows_at(out, tokens, head, K.ALIGN, C) + feature, y, mask=inside)
-        if K.CACHED:
-            at, in_cache = _cached_at(target, slot, blocks, head, K.ALIGN, C)
-            inside = inside & in_cache
-        else:
-            at = rows_at(target, tokens, head, K.ALIGN, C)
-        tl.store(at + feature, _convert(y, factor, SOURCE, DTYPE, K), mask=inside)
 
 
 @triton.jit(do_not_specialize=["first_position", "table_rows", "seq_len", "slot_count", "blocks"])
@@ -311,30 +89,33 @@ def _paged_cache_kernel(at, first_position, table_rows, seq_len, slot_count, blo
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
     slots = at.slots, strides.slots, slot_count
+    q_out, nope_out = (at.q_out, strides.q_out), (at.q_nope_out, strides.q_nope_out)
+    q_scales = at.q_scale_out, strides.q_scale_out
+    k_scales, v_scales = (at.k_scale_cache, strides.k_scale_cache), (at.v_scale_cache, strides.v_scale_cache)
+    q = Rows((at.q, strides.q), q_out, q_out, at.q_scale, q_scales)
+    nope = Rows((at.q_nope, strides.q_nope), nope_out, nope_out, at.q_scale, q_scales)
+    k = Rows((at.k, strides.k), (at.k_out, strides.k_out), (at.k_cache, strides.k_cache), at.k_scale, k_scales)
+    v = Rows((at.v, strides.v), (at.v_out, strides.v_out), (at.v_cache, strides.v_cache), at.v_scale, v_scales)
     # The kinds of rows are not branches of one condition: the compiler would demand that equal names have equal shapes.
     if part < K_FIRST:
-        q_out = at.q_out, strides.q_out
-        _turn_rows(
-            (at.q, strides.q), q_out, q_out, at.q_weight, at.q_scale, slots, blocks, angles,
-            Block(batch, first, seq_len, part), C.Q, C,
-        )  # fmt: skip
+        turn_rows(q, at.q_weight, slots, blocks, angles, Block(batch, first, seq_len, part), C.Q, nope, C.NOPE, C)
     if (part >= K_FIRST) & (part < V_FIRST):
-        _turn_rows(
-            (at.k, strides.k), (at.k_out, strides.k_out), (at.k_cache, strides.k_cache), at.k_weight, at.k_scale,
-            slots, blocks, angles, Block(batch, first, seq_len, part - K_FIRST), C.K, C,
-        )  # fmt: skip
-    if (part >= V_FIRST) & (part < NOPE_FIRST):
-        _move_rows(
-            (at.v, strides.v), (at.v_out, strides.v_out), (at.v_cache, strides.v_cache), at.v_scale, slots, blocks,
-            Block(batch, first, seq_len, part - V_FIRST), C.V, C,
-        )  # fmt: skip
+        block = Block(batch, first, seq_len, part - K_FIRST)
+        turn_rows(k, at.k_weight, slots, blocks, angles, block, C.K, v, C.V, C)
+    if C.V.PROGRAMS > 0:
+        if (part >= V_FIRST) & (part < NOPE_FIRST):
+            _move(v, slots, blocks, Block(batch, first, seq_len, part - V_FIRST), C.V, C)
     if C.NOPE.PROGRAMS > 0:
         if part >= NOPE_FIRST:
-            nope_out = at.q_nope_out, strides.q_nope_out
-            _move_rows(
-                (at.q_nope, strides.q_nope), nope_out, nope_out, at.q_scale, slots, blocks,
-                Block(batch, first, seq_len, part - NOPE_FIRST), C.NOPE, C,
-            )  # fmt: skip
+            _move(nope, slots, blocks, Block(batch, first, seq_len, part - NOPE_FIRST), C.NOPE, C)
+
+
+@triton.jit
+def _move(rows, slots, blocks, block, K: tl.constexpr, C: tl.constexpr):
+    if K.SCALES == "row":
+        move_heads(rows, slots, blocks, block, K, C)
+    else:
+        move_rows(rows, slots, blocks, block, K, C)
 
 
 def write(
@@ -354,18 +135,20 @@ def write(
 
 @dataclass(frozen=True)
 class LaunchWithBytes:
-    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes."""
+    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes.
+
+    Attributes:
+        launch: the launch of the kernel.
+        kind: the named tuple of its tensors.
+    """
 
     launch: Launch
+    kind: Callable[..., Any]
 
     def __call__(self, tensors: tuple, *numbers: int) -> None:
-        self.launch(_with_bytes(CacheTensors(*tensors)), *numbers)
-
-
-def _with_bytes(t: CacheTensors) -> CacheTensors:
-    names = ("q_out", "k_cache", "v_cache", "q_nope_out")
-    float8 = {name: x for name in names if (x := getattr(t, name)) is not None and x.dtype in FLOAT8_DTYPES}
-    return t._replace(**{name: x.view(torch.uint8) for name, x in float8.items()})
+        t = self.kind(*tensors)
+        float8 = {name: x for name, x in t._asdict().items() if x is not None and x.dtype in FLOAT8_DTYPES}
+        self.launch(t._replace(**{name: x.view(torch.uint8) for name, x in float8.items()}), *numbers)
 
 
 def plan_write(
@@ -386,7 +169,8 @@ def plan_write(
     grid = triton.cdiv(seq_len, block_tokens) * programs, batch, 1
     if grid[0] >= 2**31:
         raise ValueError(f"q: expected fewer than 2**31 programs, got {grid[0]}")
-    tiled = [x for x in (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out, t.q_nope, t.q_nope_out) if x is not None]
+    rows = (t.q, t.k, t.v, t.q_out, t.k_out, t.v_out, t.q_nope, t.q_nope_out, t.q_scale_out)
+    tiled = [x for x in rows if x is not None]
     access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
     turned = [x for x in (t.q, t.k, t.q_out, t.k_out, t.k_cache) if x is not None]
     choices = Choices(
@@ -405,7 +189,7 @@ def plan_write(
     options = compiler_options(tile.num_warps, _REGISTERS_ACROSS if t.norm_across_heads else None, fuse=False)
     launch = Launch(_paged_cache_kernel, grid, numbers, strides_of(t), choices, options, t.q.device)
     as_bytes = [conversion(x.dtype, x.device) in INTEGER_CONVERSIONS for x in (t.q_out, t.k_cache, t.v_cache)]
-    return LaunchWithBytes(launch) if any(as_bytes) else launch
+    return LaunchWithBytes(launch, CacheTensors) if any(as_bytes) else launch
 
 
 def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, int, dict[str, Any]]:
@@ -414,28 +198,32 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
     most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
-    # name -> source, destination, copy, scale, whether the destination is a cache, and the rows of a token
-    of_q, of_k, of_v, of_nope = _rows_of_token(t, rotation)
+    width = 2 * _block_pairs(t, rotation)
+    # name -> source, destination, copy, given scale, made scales, the kind whose scale it shares
     found = {
-        "Q": (t.q, t.q_out, None, t.q_scale, False, of_q), "K": (t.k, t.k_cache, t.k_out, t.k_scale, True, of_k),
-        "V": (t.v, t.v_cache, t.v_out, t.v_scale, True, of_v),
-        "NOPE": (t.q_nope, t.q_nope_out, None, t.q_scale, False, of_nope),
+        "Q": (t.q, t.q_out, None, t.q_scale, t.q_scale_out, None),
+        "K": (t.k, t.k_cache, t.k_out, t.k_scale, t.k_scale_cache, None),
+        "V": (t.v, t.v_cache, t.v_out, t.v_scale, t.v_scale_cache, "K" if t.shares_scale else None),
+        "NOPE": (t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
     }  # fmt: skip
-    tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, kind[-1])) for name, kind in found.items()}
+    whole = [kind[-1] for kind in found.values() if kind[0] is not None]  # these kinds move the other's features too
+    all_rows = dict(zip(found, _rows_of_token(t, rotation), strict=True))
+    tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, rows)) for name, rows in all_rows.items()}
     block_tokens, all_programs, kinds = max(tokens.values()), 0, {}
-    for name, (x, destination, copy, scale, cached, rows) in found.items():
-        head_blocks = triton.cdiv(rows, tile.block_rows // tokens[name])
-        passes = min(tile.passes, next_power_of_2(max(1, head_blocks)))
+    for name, (x, destination, copy, scale, made_scales, _) in found.items():
+        head_blocks = triton.cdiv(all_rows[name], tile.block_rows // tokens[name])
+        passes = 1 if name in whole else min(tile.passes, next_power_of_2(max(1, head_blocks)))
         tensors = [y for y in (x, destination, copy) if y is not None]
-        heads = 1 if x is None else max(1, x.shape[2])
         programs = block_tokens // tokens[name] * triton.cdiv(head_blocks, passes)
         all_programs += programs
+        scales = "none" if scale is None else "tensor" if scale.numel() == 1 else "head"
         kinds[name] = Kind(
-            HEADS=heads, DIM=0 if x is None else x.shape[3], PIECES=max(1, rows // heads),
-            PROGRAMS=programs,
-            TOKENS=tokens[name], PASSES=passes, CACHED=cached, COPIED=copy is not None,
-            SCALES="none" if scale is None else "tensor" if scale.numel() == 1 else "head",
+            HEADS=1 if x is None else max(1, x.shape[2]), DIM=0 if x is None else x.shape[3],
+            PIECES=1 if x is None else max(1, triton.cdiv(x.shape[3], width)), PROGRAMS=programs,
+            TOKENS=tokens[name], PASSES=passes, CACHED=name in ("K", "V"), COPIED=copy is not None,
+            SCALES="row" if made_scales is not None or found[name][-1] else scales, WHOLE=name in whole,
             CONVERSION="none" if destination is None else conversion(destination.dtype, destination.device),
+            LARGEST=torch.finfo(destination.dtype).max if made_scales is not None and destination is not None else 0.0,
             ALIGN=common_alignment(tensors),
         )  # fmt: skip
     return block_tokens, all_programs, kinds
@@ -447,10 +235,14 @@ def _block_pairs(t: CacheTensors, rotation: Rotation) -> int:
 
 
 def _rows_of_token(t: CacheTensors, rotation: Rotation) -> tuple[int, int, int, int]:
-    """The rows of a token of q, k, v, and features of q that lie apart. A wide head of the last two has several."""
+    """The rows of a token of q, k, v, and features of q that lie apart, as far as programs of their own move them.
+
+    A wide head of the last two makes several rows, unless the kernel makes its scale.
+    """
     width, (q_heads, k_heads) = 2 * _block_pairs(t, rotation), (t.q.shape[2], t.k.shape[2])
-    nope_dim = 0 if t.q_nope is None else t.q_nope.shape[3]
-    return q_heads, k_heads, k_heads * triton.cdiv(t.v.shape[3], width), q_heads * triton.cdiv(nope_dim, width)
+    v_pieces = 1 if t.v_scale_cache is not None else triton.cdiv(t.v.shape[3], width)
+    nope_pieces = 0 if t.q_nope is None or t.q_scale_out is not None else triton.cdiv(t.q_nope.shape[3], width)
+    return q_heads, k_heads, 0 if t.shares_scale else k_heads * v_pieces, q_heads * nope_pieces
 
 
 def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
@@ -460,6 +252,9 @@ def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
     narrow_access = rotation.interleaved or t.q.itemsize > 2
     if t.norm_across_heads:
         return choose_tile_of_all_heads(block_pairs, max(q_heads, t.k.shape[2]), narrow=narrow_access)
+    if t.shares_scale or (t.q_nope is not None and t.q_scale_out is not None):
+        # A program holds all features of its rows. More rows would take more registers than there are.
+        return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow_access)
     return choose_tile(

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+
 
 class RotateTensors(NamedTuple):
     """q and k and their results. A result may be its input; a call without k has no ``k_out`` either."""
@@ -78,7 +80,7 @@ class NormGradients(NamedTuple):
 
 
 class CacheTensors(NamedTuple):
-    """The tensors of a rotation that also writes into a paged cache; the call writes the first six.
+    """The tensors of a rotation that also writes into a paged cache; the call writes the first nine.
 
     Attributes:
         k_cache, v_cache: ``[blocks, block_size, Hk, D]`` and ``[blocks, block_size, Hk, Dv]``. Slot ``s`` is the place
@@ -86,13 +88,16 @@ class CacheTensors(NamedTuple):
         q_out: as ``q``, or of an 8-bit float; may be ``q``.
         k_out, v_out: as ``k`` and ``v``, or None; they may be ``k`` and ``v``.
         q_nope_out: as ``q_nope`` in the dtype of ``q_out``, or None.
+        q_scale_out: ``[B, S, Hq, 1]``, or None: the scales of 8-bit floats in q that the call makes, float32.
+        k_scale_cache, v_scale_cache: ``[blocks, block_size, Hk]``, or None: the scales of the caches that the call
+            makes, float32.
         q, k, v: ``[B, S, Hq, D]``, ``[B, S, Hk, D]`` and ``[B, S, Hk, Dv]``, of one dtype.
         q_nope: ``[B, S, Hq, N]``, features of q that do not rotate; or None.
         slots: ``[N]`` of int32 or int64 with ``N <= B S``: the slots of the first N tokens, sequence after sequence.
         q_weight, k_weight: ``[D]`` for a norm of every head, or ``[Hq D]`` and ``[Hk D]`` for a norm of every token; or
             both None.
-        q_scale, k_scale, v_scale: the scales of 8-bit floats in q, the key cache and the value cache, float32 ``[1]``
-            or ``[heads]``, or None.
+        q_scale, k_scale, v_scale: given scales of 8-bit floats in q, the key cache and the value cache, float32
+            ``[1]`` or ``[heads]``, or None.
     """
 
     k_cache: Tensor
@@ -101,6 +106,9 @@ class CacheTensors(NamedTuple):
     k_out: Tensor | None
     v_out: Tensor | None
     q_nope_out: Tensor | None
+    q_scale_out: Tensor | None
+    k_scale_cache: Tensor | None
+    v_scale_cache: Tensor | None
     q: Tensor
     k: Tensor
     v: Tensor
@@ -121,6 +129,31 @@ class CacheTensors(NamedTuple):
         if self.q_weight is None or self.k_weight is None:
             return False
         return {len(self.q_weight), len(self.k_weight)} != {self.q.shape[-1]}
+
+    @property
+    def shares_scale(self) -> bool:
+        """Whether k and v of a head share a scale, which ``k_scale_cache`` gets."""
+        no_scale = self.v_scale is None and self.v_scale_cache is None
+        return self.k_scale_cache is not None and no_scale and self.v_cache.dtype in FLOAT8_DTYPES
+
+
+class CachedKeys(NamedTuple):
+    """Keys in slots of a paged cache, which rotate in place; the call writes the first two.
+
+    Attributes:
+        k_cache: ``[blocks, block_size, H, D]``, also of 8-bit floats.
+        k_scale_cache: ``[blocks, block_size, H]``, float32: the scales of rows of 8-bit floats, each of which becomes a
+            new one; or None for scales that stay.
+        slots: ``[N]`` of int32 or int64, which differ from each other.
+        positions: ``[1, N]``: by how many positions each slot turns.
+    """
+
+    k_cache: Tensor
+    k_scale_cache: Tensor | None
+    slots: Tensor
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
 
 
 class LatentTensors(NamedTuple):

@@ -13,6 +13,7 @@ from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.rope_parameters import Rope, axial_rope
 from ropelab.angles.table_free import rotary_frequencies
 from ropelab.angles.tables import axial_tables, rotary_table
+from ropelab.cached_keys import rotate_cached_keys
 from ropelab.embedding import RotaryEmbedding
 from ropelab.kernels.backends import use_backend
 from ropelab.latent_attention import assemble_mla, assemble_mla_kv, rotate_mla_query
@@ -42,6 +43,7 @@ __all__ = [
     "rope_from_config",
     "rotary_frequencies",
     "rotary_table",
+    "rotate_cached_keys",
     "rotate_mla_query",
     "text_positions",
     "use_backend",

@@ -11,6 +11,7 @@ from ropelab.call.paged_cache_checks import CACHE_DTYPES
 from ropelab.call.refusals import renamed
 from ropelab.call.where import located
 from ropelab.kernels import Norm
+from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.layout.seq_format import check_seq_format, rank
 
 
@@ -43,6 +44,9 @@ def rope_and_cache(
     q_scale: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    q_scale_out: torch.Tensor | None = None,
+    k_scale_cache: torch.Tensor | None = None,
+    v_scale_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys, and write keys and values into a paged cache, in one pass over their memory.
 
@@ -64,6 +68,14 @@ def rope_and_cache(
     written it, and is then converted. An 8-bit float holds ``value / scale``, rounded to nearest even; a quotient
     beyond the largest finite number becomes that number, and NaN stays NaN (the convention of vLLM). The scales stay on
     the GPU; the host does not read them.
+
+    Scales are given, or the call makes a scale of each head of each token, in the same pass, and writes it beside the
+    8-bit floats: the largest magnitude of the head divided by the largest finite number, but at least 1e-6 (vLLM's
+    ``fp8_per_token_head``). The magnitudes are those of the values that are divided, rounded to the dtype of q. NaN
+    counts as 0, and an infinity as the largest float32, so that every scale is a positive finite number. With the unit
+    roundoff u of the 8-bit float, 2^-4 or 2^-3, a stored number times its scale is within ``u |x|`` of the value x, or
+    within half of the smallest positive number times the scale; the roundings of float32 come on top
+    (`ropelab.conformance.cache_bounds.float8_bound`).
 
     With ``torch.compile(dynamic=True)``, caches that are views of one tensor must have static sizes
     (``torch._dynamo.mark_static``). Inductor otherwise hands an operator that writes to a view a different view
@@ -99,6 +111,11 @@ def rope_and_cache(
         q_scale: float32 ``()``, ``(1,)`` or ``(Hq,)``, the scale of ``q_out`` and ``q_nope_out`` in 8-bit floats; by
             default 1.
         k_scale, v_scale: float32 ``()``, ``(1,)`` or ``(Hk,)``, the scales of caches in 8-bit floats; by default 1.
+        q_scale_out: float32, the shape of ``q`` without the features, in place of ``q_scale``: the tensor for the
+            scales that the call makes. A head has the features of ``q`` and of ``q_nope``.
+        k_scale_cache, v_scale_cache: float32 ``[blocks, block_size, Hk]``, any strides, in place of ``k_scale`` and
+            ``v_scale``: the tensors for the scales of the slots. The same tensor for both gives k and v of a head one
+            scale.
 
     Returns:
         ``q_out``, or the new tensor for q.
@@ -118,9 +135,17 @@ def rope_and_cache(
     where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice)
     norm = _norm(q_weight, k_weight, eps, weight_offset, norm_first)
     q_out = empty_heads(q) if q_out is None else q_out
+    if q_scale_out is not None:  # heads of one feature
+        check_tensor("q_scale_out", q_scale_out, (q.ndim - 1,), f"{tuple(q.shape[:-1])}", (torch.float32,))
+        q_scale_out = q_scale_out.unsqueeze(-1)
+    if k_scale_cache is not None and v_scale is None and getattr(value_cache, "dtype", None) in FLOAT8_DTYPES:
+        check_tensor("k_scale_cache", k_scale_cache, (3,), "[blocks, block_size, heads]", (torch.float32,))
+        if v_scale_cache is None:
+            raise TypeError("v_scale_cache: expected a torch.Tensor beside k_scale_cache, got None")
+        v_scale_cache = None if v_scale_cache is k_scale_cache else v_scale_cache
     given = (
-        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, q, k, v, q_nope, slot_mapping, q_weight, k_weight,
-        q_scale, k_scale, v_scale,
+        key_cache, value_cache, q_out, k_out, v_out, q_nope_out, q_scale_out, k_scale_cache, v_scale_cache, q, k, v,
+        q_nope, slot_mapping, q_weight, k_weight, q_scale, k_scale, v_scale,
     )  # fmt: skip
     write(given, where, norm)
     return q_out
@@ -145,6 +170,8 @@ def mla_rope_and_cache(
     q_nope_out: torch.Tensor | None = None,
     q_scale: torch.Tensor | None = None,
     kv_scale: torch.Tensor | None = None,
+    q_scale_out: torch.Tensor | None = None,
+    kv_scale_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate the queries and the shared key of multi-head latent attention, and write the latent cache, in one pass.
 
@@ -160,10 +187,13 @@ def mla_rope_and_cache(
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, as for `apply_rope`.
         layout, positions, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved pairs.
-        q_out, q_nope, q_nope_out, q_scale: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a result in place.
+        q_out, q_nope, q_nope_out, q_scale, q_scale_out: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a
+            result in place.
         k_out: as ``k_pe``: a tensor for the rotated key of all tokens, or ``k_pe`` itself. By default the rotated key
             is written to the cache only.
         kv_scale: float32 ``()`` or ``(1,)``, the scale of a cache in 8-bit floats; by default 1.
+        kv_scale_cache: float32 ``[blocks, block_size]`` in place of ``kv_scale``: the tensor for the scales that the
+            call makes, one for each entry of the cache.
 
     Returns:
         ``q_out``, or a new tensor: the rotated queries.
@@ -186,15 +216,19 @@ def mla_rope_and_cache(
     if k_out is not None:
         check_tensor("k_out", k_out, (2, 3), "the shape of k_pe")
         k_out = k if k_out is k_pe else k_out.unsqueeze(1) if k_out.ndim == 2 else k_out
+    if kv_scale_cache is not None:
+        check_tensor("kv_scale_cache", kv_scale_cache, (2,), "[blocks, block_size]", (torch.float32,))
+        kv_scale_cache = kv_scale_cache.unsqueeze(2)
     try:
         return rope_and_cache(
             q_pe, k, kv_c.unsqueeze(1), key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies,
             layout=layout, positions=positions, offsets=offsets, q_out=q_out, k_out=k_out, q_nope=q_nope,
-            q_nope_out=q_nope_out,
-            q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale,
+            q_nope_out=q_nope_out, q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale, q_scale_out=q_scale_out,
+            k_scale_cache=kv_scale_cache, v_scale_cache=kv_scale_cache,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         words = {"q": "q_pe", "k": "k_pe", "v": "kv_c", "k_scale": "kv_scale", "v_scale": "kv_scale"}
+        words |= {"k_scale_cache": "kv_scale_cache", "v_scale_cache": "kv_scale_cache"}
         raise renamed(error, **words, key_cache="kv_cache", value_cache="kv_cache") from error
 
 

@@ -1,4 +1,4 @@
-"""Compile the kernel of `rope_and_cache` for a GPU that need not be there, and look at the code.
+"""Compile the kernels of `rope_and_cache` and `rotate_cached_keys` for a GPU that need not be there.
 
 Run as a script by test_paged_cache_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
@@ -7,13 +7,14 @@ import itertools
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
 
-from ropelab.kernels import Norm, Rotation, paged_cache_triton
+from ropelab.kernels import Norm, Rotation, cached_keys_triton, paged_cache_triton
 from ropelab.kernels.float8 import FLOAT8_DTYPES
-from ropelab.kernels.tensors import CacheTensors
+from ropelab.kernels.tensors import CachedKeys, CacheTensors
 from ropelab.layout.pairing import LAYOUTS
 from tests import compile_kernel
 
@@ -25,16 +26,26 @@ SHAPES = [(32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), 
 VARIANTS = {
     "table-free": {"table_free": True}, "norm across heads": {"across": True},
     "q apart": {"nope_dim": 512, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
+    "made scales": {"made_scales": True, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
+    "made scales, q apart, table-free": {
+        "nope_dim": 512, "made_scales": True, "shared": True, "cache_dtype": FLOAT8_DTYPES[0],
+        "q_dtype": FLOAT8_DTYPES[0], "table_free": True,
+    },
+    "made scales, q apart": {
+        "nope_dim": 512, "made_scales": True, "shared": True, "cache_dtype": FLOAT8_DTYPES[0],
+        "q_dtype": FLOAT8_DTYPES[0],
+    },
 }  # fmt: skip
 
 
 def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16,
-           outputs=False, across=False, table_free=False, nope_dim=0):  # fmt: skip
+           outputs=False, across=False, table_free=False, nope_dim=0, made_scales=False, shared=False):  # fmt: skip
     """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64.
 
     Args:
         norm, across: normalize each head, or all heads of a token.
         nope_dim: the features of q that lie apart.
+        made_scales, shared: the kernel makes the scales of 8-bit floats; k and v share them.
     """
     q_heads, k_heads, head_dim, rotary_dim, value_dim = shape
 
@@ -52,30 +63,63 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     if table_free:
         cos = empty(rotary_dim // 2, 3, dtype=torch.int64)
     scale = empty(1, dtype=torch.float32)
-    scales = (
+    scales = [
         scale if q_dtype in FLOAT8_DTYPES else None,
         empty(k_heads, dtype=torch.float32) if cache_dtype in FLOAT8_DTYPES else None,
         scale if cache_dtype in FLOAT8_DTYPES else None,
-    )
+    ]
+    made: list = [None, None, None]
+    if made_scales:
+        sizes = (1, tokens, q_heads, 1), (64, 16, k_heads), (64, 16, k_heads)
+        made = [x if x is None else empty(*shape, dtype=torch.float32) for x, shape in zip(scales, sizes, strict=True)]
+        scales = [None, None, None]
+    if shared:
+        made[2] = None
     heads = (q_heads, k_heads) if across else (1, 1)
     weights = [empty(count * head_dim) if norm or across else None for count in heads]
     tensors = CacheTensors(
-        *caches, empty(*q.shape, dtype=q_dtype), k_out, v_out, nope[1], q, k, v, nope[0], slots, *weights, *scales,
-        cos, cos, positions,
+        *caches, empty(*q.shape, dtype=q_dtype), k_out, v_out, nope[1], *made, q, k, v, nope[0], slots, *weights,
+        *scales, cos, cos, positions,
     )  # fmt: skip
     interleaved = layout == "interleaved"
     rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=table_free)
-
-    def conversion(dtype, device):
-        return "none" if dtype not in FLOAT8_DTYPES else "instruction" if capability >= 89 else INTEGERS[dtype]
-
-    with mock.patch.object(paged_cache_triton, "conversion", conversion):
+    with mock.patch.object(paged_cache_triton, "conversion", partial(conversion, capability)):
         launch = paged_cache_triton.plan_write(tensors, rotation, Norm(1e-6) if norm or across else None)
-    arguments = [tensors, 0, tokens]
+    return compiled(launch, [tensors, 0, tokens], capability)
+
+
+def conversion(capability, dtype, device):
+    return "none" if dtype not in FLOAT8_DTYPES else "instruction" if capability >= 89 else INTEGERS[dtype]
+
+
+def compiled(launch, arguments, capability):
     if isinstance(launch, paged_cache_triton.LaunchWithBytes):
-        with_bytes, launch, arguments = launch, launch.launch, []
-        replace(with_bytes, launch=lambda *given: arguments.extend(given))(tensors, 0, tokens)
+        tensors, with_bytes, launch, arguments = arguments, launch, launch.launch, []
+        replace(with_bytes, launch=lambda *given: arguments.extend(given))(*tensors)
     return compile_kernel.compiled(launch, arguments, capability)
+
+
+# heads, head_dim, the first feature that rotates, features that rotate
+CACHED = [(8, 128, 0, 128), (1, 576, 512, 64)]
+
+
+def cached_keys(capability, shape, layout, dtype, *, made_scales=False, slots=4096):
+    """The kernel that `rotate_cached_keys` launches."""
+    heads, head_dim, first, rotary_dim = shape
+
+    def empty(*sizes, dtype):
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    cos, scales = empty(8192, rotary_dim // 2, dtype=torch.float32), empty(512, 16, heads, dtype=torch.float32)
+    tensors = CachedKeys(
+        empty(512, 16, heads, head_dim, dtype=dtype), scales if made_scales else None, empty(slots, dtype=torch.int64),
+        cos, cos, empty(1, slots, dtype=torch.int64),
+    )  # fmt: skip
+    interleaved = layout == "interleaved"
+    rotation = Rotation(rotary_dim, first=first, interleaved=interleaved, out_interleaved=interleaved)
+    with mock.patch.object(cached_keys_triton, "conversion", partial(conversion, capability)):
+        launch = cached_keys_triton.plan_rotate(tensors, rotation)
+    return compiled(launch, [tensors, 0, 8192], capability)
 
 
 SLOTS = 25
@@ -112,10 +156,15 @@ def main(capability: int) -> None:
         assert not found.metadata.shared, f"{name}: threads exchange {found.metadata.shared} bytes"
     for layout, dtype in zip(LAYOUTS, FLOAT8_DTYPES, strict=True):
         kernel(capability, SHAPES[0], layout, tokens=1, cache_dtype=dtype, q_dtype=dtype, outputs=True)
+    for shape, layout, slots in itertools.product(CACHED, LAYOUTS, (1, 4096)):
+        for dtype, made_scales in ((torch.bfloat16, False), (FLOAT8_DTYPES[0], False), (FLOAT8_DTYPES[1], True)):
+            found = cached_keys(capability, shape, layout, dtype, made_scales=made_scales, slots=slots)
+            width = 16 if dtype == torch.bfloat16 else 8
+            compile_kernel.check_accesses(f"sm_{capability} cached keys {shape} {layout} {dtype}", found, width)
     for layout in LAYOUTS if capability == 90 else ():
         check_instructions(layout, capability)
         for name, options in VARIANTS.items():
-            shape, width = (SHAPES[2], 8) if "nope_dim" in options else (SHAPES[0], 16)
+            shape, width = (SHAPES[2 if "nope_dim" in options else 0], 8 if "q_dtype" in options else 16)
             compile_kernel.check_accesses(f"{layout} {name}", kernel(capability, shape, layout, **options), width)
 
 

@@ -181,6 +181,11 @@ OUTPUT = also(Kind(but(TENSOR, None).hostile), lambda x: x[..., :-1], lambda x: 
 SLOT_MAPPING = also(POSITIONS, None, ELSEWHERE, torch.arange(5), torch.tensor([0, 1, 2, 12]), lambda x: x[None])
 SCALE = also(Kind([3.0, [1.0], "tensor", torch.ones(2), torch.ones(1, 1), torch.ones(1).double()]), ELSEWHERE)
 WEIGHT = but(TABLE, 0.5)
+DELTAS = Kind(
+    [2.0, [1, 2, 3, 4], np.arange(4), None, True, "tensor", torch.Tensor.float, torch.Tensor.bool, torch.Tensor.short,
+     lambda x: x[None], FEWER, ELSEWHERE, torch.full((4,), 8)],
+    [torch.Tensor.int, torch.Tensor.long],
+)  # fmt: skip
 OPTIONS = {"positions": torch.arange(4), "slot_mapping": SLOTS}
 
 
@@ -403,6 +408,13 @@ TARGETS = {
          "value_cache": CACHE.to(torch.float8_e4m3fn), "k_scale": torch.ones(1), "v_scale": torch.tensor(0.5)},
         {"k_scale": SCALE, "v_scale": SCALE},
     ),
+    "rope_and_cache, made scales": Target(
+        in_place(ropelab.rope_and_cache, "q_scale_out", "k_scale_cache", "v_scale_cache"),
+        OPTIONS | {"q": Q[0], "k": K[0], "v": K[1], "key_cache": CACHE.to(torch.float8_e5m2), "cos": COS, "sin": SIN,
+         "value_cache": CACHE.to(torch.float8_e4m3fn), "q_out": Q[0].to(torch.float8_e4m3fn),
+         "q_scale_out": Q[0, ..., 0] + 1, "k_scale_cache": CACHE[..., 0], "v_scale_cache": CACHE[..., 1]},
+        {"q_scale_out": OUTPUT, "k_scale_cache": OUTPUT, "v_scale_cache": OUTPUT},
+    ),
     "mla_rope_and_cache": Target(
         in_place(ropelab.mla_rope_and_cache, "kv_cache", "q_out", "k_out"),
         OPTIONS | {"q_pe": Q[0, ..., :8], "k_pe": K[0, :, 0, :8], "kv_c": K[1, :, 0, :12], "kv_cache": LATENT,
@@ -411,6 +423,19 @@ TARGETS = {
         {"q_pe": TENSOR, "k_pe": TENSOR, "kv_c": TENSOR, "kv_cache": CACHES, "slot_mapping": SLOT_MAPPING,
          "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "cos": TABLE, "sin": TABLE,
          "layout": CHOICE, "q_out": OUTPUT, "k_out": OUTPUT},
+    ),
+    "rotate_cached_keys": Target(
+        in_place(ropelab.rotate_cached_keys, "key_cache"),
+        {"key_cache": CACHE + 1, "slots": SLOTS, "deltas": torch.arange(4), "cos": COS, "sin": SIN, "layout": "split_half",
+         "rotary_slice": (0, 16)},
+        {"key_cache": but(CACHES, FEWER), "slots": also(SLOT_MAPPING, torch.tensor([0, 1, 1, 2])),
+         "deltas": DELTAS, "cos": TABLE, "sin": TABLE, "layout": CHOICE, "rotary_slice": SLICE},
+    ),
+    "rotate_cached_keys, 8-bit floats": Target(
+        lambda **options: in_place(ropelab.rotate_cached_keys, "k_scale_cache", "key_cache")(**options)[0],
+        {"key_cache": (CACHE + 1).to(torch.float8_e4m3fn), "slots": SLOTS, "deltas": -2, "cos": COS, "sin": SIN,
+         "k_scale_cache": CACHE[..., 0] + 1},
+        {"deltas": Kind([None, "3", 2.5, 2.0, NAN, True, [2], 8, 2**63], [np.int64]), "k_scale_cache": OUTPUT},
     ),
     "assemble_mla": Target(
         ropelab.assemble_mla,
@@ -646,6 +671,11 @@ OPERATORS = {
     "rope_and_cache, 8-bit floats": Operator(
         partial(ropelab.rope_and_cache, seq_format="bshd"), ("key_cache", "value_cache", "q_out")
     ),
+    "rope_and_cache, made scales": Operator(
+        partial(ropelab.rope_and_cache, seq_format="bshd"),
+        ("key_cache", "value_cache", "q_out", "q_scale_out", "k_scale_cache", "v_scale_cache"),
+    ),
+    "rotate_cached_keys": Operator(ropelab.rotate_cached_keys, ("key_cache", "k_scale_cache")),
     "mla_rope_and_cache": Operator(ropelab.mla_rope_and_cache, ("kv_cache", "q_out", "k_out")),
 }
 
@@ -673,6 +703,11 @@ def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positi
     if name.startswith("apply"):
         weights = {} if "norm" not in name else {"q_weight": draw(8), "k_weight": draw(8)}
         return {"q": q, "k": k, **weights, **found}
+    if name == "rotate_cached_keys":
+        return {
+            "key_cache": draw(5, 8, kv_heads, 8).to(torch.float8_e4m3fn), "k_scale_cache": draw(5, 8, kv_heads),
+            "slots": slots, "deltas": slots.clone(), "cos": found["cos"], "sin": found["sin"],
+        }  # fmt: skip
     if "assemble" in name or name.startswith("rotate"):
         found["cos"], found["sin"] = draw(40, 8), draw(40, 8)
         q, kv, k_pe = draw(batch, tokens, heads, 12), draw(batch, tokens, heads, 10), draw(batch, tokens, 1, 8)
@@ -689,9 +724,12 @@ def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positi
         "q": q, "k": k, "v": draw(batch, tokens, kv_heads, 6), "slot_mapping": slots,
         "key_cache": draw(5, 8, kv_heads, 8), "value_cache": draw(5, 8, kv_heads, 6), "q_out": torch.empty_like(q),
     }  # fmt: skip
-    if "8-bit" in name:
+    if "8-bit" in name or "made" in name:
         for written in ("key_cache", "value_cache", "q_out"):
             found[written] = found[written].to(torch.float8_e4m3fn)
+        if "made" in name:
+            scales = {f"{x}_scale_cache": draw(5, 8, kv_heads) for x in "kv"}
+            return found | scales | {"q_scale_out": draw(batch, tokens, heads)}
         return found | {f"{x}_scale": draw(1).abs() + 1 for x in "qkv"}
     if "apart" in name:
         return found | {"q_nope": draw(batch, tokens, heads, 4), "q_nope_out": draw(batch, tokens, heads, 4)}

@@ -187,6 +187,9 @@ def test_overlap_between_tensors():
     assert not may_share_elements(qkv.transpose(1, 2)[:, :4], qkv.transpose(1, 2)[:, 4:])
     assert not may_share_elements(qkv[:1], qkv[1:])
     assert not may_share_elements(qkv, qkv.clone())
+    memory = torch.zeros(4, 20, dtype=torch.uint8)  # a number of float32 behind 16 bytes
+    assert not may_share_elements(memory[:, :16], memory.view(torch.float32)[:, 4])
+    assert may_share_elements(memory[:, :17], memory.view(torch.float32)[:, 4])
     assert may_share_elements(qkv, qkv)
     assert may_share_elements(qkv[:, :, :4], qkv[:, :, 3:])
     assert may_share_elements(qkv[:, 1:], qkv[:, :-1])

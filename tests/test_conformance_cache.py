@@ -18,6 +18,8 @@ from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 OURS = {
     "rope_and_cache": ropelab.rope_and_cache,
+    "rope_and_cache_row_scales": ropelab.rope_and_cache,
+    "rotate_cached_keys": ropelab.rotate_cached_keys,
     "mla_rope_and_cache": ropelab.mla_rope_and_cache,
     "fused_qknorm_rope_cache": vllm.fused_qknorm_rope_cache,
     "concat_and_cache_mla_rope_fused": vllm.concat_and_cache_mla_rope_fused,
@@ -84,7 +86,7 @@ def test_a_right_operator_of_every_variant(variant, dtype):
 @pytest.mark.parametrize("layout", ["split_half", "interleaved"])
 def test_our_variants_in_torch(variant, dtype, layout):
     with use_backend("torch"):
-        names = tuple(CACHE_LAWS)
+        names = tuple(name for name in CACHE_LAWS if name != "row_scales")  # the scales are given
         report = assert_conforms(
             ropelab.rope_and_cache, "rope_and_cache", layout=layout, laws=names, dtype=dtype, **variant
         )
@@ -195,6 +197,7 @@ class ScaleNotLinear(Operator):
 WRONG = {
     "definition": NoNorm(),
     "float8": Truncated(),
+    "row_scales": CACHE_FAULTS["scale_of_a_token"].function,
     "relative_position": CACHE_FAULTS["key_stored_before_the_rotation"].function,
     "other_slots_unchanged": CACHE_FAULTS["slot_off_by_one_block"].function,
     "skipped_slots": CACHE_FAULTS["skipped_slots_written"].function,
@@ -223,11 +226,12 @@ def test_every_law_has_an_operator_that_breaks_it():
 def test_law_can_fail(law):
     wrong = WRONG[law]
     function = FORMS["rope_and_cache"](wrong) if isinstance(wrong, Operator) else wrong
-    report = verify(function, "rope_and_cache", laws=[law], diagnose=False)
+    convention = "rope_and_cache_row_scales" if law == "row_scales" else "rope_and_cache"
+    report = verify(function, convention, laws=[law], diagnose=False)
     assert report.failed == (law,) and not report.passed, text(report)
     assert report[law].counterexample is not None or report[law].message
     if law != "equals_separate_launches":
-        right = verify(CORRECT["rope_and_cache"], "rope_and_cache", laws=[law], diagnose=False)
+        right = verify(CORRECT[convention], convention, laws=[law], diagnose=False)
         assert right[law].status == "pass", text(right)
 
 
@@ -346,9 +350,9 @@ LATENT = {"head_dim": 64, "q_heads": 16, "dtype": torch.bfloat16, "device": "cud
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["split_half", "interleaved"])
-@pytest.mark.parametrize("convention", ["rope_and_cache", "mla_rope_and_cache"])
+@pytest.mark.parametrize("convention", list(OURS)[:4])
 def test_our_kernel_on_a_gpu(convention, layout):
-    sizes = SIZES if convention == "rope_and_cache" else LATENT
+    sizes = LATENT if convention == "mla_rope_and_cache" else SIZES
     assert_conforms(OURS[convention], convention, laws=tuple(CACHE_LAWS), layout=layout, shrink=False, **sizes)
 
 

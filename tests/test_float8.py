@@ -80,6 +80,15 @@ def test_one_correction_suffices_for_16_bits(source, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
+def test_the_scale_of_a_row_is_the_correct_quotient(dtype):
+    """For every significand of the largest magnitude, as `scale_of_row` computes the scale on a GPU."""
+    largest = np.float32(torch.finfo(dtype).max)
+    for first in np.arange(1, 2, 2.0**-3, dtype=np.float32):
+        size = first + np.arange(2**20, dtype=np.float32) / np.float32(2**23)
+        assert np.array_equal(corrected(size, largest, np.float32(1) / largest), size / largest)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8_DTYPES)
 @pytest.mark.parametrize("source", [*HALVES, torch.float32])
 def test_the_bits_of_a_correct_division(source, dtype):
     device = "cpu" if INTERPRETED else "cuda"

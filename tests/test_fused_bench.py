@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -11,12 +12,14 @@ import torch
 import ropelab
 from ropelab.bench import (
     agreement,
+    cached_keys,
     latent_attention,
     latent_tiles,
     packages,
     paged_cache,
     qk_norm,
     qk_norm_in_qkv,
+    row_scales,
     same_places,
     timing,
 )
@@ -158,6 +161,41 @@ def test_calls_write_to_slots_of_their_own(kind, tokens):
     assert slots.max() < calls[0][case.cached[0]].flatten(0, 1).shape[0]
     copied = sum(x.numel() * x.element_size() for x in case.to_copy(calls[0]))
     assert case.work.bytes == 2 * copied
+
+
+FLOAT8 = {"float8": True, "float8_q": True}
+
+
+@pytest.mark.parametrize("tokens", [DECODED, PROMPT])
+@pytest.mark.parametrize("kind", [partial(NormAndCache, **FLOAT8), WholeLatentCache])
+def test_passes_that_make_their_scales(kind, tokens):
+    case = kind(tokens)
+    (call,) = paged_cache.calls(case, 1, "cpu")
+    call |= row_scales.scales_of(case, call)
+    run = row_scales.made(case, "cpu")
+
+    def elsewhere(call):
+        found = run(call)
+        call["q scales"] *= 1.1
+        return found
+
+    assert row_scales.check(case, run, call) == "ok"
+    assert row_scales.check(case, elsewhere, call).startswith("wrong: a head of q has relative error")
+
+
+@pytest.mark.parametrize("case", [case for case in cached_keys.every_case() if case.slots == 16], ids=str)
+def test_cached_keys(on_cpu, case):
+    call, ours, separate = case.calls("cpu")[0], case.ours("cpu"), case.separate("cpu")
+    assert cached_keys.check(case, ours, call) == "ok"
+    assert separate is None or cached_keys.check(case, separate, call) == "ok"
+    told = cached_keys.check(case, lambda fresh: ours(fresh | {"deltas": -fresh["deltas"]}), call)
+    assert told.startswith("wrong: a head of keys has relative error")
+
+
+@pytest.mark.parametrize("study", [row_scales.row_scales, cached_keys.cached_keys])
+def test_the_tables_of_caches(on_cpu, study):
+    frame = study(smoke=True, device="cpu")
+    assert (frame.status == "ok").all() and (frame.fraction_of_copy > 0).any()
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)

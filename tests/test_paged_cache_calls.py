@@ -5,6 +5,7 @@ import torch
 
 import ropelab
 from ropelab.call import operation
+from ropelab.call.paged_cache_checks import NAMES
 from ropelab.kernels import INTERPRETED, addressing
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from tests.support import forget
@@ -222,11 +223,10 @@ def test_more_batches_than_a_launch_holds(monkeypatch):
 
 def operator_arguments(call):
     """The arguments of the operator for a call with a norm."""
-    o = call.options
+    given = {"q_out": torch.empty(call.q.shape), "v_out": torch.empty(call.v.shape)} | vars(call) | call.options
     return (
-        *call.caches, torch.empty(call.q.shape), None, torch.empty(call.v.shape), None, call.q, call.k, call.v, None,
-        call.slot_mapping, o["q_weight"], o["k_weight"], None, None, None, o["cos"], o["sin"], o["positions"], 0,
-        "split_half", "split_half", "thd", None, False, False, 1e-6, 0.0, True,
+        *map(given.get, NAMES), given["cos"], given["sin"], given["positions"], 0, "split_half", "split_half", "thd",
+        None, False, False, 1e-6, 0.0, True,
     )  # fmt: skip
 
 

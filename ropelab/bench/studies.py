@@ -1,6 +1,7 @@
 """The measurements that need only kernels and a GPU. Each function returns a table to record."""
 
 from ropelab.bench.cache_tile_sweep import one_pass_tiles
+from ropelab.bench.cached_keys import cached_keys
 from ropelab.bench.conformance import conformance
 from ropelab.bench.decode_chain import decode_chain
 from ropelab.bench.dense import deepspeed_table, dense, few_tokens, formats
@@ -12,6 +13,7 @@ from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
 from ropelab.bench.qk_norm import qk_norm
+from ropelab.bench.row_scales import row_scales
 from ropelab.bench.study import Study
 from ropelab.bench.table_free import table_free, table_free_error
 from ropelab.bench.tile_regret import tile_regret
@@ -28,6 +30,8 @@ STUDIES: dict[str, Study] = {
     # With 4,096 tokens a set of all features of q of latent attention takes 1 GiB.
     "paged_cache": Study(paged_cache, gpu_gib=7, timed_gib=15),
     "one_pass_cells": Study(one_pass_cells, gpu_gib=13, timed_gib=28, wide=True),
+    "row_scales": Study(row_scales, gpu_gib=13, timed_gib=28, wide=True),
+    "cached_keys": Study(cached_keys, gpu_gib=2, timed_gib=4, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=16, timed_gib=13),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),

@@ -127,12 +127,10 @@ def may_share_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
     between = addresses_between(x, y)
     if between is None:
         return False
-    shift, rest = divmod(between, x.itemsize)
-    if x.dtype != y.dtype or rest:
-        return True
-    whole = max(_span(_axes(x)), _span(_axes(y))) + abs(shift)
-    periods = {stride for stride, _ in _axes(x) + _axes(y)} | {whole}
-    return not any(_apart_within(period, _axes(x), _axes(y), shift) for period in periods if period > 0)
+    x_axes, y_axes = _axes_of_bytes(x), _axes_of_bytes(y)
+    whole = max(_span(x_axes), _span(y_axes)) + abs(between)
+    periods = {stride for stride, _ in x_axes + y_axes} | {whole}
+    return not any(_apart_within(period, x_axes, y_axes, between) for period in periods if period > 0)
 
 
 def addresses_between(x: torch.Tensor, y: torch.Tensor) -> int | None:
@@ -178,8 +176,13 @@ def _axes(x: torch.Tensor) -> list[tuple[int, int]]:
     return [(stride, size) for stride, size in axes if size > 1]
 
 
+def _axes_of_bytes(x: torch.Tensor) -> list[tuple[int, int]]:
+    """The axes of the bytes of ``x``, which the bytes of an element end."""
+    return [*((stride * x.itemsize, size) for stride, size in _axes(x)), (1, x.itemsize)]
+
+
 def _span(axes: list[tuple[int, int]]) -> int:
-    """The number of elements from the first address to the last address, both included."""
+    """The number of places from the first to the last, both included."""
     return 1 + sum(stride * (size - 1) for stride, size in axes)
 
 

@@ -153,8 +153,8 @@ class Operation:
         return lambda tensors, first_position, rows: run(views(tensors), rotation, *arguments, first_position)
 
 
-_IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin"}
-_OF_ANY_STRIDE = {"positions", "slots", "q_scale", "k_scale", "v_scale"}
+_OF_ANY_STRIDE = {"positions", "slots", "q_scale", "k_scale", "v_scale", "k_scale_cache", "v_scale_cache"}
+_IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *_OF_ANY_STRIDE}
 
 
 def _views(t: Any, seq_format: str, offsets: bool) -> Any:
@@ -164,9 +164,9 @@ def _views(t: Any, seq_format: str, offsets: bool) -> Any:
     """
     viewed: dict[int, torch.Tensor] = {}
     for name, x in t._asdict().items():
-        if x is not None and x.ndim == rank(seq_format) and name not in _IN_ANY_FORMAT and name not in _OF_ANY_STRIDE:
+        if x is not None and x.ndim == rank(seq_format) and name not in _IN_ANY_FORMAT:
             viewed[id(x)] = to_bshd(x, seq_format)
-    if t.positions is not None and not offsets:
+    if t.positions is not None and not offsets and viewed:
         heads = next(iter(viewed.values()))
         viewed[id(t.positions)] = t.positions.expand(heads.shape[:2])
     return type(t)(*(viewed.get(id(x), x) for x in t))
@@ -175,7 +175,7 @@ def _views(t: Any, seq_format: str, offsets: bool) -> Any:
 def _is_plain(t: Any) -> bool:
     """Whether a launch can serve the tensors as they are."""
     fields = [(name, x) for name, x in t._asdict().items() if x is not None and name not in _OF_ANY_STRIDE]
-    batch = max(len(x) for name, x in fields if x.ndim == 4 and name not in _IN_ANY_FORMAT)
+    batch = max((len(x) for name, x in fields if x.ndim == 4 and name not in _IN_ANY_FORMAT), default=1)
     return batch <= MAX_BATCH and all(x.stride(-1) == 1 for _, x in fields)
 
 

@@ -9,7 +9,7 @@ from ropelab.call.where import Where
 from ropelab.kernels import Norm
 from ropelab.kernels.tensors import CacheTensors
 
-_WRITES = 6
+_WRITES = 9
 _IN_PLACE = {"q_out": "q", "k_out": "k", "v_out": "v", "q_nope_out": "q_nope"}
 """An output -> the input that it may be."""
 
@@ -21,8 +21,8 @@ _WRITE = Operation(
 
 def write(given: Tensors, where: Where, norm: Norm | None) -> None:
     """Make a call with tensors in the order of `NAMES`: through the dispatcher if `must_dispatch`, else directly."""
-    q, k = given[6:8]
-    check_no_grad(given, where)
+    q, k = given[_WRITES : _WRITES + 2]
+    check_no_grad({**dict(zip(NAMES, given, strict=True)), **where.read})
     if not must_dispatch(q, k):
         _WRITE(given, where, norm)
         return
@@ -50,9 +50,9 @@ def _write(*arguments) -> None:
     _WRITE(given, where, None if given[NAMES.index("q_weight")] is None else Norm(*numbers))
 
 
-_OPTIONAL = {"k_out", "v_out", "q_nope_out", "q_nope", "q_weight", "k_weight", "q_scale", "k_scale", "v_scale"}
+_REQUIRED = {"key_cache", "value_cache", "q_out", "q", "k", "v", "slot_mapping"}
 _GIVEN = ", ".join(
-    f"Tensor{f'({chr(97 + i)}!)' if i < _WRITES else ''}{'?' if name in _OPTIONAL else ''} {name}"
+    f"Tensor{f'({chr(97 + i)}!)' if i < _WRITES else ''}{'' if name in _REQUIRED else '?'} {name}"
     for i, name in enumerate(NAMES)
 )
 rope_and_cache = operator(

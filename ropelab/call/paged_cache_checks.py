@@ -9,6 +9,7 @@ import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
 from ropelab.call.checks import check_places, check_rope_arguments
+from ropelab.call.memory import Named
 from ropelab.call.qk_norm import check_weights
 from ropelab.call.where import Where
 from ropelab.kernels import Norm
@@ -19,10 +20,10 @@ from ropelab.layout.seq_format import rank, to_bshd
 CACHE_DTYPES = (*DTYPES, *FLOAT8_DTYPES)
 
 NAMES = (
-    "key_cache", "value_cache", "q_out", "k_out", "v_out", "q_nope_out", "q", "k", "v", "q_nope", "slot_mapping",
-    "q_weight", "k_weight", "q_scale", "k_scale", "v_scale",
+    "key_cache", "value_cache", "q_out", "k_out", "v_out", "q_nope_out", "q_scale_out", "k_scale_cache",
+    "v_scale_cache", "q", "k", "v", "q_nope", "slot_mapping", "q_weight", "k_weight", "q_scale", "k_scale", "v_scale",
 )  # fmt: skip
-"""The arguments of a call, in the order of `CacheTensors`; the call writes the first six."""
+"""The arguments of a call, in the order of `CacheTensors`; the call writes the first nine."""
 
 
 def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
@@ -44,16 +45,29 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     _check_caches(t, seq_format)
     _check_slot_mapping(t, seq_format)
     q_heads, k_heads = (to_bshd(x, seq_format).shape[2] for x in (t.q, t.k))
-    _check_scale("q_scale", t.q_scale, q_heads, "q_out", t.q_out)
-    _check_scale("k_scale", t.k_scale, k_heads, "key_cache", t.k_cache)
-    _check_scale("v_scale", t.v_scale, k_heads, "value_cache", t.v_cache)
+    slots = *t.k_cache.shape[:2], k_heads
+    for name, scale, made, made_name, shape, of, x in (
+        ("q_scale", t.q_scale, t.q_scale_out, "q_scale_out", (*t.q.shape[:-1], 1), "q_out", t.q_out),
+        ("k_scale", t.k_scale, t.k_scale_cache, "k_scale_cache", slots, "key_cache", t.k_cache),
+        ("v_scale", t.v_scale, t.v_scale_cache, "v_scale_cache", slots, "value_cache", t.v_cache),
+    ):
+        _check_scale(name, scale, q_heads if of == "q_out" else k_heads, of, x)
+        if made is not None:
+            check_made_scale(made_name, made, shape, of, x)
+            if scale is not None:
+                raise ValueError(f"{name}: expected None, because the call makes the scales of {of}, got a tensor")
+    if t.shares_scale and t.v_cache.dtype != t.k_cache.dtype:
+        raise TypeError(
+            f"value_cache: expected key_cache's dtype {dtype_name(t.k_cache.dtype)} for a scale that both share, "
+            f"got {dtype_name(t.v_cache.dtype)}"
+        )
 
 
-def check_no_grad(given: tuple[Any, ...], where: Where) -> None:
+def check_no_grad(tensors: Named) -> None:
     """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
     if not torch.is_grad_enabled():
         return
-    for name, x in (*zip(NAMES, given, strict=True), *where.read.items()):
+    for name, x in tensors.items():
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
                 f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "
@@ -128,7 +142,7 @@ def _check_output(name: str, out: torch.Tensor, x: torch.Tensor, q: torch.Tensor
     if out.shape != x.shape:
         raise ValueError(f"{name}: expected shape {tuple(x.shape)}, got {tuple(out.shape)}")
     check_device(name, out, q)
-    _check_adjacent(name, out)
+    check_adjacent(name, out)
 
 
 def _check_caches(t: CacheTensors, seq_format: str) -> None:
@@ -139,7 +153,7 @@ def _check_caches(t: CacheTensors, seq_format: str) -> None:
         if cache.shape[2:] != (heads, features) or not cache.shape[1]:
             raise ValueError(f"{name}: expected shape {expected}, got {tuple(cache.shape)}")
         check_device(name, cache, t.q)
-        _check_adjacent(name, cache)
+        check_adjacent(name, cache)
     if t.v_cache.shape[:2] != t.k_cache.shape[:2]:
         raise ValueError(
             f"value_cache: expected key_cache's blocks and block_size {tuple(t.k_cache.shape[:2])}, "
@@ -147,7 +161,7 @@ def _check_caches(t: CacheTensors, seq_format: str) -> None:
         )
 
 
-def _check_adjacent(name: str, x: torch.Tensor) -> None:
+def check_adjacent(name: str, x: torch.Tensor) -> None:
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
 
@@ -171,5 +185,18 @@ def _check_scale(name: str, scale: torch.Tensor | None, heads: int, of: str, x: 
     if scale.ndim and scale.stride(0) != 1 and scale.numel() > 1:
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tuple(scale.stride())}")
     check_device(name, scale, x)
+    _check_needed(name, of, x)
+
+
+def check_made_scale(name: str, scale: torch.Tensor, shape: tuple[int, ...], of: str, x: torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless ``scale`` can hold the scales that a call makes of ``x``, its ``of``."""
+    check_tensor(name, scale, (len(shape),), f"{shape}", (torch.float32,))
+    if tuple(scale.shape) != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(scale.shape)}")
+    check_device(name, scale, x)
+    _check_needed(name, of, x)
+
+
+def _check_needed(name: str, of: str, x: torch.Tensor) -> None:
     if x.dtype not in FLOAT8_DTYPES:
         raise ValueError(f"{name}: expected no scale for the dtype of {of}, {dtype_name(x.dtype)}, got a scale")

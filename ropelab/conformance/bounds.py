@@ -12,7 +12,7 @@ multiply-add leaves out one of these roundings, and that only shrinks the error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -135,6 +135,28 @@ def rotation_bound(
 
     y0, y1 = rotate_exactly(x0, x1, c, s)
     return stored(abs(x0 * c) + abs(x1 * s), y0), stored(abs(x1 * c) + abs(x0 * s), y1)
+
+
+def inexact_rotation_bound(
+    x0: np.ndarray, x1: np.ndarray, d0, d1, c: np.ndarray, s: np.ndarray, arithmetic: Arithmetic
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest error of a rotated pair whose members are off by at most ``d0`` and ``d1`` before.
+
+    The rotation passes the error on as ``|c| d0 + |s| d1`` and itself errs as in `rotation_bound`, for a pair of at
+    most ``|x| + d``. The store rounds once more. An example is a cached key that turns again: ``d`` is the bound of its
+    first rotation.
+
+    Args:
+        x0, x1: the exact members of each pair, ``EXACT``.
+        d0, d1: the largest errors of the members.
+        c, s, arithmetic: as for `rotation_bound`.
+    """
+    # These signs add the magnitudes of both products of the first member, and of the second.
+    wide, unstored = (abs(x0) + d0, abs(x1) + d1), replace(arithmetic, store=NO_ROUNDING)
+    e0 = rotation_bound(*wide, abs(c), -abs(s), unstored)[0] + d0 * abs(c) + d1 * abs(s)
+    e1 = rotation_bound(*wide, abs(c), abs(s), unstored)[1] + d1 * abs(c) + d0 * abs(s)
+    y0, y1 = rotate_exactly(x0, x1, c, s)
+    return e0 + arithmetic.store.of(abs(y0) + e0), e1 + arithmetic.store.of(abs(y1) + e1)
 
 
 def table_angle_error(angles: np.ndarray) -> np.ndarray:

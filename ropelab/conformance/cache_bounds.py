@@ -7,6 +7,10 @@ bits leaves out the last line::
     z  = store(compute(compute(n0 * table(c)) - compute(n1 * table(s))))
     y8 = float8(clamp(compute(z / scale)))
 
+A scale that the call makes of a head of a token, with the largest 8-bit float L, is::
+
+    scale = max(compute(max |z| / L), SMALLEST_SCALE)
+
 A norm after the rotation has the same roundings in another order: the norm reads the rotated features before they are
 stored, and its result is stored. Under a norm across heads D is the number of features of all heads.
 
@@ -20,7 +24,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import EXACT, Arithmetic, Rounding, rotation_bound
+from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, Arithmetic, Rounding, rotation_bound
+from ropelab.kernels.float8 import SMALLEST_SCALE
 
 RSQRT_UNITS = 4
 """The relative error of a reciprocal square root in units of float32: the PTX ISA states at most 2^-22.4 for
@@ -146,6 +151,29 @@ def float8_bound(
     largest = EXACT(torch.finfo(dtype).max)
     quotient = (error + compute.unit * (abs(y) + error)) / scale + compute.underflow
     return quotient + half_unit(np.minimum(abs(y) / scale, largest) + quotient, dtype)
+
+
+DIVIDE = Rounding(2 * FLOAT32_UNIT + FLOAT32_UNIT**2, 2 * Rounding.nearest(torch.float32).underflow)
+"""The rounding of a division in float32. An operator may multiply by a reciprocal, which rounds as well."""
+
+
+def row_scale(y: np.ndarray, error: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scale of each row of ``y [..., features]``, and how far a right operator may be from it.
+
+    The values z that the operator has are off by at most E. A maximum changes by at most the largest change of its
+    operands, and the maximum with `SMALLEST_SCALE` does not increase a difference. The division rounds once::
+
+        |scale - max |y| / L| <= max E / L + rounding((max |y| + max E) / L)
+
+    Args:
+        y: the exact values, ``EXACT``.
+        error: E, elementwise.
+        dtype: float8_e4m3fn or float8_e5m2.
+    """
+    largest = EXACT(torch.finfo(dtype).max)
+    size, change = abs(y).max(-1), error.max(-1)
+    scale = np.maximum(size / largest, EXACT(np.float32(SMALLEST_SCALE)))
+    return scale, change / largest + DIVIDE.of((size + change) / largest)
 
 
 def half_unit(magnitude: np.ndarray, dtype: torch.dtype) -> np.ndarray:

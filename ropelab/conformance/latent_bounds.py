@@ -10,12 +10,11 @@ neighbouring pairs. The bounds exclude overflow.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, log2
 
 import numpy as np
 
-from ropelab.conformance.bounds import EXACT, NO_ROUNDING, REFERENCE, Arithmetic, rotate_exactly, rotation_bound
+from ropelab.conformance.bounds import EXACT, REFERENCE, Arithmetic, inexact_rotation_bound
 
 LANES = 16
 
@@ -39,8 +38,7 @@ def shared_gradient_bound(
 
         |S' - S| <= ((1 + u)^n - 1) A =: D
 
-    The rotation passes D on as ``D0 |c| + D1 |s|`` and itself errs as in `bounds.rotation_bound`, for a pair of at most
-    ``|S| + D``. The store rounds once more.
+    The rotation of a pair that is off by D errs as in `bounds.inexact_rotation_bound`.
 
     Args:
         g0, g1: the members of each pair of the gradients of the heads, ``EXACT``, ``[..., heads, pairs]``.
@@ -51,9 +49,4 @@ def shared_gradient_bound(
     growth = (1 + unit) ** additions(g0.shape[-2]) - 1 + g0.shape[-2] * REFERENCE.unit
     d0, d1 = (growth * abs(g).sum(-2) for g in (g0, g1))
     s0, s1 = g0.sum(-2), g1.sum(-2)
-    # These signs add the magnitudes of both products of the first member, and of the second.
-    wide, unstored = (abs(s0) + d0, abs(s1) + d1), replace(arithmetic, store=NO_ROUNDING)
-    e0 = rotation_bound(*wide, abs(c), -abs(s), unstored)[0] + d0 * abs(c) + d1 * abs(s)
-    e1 = rotation_bound(*wide, abs(c), abs(s), unstored)[1] + d1 * abs(c) + d0 * abs(s)
-    y0, y1 = rotate_exactly(s0, s1, c, -s)
-    return e0 + arithmetic.store.of(abs(y0) + e0), e1 + arithmetic.store.of(abs(y1) + e1)
+    return inexact_rotation_bound(s0, s1, d0, d1, c, -s, arithmetic)

@@ -26,16 +26,19 @@ class Written:
     """The results of a call.
 
     Attributes:
-        q: ``[T, Hq, D]``.
+        q: ``[T, Hq, D]``, or None if the operator has no queries.
         k: ``[T, Hk, D]`` if the operator returns or overwrites k, else None.
         v: ``[T, Hk, Dv]`` if the operator returns v, else None.
         memory: the memory of both caches.
+        scales: the scales that the operator made: of q ``[T, Hq]``, and of the slots of both caches
+            ``[blocks, block_size, Hk]``; None for scales that are given.
     """
 
-    q: torch.Tensor
+    q: torch.Tensor | None
     k: torch.Tensor | None
     memory: torch.Tensor
     v: torch.Tensor | None = None
+    scales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
 
 class CacheConvention:
@@ -54,6 +57,8 @@ class CacheConvention:
             ``"table_free"`` of `CacheSubject`.
         float8_only: whether every cache has 8-bit floats, and q too.
         scales_differ: whether keys and values have a scale each.
+        row_scales: whether the operator makes the scale of each head of a token, and writes it.
+        turns_cached: whether the keys lie in the cache before the call, and there are no queries.
         whole_tokens: whether the operator may leave out a token without a slot altogether.
         fewer_slots: whether there may be fewer slots than tokens.
         orders: the arrangements of the caches that the convention allows.
@@ -72,6 +77,8 @@ class CacheConvention:
     partial = True
     float8_only = False
     scales_differ = True
+    row_scales = False
+    turns_cached = False
     whole_tokens = False
     fewer_slots = True
     orders: tuple[str, ...] = ("NHD", "HND", "layers", "apart")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ropelab.conformance.cache.case import bits
 from ropelab.conformance.cache.convention import CacheConvention, Written, is_float8, positions_of
 from ropelab.conformance.case import Broken
 from ropelab.conformance.convention import Arguments
-from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+
+ROW_SCALES = "q_scale_out", "k_scale_cache", "v_scale_cache"
+UNWRITTEN = 3.0
+"""What the tensors of made scales hold before the call."""
 
 
 class RopeAndCache(CacheConvention):
@@ -41,11 +47,63 @@ class RopeAndCache(CacheConvention):
         if is_float8(key_cache):
             options |= {"k_scale": _scale(q, case.scales[1]), "v_scale": _scale(q, case.scales[2])}
         positional = (q, k, v, key_cache, value_cache, case.slots.clone())
-        changed = (key_cache, value_cache, options["k_out"], *filter(None, [options.get("q_out")]))
+        changed = key_cache, value_cache, *(options[name] for name in ("k_out", "q_out") if name in options)
         return Arguments(changed, positional, options)
 
     def outputs(self, case, returned, arguments, memory):
         return Written(_heads(self, returned, case), arguments.keywords["k_out"], memory)
+
+
+class RopeAndCacheWithRowScales(RopeAndCache):
+    """The convention of `ropelab.rope_and_cache` for scales that the call makes, with 8-bit floats throughout."""
+
+    name = "rope_and_cache_row_scales"
+    signature = RopeAndCache.signature.replace(
+        "k_scale, v_scale", "q_scale_out, k_scale_cache, v_scale_cache, all of float32"
+    )
+    float8_only = True
+    scales_differ = False
+    row_scales = True
+
+    def arguments(self, implementation, case, key_cache, value_cache):
+        found = super().arguments(implementation, case, key_cache, value_cache)
+        options = {name: x for name, x in found.keywords.items() if name not in ("q_scale", "k_scale", "v_scale")}
+        q = case.inputs[0][0]
+        shapes = q.shape[:2], key_cache.shape[:3], value_cache.shape[:3]
+        made = [torch.full(shape, UNWRITTEN, device=q.device) for shape in shapes]
+        options |= dict(zip(ROW_SCALES, made, strict=True))
+        return Arguments((*found.inputs, *made), found.positional, options)
+
+    def outputs(self, case, returned, arguments, memory):
+        q, k_scales, v_scales = (arguments.keywords[name] for name in ROW_SCALES)
+        return replace(super().outputs(case, returned, arguments, memory), scales=(q, k_scales, v_scales))
+
+
+class RotateCachedKeys(CacheConvention):
+    """The convention of `ropelab.rotate_cached_keys`: k lies in the slots of its tokens, and turns there.
+
+    v lies in the slots of the other cache, which the operator does not get. The positions are the deltas.
+    """
+
+    name = "rotate_cached_keys"
+    signature = "fn(key_cache, slots, deltas, *, cos, sin, layout), in place, with frequencies if it is table-free"
+    variants = frozenset({"table_free"})
+    fewer_slots = False
+    whole_tokens = True
+    turns_cached = True
+
+    def arguments(self, implementation, case, key_cache, value_cache):
+        tokens, slots = case.live.to(case.slots.device), case.slots[case.slots >= 0]
+        scales = case.scales[1:] if is_float8(key_cache) else (None, None)
+        for cache, x, scale in zip((key_cache, value_cache), case.inputs[1:], scales, strict=True):
+            rows = x[0, tokens]
+            rows = rows.to(cache.dtype) if scale is None else to_float8(rows.float() / scale, cache.dtype)
+            bits(cache)[slots // cache.shape[1], slots % cache.shape[1]] = bits(rows)
+        options = {**self.angles(implementation, case), "layout": implementation.layout}
+        return Arguments((key_cache,), (key_cache, case.slots.clone(), positions_of(implementation, case)), options)
+
+    def outputs(self, case, returned, arguments, memory):
+        return Written(None, None, memory)
 
 
 class LatentRopeAndCache(CacheConvention):
@@ -196,7 +254,15 @@ class RopeQuantizeAppend(CacheConvention):
 
 CACHE_CONVENTIONS: dict[str, CacheConvention] = {
     c.name: c
-    for c in (RopeAndCache(), LatentRopeAndCache(), FusedQKNormRopeCache(), ConcatAndCacheMLA(), RopeQuantizeAppend())
+    for c in (
+        RopeAndCache(),
+        RopeAndCacheWithRowScales(),
+        RotateCachedKeys(),
+        LatentRopeAndCache(),
+        FusedQKNormRopeCache(),
+        ConcatAndCacheMLA(),
+        RopeQuantizeAppend(),
+    )  # fmt: skip
 }
 """Name -> convention."""
 

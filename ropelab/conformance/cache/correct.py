@@ -13,7 +13,7 @@ import torch
 
 from ropelab.conformance.cache.case import bits
 from ropelab.conformance.faults.correct import turn
-from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 
 
 class Operator:
@@ -22,6 +22,7 @@ class Operator:
     def __call__(
         self, q, k, v, key_cache, value_cache, slots, *, cos=None, sin=None, frequencies=None, positions,
         layout="split_half", weights=(), norm_last=False, eps=1e-6, offset=0.0, scales=(None, None, None), q_dtype=None,
+        made_scales=None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """Write the caches, and return the results for q and k.
 
@@ -35,6 +36,8 @@ class Operator:
             norm_last: whether the norm comes after the rotation.
             scales: of 8-bit floats in q, in the key cache and in the value cache: tensors of one element or None.
             q_dtype: the dtype of the result for q, by default the dtype of q.
+            made_scales: in place of ``scales`` the tensors for those that the operator makes: of q ``[T, H]`` and of
+                both caches ``[blocks, block_size, H]``.
         """
         positions = self.positions(positions, slots)
         rows = (cos[positions], sin[positions]) if frequencies is None else self.cosines(positions, frequencies)
@@ -45,9 +48,42 @@ class Operator:
             for x, weight in zip((q, k), self.weights(*weights) if weights else (None, None), strict=True)
         )
         tokens, kept = self.live(slots, key_cache)
-        self.write(key_cache, kept, self.stored(k_turned, k)[tokens], self.scale(scales, 1), value_cache)
-        self.write(value_cache, kept, v[tokens], self.scale(scales, 2), key_cache)
-        return self.convert(q_turned, q_dtype or q.dtype, scales[0]), k_turned
+        k_rows, v_rows, q_scale = self.stored(k_turned, k)[tokens], v[tokens], scales[0]
+        k_scale, v_scale = self.scale(scales, 1), self.scale(scales, 2)
+        if made_scales is not None:
+            q_scale, k_scale = self.row_scale(q_turned, q_dtype), self.row_scale(k_rows, key_cache.dtype)
+            v_scale = self.row_scale(v_rows, value_cache.dtype)
+            made_scales[0].copy_(q_scale[..., 0])
+            for cache, scale in ((made_scales[1], k_scale), (made_scales[2], v_scale)):
+                self.keep(cache, kept, scale)
+        self.write(key_cache, kept, k_rows, k_scale, value_cache)
+        self.write(value_cache, kept, v_rows, v_scale, key_cache)
+        return self.convert(q_turned, q_dtype or q.dtype, q_scale), k_turned
+
+    def turn_again(self, key_cache, slots, deltas, *, cos=None, sin=None, frequencies=None, layout="split_half"):
+        """Rotate the keys in slots of a cache by further positions."""
+        tokens, kept = self.live(slots, key_cache)
+        deltas, (block, place) = deltas[tokens].long(), self.address(kept, key_cache, key_cache)
+        cos, sin = (cos[deltas], sin[deltas]) if frequencies is None else self.cosines(deltas, frequencies)
+        x = bits(key_cache)[block, place].view(key_cache.dtype)
+        x = x.float() if x.dtype in FLOAT8_DTYPES else x
+        wide = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+        cos, sin = self.turn_by(cos.to(wide)[:, None], sin.to(wide)[:, None])
+        turned = self.rotate(x.to(wide), cos, sin, layout)
+        self.write(key_cache, kept, self.stored(turned, x), None, key_cache)
+        return key_cache
+
+    def turn_by(self, cos, sin):
+        """Return the cosines and sines by which a cached key turns."""
+        return cos, sin
+
+    def row_scale(self, x, dtype):
+        """Return the scales of the rows of ``x [n, H, D]``, ``[n, H, 1]``."""
+        return scale_of_rows(x, dtype)[..., None]
+
+    def keep(self, scales, slots, scale):
+        """Write the scales of rows into slots of a tensor ``[blocks, block_size, H]``."""
+        scales[self.address(slots, scales, scales)] = scale[..., 0]
 
     def turned(self, x, weight, cos, sin, layout, norm_last, eps, offset, wide):
         """Return the rotated heads, which are normalized before or after the rotation if there is a weight."""
@@ -133,14 +169,15 @@ def as_rope_and_cache(operator: Operator) -> Callable[..., Any]:
     def rope_and_cache(
         q, k, v, key_cache, value_cache, slot_mapping, *, cos=None, sin=None, frequencies=None, positions, layout,
         q_weight=None, k_weight=None, eps=1e-6, weight_offset=0.0, norm_first=True, q_out=None, k_out=None,
-        q_scale=None, k_scale=None, v_scale=None,
+        q_scale=None, k_scale=None, v_scale=None, q_scale_out=None, k_scale_cache=None, v_scale_cache=None,
     ):  # fmt: skip
+        made_scales = None if q_scale_out is None else (q_scale_out, k_scale_cache, v_scale_cache)
         weights = () if q_weight is None else (q_weight, k_weight)
         turned, k = operator(
             q, k, v, key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies,
             positions=positions, layout=layout, weights=weights, norm_last=not norm_first, eps=eps,
             offset=weight_offset, scales=(q_scale, k_scale, v_scale),
-            q_dtype=None if q_out is None else q_out.dtype,
+            q_dtype=None if q_out is None else q_out.dtype, made_scales=made_scales,
         )  # fmt: skip
         if k_out is not None:
             k_out.copy_(k)
@@ -236,8 +273,19 @@ def as_rope_quantize_fp8_append_paged_kv_cache(operator: Operator) -> Callable[.
     return rope_quantize_fp8_append_paged_kv_cache
 
 
+def as_rotate_cached_keys(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of `ropelab.rotate_cached_keys`."""
+
+    def rotate_cached_keys(key_cache, slots, deltas, **options):
+        return operator.turn_again(key_cache, slots, deltas, **options)
+
+    return rotate_cached_keys
+
+
 FORMS: dict[str, Callable[[Operator], Callable[..., Any]]] = {
     "rope_and_cache": as_rope_and_cache,
+    "rope_and_cache_row_scales": as_rope_and_cache,
+    "rotate_cached_keys": as_rotate_cached_keys,
     "mla_rope_and_cache": as_mla_rope_and_cache,
     "fused_qknorm_rope_cache": as_fused_qknorm_rope_cache,
     "concat_and_cache_mla_rope_fused": as_concat_and_cache_mla_rope_fused,

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.cache.case import CacheCase, numbers
-from ropelab.conformance.cache.conventions import CACHE_CONVENTIONS
+from ropelab.conformance.cache.conventions import CACHE_CONVENTIONS, UNWRITTEN
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.cache.subject import CacheSubject
+from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.diagnose import Diagnosis, answers, compared
 from ropelab.conformance.surroundings import Surroundings
@@ -33,7 +35,7 @@ class CacheProbe:
     case: CacheCase
 
     def seen(self, subject: CacheSubject) -> Seen:
-        """Return q of the tokens with a slot, and the memory of the caches; or the name of the exception.
+        """Return q of the tokens with a slot, the memory of the caches and made scales; or the name of the exception.
 
         Raises:
             NotApplicable: the operator cannot be asked.
@@ -44,7 +46,9 @@ class CacheProbe:
             raise
         except Exception as error:  # an exception is an answer, too
             return type(error).__name__
-        return [numbers(written.q)[self.case.live.numpy()], numbers(written.memory)]
+        scales = [] if written.scales is None else [numbers(x) for x in written.scales[1:]]
+        q = [] if written.q is None else [numbers(written.q)[self.case.live.numpy()]]
+        return [*q, numbers(written.memory), *scales]
 
     def seen_as(self, suspect: CacheSubject, subject: CacheSubject) -> Seen:
         """Return the answer of a fault that has the claims of ``subject``."""
@@ -57,15 +61,25 @@ class CacheProbe:
         q_dtype = case.q_dtype or case.inputs[0].dtype
         memory, bounds = (x.clone().fill_(0) for x in 2 * (case.memory.double().cpu(),))
         memory.copy_(case.memory.double().cpu())
+        scales = []
         for which, (value, bound) in ((1, k), (2, v)):
             right, error = subject.stored(case, which, value[live], bound[live], case.memory.dtype)
             place = case.places[which - 1]
             slots = case.slots[case.slots >= 0].cpu()
+            if subject.convention.row_scales:
+                made = np.full(place.shape[:3], UNWRITTEN, EXACT), np.zeros(place.shape[:3], EXACT)
+                for filled, rows in zip(made, row_scale(value[live], bound[live], case.memory.dtype), strict=True):
+                    filled[slots // place.shape[1], slots % place.shape[1]] = rows
+                scales.append(made)
             for whole, rows in ((memory, right), (bounds, error)):
                 cache = place.within(whole)
                 cache[slots // place.shape[1], slots % place.shape[1]] = torch.from_numpy(rows.astype(np.float64))
         answer = subject.stored(case, 0, q[0][live], q[1][live], q_dtype)
-        return [answer, (numbers(memory), numbers(bounds))]
+        return [*([] if subject.convention.turns_cached else [answer]), (numbers(memory), numbers(bounds)), *scales]
+
+
+_KINDS = "latent", "row_scales", "turns_cached"
+"""The attributes that a fault's convention must share, so that the fault gets the same cases."""
 
 
 def diagnose(subject: CacheSubject, sizes: Sizes) -> list[Diagnosis]:
@@ -79,7 +93,7 @@ def diagnose(subject: CacheSubject, sizes: Sizes) -> list[Diagnosis]:
     found = []
     for fault in CACHE_FAULTS.values():
         convention = CACHE_CONVENTIONS[fault.convention]
-        if convention.latent != subject.convention.latent:
+        if any(getattr(convention, kind) != getattr(subject.convention, kind) for kind in _KINDS):
             continue
         suspect = replace(
             subject, function=fault.function, convention=convention, state={}, surroundings=Surroundings(())

@@ -190,6 +190,31 @@ class NotClamped(Operator):
         return y.view(torch.uint8).masked_fill(beyond, 0x7F).view(dtype)
 
 
+@cache_fault(
+    "All heads of a token get the scale of their largest number.",
+    symptom="heads with small numbers lose bits",
+    seen_in=None,
+    convention="rope_and_cache_row_scales",
+    must_fail=("row_scales",),
+)
+class ScaleOfAToken(Operator):
+    def row_scale(self, x, dtype):
+        scale = super().row_scale(x, dtype)
+        return scale.amax(1, keepdim=True).expand(scale.shape)
+
+
+@cache_fault(
+    "The scale that belongs to a slot stays that of the token before.",
+    symptom="keys and values come out larger or smaller than they are",
+    seen_in=None,
+    convention="rope_and_cache_row_scales",
+    must_fail=("definition", "float8", "row_scales"),
+)
+class ScaleNotUpdated(Operator):
+    def keep(self, scales, slots, scale):
+        pass
+
+
 # ------------------------------------------------------------------------------------------------------------ norm
 
 
@@ -321,6 +346,18 @@ class KeyTurnedTwice(Operator):
 
     def stored(self, turned, k):
         return super().rotate(turned, *self.again).to(k.dtype)
+
+
+@cache_fault(
+    "A cached key turns back by its delta.",
+    symptom="attention to a reused prefix fades with the shift",
+    seen_in=None,
+    convention="rotate_cached_keys",
+    must_fail=("definition", "float8"),
+)
+class CachedKeyTurnedBack(Operator):
+    def turn_by(self, cos, sin):
+        return cos, -sin
 
 
 @cache_fault(

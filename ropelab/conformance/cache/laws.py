@@ -17,10 +17,12 @@ import torch
 from ropelab import apply_qk_norm_rope, apply_rope
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
+from ropelab.conformance.cache.conventions import UNWRITTEN
 from ropelab.conformance.cache.subject import SCALES, CacheSubject
+from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.law import Comparison, Law, law
-from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
+from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 from ropelab.layout.pairing import pairs
 
 AXES = ("token", "head", "feature")
@@ -49,7 +51,7 @@ def float8(subject, sizes):
         yield from _against_truth(subject, case, f" in {name}")
         # The largest values divided by these scales are beyond the largest finite number.
         large = replace(case, scales=tuple(s * 2.0**-15 for s in case.scales))
-        if dtype == FLOAT8_DTYPES[0]:
+        if dtype == FLOAT8_DTYPES[0] and not subject.convention.turns_cached:
             yield from _against_truth(subject, large, f" in {name} beyond the largest finite number")
 
 
@@ -67,13 +69,24 @@ def _against_truth(subject: CacheSubject, case: CacheCase, what: str = "") -> It
         if found is None:
             continue
         actual = numbers(found)[kept] if name in ("q", "k") else numbers(found)
-        value, bound = subject.stored(case, which, value[kept], bound[kept], found.dtype)
+        scales = None if written.scales is None else _scales(case, written.scales, which)[kept if which == 0 else ...]
+        value, bound = subject.stored(case, which, value[kept], bound[kept], found.dtype, scales)
         yield Comparison(name + what, actual, value, bound, case, AXES, truth=True)
+
+
+def _scales(case: CacheCase, scales: tuple[torch.Tensor, ...], which: int) -> np.ndarray:
+    """Return the made scales of q ``[T, H]``, or of k or v in the slots of the tokens with a slot ``[n, H]``."""
+    if which == 0:
+        return numbers(scales[0])
+    slots, size = case.slots[case.slots >= 0], scales[which].shape[1]
+    return numbers(scales[which][slots // size, slots % size])
 
 
 @law("The score of a rotated q and a stored k depends on the distance of their positions only.",
      r"\langle q'_t, C_k[s_u] \rangle = f(p_t - p_u)")  # fmt: skip
 def relative_position(subject, sizes):
+    if subject.convention.turns_cached:
+        raise NotApplicable(f"{subject.convention.name}: there are no queries")
     case = _pairs_alike(subject, _live(subject, subject.draw(sizes, skipped=False)))
     near = torch.arange(case.tokens) % (ROWS // 2)
     scores = []
@@ -114,6 +127,23 @@ def _pairs_alike(subject: CacheSubject, case: CacheCase) -> CacheCase:
         first, second = pairs(heads[:, : case.rotary_dim], subject.layout)
         second.copy_(first)
     return replace(case, weights=weights)
+
+
+@law("The scale that the operator makes of a head of a token is its largest magnitude over the largest 8-bit float.",
+     r"\sigma_{t,h} = \max_d |x_{t,h,d}| / \mathrm{max}_8")  # fmt: skip
+def row_scales(subject, sizes):
+    if not subject.convention.row_scales:
+        raise NotApplicable(f"{subject.convention.name}: the scales are given")
+    for dtype in FLOAT8_DTYPES:
+        case = subject.draw(sizes, cache_dtype=dtype)
+        written, live = subject(case), case.live.numpy()
+        for name, which, (value, bound) in zip("qkv", range(3), subject.expected(case), strict=True):
+            kept = live if which else slice(None)
+            scale, error = row_scale(value[kept], bound[kept], dtype)
+            yield Comparison(
+                f"scales of {name} in {_name(dtype)}", _scales(case, written.scales, which), scale, error, case,
+                AXES[:2], truth=True,
+            )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- slots
@@ -204,7 +234,7 @@ def tokens_permute(subject, sizes):
         slots=case.slots[at],
     )
     written, expected = subject(moved), subject(case)
-    yield from _same_q(subject, moved, written.q, expected.q[at])
+    yield from _same_q(subject, moved, written, expected, at)
     yield _same_bits("the memory of the caches", moved, written.memory, expected.memory)
 
 
@@ -217,7 +247,8 @@ def neighbours(subject, sizes):
         x[:, 1::2] = float("nan")
     other = replace(case, inputs=tuple(changed))
     written, expected = subject(other), subject(case)
-    yield _same_bits("q beside tokens of NaN", other, written.q[::2], expected.q[::2])
+    if written.q is not None:
+        yield _same_bits("q beside tokens of NaN", other, written.q[::2], expected.q[::2])
     rows = zip(other.rows(written.memory), case.rows(expected.memory), strict=True)
     for name, (found, right) in zip(("k", "v"), rows, strict=True):
         yield _same_bits(f"stored {name} beside tokens of NaN", other, found[::2], right[::2])
@@ -226,6 +257,8 @@ def neighbours(subject, sizes):
 @law("The result for k does not depend on q and its weights, nor the result for q on k, v and their weights.",
      r"q' = f(q, w_q),\quad C = f(k, w_k, v)")  # fmt: skip
 def keys_independent(subject, sizes):
+    if subject.convention.turns_cached:
+        raise NotApplicable(f"{subject.convention.name}: there are no queries")
     case, other = subject.draw(sizes, skipped=False), subject.draw(sizes, skipped=False, seed=2)
     expected = subject(case)
     new_q = replace(case, inputs=(other.inputs[0], *case.inputs[1:]), weights=other.weights[:1] + case.weights[1:])
@@ -286,14 +319,14 @@ def scales_apart(subject, sizes):
         kept = 2 - which
         rows = other.rows(found.memory)[kept], case.rows(expected.memory)[kept]
         yield _same_bits(f"stored {name} when only the other scale changed", other, *rows)
-        yield from _same_q(subject, other, found.q, expected.q)
+        yield from _same_q(subject, other, found, expected)
 
 
 @law("The norm removes the size of a head: inputs times a power of two give the same results within the bound.",
      r"N(2^n x;\ 4^n \epsilon) = N(x;\ \epsilon)")  # fmt: skip
 def norm_removes_the_size(subject, sizes):
-    if not subject.convention.norm:
-        raise NotApplicable(f"{subject.convention.name}: it has no norm")
+    if not subject.convention.norm or subject.convention.float8_only:
+        raise NotApplicable(f"{subject.convention.name}: it has no norm, or 8-bit floats only")
     case = subject.draw(sizes, skipped=False)
     q, k, v = case.inputs
     larger = replace(case, inputs=(4 * q, 4 * k, v), eps=16 * case.eps)
@@ -354,17 +387,19 @@ def equals_separate_launches(subject, sizes):
         norms = [norm for norm in norms if not norm]
     if not norms:
         raise NotApplicable("apply_qk_norm_rope normalizes each head before the rotation, and takes tables")
-    for cache_dtype in (None, *FLOAT8_DTYPES):
+    for cache_dtype in (None,) if subject.convention.turns_cached else (None, *FLOAT8_DTYPES):
         for norm in norms:
             case = subject.draw(sizes, cache_dtype=cache_dtype, norm=norm)
             q, k = _separately(subject, case)
             written, memory = subject(case), case.memory.clone()
             rows = _written_separately(subject, case, memory, (k, case.inputs[2][0]))
             tokens = case.live if subject.convention.whole_tokens else torch.ones(case.tokens, dtype=torch.bool)
-            q = _converted(subject, case, 0, q, written.q.dtype)
             at = tokens.to(q.device)
             how = f"{'norm and ' if norm else ''}rotation, cache in {_name(case.memory.dtype)}"
-            yield _same_bits(f"q ({how})", case, written.q[at], q[at])
+            if written.q is not None:
+                yield _same_bits(
+                    f"q ({how})", case, written.q[at], _converted(subject, case, 0, q, written.q.dtype)[at]
+                )
             yield _same_bits(f"the memory of the caches ({how})", case, written.memory, rows)
 
 
@@ -393,6 +428,8 @@ def _written_separately(subject, case, memory, sources) -> torch.Tensor:
 def _converted(subject, case, which: int, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype not in FLOAT8_DTYPES:
         return x.to(dtype)
+    if subject.convention.row_scales:
+        return to_float8(x.float() / scale_of_rows(x, dtype)[..., None], dtype)
     scale = torch.tensor(subject.convention.divisor(case.scales[which]), dtype=torch.float32, device=x.device)
     return to_float8(x.float() / scale, dtype)
 
@@ -426,10 +463,14 @@ def _live(subject: CacheSubject, case: CacheCase) -> CacheCase:
 
 
 def _unnamed(subject: CacheSubject, case: CacheCase, what: str) -> Iterator[Comparison]:
-    written = subject(case).memory
-    outside = ~case.named().to(written.device)
-    found, before = (bit_numbers(x[outside]) for x in (written, case.memory))
+    written = subject(case)
+    outside = ~case.named().to(written.memory.device)
+    found, before = (bit_numbers(x[outside]) for x in (written.memory, case.memory))
     yield Comparison(what, found, before, _EQUAL, case, ("element",))
+    for scales in () if written.scales is None else written.scales[1:]:
+        kept = scales.flatten(0, 1).clone()
+        kept[case.slots[case.slots >= 0]] = UNWRITTEN
+        yield Comparison(f"scales of {what}", numbers(kept), np.full(kept.shape, UNWRITTEN), _EQUAL, case, AXES[:2])
 
 
 def _same_bits(what: str, case: CacheCase, actual: torch.Tensor, expected: torch.Tensor) -> Comparison:
@@ -448,9 +489,10 @@ def _same_rows(case, memory, expected_case, expected_memory, what: str) -> Itera
         yield _same_bits(f"{what}: {name}", case, found, right[:count])
 
 
-def _same_q(subject, case, actual, expected) -> Iterator[Comparison]:
-    at = case.live.to(actual.device) if subject.convention.whole_tokens else slice(None)
-    yield _same_bits("q", case, actual[at], expected[at])
+def _same_q(subject, case, actual: Written, expected: Written, order=slice(None)) -> Iterator[Comparison]:
+    if actual.q is not None and expected.q is not None:
+        at = case.live.to(actual.q.device) if subject.convention.whole_tokens else slice(None)
+        yield _same_bits("q", case, actual.q[at], expected.q[order][at])
 
 
 def _name(dtype: torch.dtype) -> str:

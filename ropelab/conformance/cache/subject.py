@@ -20,11 +20,19 @@ from ropelab.conformance.bounds import (
 )
 from ropelab.conformance.cache.case import CacheCase, arranged
 from ropelab.conformance.cache.convention import LATENT_FEATURES, ROWS, CacheConvention, Written
-from ropelab.conformance.cache_bounds import cache_bound, float8_bound, norm_bound, norm_error, rms_norm
+from ropelab.conformance.cache_bounds import (
+    DIVIDE,
+    cache_bound,
+    float8_bound,
+    norm_bound,
+    norm_error,
+    rms_norm,
+    row_scale,
+)
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
-from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 from ropelab.layout.pairing import pairs
 
 BLOCK_SIZE = 16
@@ -33,6 +41,11 @@ SCALES = (0.75, 0.375, 0.1875)
 """The scales of 8-bit floats in most cases: all differ, and no value of most cases is beyond the largest number."""
 
 Bounded = tuple[np.ndarray, np.ndarray]
+
+
+def _nearest(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """Return the values nearest to ``x`` that 8-bit floats of a scale have."""
+    return (to_float8(x.float() / scale, dtype).float() * scale).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,8 @@ class CacheSubject(Implementation):
         cache_dtype = cache_dtype or (FLOAT8_DTYPES[0] if kind.float8_only else self.dtype)
         size, places = arranged(order, blocks, block_size, ((heads, dim), (heads, value_dim)), kind.latent)
         scales = SCALES if kind.scales_differ else (SCALES[0], SCALES[1], SCALES[1])
+        if kind.turns_cached and float8:  # the keys are values of 8-bit floats, and have few enough bits for the dtype
+            inputs = (inputs[0], *(_nearest(x, cache_dtype, s) for x, s in zip(inputs[1:], scales[1:], strict=True)))
         return CacheCase(
             inputs, sizes.rotary_dim, positions=torch.randint(ROWS, (tokens,), generator=generator),
             slots=slots.to(self.device), memory=normal(size, dtype=torch.float32).to(cache_dtype), places=places,
@@ -211,13 +226,28 @@ class CacheSubject(Implementation):
         error = (1 + EXACT(norm_error(features, wide, offset=offset))) * (1 + EXACT(kept)) ** (3 if offset else 2) - 1
         return float(error + norm_error(features, REFERENCE, offset=offset))
 
-    def stored(self, case: CacheCase, which: int, value: np.ndarray, bound: np.ndarray, dtype: torch.dtype) -> Bounded:
-        """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2)."""
+    def stored(
+        self,
+        case: CacheCase,
+        which: int,
+        value: np.ndarray,
+        bound: np.ndarray,
+        dtype: torch.dtype,
+        scales: np.ndarray | None = None,
+    ) -> Bounded:
+        """Return value and bound of a result in ``dtype``: of q, of k in its cache or of v (``which`` is 0, 1 or 2).
+
+        Args:
+            scales: those that the operator made, ``[n, H]``; by default those of the case, or those that the exact
+                values have.
+        """
         if dtype not in FLOAT8_DTYPES:
             return value, bound
         divisor = np.asarray(self.convention.divisor(case.scales[which]), EXACT)
+        if scales is not None:
+            divisor = scales[..., None]
+        elif self.convention.row_scales:
+            scales, error = row_scale(value, bound, dtype)
+            divisor, bound = scales[..., None], bound + abs(value) * (error / scales)[..., None]
         largest = EXACT(torch.finfo(dtype).max)
-        # An operator may multiply by a reciprocal, which rounds as well.
-        wide = Rounding.nearest(torch.float32)
-        divide = Rounding(2 * wide.unit + wide.unit**2, 2 * wide.underflow)
-        return np.clip(value / divisor, -largest, largest), float8_bound(value, bound, divisor, dtype, divide)
+        return np.clip(value / divisor, -largest, largest), float8_bound(value, bound, divisor, dtype, DIVIDE)

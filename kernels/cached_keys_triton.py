@@ -1,0 +1,141 @@
+"""The rotation of keys that a paged cache holds, as a Triton kernel.
+
+The kernel reads heads from the slots of the cache, turns them and writes them back. With a scale for each row the
+kernel reads whole heads, because a new scale changes all of their features; otherwise it reads what rotates.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+
+from ropelab.kernels.addressing import common_alignment, readable, strides_of, turning, whole_heads
+from ropelab.kernels.cache_rows_triton import (
+    Block,
+    Caching,
+    Kind,
+    angles_of_rows,
+    cached_at,
+    convert,
+    largest_of_pairs,
+    rows_of_program,
+    slots_of,
+    turn_some,
+)
+from ropelab.kernels.cached_keys_torch import compute_dtype
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, from_float8, scale_of_row
+from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
+from ropelab.kernels.paged_cache_triton import CacheTile, LaunchWithBytes, choose_table_free_tile, choose_tile
+from ropelab.kernels.place_triton import Angles
+from ropelab.kernels.rotation import Rotation, pairs_of_head, row_count
+from ropelab.kernels.stages_triton import members_of, narrow, read_pairs, write_pairs
+from ropelab.kernels.tensors import CachedKeys
+from ropelab.kernels.tiles import next_power_of_2
+
+
+@dataclass(frozen=True)
+class Choices(Caching):
+    """The choices of `_cached_keys_kernel`: ``K`` is the kind of its rows."""
+
+    K: Kind
+
+
+@triton.jit(do_not_specialize=["first_position", "table_rows", "slot_count", "blocks"])
+def _cached_keys_kernel(at, first_position, table_rows, slot_count, blocks, strides, C: tl.constexpr):
+    """Turn the heads in slots of a cache. The rows of a token of `cache_rows_triton` are the heads of a slot here."""
+    K: tl.constexpr = C.K
+    first, part = (tl.program_id(0) // K.PROGRAMS) * C.BLOCK_TOKENS, tl.program_id(0) % K.PROGRAMS
+    block = Block(tl.program_id(1), first, slot_count, part)
+    cache, scales = (at.k_cache, strides.k_cache), (at.k_scale_cache, strides.k_scale_cache)
+    positions = at.positions, strides.positions
+    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    tokens, head, exists = rows_of_program(block, K.HEADS, 0, K, C)
+    # The loads of keys wait for the slots, and the loads from the tables wait for the positions, at the same time.
+    slot = slots_of((at.slots, strides.slots, slot_count), tokens, slot_count)
+    columns, has_position = angles_of_rows(angles, tokens, exists[:, None, None], slot_count, C)
+    read = ()
+    for i in tl.static_range(K.PASSES):
+        tokens, head, exists = rows_of_program(block, K.HEADS, i, K, C)
+        row, in_cache = cached_at(cache, slot, blocks, head, C.ALIGN, C)
+        exists = exists[:, None, None] & in_cache & has_position
+        x0, x1 = read_pairs(members_of(row, exists, C.INTERLEAVED, C), 0.0, "", C.INTERLEAVED)
+        scale_at, scale = row, 1.0
+        if K.SCALES == "row":
+            scale_at, _ = cached_at(scales, slot, blocks, head, 1, C)
+            # Along one axis a thread loads a scale once, and not once for each of its pairs.
+            at_rows, of_rows = tl.reshape(scale_at, [C.BLOCK_ROWS]), tl.reshape(exists, [C.BLOCK_ROWS])
+            scale = tl.load(at_rows, mask=of_rows, other=1.0)[:, None, None]
+        read += ((row, exists, x0, x1, scale_at, scale),)
+    SOURCE: tl.constexpr = at.k_cache.dtype.element_ty if K.CONVERSION == "none" else C.COMPUTE_DTYPE
+    for i in tl.static_range(K.PASSES):
+        row, exists, x0, x1, scale_at, scale = read[i]
+        if K.CONVERSION != "none":
+            x0, x1 = from_float8(x0, K.CONVERSION), from_float8(x1, K.CONVERSION)
+        y0, y1 = turn_some(x0.to(C.COMPUTE_DTYPE), x1.to(C.COMPUTE_DTYPE), columns, C)
+        if K.SCALES == "row":
+            y0, y1 = narrow(y0, tl.float32) * scale, narrow(y1, tl.float32) * scale
+            scale = scale_of_row(largest_of_pairs(y0, y1, has_position, K), K.LARGEST, K.CONVERSION)
+            tl.store(scale_at, scale, mask=exists)
+        y0, y1 = convert(y0, scale, SOURCE, SOURCE, K), convert(y1, scale, SOURCE, SOURCE, K)
+        write_pairs(members_of(row, exists, C.INTERLEAVED, C), y0, y1, C.INTERLEAVED)
+
+
+def rotate(t: CachedKeys, rotation: Rotation, first_position: int = 0, *, tile: CacheTile | None = None) -> None:
+    """Rotate the keys in slots of the cache in place, in one launch; see `cached_keys_torch.rotate`.
+
+    Args:
+        t: the features of the cache are adjacent.
+        tile: for sweeps; by default `tile_for` decides.
+    """
+    t = t._replace(cos=readable(t.cos), sin=readable(t.sin))
+    plan_rotate(t, rotation, tile)(t, first_position, row_count(t.cos))
+
+
+def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None) -> Callable[..., None]:
+    """The launch that `rotate` makes for tensors like these; a caller can repeat it, see `rotate_triton.plan_rotate`.
+
+    Raises:
+        ValueError: more programs than a grid can hold.
+    """
+    (blocks, page, heads, head_dim), count = t.k_cache.shape, len(t.slots)
+    if blocks * heads * count == 0:
+        return launch_nothing
+    tile = tile or tile_for(t, rotation)
+    tokens = 1 if rotation.table_free else next_power_of_2(count)
+    tokens = min(tokens, tile.block_rows // gcd(tile.block_rows, heads))
+    head_blocks = triton.cdiv(heads, tile.block_rows // tokens)
+    passes = min(tile.passes, next_power_of_2(head_blocks))
+    programs, align = triton.cdiv(head_blocks, passes), common_alignment([t.k_cache])
+    grid = triton.cdiv(count, tokens) * programs, 1, 1
+    if grid[0] >= 2**31:
+        raise ValueError(f"slots: expected fewer than 2**31 programs, got {grid[0]}")
+    how, makes = conversion(t.k_cache.dtype, t.k_cache.device), t.k_scale_cache is not None
+    kind = Kind(
+        HEADS=heads, DIM=head_dim, PIECES=1, PROGRAMS=programs, TOKENS=tokens, PASSES=passes, CACHED=True, COPIED=False,
+        SCALES="row" if makes else "none", WHOLE=False, CONVERSION=how,
+        LARGEST=torch.finfo(t.k_cache.dtype).max if makes else 0.0, ALIGN=align,
+    )  # fmt: skip
+    access = tile.pairs_per_access * (2 if rotation.interleaved else 1)
+    lanes = head_dim if makes else rotation.rotary_dim
+    choices = Choices(
+        **turning(t, rotation, compute_dtype(t), [], tokens, access) | {"ALIGN": min(align, access)},
+        **whole_heads(lanes, rotation, tile.pairs_per_access), INNERMOST="heads", K=kind,
+        PAGE=page, NARROW_SLOTS=blocks * page < 2**31, BLOCK_TOKENS=tokens, BLOCK_ROWS=tile.block_rows,
+    )  # fmt: skip
+    # The rotation has the bits of `rotate_torch` without fused multiply-add.
+    options = compiler_options(tile.num_warps, None, fuse=False)
+    launch = Launch(_cached_keys_kernel, grid, (count, blocks), strides_of(t), choices, options, t.k_cache.device)
+    return LaunchWithBytes(launch, CachedKeys) if how in INTEGER_CONVERSIONS else launch
+
+
+def tile_for(t: CachedKeys, rotation: Rotation) -> CacheTile:
+    """The tile that `plan_rotate` chooses for tensors like these: as for a row that `paged_cache_triton` writes."""
+    heads, lanes = t.k_cache.shape[2], rotation.rotary_dim if t.k_scale_cache is None else t.k_cache.shape[3]
+    block_pairs, itemsize = next_power_of_2(pairs_of_head(lanes, rotation)), max(2, t.k_cache.itemsize)
+    if rotation.table_free:
+        return choose_table_free_tile(block_pairs, heads, narrow=rotation.interleaved or itemsize > 2)
+    rows = len(t.slots) * heads
+    return choose_tile(block_pairs, rows, interleaved=rotation.interleaved, itemsize=itemsize)

@@ -1,0 +1,99 @@
+"""The public function `rotate_cached_keys`, for prefixes that a paged cache holds at other positions."""
+
+import torch
+
+from ropelab.arguments import POSITION_DTYPES, check_tensor, integer
+from ropelab.autograd.rotation import transformed
+from ropelab.call.angles import given_angles
+from ropelab.call.cached_keys import as_keys, run
+from ropelab.call.paged_cache_checks import CACHE_DTYPES
+from ropelab.call.refusals import renamed
+from ropelab.call.where import located
+
+
+def rotate_cached_keys(
+    key_cache: torch.Tensor,
+    slots: torch.Tensor,
+    deltas: int | torch.Tensor,
+    *,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
+    layout: str = "split_half",
+    rotary_slice: tuple[int, int] | None = None,
+    k_scale_cache: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate keys that a paged cache holds by further positions, in place: ``K[s] <- R(delta) K[s]``.
+
+    A rotation by p and then by delta is the rotation by p + delta, so the keys of a prefix can serve at other positions
+    (reused passages, evicted tokens). Values stay as they are. The function has no backward.
+
+    Slots are as for `rope_and_cache`. They must differ from each other; otherwise the content of a slot that comes
+    twice is undefined. A slot that is negative or beyond the cache is skipped, and so is a slot whose delta is
+    ``NO_POSITION``.
+
+    **Error.** The second rotation reads a key that is already rounded. Let E be the largest error of the cached pair
+    ``y`` against the exact rotation by p, and c and s the cosine and sine of the further angle. The rotation passes E
+    on, and itself rounds as a rotation of a pair of at most ``|y| + E``::
+
+        |y0' - R(p + delta) k| <= |c| E0 + |s| E1 + B(|y| + E)
+
+    B is the bound of one rotation (`ropelab.conformance.bounds.rotation_bound`), for which a dtype with the unit
+    roundoff u rounds by ``u |y0'|`` and the arithmetic by a few units of float32. So a pair is off by at most about
+    ``2 u`` of its length instead of ``u``, and by ``(n + 1) u`` after n calls: rotate by the sum of the deltas, not in
+    steps. `ropelab.conformance.bounds.inexact_rotation_bound` computes the bound.
+
+    A scale that a row shares commutes with the rotation. So 8-bit floats rotate without their scales and are rounded
+    once more; a number beyond the largest finite one becomes that number. With ``k_scale_cache`` the call makes a new
+    scale for each row, as `rope_and_cache` does, and rounds all features of the row once more.
+
+    Args:
+        key_cache: ``[blocks, block_size, H, D]``, or ``[blocks, block_size, D]`` for the entries of a latent cache;
+            dtypes and strides as for `rope_and_cache`. The call overwrites the slots.
+        slots: ``[N]`` of int32 or int64.
+        deltas: by how many positions the slots turn: an int, or an int32 or int64 tensor ``()`` or ``[N]``; negative
+            numbers turn back.
+        cos, sin, frequencies: as for `apply_rope`. The tables hold plain cosines and sines: a factor of the attention
+            would multiply the keys once more.
+        layout: as for `apply_rope`.
+        rotary_slice: as for `apply_rope`; ``(L, L + R)`` for a latent cache.
+        k_scale_cache: float32, the shape of ``key_cache`` without the features: the scales of rows that
+            `rope_and_cache` made, which the call reads and overwrites. Other scales stay, and the call does not need
+            them.
+
+    Returns:
+        ``key_cache``.
+
+    Raises:
+        TypeError: an argument is not a tensor, or a dtype is not supported.
+        ValueError: shapes, strides, devices or options do not fit each other; tensors that are written overlap others;
+            a tensor requires grad while autograd records; or, for tensors in CPU memory, a slot is beyond the cache or
+            comes twice, or a delta is beyond the tables. On a GPU a delta beyond the tables gives NaN.
+        NotImplementedError: the call is under a transform of torch.func or in forward mode.
+    """
+    if transformed():
+        raise NotImplementedError(
+            "rotate_cached_keys: expected no transform of torch.func and no forward mode, got one"
+        )
+    check_tensor(
+        "key_cache", key_cache, (3, 4), "[blocks, block_size, heads, head_dim] or [blocks, block_size, features]",
+        CACHE_DTYPES,
+    )  # fmt: skip
+    check_tensor("slots", slots, (1,), "[slots]", POSITION_DTYPES)
+    cache = key_cache
+    if key_cache.ndim == 3:
+        cache = key_cache.unsqueeze(2)
+        if k_scale_cache is not None:
+            check_tensor("k_scale_cache", k_scale_cache, (2,), "[blocks, block_size]", (torch.float32,))
+            k_scale_cache = k_scale_cache.unsqueeze(2)
+    if not isinstance(deltas, torch.Tensor):
+        deltas = torch.full((), integer("deltas", deltas, -(2**63), 2**63), dtype=torch.int64, device=cache.device)
+    check_tensor("deltas", deltas, (0, 1), f"() or ({len(slots)},)", POSITION_DTYPES)
+    positions = deltas[None] if deltas.ndim else deltas.expand(1, len(slots))
+    angles = given_angles(cos, sin, frequencies)
+    try:
+        where = located(as_keys(cache, slots), angles, positions, 0, layout, None, "thd", rotary_slice)
+        run((cache, k_scale_cache, slots), where)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, positions="deltas", q="key_cache") from error
+    return key_cache
