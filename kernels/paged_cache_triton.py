@@ -52,14 +52,12 @@ class CacheTile:
         num_warps: the warps of a program.
         pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
         passes: how often a program takes that many rows of the same tokens.
-        heads_first: read the positions after the loads of all heads have begun, see `tiles.Tile`.
     """
 
     block_rows: int
     num_warps: int
     pairs_per_access: int
     passes: int = 1
-    heads_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,6 @@ class Choices(Turning):
         PAGE: the slots of a block of the cache.
         NARROW_SLOTS: the cache has fewer than 2**31 slots, and a division of 32 bits is faster.
         BLOCK_TOKENS, BLOCK_ROWS: the tokens of a block, and the rows of a program in one pass.
-        HEADS_FIRST: see `CacheTile`.
     """
 
     Q: Kind
@@ -117,7 +114,6 @@ class Choices(Turning):
     NARROW_SLOTS: bool
     BLOCK_TOKENS: int
     BLOCK_ROWS: int
-    HEADS_FIRST: bool
 
 
 class Block(NamedTuple):
@@ -224,8 +220,6 @@ def _turn_rows(x, out, target, weight, scale, slots, blocks, angles, block, K: t
         exists = exists[:, None, None]
         x0, x1 = read_heads(rows_at(x, tokens, head, C.ALIGN, C), exists, "", C)
         read += ((head, exists, x0, x1, factor),)
-    if C.HEADS_FIRST:
-        tl.debug_barrier()  # see `rotate_triton`
     # A pass has as many heads of each token as any other pass, except that the last pass may lack some.
     head, exists = read[0][0], read[0][1]
     if C.TABLE_FREE:
@@ -404,7 +398,6 @@ def plan_write(
         WEIGHT_OFFSET=0.0 if norm is None else norm.weight_offset,
         PAGE=t.k_cache.shape[1], NARROW_SLOTS=t.k_cache.shape[0] * t.k_cache.shape[1] < 2**31,
         BLOCK_TOKENS=block_tokens, BLOCK_ROWS=tile.block_rows,
-        HEADS_FIRST=tile.heads_first,
     )  # fmt: skip
     numbers = seq_len, len(t.slots), len(t.k_cache)
     # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`. Computed cosines and sines
