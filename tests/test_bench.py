@@ -18,6 +18,7 @@ from ropelab.bench.compare import bind, checked, compare, tidy
 from ropelab.bench.copies import PREFIX
 from ropelab.bench.tile_sweep import candidate_tiles
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, DIRECTIONS, Workload
+from ropelab.conformance.faults import correct
 from ropelab.layout import pairing
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.study.documents.deepspeed import table_figures
@@ -157,7 +158,7 @@ def test_with_the_clock_stopped_no_result_is_checked():
 def test_every_peer_at_hand_is_timed_or_says_why():
     cell = replace(DENSE_CELLS[3].workload, seq_len=64)
     frame = compare(cell, peers.PEERS, rounds=3)
-    expected = {peer.name for peer in peers.PEERS if cell.layout in peer.layouts}
+    expected = {peer.name for peer in peers.PEERS if peer.offers(cell)}
     forward = frame[frame.direction == "forward"]
     assert expected | set(copies.copies()) == set(forward.contender)
     timed = frame[frame.status == "ok"]
@@ -279,6 +280,52 @@ def test_the_adapters_call_as_documented(name, layout, monkeypatch):
             assert run_check(peer, replace(case, layout=layout, direction=direction)).status == "ok"
     with pytest.raises(NotImplementedError, match="takes tokens one after another"):
         run_check(peer, replace(whole, seq_format="bhsd"))
+
+
+class FakeQuack:
+    """``quack.rotary`` as the package promises it, in torch. All forms but the first work in place."""
+
+    @staticmethod
+    def apply_rotary_emb(
+        x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=None, cu_seqlens=None, max_seqlen=None
+    ):
+        packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+
+        def rotate(x, inverse):
+            y = correct.flash_attn(x, cos, -sin if inverse else sin, interleaved, **packed)
+            return x.copy_(y) if inplace else y
+
+        return peers.differentiable(rotate)(x, None)[0]
+
+    @staticmethod
+    def apply_rotary_emb_qkv_(qkv, cos, sin, interleaved=False, *, num_heads_q):
+        heads = (qkv.shape[2] + num_heads_q) // 2
+        FakeQuack.apply_rotary_emb(qkv[:, :, :heads], cos, sin, interleaved, inplace=True)
+        return qkv
+
+    @staticmethod
+    def apply_rotary_emb_kv_(kv, cos, sin, interleaved=False):
+        FakeQuack.apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, inplace=True)
+        return kv
+
+
+@pytest.mark.parametrize("name", ["quack", "quack in place", "quack qkv", "quack kv"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_form_of_quack_is_called_as_documented(name, layout, monkeypatch):
+    monkeypatch.setattr(peers.quack, "module", lambda version: FakeQuack)
+    peer = replace(PEERS[name], bind=partial(PEERS[name].bind, version="0"))
+    packed = replace(SMALL, batch=1, seq_len=7, seq_format="thd", lengths=(4, 3), first_position=0)
+    views = replace(SMALL, storage="qkv")
+    for case in (SMALL, replace(SMALL, seq_format="bhsd", k_heads=0), packed, views, replace(views, rotary_dim=8)):
+        for direction in peer.directions:
+            case = replace(case, layout=layout, direction=direction)
+            assert not peer.offers(case) or run_check(peer, case).status == "ok"
+
+
+def test_quack_needs_the_python_of_its_libraries(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    with pytest.raises(packages.NotInstalled, match="need Python 3.12"):
+        peers.quack.module("no such version")
 
 
 @pytest.fixture

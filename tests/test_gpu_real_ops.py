@@ -32,13 +32,30 @@ def operators(module):
 
 @layouts
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.seq_format} {case.rotary_dim} of {case.head_dim}")
-@pytest.mark.parametrize("name", ["vllm", "sglang", "flashinfer"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "flashinfer", "quack", "quack in place"])
 def test_rotations_agree_with_the_definition(name, case, layout):
+    agrees(name, replace(case, layout=layout))
+
+
+@layouts
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.seq_format} {case.rotary_dim} of {case.head_dim}")
+def test_gradients_of_quack_agree_with_the_definition(case, layout):
+    agrees("quack", replace(case, layout=layout, direction="backward"))
+
+
+@layouts
+@pytest.mark.parametrize("rotary_dim", [64, 128])
+@pytest.mark.parametrize("name", ["quack", "quack in place", "quack qkv", "quack kv"])
+def test_rotations_of_views_of_qkv_agree_with_the_definition(name, rotary_dim, layout):
+    agrees(name, replace(WORK, layout=layout, rotary_dim=rotary_dim, storage="qkv"))
+
+
+def agrees(name: str, case: Workload) -> None:
+    """The peer's results, or gradients, are those of the definition; or a skip that says why it cannot run."""
     found, missing = peers.available((PEERS[name],))
     if missing:
         pytest.skip(f"make peers: {missing[name]}")
     (peer,) = found
-    case = replace(case, layout=layout)
     buffers = case.buffers()[0]
     try:
         rotate = peer.bind(case, buffers.cos, buffers.sin)

@@ -402,7 +402,7 @@ def test_every_entry_is_pinned():
             assert entry.files or not entry.only_files
             assert bool(re.fullmatch("[0-9a-f]{64}", entry.unpacked)) != entry.large, entry
             assert entry.is_wheel or not (entry.only_files or entry.large)
-            assert entry.large == (entry.bytes > 100e6)
+            assert entry.large == (entry.bytes > 80e6)
 
 
 def at_hand(entry):

@@ -50,9 +50,9 @@ def bind(
 
     Returns:
         Each peer -> its rotation; and the name of each peer that cannot run -> its status. Peers that do not offer the
-        layout of the workload are in neither.
+        workload are in neither.
     """
-    found, status = peers.available(tuple(peer for peer in contenders if shape.layout in peer.layouts))
+    found, status = peers.available(tuple(peer for peer in contenders if peer.offers(shape)))
     bound = {}
     for peer in found:
         try:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from ropelab.bench import in_parts, peers, timing
 from ropelab.bench.compare import compare, progress
+from ropelab.bench.peers import quack
 from ropelab.bench.workloads import DEEPSPEED_CELLS, DENSE_CELLS, FEW_TOKENS_CELLS, FORMATS, Cell
 from ropelab.layout.pairing import LAYOUTS
 
@@ -18,6 +19,7 @@ _ANY_FORMAT = tuple(
     peer
     for peer in peers.PEERS
     if peer.name in ("ropelab", "ropelab in place", "torchembed 0.3.2", "liger", "flash_attn")
+    or peer.package == quack.PACKAGE
 )
 """The peers that need no compilation of seconds in every cell and format."""
 

@@ -19,16 +19,16 @@ COPIES = ("copy: copy_", "copy: Triton, 2048 elements, 4 warps", "copy: Triton, 
 """The copies that are fastest for few, for more and for many bytes."""
 
 _LIBRARIES = ("TransformerEngine 2.20", "flashinfer", "vllm", "sglang")
-_TRITON = ("liger", "flash_attn")
-_COMPARED, _COMPARED_WITH_TRITON = 100, 25
+_COMPILED_HERE = ("liger", "flash_attn", "quack", "quack in place")
+_COMPARED, _COMPARED_WITH_ALL = 100, 25
 _MOST_BYTES_COMPARED = 2**28
 
 
 def model_heads(*, smoke: bool = False) -> pd.DataFrame:
     """Time ropelab in every cell, and other libraries in the first cells that the libraries can serve.
 
-    The libraries whose kernels are compiled take part in ``_COMPARED`` cells, and the libraries whose Triton kernels
-    are compiled in the study take part in ``_COMPARED_WITH_TRITON`` cells.
+    The libraries whose kernels are compiled take part in ``_COMPARED`` cells, and the libraries whose kernels are
+    compiled in the study take part in ``_COMPARED_WITH_ALL`` cells.
 
     Columns: the columns of the cell, contender ("ropelab" or the name of a peer), tile, the counters of
         `compiling.counters`, same_bits (whether the result has the bits of the torch operations), status, median_us,
@@ -47,7 +47,7 @@ def _contenders(drawn: Sequence[Cell]) -> dict[Cell, tuple[peers.Peer, ...]]:
     by_name = {peer.name: peer for peer in peers.PEERS}
     plain = [cell for cell in drawn if _is_plain(cell)]
     found = dict.fromkeys(islice(plain, _COMPARED), _LIBRARIES)
-    found |= dict.fromkeys(islice(plain, _COMPARED_WITH_TRITON), _LIBRARIES + _TRITON)
+    found |= dict.fromkeys(islice(plain, _COMPARED_WITH_ALL), _LIBRARIES + _COMPILED_HERE)
     return {cell: tuple(by_name[name] for name in names) for cell, names in found.items()}
 
 

@@ -16,6 +16,7 @@ from ropelab.bench.peers import (
     formulas,
     liger,
     ours,
+    quack,
     rotary_embedding_torch,
     sglang_kernel,
     te_library,
@@ -29,6 +30,7 @@ from ropelab.bench.peers.peer import BOTH, Bind, Pair, Peer, Rotate, differentia
 
 _FP32, _OF_Q, _OWN = "float32", "rounded to the dtype of q", "its own, float32 angles"
 _FORWARD = {"directions": ("forward",)}
+_quack = partial(Peer, tables=_FP32, package=quack.PACKAGE)
 
 
 def _transformer_engine(version: str) -> Peer:
@@ -56,6 +58,10 @@ PEERS: tuple[Peer, ...] = (
          package="torchembed", version="0.3.2"),
     Peer("liger", liger.bind, _OF_Q, layouts=("split_half",), package="liger-kernel", narrow=True, in_place=True),
     Peer("flash_attn", flash_attention.bind, _FP32, package="flash-attn"),
+    _quack("quack", quack.bind),
+    _quack("quack in place", partial(quack.bind, inplace=True), in_place=True, **_FORWARD),
+    _quack("quack qkv", quack.bind_qkv, storages=("qkv",), in_place=True, **_FORWARD),
+    _quack("quack kv", quack.bind_kv, storages=("qkv",), in_place=True, **_FORWARD),
     Peer("transformers", transformers.bind, _OF_Q, package="transformers", narrow=True),
     Peer("rotary-embedding-torch", rotary_embedding_torch.bind, _OWN, layouts=("interleaved",),
          package="rotary-embedding-torch", own_tables=True, narrow=True),

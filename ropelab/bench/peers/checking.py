@@ -76,7 +76,8 @@ def check(
 ) -> Check:
     """Compare the result or, for a backward, the gradient with the float64 definition.
 
-    The cotangents are random. The peer gets copies of the inputs with the same strides, because it may overwrite them.
+    The cotangents are random. The peer gets copies of the inputs that lie in memory as the inputs do, because it may
+    overwrite them.
 
     Args:
         rotate: the result of ``peer.bind`` for this workload in either direction.
@@ -87,7 +88,7 @@ def check(
         Exception: any error of the peer.
     """
     turns.give_way()
-    fresh = [_same_strides(x).copy_(x.detach()).requires_grad_() for x in buffers.inputs]
+    fresh = [x.requires_grad_() for x in _copies(buffers.inputs)]
     results = _outputs(rotate, *fresh)
     sources, what, backward = buffers.inputs, "result", workload.direction == "backward"
     if backward:
@@ -132,9 +133,14 @@ def _exact_tables(first: int, seq_len: int, rotary_dim: int, device: torch.devic
     return [t[first:] for t in tables]
 
 
-def _same_strides(x: torch.Tensor) -> torch.Tensor:
-    """An empty tensor with the shape and the strides of ``x``; ``clone`` would close the gaps of a view."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+def _copies(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same strides; copies of views of one tensor are views of one copy."""
+    wholes = [x.detach() if x._base is None else x._base for x in xs]
+    copied = {id(whole): whole.clone() for whole in wholes}
+    return [
+        copied[id(whole)].as_strided(x.shape, x.stride(), x.storage_offset())
+        for whole, x in zip(wholes, xs, strict=True)
+    ]
 
 
 def _roundoff(dtype: torch.dtype) -> float:

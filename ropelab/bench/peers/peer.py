@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench.workloads import Workload
+from ropelab.bench.workloads import STORAGES, Workload
 from ropelab.layout.seq_format import from_bshd, to_bshd
 
 Pair = tuple[torch.Tensor, torch.Tensor | None]
@@ -24,7 +24,7 @@ class Peer:
         name: the name in records.
         bind: the function that returns the rotation: see `ropelab.bench.peers`.
         tables: the dtype of cos and sin, in words.
-        layouts, directions: the layouts and directions that the peer offers.
+        layouts, directions, storages: what the peer offers of each, as in `Workload`.
         package, version: the package and its version; None for code of this repository.
         narrow: whether the peer rounds intermediate results to the dtype of q, in the forward because its tables have
             this dtype, or in the backward because torch adds the gradients of products in this dtype.
@@ -39,12 +39,17 @@ class Peer:
     tables: str
     layouts: tuple[str, ...] = BOTH
     directions: tuple[str, ...] = ("forward", "backward")
+    storages: tuple[str, ...] = STORAGES
     package: str | None = None
     version: str | None = None
     narrow: bool = False
     own_tables: bool = False
     in_place: bool = False
     own_host_time: bool = True
+
+    def offers(self, workload: Workload) -> bool:
+        """Whether the peer offers the layout and the storage of the workload."""
+        return workload.layout in self.layouts and workload.storage in self.storages
 
 
 def to_bhsd(x: torch.Tensor | None, seq_format: str) -> torch.Tensor | None:
