@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import angles_torch
-from ropelab.kernels.place_triton import Tokens, position_of
-from ropelab.kernels.rotation import INVALID_POSITION
+from ropelab.kernels.place_triton import Tokens, position_of, reads_axis
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 from ropelab.kernels.stages_triton import Columns
 
-_INVALID_POSITION = tl.constexpr(INVALID_POSITION)
+_INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
 _HIGH, _LOW, _FACTOR = (tl.constexpr(row) for row in (angles_torch.HIGH, angles_torch.LOW, angles_torch.FACTOR))
 _TWO_PI_HEAD, _TWO_PI_TAIL = tl.constexpr(angles_torch.TWO_PI_HEAD), tl.constexpr(angles_torch.TWO_PI_TAIL)
 _S0, _S1, _S2, _S3 = (tl.constexpr(c) for c in angles_torch.SINE)
@@ -61,11 +61,17 @@ def computed_columns(angles, tokens, seq_len, C: tl.constexpr):
     place = tl.arange(0, BLOCK_TOKENS * C.BLOCK_PAIRS)
     distance, pair = place // C.BLOCK_PAIRS, place % C.BLOCK_PAIRS
     exists = distance >= 0 if BLOCK_TOKENS == 1 else tokens.first + distance < seq_len
-    position = position_of(angles, Tokens(tokens.batch, tokens.first, distance, exists), C.POSITIONS)
+    axis = tl.zeros_like(pair).to(tl.int64)
+    for i in tl.static_range(1, C.AXES):
+        axis = tl.where(reads_axis(pair, i, C), i, axis)
+    position = position_of(angles, Tokens(tokens.batch, tokens.first, distance, exists), axis, C)
     cos, sin = cos_sin(position, frequencies, strides[1], pair, pair < C.ROTARY_DIM // 2)
     if C.POSITIONS != "none":
         exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
         cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
+        if C.AXES > 1:
+            is_somewhere = position != _NO_POSITION
+            cos, sin = tl.where(is_somewhere, cos, 0.0), tl.where(is_somewhere, sin, 0.0)
     cos = tl.reshape(cos.to(C.COMPUTE_DTYPE), [BLOCK_TOKENS, 1, C.BLOCK_PAIRS])
     sin = tl.reshape(sin.to(C.COMPUTE_DTYPE), [BLOCK_TOKENS, 1, C.BLOCK_PAIRS])
     return Columns(cos, cos, sin, sin)

@@ -37,6 +37,9 @@ class Turning(Choices):
         GROUP: so many adjacent places hold adjacent features, and the first of these features is a multiple of GROUP; 0
             where the compiler sees this itself.
         ALIGN: a power of two that divides all strides of heads.
+        AXES: the axes along which a token has a position.
+        AXIS_GROUP: a power of two; so many adjacent pairs read the same axis.
+        AXIS_BITS: which groups of pairs read which axis, see `place_triton.reads_axis`.
         TABLE_ALIGN: a power of two that divides all strides of tables.
         SAME_TABLES: cos and sin have the same strides.
         OFFSETS_64: offsets within a tile take 64 bits.
@@ -56,6 +59,9 @@ class Turning(Choices):
     BLOCK_PAIRS: int
     GROUP: int
     ALIGN: int
+    AXES: int
+    AXIS_GROUP: int
+    AXIS_BITS: int
     TABLE_ALIGN: int
     SAME_TABLES: bool
     OFFSETS_64: bool

@@ -54,6 +54,34 @@ class TableRows(NamedTuple):
     is_negative: tl.tensor
 
 
+class AxialRows(NamedTuple):
+    """The rows of the tables for tokens with a position along each of several axes.
+
+    ``cos`` and ``sin`` are pairs of the address at which the tables of the batch begin and the stride of their rows.
+    ``rows`` and ``factors`` have an element ``[tokens, 1, 1]`` for each axis: the row, in int32, or -1 without a row;
+    and the factor of the sines: 1, -1 at a negative position, NaN without a row, and 0 without a position.
+    ``has_position`` is ``[tokens, 1, 1]``: a token without a position along any axis has no position.
+    """
+
+    cos: tuple
+    sin: tuple
+    rows: tuple
+    factors: tuple
+    has_position: tl.tensor
+
+
+class PairRows(NamedTuple):
+    """The rows of the tables for pairs of tokens, and the factors of their sines, each ``[tokens, 1, pairs]``.
+
+    ``cos`` and ``sin`` are the addresses at which the rows begin.
+    """
+
+    cos: tl.tensor
+    sin: tl.tensor
+    exists: tl.tensor
+    factor: tl.tensor
+
+
 @triton.jit
 def blocks_of_program(HEAD_BLOCKS: tl.constexpr, INNERMOST: tl.constexpr):
     """The head block, the token block and the batch of this program in a grid of `launch_grid`.
@@ -111,23 +139,28 @@ def _terms(x, tokens, head, ALIGN: tl.constexpr, OFFSETS_64: tl.constexpr):
 
 
 @triton.jit
-def position_of(angles, tokens, POSITIONS: tl.constexpr):
-    """The positions of the tokens, ``[tokens]``; see `ropelab.positions`.
+def position_of(angles, tokens, axis, C: tl.constexpr):
+    """The positions of the tokens along ``axis``, ``[tokens]``; see `ropelab.positions`.
 
-    POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
+    C.POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
     reads the position of the first token of each sequence and adds the token's place in the sequence. ``"none"``: the
     kernel adds the token's place in the sequence to ``first_position``.
 
     The loads keep positions in the cache, as `read_angles` keeps tables: the loads from the tables wait for the
     positions, and all layers share them.
+
+    Args:
+        axis: an int64, or one for each token; None where there is one axis.
     """
     batch, place = tokens.batch.to(tl.int64), tokens.first + tokens.distance
-    if POSITIONS == "none":
+    if C.POSITIONS == "none":
         return angles.first_position + place
     else:
         address, strides = angles.positions
-        if POSITIONS == "token":
+        if C.POSITIONS == "token":
             at = batch * strides[0] + place.to(tl.int64) * strides[1]
+            if C.AXES > 1:
+                at += axis * strides[2]
             return tl.load(address + at, mask=tokens.exists, other=0, eviction_policy="evict_last")
         else:
             # In 64 bits no sum wraps around to an existing position. A sum that equals NO_POSITION by chance becomes
@@ -140,20 +173,34 @@ def position_of(angles, tokens, POSITIONS: tl.constexpr):
 
 @triton.jit
 def table_rows_of(angles, tokens, C: tl.constexpr):
-    """The `TableRows` of the tokens; see `ropelab.positions`.
+    """The `TableRows` of the tokens, or their `AxialRows`; see `ropelab.positions`."""
+    if C.AXES > 1:
+        return _axial_rows(angles, tokens, C)
+    else:
+        return _rows_of_one_axis(angles, tokens, C)
+
+
+@triton.jit
+def _row_of(position, table_rows, C: tl.constexpr):
+    """The row of the tables that a position reads, in int64, and whether the row exists.
 
     The host has checked that the rows exist where positions count up from a start.
     """
-    cos, cos_strides = angles.cos
-    sin, sin_strides = angles.sin
-    position = position_of(angles, tokens, C.POSITIONS)
     if C.POSITIONS == "none" or position.dtype == tl.int64:
         row = (position if C.POSITIONS == "none" else tl.abs(position)).to(tl.int64)
-        exists = (row >= 0) & (row < angles.table_rows)
+        return row, (row >= 0) & (row < table_rows)
     else:
         # The magnitude of an int32 fits into 32 bits without a sign, so one comparison suffices.
         magnitude = tl.abs(position).to(tl.uint32)
-        row, exists = magnitude.to(tl.int64), magnitude < angles.table_rows.to(tl.uint32)
+        return magnitude.to(tl.int64), magnitude < table_rows.to(tl.uint32)
+
+
+@triton.jit
+def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
+    cos, cos_strides = angles.cos
+    sin, sin_strides = angles.sin
+    position = position_of(angles, tokens, None, C)
+    row, exists = _row_of(position, angles.table_rows, C)
     batch = tokens.batch.to(tl.int64)
     cos_at = tl.multiple_of(batch * cos_strides[0] + row * cos_strides[1], C.TABLE_ALIGN)[:, None, None]
     sin_at = cos_at
@@ -161,3 +208,60 @@ def table_rows_of(angles, tokens, C: tl.constexpr):
         sin_at = tl.multiple_of(batch * sin_strides[0] + row * sin_strides[1], C.TABLE_ALIGN)[:, None, None]
     has_position = (position != _NO_POSITION)[:, None, None]
     return TableRows(cos + cos_at, sin + sin_at, exists[:, None, None], has_position, (position < 0)[:, None, None])
+
+
+@triton.jit
+def _axial_rows(angles, tokens, C: tl.constexpr):
+    cos, cos_strides = angles.cos
+    sin, sin_strides = angles.sin
+    batch = tokens.batch.to(tl.int64)
+    rows, factors, has_position = (), (), (tokens.distance < 0)[:, None, None]
+    for i in tl.static_range(C.AXES):
+        position = position_of(angles, tokens, tl.full([], i, tl.int64), C)
+        row, exists = _row_of(position, angles.table_rows, C)
+        is_somewhere = position != _NO_POSITION
+        factor = tl.where(exists, tl.where(position < 0, -1.0, 1.0), tl.where(is_somewhere, float("nan"), 0.0))
+        rows += (tl.where(exists, row, -1).to(tl.int32)[:, None, None],)
+        factors += (factor.to(C.COMPUTE_DTYPE)[:, None, None],)
+        has_position = has_position | is_somewhere[:, None, None]
+    cos, sin = (cos + batch * cos_strides[0], cos_strides[1]), (sin + batch * sin_strides[0], sin_strides[1])
+    return AxialRows(cos, sin, rows, factors, has_position)
+
+
+@triton.jit
+def reads_axis(pair, AXIS: tl.constexpr, C: tl.constexpr):
+    """Whether pairs read the position along AXIS.
+
+    The bits of four adjacent groups come out of one shift. A thread holds adjacent pairs, so it makes one shift for
+    several pairs, and then tests bits that are known at compile time.
+    """
+    WORDS: tl.constexpr = tl.cdiv(C.ROTARY_DIM // 2, 32 * C.AXIS_GROUP)
+    group = pair // C.AXIS_GROUP
+    bits = tl.full(group.shape, (C.AXIS_BITS >> (32 * WORDS * AXIS)) & 0xFFFFFFFF, tl.uint32)
+    for i in tl.static_range(1, WORDS):
+        word = tl.full(group.shape, (C.AXIS_BITS >> (32 * (WORDS * AXIS + i))) & 0xFFFFFFFF, tl.uint32)
+        bits = tl.where(group // 32 == i, word, bits)
+    bits = bits >> (group // 4 * 4 % 32).to(tl.uint32)
+    return ((bits >> (group % 4).to(tl.uint32)) & 1) != 0
+
+
+@triton.jit
+def rows_of_pairs(rows, first_pair, C: tl.constexpr):
+    """The `PairRows` of the pairs from ``first_pair`` on, for `AxialRows`.
+
+    A pair has the row of its axis. AXIS_GROUP adjacent pairs have the same row, so the accesses to the tables stay as
+    wide as that.
+    """
+    pair = first_pair + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
+    row, factor = rows.rows[0], rows.factors[0]
+    for i in tl.static_range(1, C.AXES):
+        reads = reads_axis(pair, i, C)
+        row, factor = tl.where(reads, rows.rows[i], row), tl.where(reads, rows.factors[i], factor)
+    row = tl.max_constancy(row, [1, 1, C.AXIS_GROUP])
+    cos, cos_stride = rows.cos
+    sin, sin_stride = rows.sin
+    cos_at = tl.multiple_of(row.to(tl.int64) * cos_stride, [1, 1, C.TABLE_ALIGN])
+    sin_at = cos_at
+    if not C.SAME_TABLES:
+        sin_at = tl.multiple_of(row.to(tl.int64) * sin_stride, [1, 1, C.TABLE_ALIGN])
+    return PairRows(cos + cos_at, sin + sin_at, row >= 0, factor)
