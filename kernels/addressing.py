@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from ropelab.kernels.rotation import MAX_BATCH, Rotation, pairs_of_head, row_count
-from ropelab.kernels.tiles import next_power_of_2
+from ropelab.kernels.tiles import axis_group, next_power_of_2, shares_columns
 
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, MAX_BATCH
@@ -34,6 +34,7 @@ def turning(
         "ROTARY_DIM": rotation.rotary_dim, "INTERLEAVED": rotation.interleaved,
         "OUT_INTERLEAVED": rotation.out_interleaved, "TRANSPOSE": rotation.transpose,
         "FULL_WIDTH": rotation.full_width, "TABLE_FREE": rotation.table_free,
+        "SHARED_COLUMNS": shares_columns(rotation),
         "POSITIONS": "none" if t.positions is None else "sequence" if rotation.offsets else "token",
         **axes_of_pairs(rotation), "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype], "ALIGN": min(common_alignment(heads), access),
         "TABLE_ALIGN": alignment([*cos_strides, *sin_strides]), "SAME_TABLES": cos_strides == sin_strides,
@@ -57,7 +58,7 @@ def axes_of_pairs(rotation: Rotation) -> dict[str, int]:
     AXIS_BITS has a row of whole words of 32 bits for each axis, and in the row a bit for each group of pairs.
     """
     axes = rotation.axes or (0,)
-    group = alignment([i for i in range(1, len(axes)) if axes[i] != axes[i - 1]])
+    group = axis_group(rotation)
     row = -(-len(axes) // (32 * group)) * 32
     bits = sum(1 << (axis * row + i) for i, axis in enumerate(axes[::group]))
     return {"AXES": max(axes) + 1, "AXIS_GROUP": group, "AXIS_BITS": bits}

@@ -31,6 +31,7 @@ class Turning(Choices):
     Attributes:
         LANE_DIM, ROTARY_DIM, FIRST: see above.
         INTERLEAVED, OUT_INTERLEAVED, TRANSPOSE, FULL_WIDTH, TABLE_FREE: as in `Rotation`.
+        SHARED_COLUMNS: the threads of a program share cosines and sines, see `angles_triton.shared_columns`.
         POSITIONS: the source of positions, see `place_triton.position_of`.
         COMPUTE_DTYPE: the dtype of the arithmetic.
         BLOCK_PAIRS: the places for pairs of a head, a power of two.
@@ -54,6 +55,7 @@ class Turning(Choices):
     TRANSPOSE: bool
     FULL_WIDTH: bool
     TABLE_FREE: bool
+    SHARED_COLUMNS: bool
     POSITIONS: str
     COMPUTE_DTYPE: tl.dtype
     BLOCK_PAIRS: int

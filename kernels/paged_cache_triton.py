@@ -10,8 +10,8 @@ cosines and sines that the program has read. The programs of q, k and v for the 
 they share the rows of the tables, and often one packed tensor.
 
 Two kinds of calls make programs of a single token. Under a norm across heads a program takes all heads of q, or all
-heads of k, because the heads share a mean. Without tables the heads of a program share the cosines and sines that the
-program computes.
+heads of k, because the heads share a mean. Without tables, and where adjacent pairs read several axes, the heads of a program
+share the cosines and sines that the program computes or reads.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
 in the time in which it moves the 3 bytes of the feature. A row of q takes 16 for a feature, as
@@ -30,17 +30,17 @@ import triton.language as tl
 
 from ropelab.kernels import choices as base
 from ropelab.kernels.addressing import common_alignment, in_parts, readable, strides_of, turning, whole_heads
-from ropelab.kernels.angles_triton import computed_columns
+from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, round_to, to_float8
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
-from ropelab.kernels.place_triton import Angles, Tokens, rows_at, table_rows_of
+from ropelab.kernels.place_triton import Angles, Tokens, rows_at
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
-from ropelab.kernels.stages_triton import narrow, normalize, read_angles, read_heads, turn, write_heads
+from ropelab.kernels.stages_triton import narrow, normalize, read_heads, turn, write_heads
 from ropelab.kernels.tensors import CacheTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2, shares_columns
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,7 @@ def _turn_rows(x, out, target, weight, scale, slots, blocks, angles, block, K: t
         read += ((head, exists, x0, x1, factor),)
     # A pass has as many heads of each token as any other pass, except that the last pass may lack some.
     head, exists = read[0][0], read[0][1]
-    if C.TABLE_FREE:
-        columns = computed_columns(angles, tokens, block.seq_len, C)
-        has_position = table_rows_of(angles, tokens, C).has_position
-    else:
-        columns, has_position = read_angles(angles, tokens, exists, C)
+    columns, has_position = read_angles(angles, tokens, exists, block.seq_len, C)
     if C.NORM != "none":
         w_at = weight + head[:, None, None] * C.LANE_DIM if C.NORM == "token" else weight
         w0, w1 = read_heads(w_at, exists, "evict_last", C)
@@ -413,7 +409,7 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
 
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
-    most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
+    most = 1 if t.norm_across_heads or shares_columns(rotation) else next_power_of_2(t.q.shape[1])
     # name -> source, destination, copy, scale, whether the destination is a cache, and the rows of a token
     of_q, of_k, of_v, of_nope = _rows_of_token(t, rotation)
     found = {

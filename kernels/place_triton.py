@@ -42,7 +42,7 @@ class Angles(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """The rows of the tables for tokens, each ``[tokens, 1, 1]``.
+    """The rows of the tables for tokens, each ``[tokens, 1, 1]``, or for pairs of tokens, ``[tokens, 1, pairs]``.
 
     ``cos`` and ``sin`` are the addresses at which the rows begin.
     """
@@ -54,32 +54,18 @@ class TableRows(NamedTuple):
     is_negative: tl.tensor
 
 
-class AxialRows(NamedTuple):
-    """The rows of the tables for tokens with a position along each of several axes.
+class AxialPositions(NamedTuple):
+    """The positions of tokens along several axes, each ``[tokens, 1, 1]``, and the tables that pairs read by them.
 
     ``cos`` and ``sin`` are pairs of the address at which the tables of the batch begin and the stride of their rows.
-    ``rows`` and ``factors`` have an element ``[tokens, 1, 1]`` for each axis: the row, in int32, or -1 without a row;
-    and the factor of the sines: 1, -1 at a negative position, NaN without a row, and 0 without a position.
-    ``has_position`` is ``[tokens, 1, 1]``: a token without a position along any axis has no position.
+    A token without a position along any axis has no position.
     """
 
+    positions: tuple
+    has_position: tl.tensor
     cos: tuple
     sin: tuple
-    rows: tuple
-    factors: tuple
-    has_position: tl.tensor
-
-
-class PairRows(NamedTuple):
-    """The rows of the tables for pairs of tokens, and the factors of their sines, each ``[tokens, 1, pairs]``.
-
-    ``cos`` and ``sin`` are the addresses at which the rows begin.
-    """
-
-    cos: tl.tensor
-    sin: tl.tensor
-    exists: tl.tensor
-    factor: tl.tensor
+    table_rows: tl.tensor
 
 
 @triton.jit
@@ -173,15 +159,15 @@ def position_of(angles, tokens, axis, C: tl.constexpr):
 
 @triton.jit
 def table_rows_of(angles, tokens, C: tl.constexpr):
-    """The `TableRows` of the tokens, or their `AxialRows`; see `ropelab.positions`."""
+    """The `TableRows` of the tokens, or with several axes their `AxialPositions`; see `ropelab.positions`."""
     if C.AXES > 1:
-        return _axial_rows(angles, tokens, C)
+        return _axial_positions(angles, tokens, C)
     else:
         return _rows_of_one_axis(angles, tokens, C)
 
 
 @triton.jit
-def _row_of(position, table_rows, C: tl.constexpr):
+def row_of(position, table_rows, C: tl.constexpr):
     """The row of the tables that a position reads, in int64, and whether the row exists.
 
     The host has checked that the rows exist where positions count up from a start.
@@ -200,7 +186,7 @@ def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
     cos, cos_strides = angles.cos
     sin, sin_strides = angles.sin
     position = position_of(angles, tokens, None, C)
-    row, exists = _row_of(position, angles.table_rows, C)
+    row, exists = row_of(position, angles.table_rows, C)
     batch = tokens.batch.to(tl.int64)
     cos_at = tl.multiple_of(batch * cos_strides[0] + row * cos_strides[1], C.TABLE_ALIGN)[:, None, None]
     sin_at = cos_at
@@ -211,21 +197,17 @@ def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
 
 
 @triton.jit
-def _axial_rows(angles, tokens, C: tl.constexpr):
+def _axial_positions(angles, tokens, C: tl.constexpr):
     cos, cos_strides = angles.cos
     sin, sin_strides = angles.sin
-    batch = tokens.batch.to(tl.int64)
-    rows, factors, has_position = (), (), (tokens.distance < 0)[:, None, None]
+    positions, has_position = (), (tokens.distance < 0)[:, None, None]
     for i in tl.static_range(C.AXES):
-        position = position_of(angles, tokens, tl.full([], i, tl.int64), C)
-        row, exists = _row_of(position, angles.table_rows, C)
-        is_somewhere = position != _NO_POSITION
-        factor = tl.where(exists, tl.where(position < 0, -1.0, 1.0), tl.where(is_somewhere, float("nan"), 0.0))
-        rows += (tl.where(exists, row, -1).to(tl.int32)[:, None, None],)
-        factors += (factor.to(C.COMPUTE_DTYPE)[:, None, None],)
-        has_position = has_position | is_somewhere[:, None, None]
+        position = position_of(angles, tokens, tl.full([], i, tl.int64), C)[:, None, None]
+        positions += (position,)
+        has_position = has_position | (position != _NO_POSITION)
+    batch = tokens.batch.to(tl.int64)
     cos, sin = (cos + batch * cos_strides[0], cos_strides[1]), (sin + batch * sin_strides[0], sin_strides[1])
-    return AxialRows(cos, sin, rows, factors, has_position)
+    return AxialPositions(positions, has_position, cos, sin, angles.table_rows)
 
 
 @triton.jit
@@ -246,22 +228,21 @@ def reads_axis(pair, AXIS: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def rows_of_pairs(rows, first_pair, C: tl.constexpr):
-    """The `PairRows` of the pairs from ``first_pair`` on, for `AxialRows`.
+def rows_of_pairs(along, first_pair, C: tl.constexpr):
+    """The `TableRows` of the pairs from ``first_pair`` on, for `AxialPositions`.
 
-    A pair has the row of its axis. AXIS_GROUP adjacent pairs have the same row, so the accesses to the tables stay as
-    wide as that.
+    AXIS_GROUP adjacent pairs have the same row, so the accesses to the tables are as wide as that.
     """
     pair = first_pair + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
-    row, factor = rows.rows[0], rows.factors[0]
+    position = along.positions[0]
     for i in tl.static_range(1, C.AXES):
-        reads = reads_axis(pair, i, C)
-        row, factor = tl.where(reads, rows.rows[i], row), tl.where(reads, rows.factors[i], factor)
-    row = tl.max_constancy(row, [1, 1, C.AXIS_GROUP])
-    cos, cos_stride = rows.cos
-    sin, sin_stride = rows.sin
-    cos_at = tl.multiple_of(row.to(tl.int64) * cos_stride, [1, 1, C.TABLE_ALIGN])
+        position = tl.where(reads_axis(pair, i, C), along.positions[i], position)
+    row, exists = row_of(position, along.table_rows, C)
+    row = tl.max_constancy(tl.where(exists, row, -1), [1, 1, C.AXIS_GROUP])
+    cos, cos_stride = along.cos
+    sin, sin_stride = along.sin
+    cos_at = tl.multiple_of(row * cos_stride, [1, 1, C.TABLE_ALIGN])
     sin_at = cos_at
     if not C.SAME_TABLES:
-        sin_at = tl.multiple_of(row.to(tl.int64) * sin_stride, [1, 1, C.TABLE_ALIGN])
-    return PairRows(cos + cos_at, sin + sin_at, row >= 0, factor)
+        sin_at = tl.multiple_of(row * sin_stride, [1, 1, C.TABLE_ALIGN])
+    return TableRows(cos + cos_at, sin + sin_at, row >= 0, position != _NO_POSITION, position < 0)
