@@ -226,7 +226,7 @@ def operator_arguments(call):
     return (
         *call.caches, torch.empty(call.q.shape), None, torch.empty(call.v.shape), None, call.q, call.k, call.v, None,
         call.slot_mapping, o["q_weight"], o["k_weight"], None, None, None, o["cos"], o["sin"], o["positions"], 0,
-        "split_half", "split_half", "thd", None, False, False, 1e-6, 0.0, True,
+        "split_half", "split_half", "thd", None, False, None, False, 1e-6, 0.0, True,
     )  # fmt: skip
 
 

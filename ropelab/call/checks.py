@@ -268,8 +268,8 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
         name, sizes = "offsets", [(batch,)]
     if options.axes is not None:
         count = max(options.axes) + 1
-        if isinstance(positions, torch.Tensor) and positions.ndim and positions.shape[0] > count:
-            count = positions.shape[0]
+        if isinstance(positions, torch.Tensor) and tuple(positions.shape[1:]) in sizes:  # further axes are not read
+            count = max(count, positions.shape[0])
         sizes = [(count, *size) for size in sizes]
     fits = isinstance(positions, torch.Tensor) and any(tuple(positions.shape) == size for size in sizes)
     if not fits:  # compilers cannot follow the construction of the message
