@@ -48,7 +48,8 @@ def rotate(
         # An offset without a position gives no token of the sequence a position.
         positions = torch.where(starts == _NO_POSITION, starts, starts + torch.arange(seq_len, device=x.device))
     along = positions.long()[list(axes)] if axes is not None else positions.long()[None]
-    positions = along.reshape(len(along), -1, seq_len).expand(-1, batch, -1).movedim(0, -1)  # of each column, or of all
+    along = along if along.ndim == 3 else along[:, None]
+    positions = along.expand(-1, batch, seq_len).movedim(0, -1)  # of each column, or of all
     has_row = positions != _NO_POSITION
     is_token = has_row.any(-1)[..., None, None]
 
