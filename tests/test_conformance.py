@@ -91,7 +91,7 @@ RIGHT = {
     "ropelab": ropelab.apply_rope, "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,
-    "flashinfer": correct.flashinfer,
+    "flashinfer": correct.flashinfer, "mrope": correct.mrope,
 }  # fmt: skip
 
 
