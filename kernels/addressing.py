@@ -36,7 +36,8 @@ def turning(
         "FULL_WIDTH": rotation.full_width, "TABLE_FREE": rotation.table_free,
         "SHARED_COLUMNS": shares_columns(rotation),
         "POSITIONS": "none" if t.positions is None else "sequence" if rotation.offsets else "token",
-        **axes_of_pairs(rotation), "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype], "ALIGN": min(common_alignment(heads), access),
+        **axes_of_pairs(rotation), "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype],
+        "ALIGN": min(common_alignment(heads), access),
         "TABLE_ALIGN": alignment([*cos_strides, *sin_strides]), "SAME_TABLES": cos_strides == sin_strides,
         "OFFSETS_64": any(_max_tile_offset(x, block_tokens) >= 2**31 for x in heads),
     }  # fmt: skip

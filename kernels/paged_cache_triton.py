@@ -10,8 +10,8 @@ cosines and sines that the program has read. The programs of q, k and v for the 
 they share the rows of the tables, and often one packed tensor.
 
 Two kinds of calls make programs of a single token. Under a norm across heads a program takes all heads of q, or all
-heads of k, because the heads share a mean. Without tables, and where adjacent pairs read several axes, the heads of a program
-share the cosines and sines that the program computes or reads.
+heads of k, because the heads share a mean. Without tables, and where adjacent pairs read several axes, the heads of a
+program share the cosines and sines that the program computes or reads.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
 in the time in which it moves the 3 bytes of the feature. A row of q takes 16 for a feature, as

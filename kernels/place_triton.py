@@ -200,7 +200,8 @@ def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
 def _axial_positions(angles, tokens, C: tl.constexpr):
     cos, cos_strides = angles.cos
     sin, sin_strides = angles.sin
-    positions, has_position = (), (tokens.distance < 0)[:, None, None]
+    positions: tuple = ()
+    has_position = (tokens.distance < 0)[:, None, None]
     for i in tl.static_range(C.AXES):
         position = position_of(angles, tokens, tl.full([], i, tl.int64), C)[:, None, None]
         positions += (position,)
@@ -238,7 +239,8 @@ def rows_of_pairs(along, first_pair, C: tl.constexpr):
     for i in tl.static_range(1, C.AXES):
         position = tl.where(reads_axis(pair, i, C), along.positions[i], position)
     row, exists = row_of(position, along.table_rows, C)
-    row = tl.max_constancy(tl.where(exists, row, -1), [1, 1, C.AXIS_GROUP])
+    GROUP: tl.constexpr = C.AXIS_GROUP if C.AXIS_GROUP < C.BLOCK_PAIRS else C.BLOCK_PAIRS
+    row = tl.max_constancy(tl.where(exists, row, -1), [1, 1, GROUP])
     cos, cos_stride = along.cos
     sin, sin_stride = along.sin
     cos_at = tl.multiple_of(row * cos_stride, [1, 1, C.TABLE_ALIGN])

@@ -83,7 +83,8 @@ def entries(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tu
     positions = positions.long()
     nowhere, rows = positions == NO_POSITION, cos.shape[-2]
     missing = (positions >= rows) | (positions <= -rows)
-    index = positions.abs().masked_fill(missing, 0), torch.arange(cos.shape[-1], device=cos.device)
+    columns = torch.arange(cos.shape[-1], device=cos.device)
+    index: tuple[torch.Tensor, ...] = (positions.abs().masked_fill(missing, 0), columns)
     if cos.ndim == 3:
         index = torch.arange(cos.shape[0], device=cos.device)[:, None, None], *index
     cos, sin = (table[index].masked_fill(missing, float("nan")).masked_fill(nowhere, 0) for table in (cos, sin))

@@ -162,7 +162,8 @@ def mla_rope_and_cache(
         slot_mapping: ``[N]``, as for `rope_and_cache`.
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, as for `apply_rope`.
-        layout, positions, axes, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved pairs.
+        layout, positions, axes, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved
+            pairs.
         q_out, q_nope, q_nope_out, q_scale: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a result in place.
         k_out: as ``k_pe``: a tensor for the rotated key of all tokens, or ``k_pe`` itself. By default the rotated key
             is written to the cache only.

@@ -44,8 +44,8 @@ def apply_qk_norm_rope(
         k: as ``q``, with any number of heads (GQA, MQA).
         q_weight, k_weight: ``[D]``, both of one floating dtype, which may differ from the dtype of q. For a model that
             multiplies by ``1 + w`` (Gemma), pass ``1 + w``.
-        cos, sin, layout, seq_format, positions, axes, offsets, rotary_slice: as for `apply_rope`. Features outside of the
-            rotary slice are normalized and not rotated.
+        cos, sin, layout, seq_format, positions, axes, offsets, rotary_slice: as for `apply_rope`. Features outside of
+            the rotary slice are normalized and not rotated.
         eps: a number of at least 0, added to the mean of the squares.
 
     Returns:

@@ -206,8 +206,8 @@ def test_compiles_without_a_graph_break(device):
         return apply_rope(q, k, **tables, positions=positions, axes=axes)
 
     fast = torch.compile(rope, fullgraph=True, backend="aot_eager")
-    for positions in (positions, positions.flip(-1)):
-        ys, expected = fast(*xs, positions), rope(*xs, positions)
+    for along in (positions, positions.flip(-1)):
+        ys, expected = fast(*xs, along), rope(*xs, along)
         cotangents = [torch.randn_like(y) for y in ys]
         for f, e in zip(
             (*ys, *torch.autograd.grad(ys, xs, cotangents)),
@@ -239,10 +239,10 @@ REFUSED = {
     "negative": ({"axes": (0, 1, -1) * 2}, r"axes\[2\]: expected an integer >= 0"),
     "floats": ({"axes": (0.0, 1.0, 2.0) * 2}, r"axes\[0\]: expected an integer, got float 0.0"),
     "a tensor": ({"axes": torch.zeros(6)}, "axes: expected a sequence, got Tensor"),
-    "one axis": ({"positions": torch.zeros(5, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or \(3, 1, 5\)"),
+    "one axis": ({"positions": torch.zeros(5, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or"),
     "two axes": ({"positions": torch.zeros(2, 5, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or"),
     "the axes last": ({"positions": torch.zeros(5, 3, dtype=torch.int64)}, r"positions: expected shape \(3, 5\) or"),
-    "a row beyond": ({"positions": torch.full((3, 5), ROWS)}, "positions: expected .positions. below the 40 rows of cos"),
+    "a row beyond": ({"positions": torch.full((3, 5), ROWS)}, "positions: expected .positions. below the 40"),
     "a column for each feature": (
         {"rotary_slice": (0, 6), "axes": (0, 1, 2)}, "cos: expected 3 columns, a column per pair, beside axes, got 6",
     ),

@@ -61,7 +61,8 @@ def table_gradients(xs, y_grads, where: Where):
 
 def _add_rows(table: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The sum of ``tokens [B, S, W]`` over all tokens that share an entry of the table, in ``rows [B, S, W]``."""
-    index = rows, torch.arange(rows.shape[-1], device=table.device).expand(rows.shape)
+    columns = torch.arange(rows.shape[-1], device=table.device).expand(rows.shape)
+    index: tuple[torch.Tensor, ...] = (rows, columns)
     if table.ndim == 3:
         index = torch.arange(table.shape[0], device=table.device)[:, None, None].expand(rows.shape), *index
     return tokens.new_zeros(table.shape).index_put(index, tokens, accumulate=True).to(table.dtype)

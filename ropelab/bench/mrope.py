@@ -99,7 +99,9 @@ def _compare(model: Model, layout: str, tokens: int, step: str, rounds: int) -> 
 
     sets = [[draw(tokens, n, model.head_dim) for n in (model.q_heads, model.k_heads)] for _ in range(count)]
     run = _STEPS[step](shape, draw)
-    timed: dict[str, Callable] = {name: partial(run, sets, {**where, "layout": layout}) for name, where in places.items()}
+    timed: dict[str, Callable] = {
+        name: partial(run, sets, where | {"layout": layout}) for name, where in places.items()
+    }
     timed |= {GATHER: lambda: [gather]} | copies.contenders(sets)
     frame = copies.with_fraction(timing.gpu_times(timed, rounds=rounds))
     is_copy = frame.contender.str.startswith(copies.PREFIX)

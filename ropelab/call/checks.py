@@ -58,7 +58,8 @@ def check_places(q: torch.Tensor, where: Where) -> None:
     if positions is None:
         check_first_position(first_position, seq_len, angles)
     else:
-        check_positions(positions, seq_len, angles, options.offsets)
+        read = positions if options.axes is None else positions[sorted(set(options.axes))]
+        check_positions(read, seq_len, angles, options.offsets)
 
 
 def checked_axes(options: Options) -> tuple[int, ...]:

@@ -136,7 +136,8 @@ def located(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: positions and offsets, axes without positions, an offset below int64, or a slice without two ends.
+        ValueError: positions and offsets, axes without positions, an offset below int64, or a slice without two
+            ends.
     """
     if axes is not None:
         if positions is None:
@@ -154,7 +155,9 @@ def located(
         first_position = offsets
     if positions is None and first_position < 0:  # a kernel reads a negative start from a tensor
         positions, first_position, is_offset = _negative_start(x, first_position, seq_format), 0, True
-    options = Options(layout, layout if out_layout is None else out_layout, seq_format, slice_, is_offset, axes, inverse)
+    options = Options(
+        layout, layout if out_layout is None else out_layout, seq_format, slice_, is_offset, axes, inverse
+    )
     return Where(angles, positions, first_position, options)
 
 

@@ -12,14 +12,15 @@ interface comes from SGLang 0.5.23 (``HookRegistry``).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ropelab.interop.sglang.operators import apply_rope_with_cos_sin_cache_inplace
 from ropelab.positions.axes import mrope_axes
 
-_PACKAGE = "sglang.srt.layers.rotary_embedding"
-TARGET, MROPE_TARGET = f"{_PACKAGE}.base.RotaryEmbedding.forward_cuda", f"{_PACKAGE}.mrope.MRotaryEmbedding.forward_cuda"
+TARGET = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_cuda"
+MROPE_TARGET = "sglang.srt.layers.rotary_embedding.mrope.MRotaryEmbedding.forward_cuda"
 
 
 def register() -> None:
@@ -67,12 +68,14 @@ def mrope_forward_cuda(
     return query, key
 
 
-def _axes(module: torch.nn.Module) -> tuple[int, ...]:
+def _axes(module: Any) -> tuple[int, ...]:
     """The axis of each pair, read once: the host waits for SGLang's ``axis_map``, where a module has one (GLM-V)."""
     axes = vars(module).get("_axes_of_ropelab")
     if axes is None:
         table = getattr(module, "axis_map", None)
-        interleaved = bool(module.mrope_interleaved)
-        axes = mrope_axes(module.mrope_section, mrope_interleaved=interleaved) if table is None else tuple(table.tolist())
+        if table is None:
+            axes = mrope_axes(module.mrope_section, mrope_interleaved=bool(module.mrope_interleaved))
+        else:
+            axes = tuple(table.tolist())
         vars(module)["_axes_of_ropelab"] = axes
     return axes

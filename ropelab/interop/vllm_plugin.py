@@ -39,7 +39,7 @@ def _method(layer: type, name: str) -> Any:
     return getattr(layer, name, None)  # MRotaryEmbedding has no forward_static
 
 
-def _over_kernel(base: type) -> type:
+def _over_kernel(base: Any) -> type:
     """The subclass of a class of vLLM that rotates with the kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
