@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from ropelab.kernels.rotation import MAX_BATCH, Rotation, pairs_of_head, row_count
-from ropelab.kernels.tiles import next_power_of_2
+from ropelab.kernels.tiles import axis_group, next_power_of_2, shares_columns
 
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, MAX_BATCH
@@ -34,8 +34,10 @@ def turning(
         "ROTARY_DIM": rotation.rotary_dim, "INTERLEAVED": rotation.interleaved,
         "OUT_INTERLEAVED": rotation.out_interleaved, "TRANSPOSE": rotation.transpose,
         "FULL_WIDTH": rotation.full_width, "TABLE_FREE": rotation.table_free,
+        "SHARED_COLUMNS": shares_columns(rotation),
         "POSITIONS": "none" if t.positions is None else "sequence" if rotation.offsets else "token",
-        "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype], "ALIGN": min(common_alignment(heads), access),
+        **axes_of_pairs(rotation), "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype],
+        "ALIGN": min(common_alignment(heads), access),
         "TABLE_ALIGN": alignment([*cos_strides, *sin_strides]), "SAME_TABLES": cos_strides == sin_strides,
         "OFFSETS_64": any(_max_tile_offset(x, block_tokens) >= 2**31 for x in heads),
     }  # fmt: skip
@@ -49,6 +51,18 @@ def whole_heads(head_dim: int, rotation: Rotation, pairs_per_access: int) -> dic
         "LANE_DIM": head_dim, "FIRST": rotation.first, "BLOCK_PAIRS": next_power_of_2(pairs),
         "GROUP": min(alignment(divided), pairs_per_access),
     }  # fmt: skip
+
+
+def axes_of_pairs(rotation: Rotation) -> dict[str, int]:
+    """The choices of `choices.Turning` that say which pair reads the position along which axis.
+
+    AXIS_BITS has a row of whole words of 32 bits for each axis, and in the row a bit for each group of pairs.
+    """
+    axes = rotation.axes or (0,)
+    group = axis_group(rotation)
+    row = -(-len(axes) // (32 * group)) * 32
+    bits = sum(1 << (axis * row + i) for i, axis in enumerate(axes[::group]))
+    return {"AXES": max(axes) + 1, "AXIS_GROUP": group, "AXIS_BITS": bits}
 
 
 def heads_of(t: Any) -> list[torch.Tensor]:

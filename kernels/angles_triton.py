@@ -1,17 +1,17 @@
-"""Cosine and sine of ``position x frequency``, computed in a kernel.
+"""The stage `read` for cosines and sines: read by each thread, or read or computed by a program for its threads.
 
-The method is as in `angles_torch`, and the results have the same bits.
+The method to compute them is as in `angles_torch`, and the results have the same bits.
 """
 
 import triton
 import triton.language as tl
 
 from ropelab.kernels import angles_torch
-from ropelab.kernels.place_triton import Tokens, position_of
-from ropelab.kernels.rotation import INVALID_POSITION
-from ropelab.kernels.stages_triton import Columns
+from ropelab.kernels.place_triton import Tokens, position_of, reads_axis, row_of, table_rows_of
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
+from ropelab.kernels.stages_triton import Columns, read_columns
 
-_INVALID_POSITION = tl.constexpr(INVALID_POSITION)
+_INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
 _HIGH, _LOW, _FACTOR = (tl.constexpr(row) for row in (angles_torch.HIGH, angles_torch.LOW, angles_torch.FACTOR))
 _TWO_PI_HEAD, _TWO_PI_TAIL = tl.constexpr(angles_torch.TWO_PI_HEAD), tl.constexpr(angles_torch.TWO_PI_TAIL)
 _S0, _S1, _S2, _S3 = (tl.constexpr(c) for c in angles_torch.SINE)
@@ -49,26 +49,87 @@ def cos_sin(position, frequencies_ptr, stride, pair, mask):
 
 
 @triton.jit
-def computed_columns(angles, tokens, seq_len, C: tl.constexpr):
-    """The `Columns` of every token and pair, ``[tokens, 1, BLOCK_PAIRS]``, computed without a table.
+def shared_columns(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
+    """The `Columns` of the first PLACES pairs of every token, ``[tokens, 1, PLACES]``.
 
-    The program computes the values once for all heads, along one axis over which the compiler spreads all threads. The
-    threads then exchange the values through shared memory. If every thread computed the values for its own pairs, the
-    operations would be a hundred times as many.
+    The program computes or reads the values once for all heads, along one axis over which the compiler spreads all
+    threads. The threads then exchange the values through shared memory. Without tables, a thread that computed the
+    values for its own pairs would execute a hundred times as many operations. Where adjacent pairs read several axes, a
+    thread would read its values one by one.
     """
-    BLOCK_TOKENS: tl.constexpr = tokens.distance.shape[0]
+    if C.TABLE_FREE:
+        cos, sin = _computed(angles, tokens, seq_len, PLACES, C)
+    else:
+        cos, sin = _gathered(angles, tokens, seq_len, PLACES, C)
+    cos = tl.reshape(cos.to(C.COMPUTE_DTYPE), [tokens.distance.shape[0], 1, PLACES])
+    sin = tl.reshape(sin.to(C.COMPUTE_DTYPE), [tokens.distance.shape[0], 1, PLACES])
+    return Columns(cos, cos, sin, sin)
+
+
+@triton.jit
+def _positions_of_pairs(angles, tokens, distance, pair, seq_len, C: tl.constexpr):
+    """The position that each pair of a token reads, and whether the token exists."""
+    exists = distance >= 0 if tokens.distance.shape[0] == 1 else tokens.first + distance < seq_len
+    axis = tl.zeros_like(pair).to(tl.int64)
+    for i in tl.static_range(1, C.AXES):
+        axis = tl.where(reads_axis(pair, i, C), i, axis)
+    return position_of(angles, Tokens(tokens.batch, tokens.first, distance, exists), axis, C), exists
+
+
+@triton.jit
+def _computed(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
+    """Cosines and sines ``[tokens * PLACES]``, computed without a table."""
+    place = tl.arange(0, tokens.distance.shape[0] * PLACES)
+    pair = place % PLACES
+    position, _ = _positions_of_pairs(angles, tokens, place // PLACES, pair, seq_len, C)
     frequencies, strides = angles.cos
-    place = tl.arange(0, BLOCK_TOKENS * C.BLOCK_PAIRS)
-    distance, pair = place // C.BLOCK_PAIRS, place % C.BLOCK_PAIRS
-    exists = distance >= 0 if BLOCK_TOKENS == 1 else tokens.first + distance < seq_len
-    position = position_of(angles, Tokens(tokens.batch, tokens.first, distance, exists), C.POSITIONS)
     cos, sin = cos_sin(position, frequencies, strides[1], pair, pair < C.ROTARY_DIM // 2)
     if C.POSITIONS != "none":
         exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
         cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
-    cos = tl.reshape(cos.to(C.COMPUTE_DTYPE), [BLOCK_TOKENS, 1, C.BLOCK_PAIRS])
-    sin = tl.reshape(sin.to(C.COMPUTE_DTYPE), [BLOCK_TOKENS, 1, C.BLOCK_PAIRS])
-    return Columns(cos, cos, sin, sin)
+    if C.AXES > 1:
+        is_somewhere = position != _NO_POSITION
+        cos, sin = tl.where(is_somewhere, cos, 0.0), tl.where(is_somewhere, sin, 0.0)
+    return cos, sin
+
+
+@triton.jit
+def _gathered(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
+    """Cosines and sines ``[tokens, PLACES]`` out of tables, with the values of `stages_triton.read_columns`.
+
+    A place is a cosine or a sine, so that a program of 128 threads has a place of a head of 128 features for each
+    thread. With fewer places than threads the compiler would make every thread read the values of its own pairs.
+    """
+    place = tl.arange(0, 2 * tokens.distance.shape[0] * PLACES)
+    pair, is_sin = place % PLACES, place // PLACES % 2 == 1
+    position, exists = _positions_of_pairs(angles, tokens, place // (2 * PLACES), pair, seq_len, C)
+    row, has_row = row_of(position, angles.table_rows, C)
+    cos_at, cos_strides = angles.cos
+    sin_at, sin_strides = angles.sin
+    batch = tokens.batch.to(tl.int64)
+    cos_at += batch * cos_strides[0] + row * cos_strides[1]
+    sin_at += batch * sin_strides[0] + row * sin_strides[1]
+    rotates = pair < C.ROTARY_DIM // 2
+    inside = exists & has_row & rotates
+    value = tl.load(tl.where(is_sin, sin_at, cos_at) + pair, mask=inside, other=0.0, eviction_policy="evict_last")
+    factor = tl.where(has_row, tl.where(is_sin & (position < 0), -1.0, 1.0), float("nan"))
+    value = value.to(C.COMPUTE_DTYPE) * factor.to(C.COMPUTE_DTYPE)
+    value = tl.where(position == _NO_POSITION, 0.0, value)
+    if C.LANE_DIM > C.ROTARY_DIM:
+        value = tl.where(rotates, value, tl.where(is_sin, 0.0, 1.0).to(C.COMPUTE_DTYPE))
+    value = tl.reshape(value, [tokens.distance.shape[0], 2, PLACES])
+    return tl.split(tl.permute(value, (0, 2, 1)))
+
+
+@triton.jit
+def read_angles(angles, tokens, exists, seq_len, C: tl.constexpr):
+    """The `Columns` of whole heads, zero angles for what does not rotate; and whether tokens have a position."""
+    if C.SHARED_COLUMNS:
+        columns = shared_columns(angles, tokens, seq_len, C.BLOCK_PAIRS, C)
+        return columns, table_rows_of(angles, tokens, C).has_position
+    else:
+        rows = table_rows_of(angles, tokens, C)
+        return read_columns(rows, 0, exists, C, True), rows.has_position
 
 
 @triton.jit

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import choices as base
-from ropelab.kernels.angles_triton import computed_columns
+from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.float8_triton import divide, magnitude, round_to, scale_of_row, to_float8
-from ropelab.kernels.place_triton import Tokens, rows_at, table_rows_of
-from ropelab.kernels.stages_triton import narrow, normalize, read_angles, read_heads, turn, write_heads
+from ropelab.kernels.place_triton import Tokens, rows_at
+from ropelab.kernels.stages_triton import narrow, normalize, read_heads, turn, write_heads
 
 
 @dataclass(frozen=True)
@@ -172,18 +172,6 @@ def convert(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, K: tl.constexpr
 
 
 @triton.jit
-def angles_of_rows(angles, tokens, exists, seq_len, C: tl.constexpr):
-    """The columns of the tokens of rows, with zero angles for what does not rotate; and whether tokens have a position.
-
-    ``exists`` is ``[rows, 1, 1]``.
-    """
-    if C.TABLE_FREE:
-        return computed_columns(angles, tokens, seq_len, C), table_rows_of(angles, tokens, C).has_position
-    else:
-        return read_angles(angles, tokens, exists, C)
-
-
-@triton.jit
 def turn_some(x0, x1, columns, C: tl.constexpr):
     """The pairs, turned where they rotate. A pair that does not rotate keeps its bits."""
     y0, y1 = turn(x0, x1, columns, False)
@@ -230,7 +218,7 @@ def _turned(x, weight, scale, angles, block, K: tl.constexpr, C: tl.constexpr):
         read += ((head, exists, x0, x1, factor),)
     # A pass has as many heads of each token as any other pass, except that the last pass may lack some.
     head, exists = read[0][0], read[0][1]
-    columns, has_position = angles_of_rows(angles, tokens, exists, block.seq_len, C)
+    columns, has_position = read_angles(angles, tokens, exists, block.seq_len, C)
     if C.NORM != "none":
         w_at = weight + head[:, None, None] * C.LANE_DIM if C.NORM == "token" else weight
         w0, w1 = read_heads(w_at, exists, "evict_last", C)

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels.addressing import common_alignment, readable, strides_of, turning, whole_heads
+from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.cache_rows_triton import (
     Block,
     Caching,
     Kind,
-    angles_of_rows,
     cached_at,
     convert,
     largest_of_pairs,
@@ -55,7 +55,7 @@ def _cached_keys_kernel(at, first_position, table_rows, slot_count, blocks, stri
     tokens, head, exists = rows_of_program(block, K.HEADS, 0, K, C)
     # The loads of keys wait for the slots, and the loads from the tables wait for the positions, at the same time.
     slot = slots_of((at.slots, strides.slots, slot_count), tokens, slot_count)
-    columns, has_position = angles_of_rows(angles, tokens, exists[:, None, None], slot_count, C)
+    columns, has_position = read_angles(angles, tokens, exists[:, None, None], slot_count, C)
     read = ()
     for i in tl.static_range(K.PASSES):
         tokens, head, exists = rows_of_program(block, K.HEADS, i, K, C)

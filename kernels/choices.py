@@ -31,12 +31,16 @@ class Turning(Choices):
     Attributes:
         LANE_DIM, ROTARY_DIM, FIRST: see above.
         INTERLEAVED, OUT_INTERLEAVED, TRANSPOSE, FULL_WIDTH, TABLE_FREE: as in `Rotation`.
+        SHARED_COLUMNS: the threads of a program share cosines and sines, see `angles_triton.shared_columns`.
         POSITIONS: the source of positions, see `place_triton.position_of`.
         COMPUTE_DTYPE: the dtype of the arithmetic.
         BLOCK_PAIRS: the places for pairs of a head, a power of two.
         GROUP: so many adjacent places hold adjacent features, and the first of these features is a multiple of GROUP; 0
             where the compiler sees this itself.
         ALIGN: a power of two that divides all strides of heads.
+        AXES: the axes along which a token has a position.
+        AXIS_GROUP: a power of two; so many adjacent pairs read the same axis.
+        AXIS_BITS: which groups of pairs read which axis, see `place_triton.reads_axis`.
         TABLE_ALIGN: a power of two that divides all strides of tables.
         SAME_TABLES: cos and sin have the same strides.
         OFFSETS_64: offsets within a tile take 64 bits.
@@ -51,11 +55,15 @@ class Turning(Choices):
     TRANSPOSE: bool
     FULL_WIDTH: bool
     TABLE_FREE: bool
+    SHARED_COLUMNS: bool
     POSITIONS: str
     COMPUTE_DTYPE: tl.dtype
     BLOCK_PAIRS: int
     GROUP: int
     ALIGN: int
+    AXES: int
+    AXIS_GROUP: int
+    AXIS_BITS: int
     TABLE_ALIGN: int
     SAME_TABLES: bool
     OFFSETS_64: bool

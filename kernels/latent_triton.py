@@ -35,13 +35,14 @@ from ropelab.kernels.addressing import (
     turning,
     whole_heads,
 )
+from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.latent_torch import LANES
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import Angles, block_of_tokens, blocks_of_program, heads_at, table_rows_of
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation
-from ropelab.kernels.stages_triton import read_angles, read_features, read_heads, turn, write_features, write_heads
+from ropelab.kernels.stages_triton import read_features, read_heads, turn, write_features, write_heads
 from ropelab.kernels.tensors import LatentGradients, LatentTensors, TailTensors
 from ropelab.kernels.tiles import ACCESS_BYTES, Tile, next_power_of_2
 
@@ -102,7 +103,7 @@ def _assemble_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
     if C.VALUE_DIM > 0:
         value = read_features(kv + C.NOPE_DIM, exists, C.VALUE_DIM, C.BLOCK_VALUE)
     x0, x1 = read_heads(k_pe, exists, "", C)
-    columns, has_position = read_angles(angles, tokens, exists, C)
+    columns, has_position = read_angles(angles, tokens, exists, seq_len, C)
     y0, y1 = turn(x0, x1, columns, C.TRANSPOSE)
     if C.IN_PLACE and C.INTERLEAVED != C.OUT_INTERLEAVED:
         tl.debug_barrier()  # a thread overwrites features that other threads read
@@ -149,7 +150,7 @@ def _move_gradients(at, strides, angles, tokens, head_block, C: tl.constexpr):
 
 
 @triton.jit
-def _sum_gradients(at, strides, angles, tokens, C: tl.constexpr):
+def _sum_gradients(at, strides, angles, tokens, seq_len, C: tl.constexpr):
     """Write dk_pe = R^T (sum over the heads of gk[N:]): one rotation of the sum, because the rotation is linear."""
     lane, shared = tl.arange(0, _LANES), tl.arange(0, 1)
     total0 = tl.zeros([C.BLOCK_TOKENS, _LANES, C.BLOCK_PAIRS], C.COMPUTE_DTYPE)
@@ -162,7 +163,7 @@ def _sum_gradients(at, strides, angles, tokens, C: tl.constexpr):
         total0 += g0
         total1 += g1
     is_first = tokens.exists[:, None, None] & (shared == 0)[None, :, None]
-    columns, has_position = read_angles(angles, tokens, is_first, C)
+    columns, has_position = read_angles(angles, tokens, is_first, seq_len, C)
     dx0, dx1 = turn(_sum_of_lanes(total0), _sum_of_lanes(total1), columns, C.TRANSPOSE)
     row = heads_at((at.k_pe_grad, strides.k_pe_grad), tokens, shared, C)
     write_heads(row, is_first, has_position, dx0, dx1, C.OUT_INTERLEAVED, C)
@@ -181,7 +182,7 @@ def _gradient_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
     if head_block < C.HEAD_BLOCKS - 1:
         _move_gradients(at, strides, angles, tokens, head_block, C)
     else:
-        _sum_gradients(at, strides, angles, tokens, C)
+        _sum_gradients(at, strides, angles, tokens, seq_len, C)
 
 
 def forward(t: LatentTensors, rotation: Rotation, first_position: int = 0, *, tile: Tile | None = None) -> None:

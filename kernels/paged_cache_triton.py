@@ -10,8 +10,8 @@ cosines and sines that the program has read. The programs of q, k and v for the 
 they share the rows of the tables, and often one packed tensor.
 
 Two kinds of calls make programs of a single token. Under a norm across heads a program takes all heads of q, or all
-heads of k, because the heads share a mean. Without tables the heads of a program share the cosines and sines that the
-program computes.
+heads of k, because the heads share a mean. Without tables, and where adjacent pairs read several axes, the heads of a
+program share the cosines and sines that the program computes or reads.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
 in the time in which it moves the 3 bytes of the feature. A row of q takes 16 for a feature, as
@@ -37,7 +37,7 @@ from ropelab.kernels.paged_cache_torch import compute_dtype
 from ropelab.kernels.place_triton import Angles
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
 from ropelab.kernels.tensors import CacheTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2, shares_columns
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
 
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
-    most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
+    most = 1 if t.norm_across_heads or shares_columns(rotation) else next_power_of_2(t.q.shape[1])
     width = 2 * _block_pairs(t, rotation)
     # name -> source, destination, copy, given scale, made scales, the kind whose scale it shares
     found = {

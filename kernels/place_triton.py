@@ -42,7 +42,7 @@ class Angles(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """The rows of the tables for tokens, each ``[tokens, 1, 1]``.
+    """The rows of the tables for tokens, each ``[tokens, 1, 1]``, or for pairs of tokens, ``[tokens, 1, pairs]``.
 
     ``cos`` and ``sin`` are the addresses at which the rows begin.
     """
@@ -52,6 +52,20 @@ class TableRows(NamedTuple):
     exists: tl.tensor
     has_position: tl.tensor
     is_negative: tl.tensor
+
+
+class AxialPositions(NamedTuple):
+    """The positions of tokens along several axes, each ``[tokens, 1, 1]``, and the tables that pairs read by them.
+
+    ``cos`` and ``sin`` are pairs of the address at which the tables of the batch begin and the stride of their rows.
+    A token without a position along any axis has no position.
+    """
+
+    positions: tuple
+    has_position: tl.tensor
+    cos: tuple
+    sin: tuple
+    table_rows: tl.tensor
 
 
 @triton.jit
@@ -111,23 +125,28 @@ def _terms(x, tokens, head, ALIGN: tl.constexpr, OFFSETS_64: tl.constexpr):
 
 
 @triton.jit
-def position_of(angles, tokens, POSITIONS: tl.constexpr):
-    """The positions of the tokens, ``[tokens]``; see `ropelab.positions`.
+def position_of(angles, tokens, axis, C: tl.constexpr):
+    """The positions of the tokens along ``axis``, ``[tokens]``; see `ropelab.positions`.
 
-    POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
+    C.POSITIONS names the source. ``"token"``: the kernel reads the position of each token. ``"sequence"``: the kernel
     reads the position of the first token of each sequence and adds the token's place in the sequence. ``"none"``: the
     kernel adds the token's place in the sequence to ``first_position``.
 
     The loads keep positions in the cache, as `read_angles` keeps tables: the loads from the tables wait for the
     positions, and all layers share them.
+
+    Args:
+        axis: an int64, or one for each token; None where there is one axis.
     """
     batch, place = tokens.batch.to(tl.int64), tokens.first + tokens.distance
-    if POSITIONS == "none":
+    if C.POSITIONS == "none":
         return angles.first_position + place
     else:
         address, strides = angles.positions
-        if POSITIONS == "token":
+        if C.POSITIONS == "token":
             at = batch * strides[0] + place.to(tl.int64) * strides[1]
+            if C.AXES > 1:
+                at += axis * strides[2]
             return tl.load(address + at, mask=tokens.exists, other=0, eviction_policy="evict_last")
         else:
             # In 64 bits no sum wraps around to an existing position. A sum that equals NO_POSITION by chance becomes
@@ -140,20 +159,34 @@ def position_of(angles, tokens, POSITIONS: tl.constexpr):
 
 @triton.jit
 def table_rows_of(angles, tokens, C: tl.constexpr):
-    """The `TableRows` of the tokens; see `ropelab.positions`.
+    """The `TableRows` of the tokens, or with several axes their `AxialPositions`; see `ropelab.positions`."""
+    if C.AXES > 1:
+        return _axial_positions(angles, tokens, C)
+    else:
+        return _rows_of_one_axis(angles, tokens, C)
+
+
+@triton.jit
+def row_of(position, table_rows, C: tl.constexpr):
+    """The row of the tables that a position reads, in int64, and whether the row exists.
 
     The host has checked that the rows exist where positions count up from a start.
     """
-    cos, cos_strides = angles.cos
-    sin, sin_strides = angles.sin
-    position = position_of(angles, tokens, C.POSITIONS)
     if C.POSITIONS == "none" or position.dtype == tl.int64:
         row = (position if C.POSITIONS == "none" else tl.abs(position)).to(tl.int64)
-        exists = (row >= 0) & (row < angles.table_rows)
+        return row, (row >= 0) & (row < table_rows)
     else:
         # The magnitude of an int32 fits into 32 bits without a sign, so one comparison suffices.
         magnitude = tl.abs(position).to(tl.uint32)
-        row, exists = magnitude.to(tl.int64), magnitude < angles.table_rows.to(tl.uint32)
+        return magnitude.to(tl.int64), magnitude < table_rows.to(tl.uint32)
+
+
+@triton.jit
+def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
+    cos, cos_strides = angles.cos
+    sin, sin_strides = angles.sin
+    position = position_of(angles, tokens, None, C)
+    row, exists = row_of(position, angles.table_rows, C)
     batch = tokens.batch.to(tl.int64)
     cos_at = tl.multiple_of(batch * cos_strides[0] + row * cos_strides[1], C.TABLE_ALIGN)[:, None, None]
     sin_at = cos_at
@@ -161,3 +194,57 @@ def table_rows_of(angles, tokens, C: tl.constexpr):
         sin_at = tl.multiple_of(batch * sin_strides[0] + row * sin_strides[1], C.TABLE_ALIGN)[:, None, None]
     has_position = (position != _NO_POSITION)[:, None, None]
     return TableRows(cos + cos_at, sin + sin_at, exists[:, None, None], has_position, (position < 0)[:, None, None])
+
+
+@triton.jit
+def _axial_positions(angles, tokens, C: tl.constexpr):
+    cos, cos_strides = angles.cos
+    sin, sin_strides = angles.sin
+    positions: tuple = ()
+    has_position = (tokens.distance < 0)[:, None, None]
+    for i in tl.static_range(C.AXES):
+        position = position_of(angles, tokens, tl.full([], i, tl.int64), C)[:, None, None]
+        positions += (position,)
+        has_position = has_position | (position != _NO_POSITION)
+    batch = tokens.batch.to(tl.int64)
+    cos, sin = (cos + batch * cos_strides[0], cos_strides[1]), (sin + batch * sin_strides[0], sin_strides[1])
+    return AxialPositions(positions, has_position, cos, sin, angles.table_rows)
+
+
+@triton.jit
+def reads_axis(pair, AXIS: tl.constexpr, C: tl.constexpr):
+    """Whether pairs read the position along AXIS.
+
+    The bits of four adjacent groups come out of one shift. A thread holds adjacent pairs, so it makes one shift for
+    several pairs, and then tests bits that are known at compile time.
+    """
+    WORDS: tl.constexpr = tl.cdiv(C.ROTARY_DIM // 2, 32 * C.AXIS_GROUP)
+    group = pair // C.AXIS_GROUP
+    bits = tl.full(group.shape, (C.AXIS_BITS >> (32 * WORDS * AXIS)) & 0xFFFFFFFF, tl.uint32)
+    for i in tl.static_range(1, WORDS):
+        word = tl.full(group.shape, (C.AXIS_BITS >> (32 * (WORDS * AXIS + i))) & 0xFFFFFFFF, tl.uint32)
+        bits = tl.where(group // 32 == i, word, bits)
+    bits = bits >> (group // 4 * 4 % 32).to(tl.uint32)
+    return ((bits >> (group % 4).to(tl.uint32)) & 1) != 0
+
+
+@triton.jit
+def rows_of_pairs(along, first_pair, C: tl.constexpr):
+    """The `TableRows` of the pairs from ``first_pair`` on, for `AxialPositions`.
+
+    AXIS_GROUP adjacent pairs have the same row, so the accesses to the tables are as wide as that.
+    """
+    pair = first_pair + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
+    position = along.positions[0]
+    for i in tl.static_range(1, C.AXES):
+        position = tl.where(reads_axis(pair, i, C), along.positions[i], position)
+    row, exists = row_of(position, along.table_rows, C)
+    GROUP: tl.constexpr = C.AXIS_GROUP if C.AXIS_GROUP < C.BLOCK_PAIRS else C.BLOCK_PAIRS
+    row = tl.max_constancy(tl.where(exists, row, -1), [1, 1, GROUP])
+    cos, cos_stride = along.cos
+    sin, sin_stride = along.sin
+    cos_at = tl.multiple_of(row * cos_stride, [1, 1, C.TABLE_ALIGN])
+    sin_at = cos_at
+    if not C.SAME_TABLES:
+        sin_at = tl.multiple_of(row * sin_stride, [1, 1, C.TABLE_ALIGN])
+    return TableRows(cos + cos_at, sin + sin_at, row >= 0, position != _NO_POSITION, position < 0)

@@ -44,6 +44,7 @@ from ropelab.kernels.addressing import (
     turning,
     whole_heads,
 )
+from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import Angles, block_of_tokens, blocks_of_program, heads_at
@@ -53,7 +54,6 @@ from ropelab.kernels.stages_triton import (
     lane_feature,
     members_of,
     normalize,
-    read_angles,
     read_heads,
     turn,
     write_heads,
@@ -131,7 +131,7 @@ def _qk_norm_rope_kernel(at, first_position, table_rows, seq_len, strides, C: tl
     # All loads come before the first store, because the compiler may not move a load across a store.
     x_at = _rows_at(is_q, at.q, at.k, strides.q, strides.k, tokens, head, C)
     x0, x1 = read_heads(x_at, exists, "", C)
-    columns, has_position = read_angles(angles, tokens, exists, C)
+    columns, has_position = read_angles(angles, tokens, exists, seq_len, C)
     w0, w1 = read_heads(tl.where(is_q, at.q_weight, at.k_weight), exists, "evict_last", C)
 
     x0, x1 = normalize(x0, x1, w0, w1, C.LANE_DIM, C.EPS, False, False)
@@ -179,7 +179,7 @@ def _qk_norm_rope_backward_kernel(
             dx_at = _rows_at(is_q, at.q_dx, at.k_dx, strides.q_dx, strides.k_dx, tokens, head, C)
         x0, x1 = read_heads(x_at, exists, "", C)
         g0, g1 = read_heads(g_at, exists, "", C)
-        columns, has_position = read_angles(angles, tokens, exists, C)
+        columns, has_position = read_angles(angles, tokens, exists, seq_len, C)
 
         gn0, gn1 = turn(g0, g1, columns, True)
         counts = exists

@@ -36,10 +36,15 @@ def rotate(t: RotateTensors, rotation: Rotation, first_position: int = 0) -> Non
 
 
 def without_position(positions: torch.Tensor | None) -> torch.Tensor | None:
-    """Whether each token lacks a position, ``[B, S or 1, 1, 1]``; None where all tokens count from a start."""
+    """Whether each token lacks a position, ``[B, S or 1, 1, 1]``; None where all tokens count from a start.
+
+    With several axes, a token without a position along any axis has no position.
+    """
     if positions is None:
         return None
     nowhere = positions == NO_POSITION
+    if nowhere.ndim == 3:
+        nowhere = nowhere.all(-1)
     return nowhere[:, :, None, None] if nowhere.ndim == 2 else nowhere[:, None, None, None]
 
 
@@ -59,6 +64,8 @@ def table_rows(
     if positions is None:
         tokens = slice(first_position, first_position + seq_len)
         return cos[:, tokens], sin[:, tokens]
+    if rotation.axes is not None:
+        return entries(cos, sin, positions[..., list(rotation.axes)])
     positions = _per_token(positions, rotation, seq_len)
     row = positions.long().abs()
     missing = (row < 0) | (row >= cos.shape[1])  # the magnitude of the smallest int64 overflows and is negative
@@ -68,6 +75,22 @@ def table_rows(
     return cos, torch.where((positions < 0)[..., None], -sin, sin)
 
 
+def entries(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The entries of tables ``[P, W]`` or ``[1 or B, P, W]`` at ``positions [..., W]``, one for each column.
+
+    NO_POSITION gives zeros, and any other position without a row gives NaN. See `ropelab.positions`.
+    """
+    positions = positions.long()
+    nowhere, rows = positions == NO_POSITION, cos.shape[-2]
+    missing = (positions >= rows) | (positions <= -rows)
+    columns = torch.arange(cos.shape[-1], device=cos.device)
+    index: tuple[torch.Tensor, ...] = (positions.abs().masked_fill(missing, 0), columns)
+    if cos.ndim == 3:
+        index = torch.arange(cos.shape[0], device=cos.device)[:, None, None], *index
+    cos, sin = (table[index].masked_fill(missing, float("nan")).masked_fill(nowhere, 0) for table in (cos, sin))
+    return cos, torch.where(positions < 0, -sin, sin)
+
+
 def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, first_position: int):
     """The rows of `table_rows`, computed from frequencies."""
     if positions is None:
@@ -75,7 +98,11 @@ def _computed_rows(frequencies, rotation: Rotation, seq_len: int, positions, fir
         return cos_sin(along[None], frequencies)
     positions = _per_token(positions, rotation, seq_len).long()
     missing = ((positions <= INVALID_POSITION) | (positions >= 2**31))[..., None]
-    return tuple(t.masked_fill(missing, float("nan")) for t in cos_sin(positions, frequencies))
+    cos, sin = (t.masked_fill(missing, float("nan")) for t in cos_sin(positions, frequencies))
+    if rotation.axes is None:
+        return cos, sin
+    nowhere, columns = (positions == NO_POSITION)[..., None], range(len(frequencies))
+    return tuple(t.masked_fill(nowhere, 0)[..., list(rotation.axes), columns] for t in (cos, sin))
 
 
 def _per_token(positions: torch.Tensor, rotation: Rotation, seq_len: int) -> torch.Tensor:

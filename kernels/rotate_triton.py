@@ -32,7 +32,7 @@ from ropelab.kernels.addressing import (
     table_strides,
     turning,
 )
-from ropelab.kernels.angles_triton import computed_columns
+from ropelab.kernels.angles_triton import shared_columns
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import (
@@ -46,7 +46,16 @@ from ropelab.kernels.place_triton import (
 )
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import Rotation
-from ropelab.kernels.stages_triton import Members, members_of, narrow, read_columns, read_pairs, turn, write_pairs
+from ropelab.kernels.stages_triton import (
+    Columns,
+    Members,
+    members_of,
+    narrow,
+    read_columns,
+    read_pairs,
+    turn,
+    write_pairs,
+)
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.kernels.tile_cost import choose
 from ropelab.kernels.tiles import FlatTile, Tile, Work, next_power_of_2, pairs_per_access
@@ -250,6 +259,26 @@ def _read_columns(part, rows, C: tl.constexpr):
 
 
 @triton.jit
+def _shared_columns(angles, tokens, seq_len, C: tl.constexpr):
+    """The `Columns` that the threads of a program share. The accesses of flat rows belong to heads of one token."""
+    if C.FLAT:
+        token = Tokens(tokens.batch, tokens.first, tl.arange(0, 1), tl.arange(0, 1) == 0)
+        columns = shared_columns(angles, token, seq_len, C.PER_HEAD * C.BLOCK_PAIRS, C)
+        cos, sin = _of_accesses(columns.cos0, C), _of_accesses(columns.sin0, C)
+        return Columns(cos, cos, sin, sin)
+    else:
+        return shared_columns(angles, tokens, seq_len, C.BLOCK_PAIRS, C)
+
+
+@triton.jit
+def _of_accesses(column, C: tl.constexpr):
+    """Values of the pairs of a head, ``[1, 1, pairs]``, for the accesses of a program."""
+    column = tl.reshape(column, [1, C.PER_HEAD, C.BLOCK_PAIRS])
+    column = tl.broadcast_to(column, [C.ACCESSES // C.PER_HEAD, C.PER_HEAD, C.BLOCK_PAIRS])
+    return tl.reshape(column, [C.ACCESSES, 1, C.BLOCK_PAIRS])
+
+
+@triton.jit
 def _write_heads(source, part, heads, columns, has_position, C: tl.constexpr):
     """Turn the pairs of ``source``, and write them and the features that do not rotate to ``part``.
 
@@ -292,7 +321,7 @@ def _rotate_kernel(at, first_position, table_rows, seq_len, strides, C: tl.const
         rows = table_rows_of(angles, tokens, C)
     for i in tl.static_range(PARTS):
         heads += (_read_heads(parts[i], C),)
-        if not C.HEADS_FIRST and not C.TABLE_FREE:
+        if not C.HEADS_FIRST and not C.SHARED_COLUMNS:
             columns += (_read_columns(parts[i], rows, C),)
     if C.HEADS_FIRST:
         # The threads exchange nothing here, but the compiler moves no instruction across a barrier. Without the barrier
@@ -300,12 +329,13 @@ def _rotate_kernel(at, first_position, table_rows, seq_len, strides, C: tl.const
         # would begin only after the positions have arrived.
         tl.debug_barrier()
         rows = table_rows_of(angles, tokens, C)
-        for i in tl.static_range(PARTS):
-            columns += (_read_columns(parts[i], rows, C),)
-    if C.TABLE_FREE:
+        if not C.SHARED_COLUMNS:
+            for i in tl.static_range(PARTS):
+                columns += (_read_columns(parts[i], rows, C),)
+    if C.SHARED_COLUMNS:
         # The computation follows the loads, so that it runs while the loads are under way.
-        computed = computed_columns(angles, tokens, seq_len, C)
-        columns = computed, computed
+        shared = _shared_columns(angles, tokens, seq_len, C)
+        columns = shared, shared
     # The addresses of the results come after the barrier, so that they take no registers before.
     if C.IN_PLACE and C.FLAT:
         results = parts

@@ -27,6 +27,7 @@ class Rotation:
             column for each pair.
         table_free: frequencies take the place of tables, and the kernels compute cosines and sines (`angles_torch`).
         offsets: positions, where given, are the positions of the first tokens of the sequences.
+        axes: the axis of positions that each pair reads, where tokens have positions along several axes.
     """
 
     rotary_dim: int
@@ -37,6 +38,7 @@ class Rotation:
     full_width: bool = False
     table_free: bool = False
     offsets: bool = False
+    axes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels.head_sums_triton import sum_of_neighbours, sum_of_products
-from ropelab.kernels.place_triton import table_rows_of
+from ropelab.kernels.place_triton import rows_of_pairs
 
 
 class Members(NamedTuple):
@@ -154,32 +154,30 @@ def read_columns(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr):
     The factor of the sines is -1 at a negative position, and NaN without a row. Both results of a pair contain a
     product with a sine, so the factor NaN makes both of them NaN. Positions that count up from a checked start have
     rows and no sign, so these steps are left out for them. The sines are widened before they are negated, because the
-    interpreter has no arithmetic for bfloat16.
+    interpreter has no arithmetic for bfloat16. With several axes, each pair has the factor of its axis. The cosine and
+    the sine of a pair whose axis lacks a position are zero.
 
     Args:
         FILL: pairs that do not exist and pairs that do not rotate get an angle of zero, since a sum over the head
             includes them.
     """
     SIGNED: tl.constexpr = C.POSITIONS != "none"
+    if C.AXES > 1:
+        rows = rows_of_pairs(rows, first_pair, C)
     inside = exists & rows.exists if SIGNED else exists
-    OTHER: tl.constexpr = 0.0 if FILL and not SIGNED else None
+    OTHER: tl.constexpr = 0.0 if (FILL and not SIGNED) or C.AXES > 1 else None
     cos0, cos1 = _read_table(rows.cos, first_pair, inside, C, OTHER)
     sin0, sin1 = _read_table(rows.sin, first_pair, inside, C, OTHER)
     if SIGNED:
         factor = tl.where(rows.exists, tl.where(rows.is_negative, -1.0, 1.0), float("nan")).to(C.COMPUTE_DTYPE)
+        if C.AXES > 1:
+            factor = tl.where(rows.has_position, factor, 0.0)
         sin0, sin1 = sin0 * factor, sin1 * factor
     if FILL and C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
         rotates = (tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
         cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)
         sin0, sin1 = tl.where(rotates, sin0, 0.0), tl.where(rotates, sin1, 0.0)
     return Columns(cos0, cos1, sin0, sin1)
-
-
-@triton.jit
-def read_angles(angles, tokens, exists, C: tl.constexpr):
-    """The `Columns` of whole heads, zero angles for what does not rotate; and whether tokens have a position."""
-    rows = table_rows_of(angles, tokens, C)
-    return read_columns(rows, 0, exists, C, True), rows.has_position
 
 
 @triton.jit

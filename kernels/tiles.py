@@ -116,7 +116,19 @@ def candidates(work: Work) -> list[Tile | FlatTile]:
     found: list[Tile | FlatTile] = [*_flat_tiles(work), *_whole_tiles(work)]
     if work.positions:
         found += [replace(tile, heads_first=True) for tile in found if tile.num_warps > 1]
+    if shares_columns(work.rotation):
+        found = [tile for tile in found if _has_a_thread_for_each_value(work.rotation, tile)] or found
     return list(dict.fromkeys(found))
+
+
+def _has_a_thread_for_each_value(rotation: Rotation, tile: Tile | FlatTile) -> bool:
+    """Whether a program has a thread for each cosine and each sine that it shares.
+
+    The compiler then exchanges the values at once. With more values it exchanges the heads too, and with fewer values
+    every thread reads the values of its own pairs.
+    """
+    tokens = 1 if isinstance(tile, FlatTile) else tile.block_tokens
+    return 2 * tokens * next_power_of_2(rotation.rotary_dim // 2) == 32 * tile.num_warps
 
 
 def _flat_tiles(work: Work) -> Iterator[FlatTile]:
@@ -127,7 +139,11 @@ def _flat_tiles(work: Work) -> Iterator[FlatTile]:
         return
     both = rotation.interleaved and rotation.out_interleaved
     wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
+    per_head = (rotation.rotary_dim + work.rest) // (2 * wide)
     for accesses, warps in ((64, 2), (128, 4), (256, 4)):
+        whole = accesses % per_head == 0 and per_head * sum(work.heads) % accesses == 0 and work.innermost != "tokens"
+        if shares_columns(rotation) and not whole:
+            continue  # a program that shares columns takes whole heads of one token
         for heads in (1, 2, 4) if work.innermost == "tokens" and accesses == 128 else (1,):
             yield FlatTile(accesses, warps, work.innermost, wide, heads)
 
@@ -162,6 +178,20 @@ def pairs_per_access(rotation: Rotation, rest: int) -> int:
     # The members of a pair of features that are copied are half of all these features apart.
     before = [n // 2 if n % 2 == 0 else 1 for n in (rest, rotation.first)]
     return gcd(2 * PAIRS_PER_ACCESS, rotation.rotary_dim // 2, *before)
+
+
+def axis_group(rotation: Rotation) -> int:
+    """The largest power of two, up to 16, such that so many adjacent pairs read the position along the same axis."""
+    axes = rotation.axes or ()
+    return gcd(16, *(i for i in range(1, len(axes)) if axes[i] != axes[i - 1]))
+
+
+def shares_columns(rotation: Rotation) -> bool:
+    """Whether the threads of a program share cosines and sines, because each thread would read or compute them slowly.
+
+    That is the case without tables, and where the pairs of an access read the positions along several axes.
+    """
+    return rotation.table_free or axis_group(rotation) < PAIRS_PER_ACCESS
 
 
 def choose_table_free_tile(

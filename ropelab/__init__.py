@@ -19,7 +19,7 @@ from ropelab.kernels.backends import use_backend
 from ropelab.latent_attention import assemble_mla, assemble_mla_kv, rotate_mla_query
 from ropelab.layout.weights import convert_layout
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
-from ropelab.positions.axes import grid_positions, text_positions
+from ropelab.positions.axes import grid_positions, mrope_axes, text_positions
 from ropelab.positions.packed import NO_POSITION, PackedSequences, context_parallel_positions
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
@@ -39,6 +39,7 @@ __all__ = [
     "convert_layout",
     "grid_positions",
     "mla_rope_and_cache",
+    "mrope_axes",
     "rope_and_cache",
     "rope_from_config",
     "rotary_frequencies",

@@ -12,7 +12,7 @@ import torch
 
 from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.rope_parameters import Rope
-from ropelab.angles.tables import MOST_ROWS, axial_tables, check_dtype, frequency_tables
+from ropelab.angles.tables import MOST_ROWS, check_dtype, frequency_tables
 from ropelab.arguments import POSITION_DTYPES, check_tensor, integer, shown, tensor
 from ropelab.arguments import device as usable
 from ropelab.kernels import NO_POSITION
@@ -86,8 +86,7 @@ class RotaryEmbedding(torch.nn.Module):
         Args:
             q, k, offsets, inverse, inplace: as for `apply_rope`.
             positions: as for `apply_rope` (see `ropelab.positions`). If ``rope.axes`` says which plane reads which
-                axis, also positions along several axes, ``[axes, B, S]`` (``thd``: ``[axes, T]``). A model with several
-                layers saves time if it calls `tables` and `axial_tables` once for all layers.
+                axis, also positions along several axes, ``[axes, B, S]`` (``thd``: ``[axes, T]``).
             seq_len: the length of the longest sequence, cache included, above all ``|positions|``. By default the
                 module takes it from an integer ``offsets``, from positions or offsets in CPU memory, or else from the
                 model's ``max_position_embeddings``.
@@ -113,16 +112,11 @@ class RotaryEmbedding(torch.nn.Module):
         else:
             seq_len = _rows("seq_len", seq_len)
         tables = self._prepared(seq_len, q.device)
-        cos, sin = tables.cos, tables.sin
-        several_axes = rank(self.seq_format) - 1
-        if positions is not None and positions.ndim == several_axes and tables.axes is not None:
-            if positions.shape[0] < tables.axes_count:
-                raise ValueError(f"positions: expected {tables.axes_count} axes, got shape {tuple(positions.shape)}")
-            cos, sin = axial_tables(cos, sin, positions, tables.axes)
-            positions = None
+        along_axes = positions is not None and positions.ndim == rank(self.seq_format) - 1
         return apply_rope(
-            q, k, cos=cos, sin=sin, layout=self.rope.layout, out_layout=self.rope.out_layout,
-            seq_format=self.seq_format, positions=positions, offsets=offsets, inverse=inverse, inplace=inplace,
+            q, k, cos=tables.cos, sin=tables.sin, layout=self.rope.layout, out_layout=self.rope.out_layout,
+            seq_format=self.seq_format, positions=positions, axes=tables.axes if along_axes else None,
+            offsets=offsets, inverse=inverse, inplace=inplace,
             rotary_slice=self.rope.rotary_slice if self.rope.first_feature else None,
         )  # fmt: skip
 
@@ -209,8 +203,7 @@ class _Tables:
         self.cos, self.sin = frequency_tables(
             rope.inverse_frequencies, rows, rope.attention_factor, dtype=dtype, device=device
         )
-        self.axes = None if rope.axes is None else torch.tensor(rope.axes, device=device)
-        self.axes_count = 0 if rope.axes is None else max(rope.axes) + 1
+        self.axes = rope.axes
 
 
 _shared: WeakValueDictionary[tuple, _Tables] = WeakValueDictionary()

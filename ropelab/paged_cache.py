@@ -1,5 +1,7 @@
 """The public functions `rope_and_cache` and `mla_rope_and_cache`, for inference with a paged cache."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ropelab.arguments import check_tensor, flag, number
@@ -34,6 +36,7 @@ def rope_and_cache(
     layout: str = "split_half",
     seq_format: str = "thd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     q_out: torch.Tensor | None = None,
@@ -93,9 +96,8 @@ def rope_and_cache(
         value_cache: ``[blocks, block_size, Hk, Dv]``, as ``key_cache``.
         slot_mapping: ``[N]`` of int32 or int64, the slots of the first N tokens, sequence after sequence. All further
             tokens are padding and have no slot.
-        cos, sin, frequencies, layout, seq_format, positions, offsets, rotary_slice: as for `apply_rope`. Tables with a
-            row for each token (`axial_tables`, M-RoPE) go without ``positions``. A token at ``NO_POSITION`` gives zeros
-            for q and k.
+        cos, sin, frequencies, layout, seq_format, positions, axes, offsets, rotary_slice: as for `apply_rope`. A token
+            at ``NO_POSITION`` gives zeros for q and k.
         q_weight, k_weight: both ``[D]``, or ``[Hq * D]`` and ``[Hk * D]`` for a norm across heads; of one floating
             dtype. Without weights there is no norm.
         eps: a number of at least 0, added to the mean of the squares. With 0, heads of zeros stay zeros.
@@ -132,7 +134,7 @@ def rope_and_cache(
     check_seq_format(seq_format)
     check_tensor("q", q, (rank(seq_format),), f"{seq_format} of rank {rank(seq_format)}")
     angles = given_angles(cos, sin, frequencies)
-    where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice)
+    where = located(q, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     norm = _norm(q_weight, k_weight, eps, weight_offset, norm_first)
     q_out = empty_heads(q) if q_out is None else q_out
     if q_scale_out is not None:  # heads of one feature
@@ -163,6 +165,7 @@ def mla_rope_and_cache(
     frequencies: torch.Tensor | None = None,
     layout: str = "split_half",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     q_out: torch.Tensor | None = None,
     k_out: torch.Tensor | None = None,
@@ -186,7 +189,8 @@ def mla_rope_and_cache(
         slot_mapping: ``[N]``, as for `rope_and_cache`.
         cos, sin: ``[P, R/2]``, as for `apply_rope`.
         frequencies: int64 ``[R/2, 3]`` in place of cos and sin, as for `apply_rope`.
-        layout, positions, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved pairs.
+        layout, positions, axes, offsets: as for `apply_rope` with ``thd``. DeepSeek-V3's checkpoint has interleaved
+            pairs.
         q_out, q_nope, q_nope_out, q_scale, q_scale_out: as for `rope_and_cache`; ``q_out`` may be ``q_pe`` for a
             result in place.
         k_out: as ``k_pe``: a tensor for the rotated key of all tokens, or ``k_pe`` itself. By default the rotated key
@@ -222,9 +226,9 @@ def mla_rope_and_cache(
     try:
         return rope_and_cache(
             q_pe, k, kv_c.unsqueeze(1), key_cache, value_cache, slot_mapping, cos=cos, sin=sin, frequencies=frequencies,
-            layout=layout, positions=positions, offsets=offsets, q_out=q_out, k_out=k_out, q_nope=q_nope,
-            q_nope_out=q_nope_out, q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale, q_scale_out=q_scale_out,
-            k_scale_cache=kv_scale_cache, v_scale_cache=kv_scale_cache,
+            layout=layout, positions=positions, axes=axes, offsets=offsets, q_out=q_out, k_out=k_out,
+            q_nope=q_nope, q_nope_out=q_nope_out, q_scale=q_scale, k_scale=kv_scale, v_scale=kv_scale,
+            q_scale_out=q_scale_out, k_scale_cache=kv_scale_cache, v_scale_cache=kv_scale_cache,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         words = {"q": "q_pe", "k": "k_pe", "v": "kv_c", "k_scale": "kv_scale", "v_scale": "kv_scale"}

@@ -1,5 +1,7 @@
 """The public function `apply_qk_norm_rope`."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ropelab.arguments import number
@@ -21,6 +23,7 @@ def apply_qk_norm_rope(
     layout: str = "split_half",
     seq_format: str = "bshd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,8 +44,8 @@ def apply_qk_norm_rope(
         k: as ``q``, with any number of heads (GQA, MQA).
         q_weight, k_weight: ``[D]``, both of one floating dtype, which may differ from the dtype of q. For a model that
             multiplies by ``1 + w`` (Gemma), pass ``1 + w``.
-        cos, sin, layout, seq_format, positions, offsets, rotary_slice: as for `apply_rope`. Features outside of the
-            rotary slice are normalized and not rotated.
+        cos, sin, layout, seq_format, positions, axes, offsets, rotary_slice: as for `apply_rope`. Features outside of
+            the rotary slice are normalized and not rotated.
         eps: a number of at least 0, added to the mean of the squares.
 
     Returns:
@@ -55,7 +58,7 @@ def apply_qk_norm_rope(
         TypeError, ValueError: as `apply_rope`; a weight has the wrong shape, dtype or device; ``eps`` is negative; or a
             table requires grad.
     """
-    where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice)
+    where = located(q, given_tables(cos, sin), positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
     eps = number("eps", eps, at_least=0)
     check_fixed_tables(cos, sin)
     return differentiated(q, k, q_weight, k_weight, where, eps)

@@ -3,6 +3,8 @@
 The module imports nothing from the kernels, so it shares no mistake with them.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ropelab.layout.pairing import join, pairs
@@ -20,6 +22,7 @@ def rotate(
     out_layout: str | None = None,
     seq_format: str = "bshd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
@@ -44,14 +47,17 @@ def rotate(
         starts = torch.as_tensor(offsets, device=x.device).long().expand(batch)[:, None]
         # An offset without a position gives no token of the sequence a position.
         positions = torch.where(starts == _NO_POSITION, starts, starts + torch.arange(seq_len, device=x.device))
-    positions = positions.long().expand(batch, seq_len)
-    is_token = (positions != _NO_POSITION)[..., None, None]
+    along = positions.long()[list(axes)] if axes is not None else positions.long()[None]
+    along = along if along.ndim == 3 else along[:, None]
+    positions = along.expand(-1, batch, seq_len).movedim(0, -1)  # of each column, or of all
+    has_row = positions != _NO_POSITION
+    is_token = has_row.any(-1)[..., None, None]
 
     cos, sin = (t.double().expand(batch, *t.shape[-2:]) for t in (cos, sin))
-    row = torch.where(is_token[..., 0, 0], positions.abs(), 0)
-    each = torch.arange(batch, device=x.device)[:, None]
-    cos, sin = cos[each, row][:, :, None], sin[each, row][:, :, None]
-    sin = torch.where((positions < 0)[..., None, None], -sin, sin)
+    row, column = torch.where(has_row, positions.abs(), 0), torch.arange(cos.shape[-1], device=x.device)
+    each = torch.arange(batch, device=x.device)[:, None, None]
+    cos, sin = (torch.where(has_row, t[each, row, column], 0)[:, :, None] for t in (cos, sin))
+    sin = torch.where((positions < 0)[:, :, None], -sin, sin)
 
     first, end = rotary_slice or (0, 2 * cos.shape[-1])
     full_width = cos.shape[-1] == end - first

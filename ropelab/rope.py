@@ -1,5 +1,6 @@
 """The public function `apply_rope`."""
 
+from collections.abc import Sequence
 from typing import overload
 
 import torch
@@ -22,6 +23,7 @@ def apply_rope(
     out_layout: str | None = None,
     seq_format: str = "bshd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
@@ -39,6 +41,7 @@ def apply_rope(
     out_layout: str | None = None,
     seq_format: str = "bshd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
@@ -56,6 +59,7 @@ def apply_rope(
     out_layout: str | None = None,
     seq_format: str = "bshd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
@@ -72,6 +76,7 @@ def apply_rope(
     out_layout: str | None = None,
     seq_format: str = "bshd",
     positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
     offsets: int | torch.Tensor = 0,
     rotary_slice: tuple[int, int] | None = None,
     inverse: bool = False,
@@ -105,6 +110,11 @@ def apply_rope(
             int32 or int64, also negative. By default tokens count from ``offsets``. `PackedSequences` has the positions
             of packed sequences, and `context_parallel_positions` the positions under context parallelism. A token at
             ``NO_POSITION`` becomes zeros and gets zero gradient.
+        axes: the axis of positions that each pair reads, ``[R/2]``, for positions along several axes (M-RoPE, images);
+            `mrope_axes` makes them from the sections of a model. ``positions`` are then ``[axes, S]``, ``[axes, 1, S]``
+            or ``[axes, B, S]`` (``thd``: ``[axes, T]``), and tables have a column for each pair. The kernel reads the
+            position along each axis and the tables, so nothing is gathered before: the bits are those of
+            `axial_tables`. A token at ``NO_POSITION`` along every axis becomes zeros.
         offsets: the position of the first token of every sequence: an int, or ``[B]`` of int32 or int64.
         rotary_slice: ``(first, end)``, the features that rotate; by default the first ``R``. All other features pass
             unchanged. With a slice the tables may have a column for each feature, ``[..., end - first]``, in the order
@@ -130,5 +140,5 @@ def apply_rope(
     """
     inverse, inplace = flag("inverse", inverse), flag("inplace", inplace)
     angles = given_angles(cos, sin, frequencies)
-    where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse)
+    where = located(q, angles, positions, offsets, layout, out_layout, seq_format, rotary_slice, inverse, axes)
     return differentiated(q, k, where, inplace)

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource, make_backend
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
 from ropelab.kernels.tensors import NormGradients, NormTensors, RotateTensors
 from ropelab.layout.pairing import LAYOUTS
+from ropelab.positions.axes import mrope_axes
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {
@@ -262,6 +263,24 @@ def check_sums(layout: str, capability: int) -> None:
     print(f"sm_{capability} {layout} QK norm: one order of the sum")
 
 
+def check_axes(layout: str, capability: int) -> None:
+    """Aligned sections are read as wide as one axis; otherwise each thread reads one value, and its three positions.
+
+    Without shared values, each thread would read a cosine and a sine for each of its pairs.
+    """
+    for shape in (SHAPES[0], (128, 128, 64, 4, torch.bfloat16)):
+        for tokens in (64, 4096):
+            positions = torch.empty(3, 1, tokens, dtype=torch.int32).movedim(0, -1)
+            variant = {"positions": positions, "tokens": tokens}
+            blocks = rotation(shape, layout, capability, **variant, rotation={"axes": mrope_axes((16, 24, 24))})
+            check(f"{layout} {shape} {tokens} tokens, sections in blocks", blocks, 8)
+            axes = mrope_axes((24, 20, 20), mrope_interleaved=True)
+            turns = rotation(shape, layout, capability, **variant, rotation={"axes": axes})
+            check_accesses(f"{layout} {shape} {tokens} tokens, axes in turns", turns, 8)
+            loads = re.findall(r"\bLDG\S*\.EL\S*", disassembled(turns.asm["cubin"], "nvdisasm", "-c"))
+            assert len(loads) <= 5, f"{layout} {shape} {tokens}: {loads}, expected positions and one value"
+
+
 def check_table_free(name: str, kernel, width: int) -> None:
     """The checks of `check`; and every thread computes one angle, with two conversions of 64-bit integers to floats."""
     check_accesses(name, kernel, width)
@@ -300,6 +319,7 @@ def main(capability: int) -> None:
 
         if capability == 90:
             check_sums(layout, capability)
+            check_axes(layout, capability)
 
 
 def compile_for_amd(architecture: str) -> None:

@@ -317,6 +317,18 @@ TARGETS = {
     ),
     "sections": Target(sections, {"widths": (2, 3)}, {"widths": also(INTEGERS, (0, 0))}),
     "interleaved_sections": Target(interleaved_sections, {"widths": (2, 2)}, {"widths": also(INTEGERS, (1, 9))}),
+    "mrope_axes": Target(
+        ropelab.mrope_axes, {"mrope_section": (2, 3, 3), "mrope_interleaved": False},
+        {"mrope_section": INTEGERS, "mrope_interleaved": FLAG},
+    ),
+    "apply_rope, several axes": Target(
+        ropelab.apply_rope,
+        {"q": Q, "k": K, "cos": COS, "sin": SIN, "positions": torch.arange(8).view(2, 4) % 5,
+         "axes": (0, 0, 1, 1, 0, 0, 1, 1)},
+        {"q": TENSOR, "k": KEY, "cos": TABLE, "sin": TABLE,
+         "positions": also(POSITIONS, None, FEWER, ELSEWHERE, lambda x: x[:0], lambda x: x[:1]),
+         "axes": also(but(INTEGERS, None), [0, 0, 1, 1, 0, 0, 1, 2], torch.zeros(8), [0, 1])},
+    ),
     "grid_positions": Target(
         grid, {"sizes": (2, 3), "start": 1, "centred": (1,), "device": "cpu"},
         {"sizes": Kind([(), (2.5,), (-1, 2), (True, 2), ("2", 3), (None,), ((2, 3),), (NAN,)], [lambda x: [np.int64(i) for i in x]]), "start": SIGNED,

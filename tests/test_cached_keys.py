@@ -371,7 +371,7 @@ def test_the_operator_is_registered_as_torch_expects():
     call = Cached("cpu")
     arguments = (
         call.cache, None, call.slots, call.options["cos"], call.options["sin"], call.deltas[None], 0, "split_half",
-        "split_half", "thd", None, False, False,
+        "split_half", "thd", None, False, None, False,
     )  # fmt: skip
     utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.ropelab.rotate_cached_keys.default, arguments, test_utils=utils)

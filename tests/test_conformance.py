@@ -114,7 +114,7 @@ RIGHT = {
     "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,
-    "flashinfer": correct.flashinfer,
+    "flashinfer": correct.flashinfer, "mrope": correct.mrope,
 }  # fmt: skip
 
 

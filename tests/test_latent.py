@@ -450,8 +450,8 @@ def test_views_in_place():
 def operator_arguments(shape, copy_value=True, seq_format="bshd"):
     (_, kv, k_pe), cotangents = tensors(shape, seq_format)
     where = *tables(shape).values(), None, 0
-    fields = "interleaved", "split_half", seq_format, (shape[3], shape[3] + shape[4]), False, False
-    back = "split_half", "interleaved", seq_format, (shape[3], shape[3] + shape[4]), False, True
+    fields = "interleaved", "split_half", seq_format, (shape[3], shape[3] + shape[4]), False, None, False
+    back = "split_half", "interleaved", seq_format, (shape[3], shape[3] + shape[4]), False, None, True
     return (kv.detach(), k_pe.detach(), *where, *fields, copy_value), (*cotangents[1:], *where, *back)
 
 

@@ -226,7 +226,7 @@ def operator_arguments(call):
     given = {"q_out": torch.empty(call.q.shape), "v_out": torch.empty(call.v.shape)} | vars(call) | call.options
     return (
         *map(given.get, NAMES), given["cos"], given["sin"], given["positions"], 0, "split_half", "split_half", "thd",
-        None, False, False, 1e-6, 0.0, True,
+        None, False, None, False, 1e-6, 0.0, True,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ def agree(found, expected):
 VLLM = """
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding, YaRNScalingRotaryEmbedding, get_rope
 from ropelab.interop.vllm_plugin import register
 
@@ -39,8 +40,9 @@ def build():
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
               "original_max_position_embeddings": 32}
     kinds = [(halves | default, True), (halves | default, False), (halves | llama3, True),
-             (halves | default | {"partial_rotary_factor": 0.5}, True)]
-    from vllm.model_executor.layers import rotary_embedding
+             (halves | default | {"partial_rotary_factor": 0.5}, True),
+             (halves | default | {"mrope_section": [2, 3, 3]}, True),
+             (halves | default | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}, True)]
     rotary_embedding._ROPE_DICT.clear()
     return [get_rope(rope_parameters=parameters, is_neox_style=neox, **common) for parameters, neox in kinds]
 
@@ -49,12 +51,13 @@ with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="cpu")
     register()
     register()
     ours = build()
-assert "MRotaryEmbedding" not in op_registry_oot and "FourierRotaryEmbedding" not in op_registry_oot
+assert "Ernie4_5_VLRotaryEmbedding" not in op_registry_oot and "FourierRotaryEmbedding" not in op_registry_oot
 assert {"RotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"} <= set(op_registry_oot)
 for own, other in zip(ours, theirs, strict=True):
     assert isinstance(own, type(other)) and type(own) is op_registry_oot[type(other).__name__]
-    positions = torch.randint(0, 64, (7,))
-    for k in (torch.randn(7, 2 * 16), None):
+    mrope = isinstance(other, rotary_embedding.MRotaryEmbedding)
+    positions = torch.randint(0, 64, (3, 7) if mrope else (7,))
+    for k in (torch.randn(7, 2 * 16), *([] if mrope else [None])):
         q = torch.randn(7, 4 * 16)
         expected = other.forward_native(positions, q, k)
         given = [q.clone(), None if k is None else k.clone()]
@@ -96,6 +99,16 @@ for kind in (RotaryEmbedding, Llama3RotaryEmbedding):
         found = module.forward_cuda(positions, q, k)
         agree(found, expected)
         assert found[0] is q and found[1] is k
+
+from sglang.srt.layers.rotary_embedding.mrope import MRotaryEmbedding
+for section, interleaved in (([2, 3, 3], False), ([4, 2, 2], True)):
+    module = bare(MRotaryEmbedding, 16, 16, True, torch.float32)
+    module.mrope_section, module.mrope_interleaved, module.axis_map = section, interleaved, None
+    positions = torch.randint(0, 64, (3, 7))
+    q, k = torch.randn(7, 4 * 16), torch.randn(7, 2 * 16)
+    expected = module.forward_native(positions, q, k)
+    agree(module.forward_cuda(positions, q, k), expected)
+module, positions = bare(RotaryEmbedding, 16, 16, True, torch.float32), positions[0]
 
 calls = []
 from ropelab.interop import sglang_plugin

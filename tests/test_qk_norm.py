@@ -387,7 +387,7 @@ def test_gradients_of_many_results_at_once(device):
 def test_operators_are_what_the_dispatcher_expects():
     one = case(SHAPES[0], "cpu" if INTERPRETED else "cuda")
     q, k, q_weight, k_weight = (t.detach() for t in one.tensors)
-    options = "split_half", "split_half", "bshd", None, False, False
+    options = "split_half", "split_half", "bshd", None, False, None, False
     where = one.options["cos"], one.options["sin"], None, 0, *options, 1e-6
     torch.library.opcheck(torch.ops.ropelab.qk_norm_rope, (q, k, q_weight, k_weight, *where))
     for weight_grads in (False, True):

@@ -228,8 +228,6 @@ def test_a_model_with_an_attention_factor(device):
     actual = ropelab.apply_rope(q, frequencies=rope.frequencies(device), offsets=4090)
     # float64 knows the angle to 2^-53 of itself, float32 rounds the waves by at most 1 ulp here and half of one there.
     torch.testing.assert_close(actual, expected, rtol=4 * 2.0**-24, atol=4096 * 2.0**-52)
-    with pytest.raises(ValueError, match="axes: expected None"):
-        ropelab.axial_rope((8, 8)).frequencies()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

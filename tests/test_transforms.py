@@ -76,9 +76,10 @@ def test_operators_pass_opcheck(device, overwrites):
     positions = torch.randint(-35, 36, (2, 5), device=device)
     for xs in ([q], [q, k], [q.transpose(1, 2), k.transpose(1, 2)]):
         seq_format = "bhsd" if xs[0].shape[1] == 3 else "bshd"
-        for given, is_offset in ((None, False), (positions, False), (positions[:, 0], True)):
+        along = positions.expand(3, -1, -1), False, [0, 1, 2] * 2
+        for given, *flags in ((None, False, None), (positions, False, None), (positions[:, 0], True, None), along):
             arguments = (xs, cos, sin, given, 0, "split_half")
-            options = "interleaved", seq_format, (2, 14), is_offset, True, overwrites
+            options = "interleaved", seq_format, (2, 14), *flags, True, overwrites
             torch.library.opcheck(rotate, (*arguments, *options))
 
 

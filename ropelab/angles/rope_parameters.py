@@ -151,15 +151,9 @@ class Rope:
     def frequencies(self, device: torch.device | str | None = None) -> torch.Tensor:
         """The ``frequencies`` that `apply_rope` takes in place of `tables`, with the attention factor.
 
-        Call this method once, outside of compiled code: see `rotary_frequencies`.
-
-        Raises:
-            ValueError: positions have several axes. Only tables serve several axes.
+        Call this method once, outside of compiled code: see `rotary_frequencies`. Positions along several axes go with
+        ``axes``.
         """
-        if self.axes is not None:
-            raise ValueError(
-                f"axes: expected None, for positions along one axis, in a rotation without tables, got {self.axes}"
-            )
         return fixed_point(self.inverse_frequencies, self.attention_factor, device=device)
 
 

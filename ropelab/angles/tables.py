@@ -7,7 +7,8 @@ import torch
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, dtype_name, integer, integers, number, tensor
 from ropelab.arguments import device as usable
-from ropelab.kernels import NO_POSITION
+from ropelab.kernels.rotate_torch import entries
+from ropelab.kernels.rotation import INVALID_POSITION
 
 MOST_ROWS = 2**31
 """The largest number of rows: one for each position, from 0 on, that int32 can hold."""
@@ -145,10 +146,4 @@ def axial_tables(
     if axes.shape[0] != columns:
         raise ValueError(f"axes: expected an axis for each of the {columns} columns of cos, got {axes.shape[0]}")
     place = positions.long()[axes].movedim(0, -1)
-    nowhere, missing = place == NO_POSITION, (place >= len(cos)) | (place <= -len(cos))
-    if known is not None:
-        missing = missing | ~known
-    row = place.abs().masked_fill(missing, 0)
-    column = torch.arange(cos.shape[-1], device=cos.device)
-    cos, sin = (table[row, column].masked_fill(missing, float("nan")).masked_fill(nowhere, 0) for table in (cos, sin))
-    return cos, torch.where(place < 0, -sin, sin)
+    return entries(cos, sin, place if known is None else place.where(known, INVALID_POSITION))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ropelab.call.angles import Frequencies, Tables
+from ropelab.call.checks import checked_axes
 from ropelab.call.where import Where
 from ropelab.layout.seq_format import from_bshd, to_bshd
 
@@ -35,7 +36,10 @@ def rotate_batched(rotate: Callable, size: int, in_dims: tuple, q, k, where: Whe
     elif cos_dim is not None or sin_dim is not None or angles.cos.ndim == 3:
         tables = (angles.cos, cos_dim), (angles.sin, sin_dim)
         angles = Tables(*(_fold(_examples(t, dim, size), 4, batch) for t, dim in tables))
-    if positions is not None and (positions_dim is not None or positions.ndim == 2 or options.offsets):
+    if positions is not None and options.axes is not None:
+        along = _examples(positions, positions_dim, size)[:, : max(checked_axes(options)) + 1]
+        positions = _fold(along.movedim(1, -1), 4, batch).movedim(-1, 0)
+    elif positions is not None and (positions_dim is not None or positions.ndim == 2 or options.offsets):
         positions = _fold(_examples(positions, positions_dim, size), 2 if options.offsets else 3, batch)
     folded = [x.flatten(0, 1) for x in xs] if k is not None else [xs[0].flatten(0, 1), None]
     options_of_batches = options._replace(seq_format="bshd")

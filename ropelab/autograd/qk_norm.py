@@ -11,7 +11,7 @@ from ropelab.autograd.batching import for_each_batched_gradient, is_batched_grad
 from ropelab.autograd.rotation import needs_autograd, rotate_recorded, transformed
 from ropelab.call.checks import check_recordable
 from ropelab.call.qk_norm import check_qk_norm_arguments, run_backward, run_forward
-from ropelab.call.where import Where
+from ropelab.call.where import Where, along_axes
 from ropelab.kernels import NO_POSITION, rotate_torch
 from ropelab.layout.seq_format import from_bshd
 
@@ -35,8 +35,11 @@ def _composed(q, k, q_weight, k_weight, where: Where, eps: float):
     wide = torch.promote_types(rotate_torch.compute_dtype(q, where.angles.tensors[0]), q_weight.dtype)
     normed, nowhere, (_, positions, _, options) = [], None, where
     if positions is not None:
-        per_token = positions[:, None] if options.offsets else torch.atleast_2d(positions)
-        nowhere = from_bshd((per_token == NO_POSITION)[:, :, None, None], options.seq_format)
+        nowhere = positions == NO_POSITION
+        if options.axes is not None:
+            nowhere = along_axes(nowhere, options.axes).all(0)
+        nowhere = nowhere[:, None] if options.offsets else torch.atleast_2d(nowhere)
+        nowhere = from_bshd(nowhere[:, :, None, None], options.seq_format)
     for x, weight in ((q, q_weight), (k, k_weight)):
         x = x.to(wide)
         if nowhere is not None:  # a token without a position may hold any values, and has zero gradient

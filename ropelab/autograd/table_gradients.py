@@ -6,7 +6,7 @@ operations once more. `ropelab.positions` says which row of the tables a positio
 
 import torch
 
-from ropelab.call.where import Where
+from ropelab.call.where import Where, along_axes
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import join, pairs
 from ropelab.layout.seq_format import to_bshd
@@ -42,26 +42,29 @@ def table_gradients(xs, y_grads, where: Where):
     cos_tokens, sin_tokens = sum(of_cos[1:], of_cos[0]), sum(of_sin[1:], of_sin[0])
     if positions is None:
         rows = torch.arange(cos_tokens.shape[1], device=cos.device) + first_position
-        return tuple(_add_rows(cos, tokens, rows.expand(tokens.shape[:2])) for tokens in (cos_tokens, sin_tokens))
+        return tuple(_add_rows(cos, tokens, rows[:, None].expand(tokens.shape)) for tokens in (cos_tokens, sin_tokens))
     if options.offsets:
         along = torch.arange(cos_tokens.shape[1], device=cos.device)
         positions = torch.where(positions[:, None] == NO_POSITION, NO_POSITION, positions[:, None] + along)
-    positions = positions.long().expand(cos_tokens.shape[:2])
+    if options.axes is None:
+        positions = positions.expand(cos_tokens.shape[:2])[..., None]
+    else:
+        positions = along_axes(positions, options.axes)[list(options.axes)].movedim(0, -1)
+    positions = positions.long().expand(cos_tokens.shape)
     rows = positions.abs()
     # A position without a row makes the result NaN. Here the position must not become an address.
-    known = ((rows >= 0) & (rows < cos.shape[-2]))[..., None]
-    rows = torch.where(known[..., 0], rows, 0)
-    sin_tokens = torch.where((positions < 0)[..., None], -sin_tokens, sin_tokens)
+    known = (rows >= 0) & (rows < cos.shape[-2])
+    rows = torch.where(known, rows, 0)
+    sin_tokens = torch.where(positions < 0, -sin_tokens, sin_tokens)
     return tuple(_add_rows(cos, torch.where(known, t, 0), rows) for t in (cos_tokens, sin_tokens))
 
 
 def _add_rows(table: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The sum of ``tokens [B, S, W]`` over all tokens that share a row of the table."""
+    """The sum of ``tokens [B, S, W]`` over all tokens that share an entry of the table, in ``rows [B, S, W]``."""
+    columns = torch.arange(rows.shape[-1], device=table.device).expand(rows.shape)
+    index: tuple[torch.Tensor, ...] = (rows, columns)
     if table.ndim == 3:
-        batch = torch.arange(table.shape[0], device=table.device)[:, None]
-        index: tuple[torch.Tensor, ...] = (batch.expand(rows.shape), rows)
-    else:
-        index = (rows,)
+        index = torch.arange(table.shape[0], device=table.device)[:, None, None].expand(rows.shape), *index
     return tokens.new_zeros(table.shape).index_put(index, tokens, accumulate=True).to(table.dtype)
 
 

@@ -9,6 +9,7 @@ from ropelab.bench.host import host
 from ropelab.bench.latent_attention import latent_attention
 from ropelab.bench.latent_tiles import latent_tiles
 from ropelab.bench.model_heads import model_heads
+from ropelab.bench.mrope import mrope
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
@@ -35,6 +36,8 @@ STUDIES: dict[str, Study] = {
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=16, timed_gib=13),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),
+    # A set of 16,384 tokens takes 0.2 GiB, and each contender keeps results of such a size.
+    "mrope": Study(mrope, gpu_gib=8, timed_gib=8, wide=True),
     "table_free": Study(table_free, gpu_gib=6, timed_gib=22),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),

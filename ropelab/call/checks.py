@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name
+from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor, dtype_name, integers
 from ropelab.call.angles import Angles, Frequencies, Tables
 from ropelab.call.memory import Named, check_disjoint
 from ropelab.call.where import Options, Where
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
-from ropelab.layout.pairing import check_layout
+from ropelab.layout.pairing import MOST_FEATURES, check_layout
 from ropelab.layout.seq_format import SEQ_AXIS, check_seq_format, rank, to_bshd
 
 
@@ -39,6 +39,8 @@ def check_rope_arguments(q: torch.Tensor, k: torch.Tensor | None, where: Where) 
         _check_frequencies(q, shape, angles.numbers, options)
     else:
         _check_tables(q, shape, angles.cos, angles.sin, options)
+    if options.axes is not None:
+        _check_axes(angles, options)
     if positions is not None:
         _check_positions_tensor(q, shape, positions, options)
 
@@ -56,7 +58,16 @@ def check_places(q: torch.Tensor, where: Where) -> None:
     if positions is None:
         check_first_position(first_position, seq_len, angles)
     else:
-        check_positions(positions, seq_len, angles, options.offsets)
+        read = positions if options.axes is None else positions[sorted(set(options.axes))]
+        check_positions(read, seq_len, angles, options.offsets)
+
+
+def checked_axes(options: Options) -> tuple[int, ...]:
+    """The axes of a call that has axes; raise TypeError or ValueError unless they are integers of at least 0."""
+    axes = integers("axes", options.axes, at_least=0, below=MOST_FEATURES)
+    if not axes:
+        raise ValueError("axes: expected an axis for each pair, got none")
+    return axes
 
 
 def check_first_position(first_position: int, seq_len: int, angles: Angles) -> None:
@@ -233,6 +244,17 @@ def _check_frequencies(q: torch.Tensor, shape: torch.Size, frequencies: torch.Te
         raise ValueError(f"frequencies: expected shape {expected}, got {tuple(frequencies.shape)}")
 
 
+def _check_axes(angles: Angles, options: Options) -> None:
+    first, end = options.slice(angles.columns)
+    axes = checked_axes(options)
+    if len(axes) != (end - first) // 2:
+        raise ValueError(f"axes: expected an axis for each of {(end - first) // 2} pairs, got {len(axes)}")
+    if angles.columns == end - first and not angles.table_free:
+        raise ValueError(
+            f"cos: expected {len(axes)} columns, a column per pair, beside axes, got {angles.columns}, one per feature"
+        )
+
+
 def _check_slice(first: int, end: int, head_dim: int) -> None:
     if not 0 <= first < end <= head_dim or (end - first) % 2:
         raise ValueError(
@@ -245,9 +267,14 @@ def _check_positions_tensor(q: torch.Tensor, shape: torch.Size, positions: torch
     name, sizes = "positions", [(seq_len,), (1, seq_len), (batch, seq_len)]
     if options.offsets:
         name, sizes = "offsets", [(batch,)]
+    if options.axes is not None:
+        count = max(options.axes) + 1
+        if isinstance(positions, torch.Tensor) and tuple(positions.shape[1:]) in sizes:  # further axes are not read
+            count = max(count, positions.shape[0])
+        sizes = [(count, *size) for size in sizes]
     fits = isinstance(positions, torch.Tensor) and any(tuple(positions.shape) == size for size in sizes)
     if not fits:  # compilers cannot follow the construction of the message
         expected = " or ".join(map(str, dict.fromkeys(sizes)))
         check_tensor(name, positions, (), expected, POSITION_DTYPES)
-    check_tensor(name, positions, (1, 2), "", POSITION_DTYPES)
+    check_tensor(name, positions, (1, 2, 3), "", POSITION_DTYPES)
     check_device(name, positions, q)

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from ropelab.call.checks import check_places, check_writable
 from ropelab.call.memory import DisjointCheck
-from ropelab.call.where import SCHEMA, Where
+from ropelab.call.where import SCHEMA, Options, Where, along_axes
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.backends import forced_backend
 from ropelab.kernels.rotation import MAX_BATCH, MOST_ROWS
@@ -143,7 +143,7 @@ class Operation:
         options = where.options
 
         def views(tensors: Tensors):
-            return _views(self.tensors(*tensors), options.seq_format, options.offsets)
+            return _views(self.tensors(*tensors), options)
 
         viewed = views(tensors)
         if uses_triton(tensors[0]) and _is_plain(viewed):
@@ -157,18 +157,22 @@ _OF_ANY_STRIDE = {"positions", "slots", "q_scale", "k_scale", "v_scale", "k_scal
 _IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *_OF_ANY_STRIDE}
 
 
-def _views(t: Any, seq_format: str, offsets: bool) -> Any:
-    """The tensors as the backends take them: heads as ``[B, S, H, D]``, positions as ``[B, S]``, offsets as ``[B]``.
+def _views(t: Any, options: Options) -> Any:
+    """The tensors as the backends take them: heads as ``[B, S, H, D]``, positions as in `kernels.tensors`.
 
     A result that is its own input stays the same object.
     """
     viewed: dict[int, torch.Tensor] = {}
+    seq_format, axes = options.seq_format, options.axes
     for name, x in t._asdict().items():
         if x is not None and x.ndim == rank(seq_format) and name not in _IN_ANY_FORMAT:
             viewed[id(x)] = to_bshd(x, seq_format)
-    if t.positions is not None and not offsets and viewed:
+    if t.positions is not None and not options.offsets and viewed:
         heads = next(iter(viewed.values()))
-        viewed[id(t.positions)] = t.positions.expand(heads.shape[:2])
+        if axes is None:
+            viewed[id(t.positions)] = t.positions.expand(heads.shape[:2])
+        else:
+            viewed[id(t.positions)] = along_axes(t.positions, axes).expand(-1, *heads.shape[:2]).movedim(0, -1)
     return type(t)(*(viewed.get(id(x), x) for x in t))
 
 

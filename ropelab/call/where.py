@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ropelab.arguments import check_tensor, integer, integers
+from ropelab.arguments import check_tensor, integer, integers, sequence
 from ropelab.call.angles import Angles, angles_of
 from ropelab.kernels import Rotation
 from ropelab.layout.seq_format import check_seq_format, rank, to_bshd
@@ -17,6 +17,7 @@ class Options(NamedTuple):
     Attributes:
         layout, out_layout, seq_format, rotary_slice: as for `apply_rope`.
         offsets: the tensor of positions holds the position of the first token of each sequence.
+        axes: as for `apply_rope`; the tensor of positions then has an axis in front for the axes.
         transpose: apply the transposed rotation matrices.
         overwrites: the caller writes the result over q and k, so no two of their elements may share an address.
     """
@@ -26,6 +27,7 @@ class Options(NamedTuple):
     seq_format: str
     rotary_slice: tuple[int, int] | None
     offsets: bool
+    axes: tuple[int, ...] | None
     transpose: bool
     overwrites: bool = False
 
@@ -73,10 +75,12 @@ class Where(NamedTuple):
 
     @classmethod
     def of_operator(cls, cos, sin, positions, first_position: int, *fields) -> "Where":
-        """The object with the fields of `for_operators`; the dispatcher makes a list of the slice."""
-        layout, out_layout, seq_format, slice_, *flags = fields
+        """The object with the fields of `for_operators`; the dispatcher makes lists of the slice and of the axes."""
+        layout, out_layout, seq_format, slice_, offsets, axes, transpose = fields
         slice_ = None if slice_ is None else (slice_[0], slice_[1])
-        return cls.of(cos, sin, positions, first_position, Options(layout, out_layout, seq_format, slice_, *flags))
+        axes = None if axes is None else tuple(axes)
+        options = Options(layout, out_layout, seq_format, slice_, offsets, axes, transpose)
+        return cls.of(cos, sin, positions, first_position, options)
 
     @property
     def read(self) -> dict[str, torch.Tensor | None]:
@@ -97,18 +101,21 @@ class Where(NamedTuple):
             full_width=angles.columns == end - first and not angles.table_free,
             table_free=angles.table_free,
             offsets=options.offsets,
+            axes=options.axes,
         )
 
     def transposed(self) -> "Where":
         """The transposed rotation, which reads the layout that this rotation writes."""
         options = self.options
-        back = Options(options.out_layout, options.layout, *options[2:5], transpose=not options.transpose)
+        back = options._replace(
+            layout=options.out_layout, out_layout=options.layout, transpose=not options.transpose, overwrites=False
+        )
         return self._replace(options=back)
 
 
 SCHEMA = (
     "Tensor cos, Tensor? sin, Tensor? positions, SymInt first_position, str layout, str out_layout, str seq_format, "
-    "SymInt[]? rotary_slice, bool offsets, bool transpose"
+    "SymInt[]? rotary_slice, bool offsets, int[]? axes, bool transpose"
 )
 """The schema of `Where.for_operators`."""
 
@@ -123,13 +130,19 @@ def located(
     seq_format: str,
     rotary_slice: tuple[int, int] | None,
     inverse: bool = False,
+    axes: Sequence[int] | None = None,
 ) -> Where:
     """The `Where` of a public function, from its arguments and from ``x``, which has the tokens of the call.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: positions and offsets, an offset below int64, or a slice without two ends.
+        ValueError: positions and offsets, axes without positions, an offset below int64, or a slice without two
+            ends.
     """
+    if axes is not None:
+        if positions is None:
+            raise ValueError("axes: expected positions beside axes, got None")
+        axes = sequence("axes", axes) if type(axes) is not tuple else axes
     slice_ = None if rotary_slice is None else _features(rotary_slice)
     is_offset, first_position = False, 0
     if isinstance(offsets, torch.Tensor):
@@ -142,7 +155,9 @@ def located(
         first_position = offsets
     if positions is None and first_position < 0:  # a kernel reads a negative start from a tensor
         positions, first_position, is_offset = _negative_start(x, first_position, seq_format), 0, True
-    options = Options(layout, layout if out_layout is None else out_layout, seq_format, slice_, is_offset, inverse)
+    options = Options(
+        layout, layout if out_layout is None else out_layout, seq_format, slice_, is_offset, axes, inverse
+    )
     return Where(angles, positions, first_position, options)
 
 
@@ -165,3 +180,9 @@ def _features(rotary_slice: Sequence[int]) -> tuple[int, int]:
     if len(ends) != 2:
         raise ValueError(f"rotary_slice: expected (first, end), got {ends}")
     return ends
+
+
+def along_axes(positions: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """The positions that the pairs read, ``[axes, 1 or B, S]``, of ``[axes, S]`` or ``[axes, 1 or B, S]``."""
+    positions = positions[: max(axes) + 1]
+    return positions.unsqueeze(1) if positions.ndim == 2 else positions

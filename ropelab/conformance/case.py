@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ropelab.kernels import NO_POSITION
+from ropelab.positions.axes import mrope_axes
 
 
 class NotApplicable(Exception):
@@ -58,7 +59,9 @@ class Case:
         rotary_dim: R; the first R features rotate.
         offsets: the position of the first token of all sequences, or a tuple with the position of the first token of
             each row or packed document.
-        positions: int64 ``[S]`` or ``[B, S]``, in place of consecutive positions from ``offsets`` on.
+        positions: int64 ``[S]`` or ``[B, S]``, in place of consecutive positions from ``offsets`` on; ``[axes, B, S]``
+            with ``mrope_section``.
+        mrope_section, mrope_interleaved: the pairs of each axis of M-RoPE, as for `ropelab.mrope_axes`.
         lengths: the number of tokens of each packed document, on all ranks together if the tokens are sharded. Tokens
             beyond their sum are padding.
         shard: ``(cp_size, cp_rank)`` of context parallelism: the tokens are the two chunks of every sequence that
@@ -72,6 +75,8 @@ class Case:
     rotary_dim: int
     offsets: int | tuple[int, ...] = 0
     positions: torch.Tensor | None = None
+    mrope_section: tuple[int, ...] | None = None
+    mrope_interleaved: bool = False
     lengths: tuple[int, ...] | None = None
     shard: tuple[int, int] | None = None
     inverse: bool = False
@@ -84,6 +89,13 @@ class Case:
         batch, tokens = self.inputs[0].shape[:2]
         return batch, tokens
 
+    @property
+    def axes(self) -> tuple[int, ...] | None:
+        """The axis of positions that each pair reads, or None where a token has one position."""
+        if self.mrope_section is None:
+            return None
+        return mrope_axes(self.mrope_section, mrope_interleaved=self.mrope_interleaved)
+
     def extra(self) -> dict[str, Any]:
         """Return what a message tells of the case besides the attributes above: name -> value."""
         return {}
@@ -93,11 +105,15 @@ class Case:
         return self.token_positions(batch=1)[0]
 
     def token_positions(self, batch: int | None = None) -> torch.Tensor:
-        """Return the position of each token, int64 ``[B, S]`` on the CPU; ``NO_POSITION`` for padding."""
+        """Return the position of each token, int64 ``[B, S]`` on the CPU; ``NO_POSITION`` for padding.
+
+        With several axes, this is the position along the first.
+        """
         seq_len = self.shape[1]
         batch = self.shape[0] if batch is None else batch
         if self.positions is not None:
-            return self.positions.cpu().long().expand(batch, seq_len)
+            positions = self.positions if self.axes is None else self.positions[0]
+            return positions.cpu().long().expand(batch, seq_len)
         size, rank = self.shard or (1, 0)
         if self.lengths is None:
             starts = torch.tensor(self.offsets).expand(batch)
@@ -107,6 +123,12 @@ class Case:
         used = sum(map(len, documents))
         return torch.cat((*documents, torch.full((seq_len - used,), NO_POSITION)))[None]
 
+    def pair_positions(self) -> torch.Tensor:
+        """Return the position that each pair reads, int64 ``[B, S, 1]``, or ``[B, S, R/2]`` with several axes."""
+        if self.axes is None or self.positions is None:
+            return self.token_positions()[..., None]
+        return self.positions.cpu().long()[list(self.axes)].movedim(0, -1)
+
     def needs(self) -> Iterator[str]:
         """Yield the capabilities that a convention needs to express the case, as keys of ``CANNOT``."""
         if self.inverse:
@@ -114,7 +136,8 @@ class Case:
         if self.factor != 1:
             yield "factor"
         if self.positions is not None:
-            yield "positions" if self.positions.ndim == 1 else "positions per batch"
+            single = "positions" if self.positions.ndim == 1 else "positions per batch"
+            yield single if self.axes is None else "axes"
         if self.lengths is not None:
             yield "packed"
         if isinstance(self.offsets, tuple):
@@ -136,6 +159,7 @@ CANNOT = {
     "factor": "it takes no cosines and sines that a factor could scale",
     "positions": "its tokens have consecutive positions",
     "positions per batch": "all rows of a batch share their positions",
+    "axes": "its tokens have one position each",
     "packed": "it knows no packed documents",
     "offsets per sequence": "all its sequences start at the same position",
     "offset": "its tokens have the positions 0, 1, 2, ...",

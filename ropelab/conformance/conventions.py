@@ -26,7 +26,8 @@ class Ropelab(Convention):
 
     name = "ropelab"
     signature = (
-        "fn(q, k=None, *, cos, sin, layout, seq_format, positions=None, offsets=0, inverse=False, inplace=False)"
+        "fn(q, k=None, *, cos, sin, layout, seq_format, positions=None, axes=None, offsets=0, inverse=False, "
+        "inplace=False)"
     )
     expresses = ALL
     pair = True
@@ -46,6 +47,8 @@ class Ropelab(Convention):
         size, rank = case.shard or (1, 0)
         if case.positions is not None:
             options["positions"] = case.positions.to(implementation.device)
+            if case.axes is not None:
+                options["axes"] = case.axes
         elif case.lengths is not None:
             cu_seqlens, offsets = _cu_seqlens(implementation, case.lengths), _offsets(implementation, case)
             packed = PackedSequences(cu_seqlens, case.shape[1], offsets=offsets, cp_size=size, cp_rank=rank)
@@ -147,7 +150,7 @@ class HuggingFace(Convention):
 
     name = "huggingface"
     signature = "fn(q, k, cos, sin, unsqueeze_dim=1) -> (q, k)"
-    expresses = ALL - {"packed", "shards", "padding"}
+    expresses = ALL - {"packed", "shards", "padding", "axes"}
     pair = True
     looks_up = False
     partial = False
@@ -358,7 +361,44 @@ class Plain(_OwnAngles):
         yield "positions for one token fewer", replace(good, positional=(x, positions[:-1]))
 
 
-class FlashInfer(_OwnAngles):
+class _FlatTokens(Convention):
+    """A convention of functions that return the flat tokens of q and k."""
+
+    pair = True
+
+    def outputs(self, implementation, case, returned, arguments):
+        if not isinstance(returned, (tuple, list)) or len(returned) < len(case.inputs):
+            raise Broken(f"the function, called as {self.signature}, returned {type(returned).__name__}")
+        results = tuple(zip(returned, case.inputs, strict=False))
+        if any(not isinstance(y, torch.Tensor) or y.numel() != x.numel() for y, x in results):
+            raise Broken(f"the function, called as {self.signature}, returned results of other shapes than q and k")
+        return tuple(y.view(x.shape) for y, x in results)
+
+
+class MRope(_FlatTokens):
+    """The convention of M-RoPE: flat tokens, each with a position along every axis.
+
+    Source of the terms: ``MRotaryEmbedding`` of vLLM and SGLang.
+    """
+
+    name = "mrope"
+    signature = "fn(q, k, cos, sin, positions, mrope_section, mrope_interleaved) -> (q, k), positions [axes, T]"
+    expresses = frozenset({"inverse", "factor", "offset", "offsets per sequence", "positions", "positions per batch",
+                           "packed", "axes"})  # fmt: skip
+
+    def arguments(self, implementation, case):
+        q, k = tensors = tuple(x.flatten(0, 1) for x in _pair(case.inputs))
+        section, positions = case.mrope_section, case.positions
+        if section is None or positions is None:  # text: the positions along all axes are equal
+            pairs = case.rotary_dim // 2
+            section = pairs - 2 * (pairs // 3), pairs // 3, pairs // 3
+            positions = case.token_positions().expand(len(section), -1, -1)
+        positions = positions.flatten(1).to(implementation.device)
+        tables = _signed_tables(implementation, case, _rows(case))
+        return Arguments(tensors, (q, k, *tables, positions, section, case.mrope_interleaved))
+
+
+class FlashInfer(_FlatTokens, _OwnAngles):
     """The convention of ``apply_rope_pos_ids`` in FlashInfer: flat tokens, and a position for each token.
 
     Source of the signature: flashinfer-python 0.7.2.post1, ``flashinfer/rope.py``.
@@ -367,7 +407,6 @@ class FlashInfer(_OwnAngles):
     name = "flashinfer"
     signature = "fn(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4) -> (q, k)"
     expresses = frozenset({"offset", "offsets per sequence", "positions", "positions per batch", "packed"})
-    pair = True
     differentiable = False
     partial = True
     narrow = False
@@ -382,14 +421,6 @@ class FlashInfer(_OwnAngles):
             options["rope_theta"] = implementation.base
         return Arguments(tensors, (q, k, positions), options)
 
-    def outputs(self, implementation, case, returned, arguments):
-        if not isinstance(returned, (tuple, list)) or len(returned) < len(case.inputs):
-            raise Broken(f"the function, called as {self.signature}, returned {type(returned).__name__}")
-        results = tuple(zip(returned, case.inputs, strict=False))
-        if any(not isinstance(y, torch.Tensor) or y.numel() != x.numel() for y, x in results):
-            raise Broken(f"the function, called as {self.signature}, returned results of other shapes than q and k")
-        return tuple(y.view(x.shape) for y, x in results)
-
     def bad(self, implementation, case):
         good = self.translate(implementation, case)
         q, k, positions = good.positional
@@ -399,7 +430,7 @@ class FlashInfer(_OwnAngles):
 CONVENTIONS: dict[str, Convention] = {
     c.name: c
     for c in (Ropelab(), AssembleMLA(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(),
-              ComplexNumbers(), Module(), Plain(), FlashInfer())
+              ComplexNumbers(), Module(), Plain(), FlashInfer(), MRope())
 }  # fmt: skip
 """Name -> convention."""
 
@@ -421,12 +452,12 @@ def _head_dim(case: Case) -> int:
 
 def _by_row(case: Case) -> bool:
     """Return whether each sequence of the batch has positions of its own."""
-    return isinstance(case.offsets, tuple) or (case.positions is not None and case.positions.ndim == 2)
+    return isinstance(case.offsets, tuple) or (case.positions is not None and case.positions.ndim > 1)
 
 
 def _rows(case: Case) -> int:
     """Return the number of rows of a table: the rows that the case needs, and three to spare, as in a model."""
-    positions = case.token_positions() if _by_row(case) else case.shared_positions()
+    positions = case.pair_positions() if _by_row(case) else case.shared_positions()
     used = positions[positions != NO_POSITION].abs()
     return max(used.tolist(), default=0) + 4
 

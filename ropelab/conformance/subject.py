@@ -210,10 +210,10 @@ class Subject(Implementation):
 
     def _cosines(self, case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return exact cos and sin ``[B, S, 1, R/2]``, and the error of each that the convention's angles imply."""
-        positions = case.token_positions().numpy().astype(EXACT)
+        positions = case.pair_positions().numpy().astype(EXACT)
         positions[positions == NO_POSITION] = 0
         frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
-        angles = positions[..., None, None] * frequencies
+        angles = positions[:, :, None] * frequencies
         signed = -angles if case.inverse != self.reversed else angles
         error = table_angle_error(angles) + self.convention.angle_error(angles, frequencies)
         return case.factor * np.cos(signed), case.factor * np.sin(signed), case.factor * error

@@ -71,7 +71,7 @@ def apply_rope(
     ys = sharding.whole((local,) if isinstance(local, torch.Tensor) else local)
     if inplace:
         layout = options.get("layout", "split_half")
-        check_layouts_alike(Options(layout, options.get("out_layout") or layout, seq_format, None, False, False))
+        check_layouts_alike(Options(layout, options.get("out_layout") or layout, seq_format, None, False, None, False))
         _check_overwritable(q, k, angles)
         copy_over(sharding.xs, ys)
         ys = sharding.xs

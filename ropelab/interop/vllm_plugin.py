@@ -5,14 +5,18 @@ The wheel has the entry point ``ropelab`` in the group ``vllm.general_plugins``.
 
     VLLM_PLUGINS=ropelab vllm serve MODEL
 
-The plugin serves ``RotaryEmbedding`` and the classes that differ from it in their angles alone: Llama 3, YaRN, linear,
-NTK, Gemma 4. Classes with a rotation of their own (M-RoPE, DeepSeek, Fourier) stay. The interface comes from vLLM
+The plugin serves ``RotaryEmbedding``, ``MRotaryEmbedding``, and the classes that differ from them in their angles
+alone: Llama 3, YaRN, linear, NTK, Gemma 4. The kernel reads the positions ``[3, T]`` of M-RoPE itself, so no tables are
+gathered. Classes with another rotation (Ernie 4.5 VL, XD-RoPE, DeepSeek, Fourier) stay. The interface comes from vLLM
 0.33.0 (``CustomOp.register_oot``).
 """
+
+from typing import Any
 
 import torch
 
 from ropelab.interop.sglang.operators import apply_rope_with_cos_sin_cache_inplace
+from ropelab.positions.axes import mrope_axes
 
 _ROTATIONS = ("forward", "forward_native", "forward_cuda", "forward_hip", "forward_static")
 """The methods of vLLM's class that rotate."""
@@ -23,30 +27,53 @@ def register() -> None:
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
     from vllm.model_executor.layers import rotary_embedding
 
-    base = rotary_embedding.RotaryEmbedding
     for name, found in vars(rotary_embedding).items():
-        if not (isinstance(found, type) and issubclass(found, base)) or name in op_registry_oot:
+        if not isinstance(found, type) or name in op_registry_oot:
             continue
-        if all(getattr(found, method) is getattr(base, method) for method in _ROTATIONS):
-            CustomOp.register_oot(_over_kernel(found), name=name)
+        for base in (rotary_embedding.RotaryEmbedding, rotary_embedding.MRotaryEmbedding):
+            if issubclass(found, base) and all(_method(found, name) is _method(base, name) for name in _ROTATIONS):
+                CustomOp.register_oot(_over_kernel(found), name=name)
 
 
-def _over_kernel(base: type) -> type:
+def _method(layer: type, name: str) -> Any:
+    return getattr(layer, name, None)  # MRotaryEmbedding has no forward_static
+
+
+def _over_kernel(base: Any) -> type:
     """The subclass of a class of vLLM that rotates with the kernel."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, *args, **kwargs)
+        section = getattr(self, "mrope_section", None)
+        self.axes = mrope_axes(section, mrope_interleaved=self.mrope_interleaved) if section else None
+
     def forward_cuda(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotate query and key in place, and return them."""
+        """Rotate query and key in place, and return them; vLLM's M-RoPE ignores ``offsets`` too."""
         cache = self._match_cos_sin_cache_dtype(query)
-        apply_rope_with_cos_sin_cache_inplace(positions, query, key, self.head_size, cache, self.is_neox_style)
+        apply_rope_with_cos_sin_cache_inplace(
+            positions, query, key, self.head_size, cache, self.is_neox_style,
+            axes=self.axes if positions.ndim == 2 else None,
+        )  # fmt: skip
         return query, key
 
     def forward_native(
-        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The rotated query and key, as new tensors; vLLM calls this method where it compiles the model."""
         return forward_cuda(self, positions, query.clone(), None if key is None else key.clone())
 
-    methods = {"forward_cuda": forward_cuda, "forward_hip": forward_cuda, "forward_native": forward_native}
+    methods = {
+        "__init__": __init__, "forward_cuda": forward_cuda, "forward_hip": forward_cuda,
+        "forward_native": forward_native,
+    }  # fmt: skip
     return type(base.__name__, (base,), methods)

@@ -1,7 +1,7 @@
 """The position of each token, and the row of the tables that a position reads.
 
 Read `packed` for packed sequences and context parallelism, then `axes` for positions along several axes. The rule from
-token to row follows. `ropelab.kernels.addressing` and `ropelab.kernels.rotate_torch` carry the rule out for the
+token to row follows. `ropelab.kernels.place_triton` and `ropelab.kernels.rotate_torch` carry the rule out for the
 rotation, `ropelab.axial_tables` for several axes, and `ropelab.reference` in the definition.
 
 From token to position
@@ -18,8 +18,9 @@ From token to position
     positions ``INVALID_POSITION``. `context_parallel_positions` gives the positions of one rank's share of dense
     sequences.
 
-    With several axes a token has a position along each axis. `ropelab.axial_tables` reads every column of the token's
-    row at the position along the column's axis. Its result has a row for each token, so `apply_rope` counts from 0.
+    With several axes a token has a position along each axis, and each pair reads the position along its axis: ``axes``
+    says which. `ropelab.apply_rope` takes ``positions`` ``[axes, S]`` or ``[axes, B, S]``. `ropelab.axial_tables`
+    gathers tables with a row for each token from them, and `apply_rope` counts from 0 in these.
 
 From position to row
     Position ``p`` reads row ``|p|``, in the tables of its own batch where tables have a batch axis. For ``p < 0`` the
@@ -30,10 +31,12 @@ From position to row
 Positions without a row
     ``NO_POSITION`` (-2**31) says that a token has no position: all features of the token become zero, and so does the
     gradient of the token. An offset ``NO_POSITION`` gives ``NO_POSITION`` to all tokens of its sequence. A sum of an
-    offset and a token that is -2**31 by chance is not ``NO_POSITION`` but a position without a row. In
-    `ropelab.axial_tables`, ``NO_POSITION`` along an axis makes zero only the columns of the axis.
+    offset and a token that is -2**31 by chance is not ``NO_POSITION`` but a position without a row. With several axes,
+    ``NO_POSITION`` along some of them makes zero only their pairs, and a token without a position along any axis has no
+    position. `ropelab.axial_tables` makes zero the columns, so features that do not rotate stay.
 
-    Every other position without a row makes cosines and sines NaN, so the features that rotate become NaN. Nothing is
+    Every other position without a row makes cosines and sines NaN, so the features that rotate, or the pairs of the
+    axis, become NaN. Nothing is
     read out of bounds. ``INVALID_POSITION`` (-2**31 + 1) never has a row.
 
 The checks of the host

@@ -11,8 +11,9 @@ A token has a position along each axis, and every plane reads the position along
     positions = text_positions(tokens, start=max(height // 2, width // 2))  # Qwen-Image; Flux: torch.zeros
     cos, sin = rope.tables(512, positions)
 
-Qwen2-VL and similar models compute positions ``[3, B, S]`` themselves, and `rope_from_config` reads the sections of
-these models.
+Qwen2-VL and similar models compute positions ``[3, B, S]`` themselves. `rope_from_config` reads the sections of these
+models, and `mrope_axes` takes the sections. With ``axes=rope.axes`` the kernel reads the positions itself, from tables
+with a row for each position.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ropelab.arguments import device as usable
-from ropelab.arguments import integer, integers, sequence
+from ropelab.arguments import flag, integer, integers, sequence
 from ropelab.layout.pairing import MOST_FEATURES
 
 
@@ -60,6 +61,31 @@ def interleaved_sections(widths: Sequence[int], name: str = "widths") -> tuple[i
         if found.count(axis) != width:
             raise ValueError(f"{name}: expected turns that give {width} planes to axis {axis}, got {found.count(axis)}")
     return found
+
+
+def mrope_axes(mrope_section: Sequence[int], *, mrope_interleaved: bool = False) -> tuple[int, ...]:
+    """The ``axes`` of `ropelab.apply_rope` and `ropelab.axial_tables` for the M-RoPE of a model.
+
+    ::
+
+        axes = mrope_axes((16, 24, 24))                          # Qwen2-VL, Qwen2.5-VL
+        axes = mrope_axes((24, 20, 20), mrope_interleaved=True)  # Qwen3-VL
+        axes = mrope_axes((11, 11, 10), mrope_interleaved=True)  # Qwen3.5: 64 of 256 features rotate
+        q, k = apply_rope(q, k, cos=cos, sin=sin, positions=positions, axes=axes)  # positions [3, T] or [3, B, S]
+
+    Args:
+        mrope_section: the number of pairs of each axis (time, height and width), as in a model's configuration.
+        mrope_interleaved: the axes take turns (`interleaved_sections`) instead of having blocks of pairs (`sections`).
+
+    Returns:
+        The axis of each pair, ``[R/2]``.
+
+    Raises:
+        TypeError: ``mrope_section`` is not a sequence of integers, or ``mrope_interleaved`` is not a bool.
+        ValueError: a section is negative, there is no pair, or turns cannot give an axis its number of pairs.
+    """
+    arrange = interleaved_sections if flag("mrope_interleaved", mrope_interleaved) else sections
+    return arrange(mrope_section, "mrope_section")
 
 
 def grid_positions(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ropelab import PackedSequences, context_parallel_positions, reference
+from ropelab import PackedSequences, context_parallel_positions, mrope_axes, reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import join, pairs
@@ -79,6 +79,14 @@ def deepspeed(t, freqs_cos, freqs_sin):
     """Rotate ``t [..., D]`` by tables ``[..., R]`` that broadcast against it and have two equal halves."""
     half = freqs_cos.shape[-1] // 2
     return turn(t, freqs_cos[..., :half], freqs_sin[..., :half])
+
+
+def mrope(q, k, cos, sin, positions, mrope_section, mrope_interleaved, layout="split_half"):
+    """Rotate tokens ``[T, H, D]`` by positions ``[axes, T]``; each pair reads the position along its axis."""
+    axes = mrope_axes(mrope_section, mrope_interleaved=mrope_interleaved)
+    rows, columns = positions.long()[list(axes)].T, range(len(axes))
+    cos, sin = (table[rows, columns][:, None] for table in (cos, sin))
+    return turn(q, cos, sin, layout), turn(k, cos, sin, layout)
 
 
 def flash_positions(x, seqlen_offsets=0, cu_seqlens=None):

@@ -110,3 +110,25 @@ def table_of_batch_zero(q, k, cos, sin, unsqueeze_dim=1):
 )
 def frequencies_of_batch_zero(t, freqs_cos, freqs_sin):
     return correct.deepspeed(t, freqs_cos[:, :1], freqs_sin[:, :1])
+
+
+@fault(
+    "The kernel reads one position for each token, the one along time, and drops height and width.",
+    symptom="tokens of images turn as if they lay in a row; text is right, because its positions are equal",
+    seen_in="SGLang#34446, SGLang#31806",
+    convention="mrope",
+    must_fail=("axes",),
+)
+def height_and_width_dropped(q, k, cos, sin, positions, mrope_section, mrope_interleaved):
+    return correct.mrope(q, k, cos, sin, positions[:1].expand_as(positions), mrope_section, mrope_interleaved)
+
+
+@fault(
+    "The sections of M-RoPE are read as blocks where the axes take turns.",
+    symptom="tokens of images are wrong, and text is right",
+    seen_in=None,
+    convention="mrope",
+    must_fail=("axes",),
+)
+def sections_in_blocks(q, k, cos, sin, positions, mrope_section, mrope_interleaved):
+    return correct.mrope(q, k, cos, sin, positions, mrope_section, False)

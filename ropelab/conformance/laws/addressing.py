@@ -11,7 +11,7 @@ import torch
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, rank_positions
 from ropelab.conformance.law import Comparison, against, law, names
-from ropelab.layout.pairing import pairs
+from ropelab.layout.pairing import join, pairs
 
 
 def _applicable(subject, cases: Iterable[Case]) -> Iterator[Case]:
@@ -63,6 +63,28 @@ def _among_more(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray
     outputs = subject(subject.with_inputs(longer, inputs))
     parts = zip(outputs, subject.expected(case), strict=True)
     return [(exact(y[rows, positions]), 2 * bound) for y, (_, bound) in parts]
+
+
+@law("With positions along several axes, each pair turns as along its axis alone.", r"R(p_1, p_2)_i = R(p_{a(i)})_i")
+def axes(subject, sizes):
+    pairs_of_head = sizes.rotary_dim // 2
+    height = pairs_of_head // 3
+    width = height - (height > 1)
+    section = pairs_of_head - height - width, height, width
+    places = torch.arange(sizes.batch)[:, None] + torch.arange(sizes.tokens)
+    positions = torch.stack((places + 1, 2 * places, 3 * places + 2))
+    for interleaved in (False, True):
+        case = subject.draw(sizes, positions=positions, mrope_section=section, mrope_interleaved=interleaved)
+        outputs, bounds = subject(case), [bound for _, bound in subject.expected(case)]
+        axis = torch.tensor(case.axes)
+        features = join(axis, axis, subject.out_layout).numpy()
+        expected = [(np.zeros_like(bound), 2 * bound) for bound in bounds]
+        for i, along in enumerate(positions):
+            alone = subject(replace(case, positions=along, mrope_section=None, mrope_interleaved=False))
+            for (right, _), y in zip(expected, map(exact, alone), strict=True):
+                right[..., : sizes.rotary_dim][..., features == i] = y[..., : sizes.rotary_dim][..., features == i]
+                right[..., sizes.rotary_dim :] = y[..., sizes.rotary_dim :]
+        yield from against(case, outputs, expected)
 
 
 @law("Decoding token by token gives what all tokens give at once.", r"R(x_{1..n})_i = R_{i}(x_i)")

@@ -12,6 +12,8 @@ The operators differ from the operator in SGLang#14302 on purpose:
   features in one layout and ``W`` features in the other.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_tensor, flag, integer, tensor
@@ -81,11 +83,14 @@ def apply_rope_with_cos_sin_cache_inplace(
     head_size: int,
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
+    *,
+    axes: Sequence[int] | None = None,
 ) -> None:
     """Rotate query and key in place, each token by the row of the cache that its position reads.
 
     Args:
-        positions: ``[T]`` or ``[B, S]``, int32 or int64. `ropelab.positions` says which row a position reads.
+        positions: ``[T]`` or ``[B, S]``, int32 or int64; ``[axes, T]`` with ``axes``. `ropelab.positions` says which
+            row a position reads.
         query: ``[T, Hq * D]`` or ``[T, Hq, D]``, with ``[B, S]`` in the place of T for positions ``[B, S]``; any
             strides that keep the features of a head together.
         key: as ``query`` with any number of heads, or None.
@@ -93,6 +98,8 @@ def apply_rope_with_cos_sin_cache_inplace(
         cos_sin_cache: ``[P, R]`` with ``R <= D``: the cosines of the R/2 pairs, then the sines. The dtype is float32 as
             in FlashInfer, the dtype of ``query`` as in vLLM, or another floating dtype.
         is_neox: pairs are ``(i, i + R/2)``; otherwise ``(2i, 2i+1)``.
+        axes: as for `ropelab.apply_rope`: the axis of positions that each pair reads (M-RoPE). The packages have no
+            such argument.
 
     Raises:
         TypeError, ValueError: as `rotary_embedding_cos_sin`; or a position in CPU memory has no row. On a GPU a
@@ -101,8 +108,11 @@ def apply_rope_with_cos_sin_cache_inplace(
     Source: `vllm._custom_ops.rotary_embedding`, `sgl_kernel` and `flashinfer.rope`, which share these arguments.
     """
     check_tensor("positions", tensor("positions", positions), (1, 2), "[T] or [B, S]", POSITION_DTYPES)
+    if axes is not None:
+        check_tensor("positions", positions, (2,), "[axes, T] with axes", POSITION_DTYPES)
     head_size = integer("head_size", head_size, at_least=0)
-    ranks = positions.ndim + 1, (positions.ndim + 2,)
+    tokens = positions if axes is None else positions[0] if len(positions) else positions.new_empty(0)
+    ranks = tokens.ndim + 1, (tokens.ndim + 2,)
     q = _with_heads("query", query, *ranks, head_size)
     k = None if key is None else _with_heads("key", key, *ranks, head_size)
     check_tensor("cos_sin_cache", tensor("cos_sin_cache", cos_sin_cache), (2,), "[positions, rotary_dim]", DTYPES)
@@ -110,15 +120,17 @@ def apply_rope_with_cos_sin_cache_inplace(
     if not 0 < columns <= q.shape[-1] or columns % 2:
         expected = f"[positions, rotary_dim] with an even rotary_dim up to head_size = {q.shape[-1]}"
         raise ValueError(f"cos_sin_cache: expected {expected}, got {tuple(cos_sin_cache.shape)}")
-    if q.shape[: positions.ndim] != positions.shape:
+    if q.shape[: tokens.ndim] != tokens.shape:
         raise ValueError(
             f"positions: expected shape {tuple(q.shape[:-2])}, as the tokens of query, got {tuple(positions.shape)}"
         )
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
-    seq_format = "thd" if positions.ndim == 1 else "bshd"
+    seq_format = "thd" if tokens.ndim == 1 else "bshd"
     layout = "split_half" if flag("is_neox", is_neox) else "interleaved"
     try:
-        apply_rope(q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, inplace=True)
+        apply_rope(
+            q, k, cos=cos, sin=sin, layout=layout, seq_format=seq_format, positions=positions, axes=axes, inplace=True
+        )
     except (TypeError, ValueError) as error:
         raise renamed(error, q="query", k="key", cos="cos_sin_cache", sin="cos_sin_cache") from error
 
