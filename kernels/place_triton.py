@@ -200,7 +200,7 @@ def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
 def _axial_positions(angles, tokens, C: tl.constexpr):
     cos, cos_strides = angles.cos
     sin, sin_strides = angles.sin
-    positions: tuple = ()
+    positions = ()
     has_position = (tokens.distance < 0)[:, None, None]
     for i in tl.static_range(C.AXES):
         position = position_of(angles, tokens, tl.full([], i, tl.int64), C)[:, None, None]
