@@ -36,7 +36,7 @@ from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, round_to, to_float8
 from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
-from ropelab.kernels.place_triton import Angles, Tokens, rows_at, table_rows_of
+from ropelab.kernels.place_triton import Angles, Tokens, cached_at, rows_at, slots_of, table_rows_of
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
 from ropelab.kernels.stages_triton import narrow, normalize, read_angles, read_heads, turn, write_heads
 from ropelab.kernels.tensors import CacheTensors
@@ -149,30 +149,6 @@ def _rows_of_program(block, HEADS: tl.constexpr, PASS: tl.constexpr, K: tl.const
 
 
 @triton.jit
-def _slots_of(slots, tokens, seq_len):
-    """The slot of each token, and -1 for a token that has none."""
-    address, strides, count = slots
-    at = tokens.batch.to(tl.int64) * seq_len + tokens.first + tokens.distance
-    return tl.load(address + at * strides[0], mask=tokens.exists & (at < count), other=-1).to(tl.int64)
-
-
-@triton.jit
-def _cached_at(cache, slot, blocks, head, ALIGN: tl.constexpr, C: tl.constexpr):
-    """The address of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
-    address, strides = cache
-    exists = slot >= 0
-    if C.NARROW_SLOTS:
-        exists &= slot < 2**31
-        slot = tl.where(exists, slot, 0).to(tl.int32)
-    else:
-        slot = tl.where(exists, slot, 0)
-    block, place = (slot // C.PAGE).to(tl.int64), (slot % C.PAGE).to(tl.int64)
-    within = tl.multiple_of(place * strides[1], ALIGN) + tl.multiple_of(head.to(tl.int64) * strides[2], ALIGN)
-    at = tl.multiple_of(tl.multiple_of(block * strides[0], ALIGN) + within, ALIGN)
-    return address + at[:, None, None], (exists & (block < blocks))[:, None, None]
-
-
-@triton.jit
 def _read_scale(scale, head, exists, SCALES: tl.constexpr):
     """The scale of each row, ``[rows, 1, 1]``; without scales, a number that the kernel does not use."""
     if SCALES == "head":
@@ -246,7 +222,7 @@ def _turn_rows(x, out, target, weight, scale, slots, blocks, angles, block, K: t
             y0, y1 = _normalize(tl.where(inside, y0, 0.0), tl.where(inside, y1, 0.0), w0, w1, K, C)
         turned += ((head, exists, y0, y1, factor),)
     if K.CACHED:
-        slot = _slots_of(slots, tokens, block.seq_len)
+        slot = slots_of(slots, tokens, block.seq_len)
     SOURCE: tl.constexpr = x[0].dtype.element_ty
     DTYPE: tl.constexpr = target[0].dtype.element_ty
     for i in tl.static_range(K.PASSES):
@@ -256,7 +232,7 @@ def _turn_rows(x, out, target, weight, scale, slots, blocks, angles, block, K: t
             write_heads(out_at, exists, has_position, y0, y1, C.INTERLEAVED, C)
         y0, y1 = _convert(y0, factor, SOURCE, DTYPE, K), _convert(y1, factor, SOURCE, DTYPE, K)
         if K.CACHED:
-            at, in_cache = _cached_at(target, slot, blocks, head, C.ALIGN, C)
+            at, in_cache = cached_at(target, slot, blocks, head, C.ALIGN, C)
             exists = exists & in_cache
         else:
             at = rows_at(target, tokens, head, C.ALIGN, C)
@@ -286,13 +262,13 @@ def _move_rows(x, out, target, scale, slots, blocks, block, K: tl.constexpr, C: 
         x_at = rows_at(x, tokens, head, K.ALIGN, C) + feature
         read += ((head, feature, inside, tl.load(x_at, mask=inside, other=0), factor),)
     if K.CACHED:
-        slot = _slots_of(slots, tokens, block.seq_len)
+        slot = slots_of(slots, tokens, block.seq_len)
     for i in tl.static_range(K.PASSES):
         head, feature, inside, y, factor = read[i]
         if K.COPIED:
             tl.store(rows_at(out, tokens, head, K.ALIGN, C) + feature, y, mask=inside)
         if K.CACHED:
-            at, in_cache = _cached_at(target, slot, blocks, head, K.ALIGN, C)
+            at, in_cache = cached_at(target, slot, blocks, head, K.ALIGN, C)
             inside = inside & in_cache
         else:
             at = rows_at(target, tokens, head, K.ALIGN, C)

@@ -13,6 +13,7 @@ from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.rope_parameters import Rope, axial_rope
 from ropelab.angles.table_free import rotary_frequencies
 from ropelab.angles.tables import axial_tables, rotary_table
+from ropelab.block_scales import rope_and_block_scaled_cache, rope_and_quantize, rope_and_quantize_indexer
 from ropelab.embedding import RotaryEmbedding
 from ropelab.kernels.backends import use_backend
 from ropelab.latent_attention import assemble_mla, assemble_mla_kv, rotate_mla_query
@@ -38,7 +39,10 @@ __all__ = [
     "convert_layout",
     "grid_positions",
     "mla_rope_and_cache",
+    "rope_and_block_scaled_cache",
     "rope_and_cache",
+    "rope_and_quantize",
+    "rope_and_quantize_indexer",
     "rope_from_config",
     "rotary_frequencies",
     "rotary_table",

@@ -49,18 +49,6 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     _check_scale("v_scale", t.v_scale, k_heads, "value_cache", t.v_cache)
 
 
-def check_no_grad(given: tuple[Any, ...], where: Where) -> None:
-    """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
-    if not torch.is_grad_enabled():
-        return
-    for name, x in (*zip(NAMES, given, strict=True), *where.read.items()):
-        if isinstance(x, torch.Tensor) and x.requires_grad:
-            raise ValueError(
-                f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "
-                "backward), got requires_grad=True"
-            )
-
-
 def check_contents(given: tuple[Any, ...], where: Where) -> None:
     """Raise ValueError for a token beyond the tables, and for a slot beyond the cache, as far as CPU memory says.
 
