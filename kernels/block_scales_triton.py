@@ -53,6 +53,8 @@ from ropelab.kernels.stages_triton import (
 from ropelab.kernels.tensors import BlockScaledCacheTensors, QuantizeTensors
 from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
 
+_WARP_PAIRS = tl.constexpr(32 * PAIRS_PER_ACCESS)
+"""The pairs that a warp reads at once."""
 _ABOVE, _E4M3 = tl.constexpr(ABOVE_LARGEST), tl.constexpr(E4M3_EXPONENT)
 
 
@@ -134,11 +136,18 @@ class CacheChoices(Scaling):
 
 @triton.jit
 def _turn_heads(x0, x1, tokens, angles, C: tl.constexpr):
-    """The rotated pairs of whole heads, and whether the tokens have a position."""
+    """The rotated pairs of whole heads, and whether the tokens have a position.
+
+    All heads of a token share the columns if a head takes all threads of a warp. Otherwise every head reads the columns
+    again, because threads would exchange them.
+    """
     rows = table_rows_of(angles, tokens, C)
     pair = tl.arange(0, C.BLOCK_PAIRS) - C.FIRST_PAIR
     rotates = ((pair >= 0) & (pair < C.ROTARY_DIM // 2))[None, None, :]
-    columns = read_columns(rows, -C.FIRST_PAIR, tokens.exists[:, None, None] & rotates, C, False)
+    exists = tokens.exists[:, None, None] & rotates
+    if C.BLOCK_PAIRS < _WARP_PAIRS:
+        exists = tl.broadcast_to(exists, x0.shape)
+    columns = read_columns(rows, -C.FIRST_PAIR, exists, C, False)
     y0, y1 = turn(x0, x1, columns, C.TRANSPOSE)
     return tl.where(rotates, y0, x0), tl.where(rotates, y1, x1), rows.has_position
 
@@ -221,6 +230,7 @@ def _quantize_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
     x0, x1 = read_heads(heads_at((at.x, strides.x), tokens, head, C), exists, "", C)
+    tl.debug_barrier()
     y0, y1, has_position = _turn_heads(x0, x1, tokens, angles, C)
     y0, y1 = y0.to(tl.float32), y1.to(tl.float32)
     if C.ROUND_FIRST:
@@ -247,6 +257,7 @@ def _write_q(at, strides, angles, part, seq_len, C: tl.constexpr):
     head = part % C.HEAD_BLOCKS * C.BLOCK_HEADS + tl.arange(0, C.BLOCK_HEADS)
     exists = tokens.exists[:, None, None] & (head < C.HEADS)[None, :, None]
     x0, x1 = read_heads(heads_at((at.q, strides.q), tokens, head, C), exists, "", C)
+    tl.debug_barrier()
     x0, x1 = normalize(x0, x1, 1.0, 1.0, C.LANE_DIM, C.NORM_EPS, False, True)
     y0, y1, has_position = _turn_heads(x0, x1, tokens, angles, C)
     write_heads(heads_at((at.q_out, strides.q_out), tokens, head, C), exists, has_position, y0, y1, True, C)
@@ -260,6 +271,7 @@ def _store_kv(at, strides, angles, slots, blocks, part, seq_len, C: tl.constexpr
     exists = tokens.exists[:, None, None]
     kv = at.kv, (0, strides.kv[0], 0)
     x0, x1 = read_heads(heads_at(kv, tokens, shared, C), exists, "", C)
+    tl.debug_barrier()
     slot = slots_of(slots, tokens, seq_len)
     y0, y1, has_position = _turn_heads(x0, x1, tokens, angles, C)
     if C.POSITIONS != "none":
