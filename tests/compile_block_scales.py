@@ -3,7 +3,6 @@
 Run as a script by test_block_scales_ptx.py: compiling needs a process in which kernels are not interpreted.
 """
 
-import sys
 from unittest import mock
 
 import torch
@@ -40,7 +39,9 @@ def quantize(capability, *, heads=64, head_dim=512, groups=8, scales=torch.float
     kept = None if fold else torch.empty_strided(
         (tokens, groups, numbers), (1, numbers * tokens, tokens), dtype=scales, device="meta"
     )  # fmt: skip
-    weights, weights_out = (empty(tokens, heads, dtype=dtype) if fold else None for dtype in (torch.bfloat16, torch.float32))
+    weights, weights_out = (
+        empty(tokens, heads, dtype=dtype) if fold else None for dtype in (torch.bfloat16, torch.float32)
+    )
     tensors = QuantizeTensors(out, kept, weights_out, empty(1, tokens, heads, head_dim), weights, *angles(tokens, 64))
     rotation = Rotation(64, head_dim - 64, interleaved=True, out_interleaved=True, transpose=not fold)
     blocks = Blocks(128, 1e-4, round_first=fold)
