@@ -1,8 +1,8 @@
 """Blocks of features with a common scale, and the page of a cache whose rows have such scales.
 
-A block is a group of adjacent features of a head. Its scale is a power of two, so that a byte holds it (UE8M0, OCP
-Microscaling Formats 1.0, section 5.4.1): the byte e stands for ``2^(e - 127)``. With the largest magnitude ``amax`` of
-the block, the scale is::
+A block is a group of adjacent features of a head. Its scale is a power of two, so that a byte holds it (UE8M0 of
+the OCP Microscaling Formats): the byte e stands for ``2^(e - 127)``. With the largest magnitude ``amax`` of the block,
+the scale is::
 
     scale = 2^ceil(log2(max(amax, amax_epsilon) / 448))
 
@@ -13,8 +13,8 @@ The largest number is ``1.75 2^8``. For ``amax = m 2^k`` with ``1 <= m < 2``, th
 ``m <= 1.75``, and ``k - 7`` otherwise. The kernels decide this on the bits of ``amax``: no logarithm and no division
 rounds. The product with the reciprocal of the scale is exact too, so a stored number has one rounding: to 8 bits.
 
-A NaN becomes NaN and does not count for ``amax``. A block with an infinity has the scale ``2^120``: the infinity becomes
-448, which that scale makes infinite in float32, and the finite values become zeros.
+A NaN becomes NaN and does not count for ``amax``. A block with an infinity has the scale ``2^120``: the infinity
+becomes 448, which that scale makes infinite in float32, and the finite values become zeros.
 """
 
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class Page:
     """The layout of a block of the cache: ``tokens`` rows of data, and after them ``tokens`` rows of scales.
 
     A row of data has the first ``nope_dim`` features in float8_e4m3fn and then ``rotary_dim`` features in the dtype of
-    the input, of ``itemsize`` bytes. A row of scales has a byte for each block of ``block_dim`` features, and zeros up to
-    a multiple of four bytes. FlashMLA and vLLM read this layout (``fp8_ds_mla`` of DeepSeek-V4: 448 features with
-    seven scales, and 64 features in bfloat16; ``csrc/fused_deepseek_v4_qnorm_rope_kv_insert_kernel.cu`` of vLLM).
+    the input, of ``itemsize`` bytes. A row of scales has a byte for each block of ``block_dim`` features, and zeros up
+    to a multiple of four bytes. FlashMLA and vLLM read this layout (``fp8_ds_mla`` of DeepSeek-V4: 448 features with
+    seven scales, and 64 features in bfloat16; ``vllm/models/deepseek_v4/common/ops/cache_utils.py`` of vLLM 0.33.0).
     """
 
     tokens: int

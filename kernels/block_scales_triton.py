@@ -1,7 +1,7 @@
 """Rotations whose results become 8-bit floats with a scale for each block of features, as Triton kernels.
 
-One kernel rotates heads and writes 8-bit floats and their scales. The other kernel normalizes and rotates q, rotates kv,
-and writes kv into a cache whose rows have scales. `block_scales` has the arithmetic of a scale.
+One kernel rotates heads and writes 8-bit floats and their scales. The other kernel normalizes and rotates q, rotates
+kv, and writes kv into a cache whose rows have scales. `block_scales` has the arithmetic of a scale.
 
 Pairs are interleaved, so the pairs of a head follow its features: a block of features is a block of pairs, and its
 largest magnitude is a maximum within a few neighbouring threads. All pairs of a head turn, and a selection keeps those
@@ -413,7 +413,7 @@ def plan_write(
 def _scaling(
     t: Any, x: torch.Tensor, rotation: Rotation, blocks: Blocks, tile: ScalesTile, heads: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """The choices of `Scaling` but the order of programs, for ``x [1, S, H, D]`` and the tensors that have its heads."""
+    """The choices of `Scaling` but the order of programs, for ``x [1, S, H, D]`` and the tensors with its heads."""
     in_order = replace(rotation, rotary_dim=x.shape[3], first=0)
     block_heads = min(tile.block_heads, next_power_of_2(x.shape[2]))
     return {

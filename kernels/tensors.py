@@ -165,8 +165,8 @@ class QuantizeTensors(NamedTuple):
 
     Attributes:
         out: float8_e4m3fn ``[B, S, G, (H / G) D]``: the heads of x, in G groups.
-        scales: ``[S, G, N]``, the powers of two of all blocks of a token, in float32; or int32 with four exponents each;
-            or None.
+        scales: ``[S, G, N]``, the powers of two of all blocks of a token in float32, or four exponents in an int32; or
+            None.
         weights_out: float32 ``[S, H]``, ``weights`` times the scales of the heads, or None.
         x: ``[B, S, H, D]`` with a batch of one.
         weights: ``[S, H]``, or None.

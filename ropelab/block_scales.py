@@ -171,8 +171,8 @@ def rope_and_block_scaled_cache(
     """Normalize and rotate queries, and write the rotated key-value vector into a cache with block scales, in one pass.
 
     Each head of q is divided by ``sqrt(mean(q^2) + eps)``, without weights, and its tail rotates; nothing is rounded in
-    between. The tail of kv, which all heads share, rotates, and kv is rounded to its dtype. Its features before the tail
-    become 8-bit floats with a scale for each block, with the least ``amax`` 1e-4. The tail keeps the dtype of kv.
+    between. The tail of kv, which all heads share, rotates, and kv is rounded to its dtype. The features before the
+    tail become 8-bit floats with a scale for each block, with the least ``amax`` 1e-4. The tail keeps the dtype of kv.
 
     A block of the cache has ``block_size`` rows of data and after them ``block_size`` rows of scales (``fp8_ds_mla`` of
     vLLM and FlashMLA for DeepSeek-V4)::
@@ -180,8 +180,8 @@ def rope_and_block_scaled_cache(
         data:    [D - R] in float8_e4m3fn, [R] in the dtype of kv       448 + 128 bytes
         scales:  [(D - R) / block_dim] bytes e for 2^(e - 127), zeros    7 + 1 bytes
 
-    The zeros end at a multiple of four bytes. Slots are as for `rope_and_cache`. The function is for inference and has
-    no backward.
+    The zeros end at a multiple of four bytes. Slots are as for `rope_and_cache`, but a slot beyond the cache is skipped
+    on every device. The function is for inference and has no backward.
 
     Args:
         q: ``[T, H, D]`` in bfloat16 or float16, any strides.

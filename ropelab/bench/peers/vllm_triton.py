@@ -27,8 +27,8 @@ class Operators:
     The operators work on CUDA tensors; positions are int64 ``[T]``, and a cache of cosines and sines is float32
     ``[P, R]``.
 
-    - ``inv_rope_fp8_quant(o, positions, cache, n_groups, heads_per_group, nope_dim, rope_dim, 128, tma_aligned_scales)``
-      takes ``[T, H, D]`` in bfloat16 and returns float8_e4m3fn ``[T, n_groups, D']`` and scales.
+    - ``inv_rope_fp8_quant(o, positions, cache, groups, heads_per_group, nope_dim, rope_dim, 128, packed)`` takes
+      ``[T, H, D]`` in bfloat16 and returns float8_e4m3fn ``[T, groups, H / groups D]`` and scales.
     - ``indexer_q_rope_quant(positions, q, cache, weights, softmax_scale, head_scale)`` takes ``[T, H, D]`` and
       ``[T, H]`` in bfloat16 and returns float8_e4m3fn and weights in float32.
 
