@@ -276,7 +276,11 @@ BAD_CACHES = {
     "a cache of floats": ({"kv_cache": torch.zeros(2, 2336)}, "kv_cache: expected one of uint8"),
     "an odd page": (
         {"kv_cache": torch.zeros(2, 2337, dtype=torch.uint8)},
-        "kv_cache: expected blocks at even addresses",
+        "kv_cache: expected an even stride of blocks",
+    ),
+    "an odd address": (
+        {"kv_cache": torch.zeros(4673, dtype=torch.uint8)[1:].view(2, 2336)},
+        "kv_cache: expected an even address",
     ),
     "other features": ({"rotary_slice": (0, 64)}, "rotary_slice: expected the last features of 512"),
     "other blocks": ({"block_dim": 128}, "block_dim: expected a power of two"),

@@ -81,11 +81,8 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
         )
     check_device("kv_cache", t.kv_cache, t.q)
     _check_adjacent("kv_cache", t.kv_cache)
-    if t.kv_cache.stride(0) % t.kv.itemsize or t.kv_cache.storage_offset() % t.kv.itemsize:
-        raise ValueError(
-            f"kv_cache: expected blocks at even addresses, got strides {t.kv_cache.stride()} and the offset "
-            f"{t.kv_cache.storage_offset()}"
-        )
+    if t.kv_cache.stride(0) % t.kv.itemsize:
+        raise ValueError(f"kv_cache: expected an even stride of blocks, got strides {tuple(t.kv_cache.stride())}")
     check_tensor("slot_mapping", t.slots, (1,), "[slots]", POSITION_DTYPES)
     check_device("slot_mapping", t.slots, t.q)
     if len(t.slots) > tokens:
@@ -113,6 +110,13 @@ def _check_adjacent(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
 
 
+def _check_write_contents(given: Tensors, where: Where) -> None:
+    kv_cache, _, q, *_ = given
+    if kv_cache.data_ptr() % q.itemsize:  # another view of the same storage may begin elsewhere
+        raise ValueError(f"kv_cache: expected an even address, got {kv_cache.data_ptr():#x}")
+    check_places(q, where)
+
+
 QUANTIZE = ("out", "scales", "weights_out", "x", "weights")
 WRITE = ("kv_cache", "q_out", "q", "kv", "slot_mapping")
 """The arguments of the calls, in the order of their tuples."""
@@ -123,7 +127,7 @@ _QUANTIZE = Operation(
 )  # fmt: skip
 _WRITE = Operation(
     "block_scales", "write", BlockScaledCacheTensors, WRITE, _check_write, writes=2, same={"q_out": "q"},
-    check_contents=lambda given, where: check_places(given[2], where),
+    check_contents=_check_write_contents,
 )  # fmt: skip
 
 
