@@ -36,7 +36,8 @@ def backend(operation: str, x: torch.Tensor) -> ModuleType:
     """The module that computes ``operation`` for ``x``.
 
     Args:
-        operation: ``"rotate"``, ``"qk_norm"``, ``"paged_cache"``, ``"cached_keys"``, ``"latent"`` or ``"positions"``.
+        operation: ``"rotate"``, ``"qk_norm"``, ``"paged_cache"``, ``"cached_keys"``, ``"latent"``,
+            ``"block_scales"`` or ``"positions"``.
     """
     return importlib.import_module(f"ropelab.kernels.{operation}_{'triton' if uses_triton(x) else 'torch'}")
 

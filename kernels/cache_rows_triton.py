@@ -14,7 +14,7 @@ from ropelab.kernels import choices as base
 from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.float8_triton import divide, magnitude, round_to, scale_of_row, to_float8
-from ropelab.kernels.place_triton import Tokens, rows_at
+from ropelab.kernels.place_triton import Tokens, cached_at, rows_at, slots_of
 from ropelab.kernels.stages_triton import narrow, normalize, read_heads, turn, write_heads
 
 
@@ -110,30 +110,6 @@ def rows_of_program(block, HEADS: tl.constexpr, PASS: tl.constexpr, K: tl.conste
     if HEADS % (BLOCK_HEADS * K.PASSES):
         exists &= head < HEADS
     return Tokens(block.batch, block.first, distance, is_token), head, exists
-
-
-@triton.jit
-def slots_of(slots, tokens, seq_len):
-    """The slot of each token, and -1 for a token that has none."""
-    address, strides, count = slots
-    at = tokens.batch.to(tl.int64) * seq_len + tokens.first + tokens.distance
-    return tl.load(address + at * strides[0], mask=tokens.exists & (at < count), other=-1).to(tl.int64)
-
-
-@triton.jit
-def cached_at(cache, slot, blocks, head, ALIGN: tl.constexpr, C: tl.constexpr):
-    """The address of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
-    address, strides = cache
-    exists = slot >= 0
-    if C.NARROW_SLOTS:
-        exists &= slot < 2**31
-        slot = tl.where(exists, slot, 0).to(tl.int32)
-    else:
-        slot = tl.where(exists, slot, 0)
-    block, place = (slot // C.PAGE).to(tl.int64), (slot % C.PAGE).to(tl.int64)
-    within = tl.multiple_of(place * strides[1], ALIGN) + tl.multiple_of(head.to(tl.int64) * strides[2], ALIGN)
-    at = tl.multiple_of(tl.multiple_of(block * strides[0], ALIGN) + within, ALIGN)
-    return address + at[:, None, None], (exists & (block < blocks))[:, None, None]
 
 
 @triton.jit

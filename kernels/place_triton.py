@@ -248,3 +248,27 @@ def rows_of_pairs(along, first_pair, C: tl.constexpr):
     if not C.SAME_TABLES:
         sin_at = tl.multiple_of(row * sin_stride, [1, 1, C.TABLE_ALIGN])
     return TableRows(cos + cos_at, sin + sin_at, row >= 0, position != _NO_POSITION, position < 0)
+
+
+@triton.jit
+def slots_of(slots, tokens, seq_len):
+    """The slot of each token, and -1 for a token that has none."""
+    address, strides, count = slots
+    at = tokens.batch.to(tl.int64) * seq_len + tokens.first + tokens.distance
+    return tl.load(address + at * strides[0], mask=tokens.exists & (at < count), other=-1).to(tl.int64)
+
+
+@triton.jit
+def cached_at(cache, slot, blocks, head, ALIGN: tl.constexpr, C: tl.constexpr):
+    """The address of each row in the cache, ``[rows, 1, 1]``, and whether the cache has the slot of each token."""
+    address, strides = cache
+    exists = slot >= 0
+    if C.NARROW_SLOTS:
+        exists &= slot < 2**31
+        slot = tl.where(exists, slot, 0).to(tl.int32)
+    else:
+        slot = tl.where(exists, slot, 0)
+    block, place = (slot // C.PAGE).to(tl.int64), (slot % C.PAGE).to(tl.int64)
+    within = tl.multiple_of(place * strides[1], ALIGN) + tl.multiple_of(head.to(tl.int64) * strides[2], ALIGN)
+    at = tl.multiple_of(tl.multiple_of(block * strides[0], ALIGN) + within, ALIGN)
+    return address + at[:, None, None], (exists & (block < blocks))[:, None, None]

@@ -190,3 +190,47 @@ class TailTensors(NamedTuple):
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
+
+
+class QuantizeTensors(NamedTuple):
+    """Heads that rotate and become 8-bit floats with a scale for each block of features; the call writes the first
+    three.
+
+    Attributes:
+        out: float8_e4m3fn ``[B, S, G, (H / G) D]``: the heads of x, in G groups.
+        scales: ``[S, G, N]``, the powers of two of all blocks of a token in float32, or four exponents in an int32; or
+            None.
+        weights_out: float32 ``[S, H]``, ``weights`` times the scales of the heads, or None.
+        x: ``[B, S, H, D]`` with a batch of one.
+        weights: ``[S, H]``, or None.
+    """
+
+    out: Tensor
+    scales: Tensor | None
+    weights_out: Tensor | None
+    x: Tensor
+    weights: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None
+
+
+class BlockScaledCacheTensors(NamedTuple):
+    """The tensors of a rotation that also writes a cache whose rows have scales; the call writes the first two.
+
+    Attributes:
+        kv_cache: uint8 ``[blocks, bytes]``, see `block_scales.Page`.
+        q_out: as ``q``; may be ``q``.
+        q: ``[B, S, H, D]`` with a batch of one.
+        kv: ``[S, D]``, of q's dtype.
+        slots: ``[N]`` of int32 or int64 with ``N <= S``.
+    """
+
+    kv_cache: Tensor
+    q_out: Tensor
+    q: Tensor
+    kv: Tensor
+    slots: Tensor
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None

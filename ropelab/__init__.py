@@ -13,6 +13,7 @@ from ropelab.angles.model_config import rope_from_config
 from ropelab.angles.rope_parameters import Rope, axial_rope
 from ropelab.angles.table_free import rotary_frequencies
 from ropelab.angles.tables import axial_tables, rotary_table
+from ropelab.block_scales import rope_and_block_scaled_cache, rope_and_quantize, rope_and_quantize_indexer
 from ropelab.cached_keys import rotate_cached_keys
 from ropelab.embedding import RotaryEmbedding
 from ropelab.kernels.backends import use_backend
@@ -40,7 +41,10 @@ __all__ = [
     "grid_positions",
     "mla_rope_and_cache",
     "mrope_axes",
+    "rope_and_block_scaled_cache",
     "rope_and_cache",
+    "rope_and_quantize",
+    "rope_and_quantize_indexer",
     "rope_from_config",
     "rotary_frequencies",
     "rotary_table",

@@ -1,5 +1,6 @@
 """The measurements that need only kernels and a GPU. Each function returns a table to record."""
 
+from ropelab.bench.block_scales import block_scales
 from ropelab.bench.cache_tile_sweep import one_pass_tiles
 from ropelab.bench.cached_keys import cached_keys
 from ropelab.bench.conformance import conformance
@@ -33,6 +34,8 @@ STUDIES: dict[str, Study] = {
     "one_pass_cells": Study(one_pass_cells, gpu_gib=13, timed_gib=28, wide=True),
     "row_scales": Study(row_scales, gpu_gib=13, timed_gib=28, wide=True),
     "cached_keys": Study(cached_keys, gpu_gib=2, timed_gib=4, wide=True),
+    # With 8,192 tokens q of 128 heads takes 1 GiB, and two sets take turns.
+    "block_scales": Study(block_scales, gpu_gib=8, timed_gib=14, wide=True),
     # With 16,384 tokens a copy of the part of k and v takes 1.1 GiB, and each contender keeps a result of such a size.
     "latent_attention": Study(latent_attention, gpu_gib=16, timed_gib=13),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),

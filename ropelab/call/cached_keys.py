@@ -3,10 +3,9 @@
 import torch
 
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
-from ropelab.call.checks import check_places, check_rope_arguments
-from ropelab.call.memory import check_disjoint
-from ropelab.call.operation import Operation, Tensors, must_dispatch, operator
-from ropelab.call.paged_cache_checks import CACHE_DTYPES, check_adjacent, check_made_scale, check_no_grad
+from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
+from ropelab.call.operation import Operation, Tensors, operator, write_through
+from ropelab.call.paged_cache_checks import CACHE_DTYPES, check_adjacent, check_made_scale
 from ropelab.call.where import Where
 from ropelab.kernels.tensors import CachedKeys
 
@@ -16,16 +15,8 @@ _WRITES = 2
 
 def run(given: Tensors, where: Where) -> None:
     """Make a call with tensors in the order of `NAMES`: through the dispatcher if `must_dispatch`, else directly."""
-    named = dict(zip(NAMES, given, strict=True))
-    check_no_grad({**named, **where.read})
-    if not must_dispatch(given[0], None):
-        _ROTATE(given, where)
-        return
-    check_call(given, where)
-    if not torch.compiler.is_compiling():  # compilers cannot follow this check
-        written = {name: named.pop(name) for name in NAMES[:_WRITES]}
-        check_disjoint(written, {**named, **where.read})
-    rotate_cached_keys(*given, *where.for_operators)
+    check_no_grad(NAMES, given, where)
+    write_through(_ROTATE, rotate_cached_keys, given, where, (), (), given[0], None)
 
 
 def as_keys(key_cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

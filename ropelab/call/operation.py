@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ropelab.call.checks import check_places, check_writable
-from ropelab.call.memory import DisjointCheck
+from ropelab.call.memory import DisjointCheck, check_disjoint, is_same_view
 from ropelab.call.where import SCHEMA, Options, Where, along_axes
 from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.backends import forced_backend
@@ -153,7 +153,10 @@ class Operation:
         return lambda tensors, first_position, rows: run(views(tensors), rotation, *arguments, first_position)
 
 
-_OF_ANY_STRIDE = {"positions", "slots", "q_scale", "k_scale", "v_scale", "k_scale_cache", "v_scale_cache"}
+_OF_ANY_STRIDE = {
+    "positions", "slots", "q_scale", "k_scale", "v_scale", "k_scale_cache", "v_scale_cache", "scales", "weights",
+    "weights_out",
+}  # fmt: skip
 _IN_ANY_FORMAT = {"k_cache", "v_cache", "cos", "sin", *_OF_ANY_STRIDE}
 
 
@@ -201,7 +204,43 @@ def operator(name: str, given: str, numbers: str, result: str, run: Callable, fa
     return made
 
 
-def must_dispatch(q: torch.Tensor, k: torch.Tensor | None) -> bool:
+def write_through(
+    operation: Operation,
+    dispatched: Callable,
+    given: Tensors,
+    where: Where,
+    numbers: tuple,
+    flat: tuple,
+    *heads: torch.Tensor | None,
+) -> None:
+    """Make a call that writes given tensors: through the dispatcher if `must_dispatch`, else directly.
+
+    Args:
+        dispatched: the operator of the dispatcher for the operation.
+        numbers, flat: the numbers of the operation, and those of the operator.
+        heads: the two tensors that `must_dispatch` looks at.
+    """
+    if not must_dispatch(*heads):
+        operation(given, where, *numbers)
+        return
+    operation.check(given, where, *numbers)
+    named = dict(zip(operation.names, given, strict=True))
+    if not torch.compiler.is_compiling():  # compilers cannot follow this check
+        written = {name: named[name] for name in operation.names[: operation.writes]}
+        read = {**dict(list(named.items())[operation.writes :]), **where.read}
+        check_disjoint(written, read, operation.same)
+    # Compilers follow no operator that writes over its own input, so the operator gets new tensors there.
+    new = {}
+    for name, source in operation.same.items():
+        out, x = named[name], named[source]
+        if out is not None and x is not None and is_same_view(out, x):
+            new[name] = torch.empty_like(out)
+    dispatched(*{**named, **new}.values(), *where.for_operators, *flat)
+    for name, made in new.items():
+        named[name].copy_(made)
+
+
+def must_dispatch(q: torch.Tensor | None, k: torch.Tensor | None) -> bool:
     """Whether a call with these tensors must go through the dispatcher.
 
     A call must go through the dispatcher where a compiler traces, where a dispatch mode is active, where q or k is of a

@@ -1,10 +1,8 @@
 """The rotation that also writes into a paged cache, for plain tensors and as an operator of PyTorch's dispatcher."""
 
-import torch
-
-from ropelab.call.memory import check_disjoint, is_same_view
-from ropelab.call.operation import Operation, Tensors, must_dispatch, operator
-from ropelab.call.paged_cache_checks import NAMES, check_call, check_contents, check_no_grad
+from ropelab.call.checks import check_no_grad
+from ropelab.call.operation import Operation, Tensors, operator, write_through
+from ropelab.call.paged_cache_checks import NAMES, check_call, check_contents
 from ropelab.call.where import Where
 from ropelab.kernels import Norm
 from ropelab.kernels.tensors import CacheTensors
@@ -21,26 +19,9 @@ _WRITE = Operation(
 
 def write(given: Tensors, where: Where, norm: Norm | None) -> None:
     """Make a call with tensors in the order of `NAMES`: through the dispatcher if `must_dispatch`, else directly."""
-    q, k = given[_WRITES : _WRITES + 2]
-    check_no_grad({**dict(zip(NAMES, given, strict=True)), **where.read})
-    if not must_dispatch(q, k):
-        _WRITE(given, where, norm)
-        return
-    check_call(given, where, norm)
-    named = dict(zip(NAMES, given, strict=True))
-    if not torch.compiler.is_compiling():  # compilers cannot follow this check
-        written = {name: named[name] for name in NAMES[:_WRITES]}
-        check_disjoint(written, {**dict(list(named.items())[_WRITES:]), **where.read}, _IN_PLACE)
-    # Compilers follow no operator that writes over its own input, so the operator gets new tensors there.
-    new = {}
-    for name, source in _IN_PLACE.items():
-        out, x = named[name], named[source]
-        if out is not None and x is not None and is_same_view(out, x):
-            new[name] = torch.empty_like(out)
+    check_no_grad(NAMES, given, where)
     numbers = (0.0, 0.0, True) if norm is None else (norm.eps, norm.weight_offset, norm.first)
-    rope_and_cache(*{**named, **new}.values(), *where.for_operators, *numbers)
-    for name, made in new.items():
-        named[name].copy_(made)
+    write_through(_WRITE, rope_and_cache, given, where, (norm,), numbers, *given[_WRITES : _WRITES + 2])
 
 
 def _write(*arguments) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from ropelab.arguments import DTYPES, POSITION_DTYPES, check_device, check_tensor, dtype_name, tensor
 from ropelab.call.checks import check_places, check_rope_arguments
-from ropelab.call.memory import Named
 from ropelab.call.qk_norm import check_weights
 from ropelab.call.where import Where
 from ropelab.kernels import Norm
@@ -61,18 +60,6 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
             f"value_cache: expected key_cache's dtype {dtype_name(t.k_cache.dtype)} for a scale that both share, "
             f"got {dtype_name(t.v_cache.dtype)}"
         )
-
-
-def check_no_grad(tensors: Named) -> None:
-    """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
-    if not torch.is_grad_enabled():
-        return
-    for name, x in tensors.items():
-        if isinstance(x, torch.Tensor) and x.requires_grad:
-            raise ValueError(
-                f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "
-                "backward), got requires_grad=True"
-            )
 
 
 def check_contents(given: tuple[Any, ...], where: Where) -> None:

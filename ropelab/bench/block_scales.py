@@ -1,0 +1,364 @@
+"""Measure rotations that store 8-bit floats with block scales: DeepSeek-V4's operators, ours and vLLM's."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import pandas as pd
+import torch
+
+import ropelab
+from ropelab import reference
+from ropelab.bench import copies, packages, same_places, timing
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.paged_cache import OURS, VLLM
+from ropelab.bench.peers import vllm, vllm_triton
+from ropelab.bench.workloads import Workload
+from ropelab.kernels.block_scales import Page
+from ropelab.kernels.block_scales_torch import rows_of_cache
+
+TOKENS = (1, 8, 64, 512, 4096, 8192)
+HEADS = (64, 128)
+ROTARY_DIM = 64
+POSITIONS = 8192
+"""Rows of the tables."""
+BLOCK_SIZE = 64
+"""The tokens of a block of the cache, as in vLLM."""
+PAGE_ALIGN = 576
+"""vLLM rounds the bytes of a block of the cache up to a multiple of this number."""
+EPS = 1e-6
+MOST_CHECKED = 256
+"""So many tokens of a call are compared with float64."""
+
+Tensors = dict[str, torch.Tensor]
+Run = Callable[[Tensors], Sequence[torch.Tensor]]
+"""A function of the tensors of a call that returns its results."""
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """An operator for ``tokens`` tokens and ``heads`` heads of bfloat16, whose last features rotate."""
+
+    tokens: int
+    heads: int
+
+    name: ClassVar[str]
+    head_dim: ClassVar[int] = 512
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """The columns that identify the case in a record."""
+        return {
+            "operation": self.name, "tokens": self.tokens, "heads": self.heads, "head_dim": self.head_dim,
+            "rotary_dim": ROTARY_DIM, "bytes": self.bytes,
+        }  # fmt: skip
+
+    @property
+    def work(self) -> Workload:
+        """q as a workload, which knows how many sets of tensors exceed a cache."""
+        return Workload(self.name, 1, self.tokens, self.heads, 0, self.head_dim, ROTARY_DIM)
+
+    @property
+    def numel(self) -> int:
+        """The features of all heads."""
+        return self.tokens * self.heads * self.head_dim
+
+    @property
+    def rotary_slice(self) -> tuple[int, int]:
+        return self.head_dim - ROTARY_DIM, self.head_dim
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """The bytes that must move, without the tables."""
+
+    def tensors(self, count: int, device: torch.device | str) -> list[Tensors]:
+        """The tensors of ``count`` calls."""
+        draw = torch.Generator(device).manual_seed(0)
+        table = torch.cat(ropelab.rotary_table(POSITIONS, ROTARY_DIM, device=device), -1)
+        found = []
+        for _ in range(count):
+            shape = self.tokens, self.heads, self.head_dim
+            x = torch.randn(shape, generator=draw, device=device, dtype=torch.bfloat16)
+            positions = torch.randint(POSITIONS, (self.tokens,), generator=draw, device=device)
+            found.append({"x": x, "positions": positions, "table": table})
+        return found
+
+    def where(self, call: Tensors) -> dict[str, object]:
+        """The arguments of our functions that say where the tokens are."""
+        cos, sin = call["table"].chunk(2, -1)
+        return {"cos": cos, "sin": sin, "positions": call["positions"], "rotary_slice": self.rotary_slice}
+
+    @abstractmethod
+    def parts(self, call: Tensors) -> Sequence[same_places.Part]:
+        """The parts that a copy to the same places moves."""
+
+    @abstractmethod
+    def ours(self, call: Tensors) -> Sequence[torch.Tensor]:
+        """Our function."""
+
+    @abstractmethod
+    def vllm(self) -> tuple[Run, str, str]:
+        """vLLM's operator, its version and the hash of its code.
+
+        Raises:
+            NotInstalled: vLLM is not installed.
+        """
+
+    @abstractmethod
+    def check(self, call: Tensors, results: Sequence[torch.Tensor]) -> str:
+        """``"ok"``, or what is wrong about results."""
+
+    def rotated(self, x: torch.Tensor, call: Tensors, **options) -> torch.Tensor:
+        """The first tokens of ``x``, rotated in float64."""
+        where = self.where(call) | {"positions": call["positions"][: len(x)]}
+        return reference.rotate(x, layout="interleaved", seq_format="thd", **where, **options)
+
+
+def disagreement(values: torch.Tensor, scales: torch.Tensor, right: torch.Tensor, rounded: bool) -> str:
+    """``"ok"`` if 8-bit floats and their scales are those of ``right``, up to the roundings.
+
+    A scale is the least power of two that makes the largest number of its block at most 448, where a rounding to
+    bfloat16 or float32 may move this number across the limit. A value is off by half a unit in its last place: 2^-4 of
+    itself or 2^-10 of the scale; and by 2^-8 of itself if it was rounded to bfloat16 before.
+
+    Args:
+        values: float8_e4m3fn ``[..., D]``.
+        scales: float32 ``[..., blocks]``.
+        right: float64, as ``values``.
+        rounded: whether the values were rounded to bfloat16.
+    """
+    unit = 2.0**-8 if rounded else 2.0**-20
+    blocks = right.unflatten(-1, (scales.shape[-1], -1))
+    amax, scale = blocks.abs().amax(-1), scales.double()
+    if not bool(((amax <= 448 * scale * (1 + unit)) & (amax >= 224 * scale * (1 - unit))).all()):
+        return "wrong: a scale is not the least power of two"
+    found = values.double().view(blocks.shape) * scale[..., None]
+    bound = blocks.abs() * (2.0**-4 + unit) * (1 + unit) + scale[..., None] * 2.0**-10
+    worst = ((found - blocks).abs() / bound).max().item()
+    return "ok" if worst <= 1 else f"wrong: a value is off by {worst:.3g} times the roundings"
+
+
+@dataclass(frozen=True)
+class Output(Case):
+    """The inverse rotation of the output of attention, and its quantization in blocks of 128 features.
+
+    Attributes:
+        packed: the scales are four exponents in an int32 instead of float32.
+    """
+
+    packed: bool = False
+
+    name = "inverse rotation, quantization"
+
+    @property
+    def columns(self):
+        return super().columns | {"scales": "int32" if self.packed else "float32"}
+
+    @property
+    def bytes(self):
+        return 3 * self.numel + self.numel // 128 * (1 if self.packed else 4)
+
+    @property
+    def groups(self) -> int:
+        """The groups of the output projection: a group has eight heads."""
+        return self.heads // 8
+
+    def parts(self, call):
+        return [same_places.to_new(call["x"], itemsize=1)]
+
+    def ours(self, call):
+        dtype = torch.int32 if self.packed else torch.float32
+        return ropelab.rope_and_quantize(
+            call["x"], groups=self.groups, scale_dtype=dtype, inverse=True, **self.where(call)
+        )
+
+    def vllm(self):
+        operators, (nope_dim, _) = vllm_triton.operators(), self.rotary_slice
+        numbers = self.groups, self.heads // self.groups, nope_dim, ROTARY_DIM, 128, self.packed
+
+        def run(call):
+            return operators.inv_rope_fp8_quant(call["x"], call["positions"], call["table"], *numbers)
+
+        return run, operators.version, operators.sha256
+
+    def check(self, call, results):
+        values, scales = (x[:MOST_CHECKED] for x in results)
+        if self.packed:
+            exponents = scales.contiguous().view(torch.uint8).int()
+            scales = (exponents << 23).view(torch.float32)
+        right = self.rotated(call["x"][:MOST_CHECKED], call, inverse=True)
+        return disagreement(values.contiguous(), scales, right.view(values.shape), rounded=False)
+
+
+@dataclass(frozen=True)
+class Indexer(Case):
+    """The rotation of the queries of the indexer, and their quantization with a scale for each head."""
+
+    heads: int = 64
+
+    name = "indexer"
+    head_dim = 128
+    weight_scales = (128**-0.5, 64**-0.5)
+    """The scale of the softmax and the scale of the heads."""
+
+    @property
+    def bytes(self):
+        return 3 * self.numel + 6 * self.tokens * self.heads
+
+    def tensors(self, count, device):
+        found = super().tensors(count, device)
+        for call in found:
+            call["weights"] = call["x"][..., 0].contiguous()
+        return found
+
+    def parts(self, call):
+        return [same_places.to_new(call["x"], itemsize=1)]
+
+    def ours(self, call):
+        scale = self.weight_scales[0] * self.weight_scales[1]
+        return ropelab.rope_and_quantize_indexer(call["x"], call["weights"], weight_scale=scale, **self.where(call))
+
+    def vllm(self):
+        operators = vllm_triton.operators()
+
+        def run(call):
+            arguments = (call[name] for name in ("positions", "x", "table", "weights"))
+            return operators.indexer_q_rope_quant(*arguments, *self.weight_scales)
+
+        return run, operators.version, operators.sha256
+
+    def check(self, call, results):
+        values, weights = (x[:MOST_CHECKED] for x in results)
+        product = call["weights"][:MOST_CHECKED].double() * self.weight_scales[0] * self.weight_scales[1]
+        scales = weights.double() / product
+        exponents = scales.log2().round()
+        # Two products in float32 are off by less than 2^-22.
+        if not bool(((scales * 2**-exponents - 1).abs() <= 2.0**-22).all()):
+            return "wrong: a weight is no power of two times the given weight"
+        right = self.rotated(call["x"][:MOST_CHECKED], call)
+        return disagreement(values, 2 ** exponents[..., None], right, rounded=True)
+
+
+@dataclass(frozen=True)
+class Input(Case):
+    """Norm and rotation of q, and the rotation of kv into a cache with blocks of 64 features."""
+
+    name = "norm, rotation, cache with block scales"
+
+    @property
+    def page(self) -> Page:
+        return Page(BLOCK_SIZE, self.head_dim - ROTARY_DIM, ROTARY_DIM, 64, 2)
+
+    @property
+    def bytes(self):
+        row = 2 * self.head_dim + self.page.data_bytes + self.page.scale_bytes
+        return 4 * self.numel + self.tokens * row
+
+    def tensors(self, count, device):
+        found = super().tensors(count, device)
+        draw, pages = torch.Generator(device).manual_seed(1), -(-count * self.tokens // BLOCK_SIZE)
+        page_bytes = -(-self.page.bytes // PAGE_ALIGN) * PAGE_ALIGN
+        cache = torch.zeros(pages, page_bytes, dtype=torch.uint8, device=device)
+        slots = torch.randperm(pages * BLOCK_SIZE, generator=draw, device=device)[: count * self.tokens]
+        for call, mine in zip(found, slots.split(self.tokens), strict=True):
+            kv = torch.randn(self.tokens, self.head_dim, generator=draw, device=device, dtype=torch.bfloat16)
+            call |= {"kv": kv, "cache": cache, "slots": mine}
+        return found
+
+    def parts(self, call):
+        return [same_places.to_new(call["x"]), same_places.to_new(call["kv"], itemsize=1)]
+
+    def ours(self, call):
+        q = ropelab.rope_and_block_scaled_cache(
+            call["x"], call["kv"], call["cache"], call["slots"], block_size=BLOCK_SIZE, eps=EPS, **self.where(call)
+        )
+        return (q,)
+
+    def vllm(self):
+        operators = vllm.operators()
+
+        def run(call):
+            q = operators.fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert(
+                call["x"], call["kv"], call["cache"], call["slots"], call["positions"], call["table"], self.heads, EPS,
+                BLOCK_SIZE,
+            )  # fmt: skip
+            return (q,)
+
+        return run, operators.version, operators.sha256
+
+    def check(self, call, results):
+        x = call["x"][:MOST_CHECKED].double()
+        right = self.rotated(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS), call)
+        error = (results[0][:MOST_CHECKED].double() - right).norm(dim=-1) / right.norm(dim=-1)
+        if not bool((error <= 2.0**-8).all()):  # a rounding to bfloat16, and those of float32, far below it
+            return f"wrong: a head of q has relative error {error.max().item():.3g}"
+        slots = call["slots"][:MOST_CHECKED]
+        data, scales = (x[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for x in rows_of_cache(call["cache"], self.page))
+        right = self.rotated(call["kv"][:MOST_CHECKED, None], call)[:, 0]
+        nope_dim = self.page.nope_dim
+        tail = data[:, nope_dim:].contiguous().view(torch.bfloat16).double()
+        if not bool(((tail - right[:, nope_dim:]).abs() <= 2.0**-8 * right[:, nope_dim:].abs() + 2.0**-20).all()):
+            return "wrong: the rotated features of the cache"
+        powers = 2.0 ** (scales[:, : self.page.scales].double() - 127)
+        values = data[:, :nope_dim].contiguous().view(torch.float8_e4m3fn)
+        return disagreement(values, powers, right[:, :nope_dim], rounded=True)
+
+
+def cases() -> list[Case]:
+    """All operators, for all numbers of tokens and heads."""
+    found: list[Case] = [kind(tokens, heads) for kind in (Output, Input) for heads in HEADS for tokens in TOKENS]
+    found += [Output(tokens, 64, packed=True) for tokens in (1, 4096)]
+    return [*found, *(Indexer(tokens) for tokens in TOKENS)]
+
+
+def block_scales(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the operators of `cases`.
+
+    Columns: operation, tokens, heads, head_dim, rotary_dim, bytes (that must move), scales (the dtype of scales);
+        contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy; version and sha256 of the code of a
+        package. The copies copy q, and their time is multiplied by the share of the bytes that must move.
+        `same_places.NAME` is the fastest copy that reads q and writes as many elements as the operator, of the same
+        size.
+    """
+    described = progress(
+        [Output(1, 64)] if smoke else cases(), lambda case: f"{case.name}, {case.heads}, {case.tokens}"
+    )
+    return pd.concat([_compare(case, device, rounds=3 if smoke else 9) for case in described], ignore_index=True)
+
+
+def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    sets = case.tensors(case.work.cold_count(timing.cache_bytes()), device)
+    runs: dict[str, Run] = {OURS: case.ours}
+    status, facts = {}, {"version": {}, "sha256": {}}
+    try:
+        runs[VLLM], facts["version"][VLLM], facts["sha256"][VLLM] = case.vllm()
+    except packages.NotInstalled as error:
+        status[VLLM] = f"not run: {error}"
+    status |= {name: _status(case, run, sets[0]) for name, run in runs.items()}
+    timed = {
+        name: partial(lambda run: [partial(run, call) for call in sets], run)
+        for name, run in runs.items() if status[name] == "ok"
+    }  # fmt: skip
+    timed |= copies.contenders([(call["x"],) for call in sets])
+    timed |= same_places.contenders([case.parts(call) for call in sets])
+    with torch.no_grad():
+        frame = copies.with_fraction(same_places.fastest_alone(timing.gpu_times(timed, rounds=rounds)))
+    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    share = case.bytes / (4 * case.numel)
+    frame = frame.assign(fraction_of_copy=frame.fraction_of_copy.where(is_copy, frame.fraction_of_copy * share))
+    frame = tidy(frame, case.columns, {name: why for name, why in status.items() if why != "ok"})
+    torch.cuda.empty_cache()  # the graphs have memory of their own
+    return frame.assign(**{name: [values.get(one, "") for one in frame.contender] for name, values in facts.items()})
+
+
+def _status(case: Case, run: Run, call: Tensors) -> str:
+    """``"ok"``, or what is wrong about a run; with the clock stopped, nothing runs."""
+    if timing.is_stopped():
+        return "ok"
+    try:
+        return case.check(call, run(call))
+    except Exception as error:  # the status records the error
+        return timing.failure(error)

@@ -1,0 +1,260 @@
+"""Rotations that store 8-bit floats with a scale for each block of features, for inference: DeepSeek-V4's operators.
+
+All features of a block have one scale, a power of two, so that a byte holds it (UE8M0). With the largest magnitude
+``amax`` of a block, ``scale = 2^ceil(log2(max(amax, amax_epsilon) / 448))``, and float8_e4m3fn holds ``value / scale``,
+rounded to nearest even. `ropelab.kernels.block_scales` derives the roundings. Pairs are interleaved.
+"""
+
+import torch
+
+from ropelab.arguments import check_tensor, flag, integer, number
+from ropelab.autograd.rotation import transformed
+from ropelab.call.angles import given_tables
+from ropelab.call.block_scales import PACKED, SCALE_DTYPES, quantize, write
+from ropelab.call.memory import empty_heads
+from ropelab.call.refusals import renamed
+from ropelab.call.where import Where, located
+
+TMA_BYTES = 16
+"""The alignment in bytes that TMA asks of the columns of scales."""
+
+
+def rope_and_quantize(
+    x: torch.Tensor,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    groups: int = 1,
+    block_dim: int = 128,
+    scale_dtype: torch.dtype = torch.float32,
+    amax_epsilon: float = 1e-10,
+    round_first: bool = False,
+    inverse: bool = False,
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    out: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate heads and quantize them to 8-bit floats with block scales, in one pass over their memory.
+
+    DeepSeek-V4 calls this on the output of attention, whose tail still has the rotation of the values: with
+    ``inverse=True`` and ``rotary_slice=(448, 512)``. The two results are the operand of DeepGEMM's ``fp8_einsum`` for
+    the groups of the output projection, with the scales in the layout that it reads: float32 on sm_90, and packed int32
+    on sm_100. The function is for inference and has no backward.
+
+    The rotation computes in float32, or in float64 where an input has it. The scale and the quotient follow from the
+    rotated value in float32, so a result has one rounding to float32 for each operation of the rotation, and then the
+    rounding to 8 bits. A token at ``NO_POSITION`` gives zeros.
+
+    Args:
+        x: ``[T, H, D]`` in bfloat16, float16, float32 or float64; any strides.
+        cos, sin: ``[P, R/2]``, as for `apply_rope`.
+        groups: a divisor of H: the heads of a group are the features of one row.
+        block_dim: the features of a block, a power of two that divides D.
+        scale_dtype: float32 for powers of two, or int32 for the exponents of four successive blocks, the first in the
+            lowest byte, each with the bias 127.
+        amax_epsilon: the least ``amax`` of a block, a positive normal float32.
+        round_first: round the rotated features to the dtype of x before the scale is computed.
+        inverse: rotate by the inverse.
+        positions, offsets, rotary_slice: as for `apply_rope` with ``thd``.
+        out: float8_e4m3fn ``[T, groups, (H / groups) D]``, any strides that keep features adjacent; by default a new
+            tensor in which the rows of a group follow each other.
+        scales: ``[T, groups, N]`` in float32 with ``N = (H / groups) D / block_dim``, or in int32 with a quarter of
+            that; any strides. By default a new tensor in which the tokens of a column follow each other, and columns
+            begin at multiples of 16 bytes, as TMA asks. The numbers between two columns are undefined.
+
+    Returns:
+        ``out`` and ``scales``.
+
+    Raises:
+        TypeError: an argument is not a tensor, or a dtype is not supported.
+        ValueError: shapes, strides, devices or options do not fit each other; tensors that are written overlap others;
+            a tensor requires grad while autograd records; or, for positions in CPU memory, a position has no row.
+        NotImplementedError: the call is under a transform of torch.func or in forward mode.
+    """
+    where, numbers = _prepared(
+        "rope_and_quantize", x, cos, sin, positions, offsets, rotary_slice, inverse, block_dim, amax_epsilon,
+        round_first, 1.0,
+    )  # fmt: skip
+    tokens, heads, head_dim = x.shape
+    groups = integer("groups", groups, at_least=1)
+    if heads % groups:
+        raise ValueError(f"groups: expected a divisor of {heads} heads, got {groups}")
+    features = heads // groups * head_dim
+    if out is None:
+        strides = features, tokens * features, 1
+        out = torch.empty_strided((tokens, groups, features), strides, dtype=torch.float8_e4m3fn, device=x.device)
+    if scales is None:
+        if scale_dtype not in SCALE_DTYPES:
+            raise TypeError(f"scale_dtype: expected one of {SCALE_DTYPES}, got {scale_dtype}")
+        columns = features // (numbers[0] * (PACKED if scale_dtype == torch.int32 else 1))
+        aligned = -(-tokens * 4 // TMA_BYTES) * TMA_BYTES // 4
+        strides = 1, columns * aligned, aligned
+        scales = torch.empty_strided((tokens, groups, columns), strides, dtype=scale_dtype, device=x.device)
+    try:
+        quantize((out, scales, None, x, None), where, *numbers)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="x") from error
+    return out, scales
+
+
+def rope_and_quantize_indexer(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    weight_scale: float = 1.0,
+    amax_epsilon: float = 1e-4,
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    out: torch.Tensor | None = None,
+    weights_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate the queries of a sparse indexer, and quantize each head with one scale, which becomes part of its weight.
+
+    The logit of the indexer is a sum over heads of ``weight * relu(q k)``, and a scale of q is positive, so the weight
+    can carry it: ``weights_out = weights * weight_scale * scale``. The rotated features are rounded to the dtype of q
+    before the scale is computed, as vLLM and DeepSeek-V4 do. In float32 the first product rounds, and the second is
+    exact. The function is for inference and has no backward.
+
+    Args:
+        q: ``[T, H, D]``, D a power of two; otherwise as ``x`` of `rope_and_quantize`.
+        weights: ``[T, H]`` in bfloat16, float16, float32 or float64, any strides.
+        weight_scale: the scale of the softmax times the scale of the heads.
+        cos, sin, amax_epsilon, positions, offsets, rotary_slice: as for `rope_and_quantize`.
+        out: float8_e4m3fn ``[T, H, D]`` with adjacent heads; by default a new tensor.
+        weights_out: float32 ``[T, H]``; by default a new tensor.
+
+    Returns:
+        ``out`` and ``weights_out``.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `rope_and_quantize`.
+    """
+    block_dim = q.shape[-1] if isinstance(q, torch.Tensor) and q.ndim else 0
+    where, numbers = _prepared(
+        "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim, amax_epsilon,
+        True, weight_scale,
+    )  # fmt: skip
+    if not isinstance(weights, torch.Tensor):
+        raise TypeError(f"weights: expected a torch.Tensor, got {type(weights).__name__}")
+    if out is None:
+        out = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=q.device)
+    if weights_out is None:
+        weights_out = torch.empty(weights.shape, dtype=torch.float32, device=q.device)
+    try:
+        quantize((out, None, weights_out, q, weights), where, *numbers)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, x="q") from error
+    return out, weights_out
+
+
+def rope_and_block_scaled_cache(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    block_size: int,
+    eps: float = 1e-6,
+    block_dim: int = 64,
+    positions: torch.Tensor | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+    q_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Normalize and rotate queries, and write the rotated key-value vector into a cache with block scales, in one pass.
+
+    Each head of q is divided by ``sqrt(mean(q^2) + eps)``, without weights, and its tail rotates; nothing is rounded in
+    between. The tail of kv, which all heads share, rotates, and kv is rounded to its dtype. The features before the
+    tail become 8-bit floats with a scale for each block, with the least ``amax`` 1e-4. The tail keeps the dtype of kv.
+
+    A block of the cache has ``block_size`` rows of data and after them ``block_size`` rows of scales (``fp8_ds_mla`` of
+    vLLM and FlashMLA for DeepSeek-V4)::
+
+        data:    [D - R] in float8_e4m3fn, [R] in the dtype of kv       448 + 128 bytes
+        scales:  [(D - R) / block_dim] bytes e for 2^(e - 127), zeros    7 + 1 bytes
+
+    The zeros end at a multiple of four bytes. Slots are as for `rope_and_cache`, but a slot beyond the cache is skipped
+    on every device. The function is for inference and has no backward.
+
+    Args:
+        q: ``[T, H, D]`` in bfloat16 or float16, any strides.
+        kv: ``[T, D]`` after its norm, of q's dtype, any strides.
+        kv_cache: uint8 ``[blocks, bytes]`` with at least the bytes of a block, for example the view ``[blocks, -1]`` of
+            a cache ``[blocks, block_size, 584]``. The call overwrites the rows of its tokens.
+        slot_mapping: ``[N]``, as for `rope_and_cache`.
+        cos, sin: ``[P, R/2]``, as for `apply_rope`.
+        block_size: the tokens of a block of the cache.
+        eps: a number of at least 0, added to the mean of the squares. With 0, heads of zeros stay zeros.
+        block_dim: the features with a common scale, a power of two that divides D - R.
+        positions, offsets: as for `apply_rope` with ``thd``.
+        rotary_slice: the last features of a head, for example ``(448, 512)``; this is the default.
+        q_out: as ``q``: the tensor for the queries; ``q`` itself for a result in place. By default a new tensor.
+
+    Returns:
+        ``q_out``, or the new tensor.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `rope_and_quantize`.
+    """
+    _no_transform("rope_and_block_scaled_cache")
+    check_tensor("q", q, (3,), "[tokens, heads, head_dim]")
+    tables = given_tables(cos, sin)
+    head_dim = q.shape[2]
+    slice_ = (head_dim - 2 * tables.columns, head_dim) if rotary_slice is None else rotary_slice
+    where = located(q, tables, positions, offsets, "interleaved", None, "thd", slice_)
+    numbers = (
+        number("eps", eps, at_least=0),
+        integer("block_size", block_size, at_least=1),
+        integer("block_dim", block_dim, at_least=1),
+    )
+    q_out = empty_heads(q) if q_out is None else q_out
+    write((kv_cache, q_out, q, kv, slot_mapping), where, *numbers)
+    return q_out
+
+
+_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+def _prepared(
+    name: str,
+    x,
+    cos,
+    sin,
+    positions,
+    offsets,
+    rotary_slice,
+    inverse,
+    block_dim,
+    amax_epsilon,
+    round_first,
+    weight_scale,
+) -> tuple[Where, tuple]:
+    """The place of the tokens of ``x``, and the numbers of `call.block_scales.quantize`."""
+    _no_transform(name)
+    try:
+        check_tensor("q", x, (3,), "[tokens, heads, head_dim]")
+        where = located(
+            x, given_tables(cos, sin), positions, offsets, "interleaved", None, "thd", rotary_slice,
+            flag("inverse", inverse),
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise renamed(error, q="q" if name.endswith("indexer") else "x") from error
+    numbers = (
+        integer("block_dim", block_dim, at_least=1),
+        number("amax_epsilon", amax_epsilon, at_least=_SMALLEST_NORMAL),
+        flag("round_first", round_first),
+        number("weight_scale", weight_scale),
+    )
+    return where, numbers
+
+
+def _no_transform(name: str) -> None:
+    if transformed():
+        raise NotImplementedError(f"{name}: expected no transform of torch.func and no forward mode, got one")

@@ -1,0 +1,174 @@
+"""Rotations with block scales, for plain tensors and as operators of PyTorch's dispatcher."""
+
+import torch
+
+from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
+from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
+from ropelab.call.operation import Operation, Tensors, operator, write_through
+from ropelab.call.where import Where
+from ropelab.kernels.block_scales import Blocks, Page
+from ropelab.kernels.tensors import BlockScaledCacheTensors, QuantizeTensors
+
+SCALE_DTYPES = (torch.float32, torch.int32)
+PACKED = 4
+"""The exponents of an int32."""
+
+
+def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: float) -> None:
+    t = QuantizeTensors._make((*given, None, None, None))
+    check_rope_arguments(t.x, None, where)
+    tokens, heads, head_dim = t.x.shape
+    _check_pairs(where, head_dim)
+    _check_blocks(block_dim, head_dim, "head_dim")
+    check_tensor("out", t.out, (3,), "[tokens, groups, heads / groups * head_dim]", (torch.float8_e4m3fn,))
+    groups = t.out.shape[1]
+    if not groups or heads % groups or t.out.shape != (tokens, groups, heads // groups * head_dim):
+        raise ValueError(
+            f"out: expected shape ({tokens}, groups, {heads} * {head_dim} / groups) with a number of groups that "
+            f"divides {heads} heads, got {tuple(t.out.shape)}"
+        )
+    check_device("out", t.out, t.x)
+    _check_adjacent("out", t.out)
+    if t.scales is not None:
+        check_tensor("scales", t.scales, (3,), "[tokens, groups, scales]", SCALE_DTYPES)
+        scales = heads // groups * head_dim // block_dim
+        if t.scales.dtype == torch.int32:
+            if scales % PACKED:
+                raise ValueError(
+                    f"scales: expected float32, or a number of scales in a group that {PACKED} divides, "
+                    f"got {scales} scales in int32"
+                )
+            scales //= PACKED
+        if t.scales.shape != (tokens, groups, scales):
+            raise ValueError(f"scales: expected shape {(tokens, groups, scales)}, got {tuple(t.scales.shape)}")
+        check_device("scales", t.scales, t.x)
+    for name, x in (("weights", t.weights), ("weights_out", t.weights_out)):
+        if x is not None:
+            dtypes = () if name == "weights" else ((torch.float32,),)
+            check_tensor(name, x, (2,), f"{(tokens, heads)}", *dtypes)
+            if x.shape != (tokens, heads):
+                raise ValueError(f"{name}: expected shape {(tokens, heads)}, got {tuple(x.shape)}")
+            check_device(name, x, t.x)
+    if t.weights is not None and block_dim != head_dim:
+        raise ValueError(f"weights: expected a head of one block of {head_dim} features, got blocks of {block_dim}")
+
+
+def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int, block_dim: int) -> None:
+    t = BlockScaledCacheTensors._make((*given, None, None, None))
+    check_rope_arguments(t.q, None, where)
+    tokens, _, head_dim = t.q.shape
+    _check_pairs(where, head_dim)
+    check_tensor("kv", t.kv, (2,), f"({tokens}, {head_dim})", (torch.bfloat16, torch.float16))
+    if t.kv.shape != (tokens, head_dim):
+        raise ValueError(f"kv: expected shape {(tokens, head_dim)}, got {tuple(t.kv.shape)}")
+    check_tensor("q", t.q, (3,), "[tokens, heads, head_dim]", (t.kv.dtype,))
+    check_device("kv", t.kv, t.q)
+    check_tensor("q_out", t.q_out, (3,), f"{tuple(t.q.shape)}", (t.q.dtype,))
+    if t.q_out.shape != t.q.shape:
+        raise ValueError(f"q_out: expected shape {tuple(t.q.shape)}, got {tuple(t.q_out.shape)}")
+    check_device("q_out", t.q_out, t.q)
+    _check_adjacent("q_out", t.q_out)
+    first, end = where.options.slice(where.angles.columns)
+    if end != head_dim:
+        raise ValueError(f"rotary_slice: expected the last features of {head_dim}, got {(first, end)}")
+    _check_blocks(block_dim, first, "the features of a head that do not rotate")
+    check_tensor("kv_cache", t.kv_cache, (2,), "[blocks, bytes]", (torch.uint8,))
+    page = Page.of(t, where.rotation, block_size, block_dim)
+    if t.kv_cache.shape[1] < page.bytes:
+        raise ValueError(
+            f"kv_cache: expected at least {page.bytes} bytes in a block, for {block_size} tokens of {page.data_bytes} "
+            f"bytes and {page.scale_bytes} bytes of scales, got {t.kv_cache.shape[1]}"
+        )
+    check_device("kv_cache", t.kv_cache, t.q)
+    _check_adjacent("kv_cache", t.kv_cache)
+    if t.kv_cache.stride(0) % t.kv.itemsize:
+        raise ValueError(f"kv_cache: expected an even stride of blocks, got strides {tuple(t.kv_cache.stride())}")
+    check_tensor("slot_mapping", t.slots, (1,), "[slots]", POSITION_DTYPES)
+    check_device("slot_mapping", t.slots, t.q)
+    if len(t.slots) > tokens:
+        raise ValueError(f"slot_mapping: expected at most a slot for each of {tokens} tokens, got {len(t.slots)}")
+
+
+def _check_pairs(where: Where, head_dim: int) -> None:
+    first, end = where.options.slice(where.angles.columns)
+    if head_dim % 2 or first % 2:
+        raise ValueError(
+            f"rotary_slice: expected interleaved pairs from an even feature on, of a head with an even number of "
+            f"features, got {(first, end)} of {head_dim}"
+        )
+    if where.rotation.full_width:
+        raise ValueError(f"cos: expected {(end - first) // 2} columns, a column per pair, got {end - first}")
+
+
+def _check_blocks(dim: int, features: int, what: str) -> None:
+    if dim < 4 or dim & (dim - 1) or not features or features % dim:
+        raise ValueError(f"block_dim: expected a power of two, at least 4, that divides {what}, {features}, got {dim}")
+
+
+def _check_adjacent(name: str, x: torch.Tensor) -> None:
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
+
+
+def _check_write_contents(given: Tensors, where: Where) -> None:
+    kv_cache, _, q, *_ = given
+    if kv_cache.data_ptr() % q.itemsize:  # another view of the same storage may begin elsewhere
+        raise ValueError(f"kv_cache: expected an even address, got {kv_cache.data_ptr():#x}")
+    check_places(q, where)
+
+
+QUANTIZE = ("out", "scales", "weights_out", "x", "weights")
+WRITE = ("kv_cache", "q_out", "q", "kv", "slot_mapping")
+"""The arguments of the calls, in the order of their tuples."""
+_QUANTIZE = Operation(
+    "block_scales", "quantize", QuantizeTensors, QUANTIZE, _check_quantize, writes=3,
+    check_contents=lambda given, where: check_places(given[3], where),
+    numbers=lambda dim, amax_epsilon, round_first, scale: (Blocks(dim, amax_epsilon, round_first), scale),
+)  # fmt: skip
+_WRITE = Operation(
+    "block_scales", "write", BlockScaledCacheTensors, WRITE, _check_write, writes=2, same={"q_out": "q"},
+    check_contents=_check_write_contents,
+)  # fmt: skip
+
+
+def quantize(given: Tensors, where: Where, *numbers: float) -> None:
+    """Make a call with tensors in the order of `QUANTIZE`.
+
+    Args:
+        numbers: the features of a block, ``amax_epsilon``, ``round_first`` and the factor of the weights.
+    """
+    check_no_grad(QUANTIZE, given, where)
+    write_through(_QUANTIZE, rope_and_quantize, given, where, numbers, numbers, *given[3:])
+
+
+def write(given: Tensors, where: Where, *numbers: float) -> None:
+    """Make a call with tensors in the order of `WRITE`.
+
+    Args:
+        numbers: the epsilon of the norm, the tokens of a block of the cache and the features with a common scale.
+    """
+    check_no_grad(WRITE, given, where)
+    write_through(_WRITE, rope_and_block_scaled_cache, given, where, numbers, numbers, *given[2:4])
+
+
+def _run_quantize(*arguments) -> None:
+    """The operator ``ropelab::rope_and_quantize``, which writes to its arguments and returns nothing."""
+    _QUANTIZE(arguments[:5], Where.of_operator(*arguments[5:-4]), *arguments[-4:])
+
+
+def _run_write(*arguments) -> None:
+    """The operator ``ropelab::rope_and_block_scaled_cache``, which writes to its arguments and returns nothing."""
+    _WRITE(arguments[:5], Where.of_operator(*arguments[5:-3]), *arguments[-3:])
+
+
+rope_and_quantize = operator(
+    "ropelab::rope_and_quantize",
+    "Tensor(a!) out, Tensor(b!)? scales, Tensor(c!)? weights_out, Tensor x, Tensor? weights",
+    "int block_dim, float amax_epsilon, bool round_first, float weight_scale", "()", _run_quantize,
+    lambda *arguments: None, mutates=QUANTIZE[:3],
+)  # fmt: skip
+rope_and_block_scaled_cache = operator(
+    "ropelab::rope_and_block_scaled_cache",
+    "Tensor(a!) kv_cache, Tensor(b!) q_out, Tensor q, Tensor kv, Tensor slot_mapping",
+    "float eps, int block_size, int block_dim", "()", _run_write, lambda *arguments: None, mutates=WRITE[:2],
+)  # fmt: skip
