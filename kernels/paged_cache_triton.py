@@ -24,7 +24,6 @@ from functools import partial
 from math import gcd
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
@@ -32,9 +31,8 @@ from ropelab.kernels import choices as base
 from ropelab.kernels.addressing import common_alignment, in_parts, readable, strides_of, turning, whole_heads
 from ropelab.kernels.angles_triton import computed_columns
 from ropelab.kernels.choices import Turning
-from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, divide, round_to, to_float8
-from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
+from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
 from ropelab.kernels.place_triton import Angles, Tokens, cached_at, rows_at, slots_of, table_rows_of
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
@@ -328,22 +326,6 @@ def write(
     in_parts(t, t.q, partial(plan_write, rotation=rotation, norm=norm, tile=tile), first_position)
 
 
-@dataclass(frozen=True)
-class LaunchWithBytes:
-    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes."""
-
-    launch: Launch
-
-    def __call__(self, tensors: tuple, *numbers: int) -> None:
-        self.launch(_with_bytes(CacheTensors(*tensors)), *numbers)
-
-
-def _with_bytes(t: CacheTensors) -> CacheTensors:
-    names = ("q_out", "k_cache", "v_cache", "q_nope_out")
-    float8 = {name: x for name in names if (x := getattr(t, name)) is not None and x.dtype in FLOAT8_DTYPES}
-    return t._replace(**{name: x.view(torch.uint8) for name, x in float8.items()})
-
-
 def plan_write(
     t: CacheTensors, rotation: Rotation, norm: Norm | None, tile: CacheTile | None = None
 ) -> Callable[..., None]:
@@ -381,7 +363,7 @@ def plan_write(
     options = compiler_options(tile.num_warps, _REGISTERS_ACROSS if t.norm_across_heads else None, fuse=False)
     launch = Launch(_paged_cache_kernel, grid, numbers, strides_of(t), choices, options, t.q.device)
     as_bytes = [conversion(x.dtype, x.device) in INTEGER_CONVERSIONS for x in (t.q_out, t.k_cache, t.v_cache)]
-    return LaunchWithBytes(launch) if any(as_bytes) else launch
+    return LaunchWithBytes(launch, CacheTensors) if any(as_bytes) else launch
 
 
 def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, int, dict[str, Any]]:

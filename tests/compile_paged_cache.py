@@ -6,7 +6,6 @@ Run as a script by test_paged_cache_ptx.py: compiling needs a process in which k
 import itertools
 import re
 import sys
-from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -71,11 +70,7 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
 
     with mock.patch.object(paged_cache_triton, "conversion", conversion):
         launch = paged_cache_triton.plan_write(tensors, rotation, Norm(1e-6) if norm or across else None)
-    arguments = [tensors, 0, tokens]
-    if isinstance(launch, paged_cache_triton.LaunchWithBytes):
-        with_bytes, launch, arguments = launch, launch.launch, []
-        replace(with_bytes, launch=lambda *given: arguments.extend(given))(tensors, 0, tokens)
-    return compile_kernel.compiled(launch, arguments, capability)
+    return compile_kernel.compiled(*compile_kernel.with_bytes(launch, (tensors, 0, tokens)), capability)
 
 
 SLOTS = 25
