@@ -27,8 +27,8 @@ from ropelab.kernels.addressing import (
 )
 from ropelab.kernels.block_scales import ABOVE_LARGEST, E4M3_EXPONENT, Blocks, Page, blocks_of_cache
 from ropelab.kernels.choices import Turning
-from ropelab.kernels.float8_triton import conversion, round_to, to_float8
-from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
+from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, round_to, to_float8
+from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
 from ropelab.kernels.place_triton import (
     Angles,
     block_of_tokens,
@@ -181,12 +181,12 @@ def _quantize(y0, y1, exponents, C: tl.constexpr):
 
 
 @triton.jit
-def _bytes_or_float8(address, C: tl.constexpr):
-    """An address for 8-bit floats: of e4m3 where an instruction makes them, otherwise of bytes."""
+def _for_float8(address, C: tl.constexpr):
+    """The address of bytes for 8-bit floats: of e4m3 where an instruction makes them."""
     if C.CONVERSION == "instruction":
         return address.to(tl.pointer_type(tl.float8e4nv), bitcast=True)
     else:
-        return address.to(tl.pointer_type(tl.uint8), bitcast=True)
+        return address
 
 
 @triton.jit
@@ -241,7 +241,7 @@ def _quantize_kernel(at, first_position, table_rows, seq_len, strides, C: tl.con
     else:
         exponents = _exponents(y0, y1, C)
     y0, y1 = _quantize(y0, y1, exponents, C)
-    row = heads_at((_bytes_or_float8(at.out, C), strides.out), tokens, head // C.GROUP_HEADS, C)
+    row = heads_at((at.out, strides.out), tokens, head // C.GROUP_HEADS, C)
     row += tl.multiple_of(head % C.GROUP_HEADS * C.LANE_DIM, C.ALIGN)[None, :, None]
     write_heads(row, exists, has_position, y0, y1, True, C)
     if C.SCALES != "none":
@@ -284,7 +284,7 @@ def _store_kv(at, strides, angles, slots, blocks, part, seq_len, C: tl.constexpr
     row, in_cache = cached_at((at.kv_cache, rows), slot, blocks, shared, C.CACHE_ALIGN, C)
     exists = exists & in_cache
     is_nope = (tl.arange(0, 2 * C.BLOCK_PAIRS) < C.NOPE_DIM)[None, None, :]
-    to = members_of(_bytes_or_float8(row, C), exists, True, C)
+    to = members_of(_for_float8(row, C), exists, True, C)
     write_pairs(Members(to.first, to.first_exists & is_nope, to.second, to.second_exists), z0, z1, True)
     # The features after the first NOPE_DIM begin NOPE_DIM bytes after the row, in elements of SOURCE.
     tail = row.to(tl.pointer_type(SOURCE), bitcast=True) + (C.NOPE_DIM // (SOURCE.primitive_bitwidth // 8) - C.NOPE_DIM)
@@ -376,7 +376,8 @@ def plan_quantize(
         FOLD=t.weights_out is not None, WEIGHT_SCALE=weight_scale,
     )  # fmt: skip
     options = compiler_options(tile.num_warps, None, fuse=False)
-    return Launch(_quantize_kernel, grid, (seq_len,), strides_of(t), choices, options, t.x.device)
+    launch = Launch(_quantize_kernel, grid, (seq_len,), strides_of(t), choices, options, t.x.device)
+    return LaunchWithBytes(launch, QuantizeTensors) if chosen["CONVERSION"] in INTEGER_CONVERSIONS else launch
 
 
 def plan_write(

@@ -25,8 +25,8 @@ from ropelab.kernels.cache_rows_triton import (
 )
 from ropelab.kernels.cached_keys_torch import compute_dtype
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion, from_float8, scale_of_row
-from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
-from ropelab.kernels.paged_cache_triton import CacheTile, LaunchWithBytes, choose_table_free_tile, choose_tile
+from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
+from ropelab.kernels.paged_cache_triton import CacheTile, choose_table_free_tile, choose_tile
 from ropelab.kernels.place_triton import Angles, cached_at, slots_of
 from ropelab.kernels.rotation import Rotation, pairs_of_head, row_count
 from ropelab.kernels.stages_triton import members_of, narrow, read_pairs, write_pairs

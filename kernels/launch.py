@@ -1,6 +1,7 @@
 """Launches of kernels without the cost of Triton's JIT wrapper, which inspects every argument of every call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -11,6 +12,7 @@ import triton
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Choices
 from ropelab.kernels.direct_launch import Start, direct_start
+from ropelab.kernels.float8 import FLOAT8_DTYPES
 
 if triton.knobs.runtime.interpret != INTERPRETED:
     raise RuntimeError(
@@ -90,6 +92,23 @@ class Launch:
     def _through(self, launch: Callable[..., None]) -> Start:
         """A launch that takes tensors, as a `Start`."""
         return lambda tensors, addresses, numbers: launch(self.named(*tensors), *numbers, *self.fixed)
+
+
+@dataclass(frozen=True)
+class LaunchWithBytes:
+    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes.
+
+    Attributes:
+        launch: the launch.
+        named: the type of its tuple of tensors.
+    """
+
+    launch: Launch
+    named: type
+
+    def __call__(self, tensors: tuple, *numbers: int) -> None:
+        as_bytes = [x.view(torch.uint8) if x is not None and x.dtype in FLOAT8_DTYPES else x for x in tensors]
+        self.launch(self.named(*as_bytes), *numbers)
 
 
 def alignments(addresses: Sequence[int]) -> tuple[bool, ...]:

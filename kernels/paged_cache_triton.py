@@ -30,9 +30,8 @@ import triton.language as tl
 
 from ropelab.kernels.addressing import common_alignment, in_parts, readable, strides_of, turning, whole_heads
 from ropelab.kernels.cache_rows_triton import Block, Caching, Kind, Rows, move_heads, move_rows, turn_rows
-from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.float8_triton import INTEGER_CONVERSIONS, conversion
-from ropelab.kernels.launch import Launch, compiler_options, launch_nothing
+from ropelab.kernels.launch import Launch, LaunchWithBytes, compiler_options, launch_nothing
 from ropelab.kernels.paged_cache_torch import compute_dtype
 from ropelab.kernels.place_triton import Angles
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
@@ -131,24 +130,6 @@ def write(
     inputs = ("q", "k", "v", "q_nope", "q_weight", "k_weight", "cos", "sin")
     t = t._replace(**{name: readable(x) for name in inputs if (x := getattr(t, name)) is not None})
     in_parts(t, t.q, partial(plan_write, rotation=rotation, norm=norm, tile=tile), first_position)
-
-
-@dataclass(frozen=True)
-class LaunchWithBytes:
-    """A launch for a target that does not have 8-bit floats: the kernel gets them as bytes.
-
-    Attributes:
-        launch: the launch of the kernel.
-        kind: the named tuple of its tensors.
-    """
-
-    launch: Launch
-    kind: Callable[..., Any]
-
-    def __call__(self, tensors: tuple, *numbers: int) -> None:
-        t = self.kind(*tensors)
-        float8 = {name: x for name, x in t._asdict().items() if x is not None and x.dtype in FLOAT8_DTYPES}
-        self.launch(t._replace(**{name: x.view(torch.uint8) for name, x in float8.items()}), *numbers)
 
 
 def plan_write(

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
 from ropelab.kernels import Rotation, qk_norm_triton, rotate_triton
+from ropelab.kernels.launch import LaunchWithBytes
 from ropelab.kernels.tensors import NormGradients, NormTensors, RotateTensors
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import mrope_axes
@@ -66,6 +67,15 @@ def width_of(shape, layout) -> int:
     _, rotary_dim, _, _, dtype = shape
     half = rotary_dim // 2 * dtype.itemsize
     return 16 if layout == "interleaved" else min(16, half & -half)
+
+
+def with_bytes(launch, arguments: tuple) -> tuple:
+    """The launch of a kernel and its arguments, for a launch that may pass 8-bit floats as bytes."""
+    if not isinstance(launch, LaunchWithBytes):
+        return launch, arguments
+    passed: list = []
+    replace(launch, launch=lambda *given: passed.extend(given))(*arguments)
+    return launch.launch, passed
 
 
 def compiled(launch, arguments, capability: int | str):

@@ -6,7 +6,6 @@ Run as a script by test_paged_cache_ptx.py: compiling needs a process in which k
 import itertools
 import re
 import sys
-from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -85,18 +84,11 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=table_free)
     with mock.patch.object(paged_cache_triton, "conversion", partial(conversion, capability)):
         launch = paged_cache_triton.plan_write(tensors, rotation, Norm(1e-6) if norm or across else None)
-    return compiled(launch, [tensors, 0, tokens], capability)
+    return compile_kernel.compiled(*compile_kernel.with_bytes(launch, (tensors, 0, tokens)), capability)
 
 
 def conversion(capability, dtype, device):
     return "none" if dtype not in FLOAT8_DTYPES else "instruction" if capability >= 89 else INTEGERS[dtype]
-
-
-def compiled(launch, arguments, capability):
-    if isinstance(launch, paged_cache_triton.LaunchWithBytes):
-        tensors, with_bytes, launch, arguments = arguments, launch, launch.launch, []
-        replace(with_bytes, launch=lambda *given: arguments.extend(given))(*tensors)
-    return compile_kernel.compiled(launch, arguments, capability)
 
 
 # heads, head_dim, the first feature that rotates, features that rotate
@@ -119,7 +111,7 @@ def cached_keys(capability, shape, layout, dtype, *, made_scales=False, slots=40
     rotation = Rotation(rotary_dim, first=first, interleaved=interleaved, out_interleaved=interleaved)
     with mock.patch.object(cached_keys_triton, "conversion", partial(conversion, capability)):
         launch = cached_keys_triton.plan_rotate(tensors, rotation)
-    return compiled(launch, [tensors, 0, 8192], capability)
+    return compile_kernel.compiled(*compile_kernel.with_bytes(launch, (tensors, 0, 8192)), capability)
 
 
 SLOTS = 25

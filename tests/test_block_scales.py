@@ -304,7 +304,7 @@ def test_bad_arguments_of_a_cache_are_named(case):
 @pytest.mark.parametrize("name", ["rope_and_quantize", "rope_and_block_scaled_cache"])
 def test_operators_keep_the_rules_of_the_dispatcher(torch_backend, name):
     cos, sin = ropelab.rotary_table(3, 64)
-    where = cos, sin, torch.arange(3), 0, "interleaved", "interleaved", "thd", [448, 512], False, False
+    where = cos, sin, torch.arange(3), 0, "interleaved", "interleaved", "thd", [448, 512], False, None, False
     q = torch.randn(3, 2, 512).half()
     if name == "rope_and_quantize":
         given = torch.empty(3, 1, 1024).to(E4M3), torch.empty(3, 1, 8), None, q, None
