@@ -16,13 +16,15 @@ kernel                   place        read      norm           turn    convert  
 `qk_norm_triton`         whole heads  heads     each head      yes                   results
 its backward             whole heads  heads     its gradient   yes                   gradients, sums over tokens
 `paged_cache_triton`     rows         heads     head or token  yes     8-bit floats  q, cache, copies
+`block_scales_triton`    whole heads  heads                    yes     block scales  results, scales, weights
+`block_scales_triton`    whole heads  heads     each head      yes     block scales  q, rows of a cache
 `latent_triton`          whole heads  heads                    yes                   key, value
 its backward             whole heads  heads     sum of heads   yes                   gradients
 =======================  ===========  ========  =============  ======  ============  ==================================
 
-`place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads,
-normalizes, turns and writes. `angles_triton` computes cosines and sines where there are no tables, and `float8_triton`
-converts. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
+`place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns
+and writes. `angles_triton` computes cosines and sines where there are no tables. `float8_triton` converts, and
+`block_scales` has the arithmetic of block scales. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton
