@@ -24,7 +24,8 @@ its backward             whole heads  heads     sum of heads   yes              
 
 `place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns
 and writes. `angles_triton` computes cosines and sines where there are no tables. `float8_triton` converts, and
-`block_scales` has the arithmetic of block scales. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
+`block_scales` has the arithmetic of block scales. `tiles` and `tile_cost` choose how much a program takes, `addressing`
+plans a launch, and `launch` repeats it.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton
