@@ -17,14 +17,16 @@ kernel                   place        read      norm           turn    convert  
 its backward             whole heads  heads     its gradient   yes                   gradients, sums over tokens
 `paged_cache_triton`     rows         heads     head or token  yes     8-bit floats  q, cache, scales, copies
 `cached_keys_triton`     slots        cache                    yes     8-bit floats  cache, scales
+`block_scales_triton`    whole heads  heads                    yes     block scales  results, scales, weights
+`block_scales_triton`    whole heads  heads     each head      yes     block scales  q, rows of a cache
 `latent_triton`          whole heads  heads                    yes                   key, value
 its backward             whole heads  heads     sum of heads   yes                   gradients
 =======================  ===========  ========  =============  ======  ============  ==================================
 
 `place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns
 and writes; `cache_rows_triton` has the stages of a paged cache. `angles_triton` computes cosines and sines where there
-are no tables, and `float8_triton` converts. `tiles` and `tile_cost` choose how much a program takes, `addressing` plans
-a launch, and `launch` repeats it.
+are no tables. `float8_triton` converts, and `block_scales` has the arithmetic of block scales. `tiles` and `tile_cost`
+choose how much a program takes, `addressing` plans a launch, and `launch` repeats it.
 """
 
 from ropelab.kernels.backends import HAS_TRITON, INTERPRETED, backend, use_backend, uses_triton

@@ -7,7 +7,7 @@ rounded to nearest even. `ropelab.kernels.block_scales` derives the roundings. P
 
 import torch
 
-from ropelab.arguments import check_tensor, flag, integer, number
+from ropelab.arguments import check_tensor, flag, integer, number, tensor
 from ropelab.autograd.rotation import transformed
 from ropelab.call.angles import given_tables
 from ropelab.call.block_scales import PACKED, SCALE_DTYPES, quantize, write
@@ -139,8 +139,7 @@ def rope_and_quantize_indexer(
         "rope_and_quantize_indexer", q, cos, sin, positions, offsets, rotary_slice, False, block_dim, amax_epsilon,
         True, weight_scale,
     )  # fmt: skip
-    if not isinstance(weights, torch.Tensor):
-        raise TypeError(f"weights: expected a torch.Tensor, got {type(weights).__name__}")
+    tensor("weights", weights)
     if out is None:
         out = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device=q.device)
     if weights_out is None:
@@ -180,8 +179,8 @@ def rope_and_block_scaled_cache(
         data:    [D - R] in float8_e4m3fn, [R] in the dtype of kv       448 + 128 bytes
         scales:  [(D - R) / block_dim] bytes e for 2^(e - 127), zeros    7 + 1 bytes
 
-    The zeros end at a multiple of four bytes. Slots are as for `rope_and_cache`, but a slot beyond the cache is skipped
-    on every device. The function is for inference and has no backward.
+    The zeros end at a multiple of four bytes. Slots are as for `rope_and_cache`. The function is for inference and has
+    no backward.
 
     Args:
         q: ``[T, H, D]`` in bfloat16 or float16, any strides.

@@ -209,13 +209,13 @@ def test_q_and_the_rows_of_the_cache_are_the_definition(placed, tokens):
 
 
 def test_q_in_place_and_few_slots(placed):
-    """A call in place gives the same q. A token beyond the slots stores nothing, and neither does a slot beyond."""
+    """A call in place gives the same q, and a token beyond the slots stores nothing."""
     options = where(7)
     q, kv = torch.randn(7, 3, 512).half(), torch.randn(7, 512).half()
     cache, _ = cache_of(7)
     expected = ropelab.rope_and_block_scaled_cache(q, kv, cache, torch.arange(7), block_size=4, **options)
     few = torch.full_like(cache, 77)
-    out = ropelab.rope_and_block_scaled_cache(q, kv, few, torch.tensor([2, 10**6, 0]), block_size=4, q_out=q, **options)
+    out = ropelab.rope_and_block_scaled_cache(q, kv, few, torch.tensor([2, -1, 0]), block_size=4, q_out=q, **options)
     assert out is q and torch.equal(q, expected)
     data, _ = rows_of_cache(few, Page(4, 448, 64, 64, 2))
     assert ((data != 77).flatten(0, 1).any(-1)).nonzero().flatten().tolist() == [0, 2]
@@ -285,6 +285,10 @@ BAD_CACHES = {
     "other features": ({"rotary_slice": (0, 64)}, "rotary_slice: expected the last features of 512"),
     "other blocks": ({"block_dim": 128}, "block_dim: expected a power of two"),
     "too many slots": ({"slot_mapping": torch.arange(4)}, "slot_mapping: expected at most a slot for each of 3 tokens"),
+    "a slot beyond": (
+        {"slot_mapping": torch.tensor([8])},
+        "slot_mapping: expected slots below the 8 slots of kv_cache",
+    ),
     "q_out of other heads": ({"q_out": torch.zeros(3, 1, 512).half()}, "q_out: expected shape"),
     "no tokens in a block": ({"block_size": 0}, "block_size: expected an integer >= 1"),
 }

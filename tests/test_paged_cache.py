@@ -231,7 +231,7 @@ def test_slots_beyond_the_cache_are_refused_on_the_cpu():
 
 @pytest.mark.parametrize("slot", [28, 2**31 - 1, 2**31, 2**33, 2**62])
 def test_kernels_skip_slots_beyond_the_cache(device, slot, monkeypatch):
-    unchecked = replace(paged_cache._WRITE, check_contents=lambda given, where: None)
+    unchecked = replace(paged_cache._WRITE, check_contents=lambda given, where, *numbers: None)
     monkeypatch.setattr(paged_cache, "_WRITE", unchecked)
     call = example(device)
     call.slot_mapping[0], call.slot_mapping[3] = slot, -(2**62)

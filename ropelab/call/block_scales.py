@@ -5,6 +5,7 @@ import torch
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
 from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
 from ropelab.call.operation import Operation, Tensors, operator, write_through
+from ropelab.call.paged_cache_checks import check_slots
 from ropelab.call.where import Where
 from ropelab.kernels.block_scales import Blocks, Page
 from ropelab.kernels.tensors import BlockScaledCacheTensors, QuantizeTensors
@@ -110,11 +111,12 @@ def _check_adjacent(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
 
 
-def _check_write_contents(given: Tensors, where: Where) -> None:
-    kv_cache, _, q, *_ = given
+def _check_write_contents(given: Tensors, where: Where, norm_eps: float, block_size: int, block_dim: int) -> None:
+    kv_cache, _, q, _, slots = given
     if kv_cache.data_ptr() % q.itemsize:  # another view of the same storage may begin elsewhere
         raise ValueError(f"kv_cache: expected an even address, got {kv_cache.data_ptr():#x}")
     check_places(q, where)
+    check_slots(slots, len(kv_cache) * block_size, "kv_cache")
 
 
 QUANTIZE = ("out", "scales", "weights_out", "x", "weights")
@@ -122,7 +124,7 @@ WRITE = ("kv_cache", "q_out", "q", "kv", "slot_mapping")
 """The arguments of the calls, in the order of their tuples."""
 _QUANTIZE = Operation(
     "block_scales", "quantize", QuantizeTensors, QUANTIZE, _check_quantize, writes=3,
-    check_contents=lambda given, where: check_places(given[3], where),
+    check_contents=lambda given, where, *numbers: check_places(given[3], where),
     numbers=lambda dim, amax_epsilon, round_first, scale: (Blocks(dim, amax_epsilon, round_first), scale),
 )  # fmt: skip
 _WRITE = Operation(

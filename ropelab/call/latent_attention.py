@@ -96,7 +96,7 @@ _FORWARD = Operation(
 )  # fmt: skip
 _BACKWARD = Operation(
     "latent", "backward", LatentGradients, ("key_grad", "value_grad"), lambda given, where: None, _make_gradients,
-    check_contents=lambda given, where: None,
+    check_contents=lambda given, where, *numbers: None,
 )  # fmt: skip
 _TURN_TAIL = Operation(
     "latent", "turn_tail", TailTensors, ("q",), lambda given, where: check_tail(given[0], where),

@@ -71,8 +71,8 @@ class Operation:
             serve. It looks at everything but the contents of tensors.
         make: ``make(given, where, *numbers)`` allocates the results; an operation in place makes nothing.
         numbers: ``numbers(*numbers)`` are the further arguments of the function.
-        check_contents: ``check_contents(given, where)`` raises ValueError for contents that the host can see; every
-            call makes this check. By default it is `check_places` of the first tensor.
+        check_contents: ``check_contents(given, where, *numbers)`` raises ValueError for contents that the host can see;
+            every call makes this check. By default it is `check_places` of the first tensor.
         writes: so many given tensors, the first ones, are written.
         same: a written tensor -> the tensor that may be the same view.
         condition: the words of a message for a call in place.
@@ -114,7 +114,7 @@ class Operation:
         if check_memory is not None:
             check_memory(*given, *(angles.tensors[:1] if angles.table_free else angles.tensors), positions)
         if self.check_contents is not None:
-            self.check_contents(given, where)
+            self.check_contents(given, where, *numbers)
         elif prepared is None or positions is not None or first_position + prepared.seq_len > rows:
             check_places(given[0], where)
         written = [x for x in given[:writes] if x is not None] if writes else ()

@@ -62,18 +62,23 @@ def check_call(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
         )
 
 
-def check_contents(given: tuple[Any, ...], where: Where) -> None:
+def check_contents(given: tuple[Any, ...], where: Where, norm: Norm | None) -> None:
     """Raise ValueError for a token beyond the tables, and for a slot beyond the cache, as far as CPU memory says.
 
     The host would have to wait for a GPU to read slots there, and a kernel skips a slot beyond the cache.
     """
     t = CacheTensors._make((*given, None, None, None))
     check_places(t.q, where)
-    if t.slots.is_cuda or not t.slots.numel():
+    check_slots(t.slots, t.k_cache.shape[0] * t.k_cache.shape[1], "key_cache")
+
+
+def check_slots(slots: torch.Tensor, capacity: int, cache: str) -> None:
+    """Raise ValueError for slots in CPU memory beyond the ``capacity`` of a cache."""
+    if slots.is_cuda or not slots.numel():
         return
-    last, capacity = int(t.slots.max()), t.k_cache.shape[0] * t.k_cache.shape[1]
+    last = int(slots.max())
     if last >= capacity:
-        raise ValueError(f"slot_mapping: expected slots below the {capacity} slots of key_cache, got {last}")
+        raise ValueError(f"slot_mapping: expected slots below the {capacity} slots of {cache}, got {last}")
 
 
 def _outputs(t: CacheTensors) -> list[tuple[str, torch.Tensor | None, torch.Tensor | None]]:

@@ -59,7 +59,7 @@ _FORWARD = Operation(
 _BACKWARD = Operation(
     "qk_norm", "backward", NormGradients, ("q", "k", "q_grad", "k_grad", "q_weight", "k_weight"),
     lambda given, where, *numbers: None, _make_gradients,
-    numbers=lambda eps, weight_grads: (eps,), check_contents=lambda given, where: None,
+    numbers=lambda eps, weight_grads: (eps,), check_contents=lambda given, where, *numbers: None,
 )  # fmt: skip
 
 
