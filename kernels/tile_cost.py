@@ -1,7 +1,7 @@
 """Choose the tile of a call: the candidate for which an estimate of the time is smallest.
 
-The estimate compares the tiles of one call. It is a sum of ten terms, and each term counts something that holds a call
-back. Six terms count in large calls, where the rate of the memory limits the time. The other four count in small
+The estimate compares the tiles of one call. It is a sum of eleven terms, and each term counts something that holds a
+call back. Seven terms count in large calls, where the rate of the memory limits the time. The other four count in small
 calls, where the time of one program limits it. The weights are fitted to measured times of the candidates in calls of
 half of the models, and tested on the other half.
 """
@@ -53,6 +53,8 @@ class Terms:
         starts: by how much the start of all programs takes longer than the memory takes for their bytes.
         shared: whether the accesses of a warp end within a half of a head, so that two warps share sectors of memory.
             In place, a sector that a warp has written may still be read by the other.
+        behind: the pairs beyond 8 that a thread loads before its position, in units of 8. The load of the position
+            waits behind these loads, and the rows of the tables wait for the position.
     """
 
     instructions: float
@@ -65,9 +67,10 @@ class Terms:
     late: float
     starts: float
     shared: float
+    behind: float
 
 
-WEIGHTS = Terms(0.0182, 0.0298, 0.0293, 0.122, 0.0415, 0.0191, 0.0281, 0.266, 0.0233, 0.0587)
+WEIGHTS = Terms(0.0189, 0.0292, 0.0269, 0.128, 0.0365, 0.0232, 0.0291, 0.262, 0.0228, 0.0592, 0.0259)
 
 
 @lru_cache(maxsize=4096)
@@ -103,8 +106,8 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
     large = kilobytes / (kilobytes + _HALF_LARGE_KB)
     small = 1 - large
     warps, threads = programs.count * tile.num_warps, 32 * tile.num_warps
-    waits = work.positions and not tile.heads_first
-    rounds = 1 + (0 if not work.positions else 1 if waits else _LATER_ROWS) + programs.late
+    waits, follows = work.positions and not tile.heads_first, work.positions and tile.heads_first
+    rounds = 1 + waits + _LATER_ROWS * follows + programs.late
     registers = min(96, 18 + 2.8 * programs.places)
     resident = min(_THREADS, _REGISTERS / registers)
     in_flight = resident * programs.places * 2 * work.itemsize
@@ -120,6 +123,7 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
         late=small * programs.late,
         starts=large * max(0.0, programs.count * _STARTED_BYTES / (1000 * kilobytes) - 1),
         shared=large * (isinstance(tile, FlatTile) and work.in_place and _ends_within_a_half(work, tile)),
+        behind=large * follows * max(0.0, programs.places / 8 - 1),
     )
 
 

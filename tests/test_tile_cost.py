@@ -57,6 +57,9 @@ def test_terms_count_what_they_say():
     waiting = replace(WORK, positions=True)
     first, last = (tile_cost.terms(waiting, FlatTile(128, 4, heads_first=first)) for first in (True, False))
     assert last.waits > first.waits == 0 and last.in_flight > first.in_flight
+    # Eight pairs of a thread are loaded before its position at no cost; the pairs of k after them cost.
+    assert tile_cost.terms(waiting, Tile(1, 16, 4, pairs_per_access=8, heads_first=True)).behind > first.behind == 0
+    assert tile_cost.terms(waiting, Tile(1, 16, 4, pairs_per_access=8)).behind == 0
     few = replace(WORK, seq_len=1)
     assert tile_cost.terms(few, Tile(1, 1, 1)).places > tile_cost.terms(WORK, Tile(1, 1, 1)).places
 
