@@ -218,7 +218,7 @@ def reads_axis(pair, AXIS: tl.constexpr, C: tl.constexpr):
     The bits of four adjacent groups come out of one shift. A thread holds adjacent pairs, so it makes one shift for
     several pairs, and then tests bits that are known at compile time.
     """
-    WORDS: tl.constexpr = tl.cdiv(C.ROTARY_DIM // 2, 32 * C.AXIS_GROUP)
+    WORDS: tl.constexpr = (C.ROTARY_DIM // 2 + 32 * C.AXIS_GROUP - 1) // (32 * C.AXIS_GROUP)
     group = pair // C.AXIS_GROUP
     bits = tl.full(group.shape, (C.AXIS_BITS >> (32 * WORDS * AXIS)) & 0xFFFFFFFF, tl.uint32)
     for i in tl.static_range(1, WORDS):
