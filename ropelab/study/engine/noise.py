@@ -37,7 +37,8 @@ class Interval:
         )
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        exact = self.low == self.value == self.high
+        return f"{self.value:.4g}" if exact else f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def exact(value: float) -> Interval:

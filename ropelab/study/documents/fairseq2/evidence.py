@@ -1,4 +1,4 @@
-"""The evidence for claims FS-01 to FS-17 that a CPU computes in seconds: the document's log, and comparisons."""
+"""The evidence for claims on fairseq2#1213 that a CPU computes in seconds: the document's log, and comparisons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, KernelRotaryEncoder
 from ropelab.layout.pairing import join, permutation
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, Encoders, proposed
 from ropelab.study.documents.fairseq2.peers import Fairseq2, released
-from ropelab.study.engine.claims import CLAIMS
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts
 
@@ -45,7 +44,7 @@ The ratio "native" compares each class in the layout that it had before the pull
 
 @cache
 def _claims_file() -> Mapping[str, Any]:
-    return tomllib.loads((CLAIMS / "fairseq2.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((ROOT / "data" / "claims" / "fairseq2.toml").read_text(encoding="utf-8"))
 
 
 def published() -> Mapping[str, Any]:
