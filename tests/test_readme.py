@@ -26,6 +26,7 @@ from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
+from tests.support import replaced_since_the_commit
 
 TEXT = "\n".join(file.read_text() for file in summary.texts())
 NUMBERS = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
@@ -96,11 +97,6 @@ def test_the_figure_shows_every_contender_at_its_fraction():
         ends = [speed_figure.LEFT + f * (speed_figure.RIGHT - speed_figure.LEFT) for f in (ours.min(), ours.max())]
         assert [min(drawn), max(drawn)] == pytest.approx(ends, abs=0.5)
         assert path.name in summary.README.read_text()
-
-
-def replaced_since_the_commit() -> bool:
-    """Whether records were measured anew; without git nobody can tell, and the texts have to follow."""
-    return bool(records._run("git", "-C", str(ROOT), "status", "--porcelain", "--", "data/measurements"))
 
 
 def test_no_stamp_excuses_another_number():

@@ -14,7 +14,8 @@ DATA = ROOT / "data"
 NAME = "SHA256SUMS"
 EVIDENCE = (
     "README.md", "peers.toml", "claims/*.toml", "documents/*.csv", "documents/*.toml", "identification/*.csv",
-    "sources.toml", "repeats.csv", "rows.toml", "tile_*.csv", "measurements/*/*.csv", "measurements/*/*.json",
+    "sources.toml", "repeats.csv", "rows.toml", "verdicts.csv", "tile_*.csv", "measurements/*/*.csv",
+    "measurements/*/*.json",
 )  # fmt: skip
 """The files that have a checksum."""
 

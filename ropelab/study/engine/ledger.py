@@ -25,7 +25,7 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
-from ropelab.study.engine import kept
+from ropelab.study.engine import kept, provenance
 from ropelab.study.engine.claims import AUTHOR, Claim, load_claims
 from ropelab.study.engine.comparisons import Comparison, judged
 from ropelab.study.engine.computed import Evidence, computed
@@ -74,11 +74,13 @@ def find_evidence(
     records: Where = MEASUREMENTS,
     *,
     compute: Callable[[str], Evidence | None] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Evidence | None:
     """The evidence of that name: given, computed now, or recorded under ``records``; else None.
 
     Args:
         compute: a function that finds computed evidence by name, used in place of `computed`.
+        refused: the name of a record -> why no verdict rests on the record.
 
     Raises:
         Damaged: there is a record, but it cannot be believed.
@@ -93,6 +95,8 @@ def find_evidence(
         return None
     if record.provenance.get("parameters", {}).get("smoke"):
         raise measurements.Damaged(f"{name}: expected a measurement, got a trial run (--smoke)")
+    if name in (refused or {}):
+        raise measurements.Damaged((refused or {})[name])
     frame = record.frame
     if "median_us" in frame:
         frame = frame.assign(between_runs=between_runs(name, frame))
@@ -165,7 +169,7 @@ def _with_beyond(
 
 COLUMNS = [
     "id", "by", "document", "statement", "quote", "quantifier", "outcome", "words", "basis", "measured", "needs",
-    "beyond", "remarks", "evidence", "on_gpu",
+    "beyond", "remarks", "evidence", "on_gpu", "fetched",
 ]  # fmt: skip
 
 
@@ -189,7 +193,8 @@ def ledger(
     Returns:
         Columns as in `COLUMNS`. outcome and basis are the two axes, and words is the outcome with its numbers. needs
         names the evidence that would tell, if the outcome is "cannot be told". beyond is the verdict on what the study
-        adds, with its figures. on_gpu says whether a record is among the evidence.
+        adds, with its figures. on_gpu says whether a record is among the evidence, and
+        fetched whether published code is.
     """
     claims = load_claims(document)
     if only is not None:
@@ -200,7 +205,9 @@ def ledger(
     where = measurements.selection(records)
     if where.gpu is None:
         where = Selection(where.directory, next(iter(measurements.gpus(where.directory)), None))
-    find = cache(partial(find_evidence, given=given, records=where, compute=compute))
+    lines = (line.partition(": ") for line in provenance.contradictions(where.directory))
+    refused = {name.rpartition("/")[2]: why for name, _, why in lines if name.startswith(f"{where.gpu}/")}
+    find = cache(partial(find_evidence, given=given, records=where, compute=compute, refused=refused))
     rows = []
     for claim in claims:
         verdict, pieces = judge(claim, find, where.gpu)
@@ -224,6 +231,7 @@ def ledger(
                 "remarks": "; ".join(verdict.remarks),
                 "evidence": "; ".join(f"{p.name}: {p.source}" for p in pieces),
                 "on_gpu": any(piece.measured for piece in pieces),
+                "fetched": kept.FETCHED in claim.needs and not claim.lost,
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)

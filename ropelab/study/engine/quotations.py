@@ -38,7 +38,7 @@ def quoted(document: Document) -> Iterator[tuple[str, str]]:
 
 def passages(quote: str) -> list[str]:
     """The passages in quotation marks, which may have quotation marks within; words around them are ours."""
-    ends = r"(?=\W*$|[;,:.] |,? (?:and|to|of|eager|compiled|before|then)\b| \()"
+    ends = r'(?=\W*$|[;,.] |: "|,? (?:and|to|of|eager|compiled|before|then)\b| \()'
     return [_plain(found) for found in re.findall(rf'(?:^|(?<=[\s;,:]))"(.+?)"{ends}', quote)]
 
 

@@ -15,7 +15,7 @@ from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
 from ropelab.study.engine import kept
-from ropelab.study.engine.claims import AUTHOR, documents, load_claims
+from ropelab.study.engine.claims import AUTHOR, documents
 from ropelab.study.engine.ledger import by_gpu, disagreements, short, side_by_side, tally
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.engine.words import listed, value_range
@@ -75,7 +75,7 @@ def update(files: Iterable[Path] | None = None) -> None:
 
     Verdicts on published code that is not at hand stay as they were kept (`ropelab.study.engine.kept`).
     """
-    kept.update(load_claims(), next(iter(by_gpu().values())))
+    kept.write(by_gpu())
     FIGURES.mkdir(exist_ok=True)
     for path, svg in figures().items():
         path.write_text(svg)
