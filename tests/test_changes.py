@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 
 from ropelab.bench import checksums, record_checks, records
-from ropelab.study.engine import kept, ledger, provenance, quotations, summary
+from ropelab.study.engine import kept, ledger, provenance, quotations
 from ropelab.study.engine.claims import documents, load_claims
 from ropelab.study.engine.comparisons import Comparison
 from ropelab.study.engine.computed import computed
+from ropelab.study.site import summary
 from tests.support import replaced_since_the_commit
 from tests.test_court import REWRITTEN
 

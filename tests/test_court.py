@@ -352,7 +352,7 @@ def test_without_the_code_no_verdict_is_another(monkeypatch):
 @pytest.mark.skipif(replaced_since_the_commit(), reason="records were measured anew: run the summary")
 def test_every_figure_of_the_verdicts_is_that_of_the_evidence():
     different = kept.changed({gpu: rows.reset_index() for gpu, rows in ledgers().items()})
-    assert not different, "\n".join([*different, "run python -m ropelab.study.engine.summary and read the difference"])
+    assert not different, "\n".join([*different, "run python -m ropelab.study.site.summary and read the difference"])
     assert len(kept.read()) == len(GPUS) * len(CLAIMS)
 
 

@@ -306,12 +306,9 @@ def test_ranges_are_worded(values, spec, said):
     assert words.value_range(values, spec) == said
 
 
-def test_lists_and_counts_are_worded():
+def test_lists_are_worded():
     assert words.listed([96, 128, 96]) == "96, 128" and words.listed([]) == "none"
     assert words.followed("not in ", iter(["a", "b"])) == "not in a, b" and words.followed("not in ", []) == ""
-    assert words.how_many([True, False, None]) == "1 of 3 cells (1 cannot be told)"
-    assert words.how_many([True]) == "1 of 1 cells"
-    assert words.by_count([Interval(1, 1.88111, 2), Interval(4, 5, 6)], [128, 1024]) == "1.881 for 128, 5 for 1,024"
 
 
 def test_the_numbers_of_a_quotation(made_up):

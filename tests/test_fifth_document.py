@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("seaborn")
 from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import claims as documents  # noqa: E402
-from ropelab.study.engine import ledger, registered, summary  # noqa: E402
+from ropelab.study.engine import ledger, registered  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
-from ropelab.study.site import report  # noqa: E402
+from ropelab.study.site import report, summary  # noqa: E402
 
 PACKAGE = {
     "__init__": '"""A document made up for a test."""',

@@ -20,8 +20,8 @@ from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import LAWS
-from ropelab.study.engine import summary
 from ropelab.study.engine.claims import load_claims
+from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
@@ -72,7 +72,7 @@ def test_tables_are_those_of_the_records():
         f"{name} of {file.name}"
         for file, name, table in tables if name in outdated({"speed": speed, name: table}, computed, replaced=replaced)
     ]  # fmt: skip
-    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
+    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
 
 
 def test_the_figure_is_that_of_the_record():
@@ -80,7 +80,7 @@ def test_the_figure_is_that_of_the_record():
     written = {path.name: path.read_text() for path in summary.FIGURES.glob("*")}
     assert written.keys() == computed.keys() == {"speed-light.svg", "speed-dark.svg"}
     different = outdated(written, computed, replaced=replaced_since_the_commit())
-    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
+    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
 
 
 def test_the_figure_shows_every_contender_at_its_fraction():

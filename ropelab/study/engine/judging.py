@@ -7,7 +7,7 @@ A cell is one configuration of a claim: a shape, a dtype, a version. First each 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from typing import TypeVar
 
@@ -92,11 +92,6 @@ def above(effect: Interval, threshold: float) -> bool | None:
 def below(effect: Interval, threshold: float) -> bool | None:
     """Whether the number is below the threshold; None where the threshold lies within the number's interval."""
     return None if threshold in effect else effect.value < threshold
-
-
-def longer(ratios: Iterable[Interval]) -> list[bool | None]:
-    """For each ratio of two times, whether it is above 1; None where the noise leaves this open."""
-    return [above(ratio, 1.0) for ratio in ratios]
 
 
 def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, needs: str = NARROWER) -> Verdict:

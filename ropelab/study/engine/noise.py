@@ -30,12 +30,6 @@ class Interval:
         """The ratio of two positive numbers."""
         return Interval(self.low / other.high, self.value / other.value, self.high / other.low)
 
-    def widened(self, times: float) -> Interval:
-        """The interval with ends ``times`` as far from the value."""
-        return Interval(
-            self.value - times * (self.value - self.low), self.value, self.value + times * (self.high - self.value)
-        )
-
     def __str__(self) -> str:
         exact = self.low == self.value == self.high
         return f"{self.value:.4g}" if exact else f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"

@@ -16,7 +16,7 @@ from ropelab import rotary_table
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
-from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, KernelRotaryEncoder
+from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder
 from ropelab.layout.pairing import join, permutation
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, Encoders, proposed
 from ropelab.study.documents.fairseq2.peers import Fairseq2, released
@@ -277,12 +277,6 @@ def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:
 CLASS_NAMES = {"RE": "RotaryEncoder", "RRE": "ReferenceRotaryEncoder"}
 _WHOLE = ("names and contents of the buffers", "keys of a checkpoint", "signature")
 """The cases of ``defaults`` that call nothing."""
-
-
-def default_cases() -> list[tuple[str, str]]:
-    """Encoder and case of each row of ``defaults``."""
-    cases = [case for case, *_ in _calls(BatchLayout)] + list(_WHOLE)
-    return [(name, case) for name in CLASS_NAMES.values() for case in cases]
 
 
 def _calls(*batch_layouts: type) -> Iterator[tuple[str, torch.Tensor, list[Any], bool, int | None]]:
