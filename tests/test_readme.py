@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 import torch
 import typer
@@ -126,6 +127,22 @@ def test_no_stamp_excuses_another_number():
 )
 def test_counts_in_sentences_are_those_of_the_code(pattern, counted):
     assert re.findall(pattern, TEXT) == [str(number) for number in counted()]
+
+
+@pytest.mark.parametrize(
+    "pattern, counted",
+    [
+        (r"candidate tiles in (\w+) calls", lambda table: table("tile_times").number.nunique()),
+        (r"counters of (\w+) calls", lambda table: {5: "five"}[len(table("tile_counters"))]),
+        (r"\((\w+) functions with two random faults", lambda table: len(table("identification/pairs_of_faults"))),
+        (r"\((\w+) faults that were written after", lambda table: len(table("identification/blind"))),
+        (r"in (\w+) cells, and two ratios", lambda table: len(table("documents/fairseq2_1213_log"))),
+    ],
+    ids=["tile_times", "tile_counters", "pairs of faults", "blind faults", "the log"],
+)
+def test_counts_in_the_readme_of_the_data_are_those_of_the_tables(pattern, counted):
+    text = " ".join((ROOT / "data" / "README.md").read_text().split())
+    assert re.findall(pattern, text) == [str(counted(lambda name: pd.read_csv(ROOT / "data" / f"{name}.csv")))]
 
 
 def test_the_head_sizes_that_flashinfer_gets_wrong_are_those_of_the_record():
