@@ -328,6 +328,14 @@ def test_statements_without_a_claim_have_a_reason():
 # ---------------------------------------------------------------------- code that is not at hand
 
 
+def test_the_first_version_has_a_cell_for_each_shape():
+    """The merged version's rows under the name of the first, whose code is not at hand everywhere."""
+    frames = frames_of(CLAIMS["DS-02"])
+    rows = frames["deepspeed_dispatch"].query("version != 'first'")
+    frames["deepspeed_dispatch"] = pd.concat([rows, rows[rows.version == "merged"].assign(version="first")])
+    assert judged(CLAIMS["DS-02"], frames).outcome is FAILS
+
+
 def test_a_verdict_is_kept_where_the_code_is_not_at_hand():
     claim = CLAIMS["DS-02"]
     missing = Verdict(UNTOLD, needs=claim.needs)

@@ -26,8 +26,6 @@ from ropelab.study.engine.comparisons import LIMITS, Comparison
 from ropelab.study.engine.verdict import Basis, Quantifier
 
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
-
-
 REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
 OPTIONAL = {"gpu", "lost", "test", "beyond", "remarks"}
 AUTHOR, REVIEWER = "author", "reviewer"

@@ -35,7 +35,7 @@ import pandas as pd
 from ropelab.bench.rows import is_right
 from ropelab.study.engine import judging, noise
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import Untold, Verdict
+from ropelab.study.engine.verdict import Quantifier, Untold, Verdict
 from ropelab.study.engine.words import value_range
 
 LIMITS = ("stated", "within", "above", "below", "near", "expect")
@@ -106,7 +106,7 @@ class Comparison:
             raise ValueError(f"{claim}: expected one of {LIMITS} in a test, got {sorted(limits)}")
         if table.get("take", "each") not in ("each", "mean", "largest"):
             raise ValueError(f"{claim}: take: expected each, mean or largest, got {table['take']!r}")
-        rows = {key: _columns(table[key]) or None for key in ("over", "under") if table.get(key)}
+        rows = {key: _columns(table[key]) for key in ("over", "under") if table.get(key)}
         lists = {key: tuple(table[key]) for key in ("cell", "of", "within") if key in table}
         return cls(claim, **{**table, "under": None, **rows, **lists})
 
@@ -146,7 +146,7 @@ class Comparison:
     def values(self, frames: Frames, needs: str = "") -> dict[tuple, Interval]:
         """The quantity in each cell: a cell's values -> interval."""
         rows = self._rows(frames[self.record], {*self.cell, *self.of, *self.over, *(self.under or ())})
-        sides = [_select(rows, side, self.claim) for side in (self.over, self.under) if side is not None]
+        sides = [_select(rows, side) for side in (self.over, self.under) if side is not None]
         found = [self._by_cell(side[is_right(side)]) for side in sides]
         values = found[0]
         if self.under is not None:
@@ -235,7 +235,7 @@ class Comparison:
         return f"{words}: {', '.join(each)}"
 
 
-def judged(tests: Sequence[Comparison], frames: Frames, quantifier, needs: str) -> Verdict:
+def judged(tests: Sequence[Comparison], frames: Frames, quantifier: Quantifier, needs: str) -> Verdict:
     """The verdict on a claim by its tests, whose cells count together."""
     cells, words = [], []
     for test in tests:
@@ -253,7 +253,7 @@ def _columns(side: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return {"contender": side} if isinstance(side, str) else side
 
 
-def _select(rows: pd.DataFrame, side: Mapping[str, Any], claim: str) -> pd.DataFrame:
+def _select(rows: pd.DataFrame, side: Mapping[str, Any]) -> pd.DataFrame:
     for column, value in side.items():
         rows = rows[rows[column] == value]
     return rows

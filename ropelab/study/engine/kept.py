@@ -23,6 +23,8 @@ COLUMNS = ["gpu", "id", "words", "basis", "measured", "needs", "beyond", "remark
 """``commit`` is the commit at which a verdict on fetched code was computed."""
 FETCHED = "make peers"
 """The words by which ``needs`` of a claim says that its code is fetched."""
+WITHOUT_FIGURES = "the outcome in the tables of README.md; its figures were not kept"
+"""The figures of a verdict of which only the outcome is known."""
 ELSEWHERE = "not computed here, because the code is not at hand"
 
 
@@ -68,7 +70,8 @@ def _differing(row: Mapping[str, str], kept: Mapping[str, str]) -> list[str]:
     """The columns of a verdict that differ from the kept verdict; none if the verdict is the kept one."""
     if ELSEWHERE in row["remarks"]:
         return []
-    return [name for name in COLUMNS[2:-1] if kept.get(name) != row[name]]
+    compared = ["words"] if kept.get("measured") == WITHOUT_FIGURES else COLUMNS[2:-1]
+    return [name for name in compared if kept.get(name) != row[name]]
 
 
 def _by_claim() -> dict[tuple[str, str], dict[str, str]]:
