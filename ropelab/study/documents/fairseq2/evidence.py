@@ -27,7 +27,7 @@ LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"
 SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"
 DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "forward and backward")
-"""The document states neither dtype nor direction, so claims are judged in both directions."""
+"""The document states neither dtype nor direction; the first of each is its own, by what it says of its kernels."""
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
 """The document's four columns: ``RotaryEncoder`` (RE) or ``ReferenceRotaryEncoder`` (RRE), and ``impl``."""
