@@ -371,7 +371,7 @@ def test_provenances_agree():
 
 
 def without_peers(name):
-    """What `computed` finds without ``build/peers``."""
+    """The evidence that `computed` finds without ``build/peers``."""
     peers = ("deepspeed_dispatch", "deepspeed_tests", "deepspeed_fallback", "deepspeed_packages", "deepspeed_kernel",
              "deepspeed_extra", "fairseq2_equality", "fairseq2_defaults")  # fmt: skip
     return None if name in peers else computed(name)

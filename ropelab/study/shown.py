@@ -17,7 +17,7 @@ LEFT = {"text-align": "left", "vertical-align": "top"}
 
 
 class Shown:
-    """What a notebook shows of the records in ``where``."""
+    """A notebook's view of the records in ``where``."""
 
     def __init__(self, where: records.Selection):
         self.where = where

@@ -13,7 +13,7 @@ How a claim gets its verdict, in reading order:
 - `roles`: whose code stands for a role in a record
 - `ledger`: claims, their evidence and their verdicts in one table
 
-What keeps them honest:
+Checks on the evidence:
 
 - `kept`: every verdict with its figures, also for machines without published code
 - `quotations`: the places of the quotations in the documents
