@@ -172,7 +172,7 @@ PROVENANCES = {
     "the file of torchembed 0.3.2 for 0.3.0's": other_file(
         "torchembed 0.3.0: torchembed/_triton.py", "cb4e410a91d9e4a81748ec87e9173e7bfc8b333f4004980f789b14a8f618efd1"
     ),
-    "another file of a commit": other_file("fused_rope.cu", "1" * 64),
+    "another file of a peer": other_file("fused_rope.cu", "1" * 64),
     "another memory of the GPU": about(gpu=lambda gpu: gpu | {"memory_bytes": 1}),
     "another name of the GPU": about(gpu=lambda gpu: gpu | {"name": "NVIDIA GB10"}),
 }  # fmt: skip
@@ -180,6 +180,8 @@ PROVENANCES = {
 
 @pytest.mark.parametrize("name", PROVENANCES)
 def test_another_provenance(name, data):
+    if "commit" in name and not provenance.has_history():
+        pytest.skip("needs a checkout with the whole history")
     assert contradictions(data) == []
     PROVENANCES[name](data)
     assert contradictions(data)

@@ -366,8 +366,8 @@ def test_every_figure_of_the_verdicts_is_that_of_the_evidence():
 
 def test_provenances_agree():
     """Three records, on which no verdict rests, name a commit that was rewritten before it was published."""
-    found = provenance.problems()
-    assert found == [f"nvidia-h200/{name}: commit 4044961f5 is not in the history" for name in REWRITTEN]
+    rewritten = [f"nvidia-h200/{name}: commit 4044961f5 is not in the history" for name in REWRITTEN]
+    assert provenance.problems() == (rewritten if provenance.has_history() else [])
 
 
 def without_peers(name):

@@ -85,12 +85,22 @@ def _peers(found: dict[Path, Any]) -> Iterator[str]:
                 yield f"{_name(path)}: {name} {', '.join(sorted(other))} is not in the list of peers"
 
 
+def has_history() -> bool:
+    """Whether this checkout has the whole history."""
+    return _git("rev-parse", "--is-shallow-repository") == (0, "false")
+
+
 def _commits(found: dict[Path, Any]) -> Iterator[str]:
-    """The commit is one of this history; a checkout without history says nothing."""
-    known: dict[str, bool] = {}
+    """The commit is one of this history; a checkout without the whole history says nothing."""
+    if not has_history():
+        return
+    commits = {about["commit"] for about in found.values()}
+    foreign = {commit for commit in commits if _git("merge-base", "--is-ancestor", commit, "HEAD")[0]}
     for path, about in found.items():
-        if (commit := about["commit"]) not in known:
-            command = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
-            known[commit] = subprocess.run(command, cwd=records.ROOT, capture_output=True).returncode == 0
-        if not known[commit] and (records.ROOT / ".git").exists():
-            yield f"{_name(path)}: commit {commit[:9]} is not in the history"
+        if about["commit"] in foreign:
+            yield f"{_name(path)}: commit {about['commit'][:9]} is not in the history"
+
+
+def _git(*arguments: str) -> tuple[int, str]:
+    found = subprocess.run(["git", *arguments], cwd=records.ROOT, capture_output=True, text=True)
+    return found.returncode, found.stdout.strip()
