@@ -102,5 +102,8 @@ def _commits(found: dict[Path, Any]) -> Iterator[str]:
 
 
 def _git(*arguments: str) -> tuple[int, str]:
-    found = subprocess.run(["git", *arguments], cwd=records.ROOT, capture_output=True, text=True)
+    try:
+        found = subprocess.run(["git", *arguments], cwd=records.ROOT, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return 1, ""
     return found.returncode, found.stdout.strip()
