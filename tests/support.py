@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from ropelab import reference
 from ropelab.angles.rope_parameters import Rope
+from ropelab.bench import records
 from ropelab.call import operation
 from ropelab.kernels import INTERPRETED
 from ropelab.layout.pairing import join, pairs
@@ -100,3 +101,8 @@ def change(frame, where=None, **changes):
         frame[column] = frame[column].astype(object)
         frame.loc[rows, column] = value
     return frame.infer_objects()
+
+
+def replaced_since_the_commit() -> bool:
+    """Whether records were measured anew; without git nobody can tell, and the texts have to follow."""
+    return bool(records._run("git", "-C", str(records.ROOT), "status", "--porcelain", "--", "data/measurements"))

@@ -22,6 +22,7 @@ LIBRARY_NEEDS_NO = ("ropelab.bench", "ropelab.study")
 NEEDS_NO = {
     "ropelab.reference": ("ropelab.kernels", "ropelab.call", "ropelab.autograd"),
     "ropelab.call": ("ropelab.autograd",),
+    "ropelab.study.engine": ("ropelab.study.documents", "ropelab.study.topics", "ropelab.study.site"),
 }
 """Package or module -> the packages that it needs neither directly nor through other modules."""
 

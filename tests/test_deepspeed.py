@@ -1,8 +1,7 @@
-"""Claims DS-01 to DS-17: the function under study, and evidence that moves every verdict."""
+"""DeepSpeed#8052: the function under study, and evidence that moves the verdicts of its rules."""
 
 import functools
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -11,16 +10,15 @@ from ropelab import reference, rotary_table
 from ropelab.bench import packages as at_hand
 from ropelab.bench import timing
 from ropelab.bench.packages import installations as packages_at_hand
-from ropelab.bench.records import MEASUREMENTS, ROOT, Selection, gpus, load
+from ropelab.bench.records import MEASUREMENTS, Selection, load
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.broadcast import formula
-from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, measure, peers, rules
+from ropelab.study.documents.deepspeed import callers, dispatch, evidence, figures, measure, peers
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
-from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.engine.verdict import Outcome
 from tests.support import change
 
-DOCUMENTS = ROOT / "data" / "documents"
 H200 = Selection(MEASUREMENTS, "nvidia-h200")
 
 
@@ -39,47 +37,8 @@ def without(name, where):
     return lambda: record(name).query(f"not ({where})")
 
 
-def timed(*, drop="index != index", over_eager=None, over_compile=None, eager_over_compile=None, only="index == index"):
-    """Makes the committed record of times with other ratios: times of `only` are those of torchembed times a number.
-
-    The spread of the samples stays in proportion. A number is one ratio, or a ratio for each length.
-    """
-
-    def make():
-        frame = record("deepspeed_table").query(f"not ({drop})").copy()
-        cells = ["dtype", "direction", "seq_len"]
-        for fast, slow, ratio in (
-            (rules.TORCHEMBED, rules.EAGER, over_eager),
-            (rules.TORCHEMBED, rules.COMPILED, over_compile),
-            (rules.COMPILED, rules.EAGER, eager_over_compile),
-        ):
-            if ratio is None:
-                continue
-            fast_us = frame[frame.contender == fast].set_index(cells).median_us
-            for place in frame.query(only).index[frame.query(only).contender == slow]:
-                row = frame.loc[place]
-                wanted = ratio[row.seq_len] if isinstance(ratio, dict) else ratio
-                times = wanted * fast_us[tuple(row[cells])] / row.median_us
-                frame.loc[place, US] = (row[US] * times).astype(float)
-        return frame
-
-    return make
-
-
-def swapped(one, other):
-    """Makes the committed record of times with two contenders' names exchanged."""
-    return lambda: record("deepspeed_table").assign(
-        contender=record("deepspeed_table").contender.replace({one: other, other: one})
-    )
-
-
-US = ["median_us", "q20_us", "q80_us"]
-LENGTHS = (2048, 4096, 8192)
-STATED = dict(zip(LENGTHS, (4.1, 4.7, 4.6), strict=True))
-COMPILE_STATED = dict(zip(LENGTHS, (1.40 / 0.61, 2.95 / 1.21, 5.94 / 2.47), strict=True))
-
 dispatched = functools.cache(evidence.dispatch)  # loading DeepSpeed's source takes its time
-parametrised, fell_back = functools.cache(evidence.tests), functools.cache(evidence.fallback)
+parametrised = functools.cache(evidence.tests)
 
 
 def but(make, where=None, **changes):
@@ -103,28 +62,13 @@ def extra(requirement="torchembed>=0.3.0"):
     )
 
 
-def kernel(**changes):
-    """The kernel's source as `evidence.kernel_source` describes it."""
-    row = {"version": "0.3.2", "loads": 2, "stores": 2, "repeated": 0, "loops": 0}
-    return lambda: pd.DataFrame([row | changes])
-
-
-def patterns(**guarded):
-    return lambda: pd.DataFrame(
-        [{"project": project, "release": "1.0", "path": "a/file.py", "optional": "a_package", "catches": "ImportError",
-          "falls_back": has, "only": "always", "names_torchembed": False, "guarded_import": has}
-         for project, has in guarded.items()]
-    )  # fmt: skip
-
-
 def mutant(**changes):
     rows = [{"seq_len": n, "gradient_error": e, "wrong_backward_error": e, "norm_ratio": 1.0} | changes
             for n, e in ((1, 0.0), (8, 0.7), (128, 1.07))]  # fmt: skip
     return lambda: pd.DataFrame(rows)
 
 
-HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
-SAME = "dtype == table_dtype"
+HOLDS, _, SOME_CELLS, FAILS, UNTOLD = Outcome
 CALLER = "caller.str.startswith('[b, h, s, d]') and contender == 'DeepSpeed without torchembed'"
 
 
@@ -137,24 +81,14 @@ CASES = [
     # claim, evidence by name and what makes it, outcome
     *cases(
         "DS-01", "deepspeed_correctness",
-        (changed("deepspeed_correctness"), SOME_CELLS),  # the dtype is the formula's where the tables' is the input's
-        (changed("deepspeed_correctness", result_dtype="float32", formula_dtype="float32", forward_error=3e-8), HOLDS),
+        (changed("deepspeed_correctness"), HOLDS),
+        (changed("deepspeed_correctness", "dtype != 'float32' or version != '0.3.0'", forward_error=0.1), HOLDS),
         (changed("deepspeed_correctness", "outcome == 'ran'", forward_error=0.1), FAILS),
         (changed("deepspeed_correctness", "outcome == 'ran'", result_dtype="float64"), FAILS),
         (changed("deepspeed_correctness", "seq_len > 1", forward_error=3e-7), SOME_CELLS),
-        (without("deepspeed_correctness", "dtype == 'float16'"), UNTOLD),
         (without("deepspeed_correctness", "version == '0.3.0'"), UNTOLD),
         (without("deepspeed_correctness", "seq_len == 17"), UNTOLD),
         (without("deepspeed_correctness", "seq_len > 1 or dtype != 'float32'"), UNTOLD),
-    ),
-    *cases(
-        "DS-02", "deepspeed_dispatch",
-        (dispatched, FAILS),
-        (but(dispatched, "version == 'first'", outcome="equal"), HOLDS),
-        (but(but(dispatched, outcome="equal"), "version == 'first' and in_tree", outcome="different"), FAILS),
-        (but(dispatched, "version != 'first'", outcome="different"), FAILS),
-        (lacking(dispatched, "in_tree"), UNTOLD),
-        (lacking(dispatched, "version == 'first'"), UNTOLD),
     ),
     *cases(
         "DS-03", "deepspeed_packages",
@@ -182,71 +116,7 @@ CASES = [
         (but(dispatched, "version == 'first'", kernel_tokens=5), FAILS),  # then along the tokens
         (but(dispatched, "version == 'first' and caller.str.endswith('one sequence')", outcome="equal"), FAILS),
         (but(dispatched, "version == 'merged' and in_tree", outcome="different"), FAILS),
-        (lacking(dispatched, "caller == 'the same, one sequence'"), UNTOLD),
         (lacking(dispatched, "version == 'first'"), UNTOLD),
-    ),
-    *cases(
-        "DS-06", "deepspeed_dispatch",
-        (dispatched, FAILS),
-        (but(dispatched, "version == 'merged'", outcome="equal"), HOLDS),
-        (but(but(dispatched, outcome="equal"), "version == 'merged' and in_tree", outcome="different"), FAILS),
-        (but(dispatched, "version != 'merged'", outcome="different"), FAILS),
-        (lacking(dispatched, "version == 'first'"), FAILS),
-        (lacking(dispatched, "gate_open"), UNTOLD),
-    ),
-    *cases(
-        "DS-07", "deepspeed_table",
-        (timed(), FAILS),
-        (timed(over_eager=STATED), HOLDS),
-        (timed(over_eager={n: 0.9 * x for n, x in STATED.items()}), OTHER_SIZE),
-        (timed(over_eager={n: 1.2 * x for n, x in STATED.items()}), OTHER_SIZE),
-        (timed(over_eager=40.0), FAILS),
-        (timed(over_eager={n: x if n > 2048 else 1.5 for n, x in STATED.items()}), SOME_CELLS),
-        (swapped(rules.EAGER, rules.TORCHEMBED), FAILS),
-        (timed(over_eager=STATED, drop="contender == 'eager'"), UNTOLD),
-        (timed(over_eager=STATED, drop="dtype == 'bfloat16'"), UNTOLD),
-        (timed(over_eager=STATED, drop="direction == 'backward'"), UNTOLD),
-        (timed(over_eager=STATED, drop="dtype != 'float32' or direction != 'forward' or seq_len > 2048"), UNTOLD),
-    ),
-    *cases(
-        "DS-08", "deepspeed_table",
-        (timed(), FAILS),
-        (timed(over_compile=2.0), HOLDS),
-        (timed(over_compile={2048: 1.79, 4096: 1.92, 8192: 1.91}), HOLDS),
-        (timed(over_compile=1.4), OTHER_SIZE),
-        (timed(over_compile=2.7), OTHER_SIZE),
-        (timed(over_compile=1.0), FAILS),
-        (timed(over_compile=2.0, only="dtype == 'float32'"), SOME_CELLS),
-        (swapped(rules.COMPILED, rules.TORCHEMBED), SOME_CELLS),  # 2.2x in float32, 4x and more in bfloat16
-        (timed(over_compile=2.0, drop="seq_len == 8192"), UNTOLD),
-        (timed(over_compile=2.0, drop="contender == 'compile'"), UNTOLD),
-    ),
-    *cases(
-        "DS-09", "deepspeed_inductor",
-        (changed("deepspeed_inductor"), FAILS),
-        (changed("deepspeed_inductor", buffers=3), HOLDS),
-        (changed("deepspeed_inductor", "direction == 'backward'", buffers=3), FAILS),
-        (without("deepspeed_inductor", "dtype == 'bfloat16'"), UNTOLD),
-        (without("deepspeed_inductor", "index > 0"), UNTOLD),
-    ),
-    *cases(
-        "DS-10", "deepspeed_launches",
-        (changed("deepspeed_launches"), HOLDS),
-        (changed("deepspeed_launches", "path == 'DeepSpeed API'", launches=9), HOLDS),  # not the claim
-        (changed("deepspeed_launches", "path == 'raw kernel'", launches=2), FAILS),
-        (changed("deepspeed_launches", "path == 'raw kernel'", extra_bytes=33554432), FAILS),
-        (without("deepspeed_launches", "path == 'raw kernel'"), UNTOLD),
-        deepspeed_kernel=kernel(),
-    ),
-    *cases("DS-10", "deepspeed_kernel", (kernel(repeated=1), FAILS), (kernel(loops=1), FAILS),
-           deepspeed_launches=changed("deepspeed_launches")),
-    *cases(
-        "DS-11", "deepspeed_fallback",
-        (fell_back, HOLDS),
-        (but(fell_back, "case.str.contains('fails')", outcome="equal"), HOLDS),  # not the claim
-        (but(fell_back, "case == 'torchembed is not installed'", outcome="raises ImportError"), FAILS),
-        (but(fell_back, "case == 'torchembed is not installed'", available=True), FAILS),
-        (lacking(fell_back, "case == 'torchembed is not installed'"), UNTOLD),
     ),
     *cases(
         "DS-12", "deepspeed_correctness",
@@ -257,8 +127,6 @@ CASES = [
         (changed("deepspeed_correctness", "version == '0.3.0' and dtype == 'float32'", norm_ratio=1.001), FAILS),
         (changed("deepspeed_correctness", "version == '0.3.0' and seq_len == 128", gradient_error=1.1), FAILS),
         (without("deepspeed_correctness", "version == '0.3.0'"), UNTOLD),
-        (without("deepspeed_correctness", "dtype == 'bfloat16'"), UNTOLD),
-        (without("deepspeed_correctness", "seq_len != 8"), UNTOLD),
         wrong_backward=mutant(),
     ),
     *cases("DS-12", "wrong_backward", (evidence.wrong_backward, HOLDS), (mutant(gradient_error=4e-8), UNTOLD),
@@ -272,24 +140,6 @@ CASES = [
     *cases("DS-13", "deepspeed_packages", (packages(v0_3_1=False), FAILS), (packages(v0_2_4=None), UNTOLD),
            (packages(v0_3_0=None, v0_3_2=None), UNTOLD), deepspeed_extra=extra()),
     *cases(
-        "DS-14", "deepspeed_fallback",
-        (fell_back, HOLDS),
-        (but(fell_back, "case.str.contains('0.2.4')", warnings=1), FAILS),
-        (but(fell_back, "case.str.contains('0.2.4')", available=True), FAILS),
-        (but(fell_back, "case.str.contains('0.2.4')", outcome="raises ImportError"), FAILS),
-        (lacking(fell_back, "case.str.contains('0.2.4')"), UNTOLD),
-    ),
-    *cases(
-        "DS-15", "deepspeed_table",
-        (timed(), FAILS),
-        (timed(eager_over_compile=COMPILE_STATED), HOLDS),
-        (timed(eager_over_compile={n: 0.8 * x for n, x in COMPILE_STATED.items()}), OTHER_SIZE),
-        (timed(eager_over_compile=1.0), FAILS),
-        (timed(eager_over_compile=COMPILE_STATED, only="direction == 'forward'"), SOME_CELLS),
-        (swapped(rules.EAGER, rules.COMPILED), FAILS),
-        (timed(eager_over_compile=COMPILE_STATED, drop="dtype == 'bfloat16'"), UNTOLD),
-    ),
-    *cases(
         "DS-16", "deepspeed_inductor",
         (changed("deepspeed_inductor"), HOLDS),
         (changed("deepspeed_inductor", kernels=5), FAILS),
@@ -299,18 +149,9 @@ CASES = [
     ),
     *cases("DS-16", "deepspeed_callers", (changed("deepspeed_callers", CALLER, launches=1), FAILS),
            (without("deepspeed_callers", CALLER), UNTOLD), deepspeed_inductor=changed("deepspeed_inductor")),
-    *cases(
-        "DS-17", "deepspeed_patterns",
-        (patterns(transformers=True, vLLM=True), HOLDS),
-        (patterns(transformers=True, vLLM=False), FAILS),
-        (patterns(transformers=True), UNTOLD),
-        (evidence.patterns, HOLDS),
-        (but(evidence.patterns, "project == 'transformers'", guarded_import=False), FAILS),
-        (lacking(evidence.patterns, "project == 'vLLM'"), UNTOLD),
-    ),
 ]  # fmt: skip
 
-NEEDS_PEERS = {"DS-02", "DS-04", "DS-05", "DS-06", "DS-11", "DS-14"}
+NEEDS_PEERS = {"DS-04", "DS-05"}
 
 
 def first_commit_at_hand():
@@ -335,43 +176,14 @@ def test_evidence_decides_the_verdict(claim, given, expected, tmp_path):
     frames = {name: make() for name, make in given.items()}
     (row,) = ledger(frames, document="deepspeed", only=[claim], records=tmp_path).itertuples()
     assert row.outcome == expected, f"{row.words}: {row.measured} [{row.needs}]"
-    assert row.basis != Basis.MODEL
 
 
-def test_every_claim_can_come_out_in_several_ways():
+def test_every_rule_can_come_out_in_several_ways():
     seen = {}
     for claim, _, expected in CASES:
         seen.setdefault(claim, set()).add(expected)
-    assert seen.keys() == {claim.id for claim in load_claims("deepspeed")}
+    assert seen.keys() == {claim.id for claim in load_claims("deepspeed") if not claim.test}
     assert all(len(outcomes) >= 2 for outcomes in seen.values())
-
-
-@pytest.mark.parametrize("gpu", gpus())
-def test_noise_of_one_percent_turns_no_claim(gpu):
-    """Every time of the records is off by up to 1 %: no claim moves between "holds" and "does not hold"."""
-    where = Selection(MEASUREMENTS, gpu)
-    names = ("deepspeed_table", "deepspeed_launches", "deepspeed_callers")
-    timed = {name: load(name, where).frame for name in names}
-    claims = ["DS-07", "DS-08", "DS-10", "DS-15", "DS-16"]
-    before = ledger(document="deepspeed", only=claims, records=where).outcome
-    for seed in range(5):
-        generator = np.random.default_rng(seed)
-        noisy = {}
-        for name, frame in timed.items():
-            factors = generator.uniform(0.99, 1.01, (len(frame), 1))
-            noisy[name] = frame.assign(**{us: frame[us] * factors[:, 0] for us in US if us in frame})
-        after = ledger(noisy, document="deepspeed", only=claims, records=where).outcome
-        for pair in zip(before, after, strict=True):
-            assert set(pair) != {HOLDS, FAILS}, pair
-
-
-def test_every_paragraph_makes_claims_or_says_why_not():
-    paragraphs = pd.read_csv(DOCUMENTS / "deepspeed_8052_paragraphs.csv", keep_default_na=False)
-    assert list(paragraphs.paragraph) == list(range(1, len(paragraphs) + 1))
-    assert ((paragraphs.claims == "") != (paragraphs.none == "")).all()
-    assert (paragraphs.begins.str.split().str.len() <= 8).all()
-    ids = {claim.id for claim in load_claims("deepspeed")}
-    assert set(" ".join(paragraphs.claims).split()) == ids
 
 
 def test_the_published_numbers_are_those_of_the_quotes():

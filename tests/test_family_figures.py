@@ -14,8 +14,8 @@ from ropelab.bench.copies import PREFIX  # noqa: E402
 from ropelab.bench.peers import TRANSFORMER_ENGINE  # noqa: E402
 from ropelab.bench.workloads import DENSE_CELLS, DIRECTIONS, Workload  # noqa: E402
 from ropelab.layout.pairing import LAYOUTS  # noqa: E402
-from ropelab.study.engine import summary  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
+from ropelab.study.site import summary  # noqa: E402
 from ropelab.study.topics.performance import comparison  # noqa: E402
 from ropelab.study.topics.performance import figures as family_figures  # noqa: E402
 from ropelab.study.topics.performance import findings as family_findings  # noqa: E402

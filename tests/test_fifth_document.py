@@ -10,27 +10,18 @@ import pytest
 pytest.importorskip("seaborn")
 from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import claims as documents  # noqa: E402
-from ropelab.study.engine import ledger, registered, summary  # noqa: E402
+from ropelab.study.engine import ledger, registered  # noqa: E402
 from ropelab.study.engine.verdict import Outcome  # noqa: E402
 from ropelab.study.plots import registry as figures  # noqa: E402
-from ropelab.study.site import report  # noqa: E402
+from ropelab.study.site import report, summary  # noqa: E402
 
 PACKAGE = {
     "__init__": '"""A document made up for a test."""',
     "rules": '''
-        """The rules of MU-01 and MU-02."""
-        from ropelab.study.engine import judging, noise
+        """The rule of MU-02."""
         from ropelab.study.engine.ledger import rule
-        from ropelab.study.engine.verdict import Basis
 
-        @rule("MU-01", "made_up_times", basis=Basis.PACKAGE)
-        def always_faster(claim, times):
-            rows = times.pivot(index="tokens", columns="contender", values="median_us")
-            cells = [noise.relative(row.slow / row.fast, 0.02) for row in rows.itertuples()]
-            verdict = judging.counted([judging.above(cell, 1) for cell in cells], claim.quantifier)
-            return verdict.with_text(", ".join(map(str, cells)))
-
-        @rule("MU-02", "made_up_memory", basis=Basis.PACKAGE)
+        @rule("MU-02", "made_up_memory")
         def less_memory(claim, memory):
             raise AssertionError("there is no such record")
     ''',
@@ -63,15 +54,27 @@ document = "Made up#1"
 package = "made_up_document"
 [[claim]]
 id = "MU-01"
+by = "author"
 statement = "The fast one is always faster."
 quote = "always"
 quantifier = "all"
+basis = "package"
 needs = "times"
+
+[[claim.test]]
+record = "made_up_times"
+over = "slow"
+under = "fast"
+cell = ["tokens"]
+above = 1.0
+
 [[claim]]
 id = "MU-02"
+by = "reviewer"
 statement = "It takes less memory."
 quote = "less"
 quantifier = "one"
+basis = "package"
 needs = "a machine that counts bytes"
 """
 
@@ -108,7 +111,7 @@ def test_it_is_everywhere(fifth, tmp_path):
     assert rows.outcome.to_dict() == {"MU-01": Outcome.FAILS, "MU-02": Outcome.UNTOLD}
     assert "a machine that counts bytes" in rows.needs["MU-02"]
     assert figures.draw("made_up", measurements).get_suptitle() == "slow against fast"
-    block = summary._claims(measurements)
+    block = summary.claims(ledger.by_gpu(measurements))
     assert "| Made up#1 |" in block and "| MU-01 | The fast one is always faster. | does not hold |" in block
     page = tmp_path / "report" / "index.html"
     report.write(page, [], where=measurements)

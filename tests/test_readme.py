@@ -8,23 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 import torch
 import typer
 
 import ropelab
 from ropelab.angles.frequencies import inverse_frequencies
-from ropelab.bench import fetch_peers, packages, records, rows
+from ropelab.bench import records, rows
 from ropelab.bench.staleness import module_hashes
 from ropelab.conformance import CACHE_CONVENTIONS, CACHE_LAWS
 from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.faults import FAULTS
 from ropelab.conformance.laws import LAWS
-from ropelab.study.engine import summary
+from ropelab.study.engine.claims import load_claims
+from ropelab.study.site import summary
 from ropelab.study.topics.performance import shortfalls, speed_figure
 from ropelab.study.topics.precision import findings as precision_findings
 from ropelab.study.topics.precision.methods import METHODS
 from tests.environments import ROOT, run
+from tests.support import replaced_since_the_commit
 
 TEXT = "\n".join(file.read_text() for file in summary.texts())
 NUMBERS = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
@@ -52,7 +55,7 @@ def outdated(written: dict[str, str], computed: dict[str, str], *, replaced: boo
     for name, block in written.items():
         # The claims rest on several records and name none, and the figure rests on the record of the table of speeds:
         # they stay behind where that table does.
-        dated = "speed" if name in ("claims", "documents", "figure") else name
+        dated = "speed" if name in ("claims", "documents", "unclaimed", "figure") else name
         behind = replaced and stamps(written[dated]) != stamps(computed[dated])
         if block != computed[name] and not behind:
             found.append(name)
@@ -70,10 +73,7 @@ def test_tables_are_those_of_the_records():
         f"{name} of {file.name}"
         for file, name, table in tables if name in outdated({"speed": speed, name: table}, computed, replaced=replaced)
     ]  # fmt: skip
-    judged = all(name.startswith(("claims", "documents")) for name in different)
-    if different and judged and (missing := files_at_commits_that_are_missing()):
-        pytest.skip(f"the claims rest on files that are not here ({', '.join(missing)}): make peers")
-    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
+    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
 
 
 def test_the_figure_is_that_of_the_record():
@@ -81,7 +81,7 @@ def test_the_figure_is_that_of_the_record():
     written = {path.name: path.read_text() for path in summary.FIGURES.glob("*")}
     assert written.keys() == computed.keys() == {"speed-light.svg", "speed-dark.svg"}
     different = outdated(written, computed, replaced=replaced_since_the_commit())
-    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.engine.summary"
+    assert not different, f"{', '.join(different)} differ: run python -m ropelab.study.site.summary"
 
 
 def test_the_figure_shows_every_contender_at_its_fraction():
@@ -98,18 +98,6 @@ def test_the_figure_shows_every_contender_at_its_fraction():
         ends = [speed_figure.LEFT + f * (speed_figure.RIGHT - speed_figure.LEFT) for f in (ours.min(), ours.max())]
         assert [min(drawn), max(drawn)] == pytest.approx(ends, abs=0.5)
         assert path.name in summary.README.read_text()
-
-
-def replaced_since_the_commit() -> bool:
-    """Whether records were measured anew; without git nobody can tell, and the texts have to follow."""
-    return bool(records._run("git", "-C", str(ROOT), "status", "--porcelain", "--", "data/measurements"))
-
-
-def files_at_commits_that_are_missing() -> list[str]:
-    """The Python files of public repositories that studies execute, as far as ``make peers`` could not fetch them."""
-    entries = [entry for entry in fetch_peers.read_list() if isinstance(entry, fetch_peers.Commit)]
-    first = {str(entry): packages.PEERS / entry.folder / next(iter(entry.sha256)) for entry in entries}
-    return [name for name, file in first.items() if file.suffix == ".py" and not file.is_file()]
 
 
 def test_no_stamp_excuses_another_number():
@@ -132,12 +120,29 @@ def test_no_stamp_excuses_another_number():
         (r"(\d+) laws", lambda: [sum(law.by_default for law in laws.values()) for laws in (LAWS, CACHE_LAWS)]),
         (r"has (\d+) faults", lambda: [len(FAULTS)]),
         (r"catalogue of (\d+) more", lambda: [len(CACHE_FAULTS)]),
+        (r"make (\d+) claims", lambda: [len(load_claims())]),
         (r"is (\w+) notebooks", lambda: [NUMBERS[len(list((ROOT / "notebooks").glob("[0-9]*.ipynb")))]]),
     ],
-    ids=["laws", "faults", "faults of caches", "notebooks"],
+    ids=["laws", "faults", "faults of caches", "claims", "notebooks"],
 )
 def test_counts_in_sentences_are_those_of_the_code(pattern, counted):
     assert re.findall(pattern, TEXT) == [str(number) for number in counted()]
+
+
+@pytest.mark.parametrize(
+    "pattern, counted",
+    [
+        (r"candidate tiles in (\w+) calls", lambda table: table("tile_times").number.nunique()),
+        (r"counters of (\w+) calls", lambda table: {5: "five"}[len(table("tile_counters"))]),
+        (r"\((\w+) functions with two random faults", lambda table: len(table("identification/pairs_of_faults"))),
+        (r"\((\w+) faults that were written after", lambda table: len(table("identification/blind"))),
+        (r"in (\w+) cells, and two ratios", lambda table: len(table("documents/fairseq2_1213_log"))),
+    ],
+    ids=["tile_times", "tile_counters", "pairs of faults", "blind faults", "the log"],
+)
+def test_counts_in_the_readme_of_the_data_are_those_of_the_tables(pattern, counted):
+    text = " ".join((ROOT / "data" / "README.md").read_text().split())
+    assert re.findall(pattern, text) == [str(counted(lambda name: pd.read_csv(ROOT / "data" / f"{name}.csv")))]
 
 
 def test_the_head_sizes_that_flashinfer_gets_wrong_are_those_of_the_record():

@@ -224,7 +224,7 @@ def test_a_change_of_code_makes_records_stale(measuring, module, old, new, code,
 
 
 def test_the_report_names_what_was_changed_and_shows_the_ledger(data, tmp_path, monkeypatch):
-    row = dict.fromkeys(("statement", "quote", "measured", "outcome", "words", "badge", "basis", "needs"), "")
+    row = dict.fromkeys(("statement", "quote", "measured", "outcome", "verdicts", "beyond", "basis", "needs", "by"), "")
     monkeypatch.setattr(checksums, "DATA", data)
     monkeypatch.setattr(figures, "all_figures", lambda: {"host_time": figures.FIGURES["host_time"]})
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Claims TE-01 to TE-21: strategies, measurements, and that every verdict moves with its evidence."""
+"""TransformerEngine#3057: strategies, measurements, findings and figures."""
 
 import itertools
 from functools import partial
@@ -25,11 +25,8 @@ from ropelab.study.documents.transformer_engine import (
     studies,
 )
 from ropelab.study.documents.transformer_engine import figures as te_figures
-from ropelab.study.engine.claims import load_claims
-from ropelab.study.engine.ledger import ledger
-from ropelab.study.engine.repeats import between_runs
 from ropelab.study.engine.sources import facts
-from ropelab.study.engine.verdict import Basis, Outcome
+from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots import drawing
 from ropelab.study.plots import registry as figures
 
@@ -139,47 +136,10 @@ def under(given, pair):
     return {name: partial(lambda make: of_pair(make(), pair), make) for name, make in given.items()}
 
 
-def swapped(frame):
-    """The times of each grid under the name of the other."""
-    return frame.assign(contender=frame.contender.replace({OLD: NEW, NEW: OLD}))
-
-
-def layer_as_published():
-    frame, stated = layers(), evidence.published_a().set_index("n_seqs")
-    for name, which in ((OLD, "old"), (NEW, "new")):
-        for i in frame.index[frame.contender == name]:
-            row = stated.loc[frame.n_seqs[i]]
-            share = row[f"{which}_share_percent"] / 100 if frame.what[i] == layer.ALONE else 1
-            frame.loc[i, TIMES] = 1000 * row[f"{which}_ms"] * share
-    return frame
-
-
-def as_published():
-    """Table B's own milliseconds, in both steps."""
-    frame, stated = kernels(search_us=0), evidence.published_b().set_index("n_seqs")
-    for name, column in ((OLD, "old_ms"), (NEW, "new_ms")):
-        for i in frame.index[(frame.contender == name) & (frame.part == "table B")]:
-            frame.loc[i, TIMES] = 1000 * stated.at[frame.n_seqs[i], column]
-    return frame
-
-
-def of_power(power):
-    """The old grid's time beyond its live blocks grows with this power of the dead blocks."""
-    frame = kernels(dead_ns=0)
-    dead = (frame.freqs_len * frame.n_seqs - frame.tokens).clip(lower=0)
-    frame[TIMES] = frame[TIMES].add((frame.contender == OLD) * 188e3 * (dead / dead.max()) ** power, axis=0)
-    return frame
-
-
 def source(where="version == 'first'", **changes):
     """The facts as if every file had been read."""
     read = change(evidence.source(), read="1234567, the file", no_tokens="legacy")
     return change(read, where, **changes)
-
-
-def parity_test(**changes):
-    """The facts of the tests, as if every file had been read."""
-    return change(change(evidence.parity_tests(), read="1234567, the file"), "version == 'first'", **changes)
 
 
 def search(**changes):
@@ -206,23 +166,6 @@ def alone(name, pair):
     return without(recorded(name), *(other for other in grids.ALL if other != pair))
 
 
-def deciding(name):
-    """The record of the H200 with the rows that decide, those of the pull request's file, under the models' names.
-
-    A case spoils or removes these rows; `under` gives them their own names again.
-    """
-    frame = alone(name, grids.CODE)
-    if "grids" in frame:
-        return frame.assign(grids=" and ".join(grids.MODELS.names))
-    return frame.assign(contender=frame.contender.replace(dict(zip(grids.CODE.names, (OLD, NEW), strict=True))))
-
-
-def beside_the_others(frame, name):
-    """Rows of the pull request's file, beside the recorded rows of the packages and of our models."""
-    others, column = without(recorded(name), grids.CODE), "grids" if "grids" in frame else "contender"
-    return pd.concat([frame, others[~others[column].isin(frame[column])]], ignore_index=True)
-
-
 def told(row):
     """The outcome of the evidence with its numbers, or the outcome of our model."""
     return row.words.removeprefix("cannot be told (our model: ").removesuffix(")" * ("our model" in row.words))
@@ -231,197 +174,6 @@ def told(row):
 def model(outcome):
     """The verdict where our model has this outcome."""
     return UNTOLD, f"our model: {outcome}"
-
-
-BY_WORD = {"read": "the document"}
-"""A fact that is known from the document alone."""
-ALONE, SKEW = "what == @layer.ALONE", "n_seqs == 2401 and part == 'skew'"
-FEW, MANY = "n_seqs == 128", "n_seqs == 2401"
-RECORD, LAYERS = partial(deciding, "te_kernels"), partial(deciding, "te_layer")
-CASES = [
-    # claim, evidence by name, the outcome, and with a model what it says
-    ("TE-01", {"te_kernels": kernels}, model(HOLDS)),
-    ("TE-01", {"te_kernels": partial(of_power, 1.1)}, model(OTHER_SIZE)),
-    ("TE-01", {"te_kernels": lambda: slower(kernels(), OLD, 1.5, SKEW)}, model(OTHER_SIZE)),
-    ("TE-01", {"te_kernels": partial(of_power, 0.5)}, model(FAILS)),
-    ("TE-01", {"te_kernels": partial(kernels, dead_ns=0)}, model(FAILS)),
-    ("TE-01", {"te_kernels": lambda: swapped(kernels())}, model(FAILS)),
-    ("TE-01", {"te_kernels": lambda: RECORD().query("n_seqs != 2401")}, model(UNTOLD)),
-    ("TE-02", {"te_kernels": lambda: slower(kernels(), OLD, 1.4, "freqs_len == longest")}, model(HOLDS)),
-    ("TE-02", {"te_kernels": kernels}, model("holds in 7 of 9 cells")),
-    ("TE-02", {"te_kernels": partial(kernels, dead_ns=0)}, model(UNTOLD)),
-    ("TE-02", {"te_kernels": lambda: swapped(RECORD())}, model("holds in 3 of 9 cells")),
-    ("TE-02", {"te_kernels": lambda: slower(RECORD(), OLD, 0.02)}, model(FAILS)),
-    ("TE-02", {"te_kernels": lambda: kernels().query("n_seqs != 512")}, model(UNTOLD)),
-    ("TE-03", {"te_layer": layer_as_published}, model(HOLDS)),
-    ("TE-03", {"te_layer": lambda: slower(layer_as_published(), OLD, 1.1)}, model(OTHER_SIZE)),
-    ("TE-03", {"te_layer": lambda: slower(layer_as_published(), OLD, 3, FEW)}, model("holds in 3 of 4 cells")),
-    ("TE-03", {"te_layer": lambda: slower(LAYERS(), OLD, 3)}, model(FAILS)),
-    ("TE-03", {"te_layer": lambda: swapped(LAYERS())}, model(FAILS)),
-    ("TE-03", {"te_layer": lambda: layer_as_published().query("n_seqs > 128")}, model(UNTOLD)),
-    ("TE-04", {"te_layer": layer_as_published}, model(HOLDS)),
-    ("TE-04", {"te_layer": lambda: slower(layer_as_published(), NEW, 1.25, ALONE)}, model(OTHER_SIZE)),
-    ("TE-04", {"te_layer": lambda: slower(layer_as_published(), NEW, 3, ALONE)}, model("holds in 4 of 8 cells")),
-    ("TE-04", {"te_layer": lambda: swapped(LAYERS())}, model(FAILS)),
-    ("TE-04", {"te_layer": partial(layers, dead_ns=0)}, model(FAILS)),
-    ("TE-04", {"te_layer": lambda: LAYERS().query("what == @layer.LAYER")}, model(UNTOLD)),
-    ("TE-05", {"te_kernels": as_published}, model(HOLDS)),
-    ("TE-05", {"te_kernels": lambda: slower(as_published(), OLD, 1.3, MANY)}, model(OTHER_SIZE)),
-    ("TE-05", {"te_kernels": lambda: slower(as_published(), OLD, 3, MANY)}, model("holds in 12 of 14 cells")),
-    ("TE-05", {"te_kernels": lambda: slower(RECORD(), OLD, 3)}, model(FAILS)),
-    ("TE-05", {"te_kernels": lambda: swapped(RECORD())}, model("holds in 2 of 14 cells")),
-    ("TE-05", {"te_kernels": lambda: as_published().query("step == @measure.GIVEN")}, model(UNTOLD)),
-    ("TE-06", {"te_kernels": partial(kernels, search_us=0)}, model(HOLDS)),
-    ("TE-06", {"te_kernels": partial(kernels, search_us=0.02e-3)}, model("holds in 1 of 5 cells")),
-    ("TE-06", {"te_kernels": partial(kernels, search_us=0.05e-3)}, model(FAILS)),
-    ("TE-06", {"te_kernels": lambda: slower(RECORD(), NEW, 0.7)}, model(HOLDS)),
-    ("TE-06", {"te_kernels": lambda: swapped(kernels(search_us=0.05e-3))}, model(HOLDS)),
-    ("TE-06", {"te_kernels": lambda: kernels().query("n_seqs > 8")}, model(UNTOLD)),
-    ("TE-07", {"te_source": source}, HOLDS),
-    ("TE-07", {"te_source": partial(source, least_sequences=32)}, FAILS),
-    ("TE-07", {"te_source": partial(source, more_than=True)}, FAILS),
-    ("TE-07", {"te_source": partial(source, **BY_WORD)}, UNTOLD),
-    ("TE-08", {"te_parity": parity}, model(HOLDS)),
-    ("TE-08", {"te_parity": partial(parity, "cp_rank == 7", same_gradient=False)}, model(FAILS)),
-    ("TE-08", {"te_parity": partial(parity, "cp_rank == 7", same_result=False)}, model(FAILS)),
-    ("TE-08", {"te_parity": partial(parity, "cp_rank == 7", worst=2.0)}, model(FAILS)),
-    ("TE-08", {"te_parity": lambda: deciding("te_parity").query("dtype != 'float16'")}, model(UNTOLD)),
-    ("TE-09", {"te_source": source}, HOLDS),
-    ("TE-09", {"te_source": partial(source, one="legacy")}, FAILS),
-    ("TE-09", {"te_source": lambda: source().query("version == 'renamed'")}, FAILS),
-    ("TE-09", {"te_source": lambda: change(evidence.source(), **BY_WORD)}, UNTOLD),
-    ("TE-10", {"te_source": source}, HOLDS),
-    ("TE-10", {"te_source": partial(source, guard=True)}, FAILS),
-    ("TE-10", {"te_source": partial(source, **BY_WORD)}, UNTOLD),
-    ("TE-11", {"te_source": source}, HOLDS),
-    ("TE-11", {"te_source": source, "te_search": partial(search, steps=11)}, OTHER_SIZE),
-    ("TE-11", {"te_source": partial(source, threads=1)}, FAILS),
-    ("TE-11", {"te_source": partial(source, threads=128)}, FAILS),
-    ("TE-11", {"te_source": partial(source, threads=512), "te_search": partial(search, steps=6)}, FAILS),
-    ("TE-11", {"te_source": partial(source, **BY_WORD)}, UNTOLD),
-    ("TE-12", {"te_parity_tests": parity_test}, HOLDS),
-    ("TE-12", {"te_parity_tests": partial(parity_test, float16=True)}, SOME_CELLS),
-    ("TE-12", {"te_parity_tests": partial(parity_test, float16=True, rank_above_0=True)}, FAILS),
-    ("TE-12", {"te_parity_tests": partial(parity_test, **BY_WORD)}, UNTOLD),
-    ("TE-13", {"te_parity_tests": parity_test}, HOLDS),
-    ("TE-13", {"te_parity_tests": partial(parity_test, empty=False)}, SOME_CELLS),
-    ("TE-13", {"te_parity_tests": partial(parity_test, empty=False, context_parallel=False)}, FAILS),
-    ("TE-13", {"te_parity_tests": partial(parity_test, **BY_WORD)}, UNTOLD),
-    ("TE-14", {"te_kernels": partial(kernels, dead_ns=0)}, model(HOLDS)),
-    ("TE-14", {"te_kernels": kernels}, model(SOME_CELLS)),
-    ("TE-14", {"te_kernels": lambda: slower(RECORD(), OLD, 2)}, model(FAILS)),
-    ("TE-14", {"te_kernels": lambda: RECORD().query("kind != 'balanced'")}, model(UNTOLD)),
-    ("TE-15", {"te_layer": layer_as_published}, model(HOLDS)),
-    ("TE-15", {"te_layer": lambda: slower(layer_as_published(), NEW, 1.1)}, model(OTHER_SIZE)),
-    ("TE-15", {"te_layer": lambda: slower(layer_as_published(), NEW, 3, FEW)}, model("holds in 7 of 8 cells")),
-    ("TE-15", {"te_layer": lambda: swapped(layer_as_published())}, model(FAILS)),
-    ("TE-15", {"te_layer": lambda: slower(slower(LAYERS(), OLD, 3), NEW, 3)}, model(FAILS)),
-    ("TE-15", {"te_layer": lambda: LAYERS().query("contender != @OLD")}, model(UNTOLD)),
-    ("TE-16", {"te_kernels": as_published}, model(HOLDS)),
-    ("TE-16", {"te_kernels": lambda: slower(as_published(), NEW, 1.2)}, model(OTHER_SIZE)),
-    ("TE-16", {"te_kernels": lambda: slower(as_published(), NEW, 3, MANY)}, model("holds in 26 of 28 cells")),
-    ("TE-16", {"te_kernels": lambda: slower(slower(as_published(), OLD, 3), NEW, 3)}, model(FAILS)),
-    ("TE-16", {"te_kernels": lambda: as_published().query("n_seqs != 8")}, model(UNTOLD)),
-    ("TE-17", {"te_source": source}, HOLDS),
-    ("TE-17", {"te_source": partial(source, "version == 'reviewed'", threads=32)}, SOME_CELLS),
-    ("TE-17", {"te_source": partial(source, "version != 'first'", threads=256)}, FAILS),
-    ("TE-17", {"te_source": lambda: source().query("version == 'first'")}, UNTOLD),
-    ("TE-18", {"te_source": source}, HOLDS),
-    ("TE-18", {"te_source": partial(source, no_tokens="linear")}, FAILS),
-    ("TE-18", {"te_source": partial(source, no_tokens="")}, UNTOLD),
-    ("TE-19", {"te_kernels": lambda: slower(kernels(dead_ns=0), NEW, 1.2)}, model(HOLDS)),
-    ("TE-19", {"te_kernels": lambda: slower(kernels(dead_ns=0), NEW, 0.8)}, model(FAILS)),
-    ("TE-19", {"te_kernels": RECORD}, model("holds in 9 of 31 cells")),
-    ("TE-19", {"te_kernels": lambda: RECORD().query("kind != 'skewed' and n_seqs not in (8, 32)")}, model(UNTOLD)),
-    ("TE-20", {"te_past_the_end": past}, model(HOLDS)),
-    ("TE-20", {"te_past_the_end": partial(past, outcome="left as allocated")}, model(FAILS)),
-    ("TE-20", {"te_past_the_end": partial(past, outcome="reads past freqs")}, model(FAILS)),
-    ("TE-20", {"te_past_the_end": lambda: past().query("contender != @OLD")}, model(UNTOLD)),
-    ("TE-21", {}, HOLDS),
-    ("TE-21", {"te_published_b": lambda: change(evidence.published_b(), "n_seqs == 8", stated_speedup=1.366)}, FAILS),
-    ("TE-21", {"te_published_a": lambda: evidence.published_a().iloc[:0]}, UNTOLD),
-]  # fmt: skip
-OF_KERNELS = ("TE-01", "TE-02", "TE-05", "TE-06", "TE-14", "TE-16", "TE-19")
-PARTS = (
-    "n_seqs == 128 and part == 'table B'",
-    "contender != @pair.new",
-    "contender != @pair.old",
-    "n_seqs not in (1, 128)",
-)
-RECORDED_PAIRS = [
-    *itertools.product((grids.CODE, grids.MODELS), OF_KERNELS),
-    *itertools.product([grids.PACKAGES], ("TE-05", "TE-16")),
-]
-"""The pairs that the H200's record te_kernels has in all cells of these claims."""
-
-
-def judged(claim_id, given, tmp_path):
-    frames = {name: make() for name, make in given.items()}
-    return ledger(frames, document="transformer_engine", only=[claim_id], records=tmp_path).iloc[0]
-
-
-@pytest.mark.parametrize(
-    "claim_id, given, expected", [pytest.param(*case, id=f"{case[0]}-{i}") for i, case in enumerate(CASES)]
-)
-def test_the_verdict_follows_its_evidence(claim_id, given, expected, tmp_path):
-    row = judged(claim_id, given, tmp_path)
-    outcome, said = expected if isinstance(expected, tuple) else (expected, "")
-    said = said.replace("in some cells", "in ")
-    assert row.outcome == outcome and row.measured.startswith(said), (row.words, row.measured)
-    assert (row.basis == Basis.MODEL) == bool(said)
-    if said and not said.endswith(" in "):
-        assert row.measured[len(said) :].startswith((";", " (times")), row.measured
-
-
-def test_every_claim_has_cases_of_different_outcomes():
-    seen = {}
-    for claim_id, _, expected in CASES:
-        seen.setdefault(claim_id, set()).add(expected[1] if isinstance(expected, tuple) else expected)
-    assert seen.keys() == {claim.id for claim in load_claims("transformer_engine")}
-    assert all(len(outcomes) >= 3 for outcomes in seen.values())
-
-
-OF_MODELS = [(*case, i) for i, case in enumerate(CASES) if isinstance(case[2], tuple)]
-
-
-@pytest.mark.parametrize(
-    "claim_id, given, expected", [pytest.param(*case[:3], id=f"{case[0]}-{case[3]}") for case in OF_MODELS]
-)
-def test_the_published_code_decides(claim_id, given, expected, tmp_path):
-    """The same rows under the names of the pull request's file give the outcome of the models, on the file."""
-    told = judged(claim_id, given, tmp_path)
-    row = judged(claim_id, under(given, grids.CODE), tmp_path)
-    outcome = expected[1].removeprefix("our model: ")
-    assert row.outcome == (SOME_CELLS if outcome.startswith("holds in") else outcome)
-    if outcome != str(UNTOLD):
-        assert row.basis == Basis.CODE and f"our model: {row.words}" == told.measured.split(";")[0]
-        assert "our model" not in row.measured
-
-
-@pytest.mark.parametrize("claim_id", ["TE-01", "TE-02", "TE-03", "TE-04", "TE-05", "TE-14", "TE-15", "TE-16", "TE-08"])
-def test_the_packages_decide_where_the_file_was_not_compiled(claim_id, tmp_path):
-    given = {"te_kernels": kernels, "te_layer": layers, "te_parity": parity}
-    code, packages = (judged(claim_id, under(given, pair), tmp_path) for pair in (grids.CODE, grids.PACKAGES))
-    assert (packages.basis, packages.words) == (Basis.PACKAGE, code.words)
-
-
-@pytest.mark.parametrize("claim_id", ["TE-06", "TE-19"])
-def test_a_package_that_chooses_its_grid_does_not_tell_what_the_search_costs(claim_id, tmp_path):
-    row = judged(claim_id, {"te_kernels": lambda: of_pair(kernels(), grids.PACKAGES)}, tmp_path)
-    assert (row.outcome, row.basis) == (UNTOLD, Basis.MODEL)
-
-
-def test_the_bits_of_the_packages_stand_beside_those_of_the_file(tmp_path):
-    def frame():
-        packages = of_pair(parity(), grids.PACKAGES)
-        linear = packages.assign(merged_takes="linear", same_result=False)
-        return pd.concat([of_pair(parity(), grids.CODE), packages, linear], ignore_index=True)
-
-    row = judged("TE-08", {"te_parity": frame}, tmp_path)
-    assert (row.outcome, row.basis) == (HOLDS, Basis.CODE)
-    n = len(parity())
-    said = f"equal in 0 of {n} cases in which the merged condition takes the new grid, and in {n} of {n} others"
-    assert said in row.remarks
 
 
 def test_how_well_the_models_predict():
@@ -437,97 +189,11 @@ def test_how_well_the_models_predict():
     assert findings.prediction_counts(both).count("takes 0.50 of the file's time") == 2
 
 
-@pytest.mark.parametrize("pair, claim_id", RECORDED_PAIRS, ids=lambda value: getattr(value, "words", value))
-@pytest.mark.parametrize("left", PARTS)
-def test_a_part_of_a_record_tells_nothing(pair, claim_id, left, tmp_path):
-    """A part of a record tells nothing, whichever pair decides."""
-    whole = judged(claim_id, {"te_kernels": lambda: alone("te_kernels", pair)}, tmp_path)
-    assert whole.basis == pair.basis and told(whole) != str(UNTOLD)
-    part = judged(claim_id, {"te_kernels": lambda: alone("te_kernels", pair).query(left)}, tmp_path)
-    assert (part.outcome, told(part)) == (UNTOLD, str(UNTOLD))
-
-
-@pytest.mark.parametrize(
-    "claim_id, given, expected",
-    [pytest.param(*case[:3], id=f"{case[0]}-{case[3]}") for case in OF_MODELS if case[2] != model(UNTOLD)],
-)
-def test_other_pairs_beside_the_published_code_do_not_matter(claim_id, given, expected, tmp_path):
-    """The recorded rows of the packages and of our models do not hide the spoilt rows of the file."""
-    only = under(given, grids.CODE)
-    beside = {name: partial(lambda make, name: beside_the_others(make(), name), only[name], name) for name in only}
-    row, same = judged(claim_id, beside, tmp_path), judged(claim_id, only, tmp_path)
-    assert (row.basis, row.words) == (Basis.CODE, same.words)
-
-
-def of_the_record(tmp_path, gpu, *removed):
-    """The verdicts on the claims about times and bits by the records of a GPU without the rows of these pairs."""
-    names = ("te_kernels", "te_layer", "te_parity", "te_past_the_end")
-    frames = {name: recorded(name, gpu) for name in names}
-    given = {name: without(frame, *removed) if removed else frame for name, frame in frames.items()}
-    ids = sorted({case[0] for case in OF_MODELS})
-    return ledger(given, document="transformer_engine", only=ids, records=tmp_path).set_index("id")
-
-
-def test_the_recorded_code_decides(tmp_path):
-    """Without the recorded code the packages decide the claims about code that they have."""
-    whole, packages = of_the_record(tmp_path, H200), of_the_record(tmp_path, H200, grids.CODE)
-    assert (whole.basis == Basis.CODE).all() and (whole.outcome != UNTOLD).all()
-    assert (packages.basis[["TE-05", "TE-08", "TE-16"]] == Basis.PACKAGE).all()
-    assert (packages.outcome[["TE-05", "TE-08", "TE-16"]] != UNTOLD).all()
-    assert (packages.basis[["TE-06", "TE-19", "TE-20"]] == Basis.MODEL).all()
-
-
-@pytest.mark.parametrize("gpu", [H100, H200])
-def test_records_of_the_models_alone_tell_nothing_about_the_code(gpu, tmp_path):
-    """No record of a layer has the models."""
-    frame = of_the_record(tmp_path, gpu, grids.CODE, grids.PACKAGES)
-    assert (frame.basis == Basis.MODEL).all() and (frame.outcome == UNTOLD).all()
-    assert frame.words.str.startswith("cannot be told (our model: ").all()
-    says_nothing = {claim_id for claim_id, row in frame.iterrows() if told(row) == str(UNTOLD)}
-    assert says_nothing == {"TE-03", "TE-04", "TE-15"}
-    if gpu == H200:
-        assert told(frame.loc["TE-19"]) == "holds in 8 of 31 cells"
-
-
-@pytest.mark.parametrize("gpu", records.gpus())
-def test_noise_of_one_percent_does_not_turn_a_verdict(gpu, tmp_path):
-    """No claim moves between "holds" and "does not hold" when every time is off by up to 1 %."""
-    ids = (*OF_KERNELS, "TE-03", "TE-04", "TE-15")
-    frames = {name: recorded(name, gpu) for name in ("te_kernels", "te_layer")}
-
-    def outcomes(given):
-        rows = ledger(given, document="transformer_engine", only=ids, records=tmp_path).set_index("id")
-        said = rows.apply(told, axis=1)
-        assert (said != str(UNTOLD)).all()
-        return said.str.extract("^([a-z ]*[a-z])", expand=False)
-
-    found = {"recorded": outcomes(frames)}
-    for seed in range(4):
-        generator = np.random.default_rng(seed)
-        noisy = {name: frame.copy() for name, frame in frames.items()}
-        for frame in noisy.values():
-            frame[TIMES] = frame[TIMES].mul(generator.uniform(0.99, 1.01, len(frame)), axis=0)
-        found[seed] = outcomes(noisy)
-    table = pd.DataFrame(found)
-    turned = table[table.apply(lambda row: {str(HOLDS), str(FAILS)} <= set(row), axis=1)]
-    assert turned.empty, turned
-
-
-def test_the_map_of_the_document():
-    """Every paragraph has claims, or a reason why it has none; every claim is in a paragraph."""
-    rows = pd.read_csv(evidence.DOCUMENTS / "transformer_engine_3057_paragraphs.csv", keep_default_na=False)
-    assert rows.paragraph.tolist() == list(range(1, len(rows) + 1))
-    assert ((rows.claims == "") != (rows.none == "")).all()
-    assert set(" ".join(rows.claims).split()) == {claim.id for claim in load_claims("transformer_engine")}
-    assert rows.begins.str.split().str.len().between(1, 8).all()
-
-
-def test_the_package_beside_its_models(tmp_path):
+def test_the_package_beside_its_models():
     """Where TransformerEngine is installed, its time stands beside the time of the models."""
-    times = {"te_kernels": partial(kernels, package=1.25)}  # and the sum, which takes as long for all
-    said = "TransformerEngine 2.20 takes 1.19 of the time of the faster grid"
-    assert said in judged("TE-05", times, tmp_path).remarks
-    assert "2.20" not in judged("TE-05", {"te_kernels": kernels}, tmp_path).remarks
+    times = findings.times(kernels(package=1.25), measure.SUMMED)  # the sum takes as long for all
+    assert "TransformerEngine 2.20 takes 1.19 of the time of the faster grid" in findings.beside_the_packages(times)
+    assert "2.20" not in findings.beside_the_packages(findings.times(kernels(), measure.SUMMED))
     assert "2.20" not in findings.sum_counts(kernels()) and "nan" not in findings.sum_counts(kernels())
 
 
@@ -541,12 +207,7 @@ def test_the_headline_has_the_times_of_the_record():
     assert findings.table_b_counts(frame[frame.contender != "ropelab"]) == ""
 
 
-def test_models_are_named_as_such(tmp_path):
-    given = {"te_kernels": kernels(), "te_layer": layers(), "te_parity": parity(), "te_past_the_end": past()}
-    frame = ledger(given, document="transformer_engine", records=tmp_path).set_index("id")
-    of_model = frame[frame.basis == Basis.MODEL]
-    assert set(of_model.index) == {claim_id for claim_id, _, expected in CASES if isinstance(expected, tuple)}
-    assert of_model.measured.str.startswith("our model: ").all() and (of_model.outcome == UNTOLD).all()
+def test_models_are_named_as_such():
     assert {drawing.label(name) for name in (OLD, NEW)} == {"legacy grid (model)", "token-linear (model)"}
 
 
@@ -561,21 +222,6 @@ def test_the_dispatch_is_that_of_the_source():
         if fact["least_sequences"] > 1:
             assert dispatch.choose(n - 1, 9 * tokens, tokens, version=fact["version"]) == "legacy"
         assert dispatch.VARIABLES[fact["version"]] == fact.get("variable")
-
-
-def test_a_record_survives_its_file(tmp_path):
-    """The rules read only values that a csv file can hold."""
-    for name, frame in (("te_kernels", kernels()), ("te_parity", parity()), ("te_layer", layers()),
-                        ("te_past_the_end", past())):  # fmt: skip
-        records.write(name, frame, tmp_path)
-    given = {"te_kernels": kernels(), "te_parity": parity(), "te_layer": layers(), "te_past_the_end": past()}
-    for name in ("te_kernels", "te_layer"):  # which the engine adds to a record
-        given[name]["between_runs"] = between_runs(name, given[name])
-    written = ledger(document="transformer_engine", records=tmp_path)
-    same = ledger(given, document="transformer_engine", records=tmp_path / "none")
-    assert (written.on_gpu == (written.basis == Basis.MODEL)).all() and not same.on_gpu.any()
-    assert written.outcome.tolist() == same.outcome.tolist()
-    assert written.measured.tolist() == same.measured.tolist()
 
 
 def test_the_published_ratios_follow_from_the_published_times():

@@ -13,8 +13,9 @@ from ropelab.bench.records import ROOT
 DATA = ROOT / "data"
 NAME = "SHA256SUMS"
 EVIDENCE = (
-    "claims/*.toml", "documents/*.csv", "identification/*.csv", "sources.toml", "repeats.csv", "rows.toml",
-    "tile_*.csv", "measurements/*/*.csv", "measurements/*/*.json",
+    "README.md", "peers.toml", "claims/*.toml", "documents/*.csv", "documents/*.toml", "identification/*.csv",
+    "sources.toml", "repeats.csv", "rows.toml", "verdicts.csv", "tile_*.csv", "measurements/*/*.csv",
+    "measurements/*/*.json",
 )  # fmt: skip
 """The files that have a checksum."""
 

@@ -8,12 +8,19 @@ How a claim gets its verdict, in reading order:
 - `repeats`: how far the times of two runs lie apart
 - `words`: numbers, ranges and lists as text
 - `judging`: the rules that lead from intervals to an outcome, each written once
+- `comparisons`: the tests of claims: a quantity, the cells of a grid, a limit
 - `computed`: the evidence that a CPU computes
+- `roles`: whose code stands for a role in a record
 - `ledger`: claims, their evidence and their verdicts in one table
+
+Checks on the evidence:
+
+- `kept`: every verdict with its figures, also for machines without published code
+- `quotations`: the places of the quotations in the documents
+- `provenance`: records compared with one another, with the list of peers and with the history
 
 How the study runs:
 
 - `measure`, `unfinished`: every study on the GPU at hand, also after an interruption
 - `runner`, `parameters`, `findings`, `claims_view`: the notebooks
-- `summary`: the tables of README.md
 """

@@ -1,26 +1,34 @@
 """Read the documents and their claims.
 
-A document is one file ``data/claims/<key>.toml`` and one package, whose name the file states. The package holds all
-code for the document:
+A document is one file ``data/claims/<key>.toml`` and one package, whose name the file states. A claim that compares
+times or counts has its tests in the file (`ropelab.study.engine.comparisons`). The package holds all code for the
+document:
 
-- ``rules``: a rule for every claim (`ropelab.study.engine.ledger.rule`), and evidence that a CPU can compute
+- ``rules``: a rule for every other claim, and remarks (`ropelab.study.engine.ledger`); a document may have none
+- ``evidence``: the evidence that a CPU can compute (`ropelab.study.engine.computed`), if there is any
 - ``studies``: the measurements of its records, ``STUDIES``
 - ``figures``: the drawings of its records, ``FIGURES``
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from ropelab.study.engine.verdict import Quantifier
+from ropelab.bench.records import slug
+from ropelab.study.engine.comparisons import LIMITS, Comparison
+from ropelab.study.engine.verdict import Basis, Quantifier
 
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
+REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
+OPTIONAL = {"gpu", "lost", "test", "beyond", "remarks"}
+AUTHOR, REVIEWER = "author", "reviewer"
 
 
 @dataclass(frozen=True)
@@ -29,18 +37,35 @@ class Claim:
 
     Attributes:
         id, document: the id of the claim, and the name of its document.
+        by: `AUTHOR`, or `REVIEWER` for the finding of a reviewer.
         statement: the claim in our words.
         quote: the claim in the document's words, shortened.
         quantifier: the cells that the claim speaks of; it decides whether one counterexample ends the claim.
+        basis: the kind of evidence that a test of the claim has.
         needs: the evidence that a test of the claim needs.
+        gpu: the GPU that the document names for the claim; "" where it names none, so that every GPU counts.
+        lost: the code of the claim that cannot be had; "" where the study has all code.
+        test, beyond: the tests of the claim as the document has it, and the tests that the study adds.
+        remarks: further facts for the reader.
     """
 
     id: str
+    by: str
     document: str
     statement: str
     quote: str
     quantifier: Quantifier
+    basis: Basis
     needs: str
+    gpu: str = ""
+    lost: str = ""
+    test: tuple[Comparison, ...] = ()
+    beyond: tuple[Comparison, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def is_of(self, gpu: str | None) -> bool:
+        """Whether times on this GPU (a name as `records.gpus` has it) can decide the claim; None stands for any GPU."""
+        return not self.gpu or gpu is None or gpu.startswith(slug(self.gpu))
 
     @property
     def numbers(self) -> list[str]:
@@ -57,42 +82,76 @@ class Document:
         name: its own name.
         package: the package that holds its code.
         entries: the claims as the file states them.
+        defaults: the keys of every test of the document that a test does not state.
+        unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
     """
 
     key: str
     name: str
     package: str
-    entries: tuple[Mapping[str, str], ...]
+    entries: tuple[Mapping[str, Any], ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    unclaimed: tuple[tuple[str, str], ...] = ()
 
     def module(self, name: str) -> ModuleType:
         """A module of the document's package: ``rules``, ``studies`` or ``figures``."""
         return importlib.import_module(f"{self.package}.{name}")
 
+    def register(self) -> None:
+        """Import the rules and the computed evidence of the document, which register themselves."""
+        for name in ("evidence", "rules"):
+            if importlib.util.find_spec(f"{self.package}.{name}"):
+                self.module(name)
+
     @property
     def claims(self) -> list[Claim]:
         """The claims, in the order of the file."""
-        return [
-            Claim(document=self.name, **{**entry, "quantifier": Quantifier(entry["quantifier"])})
-            for entry in self.entries
-        ]
+        return [_claim(self.name, entry, self.defaults) for entry in self.entries]
+
+
+def _claim(document: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Claim:
+    first = {**defaults, **entry.get("test", [{}])[0]}
+
+    def read(kind: str) -> tuple[Comparison, ...]:
+        return tuple(Comparison.read(entry["id"], _like(first, defaults, table)) for table in entry.get(kind, ()))
+
+    known = {"quantifier": Quantifier(entry["quantifier"]), "basis": Basis[entry["basis"].upper()]}
+    found = {**entry, **known, "remarks": tuple(entry.get("remarks", ()))}
+    return Claim(document=document, **{**found, "test": read("test"), "beyond": read("beyond")})
+
+
+def _like(first: Mapping[str, Any], defaults: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a test: a table without a record has those of the first test of its claim that it does not state."""
+    base = defaults if "record" in table else first
+    dropped = {*LIMITS, "what"} if table.keys() & {*LIMITS} else {"what"}
+    dropped |= {"cells"} if "where" in table or "over" in table else set()
+    return {**{key: value for key, value in base.items() if key not in dropped}, **table}
 
 
 def documents(folder: Path | None = None) -> list[Document]:
     """Every document of ``folder`` (by default `CLAIMS`), in the order of the file names.
 
     Raises:
-        ValueError: a file or a claim lacks a key.
+        ValueError: a file or a claim lacks a key, or has one that nothing reads.
     """
     found = []
     for path in sorted((folder or CLAIMS).glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if missing := {"document", "package", "claim"} - content.keys():
             raise ValueError(f"{path.name}: expected document, package and claims; missing: {sorted(missing)}")
-        expected = {"id", "statement", "quote", "quantifier", "needs"}
         for entry in content["claim"]:
-            if entry.keys() != expected:
-                raise ValueError(f"{path.name}: {entry.get('id')}: expected {sorted(expected)}, got {sorted(entry)}")
-        found.append(Document(path.stem, content["document"], content["package"], tuple(content["claim"])))
+            if not REQUIRED <= entry.keys() <= REQUIRED | OPTIONAL or entry["by"] not in (AUTHOR, REVIEWER):
+                raise ValueError(
+                    f"{path.name}: {entry.get('id')}: expected {sorted(REQUIRED)}, perhaps {sorted(OPTIONAL)}, and by "
+                    f"{AUTHOR} or {REVIEWER}; got {sorted(entry)}, by {entry.get('by')}"
+                )
+        unclaimed = tuple((entry["quote"], entry["reason"]) for entry in content.get("unclaimed", ()))
+        found.append(
+            Document(
+                path.stem, content["document"], content["package"], tuple(content["claim"]),
+                content.get("defaults", {}), unclaimed,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -103,6 +162,6 @@ def load_claims(document: str | None = None, folder: Path | None = None) -> list
         raise ValueError(f"document: expected one of {list(known)}, got {document!r}")
     claims = []
     for found in known.values() if document is None else [known[document]]:
-        found.module("rules")
+        found.register()
         claims += found.claims
     return claims

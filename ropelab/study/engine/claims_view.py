@@ -8,7 +8,7 @@ from ropelab.study.engine.findings import finding
 from ropelab.study.engine.ledger import counts, ledger
 from ropelab.study.engine.verdict import Outcome
 
-_COLUMNS = ["id", "statement", "quote", "words", "basis", "measured", "remarks", "evidence"]
+_COLUMNS = ["id", "by", "statement", "quote", "words", "basis", "measured", "beyond", "remarks", "evidence"]
 
 
 def show_claims(document: str, records: Where) -> pd.DataFrame:

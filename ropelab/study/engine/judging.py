@@ -1,17 +1,29 @@
-"""The rules that lead from measured numbers to an outcome. A document's rules call them."""
+"""The rules that lead from measured numbers to an outcome: one for every claim of every document.
+
+A cell is one configuration of a claim: a shape, a dtype, a version. First each cell is judged: by `size`, `above`,
+`below` or `near`, or as a fact. Then `counted` makes one outcome of all cells.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
+from dataclasses import replace
 from typing import TypeVar
 
 from ropelab.study.engine.noise import Interval
-from ropelab.study.engine.verdict import FAILS, HOLDS, Outcome, Quantifier, Untold, Verdict, untold
+from ropelab.study.engine.verdict import FAILS, HOLDS, Outcome, Quantifier, Untold, Verdict, fact, untold
 
 Found = TypeVar("Found", bound=Sized)
-SMALLEST, LARGEST = 2 / 3, 3 / 2
-"""The limits of the measured size over the stated size. Between them a claim can hold with another size."""
+
+SMALLEST, LARGEST = 1 / 2, 2
+"""The limits of an effect of another size, in stated effects. An effect is the distance from "no effect"."""
+NARROW = 1 / 2
+"""The width of the widest interval that can tell that a stated effect holds, in stated effects."""
+NEGLIGIBLE = 0.05
+"""The largest relative difference that counts as no effect, where a claim states that there is none."""
+
+NARROWER = "times with narrower intervals"
 
 
 def needed(found: Found, needs: str) -> Found:
@@ -28,31 +40,48 @@ def needed(found: Found, needs: str) -> Found:
 def size(effect: Interval, stated: float, *, digits: int = 2, no_effect: float = 1.0) -> Verdict:
     """The verdict on a claim that states the size of an effect.
 
-    - The interval contains the stated size, rounded as it was printed, and excludes "no effect": the claim holds.
-    - The interval contains both: the measurement cannot tell.
-    - The interval excludes the stated size, and the effect is there, on the stated side, within `SMALLEST` and
-      `LARGEST` times the stated size: the claim holds with another size.
-    - The interval contains "no effect", and at twice its width also the stated size: the measurement cannot tell.
-    - Otherwise the claim does not hold.
+    - The interval contains the stated size, as it was rounded for print: the claim holds if the interval is `NARROW`,
+      else it is undecided.
+    - All of the interval lies beyond `SMALLEST` and `LARGEST` times the stated effect: the claim does not hold.
+    - The interval contains "no effect": it is undecided.
+    - Otherwise the claim holds with another size.
 
     Args:
         effect: the measured size, such as a ratio of times.
         stated: the size that the document prints.
         digits: the decimals of the printed size, which may be off by half of its last decimal.
-        no_effect: the size that means that there is no effect: 1 for a ratio, 0 for a difference.
+        no_effect: the size that means that there is no effect: 1 for a ratio, 0 for a time or a share.
     """
-    half = 0.5 * 10.0**-digits
-    agrees = effect.low <= stated + half and effect.high >= stated - half
-    is_there = no_effect not in effect
-    if agrees:
-        return HOLDS if is_there else untold(f"times whose interval excludes no effect; it is {effect}")
-    if is_there and (effect.value > no_effect) == (stated > no_effect):
-        times = effect.value / stated
-        return Verdict(Outcome.OTHER_SIZE, size=times) if SMALLEST <= times <= LARGEST else FAILS
-    wide = effect.widened(2)
-    if not is_there and wide.low <= stated + half and wide.high >= stated - half:
-        return untold(f"times with a narrower interval than {effect}")
-    return FAILS
+    half, whole = 0.5 * 10.0**-digits, stated - no_effect
+    if effect.low <= stated + half and effect.high >= stated - half:
+        return HOLDS if effect.high - effect.low <= NARROW * abs(whole) else untold(NARROWER)
+    least, most = sorted(no_effect + limit * whole for limit in (SMALLEST, LARGEST))
+    if effect.high < least or effect.low > most:
+        return FAILS
+    if no_effect in effect:
+        return untold(NARROWER)
+    return Verdict(Outcome.OTHER_SIZE, size=effect.value / stated)
+
+
+def within(effect: Interval, low: float, high: float, *, step: float = 0.01, no_effect: float = 1.0) -> Verdict:
+    """The verdict on a claim that states a range of sizes, of which the ends are rounded to multiples of ``step``.
+
+    An interval within the range holds, and one across an end is undecided. Else `size` compares with the nearer end.
+    """
+    half = step / 2
+    if low - half <= effect.low and effect.high <= high + half:
+        return HOLDS
+    if effect.low <= high + half and effect.high >= low - half:
+        return untold(NARROWER)
+    return size(effect, low if effect.value < low else high, no_effect=no_effect)
+
+
+def near(effect: Interval, value: float = 1.0) -> bool | None:
+    """Whether a number differs from ``value`` by at most `NEGLIGIBLE`; None where the interval has such a limit."""
+    least, most = value * (1 - NEGLIGIBLE), value * (1 + NEGLIGIBLE)
+    if least <= effect.low and effect.high <= most:
+        return True
+    return False if effect.high < least or effect.low > most else None
 
 
 def above(effect: Interval, threshold: float) -> bool | None:
@@ -60,55 +89,35 @@ def above(effect: Interval, threshold: float) -> bool | None:
     return None if threshold in effect else effect.value > threshold
 
 
-def longer(ratios: Iterable[Interval]) -> list[bool | None]:
-    """For each ratio of two times, whether it is above 1; None where the noise leaves this open."""
-    return [above(ratio, 1.0) for ratio in ratios]
-
-
 def below(effect: Interval, threshold: float) -> bool | None:
     """Whether the number is below the threshold; None where the threshold lies within the number's interval."""
     return None if threshold in effect else effect.value < threshold
 
 
-def counted(
-    found: Sequence[bool | None], quantifier: Quantifier, needs: str = "times with narrower intervals"
-) -> Verdict:
-    """The verdict on a claim about cells, each of which holds, does not hold, or cannot be told (None).
+def counted(found: Sequence[Verdict | bool | None], quantifier: Quantifier, needs: str = NARROWER) -> Verdict:
+    """The verdict on a claim about cells, from the verdict on each cell: True, False, None (undecided) or a `Verdict`.
 
-    A counterexample ends a claim of all, only or never. Else the verdict counts the cells that hold. A cell that cannot
-    be told counts as a cell that does not hold, unless no cell fails.
+    Undecided cells count nowhere; the verdict has their number. A cell that holds with another size holds: if no cell
+    fails, the size of the verdict is the geometric mean of all cells. A counterexample ends a claim of all, only or
+    never. A claim of most holds if more than half of the cells hold. Else the verdict counts the cells that hold.
 
     Args:
-        needs: the evidence that would tell, for cells that cannot be told.
+        needs: the missing evidence, where no cell can be told.
     """
-    if not found:
+    each = [x if isinstance(x, Verdict) else untold(needs) if x is None else fact(bool(x)) for x in found]
+    told = [x for x in each if x.outcome is not Outcome.UNTOLD]
+    failing = sum(x.outcome is Outcome.FAILS for x in told)
+    holding = len(told) - failing
+    if not told:
         return untold(needs)
-    told = [bool(x) for x in found if x is not None]
-    holding, failing = sum(told), len(told) - sum(told)
-    if holding == len(found):
-        return HOLDS
-    if failing == len(found) or (failing and quantifier.strict):
-        return FAILS
-    if not failing and (quantifier.strict or not holding):
-        return untold(needs)
-    if not holding:
-        return FAILS if failing > len(found) / 2 else untold(needs)
-    return Verdict(Outcome.SOME_CELLS, cells=(holding, len(found)))
-
-
-def sizes(verdicts: Sequence[Verdict], quantifier: Quantifier, needs: str = "times with narrower intervals") -> Verdict:
-    """The verdict on a claim that states a size for each of several cells, from the verdicts of `size`.
-
-    If all cells hold as stated, the claim holds. If all cells hold, some with another size, the claim holds with
-    another size, the geometric mean of all. Otherwise the cells that hold as stated are counted.
-    """
-    if not verdicts:
-        return untold(needs)
-    outcomes = [verdict.outcome for verdict in verdicts]
-    if all(outcome in (Outcome.HOLDS, Outcome.OTHER_SIZE) for outcome in outcomes):
-        factors = [verdict.size or 1.0 for verdict in verdicts]
-        if all(outcome is Outcome.HOLDS for outcome in outcomes):
-            return HOLDS
-        return Verdict(Outcome.OTHER_SIZE, size=math.prod(factors) ** (1 / len(factors)))
-    told = {Outcome.HOLDS: True, Outcome.UNTOLD: None}
-    return counted([told.get(outcome, False) for outcome in outcomes], quantifier, needs)
+    if quantifier is Quantifier.MOST:
+        verdict = fact(holding > failing)
+    elif not failing:
+        mean = math.prod(x.size or 1.0 for x in told) ** (1 / len(told))
+        other = any(x.outcome is Outcome.OTHER_SIZE for x in told)
+        verdict = Verdict(Outcome.OTHER_SIZE, size=mean) if other else HOLDS
+    elif not holding or quantifier.strict:
+        verdict = FAILS
+    else:
+        verdict = Verdict(Outcome.SOME_CELLS, cells=(holding, len(told)))
+    return replace(verdict, undecided=len(each) - len(told))

@@ -1,19 +1,22 @@
-"""Find the evidence of each claim, let the rule of the claim judge it, and list the verdicts in one table.
+"""Find the evidence of each claim, judge it, and list the verdicts in one table.
 
-A rule is a function of its claim and of named evidence, each a :class:`pandas.DataFrame`, and returns a
-:class:`Verdict`; no other code can set a verdict. The engine finds evidence by name, in this order. First comes a frame
-that the caller hands to :func:`ledger`, then a computation that a document registered with
-`ropelab.study.engine.computed.evidence`, and last the committed record of that name under ``data/measurements/``.
-Without evidence a claim cannot be told, and its verdict names the evidence that would tell. A record that cannot be
-believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
+A claim is judged by the tests of its file (`ropelab.study.engine.comparisons`) or by a rule, a function of the claim
+and of named evidence that returns a :class:`Verdict`; no other code can set a verdict. The engine finds evidence by
+name, in this order: a frame that the caller hands to :func:`ledger`, a computation that a document registered with
+`ropelab.study.engine.computed.evidence`, and the committed record of that name under ``data/measurements/``. Without
+evidence a claim cannot be told, and its verdict names the evidence that would tell. A record that cannot be believed
+(`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
 
-A ledger has the records of one GPU. ``by_gpu`` makes a ledger for each GPU, and ``disagreements`` lists where they
-differ.
+Where the published code of a claim is not at hand, its verdict is the one that was kept, and says so
+(`ropelab.study.engine.kept`).
+
+A ledger has the records of one GPU. A claim whose document names another GPU cannot be told there; what was measured
+stands beyond the document. ``by_gpu`` makes a ledger for each GPU, and ``disagreements`` lists where they differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,37 +25,45 @@ import pandas as pd
 
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
-from ropelab.study.engine.claims import Claim, load_claims
+from ropelab.study.engine import kept, provenance
+from ropelab.study.engine.claims import AUTHOR, Claim, load_claims
+from ropelab.study.engine.comparisons import Comparison, judged
 from ropelab.study.engine.computed import Evidence, computed
 from ropelab.study.engine.repeats import between_runs
-from ropelab.study.engine.verdict import Basis, Outcome, Untold, Verdict, of_model, untold
+from ropelab.study.engine.verdict import Basis, Outcome, Untold, Verdict, untold
+
+Judge = Callable[..., Verdict]
 
 
 @dataclass(frozen=True)
 class _Rule:
-    judge: Callable[..., Verdict]
+    judge: Judge
     evidence: tuple[str, ...]
-    basis: Basis
 
 
 _RULES: dict[str, _Rule] = {}
+_REMARKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {}
 
 
-def rule(
-    claim_id: str, *evidence_names: str, basis: Basis
-) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+def rule(claim_id: str, *evidence_names: str) -> Callable[[Judge], Judge]:
     """Register a function of the claim and the named frames, in that order, as the rule of a claim.
 
     The function returns the verdict. It may raise `Untold` in place of a verdict "cannot be told".
-
-    Args:
-        basis: the basis of the evidence, unless the verdict states another basis (`Verdict.on`). A verdict on a model
-            becomes "cannot be told", with the model's verdict beside it.
     """
 
-    def register(judge: Callable[..., Verdict]) -> Callable[..., Verdict]:
-        _RULES[claim_id] = _Rule(judge, evidence_names, basis)
+    def register(judge: Judge) -> Judge:
+        _RULES[claim_id] = _Rule(judge, evidence_names)
         return judge
+
+    return register
+
+
+def remark(claim_id: str, *evidence_names: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    """Register a function of the named frames that makes a remark on a claim; "" is no remark."""
+
+    def register(say: Callable[..., str]) -> Callable[..., str]:
+        _REMARKS[claim_id] = say, evidence_names
+        return say
 
     return register
 
@@ -63,11 +74,13 @@ def find_evidence(
     records: Where = MEASUREMENTS,
     *,
     compute: Callable[[str], Evidence | None] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Evidence | None:
     """The evidence of that name: given, computed now, or recorded under ``records``; else None.
 
     Args:
         compute: a function that finds computed evidence by name, used in place of `computed`.
+        refused: the name of a record -> why no verdict rests on the record.
 
     Raises:
         Damaged: there is a record, but it cannot be believed.
@@ -82,19 +95,25 @@ def find_evidence(
         return None
     if record.provenance.get("parameters", {}).get("smoke"):
         raise measurements.Damaged(f"{name}: expected a measurement, got a trial run (--smoke)")
+    if name in (refused or {}):
+        raise measurements.Damaged((refused or {})[name])
     frame = record.frame
     if "median_us" in frame:
         frame = frame.assign(between_runs=between_runs(name, frame))
     return Evidence(name, frame, f"record, {record.footer}", measured=True)
 
 
-def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) -> tuple[Verdict, list[Evidence]]:
-    """The verdict on one claim, and the evidence it rests on."""
-    if claim.id not in _RULES:
-        raise ValueError(f"claim {claim.id}: no rule is registered, expected one in the package its file names")
-    rule = _RULES[claim.id]
-    found, missing, damaged = [], [], []
-    for name in rule.evidence:
+def judge(
+    claim: Claim, find: Callable[[str], Evidence | None] = find_evidence, gpu: str | None = None
+) -> tuple[Verdict, list[Evidence]]:
+    """The verdict on one claim, and the evidence it rests on; ``gpu`` is the GPU of the records."""
+    if claim.id not in _RULES and not claim.test:
+        raise ValueError(f"claim {claim.id}: expected a test in its file or a rule in its package, got none")
+    says, remarked = _REMARKS.get(claim.id, (None, ()))
+    names = _RULES[claim.id].evidence if claim.id in _RULES else _needed_by(claim.test)
+    found, missing, damaged = {}, [], []
+    names = list(dict.fromkeys((*names, *_needed_by(claim.beyond))))
+    for name in dict.fromkeys((*names, *remarked)):
         try:
             piece = find(name)
         except measurements.Damaged as error:
@@ -103,23 +122,54 @@ def judge(claim: Claim, find: Callable[[str], Evidence | None] = find_evidence) 
         if piece is None or piece.frame.empty:
             missing.append(name)
         else:
-            found.append(piece)
+            found[name] = piece
     if damaged:
         return untold(f"records that can be believed ({'; '.join(damaged)})").with_basis(Basis.NONE), []
     if missing:
         return untold(f"{claim.needs} (missing: {', '.join(missing)})").with_basis(Basis.NONE), []
+    frames = {name: piece.frame for name, piece in found.items()}
     try:
-        verdict = rule.judge(claim, *(piece.frame for piece in found))
+        verdict = _first(claim, frames)
     except Untold as missing_piece:
         verdict = untold(str(missing_piece))
-    if (verdict.basis or rule.basis) is Basis.MODEL:
-        return of_model(verdict, claim.needs), found
-    return replace(verdict, basis=verdict.basis or rule.basis), found
+    lost = claim.lost or ("" if claim.is_of(gpu) else f"times on an {claim.gpu}")
+    if lost:  # what was measured without it lies beyond the document
+        elsewhere = _with_beyond(verdict, claim, (*claim.test, *claim.beyond), frames).beyond or verdict
+        verdict = untold(lost).beside(elsewhere)
+    else:
+        verdict = _with_beyond(verdict, claim, claim.beyond, frames)
+    remarks = (*claim.remarks, says(*(frames[name] for name in remarked)) if says else "")
+    verdict = replace(verdict, remarks=(*verdict.remarks, *filter(None, remarks)))
+    return replace(verdict, basis=verdict.basis or claim.basis), [found[name] for name in names]
+
+
+def _needed_by(tests: Iterable[Comparison]) -> list[str]:
+    return [name for test in tests for name in test.evidence]
+
+
+def _first(claim: Claim, frames: Mapping[str, pd.DataFrame]) -> Verdict:
+    """The verdict on a claim as the document has it."""
+    if claim.id in _RULES:
+        rule = _RULES[claim.id]
+        return rule.judge(claim, *(frames[name] for name in rule.evidence))
+    return judged(claim.test, frames, claim.quantifier, claim.needs)
+
+
+def _with_beyond(
+    verdict: Verdict, claim: Claim, tests: Sequence[Comparison], frames: Mapping[str, pd.DataFrame]
+) -> Verdict:
+    """The verdict with the verdict of these tests beyond the document, if there are any."""
+    if not tests:
+        return verdict
+    try:
+        return verdict.beside(judged(tests, frames, claim.quantifier, claim.needs))
+    except Untold as missing:
+        return verdict.beside(untold(str(missing)))
 
 
 COLUMNS = [
-    "id", "document", "statement", "quote", "quantifier", "outcome", "words", "basis", "measured", "needs", "remarks",
-    "evidence", "on_gpu",
+    "id", "by", "document", "statement", "quote", "quantifier", "outcome", "words", "basis", "measured", "needs",
+    "beyond", "remarks", "evidence", "on_gpu", "fetched",
 ]  # fmt: skip
 
 
@@ -142,8 +192,9 @@ def ledger(
 
     Returns:
         Columns as in `COLUMNS`. outcome and basis are the two axes, and words is the outcome with its numbers. needs
-        names the evidence that would tell, if the outcome is "cannot be told". on_gpu says whether a record is among
-        the evidence.
+        names the evidence that would tell, if the outcome is "cannot be told". beyond is the verdict on what the study
+        adds, with its figures. on_gpu says whether a record is among the evidence, and
+        fetched whether published code is.
     """
     claims = load_claims(document)
     if only is not None:
@@ -154,13 +205,19 @@ def ledger(
     where = measurements.selection(records)
     if where.gpu is None:
         where = Selection(where.directory, next(iter(measurements.gpus(where.directory)), None))
-    find = cache(partial(find_evidence, given=given, records=where, compute=compute))
+    lines = (line.partition(": ") for line in provenance.contradictions(where.directory))
+    refused = {name.rpartition("/")[2]: why for name, _, why in lines if name.startswith(f"{where.gpu}/")}
+    find = cache(partial(find_evidence, given=given, records=where, compute=compute, refused=refused))
     rows = []
     for claim in claims:
-        verdict, pieces = judge(claim, find)
+        verdict, pieces = judge(claim, find, where.gpu)
+        if not given:
+            verdict = kept.instead(claim, verdict)
+        beyond = verdict.beyond
         rows.append(
             {
                 "id": claim.id,
+                "by": claim.by,
                 "document": claim.document,
                 "statement": claim.statement,
                 "quote": claim.quote,
@@ -170,9 +227,11 @@ def ledger(
                 "basis": str(verdict.basis),
                 "measured": verdict.measured,
                 "needs": verdict.needs,
+                "beyond": f"{beyond.words}: {beyond.measured or beyond.needs}" if beyond else "",
                 "remarks": "; ".join(verdict.remarks),
                 "evidence": "; ".join(f"{p.name}: {p.source}" for p in pieces),
                 "on_gpu": any(piece.measured for piece in pieces),
+                "fetched": kept.FETCHED in claim.needs and not claim.lost,
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -208,6 +267,45 @@ def disagreements(ledgers: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         return pd.DataFrame(columns=["id", "document", "statement"])
     about = next(iter(ledgers.values())).set_index("id")[["document", "statement"]]
     return about.join(words, how="right").reset_index(names="id").sort_values("id", ignore_index=True)
+
+
+REVIEWERS = "findings of reviewers"
+
+
+def tally(ledgers: Mapping[str, pd.DataFrame], axis: str, names: Sequence[str]) -> pd.DataFrame:
+    """The number of claims of each outcome or basis, in words: a row for the authors of a document, one for reviewers.
+
+    Args:
+        ledgers: GPU -> ledger, as ``by_gpu`` returns them.
+        axis: ``"outcome"`` or ``"basis"``, whose values are ``names``.
+
+    Returns:
+        A column for each name. Where GPUs differ, an entry has a number for each: ``"4 / 5"``.
+    """
+    found = {}
+    for gpu, rows in ledgers.items():
+        who = rows.document.where(rows.by == AUTHOR, REVIEWERS)
+        order = [*dict.fromkeys(who[who != REVIEWERS]), REVIEWERS]
+        found[gpu] = pd.crosstab(who, rows[axis]).reindex(index=order, columns=names, fill_value=0)
+    index = next(iter(found.values())).index.rename(f"claims, on an {' / '.join(map(short, ledgers))}")
+    return pd.DataFrame(
+        {
+            name: [side_by_side(str(each.at[who, name] or "") for each in found.values()) for who in index]
+            for name in names
+        },
+        index,
+    )
+
+
+def side_by_side(words: Iterable[str]) -> str:
+    """The words once if they are the same on all GPUs, else for each GPU: ``"4 / 5"``."""
+    words = list(words)
+    return words[0] if len(set(words)) == 1 else " / ".join(word or "–" for word in words)
+
+
+def short(gpu: str) -> str:
+    """``"nvidia-h100-80gb-hbm3"`` -> ``"H100"``."""
+    return gpu.removeprefix("nvidia-").split("-")[0].upper()
 
 
 def counts(ledger: pd.DataFrame, axis: str) -> str:

@@ -30,14 +30,9 @@ class Interval:
         """The ratio of two positive numbers."""
         return Interval(self.low / other.high, self.value / other.value, self.high / other.low)
 
-    def widened(self, times: float) -> Interval:
-        """The interval with ends ``times`` as far from the value."""
-        return Interval(
-            self.value - times * (self.value - self.low), self.value, self.value + times * (self.high - self.value)
-        )
-
     def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        exact = self.low == self.value == self.high
+        return f"{self.value:.4g}" if exact else f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def exact(value: float) -> Interval:

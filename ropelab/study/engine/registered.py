@@ -1,20 +1,24 @@
-"""Every study: of the benchmarks, of precision, and of the documents."""
+"""Every study: of the benchmarks, of the topics, and of the documents, each a module with ``STUDIES``."""
+
+import importlib
 
 from ropelab.bench import studies
 from ropelab.bench.study import Study
 from ropelab.study.engine.claims import documents
-from ropelab.study.topics.precision import gpu as precision_gpu
+
+TOPICS = ("ropelab.study.topics.precision.gpu",)
+"""The modules of topics that measure."""
 
 
 def all_studies() -> dict[str, Study]:
-    """Name -> study: the benchmarks, the study of precision, and the ``STUDIES`` of each document's package.
+    """Name -> study: the benchmarks, and the ``STUDIES`` of each topic and of each document's package.
 
     Raises:
         ValueError: two studies have one name.
     """
-    found = studies.STUDIES | precision_gpu.STUDIES
-    for document in documents():
-        module = document.module("studies")
+    found = dict(studies.STUDIES)
+    modules = [importlib.import_module(name) for name in TOPICS]
+    for module in [*modules, *(document.module("studies") for document in documents())]:
         if taken := found.keys() & module.STUDIES.keys():
             raise ValueError(f"{module.__name__}: expected names of studies of its own, got {sorted(taken)}")
         found |= module.STUDIES

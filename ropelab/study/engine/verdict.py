@@ -1,4 +1,8 @@
-"""The two axes of a verdict: the outcome of a claim, and the basis of the evidence."""
+"""The two axes of a verdict: the outcome of a claim, and the basis of the evidence.
+
+A verdict judges a claim as the document has it. `Verdict.beyond` is a second verdict, on what the study adds: other
+GPUs, dtypes, sizes and protocols. It never changes the first.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,17 @@ class Outcome(StrEnum):
 
 
 class Basis(StrEnum):
-    """The second axis, from the strongest to the weakest."""
+    """The second axis: what ran, or else what was read."""
 
-    PACKAGE = "the package was run"
-    CODE = "the code at its commit was run"
+    PACKAGE = "a published package ran"
+    CODE = "published code ran at its commit"
+    LAYER = "published kernels ran in our layer"
+    MODEL = "our model ran"
     DOCUMENT = "the document's own numbers"
-    SOURCE = "the source was read"
-    MODEL = "our model was run"
-    NONE = "no evidence yet"
+    SOURCE = "the study read published files"
+    FACT = "a typed fact"
+    """Somebody read a public file or text and typed the fact into ``data``, with the commit or the quotation."""
+    NONE = "no evidence here"
 
 
 class Quantifier(StrEnum):
@@ -35,6 +42,8 @@ class Quantifier(StrEnum):
     NEVER = "never"
     CELLS = "cells"
     """The claim names or means cells (shapes, dtypes, versions), each of which may hold or not."""
+    MOST = "most"
+    """The claim speaks of most cells: more than half of the cells that can be told must hold."""
     ONE = "one"
     """The claim states one fact or one number."""
 
@@ -46,17 +55,18 @@ class Quantifier(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim.
+    """The verdict on a claim, or on a cell of a claim.
 
     Attributes:
         outcome: the first axis.
-        basis: the second axis; None until the engine adds the basis that the rule states.
+        basis: the second axis; None until the engine adds the basis that the claim states.
         measured: the measured figures in words.
         size: with OTHER_SIZE, the measured size divided by the stated size.
-        cells: with SOME_CELLS, the number of cells that hold, and the number of cells.
-        needs: with UNTOLD, the evidence that would tell.
+        cells: with SOME_CELLS, the number of cells that hold, and the number of cells that can be told.
+        undecided: the number of cells that the noise leaves open; they count nowhere.
+        needs: with UNTOLD, the thing that is missing.
         remarks: further facts for the reader: a cause, a later fix, a limit of the evidence.
-        model: with the basis MODEL, the outcome of our model in words.
+        beyond: the verdict on what the study adds to the document.
     """
 
     outcome: Outcome
@@ -64,9 +74,10 @@ class Verdict:
     measured: str = ""
     size: float | None = None
     cells: tuple[int, int] | None = None
+    undecided: int = 0
     needs: str = ""
     remarks: tuple[str, ...] = ()
-    model: str = ""
+    beyond: Verdict | None = None
 
     def __post_init__(self):
         if (self.outcome is Outcome.OTHER_SIZE) != (self.size is not None):
@@ -78,20 +89,26 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The outcome with its numbers: "holds with another size (times 0.87)"."""
-        if self.size is not None:
-            return f"{self.outcome} (times {self.size:.2f})"
-        if self.cells is not None:
-            return f"holds in {self.cells[0]} of {self.cells[1]} cells"
-        return f"{self.outcome} (our model: {self.model})" if self.model else str(self.outcome)
+        """The outcome with its numbers: "holds with another size (times 0.87)", "holds (2 cells undecided)"."""
+        said = f"holds in {self.cells[0]} of {self.cells[1]} cells" if self.cells else str(self.outcome)
+        if self.outcome is Outcome.UNTOLD:
+            return said
+        times = [f"times {self.size:.2f}"] if self.size is not None else []
+        plural = "s" * (self.undecided > 1)
+        more = times + ([f"{self.undecided} cell{plural} undecided"] if self.undecided else [])
+        return f"{said} ({'; '.join(more)})" if more else said
 
     def with_text(self, measured: str, *remarks: str) -> Verdict:
         """The same verdict with the measured figures in words, and with remarks (empty ones are left out)."""
         return replace(self, measured=measured, remarks=(*self.remarks, *filter(None, remarks)))
 
     def with_basis(self, basis: Basis) -> Verdict:
-        """The same verdict on another basis than the rule's."""
+        """The same verdict on another basis than the claim's."""
         return replace(self, basis=basis)
+
+    def beside(self, beyond: Verdict) -> Verdict:
+        """The same verdict with another one on what the study adds."""
+        return replace(self, beyond=beyond)
 
 
 HOLDS, FAILS = Verdict(Outcome.HOLDS), Verdict(Outcome.FAILS)
@@ -109,9 +126,3 @@ def untold(needs: str) -> Verdict:
 
 class Untold(Exception):
     """Raised by a rule where evidence is missing; the message names the evidence that would tell."""
-
-
-def of_model(verdict: Verdict, needs: str) -> Verdict:
-    """The verdict on a package by our model alone: "cannot be told", because a model confirms and refutes nothing."""
-    measured = f"our model: {verdict.words}; {verdict.measured}"
-    return Verdict(Outcome.UNTOLD, Basis.MODEL, measured, needs=needs, remarks=verdict.remarks, model=verdict.words)

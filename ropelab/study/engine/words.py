@@ -25,15 +25,3 @@ def followed(words: str, values: Iterable[object]) -> str:
     """The words and then the list of the values; "" if there are no values, so that there is no remark."""
     values = list(values)
     return words + listed(values) if values else ""
-
-
-def by_count(values: Iterable[Interval], counts: Iterable[int], spec: str = ".4g") -> str:
-    """Each value with its count, ``"1.881 for 128, 4.732 for 1,024"``."""
-    return ", ".join(f"{value.value:{spec}} for {n:,}" for value, n in zip(values, counts, strict=True))
-
-
-def how_many(found: Iterable[bool | None]) -> str:
-    """The number of cells that hold, ``"4 of 10 cells (2 cannot be told)"``; None is a cell that cannot be told."""
-    found = list(found)
-    open_ = sum(x is None for x in found)
-    return f"{sum(x is True for x in found)} of {len(found)} cells" + (f" ({open_} cannot be told)" if open_ else "")

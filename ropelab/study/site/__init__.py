@@ -5,6 +5,7 @@
 - `reference`: the public names of the library as pages, from their docstrings
 - `guide`: the pages of the folder ``guide``, in markdown
 - `search`: the words of every page, for the search box
+- `summary`: the tables of README.md and of the guide
 - `report`: the story, the ledger of claims, and all pages together
 
 ``templates`` has the pages' frames. ``assets`` has the style, the script and the font for formulas.

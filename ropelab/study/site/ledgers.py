@@ -19,7 +19,8 @@ from ropelab.study.site.mathml import Writer
 class Ledger:
     """A document's claims with their verdicts, in a row each; ``trouble`` says why there are no rows.
 
-    ``differing`` are the claims whose outcomes differ between GPUs: see `engine.ledger.disagreements`.
+    ``each`` has the ledger of each GPU, and ``differing`` the claims whose outcomes differ between GPUs: see
+    `engine.ledger.disagreements`.
     """
 
     key: str
@@ -27,10 +28,7 @@ class Ledger:
     rows: list[dict]
     trouble: str = ""
     differing: pd.DataFrame = field(default_factory=pd.DataFrame)
-
-    def count(self, axis: str, name: str) -> int:
-        """The number of claims of that outcome or basis; ``axis`` is ``"outcome"`` or ``"basis"``."""
-        return sum(row[axis] == name for row in self.rows)
+    each: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
 @contextmanager
@@ -62,8 +60,12 @@ def ledger(document: documents.Document, where: records.Where = records.MEASUREM
         trouble = f"the ledger of {document.name} could not be computed: {type(error).__name__}: {error}"
         return Ledger(document.key, document.name, [], trouble)
     writer = Writer()
+    verdicts = {gpu: other.set_index("id") for gpu, other in each.items()}
     for row in rows:
-        row["badge"] = row["outcome"].replace(" ", "-")
-        for column in ("statement", "quote", "measured", "needs", "remarks"):
+        row["verdicts"] = [
+            (judged.short(name), other.words[row["id"]], other.outcome[row["id"]].replace(" ", "-"))
+            for name, other in verdicts.items()
+        ] or [("", row["words"], row["outcome"].replace(" ", "-"))]
+        for column in ("statement", "quote", "measured", "needs", "beyond", "remarks"):
             row[column] = Markup(writer.inline(str(row.get(column, ""))))
-    return Ledger(document.key, document.name, rows, differing=differing)
+    return Ledger(document.key, document.name, rows, differing=differing, each=each)

@@ -10,6 +10,7 @@ from pygments.formatters import HtmlFormatter
 
 from ropelab.bench import checksums, records
 from ropelab.study.engine import claims as documents
+from ropelab.study.engine.ledger import tally
 from ropelab.study.engine.runner import Run
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.site import guide, reference, search
@@ -67,6 +68,7 @@ def write(
             damaged=damaged,
             by_hand=records.hand_written(where),
             axes={"outcome": list(Outcome), "basis": list(Basis)},
+            tallies=_tallies(ledgers),
         )
     }
     for template, each in (("chapter", chapters), ("guide", guides), ("reference", references)):
@@ -87,6 +89,13 @@ def write(
     figures = {one.page: sum(len(figure.data) for figure in one.figures) for one in chapters}
     sizes = {file: len(text.encode()) + figures.get(file, 0) for file, text in pages.items()}
     return problems + _too_large(sizes, sum(file.stat().st_size for file in page.parent.rglob("*") if file.is_file()))
+
+
+def _tallies(ledgers: Sequence[Ledger]) -> list[pd.DataFrame]:
+    """The claims of all documents by outcome and by basis; nothing where no ledger could be computed."""
+    gpus = dict.fromkeys(gpu for one in ledgers for gpu in one.each)
+    each = {gpu: pd.concat([one.each[gpu] for one in ledgers if one.each], ignore_index=True) for gpu in gpus}
+    return [tally(each, "outcome", list(Outcome)), tally(each, "basis", list(Basis))] if each else []
 
 
 def _too_large(sizes: Mapping[str, int], site: int) -> list[str]:

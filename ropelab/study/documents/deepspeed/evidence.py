@@ -276,6 +276,7 @@ def published() -> pd.DataFrame:
     return frame.assign(
         over_eager=frame.eager_ms / frame.triton_ms,
         over_compile=frame.compile_ms / frame.triton_ms,
+        over_compiled=frame.eager_ms / frame.compile_ms,
         triton_gb_s_if_bfloat16=2 * elements / frame.triton_ms / 1e6,
         triton_gb_s_if_float32=4 * elements / frame.triton_ms / 1e6,
     )

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from ropelab.study.documents.deepspeed import callers as who
 from ropelab.study.documents.deepspeed import table_figures
 from ropelab.study.documents.deepspeed.evidence import GB10_GB_S, PAST_THE_TABLES, bandwidths
-from ropelab.study.documents.deepspeed.rules import digits
+from ropelab.study.documents.deepspeed.findings import digits
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.heatmap import heatmap
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS

@@ -53,3 +53,8 @@ def tests_reach(tests: pd.DataFrame) -> pd.DataFrame:
     return tests.groupby(["version", "test", "read", "device"], sort=False).agg(
         cases=("tokens", "size"), broadcasts=("broadcasts", "sum"), reaches_kernel=("reaches_kernel", "sum")
     )
+
+
+def digits(error: float) -> str:
+    """The distance of a ratio from 1 in words; records keep six digits."""
+    return f"{error:.0e}" if error >= 1e-6 else "6 digits"

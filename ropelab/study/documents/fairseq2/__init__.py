@@ -2,5 +2,5 @@
 
 ``peers`` loads fairseq2 itself, ``models`` holds our models of its encoders, and ``encoders`` says whose encoders are
 under study. ``evidence`` reads the document's log and computes the evidence that needs no GPU. ``measure`` makes the
-records, ``rules`` judges FS-01 to FS-17, and ``figures`` draws.
+records, ``rules`` judges, and ``figures`` draws.
 """

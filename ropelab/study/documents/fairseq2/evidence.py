@@ -1,4 +1,4 @@
-"""The evidence for claims FS-01 to FS-17 that a CPU computes in seconds: the document's log, and comparisons."""
+"""The evidence for claims on fairseq2#1213 that a CPU computes in seconds: the document's log, and comparisons."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from ropelab import rotary_table
 from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
-from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, KernelRotaryEncoder
+from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder
 from ropelab.layout.pairing import join, permutation
 from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, Encoders, proposed
 from ropelab.study.documents.fairseq2.peers import Fairseq2, released
-from ropelab.study.engine.claims import CLAIMS
 from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.sources import cases, facts
 
@@ -28,7 +27,7 @@ LOG = ROOT / "data" / "documents" / "fairseq2_1213_log.csv"
 SUMMARY = ROOT / "data" / "documents" / "fairseq2_1213_summary.csv"
 DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "forward and backward")
-"""The document states neither dtype nor direction, so claims are judged in both directions."""
+"""The document states neither dtype nor direction; the first of each is its own, by what it says of its kernels."""
 CELL = ["mode", "seq_len", "batch", "encoding_dim"]
 IMPLEMENTATIONS = ("RE llama", "RRE llama", "RE reference", "RRE reference")
 """The document's four columns: ``RotaryEncoder`` (RE) or ``ReferenceRotaryEncoder`` (RRE), and ``impl``."""
@@ -45,7 +44,7 @@ The ratio "native" compares each class in the layout that it had before the pull
 
 @cache
 def _claims_file() -> Mapping[str, Any]:
-    return tomllib.loads((CLAIMS / "fairseq2.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((ROOT / "data" / "claims" / "fairseq2.toml").read_text(encoding="utf-8"))
 
 
 def published() -> Mapping[str, Any]:
@@ -278,12 +277,6 @@ def kept(encoders: Encoders, theirs: Fairseq2) -> pd.DataFrame:
 CLASS_NAMES = {"RE": "RotaryEncoder", "RRE": "ReferenceRotaryEncoder"}
 _WHOLE = ("names and contents of the buffers", "keys of a checkpoint", "signature")
 """The cases of ``defaults`` that call nothing."""
-
-
-def default_cases() -> list[tuple[str, str]]:
-    """Encoder and case of each row of ``defaults``."""
-    cases = [case for case, *_ in _calls(BatchLayout)] + list(_WHOLE)
-    return [(name, case) for name in CLASS_NAMES.values() for case in cases]
 
 
 def _calls(*batch_layouts: type) -> Iterator[tuple[str, torch.Tensor, list[Any], bool, int | None]]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from ropelab.bench.rows import is_right, timed
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, MODEL
+from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS
+from ropelab.study.engine import noise
 from ropelab.study.engine.words import value_range
 
+NOISE = 2 * noise.FLOOR
+"""The least relative half-width of the interval of a ratio of two times."""
 SHAPE = ["batch", "seq_len", "encoding_dim"]
 _SAME = "RE llama"
 _KEYS = [*SHAPE, "dtype", "direction"]
@@ -112,3 +117,19 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
     if anew:
         return text + "So every batch reads the tables anew: the grid goes through one batch after the other."
     return text + "So the batches share the rows that they read."
+
+
+def whose(frame: pd.DataFrame) -> str:
+    """The code that made the table, as `Encoders.source`: our model if the table lacks the column or has several."""
+    rows = frame[frame.contender.isin(IMPLEMENTATIONS)] if "contender" in frame else frame
+    sources = set(rows[ENCODER_CODE].fillna(MODEL)) if ENCODER_CODE in frame else set()
+    return sources.pop() if len(sources) == 1 else MODEL
+
+
+def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median_us") -> float:
+    """The mean over the forward cells of the compiled time over the eager time."""
+    rows = frame[is_right(frame) & (frame.contender == contender)]
+    if "direction" in rows:
+        rows = rows[rows.direction == "forward"]
+    wide = rows.pivot_table(index=SHAPE, columns="mode", values=value)
+    return float((wide.compiled / wide.eager).mean())

@@ -1,4 +1,4 @@
-"""The measurements behind claims FS-01 to FS-17. A study returns a data frame, which ``ropelab.bench.records`` keeps.
+"""The measurements on fairseq2#1213. A study returns a data frame, which ``ropelab.bench.records`` keeps.
 
 The document states neither dtype nor direction. Here "forward" is a call without autograd, and "forward and backward"
 is a call with autograd. The grid is in float32, and one large cell is also in bfloat16. The encoders are the pull

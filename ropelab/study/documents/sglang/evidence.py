@@ -7,7 +7,6 @@ import pandas as pd
 import torch
 
 from ropelab import reference, rotary_table
-from ropelab.bench import records
 from ropelab.bench.records import ROOT
 from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import sglang as interop
@@ -98,26 +97,24 @@ def _formula_of(rotate: Callable, value: bool) -> str:
 
 @evidence("sglang_shapes", "computed on the CPU with our model of the first version, and with ours")
 def shapes() -> pd.DataFrame:
-    """The table of `calls.outcomes`, with the published operator's rows where a committed record has its calls."""
+    """The table of `calls.outcomes` of the models; the record sglang_operator_calls has the published operator's."""
     theirs, ours = operators.document, interop.rotary_embedding_cos_sin
     size = calls.HEAD_SIZE
     with use_backend("torch"):  # even where Triton would interpret our kernel
-        computed = calls.outcomes(
+        return calls.outcomes(
             {
                 THEIR_OPERATOR: lambda tables, query, key, flag: theirs(*tables, query, key, size, flag),
                 OUR_OPERATOR: lambda tables, query, key, flag: ours(*tables, query, key, size, flag),
             },
             "cpu",
         )
-    return _with_record(computed, "sglang_operator_calls")
 
 
 @evidence("sglang_accuracy", "computed on the CPU: float32 maths as in the document's operator")
 def accuracy() -> pd.DataFrame:
     """The relative L2 errors of the operator, and the errors that its tables add.
 
-    The rows of the model are computed. The published operator's rows, where a committed record has them, hold only
-    operator (the state), dtype, difference and calls (how many calls of the pull request's test).
+    The rows are those of the model; the record sglang_operator_test has the calls of the published operator.
 
     Columns:
         operator, dtype.
@@ -153,28 +150,7 @@ def accuracy() -> pd.DataFrame:
             "float32_angles": _relative(_rotated(x, [angles.cos().to(dtype), angles.sin().to(dtype)]), truth),
             "ours": _relative(ours[0], truth),
         })  # fmt: skip
-    return _with_record(pd.DataFrame(rows), "sglang_operator_test", _largest_differences)
-
-
-def _largest_differences(calls_: pd.DataFrame) -> pd.DataFrame:
-    differences = calls_.groupby(["operator", "dtype"], sort=False).difference
-    return differences.agg(difference="max", calls="size").reset_index()
-
-
-def _with_record(computed: pd.DataFrame, study: str, of_record: Callable = lambda frame: frame) -> pd.DataFrame:
-    """The rows that the CPU computes, and the published operator's rows from the first GPU that has the record.
-
-    The operator's bits depend on no GPU, so the evidence is the same for all GPUs.
-    """
-    for gpu in records.gpus(records.MEASUREMENTS):
-        try:
-            record = records.load(study, records.MEASUREMENTS, gpu=gpu)
-        except records.Missing:
-            continue
-        frame = pd.concat([computed, of_record(record.frame)], ignore_index=True)
-        frame.attrs["source"] = f"computed on the CPU, and the published operator: record, {record.footer}"
-        return frame
-    return computed
+    return pd.DataFrame(rows)
 
 
 def _rotated(x: torch.Tensor, tables) -> torch.Tensor:

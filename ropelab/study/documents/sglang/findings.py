@@ -10,13 +10,13 @@ from ropelab.bench import records
 from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH_FULL, OURS, OURS_CACHE
-from ropelab.study.documents.sglang.judged import without_stand_ins
 from ropelab.study.documents.sglang.kernel_contenders import (
     FIRST_KERNEL,
     JUST_IN_TIME,
     JUST_IN_TIME_CAST,
     LAST_KERNEL,
     THIRD_KERNEL,
+    without_stand_ins,
 )
 from ropelab.study.documents.sglang.kernel_contenders import PUBLISHED as PUBLISHED_KERNELS
 from ropelab.study.documents.sglang.steps import (

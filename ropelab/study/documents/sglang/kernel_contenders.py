@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import pandas as pd
 import torch
 
 from ropelab.bench.peers import Peer, Rotate
@@ -21,6 +22,17 @@ PUBLISHED: dict[str, str] = {
     SECOND: SECOND_KERNEL, THIRD: THIRD_KERNEL, VLLM: REAL_VLLM,
 }  # fmt: skip
 """The name of a model -> the name of the published kernel that the model re-creates."""
+
+
+def kernels_of(*models: str) -> dict[str, str]:
+    """The part of `PUBLISHED` for these models."""
+    return {model: PUBLISHED[model] for model in models}
+
+
+def without_stand_ins(frame: pd.DataFrame) -> pd.DataFrame:
+    """The record without the models whose published kernels were timed in it; the figures show these rows."""
+    timed = set(frame.contender[frame.status == "ok"])
+    return frame[~frame.contender.isin([model for model, name in PUBLISHED.items() if name in timed])]
 
 
 def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

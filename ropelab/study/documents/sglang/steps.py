@@ -15,8 +15,8 @@ from ropelab.study.documents.sglang.contenders import (
     REAL_VLLM,
     VLLM,
 )
-from ropelab.study.documents.sglang.judged import judged, kernels_of
-from ropelab.study.engine.verdict import Basis
+from ropelab.study.documents.sglang.kernel_contenders import kernels_of
+from ropelab.study.engine.roles import first_that_ran, under_roles
 
 PUBLISHED, FAIR, APART = "as published", "corrected", "q and k apart"
 
@@ -75,16 +75,21 @@ _KERNELS = {VLLM: kernels_of(DOCUMENT, DOCUMENT_GATHER, VLLM), FLASH_FULL: kerne
 """Peer -> the published kernels that take the place of the models in its steps, where a record has all of them."""
 
 
+def _published(protocols: pd.DataFrame, peer: str) -> bool:
+    """Whether the record has all published kernels of the steps: a model beside CUDA would compare Triton with it."""
+    return first_that_ran(protocols, [_KERNELS[peer], {}]) == 0
+
+
 def name_of(protocols: pd.DataFrame, peer: str) -> str:
     """The peer in words: vLLM's kernel is a model where the record lacks a published kernel."""
     if peer == FLASH_FULL:
         return "flash-attn"
-    return REAL_VLLM if judged(protocols, _KERNELS[peer])[1] is Basis.CODE else VLLM
+    return REAL_VLLM if _published(protocols, peer) else VLLM
 
 
 def kernel_of(protocols: pd.DataFrame) -> str:
     """The document's kernel in words."""
-    model = "" if judged(protocols, _KERNELS[FLASH_FULL])[1] is Basis.CODE else " (model)"
+    model = "" if _published(protocols, FLASH_FULL) else " (model)"
     return f"the first version's kernel{model}"
 
 
@@ -93,7 +98,7 @@ def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
 
     Published kernels take the place of their models, where the record has them.
     """
-    protocols, _ = judged(protocols, _KERNELS[peer])
+    protocols = under_roles(protocols, _KERNELS[peer]) if _published(protocols, peer) else protocols
     columns = {step.name: _time(protocols, step.peer) / _time(protocols, step.kernel) for step in STEPS[peer]}
     cells = list(dict.fromkeys(protocols.cell))
     return pd.DataFrame(columns).reindex(cells)
@@ -104,7 +109,7 @@ def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
 
     The published timer times the peer, and CUDA graphs time the kernel.
     """
-    protocols, _ = judged(protocols, _KERNELS[peer])
+    protocols = under_roles(protocols, _KERNELS[peer]) if _published(protocols, peer) else protocols
     published, graphs = STEPS[peer][:2]
     return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
 

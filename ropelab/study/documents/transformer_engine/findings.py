@@ -3,7 +3,6 @@
 ``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,7 +27,6 @@ from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHO
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
-from ropelab.study.engine.noise import Interval
 from ropelab.study.engine.verdict import Basis
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots.drawing import label
@@ -81,46 +79,6 @@ def dead_block_fit(kernels: pd.DataFrame) -> pd.DataFrame:
         ns_per_dead_block=(1000 * beyond / table.dead_blocks / 2).where(many),
         fitted_us=live + each * table.dead_blocks,
     )
-
-
-def growth_with_blocks(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The power of the dead blocks with which the legacy grid's time beyond its live blocks grows.
-
-    Only cells of one rank count. The time of the live blocks is the time of the cells without a dead block. These times
-    span an interval, because the cells read different rows of freqs. The power follows from two cells: the cell with
-    the most dead blocks, and the cell with the fewest dead blocks among the cells whose time is beyond that interval.
-
-    Returns:
-        A row for each length of freqs with several numbers of sequences, and for each number of sequences with several
-        lengths of freqs. Columns held (the side of the grid that is constant) and value, least and most (dead blocks),
-        and power. The power is an interval: 1 where the time grows as the dead blocks do, and exactly 0 where the most
-        dead blocks take no time. It is None where one cell alone shows their time. There are no rows if every cell has
-        dead blocks.
-    """
-    table = intervals(kernels).query("cp_size == 1").dropna(subset=[OLD])
-    live = table[OLD][table.dead_blocks == 0]
-    rows = []
-    if len(live):
-        alive = Interval(min(x.low for x in live), min(x.value for x in live), max(x.high for x in live))
-        table = table[table.dead_blocks > 0].sort_values("dead_blocks")
-        for held, varied in (("freqs_len", "n_seqs"), ("n_seqs", "freqs_len")):
-            for value, cells in table.groupby(held):
-                if cells[varied].nunique() > 1:
-                    beyond = [noise.difference(time, alive) for time in cells[OLD]]
-                    rows.append({"held": held, "value": value, **_power(cells.dead_blocks.tolist(), beyond)})
-    return pd.DataFrame(rows, columns=["held", "value", "least", "most", "power"])
-
-
-def _power(dead: list[int], beyond: list[Interval]) -> dict[str, object]:
-    """The power between the first cell that takes time beyond its live blocks, and the last cell."""
-    first = next((i for i, time in enumerate(beyond) if time.low > 0), len(dead) - 1)
-    found: dict[str, object] = {"least": dead[first], "most": dead[-1], "power": None}
-    if beyond[-1].low <= 0:
-        return found | {"power": noise.exact(0.0)}
-    if dead[first] < dead[-1]:
-        times, blocks = beyond[-1] / beyond[first], math.log(dead[-1] / dead[first])
-        found["power"] = Interval(*(math.log(x) / blocks for x in (times.low, times.value, times.high)))
-    return found
 
 
 def choices(kernels: pd.DataFrame) -> pd.DataFrame:

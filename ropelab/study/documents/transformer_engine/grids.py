@@ -14,8 +14,8 @@ import torch
 
 from ropelab.bench import peers
 from ropelab.bench.peers import te_library, te_source, transformer_engine
-from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import LEGACY, LINEAR, rotate_thd
+from ropelab.study.engine import roles
 from ropelab.study.engine.verdict import Basis
 
 OLD, NEW = "old grid", "new grid"
@@ -40,6 +40,11 @@ class Grids:
     @property
     def names(self) -> tuple[str, str]:
         return self.old, self.new
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The role of each contender: `OLD` and `NEW` -> its name."""
+        return {OLD: self.old, NEW: self.new}
 
     def by_strategy(self, strategy: str) -> str:
         """The contender of ``"legacy"`` or ``"linear"``."""
@@ -99,13 +104,11 @@ def runs(pair: Grids) -> bool:
 
 def chosen(frame: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> Grids:
     """The first of the allowed pairs of which the record has right rows; the last pair where it has none."""
-    present = set(frame.contender[is_right(frame)])
-    return next((pair for pair in allowed if set(pair.names) <= present), allowed[-1])
+    return allowed[roles.first_that_ran(frame, [pair.roles for pair in allowed])]
 
 
 def canonical(frame: pd.DataFrame, allowed: Sequence[Grids] = ALL) -> pd.DataFrame:
     """The record with the names `OLD` and `NEW` for the contenders of the chosen pair; other rows keep their names."""
     if {OLD, NEW} & set(frame.contender):
         return frame
-    pair = chosen(frame, allowed)
-    return frame.assign(contender=frame.contender.replace({pair.old: OLD, pair.new: NEW}))
+    return roles.under_roles(frame, chosen(frame, allowed).roles)

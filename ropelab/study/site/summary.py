@@ -4,7 +4,7 @@ A test compares them with the files.
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,11 @@ from ropelab.bench import records, staleness
 from ropelab.bench.rows import is_right
 from ropelab.bench.table_free import TABLE_FREE
 from ropelab.study.documents.fairseq2 import findings as fairseq2_findings
-from ropelab.study.engine.ledger import ledger
+from ropelab.study.engine import kept
+from ropelab.study.engine.claims import AUTHOR, documents
+from ropelab.study.engine.ledger import by_gpu, disagreements, short, side_by_side, tally
 from ropelab.study.engine.verdict import Basis, Outcome
-from ropelab.study.engine.words import value_range
+from ropelab.study.engine.words import listed, value_range
 from ropelab.study.topics.performance import comparison, dense, shortfalls, speed_figure
 from ropelab.study.topics.performance import findings as family_findings
 
@@ -44,10 +46,11 @@ def texts() -> list[Path]:
 def tables() -> dict[str, str]:
     """Name -> the markdown that a text has between ``<!-- name -->`` and ``<!-- end -->``."""
     only = records.selection(records.MEASUREMENTS, GPU)
+    ledgers = by_gpu()
     return {
         "figure": _picture(record()), "speed": _speed(record()), "family": family(only),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
-        "claims": _claims(only), "documents": _counts(ledger(records=only), "outcome"),
+        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
     }  # fmt: skip
 
 
@@ -68,7 +71,11 @@ def record(study: str = "dense") -> records.Record:
 
 
 def update(files: Iterable[Path] | None = None) -> None:
-    """Write the figure, and write the tables into the files that have a place for them, by default all `texts`."""
+    """Write the figure, and write the tables into the files that have a place for them, by default all `texts`.
+
+    Verdicts on published code that is not at hand stay as they were kept (`ropelab.study.engine.kept`).
+    """
+    kept.write(by_gpu())
     FIGURES.mkdir(exist_ok=True)
     for path, svg in figures().items():
         path.write_text(svg)
@@ -170,24 +177,49 @@ def _wide_heads(where: records.Where) -> str:
     )
 
 
-def _claims(where: records.Where) -> str:
-    """The number of claims of each document by outcome and by basis, then every claim."""
-    claims = ledger(records=where)
-    text = f"{len(claims)} claims of {claims.document.nunique()} documents.\n\n"
-    for axis in ("outcome", "basis"):
-        text += _counts(claims, axis) + "\n"
-    columns = ["id", "statement", "words", "basis"]
-    return text + _table(["claim", "in our words", "outcome", "basis"], claims[columns].values.tolist())
+def claims(ledgers: Mapping[str, pd.DataFrame]) -> str:
+    """The claims by outcome and by basis, those with other outcomes on other GPUs, and every claim with its verdicts.
+
+    Args:
+        ledgers: GPU -> ledger, as `ropelab.study.engine.ledger.by_gpu` returns them.
+    """
+    first = next(iter(ledgers.values()))
+    authors = first.by == AUTHOR
+    text = f"{len(first)} claims of {first.document.nunique()} documents: {authors.sum()} of their authors, "
+    text += f"{(~authors).sum()} of reviewers.\n\n{outcomes(ledgers)}\n{_counts(ledgers, 'basis', list(Basis))}\n"
+    differing = disagreements(ledgers).id
+    text += _paragraph(f"Other outcomes on another GPU: {listed(differing)}.") + "\n"
+    untold = pd.concat(ledgers).query("outcome == @Outcome.UNTOLD").drop_duplicates("id").sort_values("id")
+    missing = "; ".join(f"{row.id} ({row.needs})" for row in untold.itertuples())
+    text += _paragraph(f"Cannot be told on one of the GPUs, for lack of: {missing}.") + "\n"
+    verdicts = pd.DataFrame({short(gpu): rows.set_index("id").words for gpu, rows in ledgers.items()})
+    beyond = pd.DataFrame({gpu: rows.set_index("id").beyond.str.split(": ").str[0] for gpu, rows in ledgers.items()})
+    for name, rows in (("authors", first[authors]), ("reviewers", first[~authors])):
+        cells = [
+            [row.id, row.statement, *verdicts.loc[row.id], side_by_side(beyond.loc[row.id]), row.basis]
+            for row in rows.itertuples()
+        ]
+        head = [f"claims of {name}", "in our words", *verdicts, "beyond the document", "basis"]
+        text += _table(head, cells) + "\n"
+    return text
 
 
-def _counts(claims: pd.DataFrame, axis: str) -> str:
-    """The number of claims of each document by outcome or by basis."""
-    names = list(Outcome) if axis == "outcome" else list(Basis)
-    counts = pd.crosstab(claims.document, claims[axis]).reindex(columns=names, fill_value=0)
-    counts = counts.reindex(dict.fromkeys(claims.document))
-    each = zip(counts.index, counts.values, strict=True)
-    rows = [[name, *(str(count or "") for count in row)] for name, row in each]
-    return _table(["document", *counts.columns], rows)
+def outcomes(ledgers: Mapping[str, pd.DataFrame]) -> str:
+    """The number of claims by outcome: a row for the authors of each document, and one for all reviewers."""
+    return _counts(ledgers, "outcome", list(Outcome))
+
+
+def _counts(ledgers: Mapping[str, pd.DataFrame], axis: str, names: Sequence[str]) -> str:
+    counts = tally(ledgers, axis, names)
+    return _table(
+        [counts.index.name, *counts], [[who, *row] for who, row in zip(counts.index, counts.values, strict=True)]
+    )
+
+
+def _unclaimed() -> str:
+    """The statements of the documents that the study does not judge, each with the reason."""
+    rows = [[found.name, f'"{quote}"', reason] for found in documents() for quote, reason in found.unclaimed]
+    return _table(["document", "statement", "why it is no claim here"], rows)
 
 
 def _paragraph(text: str, bullet: str = "") -> str:

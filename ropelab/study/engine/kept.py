@@ -1,0 +1,84 @@
+"""Keep all verdicts in ``data/verdicts.csv``, with their figures.
+
+The file has two tasks. A test computes every verdict again and compares it with the file, so that a change of evidence
+shows even where no outcome turns. And a machine without published code (``make peers`` fetches it) has the verdicts
+that rest on it: the ledger then takes them from the file, and says so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from ropelab.bench.records import ROOT
+from ropelab.study.engine.claims import Claim
+from ropelab.study.engine.verdict import Outcome, Verdict, fact
+
+VERDICTS = ROOT / "data" / "verdicts.csv"
+COLUMNS = ["gpu", "id", "words", "basis", "measured", "needs", "beyond", "remarks", "commit"]
+"""``commit`` is the commit at which a verdict on fetched code was computed."""
+FETCHED = "make peers"
+"""The words by which ``needs`` of a claim says that its code is fetched."""
+WITHOUT_FIGURES = "the outcome in the tables of README.md; its figures were not kept"
+"""The figures of a verdict of which only the outcome is known."""
+ELSEWHERE = "not computed here, because the code is not at hand"
+
+
+def instead(claim: Claim, verdict: Verdict) -> Verdict:
+    """The verdict itself, or the kept one where the claim cannot be told for lack of its published code."""
+    if verdict.outcome is not Outcome.UNTOLD or FETCHED not in verdict.needs:
+        return verdict
+    rows = read().query("id == @claim.id and commit != ''")
+    if rows.empty or rows.words.iloc[0] not in (Outcome.HOLDS, Outcome.FAILS):
+        return verdict
+    row = rows.iloc[0]
+    why = f"{ELSEWHERE} ({FETCHED}): the verdict of commit {row.commit}"
+    return fact(row.words == Outcome.HOLDS).with_text(row.measured, why).with_basis(claim.basis)
+
+
+def write(ledgers: Mapping[str, pd.DataFrame], path: Path = VERDICTS) -> None:
+    """Write the verdicts of all GPUs. A verdict that was not computed here stays as it is in the file."""
+    before, rows = _by_claim(), []
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for gpu, ledger in ledgers.items():
+        for row in ledger.assign(gpu=gpu).to_dict("records"):
+            kept = before.get((gpu, row["id"]), {})
+            if not _differing(row, kept):  # with the commit at which it was computed
+                rows.append(kept)
+            else:
+                rows.append(row | {"commit": head.stdout.strip() if row["fetched"] else ""})
+    pd.DataFrame(rows)[COLUMNS].to_csv(path, index=False)
+    read.cache_clear()
+
+
+def changed(ledgers: Mapping[str, pd.DataFrame]) -> list[str]:
+    """A line for each figure of a verdict that was computed here and differs from the file."""
+    before = _by_claim()
+    return [
+        f"{row['id']} on {gpu}: {name} was {before.get((gpu, row['id']), {}).get(name)!r}, is {row[name]!r}"
+        for gpu, ledger in ledgers.items()
+        for row in ledger.to_dict("records")
+        for name in _differing(row, before.get((gpu, row["id"]), {}))
+    ]
+
+
+def _differing(row: Mapping[str, str], kept: Mapping[str, str]) -> list[str]:
+    """The columns of a verdict that differ from the kept verdict; none if the verdict is the kept one."""
+    if ELSEWHERE in row["remarks"]:
+        return []
+    compared = ["words"] if kept.get("measured") == WITHOUT_FIGURES else COLUMNS[2:-1]
+    return [name for name in compared if kept.get(name) != row[name]]
+
+
+def _by_claim() -> dict[tuple[str, str], dict[str, str]]:
+    return {(row["gpu"], row["id"]): row for row in read().to_dict("records")}
+
+
+@cache
+def read() -> pd.DataFrame:
+    """The table of the file."""
+    return pd.read_csv(VERDICTS, keep_default_na=False, dtype=str)

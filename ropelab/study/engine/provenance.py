@@ -1,0 +1,109 @@
+"""Compare the provenances of all records with one another, with ``data/peers.toml`` and with the history."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ropelab.bench import fetch_peers, record_checks, records
+
+FACTS = ("name", "sm_count", "memory_bytes", "capability")
+"""The facts of a GPU that are the same in all records of a folder."""
+
+
+def problems(directory: Path = records.MEASUREMENTS) -> list[str]:
+    """A line for each record whose provenance contradicts another record, the list of peers or the history."""
+    return [*contradictions(directory), *_commits(_read(directory))]
+
+
+def contradictions(directory: Path = records.MEASUREMENTS) -> list[str]:
+    """The lines of `problems` that need no history: ``"<gpu>/<study>: <why>"``. No verdict rests on such a record."""
+    found = _read(directory)
+    return [*_gpus(found), *_copies(found), *_peers(found)]
+
+
+def _read(directory: Path) -> dict[Path, Any]:
+    """The provenances that can be read and that a run wrote; `records.load` refuses the others."""
+    found = {}
+    for path in sorted(directory.glob("*/*.json")):
+        try:
+            about = json.loads(path.read_text())
+            if not any(record_checks.wrong_types(about)) and not record_checks.hand_written(about):
+                found[path] = about
+        except (OSError, ValueError, RecursionError):
+            continue
+    return found
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def _gpus(found: dict[Path, Any]) -> Iterator[str]:
+    """The folder is the GPU's, and the GPU has the same facts in all its records."""
+    folders: dict[str, tuple] = {}
+    for path, about in found.items():
+        facts = tuple(about["gpu"].get(name) for name in FACTS)
+        if records.slug(facts[0]) != path.parent.name:
+            yield f"{_name(path)}: is a record of {facts[0]}"
+        if None not in facts and folders.setdefault(path.parent.name, facts) != facts:
+            yield f"{_name(path)}: the GPU has {facts[1:]}, and {folders[path.parent.name][1:]} in other records"
+
+
+def _copies(found: dict[Path, Any]) -> Iterator[str]:
+    """No table with times is that of another GPU."""
+    seen: dict[str, Path] = {}
+    for path, about in found.items():
+        timed = "median_us" in about.get("columns", {})
+        if timed and (other := seen.setdefault(about["csv_sha256"], path)) != path:
+            yield f"{_name(path)}: has the times of {_name(other)}"
+
+
+def _peers(found: dict[Path, Any]) -> Iterator[str]:
+    """Packages and files are those of the list of peers, and a file has one checksum in all records.
+
+    Libraries are compiled or cut anew for a machine, and have a checksum of their own each time.
+    """
+    listed, versions, seen = {}, {}, {}
+    for entry in fetch_peers.read_list():
+        if isinstance(entry, fetch_peers.Commit):
+            listed |= {f"{entry}: {file}": digest for file, digest in entry.sha256.items()}
+        else:
+            versions.setdefault(entry.name, set()).add(entry.version)
+    for path, about in found.items():
+        for file, digest in (about.get("peer_files") or {}).items():
+            if file.endswith(".so"):
+                continue
+            if listed.get(file, digest) != digest or seen.setdefault(file, digest) != digest:
+                yield f"{_name(path)}: {file}: has another checksum elsewhere"
+        for name, found_versions in (about.get("peers") or {}).items():
+            here = {*filter(None, found_versions.split(", "))}
+            if other := here - versions.get(name, here):
+                yield f"{_name(path)}: {name} {', '.join(sorted(other))} is not in the list of peers"
+
+
+def has_history() -> bool:
+    """Whether this checkout has the whole history."""
+    return _git("rev-parse", "--is-shallow-repository") == (0, "false")
+
+
+def _commits(found: dict[Path, Any]) -> Iterator[str]:
+    """The commit is one of this history; a checkout without the whole history says nothing."""
+    if not has_history():
+        return
+    commits = {about["commit"] for about in found.values()}
+    foreign = {commit for commit in commits if _git("merge-base", "--is-ancestor", commit, "HEAD")[0]}
+    for path, about in found.items():
+        if about["commit"] in foreign:
+            yield f"{_name(path)}: commit {about['commit'][:9]} is not in the history"
+
+
+def _git(*arguments: str) -> tuple[int, str]:
+    try:
+        found = subprocess.run(["git", *arguments], cwd=records.ROOT, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return 1, ""
+    return found.returncode, found.stdout.strip()

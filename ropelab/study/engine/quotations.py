@@ -1,0 +1,92 @@
+"""Check that the quotations of the claims stand in the documents.
+
+The documents are public pages and no part of this repository. ``data/documents/texts.toml`` has the SHA-256 of each
+page as it was read, and ``data/documents/quotations.csv`` the place of each quotation in it. So a changed quotation is
+found without the pages, and with them every place is compared:
+
+    python -m ropelab.study.engine.quotations FOLDER
+
+writes the places that it finds in the pages of the folder, and names each quotation that is in no page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from ropelab.bench.records import ROOT
+from ropelab.study.engine.claims import Document, documents
+
+TEXTS = ROOT / "data" / "documents" / "texts.toml"
+QUOTATIONS = ROOT / "data" / "documents" / "quotations.csv"
+
+
+def quoted(document: Document) -> Iterator[tuple[str, str]]:
+    """Yield the id of each claim, or ``"unclaimed"``, with each passage that it quotes."""
+    for claim in document.claims:
+        for passage in passages(claim.quote):
+            yield claim.id, passage
+    for quote, _ in document.unclaimed:
+        yield "unclaimed", quote
+
+
+def passages(quote: str) -> list[str]:
+    """The passages in quotation marks, which may have quotation marks within; words around them are ours."""
+    ends = r'(?=\W*$|[;,.] |: "|,? (?:and|to|of|eager|compiled|before|then)\b| \()'
+    return [_plain(found) for found in re.findall(rf'(?:^|(?<=[\s;,:]))"(.+?)"{ends}', quote)]
+
+
+def missing(document: Document, table: pd.DataFrame) -> list[str]:
+    """A line for each quotation of the document that the table of places lacks."""
+    known = set(table[table.document == document.key].sha256)
+    return [f"{one}: {passage!r} is no quotation" for one, passage in quoted(document) if _digest(passage) not in known]
+
+
+def places(document: Document, text: str) -> tuple[list[dict], list[str]]:
+    """The place of each quotation in the page, and a line for each quotation that is not there."""
+    text, rows, lines = _plain(text), [], []
+    for one, passage in quoted(document):
+        if (at := text.find(_plain(passage))) < 0:
+            lines.append(f"{one}: {passage!r} is not in the page")
+        rows.append({"document": document.key, "claim": one, "sha256": _digest(passage), "at": at})
+    return rows, lines
+
+
+def pages() -> dict[str, dict[str, str]]:
+    """The key of a document -> the name and the SHA-256 of its page."""
+    return tomllib.loads(TEXTS.read_text(encoding="utf-8"))
+
+
+def check(folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The places of all quotations in the pages of a folder, and a line for each page or quotation that is wrong."""
+    rows, lines = [], []
+    for document in documents():
+        page = pages()[document.key]
+        content = (folder / page["name"]).read_bytes()
+        if hashlib.sha256(content).hexdigest() != page["sha256"]:
+            lines.append(f"{page['name']}: another page than that of {TEXTS.name}")
+        found, wrong = places(document, content.decode())
+        rows, lines = rows + found, lines + wrong
+    return pd.DataFrame(rows), lines
+
+
+def _plain(text: str) -> str:
+    """The text with single spaces, and with the plain forms of dashes and apostrophes."""
+    return re.sub(r"\s+", " ", text.translate({0x2011: "-", 0x2019: "'"})).strip()
+
+
+def _digest(passage: str) -> str:
+    return hashlib.sha256(_plain(passage).encode()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    table, wrong = check(Path(sys.argv[1]))
+    table.to_csv(QUOTATIONS, index=False)
+    print("\n".join(wrong))
+    sys.exit(bool(wrong))
