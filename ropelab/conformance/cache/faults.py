@@ -415,7 +415,8 @@ class RotationNotInverted(BlockScaled):
 )
 class ScaleRoundedDown(BlockScaled):
     def exponents(self, amax):
-        return super().exponents(amax) - 1
+        significand, _ = torch.frexp(amax)
+        return super().exponents(amax) - (significand != 0.875).int()  # 448 is 0.875 times 2^9
 
 
 @cache_fault(
