@@ -24,10 +24,11 @@ def quantize(
     if blocks.round_first:
         y = y.to(t.x.dtype)
     values, exponents = scaled(y, blocks)
-    out = t.out.view(torch.uint8).unflatten(-1, (-1, t.x.shape[3]))  # [B, S, G, H / G, D]
+    head_dim, group_heads = t.x.shape[3], t.out.shape[3] // t.x.shape[3]
+    out = t.out.view(torch.uint8).unflatten(-1, (group_heads, head_dim))  # [B, S, G, H / G, D]
     out.copy_(values.view(torch.uint8).view(out.shape))
     if t.scales is not None:
-        grouped = exponents[0].reshape(len(exponents[0]), t.scales.shape[1], -1)
+        grouped = exponents[0].reshape(*t.scales.shape[:2], group_heads * exponents.shape[-1])
         t.scales.copy_(_packed(grouped) if t.scales.dtype == torch.int32 else power_of_two(grouped))
     if t.weights_out is not None and t.weights is not None:
         t.weights_out.copy_(t.weights.float() * weight_scale * power_of_two(exponents[0, ..., 0]))

@@ -723,6 +723,11 @@ OPERATORS = {
     ),
     "rotate_cached_keys": Operator(ropelab.rotate_cached_keys, ("key_cache", "k_scale_cache")),
     "mla_rope_and_cache": Operator(ropelab.mla_rope_and_cache, ("kv_cache", "q_out", "k_out")),
+    "quantize": Operator(partial(ropelab.rope_and_quantize, block_dim=4), ("out", "scales")),
+    "quantize, indexer": Operator(ropelab.rope_and_quantize_indexer, ("out", "weights_out")),
+    "block_scaled_cache": Operator(
+        partial(ropelab.rope_and_block_scaled_cache, block_size=8, block_dim=4), ("kv_cache", "q_out")
+    ),
 }
 
 
@@ -736,7 +741,8 @@ def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positi
     def draw(*shape):
         return torch.randn(shape, device=device)
 
-    packed = name == "mla_rope_and_cache"
+    blocks = name.startswith(("quantize", "block"))
+    packed = blocks or name == "mla_rope_and_cache"
     if packed:
         batch, tokens = 1, batch * tokens
     found = {"cos": draw(40, 4), "sin": draw(40, 4)}
@@ -760,6 +766,8 @@ def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positi
         if name == "assemble_mla_kv":
             return {"kv": kv, "k_pe": k_pe, "nope_dim": 4, **found}
         return {"q": q, "nope_dim": 4, **found} if "query" in name else {"q": q, "kv": kv, "k_pe": k_pe, **found}
+    if blocks:
+        return _with_block_scales(name, q[0], slots, draw) | found
     if packed:
         return {
             "q_pe": q[0], "k_pe": k[0, :, 0] if kv_heads else draw(tokens, 8), "kv_c": draw(tokens, 5),
@@ -781,6 +789,19 @@ def operands(name: str, *, batch=2, tokens=3, heads=3, kv_heads=1, where="positi
         return found | {"q_nope": draw(batch, tokens, heads, 4), "q_nope_out": draw(batch, tokens, heads, 4)}
     weights = {"q_weight": draw(8 * heads), "k_weight": draw(8 * kv_heads)}  # a norm across heads, eps included
     return found | weights | {"k_out": torch.empty_like(k), "v_out": draw(batch, tokens, kv_heads, 6), "eps": 0.0}
+
+
+def _with_block_scales(name: str, x: torch.Tensor, slots: torch.Tensor, draw: Callable) -> dict[str, Any]:
+    """The tensors of an operator with block scales, for heads ``x`` of 8 features; those of a cache have 4 more."""
+    tokens, heads, head_dim = x.shape
+    out = draw(tokens, heads, head_dim).to(torch.float8_e4m3fn)
+    if name == "quantize":
+        return {"x": x, "out": out.view(tokens, 1, heads * head_dim), "scales": draw(tokens, 1, 2 * heads)}
+    if name == "quantize, indexer":
+        return {"q": x, "weights": draw(tokens, heads), "out": out, "weights_out": draw(tokens, heads)}
+    q, kv = draw(tokens, heads, 12).half(), draw(tokens, 12).half()
+    pages = torch.zeros(5, 8 * 24, dtype=torch.uint8, device=x.device)
+    return {"q": q, "kv": kv, "kv_cache": pages, "slot_mapping": slots, "q_out": torch.empty_like(q)}
 
 
 def copied(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
     _check_pairs(where, head_dim)
     _check_blocks(block_dim, head_dim, "head_dim")
     check_tensor("out", t.out, (3,), "[tokens, groups, heads / groups * head_dim]", (torch.float8_e4m3fn,))
-    groups = t.out.shape[1]
-    if not groups or heads % groups or t.out.shape != (tokens, groups, heads // groups * head_dim):
+    groups, group_heads = t.out.shape[1], t.out.shape[2] // head_dim
+    if groups * group_heads != heads or t.out.shape != (tokens, groups, group_heads * head_dim):
         raise ValueError(
             f"out: expected shape ({tokens}, groups, {heads} * {head_dim} / groups) with a number of groups that "
             f"divides {heads} heads, got {tuple(t.out.shape)}"
@@ -32,7 +32,7 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
     _check_adjacent("out", t.out)
     if t.scales is not None:
         check_tensor("scales", t.scales, (3,), "[tokens, groups, scales]", SCALE_DTYPES)
-        scales = heads // groups * head_dim // block_dim
+        scales = group_heads * head_dim // block_dim
         if t.scales.dtype == torch.int32:
             if scales % PACKED:
                 raise ValueError(

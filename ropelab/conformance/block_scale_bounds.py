@@ -31,6 +31,18 @@ def exponents(amax: np.ndarray, amax_epsilon: float) -> np.ndarray:
     return exponent - 9 + (significand > EXACT(0.875))
 
 
+def exponent_range(y: np.ndarray, error: np.ndarray, amax_epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and the highest exponent that the scale of features ``y [..., block_dim]`` may have.
+
+    Args:
+        y: the exact features, ``EXACT``.
+        error: E, elementwise.
+        amax_epsilon: the least ``amax``.
+    """
+    size = abs(y)
+    return exponents((size - error).max(-1), amax_epsilon), exponents((size + error).max(-1), amax_epsilon)
+
+
 def scaled_fraction(
     values: np.ndarray, scales: np.ndarray, y: np.ndarray, error: np.ndarray, amax_epsilon: float
 ) -> float:
@@ -45,9 +57,8 @@ def scaled_fraction(
     """
     blocks = (*y.shape[:-1], scales.shape[-1], -1)
     values, y, error = (x.reshape(blocks) for x in (values, y, np.broadcast_to(error, y.shape)))
-    size, found = abs(y), np.log2(scales)
-    lowest = exponents((size - error).max(-1), amax_epsilon)
-    highest = exponents((size + error).max(-1), amax_epsilon)
+    lowest, highest = exponent_range(y, error, amax_epsilon)
+    found = np.log2(scales)
     if not ((lowest <= found) & (found <= highest)).all():
         return float("inf")
     scale = scales[..., None]

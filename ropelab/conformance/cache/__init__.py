@@ -5,10 +5,11 @@ paged cache, in the usual dtypes or in 8-bit floats. The laws compare with the d
 operator itself. Reading order:
 
 - `case`: a call in terms that suit every convention, and the memory of its caches.
-- `convention`, `conventions`: how operators are called.
+- `convention`, `conventions`: how operators are called; `block_scales` has those with a scale for each block.
 - `subject`: an operator that takes cases, next to the exact results and their bounds.
 - `laws`: the laws.
-- `correct`, `faults`: right operators in plain torch, and the catalogue of wrong operators.
+- `correct`, `correct_block_scales`: right operators in plain torch.
+- `faults`: the catalogue of wrong operators.
 - `diagnose`: finds the known faults that explain a wrong operator.
 """
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ropelab.angles.table_free import rotary_frequencies
+from ropelab.arguments import DTYPES
 from ropelab.conformance.cache.case import CacheCase
-from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.convention import Arguments, accepts
 from ropelab.conformance.implementation import Implementation
 from ropelab.kernels.float8 import FLOAT8_DTYPES
@@ -58,7 +59,15 @@ class CacheConvention:
         float8_only: whether every cache has 8-bit floats, and q too.
         scales_differ: whether keys and values have a scale each.
         row_scales: whether the operator makes the scale of each head of a token, and writes it.
-        turns_cached: whether the keys lie in the cache before the call, and there are no queries.
+        turns_cached: whether the keys lie in the cache before the call.
+        queries: whether the operator rotates queries, too.
+        weighted: whether the norm has weights, and k is normalized; otherwise the norm is for q alone.
+        inverse: whether the operator rotates by the inverse.
+        signed: whether positions may be negative or `NO_POSITION`.
+        rotates_last: whether the last features of a head rotate, in place of the first.
+        unrounded: whether k stays as wide as the arithmetic until it becomes 8-bit floats.
+        dtypes: those that q and k may have.
+        addressed: whether slots say where a token belongs; otherwise token t has row t.
         whole_tokens: whether the operator may leave out a token without a slot altogether.
         fewer_slots: whether there may be fewer slots than tokens.
         orders: the arrangements of the caches that the convention allows.
@@ -79,12 +88,35 @@ class CacheConvention:
     scales_differ = True
     row_scales = False
     turns_cached = False
+    queries = True
+    weighted = True
+    inverse = False
+    signed = False
+    rotates_last = False
+    unrounded = False
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+    addressed = True
     whole_tokens = False
     fewer_slots = True
     orders: tuple[str, ...] = ("NHD", "HND", "layers", "apart")
     layouts: tuple[str, ...] = LAYOUTS
     seq_formats: tuple[str, ...] = ("thd",)
     in_place = False
+
+    def extents(self, sizes: Sizes) -> tuple[int, int]:
+        """Return the heads of k and v, and the features of v."""
+        return (1, LATENT_FEATURES * sizes.head_dim) if self.latent else (sizes.k_heads, sizes.head_dim)
+
+    def cached(
+        self, heads: int, dim: int, value_dim: int, rotary_dim: int, itemsize: int
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return heads and elements of a slot of the key cache, and of the value cache.
+
+        Args:
+            heads, dim, value_dim, rotary_dim: the extents of k and v.
+            itemsize: the bytes of a number of k.
+        """
+        return (heads, dim), (heads, value_dim)
 
     def translate(self, implementation: Implementation, case: CacheCase, memory: torch.Tensor) -> Arguments:
         """Return the arguments of the call that the case describes, with the caches in ``memory``.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ropelab.conformance.cache.block_scales import BLOCK_SCALES
 from ropelab.conformance.cache.case import bits
 from ropelab.conformance.cache.convention import CacheConvention, Written, is_float8, positions_of
 from ropelab.conformance.case import Broken
@@ -91,6 +92,7 @@ class RotateCachedKeys(CacheConvention):
     fewer_slots = False
     whole_tokens = True
     turns_cached = True
+    queries = False
 
     def arguments(self, implementation, case, key_cache, value_cache):
         tokens, slots = case.live.to(case.slots.device), case.slots[case.slots >= 0]
@@ -262,6 +264,7 @@ CACHE_CONVENTIONS: dict[str, CacheConvention] = {
         FusedQKNormRopeCache(),
         ConcatAndCacheMLA(),
         RopeQuantizeAppend(),
+        *BLOCK_SCALES,
     )  # fmt: skip
 }
 """Name -> convention."""

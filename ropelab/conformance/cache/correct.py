@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ropelab.conformance.cache.case import bits
+from ropelab.conformance.cache.correct_block_scales import BLOCK_FORMS, BlockScaled
 from ropelab.conformance.faults.correct import turn
 from ropelab.kernels.float8 import FLOAT8_DTYPES, scale_of_rows, to_float8
 
@@ -282,7 +283,7 @@ def as_rotate_cached_keys(operator: Operator) -> Callable[..., Any]:
     return rotate_cached_keys
 
 
-FORMS: dict[str, Callable[[Operator], Callable[..., Any]]] = {
+FORMS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "rope_and_cache": as_rope_and_cache,
     "rope_and_cache_row_scales": as_rope_and_cache,
     "rotate_cached_keys": as_rotate_cached_keys,
@@ -290,10 +291,13 @@ FORMS: dict[str, Callable[[Operator], Callable[..., Any]]] = {
     "fused_qknorm_rope_cache": as_fused_qknorm_rope_cache,
     "concat_and_cache_mla_rope_fused": as_concat_and_cache_mla_rope_fused,
     "rope_quantize_fp8_append_paged_kv_cache": as_rope_quantize_fp8_append_paged_kv_cache,
+    **BLOCK_FORMS,
 }
 """Convention -> the function that gives an operator that form."""
 
-CORRECT: dict[str, Callable[..., Any]] = {name: form(Operator()) for name, form in FORMS.items()}
+CORRECT: dict[str, Callable[..., Any]] = {
+    name: form(BlockScaled() if name in BLOCK_FORMS else Operator()) for name, form in FORMS.items()
+}
 """Convention -> a right function."""
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import EXACT
+from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, numbers
 from ropelab.conformance.cache.conventions import CACHE_CONVENTIONS, UNWRITTEN
 from ropelab.conformance.cache.faults import CACHE_FAULTS
+from ropelab.conformance.cache.laws import of_every_size
 from ropelab.conformance.cache.subject import CacheSubject
 from ropelab.conformance.cache_bounds import row_scale
 from ropelab.conformance.case import NotApplicable, Sizes
@@ -46,6 +48,10 @@ class CacheProbe:
             raise
         except Exception as error:  # an exception is an answer, too
             return type(error).__name__
+        if isinstance(subject.convention, BlockScales):
+            stored = subject.convention.read(self.case, written.memory)
+            q = [] if written.q is None else [numbers(written.q)]
+            return [*q, *stored, numbers(written.memory)[~self.case.named().numpy()]]
         scales = [] if written.scales is None else [numbers(x) for x in written.scales[1:]]
         q = [] if written.q is None else [numbers(written.q)[self.case.live.numpy()]]
         return [*q, numbers(written.memory), *scales]
@@ -58,6 +64,10 @@ class CacheProbe:
         """Return the right answer and its bound."""
         live = case.live.numpy()
         q, k, v = subject.expected(case)
+        if isinstance(subject.convention, BlockScales):
+            stored = subject.convention.truth(case, k[0][live], k[1][live])
+            outside = numbers(case.memory)[~case.named().numpy()]
+            return [*([q] if subject.convention.queries else []), *stored, (outside, np.zeros_like(outside))]
         q_dtype = case.q_dtype or case.inputs[0].dtype
         memory, bounds = (x.clone().fill_(0) for x in 2 * (case.memory.double().cpu(),))
         memory.copy_(case.memory.double().cpu())
@@ -75,7 +85,7 @@ class CacheProbe:
                 cache = place.within(whole)
                 cache[slots // place.shape[1], slots % place.shape[1]] = torch.from_numpy(rows.astype(np.float64))
         answer = subject.stored(case, 0, q[0][live], q[1][live], q_dtype)
-        return [*([] if subject.convention.turns_cached else [answer]), (numbers(memory), numbers(bounds)), *scales]
+        return [*([answer] if subject.convention.queries else []), (numbers(memory), numbers(bounds)), *scales]
 
 
 _KINDS = "latent", "row_scales", "turns_cached"
@@ -93,6 +103,9 @@ def diagnose(subject: CacheSubject, sizes: Sizes) -> list[Diagnosis]:
     found = []
     for fault in CACHE_FAULTS.values():
         convention = CACHE_CONVENTIONS[fault.convention]
+        kinds = convention, subject.convention
+        if kinds[0] is not kinds[1] and any(isinstance(kind, BlockScales) for kind in kinds):
+            continue
         if any(getattr(convention, kind) != getattr(subject.convention, kind) for kind in _KINDS):
             continue
         suspect = replace(
@@ -120,6 +133,9 @@ def probes(subject: CacheSubject, sizes: Sizes) -> Iterator[CacheProbe]:
     yield CacheProbe("no slot at all", replace(case, slots=torch.full_like(case.slots, -1)))
     if subject.convention.fewer_slots:
         yield CacheProbe("fewer slots than tokens", replace(case, slots=case.slots[: case.tokens // 2]))
+    if isinstance(subject.convention, BlockScales):
+        yield CacheProbe("heads of every size", of_every_size(subject.draw(sizes)))
+        return
     for dtype in FLOAT8_DTYPES:
         case = subject.draw(sizes, cache_dtype=dtype)
         yield CacheProbe(f"caches in {dtype}", case)

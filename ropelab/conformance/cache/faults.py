@@ -7,12 +7,15 @@ from collections.abc import Callable
 import torch
 
 from ropelab.conformance.cache.correct import FORMS, Operator
+from ropelab.conformance.cache.correct_block_scales import BlockScaled
 from ropelab.conformance.faults.fault import Fault, fault
-from ropelab.kernels.float8 import FLOAT8_DTYPES
+from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 
 
-def cache_fault(sentence: str, *, convention: str = "rope_and_cache", **about) -> Callable[[type[Operator]], Fault]:
-    """Return a decorator that makes a wrong `Operator`, in the form of a convention, the fault of its name.
+def cache_fault(sentence: str, *, convention: str = "rope_and_cache", **about) -> Callable[[type], Fault]:
+    """Return a decorator that makes a wrong operator, in the form of a convention, the fault of its name.
+
+    The class is an `Operator`, or `BlockScaled` for a convention with block scales.
 
     Args:
         sentence: the mistake.
@@ -20,7 +23,7 @@ def cache_fault(sentence: str, *, convention: str = "rope_and_cache", **about) -
         about: the other attributes of `Fault`.
     """
 
-    def make(operator: type[Operator]) -> Fault:
+    def make(operator: type) -> Fault:
         function = FORMS[convention](operator())
         function.__name__ = operator.__name__
         return fault(sentence, convention=convention, **about)(function)
@@ -382,6 +385,110 @@ class PositionsOfThePaddedBatch(Operator):
         live = torch.nn.functional.pad(slots, (0, len(positions) - len(slots)), value=-1) >= 0
         index = (live.long().cumsum(0) - 1).clamp(min=0)
         return positions.long()[index]
+
+
+# ---------------------------------------------------------------------------------------------------- block scales
+
+_ONLY_THE_DEFINITION = "the wrong numbers are the same in every call, and lie where the right ones belong"
+
+
+@cache_fault(
+    "The output of attention keeps the rotation of the values: it is not rotated back.",
+    symptom="the output depends on absolute positions, and the loss stays high",
+    seen_in="Primus#928",
+    convention="rope_and_quantize",
+    must_fail=("definition", "float8"),
+    only_definition=_ONLY_THE_DEFINITION,
+)
+class RotationNotInverted(BlockScaled):
+    def direction(self, sin, inverse):
+        return sin
+
+
+@cache_fault(
+    "The scale is the power of two below the largest magnitude over the largest 8-bit float, not the one above.",
+    symptom="the largest features of most blocks are clamped",
+    seen_in="humming#39",
+    convention="rope_and_quantize",
+    must_fail=("definition", "float8"),
+    only_definition=_ONLY_THE_DEFINITION,
+)
+class ScaleRoundedDown(BlockScaled):
+    def exponents(self, amax):
+        significand, _ = torch.frexp(amax)
+        return super().exponents(amax) - (significand != 0.875).int()  # 448 is 0.875 times 2^9
+
+
+@cache_fault(
+    "The scales of the groups of a token change places: features meet the scale of the neighbouring group.",
+    symptom="garbage from the grouped output projection of DeepSeek-V4",
+    seen_in="sglang#29036",
+    convention="rope_and_quantize",
+    must_fail=("definition", "float8"),
+    only_definition=_ONLY_THE_DEFINITION,
+)
+class ScaleOfTheNeighbouringGroup(BlockScaled):
+    def kept(self, exponents):
+        return exponents.roll(exponents.shape[1] // 2, dims=1)
+
+
+@cache_fault(
+    "All rows of a group follow each other, where the reader has the groups of a token side by side.",
+    symptom="tokens and groups change places",
+    seen_in=None,
+    convention="rope_and_quantize",
+    must_fail=("definition", "float8", "neighbours"),
+)
+class RowsInGroupMajorOrder(BlockScaled):
+    def place(self, out):
+        tokens, groups, features = out.shape
+        return super().place(out).as_strided(out.shape, (features, tokens * features, 1))
+
+
+@cache_fault(
+    "The first of four exponents is in the highest byte of an int32.",
+    symptom="blocks get the scales of other blocks",
+    seen_in=None,
+    convention="rope_and_quantize_packed",
+    must_fail=("definition", "float8"),
+    only_definition=_ONLY_THE_DEFINITION,
+)
+class FirstExponentInTheHighestByte(BlockScaled):
+    def packed(self, exponents):
+        return super().packed(exponents.unflatten(-1, (-1, 4)).flip(-1).flatten(-2))
+
+
+@cache_fault(
+    "Four scales that are no powers of two are packed without a mask: their significands reach the exponents below.",
+    symptom="NaN, or far too large numbers, on GPUs that read packed scales",
+    seen_in="DeepGEMM#337",
+    convention="rope_and_quantize_packed",
+    must_fail=("definition", "float8"),
+    only_definition=_ONLY_THE_DEFINITION,
+)
+class SignificandsInPackedScales(BlockScaled):
+    def exponents(self, amax):
+        self.scale_bits = (amax / 448).view(torch.int32)
+        return super().exponents(amax)
+
+    def packed(self, exponents):
+        first, second, third, fourth = self.scale_bits.reshape(*exponents.shape[:2], -1, 4).unbind(-1)
+        return (first >> 23) | (second >> 15) | (third >> 7) | (fourth << 1)
+
+
+@cache_fault(
+    "The features that rotate become 8-bit floats as well, with the scale of features before them.",
+    symptom="the rotated features are clamped, because they are larger than the others",
+    seen_in="vllm#42956",
+    convention="rope_and_block_scaled_cache",
+    options={"dtype": torch.bfloat16},
+    must_fail=("definition", "float8"),
+    only_definition=_ONLY_THE_DEFINITION,
+)
+class RotatedFeaturesInEightBits(BlockScaled):
+    def stored(self, turned, exponents):
+        scale = torch.exp2(exponents[:, -1:].float())
+        return (to_float8(turned.float() / scale, FLOAT8_DTYPES[0]).float() * scale).to(turned.dtype)
 
 
 CACHE_FAULTS: dict[str, Fault] = {value.name: value for value in list(vars().values()) if isinstance(value, Fault)}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ropelab import apply_qk_norm_rope, apply_rope
+from ropelab.conformance.cache.block_scales import BlockScales, parts
 from ropelab.conformance.cache.case import CacheCase, arranged, bit_numbers, bits, numbers
 from ropelab.conformance.cache.convention import ROWS, Written
 from ropelab.conformance.cache.conventions import UNWRITTEN
@@ -45,6 +46,10 @@ def definition(subject, sizes):
 @law("A cache in 8-bit floats holds the values divided by their scales, rounded, within the derived bound.",
      r"C[s_t] = \mathrm{fl}_8(\mathrm{clamp}(R_{p_t} N k_t / \sigma_k))")  # fmt: skip
 def float8(subject, sizes):
+    if isinstance(subject.convention, BlockScales):
+        case = subject.draw(sizes)
+        yield from _against_truth(subject, of_every_size(case), " of every size")
+        return
     for dtype in FLOAT8_DTYPES:
         name = _name(dtype)
         case = subject.draw(sizes, cache_dtype=dtype)
@@ -55,11 +60,25 @@ def float8(subject, sizes):
             yield from _against_truth(subject, large, f" in {name} beyond the largest finite number")
 
 
+def of_every_size(case: CacheCase) -> CacheCase:
+    """Return the case with heads of k from zeros and tiny numbers to large ones."""
+    q, k, v = case.inputs
+    power = torch.arange(case.tokens, device=k.device) % 12 - 6
+    size = torch.where(power == -6, 0, 4.0**power).to(k.dtype)
+    return replace(case, inputs=(q, k * size[None, :, None, None], v))
+
+
 def _against_truth(subject: CacheSubject, case: CacheCase, what: str = "") -> Iterator[Comparison]:
     written = _offered(subject, case)
     live = case.live.numpy()
     q, k, v = subject.expected(case)
     tokens = live if subject.convention.whole_tokens else np.ones_like(live)
+    if isinstance(subject.convention, BlockScales):
+        if written.q is not None:
+            yield Comparison("q" + what, numbers(written.q), *q, case, AXES, truth=True)
+        for name, stored, truth in parts(subject, case, written.memory):
+            yield Comparison(name + what, stored, *truth, case, ("token", "head", "element"), truth=True)
+        return
     for name, which, found, (value, bound), kept in (
         ("q", 0, written.q, q, tokens),
         ("k", 1, written.k, k, tokens),
@@ -85,8 +104,9 @@ def _scales(case: CacheCase, scales: tuple[torch.Tensor, ...], which: int) -> np
 @law("The score of a rotated q and a stored k depends on the distance of their positions only.",
      r"\langle q'_t, C_k[s_u] \rangle = f(p_t - p_u)")  # fmt: skip
 def relative_position(subject, sizes):
-    if subject.convention.turns_cached:
-        raise NotApplicable(f"{subject.convention.name}: there are no queries")
+    _needs_queries(subject)
+    if isinstance(subject.convention, BlockScales):
+        raise NotApplicable("8-bit floats round the scores too much")
     case = _pairs_alike(subject, _live(subject, subject.draw(sizes, skipped=False)))
     near = torch.arange(case.tokens) % (ROWS // 2)
     scores = []
@@ -231,11 +251,16 @@ def tokens_permute(subject, sizes):
         case,
         inputs=tuple(x[:, at] for x in case.inputs),
         positions=case.token_positions()[0][order],
-        slots=case.slots[at],
+        slots=case.slots[at] if subject.convention.addressed else case.slots,
     )
     written, expected = subject(moved), subject(case)
     yield from _same_q(subject, moved, written, expected, at)
-    yield _same_bits("the memory of the caches", moved, written.memory, expected.memory)
+    if subject.convention.addressed:
+        yield _same_bits("the memory of the caches", moved, written.memory, expected.memory)
+        return
+    rows = zip(moved.rows(written.memory), case.rows(expected.memory), strict=True)
+    for name, (found, right) in zip("kv", rows, strict=True):
+        yield _same_bits(f"stored {name}", moved, found, right[at])
 
 
 @law("The bits of a token do not depend on the contents of the other tokens, not even on NaN.",
@@ -257,8 +282,7 @@ def neighbours(subject, sizes):
 @law("The result for k does not depend on q and its weights, nor the result for q on k, v and their weights.",
      r"q' = f(q, w_q),\quad C = f(k, w_k, v)")  # fmt: skip
 def keys_independent(subject, sizes):
-    if subject.convention.turns_cached:
-        raise NotApplicable(f"{subject.convention.name}: there are no queries")
+    _needs_queries(subject)
     case, other = subject.draw(sizes, skipped=False), subject.draw(sizes, skipped=False, seed=2)
     expected = subject(case)
     new_q = replace(case, inputs=(other.inputs[0], *case.inputs[1:]), weights=other.weights[:1] + case.weights[1:])
@@ -291,6 +315,8 @@ def stored_is_the_result(subject, sizes):
 @law("Values and scale times a power of two give the same 8-bit floats.",
      r"\mathrm{fl}_8(2^n x / 2^n \sigma) = \mathrm{fl}_8(x / \sigma)")  # fmt: skip
 def scale_law(subject, sizes):
+    if isinstance(subject.convention, BlockScales):
+        raise NotApplicable(f"{subject.convention.name}: the operator makes the scales")
     case = subject.draw(sizes, cache_dtype=FLOAT8_DTYPES[0], norm=False if subject.convention.optional_norm else None)
     expected = _offered(subject, case).memory
     for power in (2.0, 0.25):
@@ -374,6 +400,8 @@ def all_written(subject, sizes):
         if y is not None:
             finite = np.isfinite(numbers(y)).astype(float)
             yield Comparison(f"whether {name} is a number", finite, np.ones_like(finite), _EQUAL, case, AXES)
+    other = replace(case, memory=(~bits(case.memory)).view(case.memory.dtype))
+    yield from _same_rows(other, subject(other).memory, case, written.memory, "rows in a memory of other bits")
 
 
 # ------------------------------------------------------------------------------------------------- only if named
@@ -382,6 +410,8 @@ def all_written(subject, sizes):
 @law("The results have the bits of `ropelab.apply_rope` or `apply_qk_norm_rope` and a separate write.",
      r"C[s_t] = Q\,\mathrm{rope}(k)_t \text{ in bits}", by_default=False)  # fmt: skip
 def equals_separate_launches(subject, sizes):
+    if isinstance(subject.convention, BlockScales):
+        raise NotApplicable("no other function of ropelab makes block scales")
     norms = [False, True] if subject.convention.optional_norm else [subject.convention.norm]
     if subject.norm_last or subject.norm_across or subject.table_free:  # `apply_qk_norm_rope` has no such norm
         norms = [norm for norm in norms if not norm]
@@ -435,6 +465,11 @@ def _converted(subject, case, which: int, x: torch.Tensor, dtype: torch.dtype) -
 
 
 # ---------------------------------------------------------------------------------------------------------------
+
+
+def _needs_queries(subject: CacheSubject) -> None:
+    if not subject.convention.queries:
+        raise NotApplicable(f"{subject.convention.name}: there are no queries")
 
 
 def _offered(subject: CacheSubject, case: CacheCase) -> Written:

@@ -18,8 +18,9 @@ from ropelab.conformance.bounds import (
     rotate_exactly,
     table_angle_error,
 )
+from ropelab.conformance.cache.block_scales import BlockScales
 from ropelab.conformance.cache.case import CacheCase, arranged
-from ropelab.conformance.cache.convention import LATENT_FEATURES, ROWS, CacheConvention, Written
+from ropelab.conformance.cache.convention import ROWS, CacheConvention, Written
 from ropelab.conformance.cache_bounds import (
     DIVIDE,
     cache_bound,
@@ -32,6 +33,7 @@ from ropelab.conformance.cache_bounds import (
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.convention import call, check_tensor
 from ropelab.conformance.implementation import Implementation
+from ropelab.kernels import NO_POSITION
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 from ropelab.layout.pairing import pairs
 
@@ -78,7 +80,7 @@ class CacheSubject(Implementation):
         cache_dtype: torch.dtype | None = None,
         norm: bool | None = None,
         skipped: bool = True,
-        order: str = "NHD",
+        order: str | None = None,
         block_size: int = BLOCK_SIZE,
         weight_offset: float = 0.0,
         seed: int = 0,
@@ -91,7 +93,7 @@ class CacheSubject(Implementation):
                 floats only.
             norm: whether the operator normalizes; by default it does if it can.
             skipped: whether every third token has no slot.
-            order: the arrangement of the caches, one of `ORDERS`.
+            order: the arrangement of the caches, one of `ORDERS`; by default the first of the convention.
             block_size: the slots of a block.
             weight_offset: as for `CacheCase`; for a convention with an offset.
             seed: two cases of one seed and one size have the same numbers.
@@ -103,26 +105,39 @@ class CacheSubject(Implementation):
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(self.device)
 
         tokens, dim = sizes.batch * sizes.tokens, sizes.head_dim
-        heads, value_dim = (1, LATENT_FEATURES * dim) if kind.latent else (sizes.k_heads, dim)
+        heads, value_dim = kind.extents(sizes)
         inputs = tuple(normal(1, tokens, *shape) for shape in ((sizes.q_heads, dim), (heads, dim), (heads, value_dim)))
         wants_norm = kind.norm if norm is None else norm
         shares = [x.shape[2] if self.norm_across else 1 for x in inputs[:2]]
         weights = tuple(normal(n * dim) for n in shares) if wants_norm else ()
+        if wants_norm and not kind.weighted:
+            weights = (torch.ones(dim, dtype=self.dtype, device=self.device),)
         blocks = -(-(2 * tokens + 3) // block_size) + 1
         slots = torch.randperm(blocks * block_size - 1, generator=generator)[:tokens]  # the last slot stays free
         if skipped:
             slots[1::3] = -1
+        if not kind.addressed:
+            blocks, block_size, slots = 1, tokens, torch.arange(tokens)
         float8 = kind.float8_only or cache_dtype in FLOAT8_DTYPES
         cache_dtype = cache_dtype or (FLOAT8_DTYPES[0] if kind.float8_only else self.dtype)
-        size, places = arranged(order, blocks, block_size, ((heads, dim), (heads, value_dim)), kind.latent)
+        shapes = kind.cached(heads, dim, value_dim, sizes.rotary_dim, self.dtype.itemsize)
+        order = kind.orders[0] if order is None else order
+        size, places = arranged(order, blocks, block_size, shapes, kind.latent)
+        positions = torch.randint(-ROWS + 1 if kind.signed else 0, ROWS, (tokens,), generator=generator)
+        if kind.signed:
+            positions[3::7] = NO_POSITION
+        if isinstance(kind, BlockScales):
+            memory = torch.randint(256, (size,), generator=generator).to(self.device, torch.uint8)
+        else:
+            memory = normal(size, dtype=torch.float32).to(cache_dtype)
         scales = SCALES if kind.scales_differ else (SCALES[0], SCALES[1], SCALES[1])
         if kind.turns_cached and float8:  # the keys are values of 8-bit floats, and have few enough bits for the dtype
             inputs = (inputs[0], *(_nearest(x, cache_dtype, s) for x, s in zip(inputs[1:], scales[1:], strict=True)))
         return CacheCase(
-            inputs, sizes.rotary_dim, positions=torch.randint(ROWS, (tokens,), generator=generator),
-            slots=slots.to(self.device), memory=normal(size, dtype=torch.float32).to(cache_dtype), places=places,
+            inputs, sizes.rotary_dim, positions=positions, slots=slots.to(self.device), memory=memory, places=places,
             weights=weights, norm_last=self.norm_last, weight_offset=weight_offset,
-            scales=scales if float8 else (1.0, 1.0, 1.0), q_dtype=cache_dtype if kind.float8_only else None,
+            scales=scales if float8 else (1.0, 1.0, 1.0),
+            q_dtype=cache_dtype if kind.float8_only and not isinstance(kind, BlockScales) else None,
             table_free=self.table_free,
         )  # fmt: skip
 
@@ -156,12 +171,14 @@ class CacheSubject(Implementation):
         """
         arithmetic = self.arithmetic()
         c, s, table = self._cosines(case)
-        turning = replace(arithmetic, table=table, store=NO_ROUNDING if case.weights else arithmetic.store)
+        turning = replace(arithmetic, table=table, store=NO_ROUNDING)
+        placed = (case.token_positions()[0] != NO_POSITION).numpy()[:, None, None]
         found = []
         for i, x in enumerate(case.inputs[:2]):
-            value = exact(x[0])
-            if not case.weights:
-                found.append(self._turned(value, c, s, case.rotary_dim, turning))
+            value = exact(x[0]) * placed
+            if i >= len(case.weights):
+                stored = turning if self.convention.unrounded else replace(turning, store=arithmetic.store)
+                found.append(self._turned(value, c, s, case.rotary_dim, stored))
                 continue
             weight = exact(case.weights[i]) + EXACT(case.weight_offset)
             relative = self.norm_error(case, weight.size)
@@ -184,8 +201,10 @@ class CacheSubject(Implementation):
         """
         positions = case.token_positions()[0].numpy()
         if not case.table_free:
-            cos, sin = (exact(table)[positions][:, None] for table in self.convention.tables(self, case))
-            return cos, -sin if self.reversed else sin, NO_ROUNDING
+            positions = np.where(positions == NO_POSITION, 0, positions)
+            cos, sin = (exact(table)[abs(positions)][:, None] for table in self.convention.tables(self, case))
+            sin = sin * np.sign(positions)[:, None, None]
+            return cos, -sin if self.reversed != self.convention.inverse else sin, NO_ROUNDING
         angles = positions[:, None, None].astype(EXACT) * exact(inverse_frequencies(case.rotary_dim, self.base))
         computed, kept = Rounding.truncating(torch.float32), self.arithmetic().compute if self.narrow else NO_ROUNDING
         unit = (1 + computed.unit) * (1 + kept.unit) * (1 + REFERENCE.unit) - 1
@@ -194,11 +213,12 @@ class CacheSubject(Implementation):
 
     def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float = 0.0) -> Bounded:
         y, bound = value.copy(), abs(value) * relative
-        pair = pairs(value[..., :rotary_dim], self.layout)
+        turns = slice(value.shape[-1] - rotary_dim, None) if self.convention.rotates_last else slice(rotary_dim)
+        pair = pairs(value[..., turns], self.layout)
         results = rotate_exactly(*pair, c, s)
         bounds = cache_bound(*pair, c, s, arithmetic, relative)
         for whole, parts in ((y, results), (bound, bounds)):
-            for features, part in zip(pairs(whole[..., :rotary_dim], self.layout), parts, strict=True):
+            for features, part in zip(pairs(whole[..., turns], self.layout), parts, strict=True):
                 features[...] = part
         return y, bound
 
