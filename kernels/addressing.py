@@ -43,12 +43,12 @@ def turning(
     }  # fmt: skip
 
 
-def whole_heads(head_dim: int, rotation: Rotation, pairs_per_access: int) -> dict[str, Any]:
-    """The choices of `choices.Turning` for lanes that hold whole heads."""
+def whole_heads(head_dim: int, rotation: Rotation, pairs_per_access: int, pieces: int = 1) -> dict[str, Any]:
+    """The choices of `choices.Turning` for lanes that hold whole heads, in so many pieces."""
     pairs = pairs_of_head(head_dim, rotation)
     divided = rotation.rotary_dim // 2, pairs - rotation.rotary_dim // 2, rotation.first
     return {
-        "LANE_DIM": head_dim, "FIRST": rotation.first, "BLOCK_PAIRS": next_power_of_2(pairs),
+        "LANE_DIM": head_dim, "FIRST": rotation.first, "BLOCK_PAIRS": next_power_of_2(-(-pairs // pieces)),
         "GROUP": min(alignment(divided), pairs_per_access),
     }  # fmt: skip
 

@@ -122,14 +122,17 @@ def _gathered(angles, tokens, seq_len, PLACES: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def read_angles(angles, tokens, exists, seq_len, C: tl.constexpr):
-    """The `Columns` of whole heads, zero angles for what does not rotate; and whether tokens have a position."""
+def read_angles(angles, tokens, exists, seq_len, C: tl.constexpr, PIECE: tl.constexpr = 0):
+    """The `Columns` of a piece of heads, zero angles for what does not rotate; and whether tokens have a position.
+
+    Heads with shared columns have one piece.
+    """
     if C.SHARED_COLUMNS:
         columns = shared_columns(angles, tokens, seq_len, C.BLOCK_PAIRS, C)
         return columns, table_rows_of(angles, tokens, C).has_position
     else:
         rows = table_rows_of(angles, tokens, C)
-        return read_columns(rows, 0, exists, C, True), rows.has_position
+        return read_columns(rows, 0, exists, C, True, PIECE), rows.has_position
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from ropelab.kernels import choices as base
 from ropelab.kernels.angles_triton import read_angles
 from ropelab.kernels.choices import Turning
 from ropelab.kernels.float8_triton import divide, magnitude, round_to, scale_of_row, to_float8
+from ropelab.kernels.head_sums_triton import sum_of_pieces, sum_of_products
 from ropelab.kernels.place_triton import Tokens, cached_at, rows_at, slots_of
 from ropelab.kernels.stages_triton import narrow, normalize, read_heads, turn, write_heads
 
@@ -60,12 +61,14 @@ class Caching(Turning):
         PAGE: the slots of a block of the cache.
         NARROW_SLOTS: the cache has fewer than 2**31 slots, and a division of 32 bits is faster.
         BLOCK_TOKENS, BLOCK_ROWS: the tokens of a block, and the rows of a program in one pass.
+        HEAD_PIECES: the pieces of BLOCK_PAIRS pairs that cover a head.
     """
 
     PAGE: int
     NARROW_SLOTS: bool
     BLOCK_TOKENS: int
     BLOCK_ROWS: int
+    HEAD_PIECES: int
 
 
 class Block(NamedTuple):
@@ -148,11 +151,11 @@ def convert(y, scale, SOURCE: tl.constexpr, DTYPE: tl.constexpr, K: tl.constexpr
 
 
 @triton.jit
-def turn_some(x0, x1, columns, C: tl.constexpr):
+def turn_some(x0, x1, columns, C: tl.constexpr, PIECE: tl.constexpr = 0):
     """The pairs, turned where they rotate. A pair that does not rotate keeps its bits."""
     y0, y1 = turn(x0, x1, columns, False)
     if C.LANE_DIM > C.ROTARY_DIM:  # the sum of a product and a zero may change the sign of a zero
-        rotates = (tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
+        rotates = (PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
         y0, y1 = tl.where(rotates, y0, x0), tl.where(rotates, y1, x1)
     return y0, y1
 
@@ -171,9 +174,49 @@ def largest_of_pairs(y0, y1, has_position, K: tl.constexpr):
 
 
 @triton.jit
-def _normalize(x0, x1, w0, w1, K: tl.constexpr, C: tl.constexpr):
+def _normalize(heads, weights, K: tl.constexpr, C: tl.constexpr):
     DIM: tl.constexpr = K.HEADS * C.LANE_DIM if C.NORM == "token" else C.LANE_DIM
-    return normalize(x0, x1, w0, w1, DIM, C.EPS, C.NORM == "token", True)
+    sums = ()
+    for i in tl.static_range(C.HEAD_PIECES):
+        x0, x1 = heads[i]
+        sums += (sum_of_products(x0, x0, x1, x1),)
+    squares = sum_of_pieces(sums, 0, triton.next_power_of_2(C.HEAD_PIECES))
+    normalized = ()
+    for i in tl.static_range(C.HEAD_PIECES):
+        x0, x1 = heads[i]
+        w0, w1 = weights[i]
+        if C.WEIGHT_OFFSET != 0.0:
+            w0, w1 = w0 + C.WEIGHT_OFFSET, w1 + C.WEIGHT_OFFSET
+        normalized += (normalize(x0, x1, w0, w1, DIM, C.EPS, C.NORM == "token", True, squares),)
+    return normalized
+
+
+@triton.jit
+def _read_heads(row, exists, EVICTION: tl.constexpr, C: tl.constexpr):
+    """Both members of every pair of heads, for each piece."""
+    pieces = ()
+    for i in tl.static_range(C.HEAD_PIECES):
+        pieces += (read_heads(row, exists, EVICTION, C, i),)
+    return pieces
+
+
+@triton.jit
+def _write_heads(row, exists, has_position, pieces, C: tl.constexpr):
+    for i in tl.static_range(C.HEAD_PIECES):
+        y0, y1 = pieces[i]
+        write_heads(row, exists, has_position, y0, y1, C.INTERLEAVED, C, i)
+
+
+@triton.jit
+def _rounded(pieces, has_position, SOURCE: tl.constexpr, K: tl.constexpr):
+    """The pieces of heads rounded to SOURCE, and the largest magnitude of each head."""
+    rounded, size = (), 0.0
+    for i in tl.static_range(len(pieces)):
+        y0, y1 = round_to(pieces[i][0], SOURCE, K.CONVERSION), round_to(pieces[i][1], SOURCE, K.CONVERSION)
+        rounded += ((y0, y1),)
+        of_piece = largest_of_pairs(y0, y1, has_position, K)
+        size = of_piece if i == 0 else tl.maximum(size, of_piece)
+    return rounded, size
 
 
 @triton.jit
@@ -182,7 +225,7 @@ def _turned(x, weight, scale, angles, block, K: tl.constexpr, C: tl.constexpr):
 
     Returns:
         The tokens, whether they have a position, and for each pass the heads, whether the rows exist, both members of
-        their pairs and their given scales.
+        the pairs of each piece, and the given scales of the rows.
     """
     read = ()
     for i in tl.static_range(K.PASSES):
@@ -190,26 +233,33 @@ def _turned(x, weight, scale, angles, block, K: tl.constexpr, C: tl.constexpr):
         if i == 0 or K.SCALES == "head":
             factor = read_scale(scale, head, exists, K.SCALES)
         exists = exists[:, None, None]
-        x0, x1 = read_heads(rows_at(x, tokens, head, C.ALIGN, C), exists, "", C)
-        read += ((head, exists, x0, x1, factor),)
+        read += ((head, exists, _read_heads(rows_at(x, tokens, head, C.ALIGN, C), exists, "", C), factor),)
     # A pass has as many heads of each token as any other pass, except that the last pass may lack some.
     head, exists = read[0][0], read[0][1]
-    columns, has_position = read_angles(angles, tokens, exists, block.seq_len, C)
+    columns = ()
+    for j in tl.static_range(C.HEAD_PIECES):
+        of_piece, has_position = read_angles(angles, tokens, exists, block.seq_len, C, j)
+        columns += (of_piece,)
     if C.NORM != "none":
         w_at = weight + head[:, None, None] * C.LANE_DIM if C.NORM == "token" else weight
-        w0, w1 = read_heads(w_at, exists, "evict_last", C)
-        if C.WEIGHT_OFFSET != 0.0:
-            w0, w1 = w0 + C.WEIGHT_OFFSET, w1 + C.WEIGHT_OFFSET
+        weights = _read_heads(w_at, exists, "evict_last", C)
     turned = ()
     for i in tl.static_range(K.PASSES):
-        head, exists, x0, x1, factor = read[i]
+        head, exists, pieces, factor = read[i]
         if C.NORM != "none" and C.NORM_FIRST:
-            x0, x1 = _normalize(x0, x1, w0, w1, K, C)
-        y0, y1 = turn_some(x0, x1, columns, C)
+            pieces = _normalize(pieces, weights, K, C)
+        results = ()
+        for j in tl.static_range(C.HEAD_PIECES):
+            x0, x1 = pieces[j]
+            y0, y1 = turn_some(x0, x1, columns[j], C, j)
+            if C.NORM != "none" and not C.NORM_FIRST:
+                pair = j * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)
+                inside = exists & (pair < (C.LANE_DIM + 1) // 2)[None, None, :]
+                y0, y1 = tl.where(inside, y0, 0.0), tl.where(inside, y1, 0.0)
+            results += ((y0, y1),)
         if C.NORM != "none" and not C.NORM_FIRST:
-            inside = exists & (tl.arange(0, C.BLOCK_PAIRS) < (C.LANE_DIM + 1) // 2)[None, None, :]
-            y0, y1 = _normalize(tl.where(inside, y0, 0.0), tl.where(inside, y1, 0.0), w0, w1, K, C)
-        turned += ((head, exists, y0, y1, factor),)
+            results = _normalize(results, weights, K, C)
+        turned += ((head, exists, results, factor),)
     return tokens, has_position, turned
 
 
@@ -230,18 +280,20 @@ def turn_rows(rows, weight, slots, blocks, angles, block, K: tl.constexpr, rest,
     tokens, has_position, turned = _turned(rows.source, weight, rows.scale, angles, block, K, C)
     slot = slots_of(slots, tokens, block.seq_len) if K.CACHED else 0
     for i in tl.static_range(K.PASSES):
-        head, exists, y0, y1, factor = turned[i]
+        head, exists, y, factor = turned[i]
         if K.COPIED:
             copy_at = rows_at(rows.copy, tokens, head, C.ALIGN, C)
-            write_heads(copy_at, exists, has_position, y0, y1, C.INTERLEAVED, C)
+            _write_heads(copy_at, exists, has_position, y, C)
         if K.SCALES == "row":
-            y0, y1 = round_to(y0, SOURCE, K.CONVERSION), round_to(y1, SOURCE, K.CONVERSION)
-            size = largest_of_pairs(y0, y1, has_position, K)
+            y, size = _rounded(y, has_position, SOURCE, K)
             factor = scale_of_row(tl.maximum(size, rest_size) if K.WHOLE else size, K.LARGEST, K.CONVERSION)
             _write_scale(rows, factor, slot, blocks, tokens, head, exists, K, C)
-        y0, y1 = convert(y0, factor, SOURCE, DTYPE, K), convert(y1, factor, SOURCE, DTYPE, K)
+        converted = ()
+        for j in tl.static_range(C.HEAD_PIECES):
+            y0, y1 = y[j]
+            converted += ((convert(y0, factor, SOURCE, DTYPE, K), convert(y1, factor, SOURCE, DTYPE, K)),)
         at, goes = _destination(rows.target, slot, blocks, tokens, head, exists, C.ALIGN, K, C)
-        write_heads(at, goes, has_position, y0, y1, C.INTERLEAVED, C)
+        _write_heads(at, goes, has_position, converted, C)
         if K.WHOLE:
             _write_pieces(rest, pieces, factor, slot, blocks, tokens, head, REST, C)
 

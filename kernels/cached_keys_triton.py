@@ -121,7 +121,7 @@ def plan_rotate(t: CachedKeys, rotation: Rotation, tile: CacheTile | None = None
     choices = Choices(
         **turning(t, rotation, compute_dtype(t), [], tokens, access) | {"ALIGN": min(align, access)},
         **whole_heads(lanes, rotation, tile.pairs_per_access), INNERMOST="heads", K=kind,
-        PAGE=page, NARROW_SLOTS=blocks * page < 2**31, BLOCK_TOKENS=tokens, BLOCK_ROWS=tile.block_rows,
+        PAGE=page, NARROW_SLOTS=blocks * page < 2**31, BLOCK_TOKENS=tokens, BLOCK_ROWS=tile.block_rows, HEAD_PIECES=1,
     )  # fmt: skip
     # The rotation has the bits of `rotate_torch` without fused multiply-add.
     options = compiler_options(tile.num_warps, None, fuse=False)

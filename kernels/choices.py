@@ -34,7 +34,7 @@ class Turning(Choices):
         SHARED_COLUMNS: the threads of a program share cosines and sines, see `angles_triton.shared_columns`.
         POSITIONS: the source of positions, see `place_triton.position_of`.
         COMPUTE_DTYPE: the dtype of the arithmetic.
-        BLOCK_PAIRS: the places for pairs of a head, a power of two.
+        BLOCK_PAIRS: the places for pairs of a head, or of a piece of a head; a power of two.
         GROUP: so many adjacent places hold adjacent features, and the first of these features is a multiple of GROUP; 0
             where the compiler sees this itself.
         ALIGN: a power of two that divides all strides of heads.

@@ -21,6 +21,21 @@ def sum_of_products(a0, b0, a1, b1):
 
 
 @triton.jit
+def sum_of_pieces(sums, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """The sum of a head from the sums of its pieces, from FIRST on.
+
+    The bits are those of `sum_of_neighbours` over all pieces and zeros after them. COUNT is a power of two.
+    """
+    HALF: tl.constexpr = COUNT // 2
+    if COUNT == 1:
+        return sums[FIRST]
+    elif FIRST + HALF >= len(sums):
+        return sum_of_pieces(sums, FIRST, HALF)
+    else:
+        return sum_of_pieces(sums, FIRST, HALF) + sum_of_pieces(sums, FIRST + HALF, HALF)
+
+
+@triton.jit
 def sum_of_neighbours(x):
     """The sum over axis 2 of a tensor with three axes, as an axis of 1. The length of axis 2 is a power of two."""
     if x.shape[2] == 1:

@@ -48,12 +48,14 @@ class CacheTile:
         num_warps: the warps of a program.
         pairs_per_access: the pairs whose features, or whose cosines, a thread reads at once.
         passes: how often a program takes that many rows of the same tokens.
+        pieces: a program takes the pairs of a row in so many pieces; 1 if it computes cosines and sines.
     """
 
     block_rows: int
     num_warps: int
     pairs_per_access: int
     passes: int = 1
+    pieces: int = 1
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,12 @@ def plan_write(
     choices = Choices(
         **turning(t, rotation, compute_dtype(t), tiled, block_tokens, access)
         | {"ALIGN": min(common_alignment(turned), access)},
-        **whole_heads(head_dim, rotation, tile.pairs_per_access), **kinds, INNERMOST="heads",
+        **whole_heads(head_dim, rotation, tile.pairs_per_access, tile.pieces), **kinds, INNERMOST="heads",
         NORM="none" if norm is None else "token" if t.norm_across_heads else "head",
         NORM_FIRST=norm is None or norm.first, EPS=0.0 if norm is None else norm.eps,
         WEIGHT_OFFSET=0.0 if norm is None else norm.weight_offset,
         PAGE=t.k_cache.shape[1], NARROW_SLOTS=t.k_cache.shape[0] * t.k_cache.shape[1] < 2**31,
-        BLOCK_TOKENS=block_tokens, BLOCK_ROWS=tile.block_rows,
+        BLOCK_TOKENS=block_tokens, BLOCK_ROWS=tile.block_rows, HEAD_PIECES=tile.pieces,
     )  # fmt: skip
     numbers = seq_len, len(t.slots), len(t.k_cache)
     # The norm rounds as in `qk_norm_triton`, and the rotation alone as in `rotate_triton`. Computed cosines and sines
@@ -179,7 +181,7 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
     most = 1 if t.norm_across_heads or shares_columns(rotation) else next_power_of_2(t.q.shape[1])
-    width = 2 * _block_pairs(t, rotation)
+    width = 2 * _block_pairs(t, rotation, tile.pieces)
     # name -> source, destination, copy, given scale, made scales, the kind whose scale it shares
     found = {
         "Q": (t.q, t.q_out, None, t.q_scale, t.q_scale_out, None),
@@ -188,12 +190,14 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
         "NOPE": (t.q_nope, t.q_nope_out, None, t.q_scale, t.q_scale_out, None if t.q_scale_out is None else "Q"),
     }  # fmt: skip
     whole = [kind[-1] for kind in found.values() if kind[0] is not None]  # these kinds move the other's features too
-    all_rows = dict(zip(found, _rows_of_token(t, rotation), strict=True))
+    all_rows = dict(zip(found, _rows_of_token(t, rotation, tile.pieces), strict=True))
     tokens = {name: min(most, tile.block_rows // gcd(tile.block_rows, rows)) for name, rows in all_rows.items()}
     block_tokens, all_programs, kinds = max(tokens.values()), 0, {}
     for name, (x, destination, copy, scale, made_scales, _) in found.items():
         head_blocks = triton.cdiv(all_rows[name], tile.block_rows // tokens[name])
-        passes = 1 if name in whole else min(tile.passes, next_power_of_2(max(1, head_blocks)))
+        turns, makes_scales = name in ("Q", "K"), made_scales is not None
+        most_passes = tile.passes * (1 if turns or makes_scales else tile.pieces)  # else each piece is a row
+        passes = 1 if name in whole else min(most_passes, next_power_of_2(max(1, head_blocks)))
         tensors = [y for y in (x, destination, copy) if y is not None]
         programs = block_tokens // tokens[name] * triton.cdiv(head_blocks, passes)
         all_programs += programs
@@ -202,25 +206,25 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
             HEADS=1 if x is None else max(1, x.shape[2]), DIM=0 if x is None else x.shape[3],
             PIECES=1 if x is None else max(1, triton.cdiv(x.shape[3], width)), PROGRAMS=programs,
             TOKENS=tokens[name], PASSES=passes, CACHED=name in ("K", "V"), COPIED=copy is not None,
-            SCALES="row" if made_scales is not None or found[name][-1] else scales, WHOLE=name in whole,
+            SCALES="row" if makes_scales or found[name][-1] else scales, WHOLE=name in whole,
             CONVERSION="none" if destination is None else conversion(destination.dtype, destination.device),
-            LARGEST=torch.finfo(destination.dtype).max if made_scales is not None and destination is not None else 0.0,
+            LARGEST=torch.finfo(destination.dtype).max if makes_scales and destination is not None else 0.0,
             ALIGN=common_alignment(tensors),
         )  # fmt: skip
     return block_tokens, all_programs, kinds
 
 
-def _block_pairs(t: CacheTensors, rotation: Rotation) -> int:
-    """The pairs of a row: the pairs of a head, also those that do not rotate, padded to a power of two."""
-    return next_power_of_2(pairs_of_head(t.q.shape[3], rotation))
+def _block_pairs(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> int:
+    """The pairs of a piece of a row, also those that do not rotate, padded to a power of two."""
+    return next_power_of_2(triton.cdiv(pairs_of_head(t.q.shape[3], rotation), pieces))
 
 
-def _rows_of_token(t: CacheTensors, rotation: Rotation) -> tuple[int, int, int, int]:
+def _rows_of_token(t: CacheTensors, rotation: Rotation, pieces: int = 1) -> tuple[int, int, int, int]:
     """The rows of a token of q, k, v, and features of q that lie apart, as far as programs of their own move them.
 
     A wide head of the last two makes several rows, unless the kernel makes its scale.
     """
-    width, (q_heads, k_heads) = 2 * _block_pairs(t, rotation), (t.q.shape[2], t.k.shape[2])
+    width, (q_heads, k_heads) = 2 * _block_pairs(t, rotation, pieces), (t.q.shape[2], t.k.shape[2])
     v_pieces = 1 if t.v_scale_cache is not None else triton.cdiv(t.v.shape[3], width)
     nope_pieces = 0 if t.q_nope is None or t.q_scale_out is not None else triton.cdiv(t.q_nope.shape[3], width)
     return q_heads, k_heads, 0 if t.shares_scale else k_heads * v_pieces, q_heads * nope_pieces
@@ -238,8 +242,10 @@ def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
         return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow_access)
+    # Heads with shared columns have one piece.
+    pairs = block_pairs if shares_columns(rotation) else pairs_of_head(t.q.shape[3], rotation)
     return choose_tile(
-        block_pairs, batch * seq_len * sum(_rows_of_token(t, rotation)),
+        pairs, batch * seq_len * sum(_rows_of_token(t, rotation)),
         interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,
     )  # fmt: skip
 
@@ -278,35 +284,56 @@ def _access(narrow: bool) -> int:
     return PAIRS_PER_ACCESS if narrow else 2 * PAIRS_PER_ACCESS
 
 
-def choose_tile(
-    block_pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False
-) -> CacheTile:
-    """The tile for ``rows`` rows of all tokens, whose heads have ``block_pairs`` pairs.
+def choose_tile(pairs: int, rows: int, *, interleaved: bool, itemsize: int, nope_apart: bool = False) -> CacheTile:
+    """The tile for ``rows`` rows of all tokens, whose heads have ``pairs`` pairs.
 
-    A thread moves 16 bytes at once, as in `tiles.choose_tile`. Each head belongs to the same number of threads whatever
-    the tokens are, so the sum of a norm has one order, and a token has the same bits alone and among other tokens.
+    A thread moves 16 bytes at once, as in `tiles.choose_tile`. The sum of a norm has one order whatever the tile is, so
+    a token has the same bits alone and among other tokens.
 
-    A thread of a large call moves 64 bytes, in as many passes as that takes, and a program has one warp: each program
-    reads the cosines and sines of its tokens once for all passes. A small call takes one pass, so that no row waits for
-    another, and programs of four warps, because fewer programs start sooner. In a small call, heads of up to
-    ``_FEW_PAIRS`` pairs take one warp and 32 bytes, unless features of q lie apart. The record `one_pass_tiles` has the
-    times of these and of other tiles.
+    A thread of a large call moves 64 bytes or more, in as many passes as that takes, and a program has one warp: each
+    program reads the cosines and sines of its tokens once for all passes. If padding would leave many lanes idle, a
+    program takes each head in pieces, see `pieces_of`. All pieces of a head belong to the same few threads, which move
+    8 bytes at once.
+
+    A small call takes one pass, so that no row waits for another, and programs of four warps, because fewer programs
+    start sooner. In a small call, heads of up to ``_FEW_PAIRS`` pairs take one warp and 32 bytes, unless features of q
+    lie apart. The record `one_pass_tiles` has the times of these and of other tiles.
 
     Args:
         interleaved: whether the pairs are interleaved.
         itemsize: the bytes of an element of q.
         nope_apart: whether features of q that do not rotate are moved too.
     """
-    access = _access(interleaved or itemsize > 2)
-    bytes_of_pass = 2 * itemsize * max(access, block_pairs // 32)
-    warps, passes = 1, max(1, 64 // bytes_of_pass)
-    if rows * 2 * block_pairs * itemsize <= _FEW_BYTES:
+    access, block_pairs = _access(interleaved or itemsize > 2), next_power_of_2(pairs)
+    few = rows * 2 * block_pairs * itemsize <= _FEW_BYTES
+    pieces = 1 if few else pieces_of(pairs, interleaved)
+    if pieces > 1:
+        access, block_pairs = PAIRS_PER_ACCESS, next_power_of_2(triton.cdiv(pairs, pieces))
+    bytes_of_pass = 2 * itemsize * pieces * max(access, block_pairs // 32)
+    warps, passes = 1, triton.cdiv(64, bytes_of_pass)
+    if few:
         if block_pairs > _FEW_PAIRS or nope_apart:
             warps, passes = 4, 1
         else:
-            passes = max(1, 32 // bytes_of_pass)
-    return CacheTile(max(1, 32 * warps * access // block_pairs), warps, access, passes)
+            passes = triton.cdiv(32, bytes_of_pass)
+    return CacheTile(max(1, 32 * warps * access // block_pairs), warps, access, passes, pieces)
 
 
-_FEW_BYTES, _FEW_PAIRS = 2**21, 32
-"""Calls of `one_pass_tiles` that read up to 1.2 MB are faster as small calls, and from 6.3 MB on as large calls."""
+def pieces_of(pairs: int, interleaved: bool) -> int:
+    """The pieces of a head: as few as leave the fewest lanes idle.
+
+    The width of a piece is a power of two. For example, 80 adjacent pairs are 5 pieces of 16, and 96 pairs are 3 pieces
+    of 32; one piece would have 128 lanes. A piece has at least ``_PIECE`` pairs: in 16 bits, their members fill a
+    sector of memory, 32 bytes. Both members of halves take requests of their own, so halves pay for more than 3 pieces:
+    on an H200 heads of 160 with a norm reached .81 of a copy in 5 pieces, .87 in 3 pieces, and .83 whole.
+    """
+    widths = [_PIECE << i for i in range(max(1, (next_power_of_2(pairs) // _PIECE).bit_length()))]
+    counts = [n for width in widths if (n := triton.cdiv(pairs, width)) <= (6 if interleaved else 3)]
+    return min(counts, key=lambda n: (n * next_power_of_2(triton.cdiv(pairs, n)), n))
+
+
+_PIECE = 16
+
+_FEW_BYTES, _FEW_PAIRS = 2**22, 32
+"""An H100 or an H200 holds the warps of a pass over a small call at once: 4,096 warps of a kilobyte, 31 on each
+multiprocessor. In further passes a warp would do alone what idle warps could do at the same time."""

@@ -38,13 +38,13 @@ class Columns(NamedTuple):
 
 
 @triton.jit
-def lane_feature(MEMBER: tl.constexpr, INTERLEAVED: tl.constexpr, C: tl.constexpr):
-    """The feature that each pair of a head has as member 0 or 1, and whether the pair has it, each ``[pairs]``.
+def lane_feature(MEMBER: tl.constexpr, INTERLEAVED: tl.constexpr, C: tl.constexpr, PIECE: tl.constexpr = 0):
+    """The feature that each pair of a piece has as member 0 or 1, and whether the pair has it, each ``[pairs]``.
 
     Lanes number the features of a head: the features that rotate come first. The features that do not rotate form pairs
     in the same way as the features that rotate; the last of these pairs may lack its member 1.
     """
-    pair = tl.arange(0, C.BLOCK_PAIRS)
+    pair = PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)
     PAIRS: tl.constexpr = C.ROTARY_DIM // 2
     if INTERLEAVED:
         lane = 2 * pair + MEMBER
@@ -86,17 +86,17 @@ def _addresses(row, feature, exists, GROUP: tl.constexpr):
 
 
 @triton.jit
-def members_of(row, exists, INTERLEAVED: tl.constexpr, C: tl.constexpr):
-    """The `Members` of all pairs of the heads that begin at ``row``; a head that does not exist has no members."""
+def members_of(row, exists, INTERLEAVED: tl.constexpr, C: tl.constexpr, PIECE: tl.constexpr = 0):
+    """The `Members` of the pairs of a piece of the heads that begin at ``row``, none for heads that do not exist."""
     if INTERLEAVED:
-        lane = tl.arange(0, 2 * C.BLOCK_PAIRS)
+        lane = 2 * PIECE * C.BLOCK_PAIRS + tl.arange(0, 2 * C.BLOCK_PAIRS)
         GROUP: tl.constexpr = 2 * C.GROUP if C.FIRST % (2 * C.GROUP if C.GROUP else 1) == 0 else C.GROUP
         at = _addresses(row, _feature_in(lane, C), exists, GROUP)
         inside = exists & (lane < C.LANE_DIM)[None, None, :]
         return Members(at, inside, at, inside)
     else:
-        feature0, inside0 = lane_feature(0, INTERLEAVED, C)
-        feature1, inside1 = lane_feature(1, INTERLEAVED, C)
+        feature0, inside0 = lane_feature(0, INTERLEAVED, C, PIECE)
+        feature1, inside1 = lane_feature(1, INTERLEAVED, C, PIECE)
         at0, at1 = _addresses(row, feature0, exists, C.GROUP), _addresses(row, feature1, exists, C.GROUP)
         return Members(at0, exists & inside0[None, None, :], at1, exists & inside1[None, None, :])
 
@@ -112,27 +112,27 @@ def read_pairs(at, OTHER: tl.constexpr, EVICTION: tl.constexpr, INTERLEAVED: tl.
 
 
 @triton.jit
-def read_heads(row, exists, EVICTION: tl.constexpr, C: tl.constexpr):
-    """Both members of every pair of heads, in COMPUTE_DTYPE, and zeros for members that do not exist."""
-    x0, x1 = read_pairs(members_of(row, exists, C.INTERLEAVED, C), 0, EVICTION, C.INTERLEAVED)
+def read_heads(row, exists, EVICTION: tl.constexpr, C: tl.constexpr, PIECE: tl.constexpr = 0):
+    """Both members of every pair of a piece of heads, in COMPUTE_DTYPE, and zeros for members that do not exist."""
+    x0, x1 = read_pairs(members_of(row, exists, C.INTERLEAVED, C, PIECE), 0, EVICTION, C.INTERLEAVED)
     return x0.to(C.COMPUTE_DTYPE), x1.to(C.COMPUTE_DTYPE)
 
 
 @triton.jit
-def _read_table(row, first_pair, exists, C: tl.constexpr, OTHER: tl.constexpr):
-    """The columns of both members of the pairs from ``first_pair`` on."""
+def _read_table(row, first_pair, exists, C: tl.constexpr, OTHER: tl.constexpr, PIECE: tl.constexpr):
+    """The columns of both members of the pairs from ``first_pair`` on, or of a piece."""
     PAIRS: tl.constexpr = C.ROTARY_DIM // 2
     shape: tl.constexpr = [exists.shape[0], exists.shape[1], C.BLOCK_PAIRS]
     if C.FULL_WIDTH and C.INTERLEAVED:
-        feature = 2 * first_pair + tl.arange(0, 2 * C.BLOCK_PAIRS)[None, None, :]
-        if C.BLOCK_PAIRS > PAIRS:
+        feature = 2 * (first_pair + PIECE * C.BLOCK_PAIRS) + tl.arange(0, 2 * C.BLOCK_PAIRS)[None, None, :]
+        if (PIECE + 1) * C.BLOCK_PAIRS > PAIRS:
             exists = exists & (feature < 2 * PAIRS)
         at = tl.broadcast_to(row + feature, [exists.shape[0], exists.shape[1], 2 * C.BLOCK_PAIRS])
         exists = tl.broadcast_to(exists, at.shape)
         t0, t1 = read_pairs(Members(at, exists, at, exists), OTHER, "evict_last", True)
     else:
-        pair = first_pair + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
-        if C.BLOCK_PAIRS > PAIRS:
+        pair = first_pair + PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
+        if (PIECE + 1) * C.BLOCK_PAIRS > PAIRS:
             exists = exists & (pair < PAIRS)
         at = tl.broadcast_to(row + pair, shape)
         exists = tl.broadcast_to(exists, shape)
@@ -144,8 +144,8 @@ def _read_table(row, first_pair, exists, C: tl.constexpr, OTHER: tl.constexpr):
 
 
 @triton.jit
-def read_columns(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr):
-    """The `Columns` of the pairs from ``first_pair`` on, read from tables again for every head.
+def read_columns(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr, PIECE: tl.constexpr = 0):
+    """The `Columns` of the pairs from ``first_pair`` on, or of a piece of heads, read from tables again for every head.
 
     Each thread reads the columns of the pairs that it holds, so threads exchange nothing. The L1 cache serves the
     repeated reads. Layers, heads and batches share a table, whereas q and k are read once, so evict_last keeps the
@@ -163,31 +163,37 @@ def read_columns(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr):
     """
     SIGNED: tl.constexpr = C.POSITIONS != "none"
     if C.AXES > 1:
-        rows = rows_of_pairs(rows, first_pair, C)
+        rows = rows_of_pairs(rows, first_pair + PIECE * C.BLOCK_PAIRS, C)
     inside = exists & rows.exists if SIGNED else exists
     OTHER: tl.constexpr = 0.0 if (FILL and not SIGNED) or C.AXES > 1 else None
-    cos0, cos1 = _read_table(rows.cos, first_pair, inside, C, OTHER)
-    sin0, sin1 = _read_table(rows.sin, first_pair, inside, C, OTHER)
+    cos0, cos1 = _read_table(rows.cos, first_pair, inside, C, OTHER, PIECE)
+    sin0, sin1 = _read_table(rows.sin, first_pair, inside, C, OTHER, PIECE)
     if SIGNED:
         factor = tl.where(rows.exists, tl.where(rows.is_negative, -1.0, 1.0), float("nan")).to(C.COMPUTE_DTYPE)
         if C.AXES > 1:
             factor = tl.where(rows.has_position, factor, 0.0)
         sin0, sin1 = sin0 * factor, sin1 * factor
-    if FILL and C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
-        rotates = (tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
+    if FILL and (PIECE + 1) * C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
+        rotates = (PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
         cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)
         sin0, sin1 = tl.where(rotates, sin0, 0.0), tl.where(rotates, sin1, 0.0)
     return Columns(cos0, cos1, sin0, sin1)
 
 
 @triton.jit
-def normalize(x0, x1, w0, w1, DIM: tl.constexpr, EPS: tl.constexpr, ACROSS: tl.constexpr, ZEROS: tl.constexpr):
+def normalize(
+    x0, x1, w0, w1, DIM: tl.constexpr, EPS: tl.constexpr, ACROSS: tl.constexpr, ZEROS: tl.constexpr, squares=None
+):
     """The pairs times weights and ``1 / sqrt(mean + EPS)``, with the mean of DIM squares of a head.
 
     If ACROSS, the mean is over all rows of the tile, which are the heads of one token and rows of zeros. If ZEROS, a
     head of zeros stays zeros where EPS is 0.
+
+    Args:
+        squares: the sum of the squares of each head, if the pairs are a piece of the head.
     """
-    squares = sum_of_products(x0, x0, x1, x1)
+    if squares is None:
+        squares = sum_of_products(x0, x0, x1, x1)
     if ACROSS:
         squares = sum_of_neighbours(tl.reshape(squares, [1, 1, squares.shape[0]]))
     mean = squares / DIM
@@ -234,16 +240,16 @@ def write_pairs(at, y0, y1, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def write_heads(row, exists, has_position, y0, y1, INTERLEAVED: tl.constexpr, C: tl.constexpr):
-    """Write heads, and zeros for the heads of tokens without a position.
+def write_heads(row, exists, has_position, y0, y1, INTERLEAVED: tl.constexpr, C: tl.constexpr, PIECE: tl.constexpr = 0):
+    """Write a piece of heads, and zeros for the heads of tokens without a position.
 
     A second store costs less than a selection for every element, because a token hardly ever lacks a position.
     """
     if C.POSITIONS != "none":
-        nowhere = members_of(row, exists & (has_position == 0), INTERLEAVED, C)
+        nowhere = members_of(row, exists & (has_position == 0), INTERLEAVED, C, PIECE)
         write_pairs(nowhere, tl.zeros_like(y0), tl.zeros_like(y1), INTERLEAVED)
         exists = exists & has_position
-    write_pairs(members_of(row, exists, INTERLEAVED, C), y0, y1, INTERLEAVED)
+    write_pairs(members_of(row, exists, INTERLEAVED, C, PIECE), y0, y1, INTERLEAVED)
 
 
 @triton.jit

@@ -20,7 +20,10 @@ from tests import compile_kernel
 INTEGERS = dict(zip(FLOAT8_DTYPES, ("e4m3", "e5m2"), strict=True))
 
 # q heads, k heads, head_dim, features that rotate, features of v
-SHAPES = [(32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), (16, 1, 256, 256, 256)]
+SHAPES = [
+    (32, 8, 128, 128, 128), (28, 4, 128, 64, 128), (128, 1, 64, 64, 512), (16, 1, 256, 256, 256),
+    (48, 8, 160, 160, 160),
+]  # fmt: skip
 
 VARIANTS = {
     "table-free": {"table_free": True}, "norm across heads": {"across": True},
@@ -131,6 +134,20 @@ def check_instructions(layout: str, capability: int) -> None:
     print(f"sm_{capability} {layout}: {instructions:.1f} instructions for a feature of 8-bit q")
 
 
+def check_pieces(layout: str, capability: int) -> None:
+    """A lane of a head of 160, in pieces, takes at most a fifth more instructions than one of a head of 128.
+
+    The 80 pairs have 80 lanes if they are adjacent, and 96 lanes as halves; whole heads would have 128 lanes.
+    """
+    lanes = 80 if layout == "interleaved" else 96
+    counts = []
+    for shape, features in ((SHAPES[0], 32), (SHAPES[-1], 40)):  # the features of a thread
+        of_k = compile_kernel.paths(kernel(capability, shape, layout, norm=True).asm["cubin"])[1]
+        counts.append(of_k / features)
+    assert counts[1] < 1.2 * counts[0] * lanes / 80, f"{layout}: {counts} instructions for a feature of k"
+    print(f"sm_{capability} {layout}: {counts} instructions for a feature of k in heads of 128 and of 160")
+
+
 def main(capability: int) -> None:
     """Loads and stores of 16 bytes, and of 8 bytes for 8-bit floats, no spilled registers, and few instructions."""
     shapes = SHAPES if capability == 90 else SHAPES[:1]
@@ -155,6 +172,7 @@ def main(capability: int) -> None:
             compile_kernel.check_accesses(f"sm_{capability} cached keys {shape} {layout} {dtype}", found, width)
     for layout in LAYOUTS if capability == 90 else ():
         check_instructions(layout, capability)
+        check_pieces(layout, capability)
         for name, options in VARIANTS.items():
             shape, width = (SHAPES[2 if "nope_dim" in options else 0], 8 if "q_dtype" in options else 16)
             compile_kernel.check_accesses(f"{layout} {name}", kernel(capability, shape, layout, **options), width)
