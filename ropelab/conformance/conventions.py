@@ -74,7 +74,7 @@ class AssembleMLA(Ropelab):
         "fn(kv, k_pe, nope_dim, *, cos, sin, layout, seq_format, positions=None, offsets=0, inverse=False) "
         "-> (key, value)"
     )
-    expresses = ALL - {"padding"}  # a token without a position keeps its value
+    expresses = ALL - {"padding", "axes"}  # a token without a position keeps its value
     pair = False
     in_place = False
     constant_tables = True
