@@ -1,6 +1,9 @@
 """The random inputs of several test files, and the comparison with the definition."""
 
+import os
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +28,16 @@ def older(package: str) -> str:
     except metadata.PackageNotFoundError:
         return f"needs {package}"
     return "" if Version(found) >= Version(wanted) else f"needs {package} {wanted} of constraints.txt, got {found}"
+
+
+def compile_for(target: str, module: str) -> None:
+    """Compile kernels for a GPU that need not be there, by ``tests/<module>.py``, where they are not interpreted."""
+    root = Path(__file__).parents[1]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(root)
+    command = [sys.executable, "-m", f"tests.{module}", target]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def forget(monkeypatch) -> None:

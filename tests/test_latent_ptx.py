@@ -1,19 +1,10 @@
 """The code of the kernels of `assemble_mla`: wide accesses, no spills, for GPUs that need not be there."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support import compile_for
 
 
 @pytest.mark.parametrize("target", ["80", "90"])
 def test_accesses_are_wide_and_registers_suffice(target):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-m", "tests.compile_latent", target]
-    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    compile_for(target, "compile_latent")

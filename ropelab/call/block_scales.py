@@ -5,7 +5,7 @@ import torch
 from ropelab.arguments import POSITION_DTYPES, check_device, check_tensor
 from ropelab.call.checks import check_no_grad, check_places, check_rope_arguments
 from ropelab.call.operation import Operation, Tensors, operator, write_through
-from ropelab.call.paged_cache_checks import check_slots
+from ropelab.call.paged_cache_checks import check_adjacent, check_slots
 from ropelab.call.where import Where
 from ropelab.kernels.block_scales import Blocks, Page
 from ropelab.kernels.tensors import BlockScaledCacheTensors, QuantizeTensors
@@ -29,7 +29,7 @@ def _check_quantize(given: Tensors, where: Where, block_dim: int, *numbers: floa
             f"divides {heads} heads, got {tuple(t.out.shape)}"
         )
     check_device("out", t.out, t.x)
-    _check_adjacent("out", t.out)
+    check_adjacent("out", t.out)
     if t.scales is not None:
         check_tensor("scales", t.scales, (3,), "[tokens, groups, scales]", SCALE_DTYPES)
         scales = group_heads * head_dim // block_dim
@@ -68,7 +68,7 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
     if t.q_out.shape != t.q.shape:
         raise ValueError(f"q_out: expected shape {tuple(t.q.shape)}, got {tuple(t.q_out.shape)}")
     check_device("q_out", t.q_out, t.q)
-    _check_adjacent("q_out", t.q_out)
+    check_adjacent("q_out", t.q_out)
     first, end = where.options.slice(where.angles.columns)
     if end != head_dim:
         raise ValueError(f"rotary_slice: expected the last features of {head_dim}, got {(first, end)}")
@@ -81,7 +81,7 @@ def _check_write(given: Tensors, where: Where, norm_eps: float, block_size: int,
             f"bytes and {page.scale_bytes} bytes of scales, got {t.kv_cache.shape[1]}"
         )
     check_device("kv_cache", t.kv_cache, t.q)
-    _check_adjacent("kv_cache", t.kv_cache)
+    check_adjacent("kv_cache", t.kv_cache)
     if t.kv_cache.stride(0) % t.kv.itemsize:
         raise ValueError(f"kv_cache: expected an even stride of blocks, got strides {tuple(t.kv_cache.stride())}")
     check_tensor("slot_mapping", t.slots, (1,), "[slots]", POSITION_DTYPES)
@@ -104,11 +104,6 @@ def _check_pairs(where: Where, head_dim: int) -> None:
 def _check_blocks(dim: int, features: int, what: str) -> None:
     if dim < 4 or dim & (dim - 1) or not features or features % dim:
         raise ValueError(f"block_dim: expected a power of two, at least 4, that divides {what}, {features}, got {dim}")
-
-
-def _check_adjacent(name: str, x: torch.Tensor) -> None:
-    if x.stride(-1) != 1 and x.shape[-1] > 1:
-        raise ValueError(f"{name}: expected adjacent features (a last stride of 1), got strides {tuple(x.stride())}")
 
 
 def _check_write_contents(given: Tensors, where: Where, norm_eps: float, block_size: int, block_dim: int) -> None:
