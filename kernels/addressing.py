@@ -54,7 +54,7 @@ def whole_heads(head_dim: int, rotation: Rotation, pairs_per_access: int, pieces
 
 
 def axes_of_pairs(rotation: Rotation) -> dict[str, int]:
-    """The choices of `choices.Turning` that say which pair reads the position along which axis.
+    """The choices of `choices.Turning` for the axis of each pair.
 
     AXIS_BITS has a row of whole words of 32 bits for each axis, and in the row a bit for each group of pairs.
     """

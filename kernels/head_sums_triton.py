@@ -24,7 +24,7 @@ def sum_of_products(a0, b0, a1, b1):
 def sum_of_pieces(sums, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """The sum of a head from the sums of its pieces, from FIRST on.
 
-    The bits are those of `sum_of_neighbours` over all pieces and zeros after them. COUNT is a power of two.
+    The sum has the bits of `sum_of_neighbours` over all pieces and zeros after them. COUNT is a power of two.
     """
     HALF: tl.constexpr = COUNT // 2
     if COUNT == 1:

@@ -324,8 +324,8 @@ def pieces_of(pairs: int, interleaved: bool) -> int:
 
     The width of a piece is a power of two. For example, 80 adjacent pairs are 5 pieces of 16, and 96 pairs are 3 pieces
     of 32; one piece would have 128 lanes. A piece has at least ``_PIECE`` pairs: in 16 bits, their members fill a
-    sector of memory, 32 bytes. Both members of halves take requests of their own, so halves pay for more than 3 pieces:
-    on an H200 heads of 160 with a norm reached .81 of a copy in 5 pieces, .87 in 3 pieces, and .83 whole.
+    sector of memory, 32 bytes. Halves have at most 3 pieces and adjacent pairs at most 6. These limits were the faster
+    ones in a trial on an H200, and no record has these widths yet.
     """
     widths = [_PIECE << i for i in range(max(1, (next_power_of_2(pairs) // _PIECE).bit_length()))]
     counts = [n for width in widths if (n := triton.cdiv(pairs, width)) <= (6 if interleaved else 3)]

@@ -181,7 +181,7 @@ def pairs_per_access(rotation: Rotation, rest: int) -> int:
 
 
 def axis_group(rotation: Rotation) -> int:
-    """The largest power of two, up to 16, such that so many adjacent pairs read the position along the same axis."""
+    """The number of adjacent pairs that read the position along the same axis, as a power of two up to 16."""
     axes = rotation.axes or ()
     return gcd(16, *(i for i in range(1, len(axes)) if axes[i] != axes[i - 1]))
 

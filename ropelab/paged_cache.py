@@ -74,7 +74,7 @@ def rope_and_cache(
 
     Scales are given, or the call makes a scale of each head of each token, in the same pass, and writes it beside the
     8-bit floats: the largest magnitude of the head divided by the largest finite number, but at least 1e-6 (vLLM's
-    ``fp8_per_token_head``). The magnitudes are those of the values that are divided, rounded to the dtype of q. NaN
+    ``fp8_per_token_head``). The magnitudes are taken after the rounding to the dtype of q. NaN
     counts as 0, and an infinity as the largest float32, so that every scale is a positive finite number. With the unit
     roundoff u of the 8-bit float, 2^-4 or 2^-3, a stored number times its scale is within ``u |x|`` of the value x, or
     within half of the smallest positive number times the scale; the roundings of float32 come on top

@@ -1,7 +1,7 @@
 """The features that rotate together, and their positions, for each ``model_type`` of transformers 5.23.
 
 A configuration does not state these facts: they are in the code of the models, and a test compares them with that
-code. Names are without ``_text``. The facts are those of the attention: the indexer of sparse attention may pair other
+code. Names are without ``_text``. The facts hold for the attention; the indexer of sparse attention may pair other
 features (halves in DeepSeek-V3.2).
 """
 

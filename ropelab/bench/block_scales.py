@@ -118,7 +118,7 @@ class Case(ABC):
 
 
 def disagreement(values: torch.Tensor, scales: torch.Tensor, right: torch.Tensor, rounded: bool) -> str:
-    """``"ok"`` if 8-bit floats and their scales are those of ``right``, up to the roundings.
+    """``"ok"`` if 8-bit floats and their scales equal ``right`` up to the roundings.
 
     A scale is the least power of two that makes the largest number of its block at most 448, where a rounding to
     bfloat16 or float32 may move this number across the limit. A value is off by half a unit in its last place: 2^-4 of

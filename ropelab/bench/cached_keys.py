@@ -131,7 +131,7 @@ class CachedKeys:
 def cached_keys(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time the rotation of cached keys by a delta for each slot.
 
-    Columns: those of `CachedKeys.columns`; contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy.
+    Columns: `CachedKeys.columns`; contender, status, median_us, q20_us, q80_us, samples; fraction_of_copy.
     The copy moves as many bytes between contiguous tensors.
     """
     cases = every_case()[:1] if smoke else every_case()

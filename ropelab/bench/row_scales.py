@@ -23,9 +23,8 @@ Case = NormAndCache | WholeLatentCache
 def row_scales(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
     """Time passes with q and caches in 8-bit floats: keys and values with heads, and latent attention.
 
-    Columns: those of `ropelab.bench.paged_cache.paged_cache` but version and sha256; status is that of the results and
-    of the scales. ``bytes`` has the bytes of the pass with given scales, so the scales that are made count as time
-    only.
+    Columns: the columns of `ropelab.bench.paged_cache.paged_cache` but version and sha256. The status judges results
+    and scales. ``bytes`` has the bytes of the pass with given scales, so the scales that are made count as time only.
     """
     cases = every_case()[:2] if smoke else every_case()
     described = progress(cases, lambda case: case.description)

@@ -40,7 +40,7 @@ STUDIES: dict[str, Study] = {
     "latent_attention": Study(latent_attention, gpu_gib=16, timed_gib=13),
     "latent_tiles": Study(latent_tiles, gpu_gib=12, timed_gib=57, wide=True),
     # A set of 16,384 tokens takes 0.2 GiB, and each contender keeps results of such a size.
-    "mrope": Study(mrope, gpu_gib=8, timed_gib=8, wide=True),
+    "mrope": Study(mrope, gpu_gib=2, timed_gib=8, wide=True),
     "table_free": Study(table_free, gpu_gib=6, timed_gib=22),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
     "memory": Study(memory, gpu_gib=3, timed=False),
