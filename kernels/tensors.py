@@ -234,3 +234,22 @@ class BlockScaledCacheTensors(NamedTuple):
     cos: Tensor
     sin: Tensor
     positions: Tensor | None
+
+
+class ProjectionTensors(NamedTuple):
+    """A product whose heads of q and k rotate: ``x weight^T + bias``. The call writes the first tensor.
+
+    Attributes:
+        qkv: ``[B, S, N]``, contiguous: the heads of q, of k, and as many of v, which do not rotate.
+        x: ``[B, S, K]``, contiguous, of qkv's dtype; so are the weight and the bias.
+        weight: ``[N, K]``, contiguous.
+        bias: ``[N]``, or None.
+    """
+
+    qkv: Tensor
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor | None

@@ -22,6 +22,7 @@ from ropelab.layout.weights import convert_layout
 from ropelab.paged_cache import mla_rope_and_cache, rope_and_cache
 from ropelab.positions.axes import grid_positions, mrope_axes, text_positions
 from ropelab.positions.packed import NO_POSITION, PackedSequences, context_parallel_positions
+from ropelab.projection import qkv_rope, qkv_rope_and_cache
 from ropelab.qk_norm import apply_qk_norm_rope
 from ropelab.rope import apply_rope
 
@@ -41,6 +42,8 @@ __all__ = [
     "grid_positions",
     "mla_rope_and_cache",
     "mrope_axes",
+    "qkv_rope",
+    "qkv_rope_and_cache",
     "rope_and_block_scaled_cache",
     "rope_and_cache",
     "rope_and_quantize",

@@ -3,6 +3,7 @@
 Reverse mode differentiates the kernel once. Under torch.func and in forward mode, torch operations replace the kernel.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ def differentiated(q, k, q_weight, k_weight, where: Where, eps: float):
     given = q, k, q_weight, k_weight
     if transformed():
         check_qk_norm_arguments(given, where)
-        return _composed(*given, where, eps)
+        return composed(*given, where, eps)
     if not needs_autograd(*given):
         return run_forward(*given, where, eps)
     return _QKNormRope.apply(*given, *where.flat, eps)
 
 
-def _composed(q, k, q_weight, k_weight, where: Where, eps: float):
+def composed(q, k, q_weight, k_weight, where: Where, eps: float):
     """Normalize and rotate in torch operations and a rotation, for torch.func and forward mode.
 
     The arithmetic has the dtype that the kernel uses, and only the result is rounded to the dtype of q.
@@ -68,30 +69,33 @@ class _QKNormRope(torch.autograd.Function):
         ctx.mark_non_differentiable(*(y for y, need in zip(outputs, needed, strict=True) if not need))
 
     @staticmethod
-    def backward(ctx, q_grad, k_grad):
-        q, k, q_weight, k_weight, *of_where = ctx.saved_tensors
-        where = Where.of(*of_where, ctx.first_position, ctx.options)
-        if transformed():  # for example by vmap over the gradients of the results
+    def backward(ctx, *grads):
+        *given, cos, sin, positions = ctx.saved_tensors
+        where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
+        found = gradients(tuple(given), grads, where, ctx.eps, any(ctx.needs_input_grad[2:4]))
+        found = *found, *[None] * (4 - len(found))
+        return *(g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 6
 
-            def composed(q, k, q_weight, k_weight):
-                return _composed(q, k, q_weight, k_weight, where, ctx.eps)
 
-            _, pull_back, *_ = torch.func.vjp(composed, q, k, q_weight, k_weight)
-            grads = pull_back((q_grad, k_grad))
-            return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 6
-        # Without `_Gradients`, autograd would silently treat the gradients as constants in a second derivative.
-        step = _Gradients.apply if torch.is_grad_enabled() else _gradients
-        weight_grads = any(ctx.needs_input_grad[2:4])
+def gradients(given: tuple, grads: tuple, where: Where, eps: float, weight_grads: bool) -> Sequence[torch.Tensor]:
+    """The gradients of q and k and, with ``weight_grads``, of their weights, under every transform.
 
-        def gradients(q_grad, k_grad):
-            return step(q, k, q_grad, k_grad, q_weight, k_weight, *where.flat, ctx.eps, weight_grads)
+    Args:
+        given: q, k and their weights.
+        grads: the gradients of the results for q and k.
+    """
+    if transformed():  # for example by vmap over the gradients of the results
+        _, pull_back, *_ = torch.func.vjp(lambda *given: composed(*given, where, eps), *given)
+        return pull_back(grads)
+    # Without `_Gradients`, autograd would silently treat the gradients as constants in a second derivative.
+    step = _Gradients.apply if torch.is_grad_enabled() else _gradients
 
-        if not torch.compiler.is_compiling() and (is_batched_gradient(q_grad) or is_batched_gradient(k_grad)):
-            found = for_each_batched_gradient(gradients, q_grad, k_grad)
-        else:
-            found = gradients(q_grad, k_grad)
-        grads = *found, None, None
-        return *(g if need else None for g, need in zip(grads[:4], ctx.needs_input_grad, strict=False)), *[None] * 6
+    def found(q_grad, k_grad):
+        return step(*given[:2], q_grad, k_grad, *given[2:], *where.flat, eps, weight_grads)
+
+    if not torch.compiler.is_compiling() and any(map(is_batched_gradient, grads)):
+        return for_each_batched_gradient(found, *grads)
+    return found(*grads)
 
 
 def _gradients(*arguments: Any):

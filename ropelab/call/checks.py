@@ -137,11 +137,11 @@ def check_fixed_tables(cos: torch.Tensor, sin: torch.Tensor) -> None:
                 raise ValueError(f"{name}: expected a table without grad (unlike apply_rope), got requires_grad=True")
 
 
-def check_no_grad(names: Sequence[str], given: Sequence[torch.Tensor | None], where: Where) -> None:
+def check_no_grad(names: Sequence[str], given: Sequence[torch.Tensor | None], where: Where | None = None) -> None:
     """Raise ValueError for a tensor that requires grad while autograd records, because there is no backward."""
     if not torch.is_grad_enabled():
         return
-    for name, x in (*zip(names, given, strict=True), *where.read.items()):
+    for name, x in (*zip(names, given, strict=True), *({} if where is None else where.read).items()):
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
                 f"{name}: expected a tensor without grad, or torch.no_grad() (the call has no "

@@ -17,7 +17,7 @@ def run_forward(q, k, q_weight, k_weight, where: Where, eps: float) -> tuple[tor
     if must_dispatch(q, k):
         check_qk_norm_arguments((q, k, q_weight, k_weight), where)
         return qk_norm_rope(q, k, q_weight, k_weight, *where.for_operators, eps)
-    return _FORWARD((q, k, q_weight, k_weight), where, eps)
+    return FORWARD((q, k, q_weight, k_weight), where, eps)
 
 
 def run_backward(
@@ -30,7 +30,7 @@ def run_backward(
     given = q, k, q_grad, k_grad, q_weight, k_weight
     if must_dispatch(q, k):
         return qk_norm_rope_backward(*given, *where.for_operators, eps, weight_grads)
-    made = _BACKWARD(given, where, eps, weight_grads)
+    made = BACKWARD(given, where, eps, weight_grads)
     return made if weight_grads else made[:2]
 
 
@@ -53,10 +53,10 @@ def _make_gradients(given, where: Where, eps: float, weight_grads: bool) -> tupl
     return empty_heads(q), empty_heads(k), *made
 
 
-_FORWARD = Operation(
+FORWARD = Operation(
     "qk_norm", "forward", NormTensors, ("q", "k", "q_weight", "k_weight"), check_qk_norm_arguments, _make_results
 )
-_BACKWARD = Operation(
+BACKWARD = Operation(
     "qk_norm", "backward", NormGradients, ("q", "k", "q_grad", "k_grad", "q_weight", "k_weight"),
     lambda given, where, *numbers: None, _make_gradients,
     numbers=lambda eps, weight_grads: (eps,), check_contents=lambda given, where, *numbers: None,
@@ -65,13 +65,13 @@ _BACKWARD = Operation(
 
 def _forward(q, k, q_weight, k_weight, *arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator ``ropelab::qk_norm_rope``: normalize and rotate q and k."""
-    return _FORWARD((q, k, q_weight, k_weight), Where.of_operator(*arguments[:-1]), arguments[-1])
+    return FORWARD((q, k, q_weight, k_weight), Where.of_operator(*arguments[:-1]), arguments[-1])
 
 
 def _backward(*arguments) -> list[torch.Tensor]:
     """The operator ``ropelab::qk_norm_rope_backward``: the gradients of `_forward`."""
     *rest, eps, weight_grads = arguments
-    made = _BACKWARD(tuple(rest[:6]), Where.of_operator(*rest[6:]), eps, weight_grads)
+    made = BACKWARD(tuple(rest[:6]), Where.of_operator(*rest[6:]), eps, weight_grads)
     return [x for x in made if x is not None]
 
 

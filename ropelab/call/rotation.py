@@ -15,7 +15,7 @@ def rotate_or_dispatch(q: torch.Tensor, k: torch.Tensor | None, where: Where, in
     if must_dispatch(q, k):
         ys = _dispatched(q, k, where, inplace)
     else:
-        ys = (_ROTATE_IN_PLACE if inplace else _ROTATE)((q, k), where)
+        ys = (ROTATE_IN_PLACE if inplace else ROTATE)((q, k), where)
     return ys[0] if k is None else tuple(ys)
 
 
@@ -34,8 +34,8 @@ def _make(given, where: Where) -> Sequence[torch.Tensor | None]:
     return torch.empty_like(q), None if k is None else torch.empty_like(k)
 
 
-_ROTATE = Operation("rotate", "rotate", RotateTensors, ("q", "k"), _check, _make)
-_ROTATE_IN_PLACE = Operation(
+ROTATE = Operation("rotate", "rotate", RotateTensors, ("q", "k"), _check, _make)
+ROTATE_IN_PLACE = Operation(
     "rotate", "rotate", RotateTensors, ("q", "k"), _check_in_place, lambda given, where: given,
     writes=2, condition=INPLACE,
 )  # fmt: skip
@@ -66,7 +66,7 @@ def _rotate(xs: Sequence[torch.Tensor], *arguments) -> list[torch.Tensor]:
     where, q, k = Where.of_operator(*arguments[:-1]), xs[0], xs[1] if len(xs) > 1 else None
     if arguments[-1]:
         check_memory(q, k, where.read)
-    return [y for y in _ROTATE((q, k), where) if y is not None]
+    return [y for y in ROTATE((q, k), where) if y is not None]
 
 
 def _rotate_fake(xs: Sequence[torch.Tensor], *arguments) -> list[torch.Tensor]:

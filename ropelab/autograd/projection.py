@@ -1,0 +1,136 @@
+"""The derivatives of the projection to q, k and v with a rotation.
+
+With the rotation R and ``qkv = x W^T + b``, the gradients g of q, k and v give::
+
+    dqkv = [R^T gq, R^T gk, gv],    dx = dqkv W,    dW = dqkv^T x,    db = sum over tokens of dqkv
+
+The gradients g are read once, and ``dqkv`` is written once, as one tensor, so each product takes it whole. With a norm,
+R^T stands for the gradient of norm and rotation, which reads q and k as the product made them.
+
+Autograd keeps the weights and, for dW or for a norm, x. With a norm it also keeps the product, ``[..., N]``. q and k
+are then further tensors, and v is a part of the product. Without a norm, neither the product nor q nor k are kept.
+"""
+
+import torch
+
+from ropelab.autograd import qk_norm, rotation
+from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
+from ropelab.call.checks import check_recordable
+from ropelab.call.projection import Heads, Tensors, check_projection, product, run_gradient, run_projection
+from ropelab.call.where import Where
+
+
+def differentiated(x, weights: Tensors, biases: Tensors, norms: tuple, where: Where, heads: Heads, eps: float):
+    """q, k and v; autograd records the step where a caller differentiates it."""
+    if rotation.transformed():
+        return _composed(x, weights, biases, norms, where, heads, eps)
+    if not rotation.needs_autograd(x, *weights, *biases, *norms):
+        return heads.split(run_projection(x, weights, biases, norms, where, heads, eps, False)[0])
+    return _Projection.apply(x, *_three(weights), *_three(biases), *norms, *where.flat, heads, eps)
+
+
+def _composed(x, weights: Tensors, biases: Tensors, norms: tuple, where: Where, heads: Heads, eps: float):
+    """Project in torch operations, and rotate, for torch.func and forward mode."""
+    check_projection(x, norms, where, heads)
+    q, k, v = heads.split(product(x, weights, biases, plain=False))
+    if norms[0] is None:
+        return *rotation.differentiated(q, k, where, False), v
+    return *qk_norm.composed(q, k, *norms, where, eps), v
+
+
+class _Projection(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, x, w0, w1, w2, b0, b1, b2, q_weight, k_weight, cos, sin, positions, first_position, options, heads, eps
+    ):
+        if not torch.compiler.is_compiling():
+            named = {"weight": w0, "weight[1]": w1, "weight[2]": w2, "q_weight": q_weight, "k_weight": k_weight}
+            check_recordable(x=x, **named, cos=cos, sin=sin, positions=positions)
+        weights, biases, norms = _present(w0, w1, w2), _present(b0, b1, b2), (q_weight, k_weight)
+        where, normed = Where.of(cos, sin, positions, first_position, options), q_weight is not None
+        qkv, *turned = run_projection(x, weights, biases, norms, where, heads, eps, normed)
+        kept = x if normed or any(ctx.needs_input_grad[1:4]) else None
+        ctx.save_for_backward(kept, w0, w1, w2, *norms, cos, sin, positions, qkv if normed else None)
+        ctx.first_position, ctx.options, ctx.heads, ctx.eps = first_position, options, heads, eps
+        q, k, v = heads.split(qkv)
+        return *(turned or (q, k)), v
+
+    @staticmethod
+    def backward(ctx, *grads):
+        needed = ctx.needs_input_grad[:9]
+
+        def found(*grads):
+            return tuple(g for g in _gradients(ctx, grads, needed) if g is not None)
+
+        if not torch.compiler.is_compiling() and any(map(is_batched_gradient, grads)):
+            remaining = iter(for_each_batched_gradient(found, *grads))
+        else:
+            remaining = iter(found(*grads))
+        return *(next(remaining) if need else None for need in needed), *[None] * 7
+
+
+def _gradients(ctx, grads: tuple, needed: tuple) -> list[torch.Tensor | None]:
+    """The gradients of x, three weights, three biases and the weights of the norms, and None where not needed."""
+    x, w0, w1, w2, q_weight, k_weight, cos, sin, positions, qkv = ctx.saved_tensors
+    where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
+    weights, norms, (*of_product, _, _), of_norms = _present(w0, w1, w2), (q_weight, k_weight), needed, needed[7:]
+    if torch.is_grad_enabled() or rotation.transformed():
+        qkv_grad, *norm_grads = _recorded(x, weights, qkv, norms, grads, where, ctx.heads, ctx.eps)
+    else:
+        qkv_grad, *norm_grads = run_gradient(*grads, qkv, norms, where, ctx.eps, any(of_norms))
+    made = _of_product(qkv_grad, x, weights, ctx.heads, of_product)
+    norm_grads = norm_grads or (None, None)
+    return [*made, *(g if need else None for g, need in zip(norm_grads, of_norms, strict=True))]
+
+
+def _recorded(x, weights: Tensors, qkv, norms: tuple, grads: tuple, where: Where, heads: Heads, eps: float):
+    """`run_gradient` in operations that autograd and torch.func can differentiate or, with a norm, refuse to."""
+    *of_heads, v_grad = grads
+    if qkv is None:
+        turned, norm_grads = rotation.rotate_recorded(*of_heads, where.transposed()), ()
+    else:
+        q, k, _ = heads.split(qkv)
+        q_grad, k_grad, *norm_grads = qk_norm.gradients((q, k, *norms), tuple(of_heads), where, eps, True)
+        if torch.is_grad_enabled() and not rotation.transformed():  # qkv has lost its history
+            q_grad, k_grad, *norm_grads = _Once.apply(x, *_three(weights), q_grad, k_grad, *norm_grads)
+        turned = q_grad, k_grad
+    return torch.cat([g.flatten(-2) for g in (*turned, v_grad)], -1), *norm_grads
+
+
+class _Once(torch.autograd.Function):
+    """The last four tensors, which are functions of the others. A caller who differentiates them gets an error."""
+
+    @staticmethod
+    def forward(ctx, x, w0, w1, w2, *gradients):
+        return tuple(g.view_as(g) for g in gradients)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(
+            "qkv_rope: expected to be differentiated once where it has a norm, got a derivative of its gradient"
+        )
+
+
+def _of_product(qkv_grad, x, weights: Tensors, heads: Heads, needed) -> list[torch.Tensor | None]:
+    """The gradients of x, three weights and three biases."""
+    x_needed, of_weights, of_biases = needed[0], needed[1:4], needed[4:7]
+    rows = qkv_grad.reshape(-1, qkv_grad.shape[-1])
+    parts = (rows,) if len(weights) == 1 else rows.split(heads.features, 1)
+    x_grad = None
+    if x_needed:
+        x_grad = parts[0] @ weights[0]
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            x_grad.addmm_(part, weight)
+        x_grad = x_grad.view(*qkv_grad.shape[:-1], weights[0].shape[1])
+    columns = x.reshape(-1, x.shape[-1]) if any(of_weights) else None
+    weight_grads = [part.T @ columns if need else None for part, need in zip(_three(parts), of_weights, strict=True)]
+    bias_grads = [part.sum(0) if need else None for part, need in zip(_three(parts), of_biases, strict=True)]
+    return [x_grad, *weight_grads, *bias_grads]
+
+
+def _three(tensors) -> list[torch.Tensor | None]:
+    return [*tensors, *[None] * (3 - len(tensors))]
+
+
+def _present(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+    return [x for x in tensors if x is not None]

@@ -1,0 +1,153 @@
+"""The public functions `qkv_rope` and `qkv_rope_and_cache`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ropelab.arguments import number, sequence, tensor
+from ropelab.autograd.projection import differentiated
+from ropelab.autograd.rotation import transformed
+from ropelab.call.angles import Tables, given_angles
+from ropelab.call.checks import check_fixed_tables, check_no_grad
+from ropelab.call.projection import dispatched, heads_of_arguments, product
+from ropelab.call.where import located
+from ropelab.paged_cache import rope_and_cache
+
+Weight = torch.Tensor | Sequence[torch.Tensor]
+
+
+def qkv_rope(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: Weight | None = None,
+    *,
+    q_heads: int,
+    k_heads: int,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    frequencies: torch.Tensor | None = None,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    layout: str = "split_half",
+    seq_format: str = "bshd",
+    positions: torch.Tensor | None = None,
+    axes: Sequence[int] | None = None,
+    offsets: int | torch.Tensor = 0,
+    rotary_slice: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The projection of hidden states to queries, keys and values, with the rotation of queries and keys.
+
+    With ``y = x W^T + b``, the first heads of y are q, the next are k, and the last are v. Each head of q and k turns
+    as by `apply_rope`; with ``q_weight`` and ``k_weight`` it is normalized before, as by `apply_qk_norm_rope`.
+
+    A product of PyTorch makes y, rounded to the dtype of x, and a pass rotates q and k in place. With the unit
+    roundoffs u of float32 and u' of the dtype of x, the product of K terms is within ``K u sum |x_i w_i|`` of the exact
+    one, and two roundings follow, of at most u' each: before and after the rotation. A kernel that rotates before it
+    writes rounds once.
+
+    Args:
+        x: ``[B, S, K]`` (``bshd``), ``[S, B, K]`` (``sbhd``) or ``[T, K]`` (``thd``); bfloat16, float16, float32 or
+            float64; strides other than those of a contiguous tensor cost a copy. Under `torch.autocast`, x, weight and
+            bias take the dtype that a linear layer computes in.
+        weight: ``[N, K]`` with ``N = (q_heads + 2 k_heads) D``, in the dtype of x; or the three weights of q, k and v,
+            ``[q_heads D, K]`` and twice ``[k_heads D, K]``. Three weights take three products, but no copies.
+        bias: ``[N]``; or three, beside three weights; or None.
+        q_heads, k_heads: the heads of q, and those of k, which are also those of v.
+        cos, sin, frequencies, layout, positions, axes, offsets, rotary_slice: as for `apply_rope`. A token at
+            ``NO_POSITION`` has zeros in q and k, and keeps its v.
+        q_weight, k_weight: ``[D]``, the weights of a norm of every head of q and of k, as for `apply_qk_norm_rope`; or
+            both None for no norm. A norm takes tables, and no frequencies.
+        eps: a number of at least 0, added to the mean of the squares.
+        seq_format: the order of the axes of q, k and v: ``"bshd"``, ``"sbhd"`` or ``"thd"``.
+
+    Returns:
+        ``(q, k, v)``, each with the axes of x but the last, then heads and D features: views of one contiguous tensor
+        ``[..., N]``. While autograd records a norm, q and k are tensors of their own. The results are differentiable in
+        x, weight, bias and the weights of the norms: any number of times without a norm, and once with a norm. Autograd
+        keeps x and the weights and, with a norm, the product ``[..., N]``; it keeps no q and k without a norm.
+
+    Raises:
+        TypeError, ValueError: as `apply_rope` and `apply_qk_norm_rope`; the shapes, dtypes or devices of x, weight and
+            bias do not fit; or a table requires grad.
+    """
+    x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
+    angles, eps = given_angles(cos, sin, frequencies), number("eps", eps, at_least=0)
+    if isinstance(angles, Tables):
+        check_fixed_tables(angles.cos, angles.sin)
+    norms = {"q_weight": q_weight, "k_weight": k_weight}
+    if any(norm is not None for norm in norms.values()):
+        for name, norm in norms.items():
+            tensor(name, norm)
+        if frequencies is not None:
+            raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
+    tokens = x.unsqueeze(-1)  # of the rank of q
+    where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
+    return differentiated(x, weights, biases, tuple(norms.values()), where, heads, eps)
+
+
+def qkv_rope_and_cache(
+    x: torch.Tensor,
+    weight: Weight,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    bias: Weight | None = None,
+    *,
+    q_heads: int,
+    k_heads: int,
+    seq_format: str = "thd",
+    **options: Any,
+) -> torch.Tensor:
+    """`qkv_rope` for inference with a paged cache: the product, then `rope_and_cache` of its q, k and v.
+
+    The pass over q, k and v reads the product once, writes k and v into the caches, and q in place.
+
+    Args:
+        x, weight, bias, q_heads, k_heads: as for `qkv_rope`.
+        key_cache, value_cache, slot_mapping: as for `rope_and_cache`.
+        options: all further arguments of `rope_and_cache`, such as ``cos``, ``sin``, ``positions``, ``layout``, the
+            weights of the norms and the scales of the caches. ``q_out`` is by default the q of the product.
+
+    Returns:
+        q, ``[T, q_heads, D]``, or in the order of another ``seq_format``.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `qkv_rope` and `rope_and_cache`.
+    """
+    if transformed():
+        raise NotImplementedError(
+            "qkv_rope_and_cache: expected no transform of torch.func and no forward mode, got one"
+        )
+    x, weights, biases, heads = _given(x, weight, bias, q_heads, k_heads, seq_format)
+    check_no_grad(("x", *["weight"] * len(weights), *["bias"] * len(biases)), (x, *weights, *biases))
+    plain = not dispatched(x, weights[0])
+    q, k, v = heads.split(product(x, weights, biases, plain))
+    options = {"q_out": q if plain else None} | options  # compilers follow no operator that writes over its input
+    return rope_and_cache(q, k, v, key_cache, value_cache, slot_mapping, seq_format=seq_format, **options)
+
+
+def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):
+    """x, the weights, the biases and the heads, checked, in the dtype of autocast."""
+    weights = (weight,) if isinstance(weight, torch.Tensor) else _three("weight", weight)
+    biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else _three("bias", bias)
+    if biases and len(biases) != len(weights):
+        raise ValueError(f"bias: expected as many tensors as of weight, {len(weights)}, got {len(biases)}")
+    if isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, *rest = (_narrow(t, dtype) for t in (x, *weights, *biases))
+        weights, biases = rest[: len(weights)], rest[len(weights) :]
+    return x, weights, biases, heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
+
+
+def _three(name: str, tensors) -> tuple[torch.Tensor, ...]:
+    found = sequence(name, tensors)
+    if len(found) != 3:
+        raise ValueError(f"{name}: expected a tensor, or the three tensors of q, k and v, got {len(found)}")
+    return found
+
+
+def _narrow(x, dtype: torch.dtype):
+    """``x`` in the dtype of autocast, which leaves float64 as it is."""
+    return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x

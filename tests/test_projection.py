@@ -1,0 +1,442 @@
+"""The projection to q, k and v with a rotation, for the torch path and the Triton kernels alike."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import ropelab
+from ropelab import qkv_rope, qkv_rope_and_cache
+from ropelab.call import projection
+from ropelab.conformance.bounds import Arithmetic, exact, rotate_exactly, rotation_bound
+from ropelab.conformance.projection_bounds import product_bound, projected_pair_bound
+from ropelab.kernels import INTERPRETED, NO_POSITION, projection_torch
+from ropelab.layout.pairing import LAYOUTS, pairs
+from tests.support import forget
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+B, S, K, Q_HEADS, K_HEADS, D = 2, 5, 24, 4, 2, 16
+N = (Q_HEADS + 2 * K_HEADS) * D
+HEADS = {"q_heads": Q_HEADS, "k_heads": K_HEADS}
+ROWS = Q_HEADS * D, K_HEADS * D, K_HEADS * D
+TOKENS = {"bshd": (B, S), "sbhd": (S, B), "thd": (S,)}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch):
+    forget(monkeypatch)
+
+
+def case(device="cpu", seq_format="bshd", dtype=torch.float32, *, bias=True, norm=False, three=False):
+    """The leaves by name (x, weight, bias and the weights of a norm), and random cotangents of q, k and v."""
+    shapes = {"x": (*TOKENS[seq_format], K), "weight": (N, K)} | ({"bias": (N,)} if bias else {})
+    shapes |= {"q_weight": (D,), "k_weight": (D,)} if norm else {}
+    leaves = {name: torch.randn(shape, dtype=torch.float64).to(device, dtype) for name, shape in shapes.items()}
+    for name in {"weight", "bias"} & {*leaves} if three else ():
+        leaves |= {f"{name}[{i}]": part.clone() for i, part in enumerate(leaves.pop(name).split(ROWS))}
+    for x in leaves.values():
+        x.requires_grad_()
+    cotangents = [
+        torch.randn(*TOKENS[seq_format], heads, D, dtype=torch.float64).to(device, dtype)
+        for heads in (Q_HEADS, K_HEADS, K_HEADS)
+    ]
+    return leaves, cotangents
+
+
+def called(leaves, **options):
+    """The results of `qkv_rope` for leaves by name, with three weights where they have three names."""
+    given = {name: x for name, x in leaves.items() if "[" not in name}
+    for name in ("weight", "bias"):
+        given |= {name: [leaves[f"{name}[{i}]"] for i in range(3)]} if f"{name}[0]" in leaves else {}
+    return qkv_rope(**given, **HEADS, **options)
+
+
+def composition(leaves, **options):
+    """The same by a linear layer of PyTorch and the pass of ropelab over q and k."""
+    joined = {
+        name: torch.cat([leaves[f"{name}[{i}]"] for i in range(3)]) if f"{name}[0]" in leaves else leaves.get(name)
+        for name in ("weight", "bias")
+    }
+    y = torch.nn.functional.linear(leaves["x"], joined["weight"], joined["bias"]).unflatten(-1, (-1, D))
+    q, k, v = y.split((Q_HEADS, K_HEADS, K_HEADS), -2)
+    if "q_weight" in leaves:
+        return *ropelab.apply_qk_norm_rope(q, k, leaves["q_weight"], leaves["k_weight"], **options), v
+    return *ropelab.apply_rope(q, k, **options), v
+
+
+def tables(rows=12, rotary_dim=D, dtype=torch.float32, device="cpu"):
+    return dict(zip(("cos", "sin"), ropelab.rotary_table(rows, rotary_dim, dtype=dtype, device=device), strict=True))
+
+
+def assert_same(actual, expected, bits=True):
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e) if bits else torch.testing.assert_close(a, e) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seq_format", TOKENS)
+@pytest.mark.parametrize(("bias", "norm", "three"), list(itertools.product([False, True], repeat=3)))
+def test_is_the_product_and_the_pass(device, layout, seq_format, bias, norm, three):
+    """The bits are those of the two steps. Three products have other gradients of x: they are added in x's dtype."""
+    leaves, cotangents = case(device, seq_format, bias=bias, norm=norm, three=three)
+    options = tables(device=device) | {"layout": layout, "seq_format": seq_format}
+    ys, expected = called(leaves, **options), composition(leaves, **options)
+    assert_same(ys, expected)
+    with torch.no_grad():
+        assert_same(called(leaves, **options), expected)
+    grads, right = (torch.autograd.grad(made, [*leaves.values()], cotangents) for made in (ys, expected))
+    assert_same(grads, right, bits=not three)
+
+
+WHERE = {
+    "a slice": {"rotary_slice": (2, 10), **tables(rotary_dim=8)},
+    "the first features": tables(rotary_dim=6),
+    "a column for each feature": {"rotary_slice": (0, 8), **tables(rotary_dim=16)},
+    "positions": {"positions": torch.tensor([[0, 3, -5, NO_POSITION, 11], [2, 2, 0, 1, NO_POSITION]]), **tables()},
+    "positions for all": {"positions": torch.tensor([4, 3, 2, 1, 0], dtype=torch.int32), **tables()},
+    "offsets": {"offsets": torch.tensor([3, NO_POSITION]), **tables()},
+    "a start": {"offsets": -4, **tables()},
+    "axes": {"positions": torch.arange(10).view(2, 1, 5), "axes": [0] * 5 + [1] * 3, **tables()},
+    "packed": {"positions": ropelab.PackedSequences(torch.tensor([0, 2, 5]), 5).positions, **tables()},
+    "tables for each batch": {name: torch.stack((t, t.flip(0))) for name, t in tables().items()},
+    "no tables": {"frequencies": ropelab.rotary_frequencies(D)},
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "norm"), [(name, norm) for name in WHERE for norm in (False, True) if not (norm and name == "no tables")]
+)
+def test_angles_and_positions(device, where, norm):
+    leaves, cotangents = case(device, norm=norm)
+    where = {name: x.to(device) if torch.is_tensor(x) else x for name, x in WHERE[where].items()}
+    ys, expected = called(leaves, **where), composition(leaves, **where)
+    assert_same(ys, expected)
+    assert_same(*(torch.autograd.grad(made, [*leaves.values()], cotangents) for made in (ys, expected)))
+
+
+def errors_within(found, truth, bound):
+    assert (abs(exact(found) - truth) <= bound).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_and_gradients_are_within_the_bounds(device, dtype, layout, three):
+    leaves, cotangents = case(device, "thd", dtype, three=three)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    made = called(leaves, **tables(dtype=wide, device=device), layout=layout, seq_format="thd")
+    grads = dict(zip(leaves, torch.autograd.grad(made, [*leaves.values()], cotangents), strict=True))
+    arithmetic = Arithmetic.of_kernel(dtype, interpreted=INTERPRETED and ropelab.kernels.uses_triton(made[0]))
+    c, s = (exact(t[:S, None]) for t in ropelab.rotary_table(12, D, dtype=torch.float64))
+    x = exact(leaves["x"])
+    weight, bias = (
+        np.concatenate([exact(leaves[name]) for name in leaves if name.partition("[")[0] == kind])
+        for kind in ("weight", "bias")
+    )
+    first, g, g_error = 0, [], []
+    for y, cotangent in zip(made, cotangents, strict=True):
+        heads, rows = y.shape[1], slice(first, first + y.shape[1] * D)
+        first = rows.stop
+        if y is made[2]:
+            errors_within(y.flatten(1), x @ weight[rows].T + bias[rows],
+                          product_bound(x, weight[rows].T, arithmetic, added=bias[rows]))  # fmt: skip
+            g.append(exact(cotangent.flatten(1)))
+            g_error.append(np.zeros_like(g[-1]))
+            continue
+        halves = [exact(half).reshape(heads * D // 2, K) for half in _pairs_of_rows(leaves, rows, layout, "weight")]
+        added = [exact(half).reshape(heads * D // 2) for half in _pairs_of_rows(leaves, rows, layout, "bias")]
+        turned = [np.broadcast_to(t, (S, heads, D // 2)).reshape(S, -1) for t in (c, s)]
+        truth = rotate_exactly(*(x @ w.T + b for w, b in zip(halves, added, strict=True)), *turned)
+        bound = projected_pair_bound(x, halves, added, *turned, arithmetic, rounds_product=True)
+        for member, t, limit in zip(pairs(y, layout), truth, bound, strict=True):
+            errors_within(member.flatten(1), t, limit)
+        pair = [exact(half) for half in pairs(cotangent, layout)]
+        for values, to in (
+            (rotate_exactly(*pair, c, -s), g), (rotation_bound(*pair, c, -s, arithmetic), g_error)
+        ):  # fmt: skip
+            together = np.stack(values, -1) if layout == "interleaved" else np.concatenate(values, -1)
+            to.append(together.reshape(S, -1))
+
+    dqkv, error = np.concatenate(g, 1), np.concatenate(g_error, 1)
+    store = Arithmetic.of_kernel(dtype, interpreted=False)  # PyTorch makes the products
+    if three:
+        truth, limit, first = 0.0, 0.0, 0
+        for part, part_error in zip(g, g_error, strict=True):
+            rows = slice(first, first := first + part.shape[1])
+            limit = product_bound(part, weight[rows], store, a_error=part_error, added=truth, added_error=limit)
+            truth = truth + part @ weight[rows]
+    else:
+        truth, limit = dqkv @ weight, product_bound(dqkv, weight, store, a_error=error)
+    errors_within(grads["x"], truth, limit)
+    ones = np.ones((S, 1), dtype=x.dtype)
+    for kind, factor in (("weight", x), ("bias", ones)):
+        found = torch.cat([grads[name] for name in leaves if name.partition("[")[0] == kind]).reshape(N, -1)
+        errors_within(found, dqkv.T @ factor, product_bound(dqkv.T, factor, store, a_error=error.T))
+
+
+def _pairs_of_rows(leaves, rows, layout, kind):
+    """Both members of the pairs of heads along the rows of a weight or of a bias, ``[heads, D/2, ...]``."""
+    whole = torch.cat([leaves[name] for name in leaves if name.partition("[")[0] == kind]).detach()
+    heads = whole[rows].unflatten(0, (-1, D)).movedim(1, -1)
+    return [half.movedim(-1, 1) for half in pairs(heads, layout)]
+
+
+def test_the_bounds_reject_what_is_wrong():
+    """The faults: one term of the product is left out, the sum has bfloat16, and the bias turns by no angle."""
+    x, weight = (torch.randn(*shape, dtype=torch.float32) for shape in ((4, 256), (8, 256)))
+    arithmetic = Arithmetic.of_kernel(torch.bfloat16, interpreted=False)
+    truth = exact(x) @ exact(weight).T
+    bound = product_bound(exact(x), exact(weight).T, arithmetic)
+    low = torch.zeros(4, 8, dtype=torch.bfloat16)
+    for i in range(256):
+        low += (x[:, i : i + 1] * weight[:, i]).bfloat16()
+    for name, found in {"a term less": x[:, 1:] @ weight[:, 1:].T, "in bfloat16": low}.items():
+        assert (abs(exact(found.bfloat16()) - truth) > 2 * bound).any(), name
+
+
+def test_derivatives_of_any_order_without_a_norm(torch_backend):
+    leaves, _ = case(dtype=torch.float64)
+
+    def function(*tensors):
+        return called(dict(zip(leaves, tensors, strict=True)), **tables(dtype=torch.float64), layout="interleaved")
+
+    small = [
+        x.detach()[:1, :2, :3].clone() if x.ndim == 3 else x.detach()[..., :3].clone() if x.ndim == 2 else x.detach()
+        for x in leaves.values()
+    ]
+    tensors = [x.requires_grad_() for x in small]
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
+
+
+def test_the_gradient_with_a_norm(torch_backend):
+    leaves, _ = case(dtype=torch.float64, norm=True)
+
+    def function(*tensors):
+        return called(dict(zip(leaves, tensors, strict=True)), **tables(dtype=torch.float64))
+
+    assert torch.autograd.gradcheck(function, tuple(leaves.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight", "q_weight"])
+def test_is_differentiable_once_with_a_norm(device, wanted):
+    leaves, _ = case(device, norm=True)
+    leaves = {name: x.detach().requires_grad_(name == wanted) for name, x in leaves.items()}
+    ys = called(leaves, **tables(device=device))
+    (gradient,) = torch.autograd.grad(sum(y.square().sum() for y in ys), leaves[wanted], create_graph=True)
+    with pytest.raises(NotImplementedError, match="qkv_rope: expected to be differentiated once where it has a norm"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_results_are_views_of_one_tensor(device, norm):
+    """All features of a token lie side by side. While autograd records a norm, q and k are tensors of their own."""
+    leaves, _ = case(device, norm=norm)
+    with torch.no_grad():
+        q, k, v = called(leaves, **tables(device=device))
+    assert len({y.untyped_storage().data_ptr() for y in (q, k, v)}) == 1
+    assert [y.storage_offset() for y in (q, k, v)] == [0, Q_HEADS * D, (Q_HEADS + K_HEADS) * D]
+    assert all(y.stride() == (S * N, N, D, 1) for y in (q, k, v))
+    recorded = called(leaves, **tables(device=device))
+    assert len({y.untyped_storage().data_ptr() for y in recorded}) == (3 if norm else 1)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_autograd_keeps(device, norm, frozen):
+    """Without a norm neither the product nor q nor k, and with frozen weights not even x."""
+    leaves, _ = case(device, norm=norm)
+    leaves["weight"].requires_grad_(not frozen)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        called(leaves, **(where := tables(device=device)))
+    names = {x.data_ptr(): name for name, x in (leaves | where).items()}
+    expected = {"weight", "cos", "sin"} | ({"q_weight", "k_weight"} if norm else set())
+    expected |= set() if frozen and not norm else {"x"}
+    assert {names.get(x.data_ptr(), f"{x.numel()}") for x in kept} == expected | ({f"{B * S * N}"} if norm else set())
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_strides_and_unused_results(device, norm):
+    leaves, cotangents = case(device, norm=norm)
+    options = tables(device=device)
+    expected = called(leaves, **options)
+    apart = torch.full((*leaves["x"].shape[:-1], 2 * K), float("nan"), device=device)
+    apart[..., ::2] = leaves["x"].detach()
+    strided = leaves | {"x": apart[..., ::2].requires_grad_(), "weight": leaves["weight"].detach().T.contiguous().T}
+    assert_same(called(strided, **options), expected, bits=False)
+    for i, y in enumerate(expected):
+        only = [torch.zeros_like(g) if j != i else g for j, g in enumerate(cotangents)]
+        grads = torch.autograd.grad(y, leaves["x"], cotangents[i], retain_graph=True)
+        assert_same(grads, torch.autograd.grad(expected, leaves["x"], only, retain_graph=True))
+    one = torch.autograd.grad(sum(y.sum() for y in expected), leaves["x"])
+    right = torch.autograd.grad(called(leaves, **options), leaves["x"], [torch.ones_like(y) for y in expected])
+    assert_same(one, right, bits=False)
+
+
+@pytest.mark.parametrize("tokens", [(0, 5), (2, 0)])
+def test_no_tokens(device, tokens):
+    x, weight = torch.randn(*tokens, K, device=device).requires_grad_(), torch.randn(N, K, device=device)
+    ys = qkv_rope(x, weight.requires_grad_(), **HEADS, **tables(device=device))
+    assert [y.shape for y in ys] == [(*tokens, heads, D) for heads in (Q_HEADS, K_HEADS, K_HEADS)]
+    gradients = torch.autograd.grad(ys, (x, weight), [torch.ones_like(y) for y in ys])
+    assert gradients[0].shape == x.shape and not gradients[1].any()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("three", [False, True])
+def test_under_torch_func(device, norm, three):
+    leaves, cotangents = case(device, norm=norm, three=three)
+    options = tables(device=device)
+
+    def function(*tensors):
+        return called(dict(zip(leaves, tensors, strict=True)), **options)
+
+    expected = torch.autograd.grad(function(*leaves.values()), [*leaves.values()], cotangents)
+    plain = tuple(x.detach() for x in leaves.values())
+    _, pull_back = torch.func.vjp(function, *plain)
+    torch.testing.assert_close(pull_back(tuple(cotangents)), expected)
+    tangents = tuple(torch.randn_like(x) for x in plain)
+    _, pushed = torch.func.jvp(function, plain, tangents)
+    there = sum((y * g).sum() for y, g in zip(pushed, cotangents, strict=True))
+    back = sum((t * g).sum() for t, g in zip(tangents, expected, strict=True))
+    torch.testing.assert_close(there, back, rtol=1e-4, atol=1e-3)
+    several = tuple(torch.stack((x, 2 * x + 1)) for x in plain)
+    mapped = torch.func.vmap(function)(*several)
+    loop = [function(*(x[i] for x in several)) for i in range(2)]
+    torch.testing.assert_close(mapped, tuple(torch.stack(ys) for ys in zip(*loop, strict=True)))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_gradients_of_many_results_at_once(device, norm):
+    leaves, _ = case(device, norm=norm)
+    ys, inputs = called(leaves, **tables(device=device)), [*leaves.values()]
+    many = [torch.randn(3, *y.shape, device=device) for y in ys]
+    several = torch.autograd.grad(ys, inputs, many, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        one = torch.autograd.grad(ys, inputs, [g[i] for g in many], retain_graph=True)
+        torch.testing.assert_close([g[i] for g in several], list(one))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(device, norm, three, dynamic):
+    leaves, cotangents = case(device, norm=norm, three=three)
+    options = tables(device=device)
+    compiled = torch.compile(called, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    expected, found = called(leaves, **options), compiled(leaves, **options)
+    assert_same(found, expected)
+    grads = [torch.autograd.grad(ys, [*leaves.values()], cotangents) for ys in (found, expected)]
+    assert_same(*grads, bits=False)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_operators_are_what_the_dispatcher_expects(norm):
+    leaves, cotangents = case("cpu" if INTERPRETED else "cuda", norm=norm)
+    leaves = {name: x.detach() for name, x in leaves.items()}
+    cos, sin = tables(device=leaves["x"].device).values()
+    norms = leaves.get("q_weight"), leaves.get("k_weight")
+    where = cos, sin, None, 0, "split_half", "split_half", "bshd", None, False, None, False
+    given = leaves["x"], [leaves["weight"]], [leaves["bias"]], *norms, *where, Q_HEADS, K_HEADS, D, 1e-6, norm
+    torch.library.opcheck(torch.ops.ropelab.qkv_rope, given)
+    qkv = torch.randn(B, S, N, device=cos.device) if norm else None
+    for norm_grads in {False, norm}:
+        arguments = *cotangents, qkv, *norms, *where, 1e-6, norm_grads
+        torch.library.opcheck(torch.ops.ropelab.qkv_rope_backward, arguments)
+
+
+@pytest.mark.parametrize("three", [False, True])
+def test_autocast_is_that_of_a_linear_layer(device, three):
+    leaves, _ = case(device, three=three)
+    where = tables(device=device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        ys, expected = called(leaves, **where), composition(leaves, **where)
+    assert_same(ys, expected)
+    grads = torch.autograd.grad(sum(y.float().square().sum() for y in ys), [*leaves.values()])
+    assert all(g.dtype == x.dtype for g, x in zip(grads, leaves.values(), strict=True))
+
+
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_into_a_paged_cache(device, norm, three):
+    leaves, _ = case(device, "thd", norm=norm, three=three)
+    slots = torch.tensor([3, -1, 0, 6], device=device)
+    caches = [[torch.full((2, 4, K_HEADS, D), -7.0, device=device) for _ in range(2)] for _ in range(2)]
+    where = tables(device=device)
+    with torch.no_grad():
+        q, k, v = composition(leaves, seq_format="thd", **where)
+        given = {name: x for name, x in leaves.items() if "[" not in name}
+        for name in ("weight", "bias") if three else ():
+            given[name] = [leaves[f"{name}[{i}]"] for i in range(3)]
+        found = qkv_rope_and_cache(
+            key_cache=caches[0][0], value_cache=caches[0][1], slot_mapping=slots, **given, **HEADS, **where
+        )
+    for cache, x in zip(caches[1], (k, v), strict=True):
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                cache.view(-1, K_HEADS, D)[slot] = x[token]
+    torch.testing.assert_close((found, *caches[0]), (q, *caches[1]))
+
+
+X, W = torch.randn(B, S, K), torch.randn(N, K)
+BAD = {
+    "x of rank 4": ({"x": X[None]}, ValueError, r"x: expected shape \[B, S, K\] for bshd, got \(1, 2, 5, 24\)"),
+    "x without features": ({"x": X[..., :0]}, ValueError, "x: expected at least one feature"),
+    "x of integers": ({"x": X.long()}, TypeError, "x: expected one of bfloat16.*got int64"),
+    "x a number": ({"x": 1.0}, TypeError, "x: expected a torch.Tensor, got float 1.0"),
+    "weight transposed": ({"weight": W.T}, ValueError, r"weight: expected \[a multiple of 8, 24\] for 8 heads, got"),
+    "weight of another dtype": ({"weight": W.half()}, TypeError, "weight: expected x's dtype float32, got float16"),
+    "weight elsewhere": ({"weight": W.to("meta")}, ValueError, "weight: expected x's device cpu, got meta"),
+    "two weights": ({"weight": (W, W)}, ValueError, "weight: expected a tensor, or the three tensors of q, k and v"),
+    "weight of v too small": ({"weight": (W[:64], W[:32], W[:16])}, ValueError, r"weight\[2\]: expected \[32, 24\]"),
+    "a weight too many heads": ({"k_heads": 3}, ValueError, r"weight: expected \[a multiple of 10, 24\]"),
+    "no heads": ({"k_heads": 0}, ValueError, "k_heads: expected an integer >= 1, got 0"),
+    "bias too short": ({"bias": W[:3, 0]}, ValueError, r"bias: expected shape \(128,\), got \(3,\)"),
+    "bias for one weight": ({"bias": [W[:64, 0]] * 3}, ValueError, "bias: expected as many tensors as of weight, 1"),
+    "bhsd": ({"seq_format": "bhsd"}, ValueError, "seq_format: expected 'bshd', 'sbhd' or 'thd'"),
+    "format unknown": ({"seq_format": "bsd"}, ValueError, "seq_format: expected one of"),
+    "half a norm": ({"q_weight": W[0, :D]}, TypeError, "k_weight: expected a torch.Tensor, got None"),
+    "norm of another width": ({"q_weight": W[0], "k_weight": W[0]}, ValueError, r"q_weight: expected shape \(16,\)"),
+    "norm and frequencies": (
+        {"q_weight": W[0, :D], "k_weight": W[0, :D], "cos": None, "sin": None,
+         "frequencies": ropelab.rotary_frequencies(D)}, ValueError, "frequencies: expected cos and sin beside q_weight",
+    ),
+    "cos too wide": (tables(rotary_dim=2 * D), ValueError, "cos: expected 1 to head_dim/2 = 8 columns"),
+    "cos too short": (tables(rows=4), ValueError, "cos: expected a row for each of 5 positions"),
+    "cos trained": ({"cos": tables()["cos"].requires_grad_()}, ValueError, "cos: expected a table without grad"),
+    "eps negative": ({"eps": -1.0}, ValueError, "eps: expected a finite number >= 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_by_name(change, error, message):
+    with pytest.raises(error, match=message):
+        qkv_rope(**{"x": X, "weight": W, **HEADS, **tables(), **change})
+
+
+def test_a_cache_has_no_backward():
+    where, cache = tables(), torch.zeros(1, 8, K_HEADS, D)
+    with pytest.raises(ValueError, match="weight: expected a tensor without grad"):
+        qkv_rope_and_cache(X[0], W.clone().requires_grad_(), cache, cache.clone(), torch.arange(5), **HEADS, **where)
+
+
+@pytest.mark.parametrize("seq_format", ["bshd", "thd"])
+@pytest.mark.parametrize("where", ["no tables", "positions", "positions for all", "offsets", "axes", "a start"])
+def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
+    """The path in torch operations: q and k are the float32 product, turned, and rounded once."""
+    leaves, _ = case(dtype=torch.bfloat16, seq_format=seq_format)
+    options = {name: x for name, x in WHERE[where].items()}
+    if seq_format == "thd" and where in ("positions", "axes"):
+        options["positions"] = options["positions"][..., :1, :]
+        options["positions"] = options["positions"].squeeze(-2)
+    if seq_format == "thd" and where == "offsets":
+        options["offsets"] = options["offsets"][:1]
+    monkeypatch.setattr(projection, "path", lambda work: "product")
+    monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
+    with torch.no_grad():
+        ys = called(leaves, **options, seq_format=seq_format)
+        wide = {name: x.float() for name, x in leaves.items()}
+        expected = composition(wide, **options, seq_format=seq_format)
+    assert_same(ys, [y.bfloat16() for y in expected])
