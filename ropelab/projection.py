@@ -76,15 +76,14 @@ def qkv_rope(
     angles, eps = given_angles(cos, sin, frequencies), number("eps", eps, at_least=0)
     if isinstance(angles, Tables):
         check_fixed_tables(angles.cos, angles.sin)
-    norms = {"q_weight": q_weight, "k_weight": k_weight}
-    if any(norm is not None for norm in norms.values()):
-        for name, norm in norms.items():
-            tensor(name, norm)
+    if q_weight is not None or k_weight is not None:
+        tensor("q_weight", q_weight)
+        tensor("k_weight", k_weight)
         if frequencies is not None:
             raise ValueError("frequencies: expected cos and sin beside q_weight, got frequencies")
     tokens = x.unsqueeze(-1)  # of the rank of q
     where = located(tokens, angles, positions, offsets, layout, None, seq_format, rotary_slice, axes=axes)
-    return differentiated(x, weights, biases, tuple(norms.values()), where, heads, eps)
+    return differentiated(x, weights, biases, (q_weight, k_weight), where, heads, eps)
 
 
 def qkv_rope_and_cache(
@@ -137,7 +136,7 @@ def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):
     if isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, *rest = (_narrow(t, dtype) for t in (x, *weights, *biases))
-        weights, biases = rest[: len(weights)], rest[len(weights) :]
+        weights, biases = tuple(rest[: len(weights)]), tuple(rest[len(weights) :])
     return x, weights, biases, heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)
 
 

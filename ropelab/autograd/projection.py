@@ -11,16 +11,19 @@ Autograd keeps the weights and, for dW or for a norm, x. With a norm it also kee
 are then further tensors, and v is a part of the product. Without a norm, neither the product nor q nor k are kept.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from ropelab.autograd import qk_norm, rotation
 from ropelab.autograd.batching import for_each_batched_gradient, is_batched_gradient
 from ropelab.call.checks import check_recordable
-from ropelab.call.projection import Heads, Tensors, check_projection, product, run_gradient, run_projection
+from ropelab.call.projection import Heads, Norms, Tensors, check_projection, product, run_gradient, run_projection
 from ropelab.call.where import Where
 
 
-def differentiated(x, weights: Tensors, biases: Tensors, norms: tuple, where: Where, heads: Heads, eps: float):
+def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float):
     """q, k and v; autograd records the step where a caller differentiates it."""
     if rotation.transformed():
         return _composed(x, weights, biases, norms, where, heads, eps)
@@ -29,7 +32,7 @@ def differentiated(x, weights: Tensors, biases: Tensors, norms: tuple, where: Wh
     return _Projection.apply(x, *_three(weights), *_three(biases), *norms, *where.flat, heads, eps)
 
 
-def _composed(x, weights: Tensors, biases: Tensors, norms: tuple, where: Where, heads: Heads, eps: float):
+def _composed(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float):
     """Project in torch operations, and rotate, for torch.func and forward mode."""
     check_projection(x, norms, where, heads)
     q, k, v = heads.split(product(x, weights, biases, plain=False))
@@ -69,7 +72,7 @@ class _Projection(torch.autograd.Function):
         return *(next(remaining) if need else None for need in needed), *[None] * 7
 
 
-def _gradients(ctx, grads: tuple, needed: tuple) -> list[torch.Tensor | None]:
+def _gradients(ctx, grads: tuple[Any, Any, Any], needed: Sequence[bool]) -> list[torch.Tensor | None]:
     """The gradients of x, three weights, three biases and the weights of the norms, and None where not needed."""
     x, w0, w1, w2, q_weight, k_weight, cos, sin, positions, qkv = ctx.saved_tensors
     where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
@@ -79,22 +82,24 @@ def _gradients(ctx, grads: tuple, needed: tuple) -> list[torch.Tensor | None]:
     else:
         qkv_grad, *norm_grads = run_gradient(*grads, qkv, norms, where, ctx.eps, any(of_norms))
     made = _of_product(qkv_grad, x, weights, ctx.heads, of_product)
-    norm_grads = norm_grads or (None, None)
+    norm_grads = [*norm_grads, None, None][:2]
     return [*made, *(g if need else None for g, need in zip(norm_grads, of_norms, strict=True))]
 
 
-def _recorded(x, weights: Tensors, qkv, norms: tuple, grads: tuple, where: Where, heads: Heads, eps: float):
+def _recorded(
+    x, weights: Tensors, qkv, norms: Norms, grads: tuple[Any, Any, Any], where: Where, heads: Heads, eps: float
+):
     """`run_gradient` in operations that autograd and torch.func can differentiate or, with a norm, refuse to."""
-    *of_heads, v_grad = grads
+    q_grad, k_grad, v_grad = grads
     if qkv is None:
-        turned, norm_grads = rotation.rotate_recorded(*of_heads, where.transposed()), ()
+        made = rotation.rotate_recorded(q_grad, k_grad, where.transposed())
     else:
         q, k, _ = heads.split(qkv)
-        q_grad, k_grad, *norm_grads = qk_norm.gradients((q, k, *norms), tuple(of_heads), where, eps, True)
+        made = qk_norm.gradients((q, k, *norms), (q_grad, k_grad), where, eps, True)
         if torch.is_grad_enabled() and not rotation.transformed():  # qkv has lost its history
-            q_grad, k_grad, *norm_grads = _Once.apply(x, *_three(weights), q_grad, k_grad, *norm_grads)
-        turned = q_grad, k_grad
-    return torch.cat([g.flatten(-2) for g in (*turned, v_grad)], -1), *norm_grads
+            made = _Once.apply(x, *_three(weights), *made)
+    q_grad, k_grad, *norm_grads = made
+    return torch.cat([g.flatten(-2) for g in (q_grad, k_grad, v_grad)], -1), *norm_grads
 
 
 class _Once(torch.autograd.Function):
@@ -122,13 +127,15 @@ def _of_product(qkv_grad, x, weights: Tensors, heads: Heads, needed) -> list[tor
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             x_grad.addmm_(part, weight)
         x_grad = x_grad.view(*qkv_grad.shape[:-1], weights[0].shape[1])
-    columns = x.reshape(-1, x.shape[-1]) if any(of_weights) else None
-    weight_grads = [part.T @ columns if need else None for part, need in zip(_three(parts), of_weights, strict=True)]
+    weight_grads = [
+        part.T @ x.reshape(-1, x.shape[-1]) if need else None
+        for part, need in zip(_three(parts), of_weights, strict=True)
+    ]
     bias_grads = [part.sum(0) if need else None for part, need in zip(_three(parts), of_biases, strict=True)]
     return [x_grad, *weight_grads, *bias_grads]
 
 
-def _three(tensors) -> list[torch.Tensor | None]:
+def _three(tensors: Sequence[Any]) -> list[Any]:
     return [*tensors, *[None] * (3 - len(tensors))]
 
 

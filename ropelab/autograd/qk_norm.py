@@ -4,6 +4,7 @@ Reverse mode differentiates the kernel once. Under torch.func and in forward mod
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,12 +73,13 @@ class _QKNormRope(torch.autograd.Function):
     def backward(ctx, *grads):
         *given, cos, sin, positions = ctx.saved_tensors
         where = Where.of(cos, sin, positions, ctx.first_position, ctx.options)
-        found = gradients(tuple(given), grads, where, ctx.eps, any(ctx.needs_input_grad[2:4]))
-        found = *found, *[None] * (4 - len(found))
-        return *(g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 6
+        found = [*gradients(given, grads, where, ctx.eps, any(ctx.needs_input_grad[2:4])), None, None]
+        return *(g if need else None for g, need in zip(found[:4], ctx.needs_input_grad, strict=False)), *[None] * 6
 
 
-def gradients(given: tuple, grads: tuple, where: Where, eps: float, weight_grads: bool) -> Sequence[torch.Tensor]:
+def gradients(
+    given: Sequence[Any], grads: Sequence[Any], where: Where, eps: float, weight_grads: bool
+) -> Sequence[torch.Tensor]:
     """The gradients of q and k and, with ``weight_grads``, of their weights, under every transform.
 
     Args:
@@ -85,7 +87,7 @@ def gradients(given: tuple, grads: tuple, where: Where, eps: float, weight_grads
         grads: the gradients of the results for q and k.
     """
     if transformed():  # for example by vmap over the gradients of the results
-        _, pull_back, *_ = torch.func.vjp(lambda *given: composed(*given, where, eps), *given)
+        _, pull_back, *_ = torch.func.vjp(partial(composed, where=where, eps=eps), *given)
         return pull_back(grads)
     # Without `_Gradients`, autograd would silently treat the gradients as constants in a second derivative.
     step = _Gradients.apply if torch.is_grad_enabled() else _gradients

@@ -12,7 +12,7 @@ path        runs                                                rounds a feature
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -27,7 +27,9 @@ from ropelab.kernels import backend, uses_triton
 from ropelab.kernels.tensors import ProjectionTensors
 from ropelab.layout.seq_format import check_seq_format
 
-Tensors = Sequence[torch.Tensor]
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Norms: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
+"""The weights of the norms of q and of k; or twice None."""
 
 
 class Heads(NamedTuple):
@@ -76,12 +78,8 @@ def heads_of_arguments(x, weights: Tensors, biases: Tensors, q_heads: int, k_hea
     return Heads(q_heads, k_heads, dim)
 
 
-def check_projection(x, norms: tuple, where: Where, heads: Heads) -> None:
-    """Raise TypeError or ValueError for angles, positions and weights of norms that do not fit, by their metadata.
-
-    Args:
-        norms: the weights of the norms of q and of k; or twice None.
-    """
+def check_projection(x, norms: Norms, where: Where, heads: Heads) -> None:
+    """Raise TypeError or ValueError for angles, positions and weights of norms that do not fit, by their metadata."""
     number = x[..., :1].unsqueeze(-1)  # views of it have the shapes, the dtype and the device of q and of k
     q, k = (number.expand(*x.shape[:-1], count, heads.dim) for count in (heads.q, heads.k))
     if norms == (None, None):
@@ -91,7 +89,7 @@ def check_projection(x, norms: tuple, where: Where, heads: Heads) -> None:
 
 
 def run_projection(
-    x, weights: Tensors, biases: Tensors, norms: tuple, where: Where, heads: Heads, eps: float, keep: bool
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
 ) -> Tensors:
     """The product with q and k normalized and rotated, ``[..., N]``.
 
@@ -107,7 +105,7 @@ def run_projection(
     return _forward(*given)
 
 
-def run_gradient(q_grad, k_grad, v_grad, qkv, norms: tuple, where: Where, eps: float, norm_grads: bool) -> Tensors:
+def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
     """The gradient of the product ``[..., N]`` and, with ``norm_grads``, those of the weights of the norms.
 
     Args:
@@ -140,7 +138,7 @@ def path(work: Work) -> str:
     return "pass"
 
 
-def _work(x, weights: Tensors, norms: tuple, where: Where, heads: Heads) -> Work:
+def _work(x, weights: Tensors, norms: Norms, where: Where, heads: Heads) -> Work:
     rotation = where.rotation
     one_kernel = (
         uses_triton(x) and x.dtype.itemsize == 2 and x.is_contiguous()
@@ -150,7 +148,7 @@ def _work(x, weights: Tensors, norms: tuple, where: Where, heads: Heads) -> Work
     return Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), one_kernel)
 
 
-def _pass(x, weights: Tensors, biases: Tensors, norms: tuple, where: Where, heads: Heads, eps: float) -> torch.Tensor:
+def _pass(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float) -> torch.Tensor:
     qkv = product(x, weights, biases)
     q, k, _ = heads.split(qkv)
     if norms[0] is None:
@@ -227,8 +225,8 @@ _NORM_BACK = replace(BACKWARD, make=_make_gradients)
 
 def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) -> list[torch.Tensor]:
     """The operator ``ropelab::qkv_rope``, see `run_projection`."""
-    where, (*heads, eps, keep) = Where.of_operator(*rest[:-5]), rest[-5:]
-    heads, norms = Heads(*heads), (q_weight, k_weight)
+    where, heads, (eps, keep) = Where.of_operator(*rest[:-5]), Heads(*rest[-5:-2]), rest[-2:]
+    norms = q_weight, k_weight
     if keep:
         qkv = product(x, weights, biases)
         q, k, _ = heads.split(qkv)
@@ -239,8 +237,7 @@ def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) ->
 
 
 def _forward_fake(x, *rest) -> list[torch.Tensor]:
-    *heads, _, keep = rest[-5:]
-    heads = Heads(*heads)
+    heads, keep = Heads(*rest[-5:-2]), rest[-1]
     made = [x.new_empty((*x.shape[:-1], sum(heads.features)))]
     return made + [x.new_empty((*x.shape[:-1], count, heads.dim)) for count in heads[:2]] if keep else made
 
