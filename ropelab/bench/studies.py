@@ -14,6 +14,7 @@ from ropelab.bench.mrope import mrope
 from ropelab.bench.packed import packed
 from ropelab.bench.paged_cache import one_pass_cells, paged_cache
 from ropelab.bench.peak_memory import memory
+from ropelab.bench.projection import blocks, compiled, projections
 from ropelab.bench.qk_norm import qk_norm
 from ropelab.bench.row_scales import row_scales
 from ropelab.bench.study import Study
@@ -43,6 +44,10 @@ STUDIES: dict[str, Study] = {
     "mrope": Study(mrope, gpu_gib=2, timed_gib=8, wide=True),
     "table_free": Study(table_free, gpu_gib=6, timed_gib=22),
     "table_free_error": Study(table_free_error, gpu_gib=3, timed=False),
+    # With 16,384 tokens x, the weight and a result of 10,240 features take 0.8 GiB, and each contender keeps a result.
+    "projection": Study(projections, gpu_gib=4, timed_gib=6, wide=True),
+    "projection_blocks": Study(blocks, gpu_gib=3, timed_gib=4, wide=True),
+    "projection_compiled": Study(compiled, gpu_gib=4, timed_gib=4, wide=True),
     "memory": Study(memory, gpu_gib=3, timed=False),
     "host": Study(host, gpu_gib=1),
     "decode_chain": Study(decode_chain, gpu_gib=2, wide=True),

@@ -1,4 +1,4 @@
-"""Call quack's rotary: a kernel in CuTe DSL, which the DSL compiles at the first call for a size of head and a dtype.
+"""Call quack's rotary and its products: kernels in CuTe DSL, which the DSL compiles at the first call for a dtype.
 
 The wheels of the DSL divide one package among them, so this module links their files into one folder. The DSL imports
 further modules at its first call, so the folder stays on the path of the process, behind everything else.
@@ -7,12 +7,14 @@ further modules at its first call, so the folder stays on the path of the proces
 import importlib
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench import packages, turns
 from ropelab.bench.peers.peer import Rotate
 from ropelab.bench.workloads import Workload
@@ -25,8 +27,8 @@ _PYTHON = (3, 12)
 
 
 @cache
-def module(version: str) -> ModuleType:
-    """``quack.rotary`` of a version.
+def module(version: str, name: str = "quack.rotary") -> ModuleType:
+    """A module of a version.
 
     Raises:
         NotInstalled: a package is missing, or it is for another Python.
@@ -39,7 +41,7 @@ def module(version: str) -> ModuleType:
     sys.path[:0] = paths
     try:
         with turns.off_the_gpu():
-            return importlib.import_module("quack.rotary")
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
     finally:
@@ -102,3 +104,20 @@ def bind_kv(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, version
         return q, k
 
     return rotate
+
+
+def product() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The product ``x W^T`` of x ``[T, K]`` and W ``[N, K]``, with the default configuration."""
+    gemm = module(packages.locate(PACKAGE)[0], "quack.gemm_interface").gemm
+    return lambda x, weight: gemm(x, weight.T, tuned=False)
+
+
+def projection(
+    positions: torch.Tensor, q_heads: int, k_heads: int, head_dim: int
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """`product`, whose epilogue rotates adjacent pairs of q and k by angles that it computes itself."""
+    epilogue = module(packages.locate(PACKAGE)[0], "quack.epilogue.rotary")
+    theta = inverse_frequencies(head_dim).to(positions.device)
+    frequencies = epilogue.make_interleaved_inv_freq(theta, (q_heads + k_heads) * head_dim, k_heads * head_dim)
+    operands = {"pos": positions.float()[None], "freq": frequencies.float()[None]}
+    return lambda x, weight: epilogue.rope_posfreq_epi(x, weight.T, tuned=False, **operands)["D"]

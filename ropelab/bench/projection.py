@@ -1,0 +1,251 @@
+"""Time the projection to q, k and v with the rotation: a product and a pass, or one kernel.
+
+Every contender gets the same hidden states and weights, and makes ``[T, N]`` with q and k turned by given positions, in
+adjacent pairs. "cuBLAS" is the product alone, which no contender can undercut without a better product.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from unittest import mock
+
+import pandas as pd
+import torch
+
+import ropelab
+from ropelab import reference
+from ropelab.bench import copies, packages, timing
+from ropelab.bench.agreement import disagreement
+from ropelab.bench.compare import progress, tidy
+from ropelab.bench.peers import quack
+from ropelab.bench.projection_law import Product
+from ropelab.call import projection
+
+ALONE, OURS, KERNEL = "cuBLAS", "cuBLAS and ropelab in place", "ropelab's product with the rotation"
+QUACK, QUACK_ALONE = "quack with the rotation", "quack"
+COPY = "copy"
+HEADS = (32, 8), (28, 4), (64, 8)
+INPUTS = 2048, 4096, 8192
+TOKENS = 1, 64, 512, 2048, 4096, 8192, 16384
+BLOCK_TOKENS = 1, 64, 4096, 16384
+ROUNDINGS = 6
+"""The error of a head that is allowed, in unit roundoffs, relative to the norm of the head: a rounding of the product,
+four of the rotation as in `decode_chain`, and one for the sums of the product."""
+
+Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Return ``[T, N]`` for x ``[T, K]`` and the weight ``[N, K]``."""
+
+
+@dataclass(frozen=True)
+class Projection(Product):
+    """A product of bfloat16 with a block behind it.
+
+    Attributes:
+        block: what follows the product: "rotation", "norm" (before the rotation), "cache" (behind the rotation), or
+            "norm and cache".
+        page: the slots of a block of the cache.
+    """
+
+    block: str = "rotation"
+    page: int = 16
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """The columns that identify the workload in a record."""
+        names = ("tokens", "inputs", "outputs", "q_heads", "k_heads", "head_dim", "block")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def checked(self) -> "Projection":
+        """The workload that is compared with the definition: the first tokens of this one."""
+        return replace(self, tokens=min(self.tokens, 256))
+
+    def sets(self, cache_bytes: int) -> int:
+        """The sets of x and weights that take turns, so that no call finds its weights in the cache."""
+        return max(1, -(-2 * cache_bytes // self.bytes))
+
+
+class Tensors:
+    """The tensors of a workload: sets of x and weight, and what all sets share."""
+
+    def __init__(self, case: Projection, device: torch.device | str, sets: int = 1, seed: int = 0):
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+        self.case, self.device = case, device
+        self.sets = [
+            (draw(case.tokens, case.inputs), draw(case.outputs, case.inputs).div_(case.inputs**0.5))
+            for _ in range(sets)
+        ]
+        self.positions = torch.randperm(case.tokens, generator=generator, device=device)
+        self.cos, self.sin = ropelab.rotary_table(case.tokens, case.head_dim, device=device)
+        self.norms = {"q_weight": draw(case.head_dim), "k_weight": draw(case.head_dim)} if "norm" in case.block else {}
+        self.slots = torch.randperm(case.tokens, generator=generator, device=device)
+        blocks = -(-case.tokens // case.page) if "cache" in case.block else 0
+        self.caches = [draw(blocks, case.page, case.k_heads, case.head_dim) for _ in range(2)]
+
+    def options(self) -> dict[str, object]:
+        """The arguments that our functions share."""
+        case = self.case
+        where = {"cos": self.cos, "sin": self.sin, "positions": self.positions, "layout": "interleaved"}
+        return where | {"seq_format": "thd", "q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
+
+    def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
+        """q, k and v ``[T, H, D]``; k and v of a cache come from its slots."""
+        q, k, v = projection.Heads(self.case.q_heads, self.case.k_heads, self.case.head_dim).split(projected)
+        if "cache" in self.case.block:
+            k, v = (cache.flatten(0, 1)[self.slots] for cache in self.caches)
+        return {"q": q, "k": k, "v": v}
+
+    def right(self) -> dict[str, torch.Tensor]:
+        """q, k and v of the first set in float64."""
+        x, weight = (t.double() for t in self.sets[0])
+        q, k, v = projection.Heads(self.case.q_heads, self.case.k_heads, self.case.head_dim).split(x @ weight.T)
+        turned = []
+        for name, heads in (("q", q), ("k", k)):
+            if self.norms:
+                rstd = torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)
+                heads = heads * rstd * self.norms[f"{name}_weight"].double()
+            tables = self.cos.double(), self.sin.double()
+            turned.append(
+                reference.rotate(heads, *tables, layout="interleaved", positions=self.positions, seq_format="thd")
+            )
+        return {"q": turned[0], "k": turned[1], "v": v}
+
+    def check(self, run: Run) -> str:
+        """``"ok"`` if q, k and v agree with float64."""
+        return disagreement(self.heads(run(*self.sets[0])), self.right(), ROUNDINGS)
+
+
+def _on_path(name: str, run: Run) -> Run:
+    """A call that takes one path of `ropelab.call.projection`."""
+
+    def call(x, weight):
+        with mock.patch.object(projection, "path", lambda work: name):
+            return run(x, weight)
+
+    return call
+
+
+def _ours(tensors: Tensors) -> Run:
+    options = tensors.options()
+    if "cache" not in tensors.case.block:
+        return lambda x, weight: _whole(ropelab.qkv_rope(x, weight, **options)[0], tensors.case)
+    caches = *tensors.caches, tensors.slots
+    return lambda x, weight: _whole(ropelab.qkv_rope_and_cache(x, weight, *caches, **options), tensors.case)
+
+
+def _whole(q: torch.Tensor, case: Projection) -> torch.Tensor:
+    """``[T, N]``, of which q is a view."""
+    return q.as_strided((len(q), case.outputs), (case.outputs, 1))
+
+
+def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
+    """The contenders by name, and the status of each that cannot run."""
+    ours, case = _ours(tensors), tensors.case
+    found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)}
+    status: dict[str, str] = {}
+    if case.block != "rotation":
+        return found, status
+    if find_spec("ropelab.kernels.projection_triton"):
+        found[KERNEL] = _on_path("product", ours)
+    else:
+        status[KERNEL] = "not run: the library has no such kernel"
+    try:
+        rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
+        found |= {QUACK_ALONE: quack.product(), QUACK: rotating}
+    except packages.NotInstalled as error:
+        status |= dict.fromkeys((QUACK_ALONE, QUACK), f"not run: {error}")
+    return found, status
+
+
+def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the product with a rotation. Columns: see `_compare`."""
+    cases = [Projection(t, k, *heads) for heads in HEADS for k in INPUTS for t in TOKENS]
+    return _table(cases[:1] if smoke else cases, contenders, device, smoke)
+
+
+def blocks(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time the product with a norm, a rotation and a paged cache, as far as a block has them. Columns: `_compare`."""
+    kinds = ("norm", "cache", "norm and cache")
+    cases = [Projection(t, 4096, *heads, block=kind) for heads in HEADS[:2] for kind in kinds for t in BLOCK_TOKENS]
+    return _table(cases[:3:2] if smoke else cases, contenders, device, smoke)
+
+
+def compiled(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
+    """Time torch.compile with max-autotune of the product, and of the product with the rotation in torch operations.
+
+    Columns: `_compare`.
+    """
+    cases = [Projection(t, 4096, 32, 8) for t in (64, 4096, 16384)]
+    return _table(cases[:1] if smoke else cases, _compiled, device, smoke)
+
+
+def _compiled(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
+    case = tensors.case
+    cos, sin = (t[tensors.positions][:, None] for t in (tensors.cos, tensors.sin))
+
+    def rotated(x, weight):
+        heads = torch.nn.functional.linear(x, weight).unflatten(-1, (-1, case.head_dim))
+        turning, v = heads.split((case.q_heads + case.k_heads, case.k_heads), -2)
+        x0, x1 = turning.float().unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((x0 * cos - x1 * sin, x1 * cos + x0 * sin), -1).flatten(-2).to(x.dtype)
+        return torch.cat((turned, v), -2).flatten(-2)
+
+    autotuned = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
+    functions, _ = contenders(tensors)
+    return {
+        ALONE: functions[ALONE], OURS: functions[OURS],
+        "compiled product": autotuned(torch.nn.functional.linear), "compiled product and rotation": autotuned(rotated),
+    }, {}  # fmt: skip
+
+
+def _table(cases: Sequence[Projection], find: Callable, device: torch.device | str, smoke: bool) -> pd.DataFrame:
+    cases = [replace(case, tokens=min(case.tokens, 64)) for case in cases] if smoke else cases
+    described = progress(cases, lambda case: f"{case.block}, {case.tokens} x {case.inputs} x {case.outputs}")
+    with torch.no_grad():
+        return pd.concat([_compare(case, find, device, 3 if smoke else 12) for case in described], ignore_index=True)
+
+
+def _compare(case: Projection, find: Callable, device: torch.device | str, rounds: int) -> pd.DataFrame:
+    """Time the contenders of one workload.
+
+    Columns: tokens, inputs, outputs, q_heads, k_heads, head_dim, block; contender, status, median_us, q20_us, q80_us,
+        samples; over_product, the median over that of cuBLAS alone; tflops, the operations of the product over the
+        median; pass_bytes, what a pass over q and k reads and writes. ``copy`` is the fastest copy of so many bytes.
+    """
+    tensors = Tensors(case, device, sets=case.sets(timing.cache_bytes()))
+    functions, status = find(tensors)
+    small = Tensors(case.checked, device, seed=1)
+    for name, run in find(small)[0].items():
+        outcome = "ok" if name in (ALONE, QUACK_ALONE, "compiled product") else _outcome(small, run)
+        if outcome != "ok":
+            status[name] = outcome
+    right = {name: run for name, run in functions.items() if name not in status}
+    timed = {name: partial(_calls, run, tensors.sets) for name, run in right.items()}
+    moved = [[torch.empty(case.pass_bytes // 4, dtype=torch.bfloat16, device=device)] for _ in tensors.sets]
+    frame = timing.gpu_times(timed | copies.contenders(moved), rounds=rounds)
+    is_copy = frame.contender.str.startswith(copies.PREFIX)
+    fastest = frame[is_copy].sort_values("median_us").head(1).assign(contender=COPY)
+    frame = tidy(pd.concat([frame[~is_copy], fastest]), case.columns, status)
+    torch.cuda.empty_cache()  # the graphs have memory of their own
+    product = frame[frame.contender == ALONE].median_us.min()
+    return frame.assign(
+        over_product=frame.median_us / product,
+        tflops=(case.operations / frame.median_us / 1e6).where(frame.contender != COPY),
+        pass_bytes=case.pass_bytes,
+    )
+
+
+def _outcome(tensors: Tensors, run: Run) -> str:
+    try:
+        return tensors.check(run)
+    except Exception as error:  # the status records the error
+        return timing.failure(error)
+
+
+def _calls(run: Run, sets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[], object]]:
+    return [partial(run, *tensors) for tensors in sets]

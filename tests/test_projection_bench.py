@@ -1,0 +1,89 @@
+"""The studies of the projection time right contenders only; the law of the pass. Small products without a GPU."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from ropelab.bench import packages, projection, timing
+from ropelab.bench.peers import quack
+from ropelab.bench.projection import ALONE, COPY, KERNEL, OURS, QUACK, QUACK_ALONE, Projection, Tensors
+from ropelab.bench.projection_law import Machine, Product, widest_that_pays
+
+BLOCKS = "rotation", "norm", "cache", "norm and cache"
+SMALL = {"inputs": 64, "q_heads": 4, "k_heads": 2, "head_dim": 16}
+H100 = Machine(flops=700e12, bandwidth=2.9e12)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_only_a_right_block_passes(block, torch_backend):
+    tensors = Tensors(Projection(20, **SMALL, block=block), "cpu")
+    functions, _ = projection.contenders(tensors)
+    assert tensors.check(functions[OURS]) == "ok"
+    assert tensors.check(functions[ALONE]).startswith("wrong: a head of q")
+    tensors.positions = tensors.positions.flip(0)
+    assert tensors.check(functions[OURS]).startswith("wrong: a head of q")
+
+
+@pytest.mark.parametrize("study", [projection.projections, projection.blocks])
+def test_the_table_of_the_study(monkeypatch, torch_backend, study):
+    monkeypatch.setattr(projection, "Projection", partial(_small, Projection))
+    with timing.stopped():
+        frame = study(device="cpu")
+    right = frame[frame.status == "ok"]
+    assert {ALONE, OURS} <= set(right.contender) <= {ALONE, OURS, KERNEL, QUACK, QUACK_ALONE, COPY}
+    assert right[right.contender != COPY].tflops.notna().all() and (right.over_product == 1).all()
+    assert not frame.duplicated(["tokens", "inputs", "q_heads", "block", "contender"]).any()
+
+
+def _small(made, tokens, inputs, q_heads, k_heads, **options):
+    return made(tokens.bit_length(), inputs // 64, q_heads // 4, k_heads // 4, head_dim=16, **options)
+
+
+def test_torch_compile_computes_the_same(torch_backend):
+    tensors = Tensors(Projection(20, **SMALL), "cpu")
+    functions, _ = projection._compiled(tensors)
+    eager = functions["compiled product and rotation"]._torchdynamo_orig_callable
+    assert tensors.check(eager) == "ok"
+
+
+def test_the_law_is_the_quotient_of_both_times():
+    """For many tokens: (e F / (K B)) (Hq + Hk) / (Hq + 2 Hk), which does not depend on the tokens."""
+    for tokens in (2**16, 2**20):
+        product = Product(tokens, 4096, 32, 8)
+        expected = 2 * H100.flops / (4096 * H100.bandwidth) * 40 / 48
+        assert product.most_loss(H100) == pytest.approx(expected)
+        assert widest_that_pays(expected, H100, 32, 8) == pytest.approx(4096)
+    assert Product(2**16, 8192, 32, 8).most_loss(H100) == pytest.approx(expected / 2)
+
+
+def test_few_tokens_wait_for_the_weights():
+    """The pass is then a launch, and the bytes of the weight decide how long the product takes."""
+    one, machine = Product(1, 4096, 32, 8), Machine(H100.flops, H100.bandwidth, launch_us=1.0)
+    assert one.product_us(machine) == pytest.approx(one.bytes / machine.bandwidth * 1e6)
+    assert one.most_loss(machine) == pytest.approx(1.0 / one.product_us(machine), rel=0.01)
+
+
+def test_a_machine_that_was_measured_has_its_own_times():
+    product = Product(16384, 4096, 32, 8)
+    machine = Machine.measured(product, product_us=1100.0, copy_us=116.0)
+    assert (product.product_us(machine), product.pass_us(machine)) == pytest.approx((1100.0, 116.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_contender_that_runs_is_right(block):
+    tensors = Tensors(Projection(200, 2048, 32, 8, block=block), "cuda")
+    functions, _ = projection.contenders(tensors)
+    for name, run in functions.items():
+        assert name in (ALONE, QUACK_ALONE) or tensors.check(run) == "ok", name
+
+
+@pytest.mark.gpu
+def test_quack_is_at_hand_or_says_what_it_needs():
+    try:
+        run = quack.product()
+    except packages.NotInstalled as missing:
+        pytest.skip(f"make peers: {missing}")
+    x, weight = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    torch.testing.assert_close(run(x, weight), x @ weight.T)
