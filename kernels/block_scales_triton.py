@@ -427,12 +427,13 @@ def _scaling(
 
 
 def choose_tile(x: torch.Tensor) -> ScalesTile:
-    """The tile for heads ``x [1, S, H, D]``: a thread of a large call moves 64 bytes, and of a small call 32 bytes.
+    """The tile for heads ``x [1, S, H, D]``: a thread moves 16 bytes in a tiny call, 32 in a small one, 64 in others.
 
     A program has one warp, so the maximum of a block and the sum of a norm stay within a warp.
     """
-    features = 32 * (64 if x.numel() * x.itemsize > _FEW_BYTES else 32) // x.itemsize
-    return ScalesTile(max(1, features // next_power_of_2(x.shape[3])))
+    size = x.numel() * x.itemsize
+    thread = 16 if size <= _TINY_BYTES else 32 if size <= _FEW_BYTES else 64
+    return ScalesTile(max(1, 32 * thread // x.itemsize // next_power_of_2(x.shape[3])))
 
 
-_FEW_BYTES = 2**21
+_TINY_BYTES, _FEW_BYTES = 2**18, 2**21

@@ -1,9 +1,9 @@
 """Choose the tile of a call: the candidate for which an estimate of the time is smallest.
 
-The estimate compares the tiles of one call. It is a sum of eleven terms, and each term counts something that holds a
-call back. Seven terms count in large calls, where the rate of the memory limits the time. The other four count in small
-calls, where the time of one program limits it. The weights are fitted to measured times of the candidates in calls of
-half of the models, and tested on the other half.
+The estimate compares the tiles of one call. It is a sum of ten terms, and each term counts something that holds a
+call back. Seven terms count in large calls, where the rate of the memory limits the time. The other three count in
+small calls, where the time of one program limits it. The weights are fitted to measured times of the candidates in
+calls of half of the models, and tested on the other half.
 """
 
 from dataclasses import astuple, dataclass
@@ -47,7 +47,6 @@ class Terms:
         in_flight: the share by which the threads of a multiprocessor have too few bytes under way, for each time that a
             program waits for memory.
         places: the places for pairs of a thread, in units of 8.
-        waits: whether the heads wait for positions.
         busiest: the places for pairs on the busiest multiprocessor, over the pairs of the average multiprocessor.
         late: whether a program loads features that do not rotate after all others.
         starts: by how much the start of all programs takes longer than the memory takes for their bytes.
@@ -62,7 +61,6 @@ class Terms:
     registers: float
     in_flight: float
     places: float
-    waits: float
     busiest: float
     late: float
     starts: float
@@ -70,7 +68,7 @@ class Terms:
     behind: float
 
 
-WEIGHTS = Terms(0.0189, 0.0292, 0.0269, 0.128, 0.0365, 0.0232, 0.0291, 0.262, 0.0228, 0.0592, 0.0259)
+WEIGHTS = Terms(0.017, 0.0312, 0.0314, 0.114, 0.00858, 0.0277, 0.321, 0.0199, 0.0412, 0.0113)
 
 
 @lru_cache(maxsize=4096)
@@ -118,7 +116,6 @@ def terms(work: Work, tile: Tile | FlatTile) -> Terms:
         registers=large * max(0.0, programs.places / 16 - 1),
         in_flight=large * max(0.0, rounds * _NEEDED_IN_FLIGHT / in_flight - 1),
         places=small * programs.places / 8,
-        waits=small * waits,
         busiest=small * min(8.0, busiest / max(pairs / _MULTIPROCESSORS, 256)),
         late=small * programs.late,
         starts=large * max(0.0, programs.count * _STARTED_BYTES / (1000 * kilobytes) - 1),

@@ -58,12 +58,12 @@ class FlatTile:
     heads_first: bool = False
 
 
-# These are limits on the registers of a thread that takes more than four pairs. Without a limit the assembler saves a
-# few registers by moving half of the loads behind the first arithmetic. The saved registers make no room for another
-# program, and every program then waits for memory twice. A thread that may use 96 registers, more than it needs, keeps
-# all loads in front. A thread of a bare q (see `Work`) keeps all loads in front with 40 registers. 40 registers leave
-# room for twelve programs of 128 threads on a multiprocessor instead of ten. For split-half heads with positions the
-# assembler finds an equally good number without a limit.
+# These are limits on the registers of a thread that takes more than four pairs, or two accesses of flat rows. Without a
+# limit the assembler saves a few registers by moving half of the loads behind the first arithmetic. The saved registers
+# make no room for another program, and every program then waits for memory twice. A thread that may use 96 registers,
+# more than it needs, keeps all loads in front. A thread of a bare q (see `Work`) keeps all loads in front with 40
+# registers. 40 registers leave room for twelve programs of 128 threads on a multiprocessor instead of ten. For split-
+# half heads with positions the assembler finds an equally good number without a limit.
 _PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
 # Up to _FEW_TOKENS tokens, a head may be a program of one warp, so that all heads are under way at once.
@@ -115,7 +115,7 @@ def candidates(work: Work) -> list[Tile | FlatTile]:
     """
     found: list[Tile | FlatTile] = [*_flat_tiles(work), *_whole_tiles(work)]
     if work.positions:
-        found += [replace(tile, heads_first=True) for tile in found if tile.num_warps > 1]
+        found += [_heads_first(tile) for tile in found if tile.num_warps > 1]
     if shares_columns(work.rotation):
         found = [tile for tile in found if _has_a_thread_for_each_value(work.rotation, tile)] or found
     return list(dict.fromkeys(found))
@@ -131,6 +131,12 @@ def _has_a_thread_for_each_value(rotation: Rotation, tile: Tile | FlatTile) -> b
     return 2 * tokens * next_power_of_2(rotation.rotary_dim // 2) == 32 * tile.num_warps
 
 
+def _heads_first(tile: Tile | FlatTile) -> Tile | FlatTile:
+    """The tile with the heads first. The barrier behind the heads keeps the loads of accesses in front."""
+    limit = None if isinstance(tile, FlatTile) else tile.max_registers
+    return replace(tile, heads_first=True, max_registers=limit)
+
+
 def _flat_tiles(work: Work) -> Iterator[FlatTile]:
     rotation, access = work.rotation, pairs_per_access(work.rotation, work.rest)
     converts = rotation.interleaved != rotation.out_interleaved
@@ -140,12 +146,12 @@ def _flat_tiles(work: Work) -> Iterator[FlatTile]:
     both = rotation.interleaved and rotation.out_interleaved
     wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
     per_head = (rotation.rotary_dim + work.rest) // (2 * wide)
-    for accesses, warps in ((64, 2), (128, 4), (256, 4)):
+    for accesses, warps, registers in ((64, 2, None), (128, 4, None), (256, 4, _PLENTY)):
         whole = accesses % per_head == 0 and per_head * sum(work.heads) % accesses == 0 and work.innermost != "tokens"
         if shares_columns(rotation) and not whole:
             continue  # a program that shares columns takes whole heads of one token
         for heads in (1, 2, 4) if work.innermost == "tokens" and accesses == 128 else (1,):
-            yield FlatTile(accesses, warps, work.innermost, wide, heads)
+            yield FlatTile(accesses, warps, work.innermost, wide, heads, registers)
 
 
 def _whole_tiles(work: Work) -> Iterator[Tile]:

@@ -5,7 +5,7 @@ import torch
 
 import ropelab
 from ropelab.bench import packages
-from ropelab.bench.block_scales import BLOCK_SIZE, ROTARY_DIM, Indexer, Input, Output, block_scales
+from ropelab.bench.block_scales import BLOCK_SIZE, ROTARY_DIM, VLLM, Indexer, Input, Output, block_scales
 from ropelab.kernels import Rotation, block_scales_triton
 from ropelab.kernels.block_scales import Blocks
 from ropelab.kernels.block_scales_torch import power_of_two, rows_of_cache
@@ -27,7 +27,7 @@ def in_bytes(x):
 def theirs(case):
     """vLLM's operator, or a skip that says why there is none."""
     try:
-        return case.vllm()[0]
+        return case.vllm()[0][VLLM]
     except packages.NotInstalled as error:
         pytest.skip(f"make peers: {error}")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -29,6 +30,12 @@ BLOCK_SIZE = 64
 PAGE_ALIGN = 576
 """vLLM rounds the bytes of a block of the cache up to a multiple of this number."""
 EPS = 1e-6
+IN_TURN = "vLLM, launched in turn"
+"""vLLM's Triton operator, but it starts when the kernel before it has ended.
+
+vLLM launches this operator so that its programs start earlier and wait (programmatic dependent launch). Among its own
+calls, one after the other, this hides its start; every other contender starts in turn.
+"""
 MOST_CHECKED = 256
 """So many tokens of a call are compared with float64."""
 
@@ -100,8 +107,8 @@ class Case(ABC):
         """Our function."""
 
     @abstractmethod
-    def vllm(self) -> tuple[Run, str, str]:
-        """vLLM's operator, its version and the hash of its code.
+    def vllm(self) -> tuple[dict[str, Run], str, str]:
+        """The contenders that are vLLM's operator, its version and the hash of its code.
 
         Raises:
             NotInstalled: vLLM is not installed.
@@ -182,7 +189,11 @@ class Output(Case):
         def run(call):
             return operators.inv_rope_fp8_quant(call["x"], call["positions"], call["table"], *numbers)
 
-        return run, operators.version, operators.sha256
+        def in_turn(call):
+            with mock.patch.object(operators.platform, "is_arch_support_pdl", lambda: False):
+                return run(call)
+
+        return {VLLM: run, IN_TURN: in_turn}, operators.version, operators.sha256
 
     def check(self, call, results):
         values, scales = (x[:MOST_CHECKED] for x in results)
@@ -228,7 +239,7 @@ class Indexer(Case):
             arguments = (call[name] for name in ("positions", "x", "table", "weights"))
             return operators.indexer_q_rope_quant(*arguments, *self.weight_scales)
 
-        return run, operators.version, operators.sha256
+        return {VLLM: run}, operators.version, operators.sha256
 
     def check(self, call, results):
         values, weights = (x[:MOST_CHECKED] for x in results)
@@ -287,7 +298,7 @@ class Input(Case):
             )  # fmt: skip
             return (q,)
 
-        return run, operators.version, operators.sha256
+        return {VLLM: run}, operators.version, operators.sha256
 
     def check(self, call, results):
         x = call["x"][:MOST_CHECKED].double()
@@ -332,9 +343,12 @@ def block_scales(*, smoke: bool = False, device: torch.device | str = "cuda") ->
 def _compare(case: Case, device: torch.device | str, rounds: int) -> pd.DataFrame:
     sets = case.tensors(case.work.cold_count(timing.cache_bytes()), device)
     runs: dict[str, Run] = {OURS: case.ours}
-    status, facts = {}, {"version": {}, "sha256": {}}
+    status: dict[str, str] = {}
+    facts: dict[str, dict[str, str]] = {"version": {}, "sha256": {}}
     try:
-        runs[VLLM], facts["version"][VLLM], facts["sha256"][VLLM] = case.vllm()
+        theirs, version, sha256 = case.vllm()
+        runs |= theirs
+        facts = {"version": dict.fromkeys(theirs, version), "sha256": dict.fromkeys(theirs, sha256)}
     except packages.NotInstalled as error:
         status[VLLM] = f"not run: {error}"
     status |= {name: _status(case, run, sets[0]) for name, run in runs.items()}

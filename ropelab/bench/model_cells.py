@@ -136,6 +136,14 @@ def prefills() -> list[Cell]:
     ]
 
 
+def packed_prefills() -> list[Cell]:
+    """A call of every model at positions, in bfloat16. Layouts take turns, and so do new tensors and in place."""
+    return [
+        replace(_prefill(model, LAYOUTS[number % 2], number, True), positions="token", in_place=number // 2 % 2 == 0)
+        for number, model in enumerate(MODELS + SHAPES)
+    ]
+
+
 def _prefill(model: Model, layout: str, number: int, plain: bool) -> Cell:
     seq_format, storage, in_place = _PLAIN if plain else _OTHERS[number % len(_OTHERS)]
     batch = 4 if seq_format == "sbhd" else 1

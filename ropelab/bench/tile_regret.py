@@ -10,13 +10,13 @@ import torch
 
 from ropelab.bench import compiling, timing
 from ropelab.bench.compare import progress, tidy
-from ropelab.bench.model_cells import Call, Cell, cells, on_meta, prefills
+from ropelab.bench.model_cells import Call, Cell, cells, on_meta, packed_prefills, prefills
 from ropelab.bench.model_heads import against_copies, planned
 from ropelab.kernels import rotate_triton
 from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 DRAWN, CELLS = 220, 110
-"""The number of drawn cells, and the number of drawn cells with tables that are timed, beside all `prefills`."""
+"""The number of drawn cells, and the number of drawn cells with tables that are timed, beside all prefills."""
 _FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
 
 
@@ -37,8 +37,8 @@ def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
 
 
 def numbered() -> list[Cell]:
-    """The cells from which the study takes its cells: drawn cells, then the `prefills`."""
-    return [*cells(DRAWN), *prefills()]
+    """The cells from which the study takes its cells: drawn cells, then the prefills."""
+    return [*cells(DRAWN), *prefills(), *packed_prefills()]
 
 
 def swept() -> list[tuple[int, Cell]]:

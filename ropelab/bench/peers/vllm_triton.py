@@ -32,6 +32,9 @@ class Operators:
     - ``indexer_q_rope_quant(positions, q, cache, weights, softmax_scale, head_scale)`` takes ``[T, H, D]`` and
       ``[T, H]`` in bfloat16 and returns float8_e4m3fn and weights in float32.
 
+    ``platform`` is the substitute of vLLM's ``current_platform``; ``platform.is_arch_support_pdl()`` says whether an
+    operator is launched before the kernel in front of it has ended.
+
     (Facts from the files of vLLM 0.33.0.)
     """
 
@@ -39,6 +42,7 @@ class Operators:
     sha256: str
     inv_rope_fp8_quant: Callable
     indexer_q_rope_quant: Callable
+    platform: SimpleNamespace
 
 
 @cache
@@ -58,7 +62,8 @@ def operators(version: str | None = None) -> Operators:
     sys.modules.update({module.__name__: module for module in found})  # Triton finds a module by its name
     digest = hashlib.sha256(b"".join((directory / file).read_bytes() for file in FILES)).hexdigest()
     functions = found[0].fused_inv_rope_fp8_quant, found[1].fused_indexer_q_rope_quant
-    return Operators(version, digest, *(partial(_called, function, substitutes) for function in functions))
+    called = (partial(_called, function, substitutes) for function in functions)
+    return Operators(version, digest, *called, substitutes["vllm.platforms"].current_platform)
 
 
 def _called(function: Callable, substitutes: dict[str, ModuleType], *arguments):
