@@ -2,22 +2,37 @@
 
 import torch
 
-from ropelab.kernels import rotate_torch
-from ropelab.kernels.rotation import Rotation
+from ropelab.kernels import qk_norm_torch, rotate_torch
+from ropelab.kernels.rotation import Norm, Rotation
 from ropelab.kernels.tensors import ProjectionTensors, RotateTensors
 
 
-def project(
-    t: ProjectionTensors, rotation: Rotation, q_heads: int, k_heads: int, head_dim: int, first_position: int = 0
-) -> None:
-    """Write ``x weight^T + bias``, in which the heads of q and k have turned, to ``qkv``.
+def serves(t: ProjectionTensors, rotation: Rotation, head_dim: int) -> bool:
+    """True: torch operations serve every call."""
+    return True
 
-    The product and the rotation have the precision of the arithmetic (`rotate_torch.compute_dtype`), and each feature
-    is rounded once, when it is written. The heads of v do not turn, also without a position.
+
+def project(
+    t: ProjectionTensors,
+    rotation: Rotation,
+    q_heads: int,
+    k_heads: int,
+    head_dim: int,
+    first_position: int = 0,
+    norm: Norm | None = None,
+) -> None:
+    """Write ``x weight^T + bias``, in which the heads of q and k are normalized and turned, to ``qkv``.
+
+    The product, the norm and the rotation have the precision of the arithmetic (`rotate_torch.compute_dtype`), and each
+    feature is rounded once, when it is written. The heads of v do not turn, also without a position.
     """
     wide = rotate_torch.compute_dtype(t.x, t.cos)
     bias = None if t.bias is None else t.bias.to(wide)
     product = torch.nn.functional.linear(t.x.to(wide), t.weight.to(wide), bias)
     made, out = (x.unflatten(-1, (-1, head_dim)).split((q_heads, k_heads, k_heads), -2) for x in (product, t.qkv))
-    rotate_torch.rotate(RotateTensors.of(made[:2], out[:2], t.cos, t.sin, t.positions), rotation, first_position)
+    turning = made[:2]
+    if norm is not None:
+        weights = t.q_weight, t.k_weight
+        turning = [qk_norm_torch.normed(x, norm.eps)[0] * w.to(wide) for x, w in zip(turning, weights, strict=True)]
+    rotate_torch.rotate(RotateTensors.of(turning, out[:2], t.cos, t.sin, t.positions), rotation, first_position)
     out[2].copy_(made[2])

@@ -244,12 +244,15 @@ class ProjectionTensors(NamedTuple):
         x: ``[B, S, K]``, contiguous, of qkv's dtype; so are the weight and the bias.
         weight: ``[N, K]``, contiguous.
         bias: ``[N]``, or None.
+        q_weight, k_weight: the weights of the norms of q and of k ``[D]``, or None.
     """
 
-    qkv: Tensor
-    x: Tensor
-    weight: Tensor
+    qkv: Tensor | None
+    x: Tensor | None
+    weight: Tensor | None
     bias: Tensor | None
+    q_weight: Tensor | None
+    k_weight: Tensor | None
     cos: Tensor
     sin: Tensor
     positions: Tensor | None

@@ -24,6 +24,7 @@ from ropelab.call.refusals import renamed
 from ropelab.call.rotation import ROTATE, rotate_or_dispatch
 from ropelab.call.where import Where, along_axes
 from ropelab.kernels import backend, uses_triton
+from ropelab.kernels.rotation import Norm
 from ropelab.kernels.tensors import ProjectionTensors
 from ropelab.layout.seq_format import check_seq_format
 
@@ -192,9 +193,13 @@ def _one_kernel(x, weights: Tensors, biases: Tensors, where: Where, heads: Heads
         positions = positions if axes is None else along_axes(positions, axes).movedim(0, -1)
         positions = positions.expand(*rows.shape[:2], *positions.shape[2:])
     tensors = ProjectionTensors(
-        qkv_rows, rows, weights[0], biases[0] if biases else None, *where.angles.for_kernels, positions
+        qkv_rows, rows, weights[0], biases[0] if biases else None, *norms, *where.angles.for_kernels, positions
     )
-    backend("projection", x).project(tensors, where.rotation, *heads, where.first_position)
+    kernels = backend("projection", x)
+    if not kernels.serves(tensors, where.rotation, heads.dim):
+        return None
+    norm = None if norms[0] is None else Norm(eps)
+    kernels.project(tensors, where.rotation, *heads, where.first_position, norm)
     return qkv
 
 

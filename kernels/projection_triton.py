@@ -1,0 +1,300 @@
+"""The projection to q, k and v whose epilogue normalizes and rotates q and k, as a Triton kernel.
+
+A program stays on its multiprocessor and takes one tile of the product after another. The loop over the tiles and the
+loop over the inputs are one loop for the compiler (``flatten``), so the memory loads the first operands of a tile while
+the tile before is still turned and written. Descriptors move whole blocks (Hopper's tensor memory accelerator).
+
+A tile holds whole heads in the registers of the accumulator. On these GPUs a thread has the same features of every head
+of its tokens: both members of an adjacent pair, and both members of a pair of halves. So the members of a pair meet
+without an exchange, and one read of the tables serves all heads of a tile. The heads turn in pieces of 32 pairs, because
+the columns of a whole head would not fit beside the operands. Columns that are computed need no exchange at all.
+"""
+
+from dataclasses import dataclass
+from math import pi
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ropelab.kernels import angles_torch
+from ropelab.kernels.addressing import strides_of, turning
+from ropelab.kernels.backends import INTERPRETED
+from ropelab.kernels.choices import Turning
+from ropelab.kernels.place_triton import Angles, Tokens, position_of, table_rows_of
+from ropelab.kernels.rotate_torch import compute_dtype
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation, row_count
+from ropelab.kernels.stages_triton import Columns, lane_feature, read_columns, turn
+from ropelab.kernels.tensors import ProjectionTensors
+
+HEAD_DIMS = 64, 128, 256
+"""The widths of a head that a tile can hold whole."""
+
+_DTYPES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)
+"""Triton's interpreter multiplies the bits of bfloat16 as integers."""
+
+_INTERPRETED, _RADIANS = tl.constexpr(INTERPRETED), tl.constexpr(2 * pi / 2**32)
+_HIGH, _FACTOR = tl.constexpr(angles_torch.HIGH), tl.constexpr(angles_torch.FACTOR)
+_INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
+
+
+@dataclass(frozen=True)
+class ProjectionTile:
+    """The part of the product that a program computes at once.
+
+    Attributes:
+        tokens, features, inputs: its rows and columns, and the inputs that one step adds up.
+        num_warps, num_stages: the warps of a program, and the steps whose operands are under way.
+        group: so many neighbouring rows of tiles share a column of the weight in turn.
+    """
+
+    tokens: int = 128
+    features: int = 256
+    inputs: int = 64
+    num_warps: int = 8
+    num_stages: int = 3
+    group: int = 8
+
+
+@dataclass(frozen=True)
+class ProjectionChoices(Turning):
+    """The choices of `_project_kernel`.
+
+    Attributes:
+        TILE_TOKENS, TILE_FEATURES, TILE_INPUTS, GROUP_ROWS: as in `ProjectionTile`.
+        PROGRAMS: the programs of the launch.
+        Q_HEADS, TURNING_HEADS: the heads of q, and of q and k.
+        BIAS: whether the product has a bias.
+        NORM: whether heads are normalized before they turn; NORM_EPS is the number that the norm adds.
+    """
+
+    TILE_TOKENS: int
+    TILE_FEATURES: int
+    TILE_INPUTS: int
+    GROUP_ROWS: int
+    PROGRAMS: int
+    Q_HEADS: int
+    TURNING_HEADS: int
+    BIAS: bool
+    NORM: bool
+    NORM_EPS: float
+
+
+@triton.jit
+def _tile_of(number, rows, columns, GROUP_ROWS: tl.constexpr):
+    """The row and the column of a tile. Tiles in succession share operands, which the L2 cache then holds."""
+    group = number // (GROUP_ROWS * columns)
+    first = group * GROUP_ROWS
+    height = min(rows - first, GROUP_ROWS)
+    within = number % (GROUP_ROWS * columns)
+    return first + within % height, within // height
+
+
+@triton.jit
+def _halved(x):
+    """The first and the second half of the pairs of every head."""
+    tokens: tl.constexpr = x.shape[0]
+    heads: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, [tokens, heads, 2, x.shape[2] // 2]), (0, 1, 3, 2)))
+
+
+@triton.jit
+def _joined(x, y):
+    """The inverse of `_halved`."""
+    return tl.reshape(tl.permute(tl.join(x, y), (0, 1, 3, 2)), [x.shape[0], x.shape[1], 2 * x.shape[2]])
+
+
+@triton.jit
+def _weights(at, head, MEMBER: tl.constexpr, PIECE: tl.constexpr, C: tl.constexpr):
+    """The weights of the norm of every head for the members of a piece, ``[1, heads, pairs]``."""
+    feature, _ = lane_feature(MEMBER, C.INTERLEAVED, C, PIECE)
+    weights = tl.where((head < C.Q_HEADS)[:, None], at.q_weight + feature[None, :], at.k_weight + feature[None, :])
+    return tl.load(weights).to(tl.float32)[None, :, :]
+
+
+@triton.jit
+def _for_all_heads(column):
+    """A column ``[tokens, 1, pairs]`` as it is, in the layout of the accumulator instead of the layout of its loads.
+
+    The compiler finds no layout of loads behind a new axis, so it moves the column to the threads that hold the heads.
+    Otherwise it would move the heads.
+    """
+    return tl.reshape(column, [column.shape[0], column.shape[2]])[:, None, :]
+
+
+@triton.jit
+def _read(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
+    """The `Columns` of a piece of the heads out of tables, and whether the tokens have a position."""
+    rows = table_rows_of(angles, tokens, C)
+    columns = read_columns(rows, 0, tokens.exists[:, None, None], C, True, PIECE)
+    cos, sin = _for_all_heads(columns.cos0), _for_all_heads(columns.sin0)
+    return Columns(cos, cos, sin, sin), rows.has_position
+
+
+@triton.jit
+def _sine_and_cosine(x):
+    """Sine and cosine for ``x`` in [-pi, pi], each within 2^-20 (PTX ISA, ``sin.approx``): one instruction each."""
+    if _INTERPRETED:
+        return tl.sin(x), tl.cos(x)
+    else:
+        sin = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        cos = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        return sin, cos
+
+
+@triton.jit
+def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
+    """The `Columns` of a piece of the heads, computed, and whether the tokens have a position.
+
+    A frequency is a fraction of a turn, times 2^64. The angle, in turns times 2^32, is the product with the position;
+    whole turns leave 32 bits by themselves, so the reduction of the angle costs nothing and is within 2^-31 turns.
+    """
+    frequencies, strides = angles.cos
+    position = position_of(angles, tokens, None, C)[:, None]
+    pair = PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)
+    rotates = (pair < C.ROTARY_DIM // 2)[None, :]
+    at = frequencies + (pair * strides[1])[None, :]
+    frequency = tl.load(at + _HIGH, mask=rotates, other=0, eviction_policy="evict_last")
+    factor = tl.load(at + _FACTOR, mask=rotates, other=0, eviction_policy="evict_last")
+    factor = factor.to(tl.int32).to(tl.float32, bitcast=True)
+    count = tl.abs(position).to(tl.uint32)
+    turns = count * (frequency >> 32).to(tl.uint32) + tl.umulhi(count, frequency.to(tl.uint32))
+    sin, cos = _sine_and_cosine(turns.to(tl.int32, bitcast=True).to(tl.float32) * _RADIANS)
+    sin = tl.where(position < 0, -sin, sin) * factor
+    cos = cos * factor
+    if C.POSITIONS != "none":
+        exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
+        cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
+    if (PIECE + 1) * C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
+        cos, sin = tl.where(rotates, cos, 1.0), tl.where(rotates, sin, 0.0)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return Columns(cos, cos, sin, sin), (position != _NO_POSITION)[:, :, None]
+
+
+@triton.jit
+def _turned_pairs(x0, x1, at, angles, tokens, head, rstd, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr):
+    """PIECES pieces of heads from FIRST on: q and k normalized and turned, v as it is."""
+    if PIECES > 1:
+        a0, b0 = _halved(x0)
+        a1, b1 = _halved(x1)
+        a0, a1 = _turned_pairs(a0, a1, at, angles, tokens, head, rstd, FIRST, PIECES // 2, C)
+        b0, b1 = _turned_pairs(b0, b1, at, angles, tokens, head, rstd, FIRST + PIECES // 2, PIECES // 2, C)
+        return _joined(a0, b0), _joined(a1, b1)
+    else:
+        y0, y1 = x0, x1
+        if C.NORM:
+            y0 = _weights(at, head, 0, FIRST, C) * (y0 * rstd)
+            y1 = _weights(at, head, 1, FIRST, C) * (y1 * rstd)
+        if C.TABLE_FREE:
+            columns, has_position = _computed(angles, tokens, FIRST, C)
+        else:
+            columns, has_position = _read(angles, tokens, FIRST, C)
+        y0, y1 = turn(y0, y1, columns, C.TRANSPOSE)
+        if C.POSITIONS != "none":
+            y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
+        turns = (head < C.TURNING_HEADS)[None, :, None]
+        return tl.where(turns, y0, x0), tl.where(turns, y1, x1)
+
+
+@triton.jit
+def _turned(acc, at, angles, tokens, head, C: tl.constexpr):
+    """The tile ``[tokens, features]`` with its heads of q and k normalized and turned."""
+    PAIRS: tl.constexpr = C.LANE_DIM // 2
+    HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
+    if C.INTERLEAVED:
+        x0, x1 = tl.split(tl.reshape(acc, [C.TILE_TOKENS, HEADS, PAIRS, 2]))
+    else:
+        x0, x1 = tl.split(tl.permute(tl.reshape(acc, [C.TILE_TOKENS, HEADS, 2, PAIRS]), (0, 1, 3, 2)))
+    rstd = None
+    if C.NORM:
+        rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2) / C.LANE_DIM + C.NORM_EPS)[:, :, None]
+    y0, y1 = _turned_pairs(x0, x1, at, angles, tokens, head, rstd, 0, C.LANE_DIM // 2 // C.BLOCK_PAIRS, C)
+    y = tl.join(y0, y1)
+    return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
+
+
+@triton.jit(do_not_specialize=["first_position", "table_rows"])
+def _project_kernel(
+    x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, strides, C: tl.constexpr
+):
+    """Compute tiles of the product, turn the heads of q and k, and write the tiles."""
+    rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
+    steps = tl.cdiv(inputs, C.TILE_INPUTS)
+    positions = at.positions, strides.positions
+    angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
+    HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
+    for number in tl.range(tl.program_id(0), rows * columns, C.PROGRAMS, flatten=True):
+        row, column = _tile_of(number, rows, columns, C.GROUP_ROWS)
+        first, feature = row * C.TILE_TOKENS, column * C.TILE_FEATURES
+        acc = tl.zeros([C.TILE_TOKENS, C.TILE_FEATURES], tl.float32)
+        for step in range(steps):
+            left = x.load([first, step * C.TILE_INPUTS])
+            right = weight.load([feature, step * C.TILE_INPUTS])
+            acc = tl.dot(left, right.T, acc)
+        if C.BIAS:
+            place = feature + tl.arange(0, C.TILE_FEATURES)
+            acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
+        if column * HEADS < C.TURNING_HEADS:
+            distance = tl.arange(0, C.TILE_TOKENS)
+            tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
+            acc = _turned(acc, at, angles, tokens, column * HEADS + tl.arange(0, HEADS), C)
+        qkv.store([first, feature], acc.to(qkv.dtype))
+
+
+def serves(t: ProjectionTensors, rotation: Rotation, head_dim: int) -> bool:
+    """Whether the kernel can serve a call: heads of `HEAD_DIMS`, 16 bits, aligned rows, pairs that a thread holds."""
+    numbers = t.x.shape[-1], t.weight.shape[0]
+    pairs = rotation.interleaved or rotation.rotary_dim == head_dim
+    plain = not (rotation.full_width or rotation.axes or rotation.offsets or rotation.first)
+    return (
+        head_dim in HEAD_DIMS and t.x.dtype in _DTYPES and pairs and plain
+        and rotation.interleaved == rotation.out_interleaved and t.cos.ndim == t.sin.ndim == 2
+        and (rotation.table_free or compute_dtype(t.x, t.cos) == torch.float32) and all(number % 8 == 0 for number in numbers)
+        and all(x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight))
+    )  # fmt: skip
+
+
+def project(
+    t: ProjectionTensors,
+    rotation: Rotation,
+    q_heads: int,
+    k_heads: int,
+    head_dim: int,
+    first_position: int = 0,
+    norm: Norm | None = None,
+    *,
+    tile: ProjectionTile = ProjectionTile(),
+) -> None:
+    """Write ``x weight^T + bias``, in which the heads of q and k are normalized and turned, to ``qkv``, in one launch.
+
+    The arguments are as for `projection_torch.project`, and `serves` is true for them.
+
+    Args:
+        tile: for sweeps.
+    """
+    tokens, (width, inputs) = t.x.shape[0] * t.x.shape[1], t.weight.shape
+    operands = (t.x.view(tokens, inputs), t.weight, t.qkv.view(tokens, width))
+    blocks = [tile.tokens, tile.inputs], [tile.features, tile.inputs], [tile.tokens, tile.features]
+    x, weight, qkv = (TensorDescriptor.from_tensor(*pair) for pair in zip(operands, blocks, strict=True))
+    t = t._replace(x=None, weight=None, qkv=None)
+    if t.positions is not None:
+        t = t._replace(positions=t.positions.reshape(1, tokens, *t.positions.shape[2:]))
+    heads = [operands[2].view(1, tokens, -1, head_dim)]
+    tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
+    programs = min(tiles, _multiprocessors(t.cos.device))
+    choices = ProjectionChoices(
+        **turning(t, rotation, torch.float32, heads, tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
+        BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
+        TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
+        PROGRAMS=programs, Q_HEADS=q_heads, TURNING_HEADS=q_heads + k_heads, BIAS=t.bias is not None,
+        NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
+    )  # fmt: skip
+    numbers = first_position, row_count(t.cos), tokens, width, inputs
+    _project_kernel[programs,](
+        x, weight, qkv, t, *numbers, strides_of(t), choices, num_warps=tile.num_warps, num_stages=tile.num_stages
+    )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
