@@ -25,7 +25,7 @@ from ropelab.kernels.choices import Turning
 from ropelab.kernels.place_triton import Angles, Tokens, position_of, table_rows_of
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation, row_count
-from ropelab.kernels.stages_triton import Columns, lane_feature, read_columns, turn
+from ropelab.kernels.stages_triton import Columns, read_columns, turn
 from ropelab.kernels.tensors import ProjectionTensors
 
 HEAD_DIMS = 64, 128, 256
@@ -106,11 +106,30 @@ def _joined(x, y):
 
 
 @triton.jit
-def _weights(at, head, MEMBER: tl.constexpr, PIECE: tl.constexpr, C: tl.constexpr):
-    """The weights of the norm of every head for the members of a piece, ``[1, heads, pairs]``."""
-    feature, _ = lane_feature(MEMBER, C.INTERLEAVED, C, PIECE)
-    weights = tl.where((head < C.Q_HEADS)[:, None], at.q_weight + feature[None, :], at.k_weight + feature[None, :])
-    return tl.load(weights).to(tl.float32)[None, :, :]
+def _folded(x, PIECES: tl.constexpr):
+    """The sum of the pieces of every head, which has the layout of a piece."""
+    if PIECES == 1:
+        return x
+    else:
+        first, second = _halved(x)
+        return _folded(first + second, PIECES // 2)
+
+
+@triton.jit
+def _weights(at, head, PIECE: tl.constexpr, C: tl.constexpr):
+    """The weights of the norm for both members of a piece of every head, each ``[1, heads, pairs]``, and 1 for v."""
+    head = head[:, None]
+    weights = tl.where(head < C.Q_HEADS, at.q_weight, at.k_weight)
+    exists = head < C.TURNING_HEADS
+    if C.INTERLEAVED:
+        feature = 2 * PIECE * C.BLOCK_PAIRS + tl.arange(0, 2 * C.BLOCK_PAIRS)[None, :]
+        pairs = tl.load(weights + feature, mask=exists, other=1)
+        w0, w1 = tl.split(tl.reshape(pairs, [pairs.shape[0], C.BLOCK_PAIRS, 2]))
+    else:
+        feature = PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)[None, :]
+        w0 = tl.load(weights + feature, mask=exists, other=1)
+        w1 = tl.load(weights + feature + C.LANE_DIM // 2, mask=exists, other=1)
+    return w0.to(tl.float32)[None, :, :], w1.to(tl.float32)[None, :, :]
 
 
 @triton.jit
@@ -182,15 +201,14 @@ def _turned_pairs(x0, x1, at, angles, tokens, head, rstd, FIRST: tl.constexpr, P
         b0, b1 = _turned_pairs(b0, b1, at, angles, tokens, head, rstd, FIRST + PIECES // 2, PIECES // 2, C)
         return _joined(a0, b0), _joined(a1, b1)
     else:
-        y0, y1 = x0, x1
         if C.NORM:
-            y0 = _weights(at, head, 0, FIRST, C) * (y0 * rstd)
-            y1 = _weights(at, head, 1, FIRST, C) * (y1 * rstd)
+            w0, w1 = _weights(at, head, FIRST, C)
+            x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
         if C.TABLE_FREE:
             columns, has_position = _computed(angles, tokens, FIRST, C)
         else:
             columns, has_position = _read(angles, tokens, FIRST, C)
-        y0, y1 = turn(y0, y1, columns, C.TRANSPOSE)
+        y0, y1 = turn(x0, x1, columns, C.TRANSPOSE)
         if C.POSITIONS != "none":
             y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
         turns = (head < C.TURNING_HEADS)[None, :, None]
@@ -206,10 +224,13 @@ def _turned(acc, at, angles, tokens, head, C: tl.constexpr):
         x0, x1 = tl.split(tl.reshape(acc, [C.TILE_TOKENS, HEADS, PAIRS, 2]))
     else:
         x0, x1 = tl.split(tl.permute(tl.reshape(acc, [C.TILE_TOKENS, HEADS, 2, PAIRS]), (0, 1, 3, 2)))
+    PIECES: tl.constexpr = C.LANE_DIM // 2 // C.BLOCK_PAIRS
     rstd = None
     if C.NORM:
-        rstd = tl.rsqrt(tl.sum(x0 * x0 + x1 * x1, axis=2) / C.LANE_DIM + C.NORM_EPS)[:, :, None]
-    y0, y1 = _turned_pairs(x0, x1, at, angles, tokens, head, rstd, 0, C.LANE_DIM // 2 // C.BLOCK_PAIRS, C)
+        squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
+        turns = (head < C.TURNING_HEADS)[None, :]
+        rstd = tl.where(turns, tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
+    y0, y1 = _turned_pairs(x0, x1, at, angles, tokens, head, rstd, 0, PIECES, C)
     y = tl.join(y0, y1)
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
@@ -235,10 +256,10 @@ def _project_kernel(
         if C.BIAS:
             place = feature + tl.arange(0, C.TILE_FEATURES)
             acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
-        if column * HEADS < C.TURNING_HEADS:
-            distance = tl.arange(0, C.TILE_TOKENS)
-            tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
-            acc = _turned(acc, at, angles, tokens, column * HEADS + tl.arange(0, HEADS), C)
+        # A branch around the turn of v would hold the accumulator, and the assembler then waits for every instruction.
+        distance = tl.arange(0, C.TILE_TOKENS)
+        tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
+        acc = _turned(acc, at, angles, tokens, column * HEADS + tl.arange(0, HEADS), C)
         qkv.store([first, feature], acc.to(qkv.dtype))
 
 
