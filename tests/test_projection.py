@@ -426,6 +426,7 @@ def test_a_cache_has_no_backward():
 @pytest.mark.parametrize("where", ["no tables", "positions", "positions for all", "offsets", "axes", "a start"])
 def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
     """The path in torch operations: q and k are the float32 product, turned, and rounded once."""
+    monkeypatch.setattr(projection, "_serves", lambda *arguments: True)
     leaves, _ = case(dtype=torch.bfloat16, seq_format=seq_format)
     options = {name: x for name, x in WHERE[where].items()}
     if seq_format == "thd" and where in ("positions", "axes"):
@@ -440,3 +441,24 @@ def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
         wide = {name: x.float() for name, x in leaves.items()}
         expected = composition(wide, **options, seq_format=seq_format)
     assert_same(ys, [y.bfloat16() for y in expected])
+
+
+@pytest.mark.parametrize(
+    ("change", "serves"),
+    [({}, True), ({"layout": "split_half"}, False), ({"seq_format": "sbhd"}, False), (WHERE["a slice"], True),
+     (WHERE["a column for each feature"], False), ({"x": torch.zeros(B, K, S).mT}, False),
+     ({"weight": [torch.zeros(rows, K) for rows in ROWS]}, False)],
+)  # fmt: skip
+def test_which_calls_one_kernel_serves(monkeypatch, change, serves):
+    made = []
+    monkeypatch.setattr(projection, "path", lambda work: "product")
+    monkeypatch.setattr(projection, "_one_kernel", lambda x, *given: made.append(x) or x.new_zeros(*x.shape[:-1], N))
+    given = {"x": torch.zeros(B, S, K), "weight": torch.zeros(N, K), **tables(), "layout": "interleaved"} | change
+    halved = {
+        name: [t.half() for t in x] if isinstance(x, list) else x.half() if name in ("x", "weight") else x
+        for name, x in given.items()
+    }
+    for arguments, dtype_serves in ((given, False), (halved, True)):
+        made.clear()
+        qkv_rope(**arguments, **HEADS)
+        assert bool(made) == (serves and dtype_serves)
