@@ -133,8 +133,9 @@ def _given(x, weight, bias, q_heads: int, k_heads: int, seq_format: str):
     biases = () if bias is None else (bias,) if isinstance(bias, torch.Tensor) else _three("bias", bias)
     if biases and len(biases) != len(weights):
         raise ValueError(f"bias: expected as many tensors as of weight, {len(weights)}, got {len(biases)}")
-    if isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    kind = x.device.type if isinstance(x, torch.Tensor) else "meta"
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         x, *rest = (_narrow(t, dtype) for t in (x, *weights, *biases))
         weights, biases = tuple(rest[: len(weights)]), tuple(rest[len(weights) :])
     return x, weights, biases, heads_of_arguments(x, weights, biases, q_heads, k_heads, seq_format)

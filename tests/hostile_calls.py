@@ -187,6 +187,8 @@ DELTAS = Kind(
     [torch.Tensor.int, torch.Tensor.long],
 )  # fmt: skip
 OPTIONS = {"positions": torch.arange(4), "slot_mapping": SLOTS}
+PROJECTION = {"x": Q[:, :, 0, :4], "weight": QKV.T, "q_heads": 3, "k_heads": 1, "cos": COS, "sin": SIN,
+              "layout": "split_half", "seq_format": "bshd"}  # fmt: skip
 
 
 PADDED = fairseq2.BatchLayout((2, 4), [4, 3])
@@ -340,8 +342,10 @@ TARGETS = {
     ),
     "convert_layout": Target(
         ropelab.convert_layout,
-        {"x": torch.arange(96.0).view(48, 2), "head_dim": 16, "source": "split_half", "target": "interleaved", "rotary_slice": (4, 12)},
+        {"x": torch.arange(96.0).view(48, 2), "head_dim": 16, "source": "split_half", "target": "interleaved", "rotary_slice": (4, 12),
+         "heads": 2},
         {"x": Kind([*NO_TENSORS, torch.tensor(1.0), torch.ones(17), sparse(Q[0, 0])]), "head_dim": also(INTEGER, 0, 5, 7),
+         "heads": also(but(INTEGER, None), 4),
          "source": also(CHOICE, None), "target": also(CHOICE, None), "rotary_slice": SLICE},
     ),
     "permutation": Target(
@@ -426,6 +430,29 @@ TARGETS = {
          "value_cache": CACHE.to(torch.float8_e4m3fn), "q_out": Q[0].to(torch.float8_e4m3fn),
          "q_scale_out": Q[0, ..., 0] + 1, "k_scale_cache": CACHE[..., 0], "v_scale_cache": CACHE[..., 1]},
         {"q_scale_out": OUTPUT, "k_scale_cache": OUTPUT, "v_scale_cache": OUTPUT},
+    ),
+    "qkv_rope": Target(
+        ropelab.qkv_rope,
+        PROJECTION | {"q_weight": COS[0].repeat(2), "k_weight": SIN[1].repeat(2), "eps": 1e-6, "bias": QKV[2],
+         "positions": torch.arange(4), "rotary_slice": (0, 16)},
+        {"x": TENSOR, "weight": also(TENSOR, FEWER, lambda x: x[:-1]), "bias": also(but(TENSOR, None, nested), FEWER),
+         "q_heads": also(INTEGER, 0, 4), "k_heads": also(INTEGER, 0, 2), "cos": TABLE, "sin": TABLE, "q_weight": WEIGHT,
+         "k_weight": WEIGHT, "eps": but(NUMBER, 0.0), "layout": CHOICE, "seq_format": also(CHOICE, "bhsd"),
+         "positions": also(POSITIONS, FEWER, ELSEWHERE, torch.full((4,), 8)), "rotary_slice": SLICE},
+    ),
+    "qkv_rope, three weights": Target(
+        ropelab.qkv_rope,
+        PROJECTION | {"weight": QKV.T.split((48, 16, 16)), "bias": QKV[2].split((48, 16, 16)), "offsets": 1},
+        {"weight": Kind([lambda x: x[:2], lambda x: (*x[:2], None), lambda x: (*x[:2], x[1].double()),
+                         lambda x: (x[1], *x[1:]), lambda x: (*x[:2], x[2][:-1])], [list]),
+         "bias": Kind([lambda x: x[:2], lambda x: (*x[:2], None), lambda x: (*x[:2], x[0])], [list]),
+         "offsets": but(INTEGER, -5)},
+    ),
+    "qkv_rope_and_cache": Target(
+        in_place(ropelab.qkv_rope_and_cache, "key_cache", "value_cache"),
+        PROJECTION | OPTIONS | {"x": Q[0, :, 0, :4], "seq_format": "thd", "key_cache": CACHE, "value_cache": CACHE + 1},
+        {"x": TENSOR, "weight": TENSOR, "key_cache": CACHES, "value_cache": CACHES, "slot_mapping": SLOT_MAPPING,
+         "q_heads": INTEGER, "cos": TABLE, "layout": CHOICE, "seq_format": also(CHOICE, "bhsd", "bshd")},
     ),
     "mla_rope_and_cache": Target(
         in_place(ropelab.mla_rope_and_cache, "kv_cache", "q_out", "k_out"),

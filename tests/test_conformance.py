@@ -78,6 +78,15 @@ def test_keys_and_values_of_latent_attention(copy_value, options, torch_backend)
     assert_conforms(assemble, "assemble_mla_kv", skip=SLOW, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layout": "interleaved", "seq_format": "sbhd", "rotary_dim": 16}, {"dtype": torch.bfloat16}],
+    ids=str,
+)
+def test_the_projection(options, torch_backend):
+    assert_conforms(ropelab.qkv_rope, "qkv_rope", skip=SLOW, **options)
+
+
 @pytest.mark.parametrize("options", [{"layout": "interleaved", "seq_format": "sbhd"}, {"inplace": True}], ids=str)
 def test_the_kernel_in_other_configurations(options):
     laws = ("definition", "adjoint", "all_written", "strides", "guards", "packed", "context_parallel")
@@ -110,7 +119,7 @@ def test_a_slice_of_the_features_in_columns_for_each(torch_backend):
 # ------------------------------------------------------------------------------------------------ our peers
 
 RIGHT = {
-    "ropelab": ropelab.apply_rope, "assemble_mla_kv": correct.assemble_mla_kv,
+    "ropelab": ropelab.apply_rope, "qkv_rope": correct.qkv_rope, "assemble_mla_kv": correct.assemble_mla_kv,
     "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,

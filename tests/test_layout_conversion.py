@@ -1,12 +1,15 @@
 """Weights converted from one layout to the other: the scores of the attention stay as they were."""
 
 import importlib
+import re
+import sys
 
 import pytest
 import torch
 
 import ropelab
 from ropelab import convert_layout
+from ropelab.interop.huggingface import apply_rotary_pos_emb
 from ropelab.layout.pairing import permutation
 
 LAYOUTS = [("interleaved", "split_half"), ("split_half", "interleaved")]
@@ -101,6 +104,51 @@ def test_an_attention_of_transformers_keeps_its_output():
     torch.testing.assert_close(outputs[1], outputs[0])
 
 
+@pytest.mark.parametrize(("name", "options"), [("Llama", {"attention_bias": True, "mlp_bias": True}), ("Qwen3", {})])
+def test_a_checkpoint_goes_there_and_back(monkeypatch, name, options):
+    """Halves become adjacent pairs: the same outputs, and on the way back the bits. Qwen3 has norms of q and k."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 40, "num_hidden_layers": 2, "head_dim": 8}
+    model = getattr(transformers, f"{name}ForCausalLM")
+    model = model(model.config_class(**sizes, **options, attn_implementation="eager")).double().eval()
+    for x in model.parameters():  # biases and norms too
+        torch.nn.init.normal_(x, std=0.3)
+
+    def converted(state, source, target):
+        turns = re.compile(r"\.[qk]_(proj|norm)\.")
+        return {key: convert_layout(x, 8, source, target) if turns.search(key) else x for key, x in state.items()}
+
+    def pairs(q, k, cos, sin, unsqueeze_dim=1):
+        order = permutation(8, "split_half", "interleaved")
+        return apply_rotary_pos_emb(q, k, cos[..., order], sin[..., order], unsqueeze_dim, layout="interleaved")
+
+    tokens = torch.randint(40, (2, 9))
+    state = {key: x.clone() for key, x in model.state_dict().items()}
+    with torch.no_grad():
+        before = model(tokens).logits
+        model.load_state_dict(converted(state, "split_half", "interleaved"))
+        assert not torch.allclose(model(tokens).logits, before)
+        monkeypatch.setattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", pairs)
+        torch.testing.assert_close(model(tokens).logits, before)
+    back = converted(model.state_dict(), "interleaved", "split_half")
+    assert back.keys() == state.keys() and all(torch.equal(back[key], x) for key, x in state.items())
+
+
+def test_a_fused_projection_converts_the_heads_of_q_and_k():
+    """`ropelab.qkv_rope` gives the same scores and the same v in either layout."""
+    x, weight, bias = torch.randn(1, 6, 10).double(), torch.randn(64, 10).double(), torch.randn(64).double()
+    cos, sin = ropelab.rotary_table(6, 8, dtype=torch.float64)
+    options = {"q_heads": 4, "k_heads": 2, "cos": cos, "sin": sin}
+    q, k, v = ropelab.qkv_rope(x, weight, bias, **options)
+    there = [convert_layout(t, 8, "split_half", "interleaved", heads=6) for t in (weight, bias)]
+    new_q, new_k, new_v = ropelab.qkv_rope(x, *there, **options, layout="interleaved")
+    assert torch.equal(new_v, v) and not torch.allclose(new_q, q)
+    scores = [torch.einsum("bshd,btgd->bhgst", *pair) for pair in ((q, k), (new_q, new_k))]
+    torch.testing.assert_close(scores[1], scores[0])
+    assert torch.equal(convert_layout(there[0], 8, "interleaved", "split_half", heads=6), weight)
+
+
 def test_computer_algebra_proves_it_and_refuses_what_is_false():
     pytest.importorskip("sympy")
     algebra = importlib.import_module("ropelab.study.topics.algebra")
@@ -120,6 +168,7 @@ BAD = {
     "unknown target": (lambda: convert_layout(X, 8, "split_half", "hf"), "target: expected one of .* got 'hf'"),
     "part of a head": (lambda: convert_layout(X, 16, *LAYOUTS[0]), r"x: expected heads of 16 features along axis 0, got shape \(24, 3\)"),
     "a number": (lambda: convert_layout(X[0, 0], 8, *LAYOUTS[0]), r"x: expected heads of 8 features along axis 0, got shape \(\)"),
+    "more heads than rows": (lambda: convert_layout(X, 8, *LAYOUTS[0], heads=4), r"heads: expected an integer >= 0 and < 4, got 4"),
     "odd slice": (lambda: convert_layout(X, 8, *LAYOUTS[0], rotary_slice=(0, 5)), r"rotary_slice: expected an even number of the 8 .* got \(0, 5\)"),
     "slice beyond": (lambda: convert_layout(X, 8, *LAYOUTS[0], rotary_slice=(4, 10)), r"rotary_slice: expected an even number of the 8 .* got \(4, 10\)"),
     "odd head": (lambda: convert_layout(X, 3, *LAYOUTS[0]), r"rotary_slice: expected an even number of the 3 .* got \(0, 3\)"),

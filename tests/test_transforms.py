@@ -359,6 +359,10 @@ def normed(x, weight, positions):
     return x / x.square().mean(-1, keepdim=True).sqrt() * weight
 
 
+def _heads(x, weight, bias):
+    return (x @ weight.T + bias).unflatten(-1, (3, 1, 4)).unbind(-3)
+
+
 DIFFERENTIABLE = {
     "apply_rope": (
         lambda q, k, cos, sin, **options: ropelab.apply_rope(q, k, cos=cos, sin=sin, **options),
@@ -383,6 +387,15 @@ DIFFERENTIABLE = {
             kv[..., 2:],
         ),
     ),
+    "qkv_rope": (
+        lambda x, weight, bias, cos, sin, **options: ropelab.qkv_rope(
+            x, weight, bias, q_heads=1, k_heads=1, cos=cos, sin=sin, **options
+        ),
+        lambda x, weight, bias, cos, sin, **options: (
+            *(reference.rotate(h, cos, sin, **options) for h in _heads(x, weight, bias)[:2]),
+            _heads(x, weight, bias)[2],
+        ),
+    ),
 }
 """A function of its tensors and its tables, and the same function in torch operations in float64."""
 
@@ -400,6 +413,7 @@ def test_derivatives_are_those_of_the_definition(device, name, transform):
         "apply_rope": [(2, 2, 4), (2, 1, 4), (9, 2), (9, 2)],
         "apply_qk_norm_rope": [(2, 2, 4), (2, 1, 4), (4,), (4,)],
         "assemble_mla": [(2, 2, 6), (2, 2, 3), (2, 1, 4)],
+        "qkv_rope": [(2, 3), (12, 3), (12,)],
     }[name]
     xs = [draw(*shape) for shape in tensors]
     tables = {} if name == "apply_rope" else {"cos": draw(9, 4)[:, :2], "sin": draw(9, 4)[:, :2]}

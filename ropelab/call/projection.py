@@ -121,32 +121,24 @@ def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: f
 
 
 class Work(NamedTuple):
-    """A call, as far as the choice of a path needs it.
-
-    Attributes:
-        tokens, inputs, outputs: the sizes of the product: T, K and N.
-        one_kernel: the kernel of the path "product" can serve the call.
-    """
+    """The size of a product: T, K and N."""
 
     tokens: int
     inputs: int
     outputs: int
-    one_kernel: bool
 
 
 def path(work: Work) -> str:
-    """The path that a call takes. No record yet shows a size at which "product" is the faster one."""
+    """The faster path for this size. No record yet shows a size at which "product" is faster."""
     return "pass"
 
 
-def _work(x, weights: Tensors, norms: Norms, where: Where, heads: Heads) -> Work:
-    rotation = where.rotation
-    one_kernel = (
-        uses_triton(x) and x.dtype.itemsize == 2 and x.is_contiguous()
-        and len(weights) == 1 and weights[0].is_contiguous() and norms[0] is None
-        and rotation.interleaved and not rotation.full_width and where.options.seq_format != "sbhd"
-    )  # fmt: skip
-    return Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features), one_kernel)
+def _serves(x, weights: Tensors, norms: Norms, where: Where) -> bool:
+    """Whether the kernel of the path "product" can serve the call."""
+    contiguous = x.is_contiguous() and weights[0].is_contiguous()
+    rotation, plain = where.rotation, len(weights) == 1 and norms[0] is None and where.options.seq_format != "sbhd"
+    pairs = rotation.interleaved and not rotation.full_width
+    return plain and pairs and contiguous and x.dtype.itemsize == 2 and uses_triton(x)
 
 
 def _pass(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float) -> torch.Tensor:
@@ -183,7 +175,6 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
 
 
 def _one_kernel(x, weights: Tensors, biases: Tensors, where: Where, heads: Heads) -> torch.Tensor:
-    check_projection(x, (None, None), where, heads)
     qkv = x.new_empty((*x.shape[:-1], sum(heads.features)))
     check_places(heads.split(qkv)[0], where)
     qkv_rows, rows = (t.unsqueeze(0) if t.ndim == 2 else t for t in (qkv, x))
@@ -236,8 +227,10 @@ def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) ->
         qkv = product(x, weights, biases)
         q, k, _ = heads.split(qkv)
         return [qkv, *run_forward(q, k, *norms, where, eps)]
-    if path(_work(x, weights, norms, where, heads)) == "product":
-        return [_one_kernel(x, weights, biases, where, heads)]
+    if path(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))) == "product":
+        check_projection(x, norms, where, heads)
+        if _serves(x, weights, norms, where):
+            return [_one_kernel(x, weights, biases, where, heads)]
     return [_pass(x, weights, biases, norms, where, heads, eps)]
 
 

@@ -54,6 +54,7 @@ class Convention:
         looks_up: whether the function itself finds the rows of the tables, or computes the angles; otherwise the
             caller does so for each token.
         constant_tables: whether, by contract, tables get no gradient.
+        autocasts: whether, by contract, results under autocast have its dtype, as those of a linear layer.
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
@@ -69,6 +70,7 @@ class Convention:
     computes_cosines = False
     looks_up = True
     constant_tables = False
+    autocasts = False
     partial = True
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS

@@ -1,4 +1,4 @@
-"""Eleven calling conventions, each of which translates cases to and from the calls of a library."""
+"""Calling conventions, each of which translates cases to and from the calls of a library."""
 
 from __future__ import annotations
 
@@ -109,6 +109,51 @@ class AssembleMLA(Ropelab):
         good = self.translate(implementation, case)
         kv, k_pe, nope_dim = good.positional
         yield "k_pe with a feature more", replace(good, positional=(kv, torch.cat((k_pe, k_pe[..., :1]), -1), nope_dim))
+
+
+class QKVRope(Ropelab):
+    """The convention of `ropelab.qkv_rope`: q, k and v out of hidden states, in one call.
+
+    The hidden states of a token are q, k and v themselves, and the weight is the identity, so every product is exact.
+    v has the negated numbers of k. Wherever the returned v has other numbers, the result for k has a wrong number.
+    """
+
+    name = "qkv_rope"
+    signature = (
+        "fn(x, weight, *, q_heads, k_heads, cos, sin, layout, seq_format, positions=None, axes=None, offsets=0) "
+        "-> (q, k, v)"
+    )
+    expresses = ALL - {"inverse", "padding"}  # a token without a position keeps its v
+    in_place = False
+    constant_tables = True
+    autocasts = True
+    seq_formats = ("bshd", "sbhd")
+
+    def arguments(self, implementation, case):
+        q, k = _native(implementation, case, pair=True)
+        x = torch.cat([heads.flatten(-2) for heads in (q, k, -k)], dim=-1)
+        weight = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        options = super().arguments(implementation, case).keywords
+        return Arguments((x, weight), (x, weight), options | {"q_heads": q.shape[-2], "k_heads": k.shape[-2]})
+
+    def outputs(self, implementation, case, returned, arguments):
+        x, rotary_dim, head_dim = arguments.inputs[0], case.rotary_dim, _head_dim(case)
+        heads = [arguments.keywords[name] for name in ("q_heads", "k_heads", "k_heads")]
+        expected = tuple((*x.shape[:-1], count, head_dim) for count in heads)
+        got = tuple(getattr(y, "shape", None) for y in returned) if isinstance(returned, (tuple, list)) else ()
+        if got != expected:
+            raise Broken(f"the function, called as {self.signature}, returned shapes {got}, expected {expected}")
+        q, k, v = returned
+        given = x[..., sum(heads[:2]) * head_dim :].unflatten(-1, (heads[2], head_dim))
+        k = k.where((v == given) | given.isnan(), k + (v - given))
+        k = torch.cat((k[..., :rotary_dim], _Agreed.apply((2, -1), k[..., rotary_dim:], -v[..., rotary_dim:])), dim=-1)
+        return tuple(to_bshd(y, implementation.format(case)) for y in (q, k)[: len(case.inputs)])
+
+    def bad(self, implementation, case):
+        yield from super().bad(implementation, case)
+        good = self.translate(implementation, case)
+        x, weight = good.positional
+        yield "a weight with a row less", replace(good, positional=(x, weight[:-1]))
 
 
 class _Agreed(torch.autograd.Function):
@@ -429,8 +474,8 @@ class FlashInfer(_FlatTokens, _OwnAngles):
 
 CONVENTIONS: dict[str, Convention] = {
     c.name: c
-    for c in (Ropelab(), AssembleMLA(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(), VLLM(),
-              ComplexNumbers(), Module(), Plain(), FlashInfer(), MRope())
+    for c in (Ropelab(), QKVRope(), AssembleMLA(), HuggingFace(), FlashAttention(), TransformerEngine(), DeepSpeed(),
+              VLLM(), ComplexNumbers(), Module(), Plain(), FlashInfer(), MRope())
 }  # fmt: skip
 """Name -> convention."""
 

@@ -21,13 +21,13 @@ def convert_layout(
     target: str,
     *,
     rotary_slice: tuple[int, int] | None = None,
+    heads: int | None = None,
 ) -> torch.Tensor:
     """Reorder the features of each head of q or k along the first axis of a weight.
 
     The function takes the weight of a projection ``[heads * head_dim, in]``, the bias ``[heads * head_dim]``, the
     scales of the rows, and the weight of a norm of the heads ``[head_dim]``. It counts heads by ``head_dim``, so keys
-    with fewer heads (GQA, MQA) need no other argument. From a fused qkv projection pass the rows of q and of k, not the
-    rows of v.
+    with fewer heads (GQA, MQA) need no other argument. A fused qkv projection needs ``heads``.
 
     Args:
         x: a tensor whose first axis has ``heads * head_dim`` features, in the order of heads; any dtype.
@@ -36,6 +36,8 @@ def convert_layout(
         target: the layout of the rotation: ``"split_half"`` for Llama in Hugging Face.
         rotary_slice: ``(first, end)`` of the features of a head that rotate; by default all features. The other
             features stay in place.
+        heads: reorder this many heads, the first ones, and leave all further rows as they are: the heads of q and k of
+            a fused qkv projection. By default all heads.
 
     Returns:
         A new tensor of the shape and dtype of ``x``. The conversion back gives the bits of ``x``.
@@ -43,8 +45,8 @@ def convert_layout(
     Raises:
         TypeError: ``x`` is not a tensor, ``head_dim`` or ``rotary_slice`` are not integers, or a layout is not a
             string.
-        ValueError: a layout is unknown, the rows are not entire heads, or the slice does not have an even number of
-            features.
+        ValueError: a layout is unknown, the rows are not entire heads or fewer than ``heads``, or the slice does not
+            have an even number of features.
     """
     check_layout(source, "source")
     check_layout(target, "target")
@@ -55,7 +57,10 @@ def convert_layout(
     first, end = slice_
     if tensor("x", x).ndim == 0 or len(x) % head_dim:
         raise ValueError(f"x: expected heads of {head_dim} features along axis 0, got shape {tuple(x.shape)}")
-    order = torch.arange(head_dim, device="cpu")
-    order[first:end] = order[first:end][permutation(end - first, source, target)]
-    heads = x.unflatten(0, (-1, head_dim))
-    return heads.index_select(1, order.to(x.device)).flatten(0, 1)
+    count = len(x) // head_dim
+    if heads is not None:
+        count = integer("heads", heads, at_least=0, below=count + 1)
+    order = torch.arange(len(x), device="cpu")
+    rotating = order[: count * head_dim].view(count, head_dim)[:, first:end]
+    rotating.copy_(rotating[:, permutation(end - first, source, target)])
+    return x.index_select(0, order.to(x.device))

@@ -57,6 +57,13 @@ def ropelab(q, k=None, *, inplace=False, **options):
     return results[0] if k is None else results
 
 
+def qkv_rope(x, weight, *, q_heads, k_heads, **options):
+    """Do the work of `ropelab.qkv_rope` with a rotation in float64."""
+    heads = torch.nn.functional.linear(x, weight).unflatten(-1, (q_heads + 2 * k_heads, -1))
+    q, k, v = heads.split((q_heads, k_heads, k_heads), dim=-2)
+    return *(reference.rotate(y, **options).to(y.dtype) for y in (q, k)), v
+
+
 def assemble_mla_kv(kv, k_pe, nope_dim, **options):
     """Do the work of `ropelab.assemble_mla_kv` with a rotation in float64; the value is a view of ``kv``."""
     k, turned = kv[..., :nope_dim], reference.rotate(k_pe, **options).to(k_pe.dtype)

@@ -2,6 +2,7 @@
 
 import torch
 
+from ropelab import reference
 from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.fault import fault
 from ropelab.layout.pairing import permutation
@@ -21,6 +22,32 @@ def query_and_key_mixed(q, k, cos, sin, unsqueeze_dim=1):
     (q0, q1), (_, k1) = of_q.chunk(2, dim=-1), of_k.chunk(2, dim=-1)
     own = q1.narrow(heads, k.shape[heads], q.shape[heads] - k.shape[heads])  # the heads of q beyond the heads of k
     return torch.cat((q0, torch.cat((k1, own), heads)), -1), torch.cat((q0.narrow(heads, 0, k.shape[heads]), k1), -1)
+
+
+@fault(
+    "All heads of the projection rotate, those of v too.",
+    symptom="outputs mix features of the values; right at position 0",
+    seen_in=None,
+    convention="qkv_rope",
+    must_fail=("definition", "relative_position"),
+)
+def values_rotated_too(x, weight, *, q_heads, k_heads, **options):
+    q, k, v = correct.qkv_rope(x, weight, q_heads=q_heads, k_heads=k_heads, **options)
+    return q, k, reference.rotate(v, **options).to(v.dtype)
+
+
+@fault(
+    "The rows of the weight are read group by group: some heads of q, one of k, one of v.",
+    symptom="garbage, although every shape fits; right with one head of k",
+    seen_in=None,
+    convention="qkv_rope",
+    must_fail=("definition", "keys_independent"),
+)
+def weight_read_by_groups(x, weight, *, q_heads, k_heads, **options):
+    heads = weight.unflatten(0, (k_heads, q_heads // k_heads + 2, -1))
+    parts = heads[:, :-2].flatten(0, 1), heads[:, -2], heads[:, -1]
+    grouped = torch.cat([part.flatten(0, 1) for part in parts])
+    return correct.qkv_rope(x, grouped, q_heads=q_heads, k_heads=k_heads, **options)
 
 
 @fault(

@@ -142,6 +142,8 @@ def _interpreter_errors() -> tuple[type[Exception], ...]:
 
 @law("Autocast does not reduce the precision of the angles.", r"R x \text{ under autocast} = R x")
 def autocast(subject, sizes):
+    if subject.convention.autocasts:
+        raise NotApplicable(f"{subject.convention.name}: its results have the dtype of autocast")
     with torch.autocast(subject.device.split(":")[0], torch.bfloat16):
         outputs = subject(subject.draw(sizes, dtype=torch.float32))
     yield from _same(subject, sizes, outputs, "{} under autocast")

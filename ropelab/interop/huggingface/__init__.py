@@ -5,7 +5,8 @@ Read the files in this order:
 1. `function` holds ``apply_rotary_pos_emb``.
 2. `calls` lists how the rotations of Transformers are called.
 3. `layers` finds the attention layers that normalize q and k before they rotate q and k.
-4. `model` holds `patch`.
+4. `projections` makes the projections and the rotation of an attention layer one call.
+5. `model` holds `patch`.
 """
 
 from ropelab.interop.huggingface.function import apply_rotary_pos_emb

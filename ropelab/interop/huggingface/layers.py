@@ -12,7 +12,7 @@ import copy
 import inspect
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -52,24 +52,32 @@ def fused_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRotati
     """
     new: dict[Place, object] = {}
     reasons: dict[str, str] = {}
-    by_file: dict[str, dict[str, ForeignRotation]] = {}
-    for (module, name), rotation in rotations.items():
-        by_file.setdefault(module.__name__, {})[name] = rotation
-    for path, layer in model.named_modules():
-        named = by_file.get(type(layer).__module__, {})
-        used = [name for name in named if name in _names(type(layer).forward)]
-        if not used:
-            continue
+    for path, layer, used in calls_rotation(model, rotations):
         try:
             if len(used) > 1:
                 raise Refused(f"it calls {len(used)} rotations")
-            new |= _fused(layer, used[0], named[used[0]])
+            [(name, rotation)] = used.items()
+            new |= _fused(layer, name, rotation)
         except Refused as reason:
             reasons[path] = str(reason)
     if not new:
         path, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
         raise ValueError(f"model: expected a layer that normalizes q and k and then rotates them, got {path}: {why}")
     return new
+
+
+def calls_rotation(
+    model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]
+) -> Iterator[tuple[str, torch.nn.Module, dict[str, ForeignRotation]]]:
+    """(path, layer, rotations by name) of each layer whose ``forward`` names a rotation of its file."""
+    by_file: dict[str, dict[str, ForeignRotation]] = {}
+    for (module, name), rotation in rotations.items():
+        by_file.setdefault(module.__name__, {})[name] = rotation
+    for path, layer in model.named_modules():
+        named = by_file.get(type(layer).__module__, {})
+        used = {name: rotation for name, rotation in named.items() if name in _names(type(layer).forward)}
+        if used:
+            yield path, layer, used
 
 
 def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict[Place, object]:
@@ -88,11 +96,11 @@ def _fused(layer: torch.nn.Module, name: str, rotation: ForeignRotation) -> dict
         raise Refused("the forward of a norm is replaced")
     if _decides(function, {name, *(_attribute(layer, norm.module) for norm in norms)}):
         raise Refused("an argument of the call decides whether it normalizes or rotates")
-    new = _with_rotation(function, name, _norm_and_rotate(rotation, norms))
+    new = with_rotation(function, name, _norm_and_rotate(rotation, norms))
     return {(layer, "forward"): types.MethodType(new, layer)} | {(norm.module, "forward"): _same for norm in norms}
 
 
-def _with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
+def with_rotation(function: Rotating, name: str, rotation: Rotating) -> Rotating:
     """A copy of a function, for which a global name means another rotation.
 
     The copy's globals lack ``__name__``. With the name of a module, torch.compile would look the rotation up there.
@@ -139,7 +147,7 @@ def _in_one_launch(understood, arguments: dict[str, Any], norms: list[Norm]) -> 
 # ------------------------------------------------------------------------------------------- what a layer does
 
 
-class _Reached(Exception):
+class Reached(Exception):
     """Ends a call of a layer at its rotation."""
 
     def __init__(self, args: tuple, kwargs: dict):
@@ -182,14 +190,14 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
     ]
 
     def reached(*args, **kwargs):
-        raise _Reached(args, kwargs)
+        raise Reached(args, kwargs)
 
     uses = _Uses()
     try:
         with torch.no_grad(), uses:
-            _with_rotation(type(layer).forward, name, reached)(layer, **_arguments(layer))
+            with_rotation(type(layer).forward, name, reached)(layer, **arguments_of(layer))
         raise Refused("it does not rotate")
-    except _Reached as reached_rotation:
+    except Reached as reached_rotation:
         arguments = rotation.bound(*reached_rotation.call)
     except Refused:
         raise
@@ -215,7 +223,7 @@ def _norms_before(layer: torch.nn.Module, name: str, rotation: ForeignRotation) 
     return found
 
 
-def _arguments(layer: torch.nn.Module) -> dict[str, Any]:
+def arguments_of(layer: torch.nn.Module) -> dict[str, Any]:
     """Random hidden states, and stand-ins for tables. All other arguments without a default are None."""
     projection = next((child for child in layer.children() if isinstance(child, torch.nn.Linear)), None)
     if projection is None:

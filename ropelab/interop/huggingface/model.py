@@ -11,11 +11,12 @@ import torch
 from ropelab.arguments import flag, shown
 from ropelab.interop.huggingface.calls import CALLS
 from ropelab.interop.huggingface.layers import fused_layers
+from ropelab.interop.huggingface.projections import projected_layers
 from ropelab.interop.over_kernel import ForeignRotation, Rotating, rotation_of
 from ropelab.interop.patch import Patch, Place
 
 
-def patch(model: torch.nn.Module, *, qk_norm: bool = False) -> Patch:
+def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = False) -> Patch:
     """Make a Transformers model rotate with the kernel: ``patch(model)``, or ``with patch(model): ...``.
 
     The patch replaces the functions ``apply_rotary_pos_emb...`` in the files of the model's layers, so it affects every
@@ -35,16 +36,27 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False) -> Patch:
     layers, and of their norms, which return their inputs. Hooks on these norms see inputs as outputs. Copies of a
     patched model share the weights of the norms with the model.
 
+    With ``projection=True``, the projections to q, k and v and the rotation become one call of `ropelab.qkv_rope`,
+    where one kernel that does both is faster for the size. This concerns each attention layer of this model that has
+    plain linear layers ``q_proj``, ``k_proj`` and ``v_proj`` and rotates q and k as they are (Llama, Qwen2). The patch
+    then replaces ``forward`` of these layers. Each call joins the three weights, so the parameters and the state_dict
+    stay. A call with a cache, or under torch.compile, keeps the layer's own projections. So does a layer whose
+    projections are not plain at the call (LoRA, quantized or sharded weights, hooks); a warning says why, once for each
+    reason.
+
     A function that is patched already stays patched until the first patch is undone.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``qk_norm`` is not a bool.
-        ValueError: the model has no rotation, or a rotation of another convention; or with ``qk_norm=True`` no layer
-            can be fused, and the message says why. The patch replaces nothing then.
+        TypeError: ``model`` is not a module, or ``qk_norm`` or ``projection`` is not a bool.
+        ValueError: the model has no rotation, or a rotation of another convention; with ``qk_norm=True`` no layer can
+            be fused, or with ``projection=True`` no layer projects and then rotates, and the message says why; or both
+            are true, because the kernel has no norm. The patch replaces nothing then.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {shown(model)}")
-    flag("qk_norm", qk_norm)
+    if flag("qk_norm", qk_norm) and flag("projection", projection):
+        raise ValueError("projection: expected False beside qk_norm=True (the kernel has no norm), got True")
+    flag("projection", projection)
     functions = dict(rotation_functions(model))
     if not functions:
         raise ValueError(
@@ -57,7 +69,11 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False) -> Patch:
     new: dict[Place, object] = {
         place: rotation.over_kernel() for place, rotation in rotations.items() if rotation_of(functions[place]) is None
     }
-    return Patch(new | fused_layers(model, rotations) if qk_norm else new)
+    if qk_norm:
+        new |= fused_layers(model, rotations)
+    if projection:
+        new |= projected_layers(model, rotations)
+    return Patch(new)
 
 
 def rotation_functions(model: torch.nn.Module) -> Iterator[tuple[Place, Rotating]]:

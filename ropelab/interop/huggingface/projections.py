@@ -1,0 +1,192 @@
+"""Attention layers that project to q, k and v and then rotate, with both steps as one call of `ropelab.qkv_rope`.
+
+The call pays only where one kernel makes the product and rotates (`ropelab.call.projection.path`). That kernel takes
+adjacent pairs and one weight. So a call permutes the rows of the weights of q and k into adjacent pairs and joins the
+three weights; the parameters, and with them the state_dict, stay as they are, and the gradients reach them. q and k
+then have another order of features than the layer's own. Scores do not depend on the order, but a cache of keys does,
+so a call with a cache keeps the layer's own projections.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ropelab.call.projection import Work, path
+from ropelab.interop.huggingface.layers import Reached, Refused, arguments_of, calls_rotation, with_rotation
+from ropelab.interop.kinds import Kind
+from ropelab.interop.over_kernel import ForeignRotation, Rotating
+from ropelab.interop.patch import Place
+from ropelab.kernels import uses_triton
+from ropelab.layout.pairing import pairs
+from ropelab.layout.weights import convert_layout
+from ropelab.projection import qkv_rope
+
+NAMES = ("q_proj", "k_proj", "v_proj")
+
+
+def projected_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRotation]) -> dict[Place, object]:
+    """The new ``forward`` of each layer that projects to q, k and v and then rotates q and k.
+
+    Raises:
+        ValueError: no layer does; the message gives the reason of the first layer that rotates.
+    """
+    new: dict[Place, object] = {}
+    reasons: dict[str, str] = {}
+    for name, layer, used in calls_rotation(model, rotations):
+        try:
+            if len(used) > 1:
+                raise Refused(f"it calls {len(used)} rotations")
+            [(attribute, rotation)] = used.items()
+            _check_tables(model, rotation.understood[0].kind)
+            new[layer, "forward"] = types.MethodType(_projected(layer, attribute, rotation), layer)
+        except Refused as reason:
+            reasons[name] = str(reason)
+    if not new:
+        name, why = next(iter(reasons.items()), ("its layers", "none calls a rotation in its forward"))
+        raise ValueError(f"model: expected a layer that projects to q, k and v and then rotates, got {name}: {why}")
+    return new
+
+
+class _WithHeads:
+    """A layer whose projections return what `ropelab.qkv_rope` made of the hidden states."""
+
+    def __init__(self, layer: torch.nn.Module, heads: tuple[torch.Tensor, ...]):
+        self._layer = layer
+        self.q_proj, self.k_proj, self.v_proj = (_returns(y.flatten(-2)) for y in heads)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+def _returns(y: torch.Tensor) -> Rotating:
+    return lambda hidden_states: y
+
+
+def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation) -> Rotating:
+    function = type(layer).forward
+    if "forward" in vars(layer) or not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        raise Refused("its forward is wrapped or replaced")
+    if why := _unfit(layer):
+        raise Refused(why)
+    kind = rotation.understood[0].kind
+    if not kind.norms:
+        raise Refused("its rotation reorders, turns back, or rotates the last features")
+    _check_inputs(layer, attribute, rotation)
+    signature = inspect.signature(function)
+    without_rotation = with_rotation(function, attribute, lambda q, k, *args, **kwargs: (q, k))
+    said: set[str] = set()
+
+    def forward(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs).arguments
+        hidden, tables = given["hidden_states"], given["position_embeddings"]
+        weights = [getattr(self, name).weight for name in NAMES]
+        outputs = sum(map(len, weights))
+        work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
+        cached = any(given.get(name) is not None for name in ("past_key_values", "past_key_value"))
+        pays = path(work) == "product" and hidden.dtype.itemsize == 2 and uses_triton(hidden)
+        if cached or not pays or hidden.ndim != 3 or torch.compiler.is_compiling():
+            return function(self, *args, **kwargs)
+        if why := _unfit(self):
+            if why not in said:
+                said.add(why)
+                warnings.warn(f"{type(self).__name__}: a layer keeps its own projections, because {why}", stacklevel=2)
+            return function(self, *args, **kwargs)
+        heads = _heads(self, hidden, weights, tables, kind)
+        return without_rotation(_WithHeads(self, heads), *args, **kwargs)
+
+    return forward
+
+
+def _heads(layer, hidden, weights, tables, kind: Kind) -> tuple[torch.Tensor, ...]:
+    """q, k and v ``[B, S, heads, D]``, in adjacent pairs."""
+    rotary_dim = kind.rotary_dim(tables[0])
+    cos, sin = (_of_pairs(table, kind, rotary_dim) for table in tables)
+
+    def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+        turning = [
+            convert_layout(part, layer.head_dim, kind.layout, "interleaved", rotary_slice=(0, rotary_dim))
+            for part in parts[:2]
+        ]
+        return torch.cat([*turning, parts[2]])
+
+    biases = [getattr(layer, name).bias for name in NAMES]
+    return qkv_rope(
+        hidden, joined(weights), None if biases[0] is None else joined(biases), cos=cos, sin=sin, layout="interleaved",
+        q_heads=len(weights[0]) // layer.head_dim, k_heads=len(weights[1]) // layer.head_dim,
+    )  # fmt: skip
+
+
+def _of_pairs(table: torch.Tensor, kind: Kind, rotary_dim: int) -> torch.Tensor:
+    """The columns of the pairs, ``[S, R/2]`` or ``[B, S, R/2]``, of a table whose columns `_check_tables` compared."""
+    if kind.columns == "feature":
+        table, _ = pairs(table, kind.layout)
+    table = table[..., : rotary_dim // 2]
+    return table[0] if len(table) == 1 else table
+
+
+def _unfit(layer: Any) -> str:
+    """Why the projections of a layer cannot be joined now, or an empty text."""
+    for name in NAMES:
+        module: Any = getattr(layer, name, None)
+        if type(module) is not torch.nn.Linear:  # LoRA, 8 bits, parametrizations
+            return f"its {name} is a {type(module).__name__}, no plain linear layer"
+        if type(module.weight) not in (torch.nn.Parameter, torch.Tensor) or "forward" in vars(module):
+            return f"its {name} has a sharded or a wrapped weight, or a forward of its own"
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            return f"its {name} has hooks"
+    if len({getattr(layer, name).bias is None for name in NAMES}) == 2:
+        return "some of its projections have no bias"
+    if not isinstance(getattr(layer, "head_dim", None), int):
+        return "it has no head_dim"
+    return ""
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _check_inputs(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation) -> None:
+    """Raise Refused unless the layer rotates the results of q_proj and k_proj of its hidden states as they are."""
+
+    def reached(*args, **kwargs):
+        raise Reached(args, kwargs)
+
+    given = arguments_of(layer)
+    try:
+        with torch.no_grad():
+            with_rotation(type(layer).forward, attribute, reached)(layer, **given)
+        raise Refused("it does not rotate")
+    except Reached as call:
+        bound = rotation.bound(*call.call)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"it could not be called with random hidden states ({type(error).__name__})") from error
+    rotated = rotation.understood[0].call.rotated
+    if bound is None or len(rotated) != 2 or not {"hidden_states", "position_embeddings"} <= given.keys():
+        raise Refused("its rotation does not take q and k together, or its forward takes no tables")
+    with torch.no_grad():
+        for name, tensor in zip(NAMES, rotated, strict=False):
+            heads = getattr(layer, name)(given["hidden_states"]).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+            if heads.shape != bound[tensor].shape or not torch.equal(heads, bound[tensor]):
+                raise Refused(f"it does something between {name} and the rotation")
+
+
+def _check_tables(model: torch.nn.Module, kind: Kind) -> None:
+    """Raise Refused unless the modules that make the tables of the model give both members of a pair one angle."""
+    makers = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    if not makers:
+        raise Refused("no module of the model makes its tables")
+    device = next(model.parameters()).device
+    for maker in makers:
+        try:
+            tables = maker(torch.zeros(1, 3, 2, device=device), torch.tensor([[1, 2, 700]], device=device))
+        except Exception as error:
+            raise Refused(f"its tables could not be made ({type(error).__name__})") from error
+        if kind.columns == "feature" and not all(torch.equal(*pairs(table, kind.layout)) for table in tables):
+            raise Refused("its tables give the members of a pair two angles")
