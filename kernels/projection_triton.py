@@ -6,11 +6,12 @@ the tile before is still turned and written. Descriptors move whole blocks (Hopp
 
 A tile holds whole heads in the registers of the accumulator. On these GPUs a thread has the same features of every head
 of its tokens: both members of an adjacent pair, and both members of a pair of halves. So the members of a pair meet
-without an exchange, and one read of the tables serves all heads of a tile. The heads turn in pieces of 32 pairs, because
-the columns of a whole head would not fit beside the operands. Columns that are computed need no exchange at all.
+without an exchange, and one read of the tables serves all heads of a tile. The heads turn in pieces of 32 pairs,
+because the columns of a whole head would not fit beside the operands. Columns that are computed need no exchange.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import pi
 
 import torch
@@ -192,13 +193,13 @@ def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _turned_pairs(x0, x1, at, angles, tokens, head, rstd, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr):
+def _turned_pairs(x0, x1, rstd, at, angles, tokens, head, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr):
     """PIECES pieces of heads from FIRST on: q and k normalized and turned, v as it is."""
     if PIECES > 1:
         a0, b0 = _halved(x0)
         a1, b1 = _halved(x1)
-        a0, a1 = _turned_pairs(a0, a1, at, angles, tokens, head, rstd, FIRST, PIECES // 2, C)
-        b0, b1 = _turned_pairs(b0, b1, at, angles, tokens, head, rstd, FIRST + PIECES // 2, PIECES // 2, C)
+        a0, a1 = _turned_pairs(a0, a1, rstd, at, angles, tokens, head, FIRST, PIECES // 2, C)
+        b0, b1 = _turned_pairs(b0, b1, rstd, at, angles, tokens, head, FIRST + PIECES // 2, PIECES // 2, C)
         return _joined(a0, b0), _joined(a1, b1)
     else:
         if C.NORM:
@@ -230,7 +231,7 @@ def _turned(acc, at, angles, tokens, head, C: tl.constexpr):
         squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
         turns = (head < C.TURNING_HEADS)[None, :]
         rstd = tl.where(turns, tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
-    y0, y1 = _turned_pairs(x0, x1, at, angles, tokens, head, rstd, 0, PIECES, C)
+    y0, y1 = _turned_pairs(x0, x1, rstd, at, angles, tokens, head, 0, PIECES, C)
     y = tl.join(y0, y1)
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
@@ -256,23 +257,30 @@ def _project_kernel(
         if C.BIAS:
             place = feature + tl.arange(0, C.TILE_FEATURES)
             acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
-        # A branch around the turn of v would hold the accumulator, and the assembler then waits for every instruction.
+        # v turns by nothing, without a branch: after a branch that holds the accumulator, the assembler waits for every
+        # instruction of the product, which then takes 1.6 times as long.
         distance = tl.arange(0, C.TILE_TOKENS)
         tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
-        acc = _turned(acc, at, angles, tokens, column * HEADS + tl.arange(0, HEADS), C)
+        if C.TURNING_HEADS:
+            acc = _turned(acc, at, angles, tokens, column * HEADS + tl.arange(0, HEADS), C)
         qkv.store([first, feature], acc.to(qkv.dtype))
 
 
 def serves(t: ProjectionTensors, rotation: Rotation, head_dim: int) -> bool:
-    """Whether the kernel can serve a call: heads of `HEAD_DIMS`, 16 bits, aligned rows, pairs that a thread holds."""
-    numbers = t.x.shape[-1], t.weight.shape[0]
+    """Whether the kernel can serve a call.
+
+    It serves heads of `HEAD_DIMS`, 16 bits, rows of whole 16 bytes, pairs whose members a thread holds, one axis, and
+    tables for all sequences. Positions that count up start again with each sequence, so there must be one.
+    """
+    numbers = t.x.shape[2], t.weight.shape[0]
     pairs = rotation.interleaved or rotation.rotary_dim == head_dim
     plain = not (rotation.full_width or rotation.axes or rotation.offsets or rotation.first)
     return (
-        head_dim in HEAD_DIMS and t.x.dtype in _DTYPES and pairs and plain
+        head_dim in HEAD_DIMS and t.x.dtype in _DTYPES and t.x.numel() > 0 and pairs and plain
         and rotation.interleaved == rotation.out_interleaved and t.cos.ndim == t.sin.ndim == 2
-        and (rotation.table_free or compute_dtype(t.x, t.cos) == torch.float32) and all(number % 8 == 0 for number in numbers)
-        and all(x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight))
+        and (rotation.table_free or compute_dtype(t.x, t.cos) == torch.float32)
+        and (t.positions is not None or t.x.shape[0] == 1) and all(number % 8 == 0 for number in numbers)
+        and all(x.data_ptr() % 16 == 0 for x in (t.qkv, t.x, t.weight)) and _multiprocessors(t.x.device) > 0
     )  # fmt: skip
 
 
@@ -317,5 +325,10 @@ def project(
     )
 
 
+@cache
 def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    """The multiprocessors of a GPU that has descriptors, 0 of others; in the interpreter a number for tests."""
+    if device.type != "cuda":
+        return 3
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count if properties.major >= 9 else 0

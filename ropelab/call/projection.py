@@ -23,7 +23,7 @@ from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments, run
 from ropelab.call.refusals import renamed
 from ropelab.call.rotation import ROTATE, rotate_or_dispatch
 from ropelab.call.where import Where, along_axes
-from ropelab.kernels import backend, uses_triton
+from ropelab.kernels import backend
 from ropelab.kernels.rotation import Norm
 from ropelab.kernels.tensors import ProjectionTensors
 from ropelab.layout.seq_format import check_seq_format
@@ -133,14 +133,6 @@ def path(work: Work) -> str:
     return "pass"
 
 
-def _serves(x, weights: Tensors, norms: Norms, where: Where) -> bool:
-    """Whether the kernel of the path "product" can serve the call."""
-    contiguous = x.is_contiguous() and weights[0].is_contiguous()
-    rotation, plain = where.rotation, len(weights) == 1 and norms[0] is None and where.options.seq_format != "sbhd"
-    pairs = rotation.interleaved and not rotation.full_width
-    return plain and pairs and contiguous and x.dtype.itemsize == 2 and uses_triton(x)
-
-
 def _pass(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float) -> torch.Tensor:
     qkv = product(x, weights, biases)
     q, k, _ = heads.split(qkv)
@@ -174,7 +166,14 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _one_kernel(x, weights: Tensors, biases: Tensors, where: Where, heads: Heads) -> torch.Tensor:
+def _one_kernel(
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float
+) -> torch.Tensor | None:
+    """The result of the kernel of the path "product", or None where the kernel does not serve the call."""
+    contiguous = len(weights) == 1 and x.is_contiguous() and weights[0].is_contiguous()
+    if not contiguous or where.options.seq_format == "sbhd":
+        return None
+    check_projection(x, norms, where, heads)
     qkv = x.new_empty((*x.shape[:-1], sum(heads.features)))
     check_places(heads.split(qkv)[0], where)
     qkv_rows, rows = (t.unsqueeze(0) if t.ndim == 2 else t for t in (qkv, x))
@@ -189,8 +188,7 @@ def _one_kernel(x, weights: Tensors, biases: Tensors, where: Where, heads: Heads
     kernels = backend("projection", x)
     if not kernels.serves(tensors, where.rotation, heads.dim):
         return None
-    norm = None if norms[0] is None else Norm(eps)
-    kernels.project(tensors, where.rotation, *heads, where.first_position, norm)
+    kernels.project(tensors, where.rotation, *heads, where.first_position, None if norms[0] is None else Norm(eps))
     return qkv
 
 
@@ -227,11 +225,10 @@ def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) ->
         qkv = product(x, weights, biases)
         q, k, _ = heads.split(qkv)
         return [qkv, *run_forward(q, k, *norms, where, eps)]
+    qkv, given = None, (x, weights, biases, norms, where, heads, eps)
     if path(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))) == "product":
-        check_projection(x, norms, where, heads)
-        if _serves(x, weights, norms, where):
-            return [_one_kernel(x, weights, biases, where, heads)]
-    return [_pass(x, weights, biases, norms, where, heads, eps)]
+        qkv = _one_kernel(*given)
+    return [_pass(*given) if qkv is None else qkv]
 
 
 def _forward_fake(x, *rest) -> list[torch.Tensor]:
