@@ -327,8 +327,8 @@ def project(
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    """The multiprocessors of a GPU that has descriptors, 0 of others; in the interpreter a number for tests."""
+    """The multiprocessors of an H100, an H200 or another sm_90, 0 of other GPUs; in the interpreter three."""
     if device.type != "cuda":
         return 3
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count if properties.major >= 9 else 0
+    return properties.multi_processor_count if properties.major == 9 else 0

@@ -7,7 +7,7 @@ import torch
 
 from ropelab.bench import packages, projection, timing
 from ropelab.bench.peers import quack
-from ropelab.bench.projection import ALONE, COPY, KERNEL, OURS, QUACK, QUACK_ALONE, Projection, Tensors
+from ropelab.bench.projection import Projection, Tensors
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
 
 BLOCKS = "rotation", "norm", "cache", "norm and cache"
@@ -19,10 +19,10 @@ H100 = Machine(flops=700e12, bandwidth=2.9e12)
 def test_only_a_right_block_passes(block, torch_backend):
     tensors = Tensors(Projection(20, **SMALL, block=block), "cpu")
     functions, _ = projection.contenders(tensors)
-    assert tensors.check(functions[OURS]) == "ok"
-    assert tensors.check(functions[ALONE]).startswith("wrong: a head of q")
+    assert tensors.check(functions[projection.OURS]) == "ok"
+    assert tensors.check(functions[projection.ALONE]).startswith("wrong: a head of q")
     tensors.positions = tensors.positions.flip(0)
-    assert tensors.check(functions[OURS]).startswith("wrong: a head of q")
+    assert tensors.check(functions[projection.OURS]).startswith("wrong: a head of q")
 
 
 @pytest.mark.parametrize("study", [projection.projections, projection.blocks])
@@ -31,8 +31,21 @@ def test_the_table_of_the_study(monkeypatch, torch_backend, study):
     with timing.stopped():
         frame = study(device="cpu")
     right = frame[frame.status == "ok"]
-    assert {ALONE, OURS} <= set(right.contender) <= {ALONE, OURS, KERNEL, QUACK, QUACK_ALONE, COPY}
-    assert right[right.contender != COPY].tflops.notna().all() and (right.over_product == 1).all()
+    assert (
+        {projection.ALONE, projection.OURS}
+        <= set(right.contender)
+        <= {
+            projection.ALONE,
+            projection.OURS,
+            projection.PRODUCT,
+            projection.KERNEL,
+            projection.COMPUTED,
+            projection.QUACK,
+            projection.QUACK_ALONE,
+            projection.COPY,
+        }
+    )
+    assert right[right.contender != projection.COPY].tflops.notna().all() and (right.over_product == 1).all()
     assert not frame.duplicated(["tokens", "inputs", "q_heads", "block", "contender"]).any()
 
 
@@ -76,7 +89,7 @@ def test_every_contender_that_runs_is_right(block):
     tensors = Tensors(Projection(200, 2048, 32, 8, block=block), "cuda")
     functions, _ = projection.contenders(tensors)
     for name, run in functions.items():
-        assert name in (ALONE, QUACK_ALONE) or tensors.check(run) == "ok", name
+        assert name in (projection.ALONE, projection.QUACK_ALONE) or tensors.check(run) == "ok", name
 
 
 @pytest.mark.gpu

@@ -7,7 +7,6 @@ adjacent pairs. "cuBLAS" is the product alone, which no contender can undercut w
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from unittest import mock
 
 import pandas as pd
@@ -21,8 +20,12 @@ from ropelab.bench.compare import progress, tidy
 from ropelab.bench.peers import quack
 from ropelab.bench.projection_law import Product
 from ropelab.call import projection
+from ropelab.kernels import Rotation, backend
+from ropelab.kernels.tensors import ProjectionTensors
 
-ALONE, OURS, KERNEL = "cuBLAS", "cuBLAS and ropelab in place", "ropelab's product with the rotation"
+ALONE, OURS = "cuBLAS", "cuBLAS and ropelab in place"
+PRODUCT, KERNEL = "ropelab's product", "ropelab's product with the rotation"
+COMPUTED = "ropelab's product with the rotation, angles computed"
 QUACK, QUACK_ALONE = "quack with the rotation", "quack"
 COPY = "copy"
 HEADS = (32, 8), (28, 4), (64, 8)
@@ -87,11 +90,30 @@ class Tensors:
         blocks = -(-case.tokens // case.page) if "cache" in case.block else 0
         self.caches = [draw(blocks, case.page, case.k_heads, case.head_dim) for _ in range(2)]
 
-    def options(self) -> dict[str, object]:
-        """The arguments that our functions share."""
+    def options(self, computed: bool = False) -> dict[str, object]:
+        """The arguments that our functions share.
+
+        Args:
+            computed: frequencies take the place of tables.
+        """
         case = self.case
-        where = {"cos": self.cos, "sin": self.sin, "positions": self.positions, "layout": "interleaved"}
-        return where | {"seq_format": "thd", "q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
+        tables = {"cos": self.cos, "sin": self.sin}
+        angles = {"frequencies": ropelab.rotary_frequencies(case.head_dim, device=self.device)} if computed else tables
+        where = {"positions": self.positions, "layout": "interleaved", "seq_format": "thd"}
+        return angles | where | {"q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
+
+    def of_kernel(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[ProjectionTensors, Rotation, int]:
+        """The tensors, the rotation and the features of a head of a product that rotates, as a kernel takes them."""
+        qkv = x.new_empty((1, len(x), len(weight)))
+        tensors = ProjectionTensors(qkv, x[None], weight, None, None, None, self.cos, self.sin, self.positions[None])
+        dim = self.case.head_dim
+        return tensors, Rotation(dim, interleaved=True, out_interleaved=True), dim
+
+    @property
+    def served(self) -> bool:
+        """Whether the kernel of products that rotate serves this workload on this device."""
+        given = self.of_kernel(*self.sets[0])
+        return backend("projection", given[0].x).serves(*given)
 
     def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
         """q, k and v ``[T, H, D]``; k and v of a cache come from its slots."""
@@ -130,8 +152,8 @@ def _on_path(name: str, run: Run) -> Run:
     return call
 
 
-def _ours(tensors: Tensors) -> Run:
-    options = tensors.options()
+def _ours(tensors: Tensors, computed: bool = False) -> Run:
+    options = tensors.options(computed)
     if "cache" not in tensors.case.block:
         return lambda x, weight: _whole(ropelab.qkv_rope(x, weight, **options)[0], tensors.case)
     caches = *tensors.caches, tensors.slots
@@ -148,18 +170,30 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     ours, case = _ours(tensors), tensors.case
     found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)}
     status: dict[str, str] = {}
+    if "cache" not in case.block:
+        of_kernel = {KERNEL: _on_path("product", ours)}
+        if case.block == "rotation":
+            computed = _on_path("product", _ours(tensors, computed=True))
+            of_kernel |= {PRODUCT: partial(_product, tensors), COMPUTED: computed}
+        if tensors.served:
+            found |= of_kernel
+        else:
+            status |= dict.fromkeys(of_kernel, "not run: the kernel does not serve this product here")
     if case.block != "rotation":
         return found, status
-    if find_spec("ropelab.kernels.projection_triton"):
-        found[KERNEL] = _on_path("product", ours)
-    else:
-        status[KERNEL] = "not run: the library has no such kernel"
     try:
         rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
         found |= {QUACK_ALONE: quack.product(), QUACK: rotating}
     except packages.NotInstalled as error:
         status |= dict.fromkeys((QUACK_ALONE, QUACK), f"not run: {error}")
     return found, status
+
+
+def _product(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product of the kernel that rotates, without a head that turns."""
+    given, rotation, head_dim = tensors.of_kernel(x, weight)
+    backend("projection", x).project(given, rotation, 0, 0, head_dim)
+    return given.qkv[0]
 
 
 def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
@@ -196,9 +230,8 @@ def _compiled(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
         return torch.cat((turned, v), -2).flatten(-2)
 
     autotuned = partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
-    functions, _ = contenders(tensors)
     return {
-        ALONE: functions[ALONE], OURS: functions[OURS],
+        ALONE: torch.nn.functional.linear, OURS: _on_path("pass", _ours(tensors)),
         "compiled product": autotuned(torch.nn.functional.linear), "compiled product and rotation": autotuned(rotated),
     }, {}  # fmt: skip
 
@@ -221,7 +254,7 @@ def _compare(case: Projection, find: Callable, device: torch.device | str, round
     functions, status = find(tensors)
     small = Tensors(case.checked, device, seed=1)
     for name, run in find(small)[0].items():
-        outcome = "ok" if name in (ALONE, QUACK_ALONE, "compiled product") else _outcome(small, run)
+        outcome = "ok" if name in (ALONE, PRODUCT, QUACK_ALONE, "compiled product") else _outcome(small, run)
         if outcome != "ok":
             status[name] = outcome
     right = {name: run for name, run in functions.items() if name not in status}
