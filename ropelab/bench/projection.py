@@ -121,13 +121,18 @@ class Tensors:
 
 
 def _on_path(name: str, run: Run) -> Run:
-    """A call that takes one path of `ropelab.call.projection`."""
+    """A call that takes one path of `ropelab.call.projection`, and raises RuntimeError if it takes another."""
+    forced = {"path": lambda work: name} | ({} if name == "pass" else {"_pass": _refuse})
 
     def call(x, weight):
-        with mock.patch.object(projection, "path", lambda work: name):
+        with mock.patch.multiple(projection, **forced):
             return run(x, weight)
 
     return call
+
+
+def _refuse(*arguments):
+    raise RuntimeError("the kernel cannot serve the call")
 
 
 def _ours(tensors: Tensors) -> Run:
