@@ -37,7 +37,7 @@ def backend(operation: str, x: torch.Tensor) -> ModuleType:
 
     Args:
         operation: ``"rotate"``, ``"qk_norm"``, ``"paged_cache"``, ``"cached_keys"``, ``"latent"``,
-            ``"block_scales"`` or ``"positions"``.
+            ``"block_scales"``, ``"projection"`` or ``"positions"``.
     """
     return importlib.import_module(f"ropelab.kernels.{operation}_{'triton' if uses_triton(x) else 'torch'}")
 

@@ -42,10 +42,10 @@ def qkv_rope(
     With ``y = x W^T + b``, the first heads of y are q, the next are k, and the last are v. Each head of q and k turns
     as by `apply_rope`; with ``q_weight`` and ``k_weight`` it is normalized before, as by `apply_qk_norm_rope`.
 
-    A product of PyTorch makes y, rounded to the dtype of x, and a pass rotates q and k in place. With the unit
-    roundoffs u of float32 and u' of the dtype of x, the product of K terms is within ``K u sum |x_i w_i|`` of the exact
-    one, and two roundings follow, of at most u' each: before and after the rotation. A kernel that rotates before it
-    writes rounds once.
+    A product of PyTorch makes y, and a pass rotates q and k in place, so a feature is rounded to the dtype of x twice:
+    after the product and after the rotation. The product of K terms and a bias is within ``2 (K + 1) u`` of its exact
+    value, times the sum of ``|x_i w_i|`` and ``|b|``, to first order in the unit roundoff u of float32.
+    `ropelab.conformance.projection_bounds` derives the bound of every result and gradient.
 
     Args:
         x: ``[B, S, K]`` (``bshd``), ``[S, B, K]`` (``sbhd``) or ``[T, K]`` (``thd``); bfloat16, float16, float32 or

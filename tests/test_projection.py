@@ -119,10 +119,18 @@ def errors_within(found, truth, bound):
     assert (abs(exact(found) - truth) <= bound).all()
 
 
+def by_one_kernel(monkeypatch):
+    """Calls take the path of one kernel, in torch operations."""
+    monkeypatch.setattr(projection, "path", lambda work: "product")
+    monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize(("three", "one_kernel"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_results_and_gradients_are_within_the_bounds(device, dtype, layout, three):
+def test_results_and_gradients_are_within_the_bounds(device, monkeypatch, dtype, layout, three, one_kernel):
+    if one_kernel:
+        by_one_kernel(monkeypatch)
     leaves, cotangents = case(device, "thd", dtype, three=three)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     made = called(leaves, **tables(dtype=wide, device=device), layout=layout, seq_format="thd")
@@ -148,7 +156,7 @@ def test_results_and_gradients_are_within_the_bounds(device, dtype, layout, thre
         added = [exact(half).reshape(heads * D // 2) for half in _pairs_of_rows(leaves, rows, layout, "bias")]
         turned = [np.broadcast_to(t, (S, heads, D // 2)).reshape(S, -1) for t in (c, s)]
         truth = rotate_exactly(*(x @ w.T + b for w, b in zip(halves, added, strict=True)), *turned)
-        bound = projected_pair_bound(x, halves, added, *turned, arithmetic, rounds_product=True)
+        bound = projected_pair_bound(x, halves, added, *turned, arithmetic, rounds_product=not one_kernel)
         for member, t, limit in zip(pairs(y, layout), truth, bound, strict=True):
             errors_within(member.flatten(1), t, limit)
         pair = [exact(half) for half in pairs(cotangent, layout)]
@@ -183,7 +191,7 @@ def _pairs_of_rows(leaves, rows, layout, kind):
 
 
 def test_the_bounds_reject_what_is_wrong():
-    """The faults: one term of the product is left out, the sum has bfloat16, and the bias turns by no angle."""
+    """The faults: one term of the product is left out, the sum has bfloat16, and one rounding is too many."""
     x, weight = (torch.randn(*shape, dtype=torch.float32) for shape in ((4, 256), (8, 256)))
     arithmetic = Arithmetic.of_kernel(torch.bfloat16, interpreted=False)
     truth = exact(x) @ exact(weight).T
@@ -193,6 +201,16 @@ def test_the_bounds_reject_what_is_wrong():
         low += (x[:, i : i + 1] * weight[:, i]).bfloat16()
     for name, found in {"a term less": x[:, 1:] @ weight[:, 1:].T, "in bfloat16": low}.items():
         assert (abs(exact(found.bfloat16()) - truth) > 2 * bound).any(), name
+
+    weights = [exact(w) for w in weight.split(4)]
+    c, s = (exact(t[1:5]) for t in ropelab.rotary_table(12, 8, dtype=torch.float64))
+    members = [(x @ w.T).bfloat16().float() for w in weight.split(4)]
+    twice = (members[0] * c.astype("f4") - members[1] * s.astype("f4")).bfloat16()
+    truth, _ = rotate_exactly(*(exact(x) @ w.T for w in weights), c, s)
+    zeros = (np.zeros(4), np.zeros(4))
+    for rounds_product in (False, True):
+        bound, _ = projected_pair_bound(exact(x), weights, zeros, c, s, arithmetic, rounds_product=rounds_product)
+        assert (abs(exact(twice) - truth) <= bound).all() == rounds_product
 
 
 def test_derivatives_of_any_order_without_a_norm(torch_backend):
@@ -427,6 +445,7 @@ def test_a_cache_has_no_backward():
 @pytest.mark.parametrize("where", ["no tables", "positions", "positions for all", "offsets", "axes", "a start"])
 def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
     """The path in torch operations: q and k are the float32 product, turned, and rounded once."""
+    by_one_kernel(monkeypatch)
     leaves, _ = case(dtype=torch.bfloat16, seq_format=seq_format)
     options = {name: x for name, x in WHERE[where].items()}
     if seq_format == "thd" and where in ("positions", "axes"):
@@ -434,8 +453,6 @@ def test_the_path_of_one_kernel_rounds_once(monkeypatch, where, seq_format):
         options["positions"] = options["positions"].squeeze(-2)
     if seq_format == "thd" and where == "offsets":
         options["offsets"] = options["offsets"][:1]
-    monkeypatch.setattr(projection, "path", lambda work: "product")
-    monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
     with torch.no_grad():
         ys = called(leaves, **options, seq_format=seq_format)
         wide = {name: x.float() for name, x in leaves.items()}

@@ -102,19 +102,6 @@ class Tensors:
         where = {"positions": self.positions, "layout": "interleaved", "seq_format": "thd"}
         return angles | where | {"q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
 
-    def of_kernel(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[ProjectionTensors, Rotation, int]:
-        """The tensors, the rotation and the features of a head of a product that rotates, as a kernel takes them."""
-        qkv = x.new_empty((1, len(x), len(weight)))
-        tensors = ProjectionTensors(qkv, x[None], weight, None, None, None, self.cos, self.sin, self.positions[None])
-        dim = self.case.head_dim
-        return tensors, Rotation(dim, interleaved=True, out_interleaved=True), dim
-
-    @property
-    def served(self) -> bool:
-        """Whether the kernel of products that rotate serves this workload on this device."""
-        given = self.of_kernel(*self.sets[0])
-        return backend("projection", given[0].x).serves(*given)
-
     def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
         """q, k and v ``[T, H, D]``; k and v of a cache come from its slots."""
         q, k, v = projection.Heads(self.case.q_heads, self.case.k_heads, self.case.head_dim).split(projected)
@@ -143,13 +130,18 @@ class Tensors:
 
 
 def _on_path(name: str, run: Run) -> Run:
-    """A call that takes one path of `ropelab.call.projection`."""
+    """A call that takes one path of `ropelab.call.projection`, and raises RuntimeError if it takes another."""
+    forced = {"path": lambda work: name} | ({} if name == "pass" else {"_pass": _refuse})
 
     def call(x, weight):
-        with mock.patch.object(projection, "path", lambda work: name):
+        with mock.patch.multiple(projection, **forced):
             return run(x, weight)
 
     return call
+
+
+def _refuse(*arguments):
+    raise RuntimeError("the kernel cannot serve the call")
 
 
 def _ours(tensors: Tensors, computed: bool = False) -> Run:
@@ -171,16 +163,10 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     found: dict[str, Run] = {ALONE: torch.nn.functional.linear, OURS: _on_path("pass", ours)}
     status: dict[str, str] = {}
     if "cache" not in case.block:
-        of_kernel = {KERNEL: _on_path("product", ours)}
-        if case.block == "rotation":
-            computed = _on_path("product", _ours(tensors, computed=True))
-            of_kernel |= {PRODUCT: partial(_product, tensors), COMPUTED: computed}
-        if tensors.served:
-            found |= of_kernel
-        else:
-            status |= dict.fromkeys(of_kernel, "not run: the kernel does not serve this product here")
+        found[KERNEL] = _on_path("product", ours)
     if case.block != "rotation":
         return found, status
+    found |= {PRODUCT: partial(_product, tensors), COMPUTED: _on_path("product", _ours(tensors, computed=True))}
     try:
         rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
         found |= {QUACK_ALONE: quack.product(), QUACK: rotating}
@@ -191,9 +177,13 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
 
 def _product(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The product of the kernel that rotates, without a head that turns."""
-    given, rotation, head_dim = tensors.of_kernel(x, weight)
-    backend("projection", x).project(given, rotation, 0, 0, head_dim)
-    return given.qkv[0]
+    dim, kernels = tensors.case.head_dim, backend("projection", x)
+    qkv, rotation = x.new_empty((1, len(x), len(weight))), Rotation(dim, interleaved=True, out_interleaved=True)
+    given = ProjectionTensors(qkv, x[None], weight, None, None, None, tensors.cos, tensors.sin, tensors.positions[None])
+    if not kernels.serves(given, rotation, dim):
+        _refuse()
+    kernels.project(given, rotation, 0, 0, dim)
+    return qkv[0]
 
 
 def projections(*, smoke: bool = False, device: torch.device | str = "cuda") -> pd.DataFrame:
