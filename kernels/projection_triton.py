@@ -40,6 +40,10 @@ _HIGH, _FACTOR = tl.constexpr(angles_torch.HIGH), tl.constexpr(angles_torch.FACT
 _INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
 
 
+_NUMBERS = ["first_position", "table_rows", "token_count", "width", "inputs", "q_heads", "turning_heads"]
+"""The numbers of the kernel. None of them changes its code, so all products of a model share a compiled kernel."""
+
+
 @dataclass(frozen=True)
 class ProjectionTile:
     """The part of the product that a program computes at once.
@@ -64,8 +68,7 @@ class ProjectionChoices(Turning):
 
     Attributes:
         TILE_TOKENS, TILE_FEATURES, TILE_INPUTS, GROUP_ROWS: as in `ProjectionTile`.
-        PROGRAMS: the programs of the launch.
-        Q_HEADS, TURNING_HEADS: the heads of q, and of q and k.
+        TURNS: whether any heads turn.
         BIAS: whether the product has a bias.
         NORM: whether heads are normalized before they turn; NORM_EPS is the number that the norm adds.
     """
@@ -74,9 +77,7 @@ class ProjectionChoices(Turning):
     TILE_FEATURES: int
     TILE_INPUTS: int
     GROUP_ROWS: int
-    PROGRAMS: int
-    Q_HEADS: int
-    TURNING_HEADS: int
+    TURNS: bool
     BIAS: bool
     NORM: bool
     NORM_EPS: float
@@ -117,11 +118,9 @@ def _folded(x, PIECES: tl.constexpr):
 
 
 @triton.jit
-def _weights(at, head, PIECE: tl.constexpr, C: tl.constexpr):
+def _weights(at, is_q, turns, PIECE: tl.constexpr, C: tl.constexpr):
     """The weights of the norm for both members of a piece of every head, each ``[1, heads, pairs]``, and 1 for v."""
-    head = head[:, None]
-    weights = tl.where(head < C.Q_HEADS, at.q_weight, at.k_weight)
-    exists = head < C.TURNING_HEADS
+    weights, exists = tl.where(is_q[:, None], at.q_weight, at.k_weight), turns[:, None]
     if C.INTERLEAVED:
         feature = 2 * PIECE * C.BLOCK_PAIRS + tl.arange(0, 2 * C.BLOCK_PAIRS)[None, :]
         pairs = tl.load(weights + feature, mask=exists, other=1)
@@ -193,17 +192,19 @@ def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _turned_pairs(x0, x1, rstd, at, angles, tokens, head, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr):
+def _turned_pairs(
+    x0, x1, rstd, at, angles, tokens, is_q, turns, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr
+):
     """PIECES pieces of heads from FIRST on: q and k normalized and turned, v as it is."""
     if PIECES > 1:
         a0, b0 = _halved(x0)
         a1, b1 = _halved(x1)
-        a0, a1 = _turned_pairs(a0, a1, rstd, at, angles, tokens, head, FIRST, PIECES // 2, C)
-        b0, b1 = _turned_pairs(b0, b1, rstd, at, angles, tokens, head, FIRST + PIECES // 2, PIECES // 2, C)
+        a0, a1 = _turned_pairs(a0, a1, rstd, at, angles, tokens, is_q, turns, FIRST, PIECES // 2, C)
+        b0, b1 = _turned_pairs(b0, b1, rstd, at, angles, tokens, is_q, turns, FIRST + PIECES // 2, PIECES // 2, C)
         return _joined(a0, b0), _joined(a1, b1)
     else:
         if C.NORM:
-            w0, w1 = _weights(at, head, FIRST, C)
+            w0, w1 = _weights(at, is_q, turns, FIRST, C)
             x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
         if C.TABLE_FREE:
             columns, has_position = _computed(angles, tokens, FIRST, C)
@@ -212,12 +213,12 @@ def _turned_pairs(x0, x1, rstd, at, angles, tokens, head, FIRST: tl.constexpr, P
         y0, y1 = turn(x0, x1, columns, C.TRANSPOSE)
         if C.POSITIONS != "none":
             y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
-        turns = (head < C.TURNING_HEADS)[None, :, None]
+        turns = turns[None, :, None]
         return tl.where(turns, y0, x0), tl.where(turns, y1, x1)
 
 
 @triton.jit
-def _turned(acc, at, angles, tokens, head, C: tl.constexpr):
+def _turned(acc, at, angles, tokens, is_q, turns, C: tl.constexpr):
     """The tile ``[tokens, features]`` with its heads of q and k normalized and turned."""
     PAIRS: tl.constexpr = C.LANE_DIM // 2
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
@@ -229,24 +230,24 @@ def _turned(acc, at, angles, tokens, head, C: tl.constexpr):
     rstd = None
     if C.NORM:
         squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
-        turns = (head < C.TURNING_HEADS)[None, :]
-        rstd = tl.where(turns, tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
-    y0, y1 = _turned_pairs(x0, x1, rstd, at, angles, tokens, head, 0, PIECES, C)
+        rstd = tl.where(turns[None, :], tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
+    y0, y1 = _turned_pairs(x0, x1, rstd, at, angles, tokens, is_q, turns, 0, PIECES, C)
     y = tl.join(y0, y1)
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
 
-@triton.jit(do_not_specialize=["first_position", "table_rows"])
+@triton.jit(do_not_specialize=_NUMBERS)
 def _project_kernel(
-    x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, strides, C: tl.constexpr
-):
+    x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, q_heads, turning_heads, strides,
+    C: tl.constexpr,
+):  # fmt: skip
     """Compute tiles of the product, turn the heads of q and k, and write the tiles."""
     rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
     steps = tl.cdiv(inputs, C.TILE_INPUTS)
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
-    for number in tl.range(tl.program_id(0), rows * columns, C.PROGRAMS, flatten=True):
+    for number in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
         row, column = _tile_of(number, rows, columns, C.GROUP_ROWS)
         first, feature = row * C.TILE_TOKENS, column * C.TILE_FEATURES
         acc = tl.zeros([C.TILE_TOKENS, C.TILE_FEATURES], tl.float32)
@@ -261,8 +262,9 @@ def _project_kernel(
         # instruction of the product, which then takes 1.6 times as long.
         distance = tl.arange(0, C.TILE_TOKENS)
         tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
-        if C.TURNING_HEADS:
-            acc = _turned(acc, at, angles, tokens, column * HEADS + tl.arange(0, HEADS), C)
+        if C.TURNS:
+            head = column * HEADS + tl.arange(0, HEADS)
+            acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, C)
         qkv.store([first, feature], acc.to(qkv.dtype))
 
 
@@ -316,10 +318,9 @@ def project(
         **turning(t, rotation, torch.float32, heads, tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
         BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
         TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
-        PROGRAMS=programs, Q_HEADS=q_heads, TURNING_HEADS=q_heads + k_heads, BIAS=t.bias is not None,
-        NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
+        TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
     )  # fmt: skip
-    numbers = first_position, row_count(t.cos), tokens, width, inputs
+    numbers = first_position, row_count(t.cos), tokens, width, inputs, q_heads, q_heads + k_heads
     _project_kernel[programs,](
         x, weight, qkv, t, *numbers, strides_of(t), choices, num_warps=tile.num_warps, num_stages=tile.num_stages
     )
