@@ -118,9 +118,8 @@ def _folded(x, PIECES: tl.constexpr):
 
 
 @triton.jit
-def _weights(at, is_q, turns, PIECE: tl.constexpr, C: tl.constexpr):
+def _weights(weights, exists, PIECE: tl.constexpr, C: tl.constexpr):
     """The weights of the norm for both members of a piece of every head, each ``[1, heads, pairs]``, and 1 for v."""
-    weights, exists = tl.where(is_q[:, None], at.q_weight, at.k_weight), turns[:, None]
     if C.INTERLEAVED:
         feature = 2 * PIECE * C.BLOCK_PAIRS + tl.arange(0, 2 * C.BLOCK_PAIRS)[None, :]
         pairs = tl.load(weights + feature, mask=exists, other=1)
@@ -143,12 +142,17 @@ def _for_all_heads(column):
 
 
 @triton.jit
-def _read(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
-    """The `Columns` of a piece of the heads out of tables, and whether the tokens have a position."""
+def _read(angles, tokens, exists, PIECES: tl.constexpr, C: tl.constexpr):
+    """The cosines and sines of every piece of a head out of tables, and whether the tokens have a position.
+
+    All loads come before the first use, so a tile waits for memory once.
+    """
     rows = table_rows_of(angles, tokens, C)
-    columns = read_columns(rows, 0, tokens.exists[:, None, None], C, True, PIECE)
-    cos, sin = _for_all_heads(columns.cos0), _for_all_heads(columns.sin0)
-    return Columns(cos, cos, sin, sin), rows.has_position
+    pieces = ()
+    for i in tl.static_range(PIECES):
+        columns = read_columns(rows, 0, exists[:, None, None], C, True, i)
+        pieces += ((columns.cos0, columns.sin0),)
+    return pieces, rows.has_position
 
 
 @triton.jit
@@ -164,7 +168,7 @@ def _sine_and_cosine(x):
 
 @triton.jit
 def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
-    """The `Columns` of a piece of the heads, computed, and whether the tokens have a position.
+    """The cosines and sines of a piece of the heads, computed, and whether the tokens have a position.
 
     A frequency is a fraction of a turn, times 2^64. The angle, in turns times 2^32, is the product with the position;
     whole turns leave 32 bits by themselves, so the reduction of the angle costs nothing and is within 2^-31 turns.
@@ -187,30 +191,32 @@ def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
         cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
     if (PIECE + 1) * C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
         cos, sin = tl.where(rotates, cos, 1.0), tl.where(rotates, sin, 0.0)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return Columns(cos, cos, sin, sin), (position != _NO_POSITION)[:, :, None]
+    return cos[:, None, :], sin[:, None, :], (position != _NO_POSITION)[:, :, None]
 
 
 @triton.jit
 def _turned_pairs(
-    x0, x1, rstd, at, angles, tokens, is_q, turns, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr
+    x0, x1, norm, read, angles, tokens, turns, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr
 ):
     """PIECES pieces of heads from FIRST on: q and k normalized and turned, v as it is."""
     if PIECES > 1:
         a0, b0 = _halved(x0)
         a1, b1 = _halved(x1)
-        a0, a1 = _turned_pairs(a0, a1, rstd, at, angles, tokens, is_q, turns, FIRST, PIECES // 2, C)
-        b0, b1 = _turned_pairs(b0, b1, rstd, at, angles, tokens, is_q, turns, FIRST + PIECES // 2, PIECES // 2, C)
+        a0, a1 = _turned_pairs(a0, a1, norm, read, angles, tokens, turns, FIRST, PIECES // 2, C)
+        b0, b1 = _turned_pairs(b0, b1, norm, read, angles, tokens, turns, FIRST + PIECES // 2, PIECES // 2, C)
         return _joined(a0, b0), _joined(a1, b1)
     else:
         if C.NORM:
-            w0, w1 = _weights(at, is_q, turns, FIRST, C)
+            rstd, q_weight, k_weight, is_q = norm
+            w0, w1 = _weights(tl.where(is_q[:, None], q_weight, k_weight), turns[:, None], FIRST, C)
             x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
         if C.TABLE_FREE:
-            columns, has_position = _computed(angles, tokens, FIRST, C)
+            cos, sin, has_position = _computed(angles, tokens, FIRST, C)
         else:
-            columns, has_position = _read(angles, tokens, FIRST, C)
-        y0, y1 = turn(x0, x1, columns, C.TRANSPOSE)
+            pieces, has_position = read
+            cos, sin = pieces[FIRST]
+            cos, sin = _for_all_heads(cos), _for_all_heads(sin)
+        y0, y1 = turn(x0, x1, Columns(cos, cos, sin, sin), C.TRANSPOSE)
         if C.POSITIONS != "none":
             y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
         turns = turns[None, :, None]
@@ -218,20 +224,27 @@ def _turned_pairs(
 
 
 @triton.jit
-def _turned(acc, at, angles, tokens, is_q, turns, C: tl.constexpr):
-    """The tile ``[tokens, features]`` with its heads of q and k normalized and turned."""
+def _turned(acc, at, angles, tokens, is_q, turns, exists, C: tl.constexpr):
+    """The tile ``[tokens, features]`` with its heads of q and k normalized and turned.
+
+    Args:
+        is_q, turns: for each head, whether it is a head of q, and of q or k.
+        exists: whether tokens exist and need angles.
+    """
     PAIRS: tl.constexpr = C.LANE_DIM // 2
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
+    PIECES: tl.constexpr = PAIRS // C.BLOCK_PAIRS
+    read = None if C.TABLE_FREE else _read(angles, tokens, exists, PIECES, C)
     if C.INTERLEAVED:
         x0, x1 = tl.split(tl.reshape(acc, [C.TILE_TOKENS, HEADS, PAIRS, 2]))
     else:
         x0, x1 = tl.split(tl.permute(tl.reshape(acc, [C.TILE_TOKENS, HEADS, 2, PAIRS]), (0, 1, 3, 2)))
-    PIECES: tl.constexpr = C.LANE_DIM // 2 // C.BLOCK_PAIRS
-    rstd = None
+    norm = None
     if C.NORM:
         squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
         rstd = tl.where(turns[None, :], tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
-    y0, y1 = _turned_pairs(x0, x1, rstd, at, angles, tokens, is_q, turns, 0, PIECES, C)
+        norm = rstd, at.q_weight, at.k_weight, is_q
+    y0, y1 = _turned_pairs(x0, x1, norm, read, angles, tokens, turns, 0, PIECES, C)
     y = tl.join(y0, y1)
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
@@ -264,7 +277,8 @@ def _project_kernel(
         tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
         if C.TURNS:
             head = column * HEADS + tl.arange(0, HEADS)
-            acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, C)
+            exists = tokens.exists & (column * HEADS < turning_heads)
+            acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, exists, C)
         qkv.store([first, feature], acc.to(qkv.dtype))
 
 

@@ -44,6 +44,8 @@ def module(version: str, name: str = "quack.rotary") -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise packages.NotInstalled(f"{PACKAGE} {version} needs {error.name}") from error
+    except RuntimeError as error:  # the DSL finds no library for the version of CUDA
+        raise packages.NotInstalled(f"{PACKAGE} {version}: {error}") from error
     finally:
         sys.path[:] = [*sys.path[len(paths) :], *paths]
 
