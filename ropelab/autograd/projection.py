@@ -28,7 +28,7 @@ def differentiated(x, weights: Tensors, biases: Tensors, norms: Norms, where: Wh
     if rotation.transformed():
         return _composed(x, weights, biases, norms, where, heads, eps)
     if not rotation.needs_autograd(x, *weights, *biases, *norms):
-        return heads.split(run_projection(x, weights, biases, norms, where, heads, eps, False)[0])
+        return run_projection(x, weights, biases, norms, where, heads, eps, False)[:3]
     return _Projection.apply(x, *_three(weights), *_three(biases), *norms, *where.flat, heads, eps)
 
 
@@ -51,12 +51,11 @@ class _Projection(torch.autograd.Function):
             check_recordable(x=x, **named, cos=cos, sin=sin, positions=positions)
         weights, biases, norms = _present(w0, w1, w2), _present(b0, b1, b2), (q_weight, k_weight)
         where, normed = Where.of(cos, sin, positions, first_position, options), q_weight is not None
-        qkv, *turned = run_projection(x, weights, biases, norms, where, heads, eps, normed)
+        q, k, v, qkv = run_projection(x, weights, biases, norms, where, heads, eps, normed)
         kept = x if normed or any(ctx.needs_input_grad[1:4]) else None
         ctx.save_for_backward(kept, w0, w1, w2, *norms, cos, sin, positions, qkv if normed else None)
         ctx.first_position, ctx.options, ctx.heads, ctx.eps = first_position, options, heads, eps
-        q, k, v = heads.split(qkv)
-        return *(turned or (q, k)), v
+        return q, k, v
 
     @staticmethod
     def backward(ctx, *grads):

@@ -91,19 +91,21 @@ def check_projection(x, norms: Norms, where: Where, heads: Heads) -> None:
 
 def run_projection(
     x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
-) -> Tensors:
-    """The product with q and k normalized and rotated, ``[..., N]``.
+) -> tuple[torch.Tensor, ...]:
+    """q and k, normalized and rotated, v, and the tensor ``[..., N]`` of which they are views.
 
     Args:
         x, weights, biases: they have passed `heads_of_arguments`.
-        keep: keep the q and k that a norm reads, for its gradient. The result is then the product as it is, and
-            tensors for q and k ``[..., heads, dim]``.
+        keep: keep the q and k that a norm reads, for its gradient. The last tensor is then the product as it is, v is a
+            part of it, and q and k are tensors of their own.
     """
-    given = x, weights, biases, *norms, *where.for_operators, *heads, eps, keep
-    if dispatched(x, weights[0]):
-        check_projection(x, norms, where, heads)
-        return qkv_rope(*given)
-    return _forward(*given)
+    given = x, weights, biases, norms, where, heads, eps, keep
+    if not dispatched(x, weights[0]):
+        return _projected(*given)
+    check_projection(x, norms, where, heads)
+    qkv, *turned = qkv_rope(x, weights, biases, *norms, *where.for_operators, *heads, eps, keep)
+    q, k, v = heads.split(qkv)
+    return *(turned or (q, k)), v, qkv
 
 
 def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
@@ -129,18 +131,45 @@ class Work(NamedTuple):
 
 
 def path(work: Work) -> str:
-    """The faster path for this size. No record yet shows a size at which "product" is faster."""
-    return "pass"
+    """The faster path for this size, by the studies `projection` and `projection_blocks`.
+
+    The programs of the path "product" compute tiles of 128 tokens and 256 features, one on each multiprocessor in each
+    turn. The rotation costs them 2 to 4 % of the product, and the pass costs 5 to 22 %. The rest decides: the share of
+    all turns that is no work, because tiles reach past the end or the last turn has few tiles.
+    """
+    tiles = -(-work.tokens // _TILE_TOKENS) * -(-work.outputs // _TILE_FEATURES)
+    places = -(-tiles // _MULTIPROCESSORS) * _MULTIPROCESSORS * _TILE_TOKENS * _TILE_FEATURES
+    return "product" if work.tokens * work.outputs >= _LEAST_WORK * places else "pass"
 
 
-def _pass(x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float) -> torch.Tensor:
+_TILE_TOKENS, _TILE_FEATURES, _MULTIPROCESSORS = 128, 256, 132
+"""The numbers of `projection_triton.ProjectionTile`, and of an H100 or H200."""
+_LEAST_WORK = 0.9
+
+
+def _projected(
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
+) -> tuple[torch.Tensor, ...]:
+    """`run_projection` of plain tensors."""
+    if not keep and path(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))) == "product":
+        qkv = _one_kernel(x, weights, biases, norms, where, heads, eps)
+        if qkv is not None:
+            return *heads.split(qkv), qkv
+    return _pass(x, weights, biases, norms, where, heads, eps, keep)
+
+
+def _pass(
+    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
+) -> tuple[torch.Tensor, ...]:
     qkv = product(x, weights, biases)
-    q, k, _ = heads.split(qkv)
+    q, k, v = heads.split(qkv)
     if norms[0] is None:
         rotate_or_dispatch(q, k, where, True)
+    elif keep:
+        q, k = run_forward(q, k, *norms, where, eps)
     else:
         _NORM_IN_PLACE((q, k, *norms), where, eps)
-    return qkv
+    return q, k, v, qkv
 
 
 def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.Tensor:
@@ -220,15 +249,8 @@ _NORM_BACK = replace(BACKWARD, make=_make_gradients)
 def _forward(x, weights: Tensors, biases: Tensors, q_weight, k_weight, *rest) -> list[torch.Tensor]:
     """The operator ``ropelab::qkv_rope``, see `run_projection`."""
     where, heads, (eps, keep) = Where.of_operator(*rest[:-5]), Heads(*rest[-5:-2]), rest[-2:]
-    norms = q_weight, k_weight
-    if keep:
-        qkv = product(x, weights, biases)
-        q, k, _ = heads.split(qkv)
-        return [qkv, *run_forward(q, k, *norms, where, eps)]
-    qkv, given = None, (x, weights, biases, norms, where, heads, eps)
-    if path(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))) == "product":
-        qkv = _one_kernel(*given)
-    return [_pass(*given) if qkv is None else qkv]
+    q, k, _, qkv = _projected(x, weights, biases, (q_weight, k_weight), where, heads, eps, keep)
+    return [qkv, q, k] if keep else [qkv]
 
 
 def _forward_fake(x, *rest) -> list[torch.Tensor]:
