@@ -13,6 +13,7 @@ because the columns of a whole head would not fit beside the operands. Columns t
 from dataclasses import dataclass
 from functools import cache
 from math import pi
+from typing import NamedTuple
 
 import torch
 import triton
@@ -83,6 +84,17 @@ class ProjectionChoices(Turning):
     NORM_EPS: float
 
 
+class _EpilogueTensors(NamedTuple):
+    """The tensors of `ProjectionTensors` that the epilogue reads."""
+
+    bias: torch.Tensor | None
+    q_weight: torch.Tensor | None
+    k_weight: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor | None
+
+
 @triton.jit
 def _tile_of(number, rows, columns, GROUP_ROWS: tl.constexpr):
     """The row and the column of a tile. Tiles in succession share operands, which the L2 cache then holds."""
@@ -143,7 +155,7 @@ def _for_all_heads(column):
 
 @triton.jit
 def _read(angles, tokens, exists, PIECES: tl.constexpr, C: tl.constexpr):
-    """The cosines and sines of every piece of a head out of tables, and whether the tokens have a position.
+    """The cosines and the sines of one piece of a head after another out of tables; and whether tokens have a position.
 
     All loads come before the first use, so a tile waits for memory once.
     """
@@ -151,7 +163,7 @@ def _read(angles, tokens, exists, PIECES: tl.constexpr, C: tl.constexpr):
     pieces = ()
     for i in tl.static_range(PIECES):
         columns = read_columns(rows, 0, exists[:, None, None], C, True, i)
-        pieces += ((columns.cos0, columns.sin0),)
+        pieces += (columns.cos0, columns.sin0)  # type: ignore[assignment]
     return pieces, rows.has_position
 
 
@@ -214,8 +226,7 @@ def _turned_pairs(
             cos, sin, has_position = _computed(angles, tokens, FIRST, C)
         else:
             pieces, has_position = read
-            cos, sin = pieces[FIRST]
-            cos, sin = _for_all_heads(cos), _for_all_heads(sin)
+            cos, sin = _for_all_heads(pieces[2 * FIRST]), _for_all_heads(pieces[2 * FIRST + 1])
         y0, y1 = turn(x0, x1, Columns(cos, cos, sin, sin), C.TRANSPOSE)
         if C.POSITIONS != "none":
             y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
@@ -322,21 +333,20 @@ def project(
     operands = (t.x.view(tokens, inputs), t.weight, t.qkv.view(tokens, width))
     blocks = [tile.tokens, tile.inputs], [tile.features, tile.inputs], [tile.tokens, tile.features]
     x, weight, qkv = (TensorDescriptor.from_tensor(*pair) for pair in zip(operands, blocks, strict=True))
-    t = t._replace(x=None, weight=None, qkv=None)
-    if t.positions is not None:
-        t = t._replace(positions=t.positions.reshape(1, tokens, *t.positions.shape[2:]))
+    positions = None if t.positions is None else t.positions.reshape(1, tokens)
+    at = _EpilogueTensors(t.bias, t.q_weight, t.k_weight, t.cos, t.sin, positions)
     heads = [operands[2].view(1, tokens, -1, head_dim)]
     tiles = triton.cdiv(tokens, tile.tokens) * triton.cdiv(width, tile.features)
     programs = min(tiles, _multiprocessors(t.cos.device))
     choices = ProjectionChoices(
-        **turning(t, rotation, torch.float32, heads, tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
+        **turning(at, rotation, torch.float32, heads, tile.tokens, access=16), LANE_DIM=head_dim, FIRST=0,
         BLOCK_PAIRS=min(32, head_dim // 2), GROUP=0, INNERMOST="heads",
         TILE_TOKENS=tile.tokens, TILE_FEATURES=tile.features, TILE_INPUTS=tile.inputs, GROUP_ROWS=tile.group,
         TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
     )  # fmt: skip
     numbers = first_position, row_count(t.cos), tokens, width, inputs, q_heads, q_heads + k_heads
     _project_kernel[programs,](
-        x, weight, qkv, t, *numbers, strides_of(t), choices, num_warps=tile.num_warps, num_stages=tile.num_stages
+        x, weight, qkv, at, *numbers, strides_of(at), choices, num_warps=tile.num_warps, num_stages=tile.num_stages
     )
 
 

@@ -247,9 +247,9 @@ class ProjectionTensors(NamedTuple):
         q_weight, k_weight: the weights of the norms of q and of k ``[D]``, or None.
     """
 
-    qkv: Tensor | None
-    x: Tensor | None
-    weight: Tensor | None
+    qkv: Tensor
+    x: Tensor
+    weight: Tensor
     bias: Tensor | None
     q_weight: Tensor | None
     k_weight: Tensor | None

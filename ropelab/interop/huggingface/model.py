@@ -39,10 +39,10 @@ def patch(model: torch.nn.Module, *, qk_norm: bool = False, projection: bool = F
     With ``projection=True``, the projections to q, k and v and the rotation become one call of `ropelab.qkv_rope`,
     where one kernel that does both is faster for the size. This concerns each attention layer of this model that has
     plain linear layers ``q_proj``, ``k_proj`` and ``v_proj`` and rotates q and k as they are (Llama, Qwen2). The patch
-    then replaces ``forward`` of these layers. Each call joins the three weights, so the parameters and the state_dict
-    stay. A call with a cache, or under torch.compile, keeps the layer's own projections. So does a layer whose
-    projections are not plain at the call (LoRA, quantized or sharded weights, hooks); a warning says why, once for each
-    reason.
+    then replaces ``forward`` of these layers, and the three weights become views of one tensor; the parameters, their
+    values and the state_dict stay. A call under torch.compile keeps the layer's own projections. So does a layer whose
+    projections are not plain at the call (LoRA, quantized or sharded weights, hooks, weights that were moved to another
+    device after the patch); a warning says why, once for each reason.
 
     A function that is patched already stays patched until the first patch is undone.
 

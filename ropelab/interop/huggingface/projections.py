@@ -1,10 +1,9 @@
 """Attention layers that project to q, k and v and then rotate, with both steps as one call of `ropelab.qkv_rope`.
 
-The call pays only where one kernel makes the product and rotates (`ropelab.call.projection.path`). That kernel takes
-adjacent pairs and one weight. So a call permutes the rows of the weights of q and k into adjacent pairs and joins the
-three weights; the parameters, and with them the state_dict, stay as they are, and the gradients reach them. q and k
-then have another order of features than the layer's own. Scores do not depend on the order, but a cache of keys does,
-so a call with a cache keeps the layer's own projections.
+The call pays where one kernel makes the product and rotates (`ropelab.call.projection.path`). That kernel takes one
+weight. So `patch` moves the weights of the three projections behind one another into one tensor, of which the
+parameters become views; the parameters themselves, their values and the state_dict stay. Whatever moves a weight again
+(another device, sharding) separates them, and the layer then keeps its own projections.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from ropelab.interop.over_kernel import ForeignRotation, Rotating
 from ropelab.interop.patch import Place
 from ropelab.kernels import uses_triton
 from ropelab.layout.pairing import pairs
-from ropelab.layout.weights import convert_layout
 from ropelab.projection import qkv_rope
 
 NAMES = ("q_proj", "k_proj", "v_proj")
@@ -45,6 +43,8 @@ def projected_layers(model: torch.nn.Module, rotations: Mapping[Place, ForeignRo
             [(attribute, rotation)] = used.items()
             _check_tables(model, rotation.understood[0].kind)
             new[layer, "forward"] = types.MethodType(_projected(layer, attribute, rotation), layer)
+            for parts in _parts(layer):
+                _lay_together(parts)
         except Refused as reason:
             reasons[name] = str(reason)
     if not new:
@@ -85,41 +85,66 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
     def forward(self, *args, **kwargs):
         given = signature.bind(self, *args, **kwargs).arguments
         hidden, tables = given["hidden_states"], given["position_embeddings"]
-        weights = [getattr(self, name).weight for name in NAMES]
-        outputs = sum(map(len, weights))
+        outputs = sum(len(getattr(self, name).weight) for name in NAMES)
         work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
-        cached = any(given.get(name) is not None for name in ("past_key_values", "past_key_value"))
         pays = path(work) == "product" and hidden.dtype.itemsize == 2 and uses_triton(hidden)
-        if cached or not pays or hidden.ndim != 3 or torch.compiler.is_compiling():
+        if not pays or hidden.ndim != 3 or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)
-        if why := _unfit(self):
+        why = _unfit(self) or ("" if all(map(_is_together, _parts(self))) else "its weights were moved apart")
+        if why:
             if why not in said:
                 said.add(why)
                 warnings.warn(f"{type(self).__name__}: a layer keeps its own projections, because {why}", stacklevel=2)
             return function(self, *args, **kwargs)
-        heads = _heads(self, hidden, weights, tables, kind)
+        heads = _heads(self, hidden, tables, kind)
         return without_rotation(_WithHeads(self, heads), *args, **kwargs)
 
     return forward
 
 
-def _heads(layer, hidden, weights, tables, kind: Kind) -> tuple[torch.Tensor, ...]:
-    """q, k and v ``[B, S, heads, D]``, in adjacent pairs."""
+def _heads(layer, hidden, tables, kind: Kind) -> tuple[torch.Tensor, ...]:
+    """q, k and v ``[B, S, heads, D]``."""
     rotary_dim = kind.rotary_dim(tables[0])
     cos, sin = (_of_pairs(table, kind, rotary_dim) for table in tables)
-
-    def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-        turning = [
-            convert_layout(part, layer.head_dim, kind.layout, "interleaved", rotary_slice=(0, rotary_dim))
-            for part in parts[:2]
-        ]
-        return torch.cat([*turning, parts[2]])
-
-    biases = [getattr(layer, name).bias for name in NAMES]
+    weight, *bias = (_Joined.apply(*parts) for parts in _parts(layer))
     return qkv_rope(
-        hidden, joined(weights), None if biases[0] is None else joined(biases), cos=cos, sin=sin, layout="interleaved",
-        q_heads=len(weights[0]) // layer.head_dim, k_heads=len(weights[1]) // layer.head_dim,
+        hidden, weight, *bias, cos=cos, sin=sin, layout=kind.layout, rotary_slice=(0, rotary_dim),
+        q_heads=len(layer.q_proj.weight) // layer.head_dim, k_heads=len(layer.k_proj.weight) // layer.head_dim,
     )  # fmt: skip
+
+
+def _parts(layer) -> list[list[torch.Tensor]]:
+    """The weights of q, k and v, and the biases if the layer has any."""
+    modules = [getattr(layer, name) for name in NAMES]
+    biases = [] if modules[0].bias is None else [[module.bias for module in modules]]
+    return [[module.weight for module in modules], *biases]
+
+
+def _lay_together(parts: list[torch.Tensor]) -> None:
+    """Make parameters views of one tensor, in which they lie one behind another."""
+    if not _is_together(parts):
+        whole = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+            part.data = view
+
+
+def _is_together(parts: list[torch.Tensor]) -> bool:
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    return same and all(part.is_contiguous() for part in parts) and ends[:-1] == [x.data_ptr() for x in parts[1:]]
+
+
+class _Joined(torch.autograd.Function):
+    """The tensor in which the given tensors lie one behind another; the gradient of each is its part."""
+
+    @staticmethod
+    def forward(ctx, *parts):
+        first, ctx.rows = parts[0].detach(), [len(part) for part in parts]
+        return first.as_strided((sum(ctx.rows), *first.shape[1:]), first.stride())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.split(ctx.rows)
 
 
 def _of_pairs(table: torch.Tensor, kind: Kind, rotary_dim: int) -> torch.Tensor:
