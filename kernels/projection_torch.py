@@ -32,7 +32,7 @@ def project(
     made, out = (x.unflatten(-1, (-1, head_dim)).split((q_heads, k_heads, k_heads), -2) for x in (product, t.qkv))
     turning = made[:2]
     if norm is not None:
-        weights = t.q_weight, t.k_weight
-        turning = [qk_norm_torch.normed(x, norm.eps)[0] * w.to(wide) for x, w in zip(turning, weights, strict=True)]
+        weights = [w.to(wide) for w in (t.q_weight, t.k_weight) if w is not None]
+        turning = [qk_norm_torch.normed(x, norm.eps)[0] * w for x, w in zip(turning, weights, strict=True)]
     rotate_torch.rotate(RotateTensors.of(turning, out[:2], t.cos, t.sin, t.positions), rotation, first_position)
     out[2].copy_(made[2])

@@ -13,7 +13,7 @@ because the columns of a whole head would not fit beside the operands. Columns t
 from dataclasses import dataclass
 from functools import cache
 from math import pi
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -41,7 +41,7 @@ _HIGH, _FACTOR = tl.constexpr(angles_torch.HIGH), tl.constexpr(angles_torch.FACT
 _INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
 
 
-_NUMBERS = ["first_position", "table_rows", "token_count", "width", "inputs", "q_heads", "turning_heads"]
+NUMBERS = ["first_position", "table_rows", "token_count", "width", "inputs", "q_heads", "turning_heads"]
 """The numbers of the kernel. None of them changes its code, so all products of a model share a compiled kernel."""
 
 
@@ -260,7 +260,7 @@ def _turned(acc, at, angles, tokens, is_q, turns, exists, C: tl.constexpr):
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
 
-@triton.jit(do_not_specialize=_NUMBERS)
+@triton.jit(do_not_specialize=NUMBERS)
 def _project_kernel(
     x, weight, qkv, at, first_position, table_rows, token_count, width, inputs, q_heads, turning_heads, strides,
     C: tl.constexpr,
@@ -329,6 +329,21 @@ def project(
     Args:
         tile: for sweeps.
     """
+    programs, arguments, options = launched(t, rotation, q_heads, k_heads, head_dim, first_position, norm, tile)
+    _project_kernel[programs,](*arguments, **options)
+
+
+def launched(
+    t: ProjectionTensors,
+    rotation: Rotation,
+    q_heads: int,
+    k_heads: int,
+    head_dim: int,
+    first_position: int,
+    norm: Norm | None,
+    tile: ProjectionTile,
+) -> tuple[int, tuple[Any, ...], dict[str, int]]:
+    """The programs of a launch, the arguments of the kernel, and the options of its compiler."""
     tokens, (width, inputs) = t.x.shape[0] * t.x.shape[1], t.weight.shape
     operands = (t.x.view(tokens, inputs), t.weight, t.qkv.view(tokens, width))
     blocks = [tile.tokens, tile.inputs], [tile.features, tile.inputs], [tile.tokens, tile.features]
@@ -345,9 +360,8 @@ def project(
         TURNS=q_heads + k_heads > 0, BIAS=t.bias is not None, NORM=norm is not None, NORM_EPS=norm.eps if norm else 0.0,
     )  # fmt: skip
     numbers = first_position, row_count(t.cos), tokens, width, inputs, q_heads, q_heads + k_heads
-    _project_kernel[programs,](
-        x, weight, qkv, at, *numbers, strides_of(at), choices, num_warps=tile.num_warps, num_stages=tile.num_stages
-    )
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return programs, (x, weight, qkv, at, *numbers, strides_of(at), choices), options
 
 
 @cache

@@ -15,6 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton._utils import validate_block_shape
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def hasten() -> None:
@@ -118,8 +119,10 @@ def _noted_arguments(self, arguments, options):
 
 
 def _flat(argument) -> Iterator:
-    """The leaves of an argument, which may be a tuple of tuples."""
-    if isinstance(argument, tuple):
+    """The leaves of an argument, which may be a tuple of tuples; of a descriptor its tensor."""
+    if isinstance(argument, TensorDescriptor):
+        yield argument.base
+    elif isinstance(argument, tuple):
         for part in argument:
             yield from _flat(part)
     else:
@@ -134,18 +137,19 @@ def _span(x) -> int:
 def _checked_access(access, mask_at: int):
     """``access`` of the interpreter, which raises AssertionError for an address outside of the launch's tensors."""
 
-    def checked(ptrs, *arguments):
-        at = ptrs.data[arguments[mask_at - 1].data.astype(bool)]
+    def checked(ptrs, *arguments, **options):
+        mask = arguments[mask_at - 1]  # of a descriptor an array
+        at = ptrs.data[(mask if isinstance(mask, np.ndarray) else mask.data).astype(bool)]
         if at.size and _checks_addresses:
             starts, ends = _memory
             size = np.uint64(ptrs.get_element_ty().primitive_bitwidth // 8)
             first = np.searchsorted(starts, at.min(), side="right") - 1
             if first >= 0 and at.max() + size <= ends[first]:  # one piece, as nearly always
-                return access(ptrs, *arguments)
+                return access(ptrs, *arguments, **options)
             piece = np.searchsorted(starts, at, side="right").astype(np.int64) - 1
             inside = (piece >= 0) & (at + size <= ends[piece])
             assert inside.all(), f"expected addresses within the tensors of the launch, got {(~inside).sum()} others"
-        return access(ptrs, *arguments)
+        return access(ptrs, *arguments, **options)
 
     return checked
 

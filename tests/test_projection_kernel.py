@@ -1,0 +1,104 @@
+"""The product that rotates: its results are those of torch up to their roundings, and its code has no waits."""
+
+import pytest
+import torch
+
+import ropelab
+from ropelab.call.angles import given_angles
+from ropelab.kernels import HAS_TRITON, INTERPRETED, NO_POSITION, Rotation, projection_torch
+from ropelab.kernels.rotation import Norm
+from ropelab.kernels.tensors import ProjectionTensors
+from tests.support import compile_for
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from ropelab.kernels import projection_triton
+from ropelab.kernels.projection_triton import ProjectionTile
+
+TILE = ProjectionTile(32, 256, 32) if INTERPRETED else ProjectionTile()
+DEVICE, DTYPE = ("cpu", torch.float16) if INTERPRETED else ("cuda", torch.bfloat16)
+
+
+def tensors(*, tokens=40, inputs=48, q_heads=3, k_heads=1, head_dim=128, rotary_dim=None, norm=False,
+            bias=False, positions=True, free=False, dtype=DTYPE, tables=torch.float32):  # fmt: skip
+    """Random tensors with a result of NaN; some tokens have no position, a negative one, or one without a row."""
+    width, rotary_dim = (q_heads + 2 * k_heads) * head_dim, rotary_dim or head_dim
+
+    def draw(*shape):
+        return torch.randn(shape, device=DEVICE).to(dtype)
+
+    if free:
+        angles = given_angles(None, None, ropelab.rotary_frequencies(rotary_dim, device=DEVICE)).for_kernels
+    else:
+        angles = ropelab.rotary_table(64, rotary_dim, dtype=tables, device=DEVICE)
+    where = None
+    if positions:
+        where = torch.randint(-60, 60, (1, tokens), device=DEVICE)
+        where[0, :3] = torch.tensor([NO_POSITION, 2**31 if free else 64, -1])
+    weights = [draw(head_dim) if norm else None for _ in range(2)]
+    return ProjectionTensors(
+        torch.full((1, tokens, width), torch.nan, device=DEVICE, dtype=dtype), draw(1, tokens, inputs),
+        draw(width, inputs) / inputs**0.5, draw(width) if bias else None, *weights, *angles, where,
+    )  # fmt: skip
+
+
+CASES = {
+    "adjacent pairs": {}, "halves": {"interleaved": False, "bias": True}, "no positions": {"positions": False},
+    "a part of a head": {"rotary_dim": 64, "norm": True, "bias": True},
+    "heads of 64": {"head_dim": 64, "q_heads": 5, "k_heads": 2, "norm": True, "interleaved": False},
+    "heads of 256": {"head_dim": 256, "tokens": 70, "norm": True, "tables": torch.bfloat16},
+    "one token": {"tokens": 1, "positions": False}, "back": {"transpose": True},
+    "computed": {"free": True}, "computed, halves": {"free": True, "interleaved": False, "positions": False},
+    "computed, a part": {"free": True, "head_dim": 64, "rotary_dim": 32, "norm": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_computes_what_torch_computes(name):
+    """Both sum in float32 and round once, so they differ by a unit in the last place or, near zero, by the sums."""
+    options = dict(CASES[name])
+    interleaved, transpose = options.pop("interleaved", True), options.pop("transpose", False)
+    given = tensors(**options)
+    head_dim, q_heads, k_heads = (options.get(key, d) for key, d in (("head_dim", 128), ("q_heads", 3), ("k_heads", 1)))
+    rotation = Rotation(
+        options.get("rotary_dim", head_dim), interleaved=interleaved, out_interleaved=interleaved,
+        transpose=transpose, table_free=options.get("free", False),
+    )  # fmt: skip
+    assert projection_triton.serves(given, rotation, head_dim)
+    norm, first = Norm(1e-6) if options.get("norm") else None, 5
+    made = [given._replace(qkv=given.qkv.clone()) for _ in range(2)]
+    projection_torch.project(made[0], rotation, q_heads, k_heads, head_dim, first, norm)
+    projection_triton.project(made[1], rotation, q_heads, k_heads, head_dim, first, norm, tile=TILE)
+    right, found = (t.qkv.float() for t in made)
+    sums = given.x[0].abs().float() @ given.weight.abs().float().T * 2.0**-20
+    largest = right.nan_to_num().unflatten(-1, (-1, head_dim)).abs().amax(-1, keepdim=True).expand(
+        *right.shape[:-1], -1, head_dim).flatten(-2)  # fmt: skip
+    bound = torch.finfo(DTYPE).eps * right.nan_to_num().abs() + sums.amax() + 2.0**-18 * largest
+    assert torch.equal(right.isnan(), found.isnan()) and bool(((right - found).nan_to_num().abs() <= bound).all())
+    if options.get("positions", True):
+        turning = (q_heads + k_heads) * head_dim
+        assert not found[0, 0, :turning].any() and found[0, 1, :turning].isnan().any()
+        assert found[0, :, turning:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"first": 2}, {"rotary_dim": 64, "interleaved": False}, {"full_width": True}, {"offsets": True},
+     {"axes": (0, 1) * 32}, {"out_interleaved": False}],
+)  # fmt: skip
+def test_what_the_kernel_does_not_serve(change):
+    given = tensors()
+    rotation = {"rotary_dim": 128, "interleaved": True, "out_interleaved": True} | change
+    if "interleaved" in change:
+        rotation["out_interleaved"] = change["interleaved"]
+    assert not projection_triton.serves(given, Rotation(**rotation), 128)
+    assert not projection_triton.serves(given, Rotation(128, interleaved=True, out_interleaved=True), 96)
+    for name, x in (("x", given.x.double()), ("x", given.x[:, :0]), ("cos", given.cos.double())):
+        assert not projection_triton.serves(
+            given._replace(**{name: x}), Rotation(128, interleaved=True, out_interleaved=True), 128
+        )
+
+
+def test_the_product_never_waits_and_no_register_is_spilled():
+    compile_for("90", "compile_projection")
