@@ -36,7 +36,7 @@ def rotations():
 def provenance(notes, version=triton.__version__):
     codes = other_triton.code_hashes(list(notes.values()), GPU, version)
     about = {name: note | {"code": code} for (name, note), code in zip(notes.items(), codes, strict=True)}
-    return {"gpu": GPU, "triton": version, "launched": about}
+    return {"gpu": GPU, "triton": version, "triton_launches": about}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_a_record_names_the_launches_of_each_row(noted, tmp_path, monkeypatch):
     frame = timing.host_times(contenders, rounds=2, batch=2)
     records.write("smoke", frame, tmp_path, modules={"ropelab.bench.timing": "", "ropelab.kernels.tiles": ""})
     record = records.load("smoke", tmp_path)
-    (name, note), = record.provenance["launched"].items()  # fmt: skip
-    assert name.startswith("_rotate_kernel:") and record.frame.launched.fillna("").tolist() == [name, ""]
+    (name, note), = record.provenance["triton_launches"].items()  # fmt: skip
+    assert name.startswith("_rotate_kernel:") and record.frame.triton_launches.fillna("").tolist() == [name, ""]
     assert note["kernel"] == "rotate_triton._rotate_kernel"
     monkeypatch.setattr(records, "kernels_hash", lambda: "other kernels")
     assert record.stale == ("ropelab.bench.timing",)  # a neighbour of the kernel makes nothing stale
@@ -81,7 +81,10 @@ def test_a_record_names_the_launches_of_each_row(noted, tmp_path, monkeypatch):
 def test_a_table_without_launches_has_no_column(tmp_path):
     frame = timing.host_times({"torch": lambda: torch.ones(3).cos}, rounds=2, batch=2)
     record = records.write("smoke", frame, tmp_path)
-    assert "launched" not in pd.read_csv(tmp_path / "no-gpu" / "smoke.csv") and record.provenance["launched"] == {}
+    assert (
+        "triton_launches" not in pd.read_csv(tmp_path / "no-gpu" / "smoke.csv")
+        and record.provenance["triton_launches"] == {}
+    )
 
 
 CHANGES = {
@@ -90,12 +93,7 @@ CHANGES = {
     "a docstring": ("stages_triton.py", "The product of the matrix", "A product of the matrix", ""),
     "a neighbour that was not launched": ("qk_norm_triton.py", "eps", "epsilon", ""),
     "a name that the compiler drops": ("stages_triton.py", "sin0", "sine0", ""),
-    "the arithmetic of one branch of a function that the kernel calls": (
-        "stages_triton.py",
-        "x0 * cos0 - x1",
-        "x0 * cos0 + x1",
-        "0",
-    ),
+    "the arithmetic of a branch that one launch takes": ("stages_triton.py", "x0 * cos0 - x1", "x0 * cos0 + x1", "0"),
     "the choice of tiles": ("tile_cost.py", "0.0189", "9.0", "01"),
 }
 
@@ -109,9 +107,8 @@ def test_what_makes_a_launch_stale(change, noted, tmp_path):
     path = root / "ropelab" / "kernels" / file
     assert old in path.read_text(), f"{file}: expected {old!r}"
     path.write_text(path.read_text().replace(old, new))
-    program = (
-        "import json, sys; from ropelab.bench import staleness as s; print(s.stale_launches(json.load(sys.stdin)))"
-    )
+    program = "import json, sys; from ropelab.bench import staleness; "
+    program += "print(json.dumps(staleness.stale_launches(json.load(sys.stdin))))"
     done = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(provenance(noted)), capture_output=True, text=True,
         cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
@@ -139,8 +136,8 @@ def test_the_version_of_triton_that_a_record_names(noted, monkeypatch):
     about = provenance(noted, OF_THEN)
     monkeypatch.setattr(launched, "source_hash", lambda kernel: "another")
     assert staleness.stale_launches(about) == {}
-    for note in about["launched"].values():
+    for note in about["triton_launches"].values():
         note["grid"] = [1, 1, 1]
     assert set(staleness.stale_launches(about)) == set(noted)
     monkeypatch.setattr(other_triton, "at_hand", lambda version: False)
-    assert set(staleness.stale_launches(about | {"launched": noted})) == set(noted)
+    assert set(staleness.stale_launches(about | {"triton_launches": noted})) == set(noted)

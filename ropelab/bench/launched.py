@@ -32,7 +32,7 @@ from ropelab.bench.compiled import code_hash_of
 from ropelab.call import operation
 from ropelab.kernels.launch import Launch
 
-COLUMN = "launched"
+COLUMN = "triton_launches"
 """The column of a record: the notes of a row, by name."""
 Note = dict[str, Any]
 

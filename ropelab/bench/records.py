@@ -94,7 +94,7 @@ class Record:
             f"torch {_short(p['torch'])}",
             f"triton {_short(p['triton'])}",
         ]
-        return " · ".join(filter(None, [*parts, staleness.words(self.stale, "launched" in p)]))
+        return " · ".join(filter(None, [*parts, staleness.words(self.stale, "triton_launches" in p)]))
 
 
 def write(
@@ -152,12 +152,12 @@ def write(
 
 def _collected(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table with the names of the launches of a row, and the launches by name: see `ropelab.bench.launched`."""
-    if "launched" not in frame:
+    if "triton_launches" not in frame:
         return frame, {}
     from ropelab.bench import launched  # imports Triton
 
     frame, notes = launched.collected(frame)
-    return frame, {"launched": notes}
+    return frame, {"triton_launches": notes}
 
 
 def files(study: str, directory: Path, gpu: str) -> tuple[Path, Path]:

@@ -42,7 +42,7 @@ def stale(provenance: Mapping[str, Any], kernels_sha256: str, root: Path) -> tup
         root: the folder of today's ``ropelab``.
     """
     same_kernels = provenance["kernels_sha256"] == kernels_sha256
-    launches = provenance.get("launched")
+    launches = provenance.get("triton_launches")
     if hashes := provenance.get("modules"):
         judged = {name: hashes[name] for name in hashes if launches is None or not is_of_kernels(name)}
         changed = changed_modules(judged, root)
@@ -63,7 +63,7 @@ def stale_launches(provenance: Mapping[str, Any]) -> dict[str, str]:
     version of Triton that the record names, and the code must be the same. Where this version is not at hand, the
     launch counts as another one. Kernels of other packages do not count; `peer_files` has the hashes of their files.
     """
-    launches = {name: note for name, note in provenance.get("launched", {}).items() if "source" in note}
+    launches = {name: note for name, note in provenance.get("triton_launches", {}).items() if "source" in note}
     if not launches:
         return {}
     try:

@@ -71,8 +71,8 @@ def gpu_times(
 
     Returns:
         A row for each contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
-        q80_us (microseconds per call), samples, and launched: the Triton kernels that the contender launched while it
-        was prepared, as the notes of `ropelab.bench.launched` in JSON.
+        q80_us (microseconds per call), samples, and triton_launches: the Triton kernels that the contender launched
+        while it was prepared, as the notes of `ropelab.bench.launched` in JSON.
     """
     stream, memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     graphs: dict[str, _Graph] = {}
@@ -94,10 +94,10 @@ def gpu_times(
 def _table(status: Mapping[str, str], samples: Mapping[str, Sequence[float]], launches: Mapping[str, str]):
     rows = [
         {"contender": name, "status": outcome, **(summarize(samples[name]) if name in samples else {})}
-        | {"launched": launches[name]}
+        | {"triton_launches": launches[name]}
         for name, outcome in status.items()
     ]
-    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples", "launched"])
+    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples", "triton_launches"])
 
 
 def _noted() -> AbstractContextManager[Mapping[str, dict]]:
