@@ -27,7 +27,7 @@ from ropelab.study.engine.verdict import Basis, Quantifier
 
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
 REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
-OPTIONAL = {"gpu", "lost", "test", "beyond", "remarks"}
+OPTIONAL = {"gpu", "lost", "weak", "test", "beyond", "remarks"}
 AUTHOR, REVIEWER = "author", "reviewer"
 
 
@@ -45,6 +45,7 @@ class Claim:
         needs: the evidence that a test of the claim needs.
         gpu: the GPU that the document names for the claim; "" where it names none, so that every GPU counts.
         lost: the code of the claim that cannot be had; "" where the study has all code.
+        weak: why the evidence is weak; "" where it is not. The report says it beside the verdict.
         test, beyond: the tests of the claim as the document has it, and the tests that the study adds.
         remarks: further facts for the reader.
     """
@@ -59,6 +60,7 @@ class Claim:
     needs: str
     gpu: str = ""
     lost: str = ""
+    weak: str = ""
     test: tuple[Comparison, ...] = ()
     beyond: tuple[Comparison, ...] = ()
     remarks: tuple[str, ...] = ()

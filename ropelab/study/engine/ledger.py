@@ -138,7 +138,8 @@ def judge(
         verdict = untold(lost).beside(elsewhere)
     else:
         verdict = _with_beyond(verdict, claim, claim.beyond, frames)
-    remarks = (*claim.remarks, says(*(frames[name] for name in remarked)) if says else "")
+    weak = f"weak evidence: {claim.weak}" if claim.weak else ""
+    remarks = (weak, *claim.remarks, says(*(frames[name] for name in remarked)) if says else "")
     verdict = replace(verdict, remarks=(*verdict.remarks, *filter(None, remarks)))
     return replace(verdict, basis=verdict.basis or claim.basis), [found[name] for name in names]
 
