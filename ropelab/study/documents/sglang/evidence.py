@@ -14,7 +14,7 @@ from ropelab.kernels import Rotation, rotate_torch, use_backend
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import join, pairs
 from ropelab.study.documents.sglang import calls, operators
-from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
+from ropelab.study.documents.sglang.contenders import FLASH
 from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
 from ropelab.study.engine.computed import evidence
 
@@ -180,7 +180,7 @@ def protocol_bytes() -> pd.DataFrame:
     rows = []
     for q_heads, k_heads, head_dim in dict.fromkeys(cell[1:] for cell in FIRST_GRID):
         own = q_heads + k_heads
-        for contender, rotated, cloned in ((DOCUMENT, own, own), (FLASH, 2 * q_heads, 3 * q_heads)):
+        for contender, rotated, cloned in ((THEIR_OPERATOR, own, own), (FLASH, 2 * q_heads, 3 * q_heads)):
             rows.append({
                 "q_heads": q_heads, "k_heads": k_heads, "head_dim": head_dim, "contender": contender,
                 "rotated": rotated, "cloned": cloned, "over": (rotated + cloned) / (2 * own),
