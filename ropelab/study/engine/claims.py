@@ -17,15 +17,20 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
+
 from ropelab.bench.records import slug
 from ropelab.study.engine.comparisons import LIMITS, Comparison
+from ropelab.study.engine.computed import evidence
 from ropelab.study.engine.verdict import Basis, Quantifier
 
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
+TABLES = CLAIMS.parent / "documents"
 REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
 OPTIONAL = {"gpu", "lost", "weak", "test", "beyond", "remarks"}
 AUTHOR, REVIEWER = "author", "reviewer"
@@ -86,6 +91,7 @@ class Document:
         entries: the claims as the file states them.
         defaults: the keys of every test of the document that a test does not state.
         unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
+        tables: evidence that somebody read and typed: name, file in ``data/documents``, and source in words.
     """
 
     key: str
@@ -94,13 +100,16 @@ class Document:
     entries: tuple[Mapping[str, Any], ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unclaimed: tuple[tuple[str, str], ...] = ()
+    tables: tuple[Mapping[str, str], ...] = ()
 
     def module(self, name: str) -> ModuleType:
         """A module of the document's package: ``rules``, ``studies`` or ``figures``."""
         return importlib.import_module(f"{self.package}.{name}")
 
     def register(self) -> None:
-        """Import the rules and the computed evidence of the document, which register themselves."""
+        """Register the tables of the document. Its rules and computed evidence register themselves when imported."""
+        for table in self.tables:
+            evidence(table["name"], table["source"])(partial(pd.read_csv, TABLES / table["file"]))
         for name in ("evidence", "rules"):
             if importlib.util.find_spec(f"{self.package}.{name}"):
                 self.module(name)
@@ -151,7 +160,7 @@ def documents(folder: Path | None = None) -> list[Document]:
         found.append(
             Document(
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
-                content.get("defaults", {}), unclaimed,
+                content.get("defaults", {}), unclaimed, tuple(content.get("table", ())),
             )
         )  # fmt: skip
     return found

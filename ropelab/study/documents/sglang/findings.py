@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 
-from ropelab.bench import records
 from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.sglang import evidence, measure
 from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
@@ -28,6 +27,7 @@ from ropelab.study.documents.sglang.steps import (
     timer,
     without_models,
 )
+from ropelab.study.engine import findings as engine
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots.drawing import copies
 
@@ -153,7 +153,7 @@ def end_to_end() -> str:
     )
 
 
-SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+SENTENCES: engine.Sentences = {
     "flags": ((), flags),
     "protocol": (("sglang_protocols",), protocol),
     "grids": (("sglang_protocols", "sglang_second_grid"), grids),
@@ -163,13 +163,5 @@ SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "diffusion": (("sglang_diffusion",), diffusion),
     "end_to_end": ((), end_to_end),
 }
-"""The name of a sentence -> the records that it needs, and the function of their tables."""
 
-
-def sentence(name: str, where: records.Where = records.MEASUREMENTS) -> str | None:
-    """The sentence on the evidence, or None if a record is missing."""
-    studies, say = SENTENCES[name]
-    try:
-        return say(*(record.frame for record in records.load_together(studies, where)))
-    except records.Unusable:
-        return None
+sentence = partial(engine.sentence, SENTENCES)
