@@ -23,7 +23,7 @@ def finding(text: str, *, headline: bool = False) -> None:
     display(data, raw=True, metadata={FINDING: text, HEADLINE: headline})
 
 
-def sentence(sentences: Sentences, name: str, where: records.Where) -> str:
+def sentence(sentences: Sentences, name: str, where: records.Where = records.MEASUREMENTS) -> str:
     """The sentence of that name; "" if there is none or a record is missing. A missing column is an error."""
     studies, say = sentences.get(name, ((), str))
     try:
