@@ -213,7 +213,7 @@ TABLES = [
 
 @pytest.mark.parametrize("name, where, new", TABLES, ids=[row[0] for row in TABLES])
 def test_another_number_of_a_document(name, where, new, data):
-    frame = once(name).frame.copy()
+    frame = ledger.find_evidence(name, compute=once).frame.copy()
     for column, value in new.items():
         frame[column] = frame[column].astype(object)
         frame.loc[frame.query(where).index, column] = value

@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ import pandas as pd
 
 from ropelab.bench.records import slug
 from ropelab.study.engine.comparisons import LIMITS, Comparison
-from ropelab.study.engine.computed import evidence
+from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.verdict import Basis, Quantifier
 
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
@@ -107,9 +107,7 @@ class Document:
         return importlib.import_module(f"{self.package}.{name}")
 
     def register(self) -> None:
-        """Register the tables of the document. Its rules and computed evidence register themselves when imported."""
-        for table in self.tables:
-            evidence(table["name"], table["source"])(partial(pd.read_csv, TABLES / table["file"]))
+        """Import the rules and the computed evidence of the document, which register themselves."""
         for name in ("evidence", "rules"):
             if importlib.util.find_spec(f"{self.package}.{name}"):
                 self.module(name)
@@ -164,6 +162,18 @@ def documents(folder: Path | None = None) -> list[Document]:
             )
         )  # fmt: skip
     return found
+
+
+def typed(name: str) -> Evidence | None:
+    """The table of that name that the file of a document names; None where there is none."""
+    if name not in (tables := _tables()):
+        return None
+    return Evidence(name, pd.read_csv(TABLES / tables[name]["file"]), tables[name]["source"])
+
+
+@cache
+def _tables() -> dict[str, Mapping[str, str]]:
+    return {table["name"]: table for document in documents() for table in document.tables}
 
 
 def load_claims(document: str | None = None, folder: Path | None = None) -> list[Claim]:
