@@ -4,8 +4,8 @@ A claim is judged by the tests of its file (`ropelab.study.engine.comparisons`) 
 and of named evidence that returns a :class:`Verdict`; no other code can set a verdict. The engine finds evidence by
 name, in this order: a frame that the caller hands to :func:`ledger`, a computation that a document registered with
 `ropelab.study.engine.computed.evidence`, a table that the file of a document names, and the committed record of that
-name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict names the evidence that would
-tell. A record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
+name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict names what would tell. A
+record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
 
 Where the published code of a claim is not at hand, its verdict is the one that was kept, and says so
 (`ropelab.study.engine.kept`).
