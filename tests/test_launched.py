@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -116,6 +117,18 @@ def test_what_makes_a_launch_stale(change, noted, tmp_path):
     assert done.returncode == 0, done.stderr
     found = set(json.loads(done.stdout))
     assert found == set(stale)
+
+
+@pytest.mark.gpu
+def test_a_gpu_launches_the_code_that_is_compiled_without_it():
+    """Otherwise a change of the source would count as another kernel, whatever it compiles to."""
+    q = torch.randn(1, 64, 4, 128, dtype=torch.bfloat16, device="cuda")
+    cos, sin = ropelab.rotary_table(64, 128, device="cuda")
+    frame = timing.gpu_times({"ropelab": lambda: [partial(ropelab.apply_rope, q, cos=cos, sin=sin)]}, rounds=2)
+    (note,) = json.loads(frame.triton_launches[0])
+    gpu = records.environment()["gpu"]
+    assert launched.of_today(note, gpu).items() <= note.items()
+    assert note["code"] and other_triton.code_hashes([note], gpu, triton.__version__) == [note["code"]]
 
 
 def test_debug_lines_are_no_code():

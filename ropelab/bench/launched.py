@@ -42,7 +42,8 @@ def noted() -> Iterator[dict[str, Note]]:
     """Note the launches of all calls within the context. The mapping has each note once, in order."""
     notes: dict[str, Note] = {}
     plans: dict[int, Note] = {}
-    kept: list[Launch] = []  # the numbers that identify launches belong to them as long as they live
+    codes: dict[int, str] = {}
+    kept: list[object] = []  # the numbers that identify launches and kernels are theirs as long as they live
     running: list[list[str]] = []
     call, metadata = Launch.__call__, CompiledKernel.launch_metadata
 
@@ -66,22 +67,21 @@ def noted() -> Iterator[dict[str, Note]]:
         try:
             return call(launch, tensors, *numbers)
         finally:
-            codes, plan = running.pop(), plans.setdefault(id(launch), {})
-            if codes or "noted" not in plan:
+            compiled, plan = running.pop(), plans.setdefault(id(launch), {})
+            if "noted" not in plan:
+                dtypes = " ".join("-" if x is None else _name(x.dtype) for x in tensors)
+                keep(facts(launch) | {"code": "".join(compiled[:1]), "dtypes": dtypes} | plan)
                 plan["noted"] = True
                 kept.append(launch)
-                dtypes = " ".join("-" if x is None else _name(x.dtype) for x in tensors)
-                about = {name: plan[name] for name in ("plan", "number") if name in plan}
-                keep(facts(launch) | {"code": "".join(codes[:1]), "dtypes": dtypes} | about)
 
     def started(kernel, *arguments):
-        code = code_hash_of(kernel)
+        if is_new := id(kernel) not in codes:
+            codes[id(kernel)] = code_hash_of(kernel)
+            kept.append(kernel)
         if running:
-            running[-1].append(code)
-        elif (function := getattr(kernel.src, "fn", None)) and function.__module__.startswith(kernels.__name__):
-            keep({"kernel": _kernel_name(function), "code": code, "source": source_hash(function)})
-        else:
-            keep({"kernel": kernel.name, "code": code})
+            running[-1].append(codes[id(kernel)])
+        elif is_new:
+            keep(_unplanned(kernel) | {"code": codes[id(kernel)]})
         return metadata(kernel, *arguments)
 
     prepared = dict(operation.prepared_calls)
@@ -97,6 +97,14 @@ def noted() -> Iterator[dict[str, Note]]:
             yield notes
         finally:
             operation.prepared_calls.update(prepared)
+
+
+def _unplanned(kernel: CompiledKernel) -> Note:
+    """The name of a kernel that no plan launched, and the hash of its source if it is of this project."""
+    function = getattr(kernel.src, "fn", None)
+    if function is not None and function.__module__.startswith(kernels.__name__):
+        return {"kernel": _kernel_name(function), "source": source_hash(function)}
+    return {"kernel": kernel.name}
 
 
 def planned(note: Note, gpu: Mapping[str, Any]) -> Launch:
