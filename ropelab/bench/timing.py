@@ -294,16 +294,15 @@ def _refuse(contenders: Mapping[str, Callable], **options) -> pd.DataFrame:
 
 
 def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **options) -> pd.DataFrame:
-    rows = []
+    status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
-        status = "ok"
         try:
             calls = prepare()
             (calls[0] if isinstance(calls, Sequence) else calls)()
         except Exception as error:  # one contender that fails must not end the run
-            status = failure(error)
-        rows.append({"contender": name, "status": status, **(summarize([1.0]) if status == "ok" else {})})
-    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
+            status[name] = failure(error)
+    samples = {name: [1.0] for name, outcome in status.items() if outcome == "ok"}
+    return _table(status, samples, dict.fromkeys(contenders, ""))
 
 
 def _synchronize() -> None:
