@@ -1,4 +1,4 @@
-"""Compile the models of SGLang's and vLLM's kernels for an H200 that need not be there: they read as wide as they say.
+"""Compile the model of a persistent kernel for an H200 that need not be there: it writes as wide as it says.
 
 Run as a script by test_sglang.py: compiling needs a process in which kernels are not interpreted.
 """
@@ -7,8 +7,8 @@ import re
 from types import SimpleNamespace
 
 import torch
-from compile_kernel import compiled
 
+from ropelab.bench.compiled import compiled
 from ropelab.study.documents.sglang import models
 
 TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 64, 32, 8, 128
@@ -19,18 +19,6 @@ def main() -> None:
     q, k = (torch.empty(TOKENS, heads, HEAD_DIM, dtype=torch.bfloat16) for heads in (Q_HEADS, K_HEADS))
     table = torch.empty(TOKENS, HEAD_DIM // 2, dtype=torch.bfloat16)
     for interleaved in (False, True):
-        shape = TOKENS, Q_HEADS, HEAD_DIM // 2, interleaved
-        widths_ = [models.first_launch(*shape, pairs_per_thread=pairs) for pairs in (1, 2, 8)]
-        for launch in (*widths_, models.second_launch(*shape), models.third_launch(*shape)):
-            pairs_per_thread, threads = launch.pairs_per_thread, launch.threads
-            together = 2 * pairs_per_thread if interleaved and pairs_per_thread > 1 else pairs_per_thread
-            constants = {
-                "HEAD_DIM": HEAD_DIM, "PAIRS": HEAD_DIM // 2, "INTERLEAVED": interleaved, "POSITIONS": False,
-                "STEP": threads * pairs_per_thread, "WIDE": pairs_per_thread > 1,
-            }  # fmt: skip
-            arguments = (q, k, table, table, table, Q_HEADS, K_HEADS, table.stride(0))
-            stores = widths(models._rotate_tokens_kernel, constants, arguments, threads // 32)
-            assert stores == {min(16, 2 * together)}, (interleaved, pairs_per_thread, stores)
         constants = {
             "HEAD_DIM": HEAD_DIM, "PAIRS": HEAD_DIM // 2, "INTERLEAVED": interleaved, "BLOCK_PAIRS": HEAD_DIM // 2,
             "HEADS_AT_ONCE": models._WARPS,

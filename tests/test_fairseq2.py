@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from ropelab.bench import timing
-from ropelab.bench.packages import NotInstalled
 from ropelab.bench.records import ROOT, gpus, load
+from ropelab.bench.unavailable import Unavailable
 from ropelab.study.documents.fairseq2 import evidence, figures, findings, measure, peers
-from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, MODEL, MODELS, proposed
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, proposed
 from ropelab.study.documents.fairseq2.studies import STUDIES
 from ropelab.study.engine.claims import load_claims
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.registered import all_studies
 from ropelab.study.engine.verdict import Outcome
+from tests.fairseq2_models import MODELS
 from tests.support import change
 
 HOLDS, OTHER_SIZE, SOME_CELLS, FAILS, UNTOLD = Outcome
@@ -220,12 +221,12 @@ def test_ratios_of_a_log_and_of_a_record():
 # -------------------------------------------------------------------------------------------------- what is measured
 
 
-@pytest.fixture(params=[MODEL, peers.PROPOSED])
+@pytest.fixture(params=[MODELS.source, peers.PROPOSED])
 def encoders(request):
     """The encoders under study: our models, and the pull request's own encoders."""
     try:
-        return MODELS if request.param == MODEL else proposed()
-    except NotInstalled as missing:
+        return MODELS if request.param == MODELS.source else proposed()
+    except Unavailable as missing:
         pytest.skip(str(missing))
 
 
@@ -241,7 +242,7 @@ def without_a_gpu(monkeypatch, encoders):
             rows.append({"contender": name, "status": "ok", "median_us": 1.0, "samples": 1})
         return pd.DataFrame(rows, columns=["contender", "status", "median_us", "samples"])
 
-    monkeypatch.setattr(measure, "under_study", lambda: encoders)
+    monkeypatch.setattr(measure, "proposed", lambda: encoders)
     monkeypatch.setattr(timing, "gpu_times", gpu_times)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 0)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)

@@ -11,10 +11,11 @@ import torch
 from ropelab import reference
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.bench.packages import NotInstalled
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder
-from ropelab.study.documents.fairseq2 import encoders, peers
-from ropelab.study.documents.fairseq2.encoders import MODELS
+from ropelab.study.documents.fairseq2 import encoders, measure, peers
 from ropelab.study.documents.fairseq2.evidence import CLASS_NAMES
+from tests.fairseq2_models import MODELS
 
 E, LONGEST = 32, 64
 CALLS = {
@@ -102,7 +103,7 @@ def test_every_encoder_turns_tokens_by_the_definition(name, impl, call, dtype, c
 
 def test_the_code_says_what_it_is(code):
     assert code.source.startswith(f"{peers.PROPOSED}, sha256 ")
-    assert encoders.under_study() == encoders.proposed() and encoders.under_study().source == code.source
+    assert encoders.proposed().source == code.source
     with pytest.raises(AttributeError, match="fairseq2 eb69a67ca: no class Rotary"):
         code.Rotary  # noqa: B018
 
@@ -138,15 +139,14 @@ def test_torch_compile_inlines_the_code(code):
     assert len(compilations) == 2
 
 
-def test_without_the_file_the_models_run(monkeypatch, tmp_path):
+def test_without_the_file_nothing_runs_in_its_place(monkeypatch, tmp_path):
     def missing(repository, commit, path):
         raise NotInstalled(f"{repository} at {commit[:9]}: {path} is not there (make peers)")
 
     monkeypatch.setattr(peers.packages, "file_at", missing)
     peers.proposed.cache_clear()
     try:
-        assert encoders.under_study() is MODELS
-        with pytest.raises(NotInstalled, match="make peers"):
-            encoders.proposed()
+        with pytest.raises(Unavailable, match="make peers"):
+            measure.grid(smoke=True)
     finally:
         peers.proposed.cache_clear()

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from ropelab.bench.packages import NotInstalled
+from ropelab.bench.unavailable import Unavailable
 from ropelab.interop import fairseq2
 from ropelab.study.documents.fairseq2 import encoders, measure, peers
+from tests.fairseq2_models import MODELS
 
 pytestmark = pytest.mark.gpu
 
@@ -16,7 +17,7 @@ def test_the_code_is_right_eager_and_compiled(dtype, direction):
     """Each token is within the bound of float32 angles, as in the check of the studies before they time the code."""
     try:
         encoders.proposed()
-    except NotInstalled as missing:
+    except Unavailable as missing:
         pytest.skip(str(missing))
     cell = measure.Cell(3, 300, 128, dtype)
     _, contenders = measure._compiled_for(cell)
@@ -31,17 +32,17 @@ def test_the_code_is_right_eager_and_compiled(dtype, direction):
 
 
 @pytest.mark.parametrize("impl", fairseq2.LAYOUTS)
-@pytest.mark.parametrize("name", encoders.MODELS.classes)
+@pytest.mark.parametrize("name", MODELS.classes)
 def test_the_models_are_near_the_code(name, impl):
     """The CPU has the same bits; a GPU may contract a product and a sum of another expression."""
     try:
         code = encoders.proposed()
-    except NotInstalled as missing:
+    except Unavailable as missing:
         pytest.skip(str(missing))
     device = torch.device("cuda")
     layout = code.batch_layout((3, 300), [300, 7, 200], device=device)
     x = torch.randn(3, 300, 4, 128, device=device)
-    theirs, ours = (c.classes[name](128, 300, impl=impl, device=device)(x, layout) for c in (code, encoders.MODELS))
+    theirs, ours = (c.classes[name](128, 300, impl=impl, device=device)(x, layout) for c in (code, MODELS))
     # Angles in float32 below 300, and three roundings.
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2.0**-24 * (8 * 300 + 8) * x.abs().max().item())
 
@@ -54,7 +55,7 @@ def test_the_models_are_near_the_code(name, impl):
 def test_drop_in_encoders_are_fairseq2s(name, options, dtype):
     try:
         released = peers.released()
-    except NotInstalled as missing:
+    except Unavailable as missing:
         pytest.skip(f"{missing} (make peers)")
     device = torch.device("cuda")
     theirs, ours = (getattr(m, name)(128, 512, device=device, **options) for m in (released, fairseq2))

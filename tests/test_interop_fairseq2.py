@@ -11,8 +11,7 @@ from ropelab.angles.tables import frequency_tables
 from ropelab.bench.packages import NotInstalled
 from ropelab.interop.fairseq2 import LAYOUTS, BatchLayout, DualRotaryEncoder, KernelRotaryEncoder, YaRNRotaryEncoder
 from ropelab.study.documents.fairseq2 import evidence, peers
-from ropelab.study.documents.fairseq2.encoders import MODELS
-from ropelab.study.documents.fairseq2.models import ReferenceRotaryEncoder, RotaryEncoder
+from tests.fairseq2_models import MODELS, ReferenceRotaryEncoder, RotaryEncoder
 from tests.support import older
 
 ENCODERS = (RotaryEncoder, ReferenceRotaryEncoder, KernelRotaryEncoder)

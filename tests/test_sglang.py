@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,6 @@ import torch
 from ropelab import reference, rotary_table
 from ropelab.bench import packages, records, timing
 from ropelab.bench.unavailable import Unavailable
-from ropelab.kernels import use_backend
 from ropelab.layout.pairing import LAYOUTS, join, pairs
 from ropelab.study.documents.sglang import (
     binding,
@@ -22,7 +21,6 @@ from ropelab.study.documents.sglang import (
     evidence,
     figures,
     findings,
-    kernel_contenders,
     kernels,
     measure,
     models,
@@ -31,42 +29,19 @@ from ropelab.study.documents.sglang import (
     studies,
 )
 from ropelab.study.documents.sglang.contenders import (
-    DOCUMENT,
-    DOCUMENT_GATHER,
     FLASH,
     FLASH_FULL,
     FLASH_PACKED,
     FLASHINFER,
-    REAL_VLLM,
-    THIRD,
-)
-from ropelab.study.documents.sglang.kernel_contenders import (
-    JUST_IN_TIME_CAST,
 )
 from ropelab.study.engine.ledger import ledger
 from ropelab.study.engine.verdict import Outcome
 from ropelab.study.plots.registry import draw
 from tests.support import change
 
-VARIANTS = tuple(peer.name for peer in contenders.PERSISTENT_PEERS)
-KERNEL_NAMES = {
-    *kernel_contenders.KERNELS, JUST_IN_TIME_CAST,
-    *(peer.name for peer in (kernel_contenders.SECOND_KERNEL_OFF, kernel_contenders.THIRD_KERNEL_OFF,
-                             kernel_contenders.LAST_KERNEL_OFF, kernel_contenders.THIRD_KERNEL_NARROW,
-                             kernel_contenders.LAST_KERNEL_NARROW)),
-}  # fmt: skip
-
 without_a_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason="needs a machine without a GPU: on one test_the_studies_run_on_a_gpu has it"
 )
-
-
-@cache
-def record(study, gpu="nvidia-h200"):
-    """A committed record without the published kernels. The frames of the cases are other possible records."""
-    frame = records.load(study, records.MEASUREMENTS, gpu=gpu).frame
-    frame = frame[~frame.contender.isin((*KERNEL_NAMES, REAL_VLLM))]
-    return frame[~frame.family.fillna("").str.endswith("kernel")] if "family" in frame else frame
 
 
 def scaled(frame, where, by):
@@ -75,72 +50,6 @@ def scaled(frame, where, by):
     for column in ("median_us", "q20_us", "q80_us"):
         frame.loc[rows, column] *= by
     return frame
-
-
-def like(frame, name, other, factor):
-    """Where the other contender was timed by graphs and not cloned, ``name`` takes ``factor`` times as long."""
-    plain = frame
-    if "timer" in frame:
-        plain = frame[(frame.timer == "graph") & ~frame.clones & (frame.layout == "split_half")]
-    rows = scaled(plain[plain.contender == other].assign(contender=name), "index >= 0", factor)
-    return pd.concat([frame.drop(plain.index[plain.contender == name]), rows], ignore_index=True)
-
-
-def protocols(factors=None, **options):
-    """The first grid: name -> (contender, factor), for `like`; ``where``: the rows that are left."""
-    frame = record("sglang_protocols")
-    for name, (other, factor) in (factors or {}).items():
-        frame = like(frame, name, other, factor)
-    return frame.query(options.get("where", "index >= 0"))
-
-
-def second(factor, where="index >= 0"):
-    """The later grid, with FlashInfer's times in proportion to the times of the third version."""
-    return like(record("sglang_second_grid"), FLASHINFER, THIRD, factor).query(where)
-
-
-def flash(factor, where="index >= 0"):
-    """Both forms of flash-attn by the first version's kernel."""
-    return protocols({FLASH: (DOCUMENT, factor), FLASH_PACKED: (DOCUMENT, factor)}, where=where)
-
-
-def vllm(factor, gathers=1.0):
-    return protocols({DOCUMENT_GATHER: (DOCUMENT, gathers), REAL_VLLM: (DOCUMENT, factor)})
-
-
-def persistent(factor, where="index >= 0"):
-    """All variants of the persistent kernel by the third version."""
-    frame = record("sglang_diffusion")
-    for name in VARIANTS:
-        frame = like(frame, name, THIRD, factor)
-    first = protocols({name: (THIRD, factor) for name in VARIANTS}, where=where)
-    return {"sglang_diffusion": lambda: frame, "sglang_protocols": lambda: first}
-
-
-def low(where, by=1.0, **changes):
-    return change(scaled(record("sglang_low_tokens"), where, by), where, **changes)
-
-
-@cache
-def shapes():
-    """The calls that each operator takes, computed by torch operations; test_interop_sglang interprets our kernel."""
-    with use_backend("torch"):
-        frame = evidence.shapes()
-    return frame[frame.operator.isin((evidence.THEIR_OPERATOR, evidence.OUR_OPERATOR))]
-
-
-@cache
-def computed_accuracy():
-    frame = evidence.accuracy()
-    return frame[frame.operator == evidence.THEIR_OPERATOR]
-
-
-def accuracy(where, **changes):
-    return change(computed_accuracy(), where, **changes)
-
-
-def sources(*defines):
-    return change(evidence.sources(), defines=False).assign(defines=defines)
 
 
 def e2e(new=14716.08):
@@ -201,26 +110,12 @@ def test_the_grids_are_the_document_s():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tokens, q_heads, k_heads, head_dim, rotary_dim", [(3, 5, 1, 8, 8), (5, 4, 2, 24, 20)])
-@pytest.mark.parametrize("name", ["one", "wide", "tiles", "positions", "heads"])
-def test_the_models_are_the_definition(name, layout, tokens, q_heads, k_heads, head_dim, rotary_dim):
+def test_the_model_is_the_definition(layout, tokens, q_heads, k_heads, head_dim, rotary_dim):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tables = [t.to(device) for t in rotary_table(tokens + 3, rotary_dim)]
-    cos, sin = (t[3:].contiguous() for t in tables)
+    cos, sin = (t[3:].contiguous().to(device) for t in rotary_table(tokens + 3, rotary_dim))
     q, k = (torch.randn(tokens, heads, head_dim, device=device) for heads in (q_heads, k_heads))
-    options = {"interleaved": layout == "interleaved"}
     query, key = q.clone(), k.clone()
-    match name:
-        case "one":
-            models.rotate_tokens(query, key, cos, sin, **options)
-        case "wide":
-            models.rotate_tokens(query, key, cos, sin, **options, launch=models.Launch(32, pairs_per_thread=8))
-        case "tiles":
-            models.rotate_tokens(query, key, cos, sin, **options, launch=models.Launch(32, 2, tiles=3))
-        case "positions":
-            positions = torch.arange(3, tokens + 3, device=device)
-            models.rotate_tokens(query, key, *tables, **options, positions=positions)
-        case "heads":
-            models.rotate_heads(query, key, cos, sin, **options, blocks=2)
+    models.rotate_heads(query, key, cos, sin, interleaved=layout == "interleaved", blocks=2)
     for found, x in ((query, q), (key, k)):
         exact = reference.rotate(x, cos, sin, layout=layout, seq_format="thd")
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
@@ -261,7 +156,7 @@ def test_the_operators_are_the_definition(layout):
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_the_models_write_as_wide_as_they_say():
+def test_the_model_writes_as_wide_as_it_says():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("compile_sglang_models.py")
     environment["PYTHONPATH"] = str(script.parents[1])
@@ -312,12 +207,14 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(kernels, "by_one_block", lambda state, wide=False: operators.document)
     monkeypatch.setattr(packages, "locate", lambda package, version=None, **options: _locate(package))
     monkeypatch.setattr(packages, "load_file", lambda *args: SimpleNamespace(apply_rotary=apply_rotary))
+    rotary_embedding = SimpleNamespace(rotary_embedding=operators.positions_operator)
+    monkeypatch.setattr(contenders.vllm, "operators", lambda version=None: rotary_embedding)
     monkeypatch.setattr(timing, "gpu_times", gpu_times)
     monkeypatch.setattr(timing, "cache_bytes", lambda: 1)
 
 
 def _locate(package):
-    if package != "flash-attn":
+    if package not in ("flash-attn", "vllm"):
         raise packages.NotInstalled(f"{package} not installed")
     return "2", Path("nowhere")
 
@@ -344,7 +241,8 @@ def test_the_record_holds_what_the_steps_compare(stubbed):
 
 def test_the_same_call_tells_how_a_timer_repeats():
     """flash-attn is given as many heads of k as of q: cells that differ in those alone are one call."""
-    frame = protocols(where="cell in ('1x2048 32/8 128', '1x2048 32/1 128')")
+    frame = records.load(PROTOCOLS, gpu="nvidia-h200").frame
+    frame = frame.query("cell in ('1x2048 32/8 128', '1x2048 32/1 128')")
     frame = change(frame, f"contender == '{FLASH_FULL}'", median_us=100.0)
     frame = scaled(frame, f"contender == '{FLASH_FULL}' and timer == 'do_bench' and k_heads == 1", 3.0)
     said = steps.timer(frame)
@@ -424,7 +322,7 @@ def test_a_package_is_timed_in_the_grid_or_says_why_not(stubbed, monkeypatch):
     monkeypatch.setattr(contenders.flashinfer, "module", lambda version: FakeFlashInfer)
     for frame in (measure.protocols(smoke=True), measure.second_grid(smoke=True)):
         status = frame.groupby("contender").status.agg(set)
-        assert status[FLASHINFER] == {"ok"} and status["vLLM"] == {"not run: vllm not installed"}
+        assert status[FLASHINFER] == {"ok"} and status["sgl_kernel"] == {"not run: sglang-kernel not installed"}
     assert status[contenders.FLASHINFER_NEWEST] == {"ok"}  # heads of 128; of 8, in the first grid:
     refused = measure.protocols(smoke=True).query("contender == @contenders.FLASHINFER_NEWEST").status
     assert refused.str.startswith("failed: NotImplementedError").all()

@@ -194,14 +194,14 @@ def code(tmp_path_factory):
         ("study.documents.sglang.measure", "study.documents.sglang.models", "_WARPS = 4", "_WARPS = 8"),
         (
             "study.documents.fairseq2.measure",
-            "study.documents.fairseq2.models",
-            "class RotaryEncoder",
-            "WIDTH = 2\nclass RotaryEncoder",
+            "study.documents.fairseq2.peers",
+            "facebookresearch/fairseq2",
+            "facebookresearch/fairseq3",
         ),
         ("bench.studies", "bench.timing", "_WARM_UP = 3", "_WARM_UP = 2"),
         ("bench.studies", "kernels.rotate_triton", "import triton\n", "import triton\n\nWARPS = 2\n"),
     ],
-    ids=["TransformerEngine's model", "SGLang's models", "fairseq2's models", "the timer", "the kernel"],
+    ids=["TransformerEngine's model", "SGLang's model", "fairseq2's code", "the timer", "the kernel"],
 )
 def test_a_change_of_code_makes_records_stale(measuring, module, old, new, code, tmp_path, monkeypatch):
     monkeypatch.setattr(records, "ROOT", code)

@@ -176,19 +176,6 @@ def model(outcome):
     return UNTOLD, f"our model: {outcome}"
 
 
-def test_how_well_the_models_predict():
-    frame = kernels()
-    assert findings.predictions(frame).empty and findings.prediction_counts(frame) == ""
-    models = frame[frame.contender.isin(grids.MODELS.names)]
-    names = dict(zip(grids.MODELS.names, grids.CODE.names, strict=True))
-    file = models.assign(contender=models.contender.replace(names))
-    file[TIMES] *= 2.0
-    both = pd.concat([frame[~frame.contender.isin(grids.CODE.names)], file])
-    found = findings.predictions(both)
-    assert len(found) == 2 * len(measure.cases()) and np.allclose(found.ratio, 0.5)
-    assert findings.prediction_counts(both).count("takes 0.50 of the file's time") == 2
-
-
 def test_the_package_beside_its_models():
     """Where TransformerEngine is installed, its time stands beside the time of the models."""
     times = findings.times(kernels(package=1.25), measure.SUMMED)  # the sum takes as long for all

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+DIGITS = 16
+"""The hexadecimal digits of a short hash."""
+
 
 def code_hash(paths: Iterable[Path], root: Path) -> str:
     """SHA-256 over the names and the code of Python files, in the order of the names.
@@ -37,11 +40,11 @@ def code_hash(paths: Iterable[Path], root: Path) -> str:
 @cache
 def _code(source: bytes) -> str:
     """The syntax tree of a file as text, kept because every record and every figure asks for the hash."""
-    return _text(ast.parse(source))
+    return syntax_tree(ast.parse(source))
 
 
-def _text(value: object) -> str:
-    """A node, a list of nodes or a constant of a syntax tree as text.
+def syntax_tree(value: object) -> str:
+    """A node, a list of nodes or a constant of a syntax tree as text, without statements that consist of a string.
 
     Fields that are None or empty are left out, because a new version of Python may add further fields. Constants are
     written in ASCII, because the Unicode characters that `repr` escapes depend on the version. Empty parts of f-strings
@@ -51,9 +54,9 @@ def _text(value: object) -> str:
         value = ast.JoinedStr([part for part in value.values if not _is_empty(part)])
     if isinstance(value, ast.AST):
         fields = [(name, field) for name, field in ast.iter_fields(value) if field is not None and field != []]
-        return f"{type(value).__name__}({', '.join(f'{name}={_text(field)}' for name, field in fields)})"
+        return f"{type(value).__name__}({', '.join(f'{name}={syntax_tree(field)}' for name, field in fields)})"
     if isinstance(value, list):
-        return f"[{', '.join(_text(item) for item in value if not _is_docstring(item))}]"
+        return f"[{', '.join(syntax_tree(item) for item in value if not _is_docstring(item))}]"
     return ascii(value)
 
 

@@ -76,7 +76,7 @@ class Record:
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """The names of the modules whose code has changed since the measurement: see `ropelab.bench.staleness`."""
+        """The kernels and modules whose code has changed since the measurement: see `ropelab.bench.staleness`."""
         return staleness.stale(self.provenance, kernels_hash(), ROOT)
 
     @property
@@ -94,7 +94,7 @@ class Record:
             f"torch {_short(p['torch'])}",
             f"triton {_short(p['triton'])}",
         ]
-        return " · ".join(filter(None, [*parts, staleness.words(self.stale)]))
+        return " · ".join(filter(None, [*parts, staleness.words(self.stale, "triton_launches" in p)]))
 
 
 def write(
@@ -107,6 +107,7 @@ def write(
     peer_files: Mapping[str, str] | None = None,
     not_run: Mapping[str, str] | None = None,
     modules: Mapping[str, str] | None = None,
+    hashes: Mapping[str, str] | None = None,
 ) -> Record:
     """Write a record of this machine, replacing an earlier one of the same study.
 
@@ -117,10 +118,12 @@ def write(
         not_run: the name of each contender that could not run -> the reason.
         modules: the name of each module that the study imports -> the hash of its code
             (`ropelab.bench.staleness.module_hashes`).
+        hashes: the hash of what times, of the inputs, and of the rule of the verdicts.
 
     Raises:
         ValueError: a time in the table is impossible or missing (`ropelab.bench.record_checks.senseless_times`).
     """
+    frame, launches = _collected(frame)
     provenance = {
         "study": study,
         **environment(),
@@ -129,6 +132,8 @@ def write(
         "peer_files": dict(peer_files or {}),
         "not_run": dict(not_run or {}),
         "modules": dict(modules or {}),
+        "hashes": dict(hashes or {}),
+        **launches,
     }
     csv, about = files(study, directory, provenance["gpu"]["name"])
     csv.parent.mkdir(parents=True, exist_ok=True)
@@ -143,6 +148,16 @@ def write(
     new_csv.replace(csv)
     new_about.replace(about)
     return Record(study, frame, provenance)
+
+
+def _collected(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table with the names of the launches of a row, and the launches by name: see `ropelab.bench.launched`."""
+    if "triton_launches" not in frame:
+        return frame, {}
+    from ropelab.bench import launched  # imports Triton
+
+    frame, notes = launched.collected(frame)
+    return frame, {"triton_launches": notes}
 
 
 def files(study: str, directory: Path, gpu: str) -> tuple[Path, Path]:

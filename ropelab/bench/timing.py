@@ -10,12 +10,13 @@ The graphs share their memory. No two of them run at once, and nothing reads a r
 Contenders are prepared while other processes may use the GPU, and timed while no other process does: see `turns`.
 """
 
+import json
 import math
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from unittest import mock
 
@@ -24,6 +25,7 @@ import pandas as pd
 import torch
 
 from ropelab.bench import garbage, gpu_memory, turns
+from ropelab.kernels import HAS_TRITON
 
 Call = Callable[[], object]
 
@@ -69,25 +71,46 @@ def gpu_times(
 
     Returns:
         A row for each contender: contender, status (``"ok"`` or ``"failed: <reason>"``), median_us, q20_us and
-        q80_us (microseconds per call), samples.
+        q80_us (microseconds per call), samples, and triton_launches: the Triton kernels that the contender launched
+        while it was prepared, as the notes of `ropelab.bench.launched` in JSON.
     """
     stream, memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     graphs: dict[str, _Graph] = {}
-    status = dict.fromkeys(contenders, "ok")
+    status, launches = dict.fromkeys(contenders, "ok"), dict.fromkeys(contenders, "")
     for name, prepare in contenders.items():
         turns.give_way()
         try:
-            graphs[name] = _graph(prepare, stream, memory, graph_ms)
+            with _noted() as notes:
+                graphs[name] = _graph(prepare, stream, memory, graph_ms)
+            launches[name] = _written(notes)
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
             memory = torch.cuda.graph_pool_handle()  # a capture that failed may not have left its pool
     with turns.alone():
         samples = _replay(graphs, stream, rounds, random.Random(seed))
+    return _table(status, samples, launches)
+
+
+def _table(status: Mapping[str, str], samples: Mapping[str, Sequence[float]], launches: Mapping[str, str]):
     rows = [
-        {"contender": name, "status": status[name], **(summarize(samples[name]) if name in samples else {})}
-        for name in contenders
+        {"contender": name, "status": outcome, **(summarize(samples[name]) if name in samples else {})}
+        | {"triton_launches": launches[name]}
+        for name, outcome in status.items()
     ]
-    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
+    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples", "triton_launches"])
+
+
+def _noted() -> AbstractContextManager[Mapping[str, dict]]:
+    """Note the Triton kernels that calls launch: see `launched.noted`."""
+    if not HAS_TRITON:
+        return nullcontext({})
+    from ropelab.bench import launched  # imports Triton
+
+    return launched.noted()
+
+
+def _written(notes: Mapping[str, dict]) -> str:
+    return json.dumps([*notes.values()]) if notes else ""
 
 
 def gpu_us(call: Call) -> float:
@@ -213,15 +236,16 @@ def host_times(
         The columns of `gpu_times`, in microseconds of host time per call.
     """
     calls: dict[str, Call] = {}
-    status = dict.fromkeys(contenders, "ok")
+    status, launches = dict.fromkeys(contenders, "ok"), dict.fromkeys(contenders, "")
     for name, prepare in contenders.items():
         turns.give_way()
         try:
-            call = prepare()
-            for _ in range(batch):
-                call()
+            with _noted() as notes:
+                call = prepare()
+                for _ in range(batch):
+                    call()
             _synchronize()
-            calls[name] = call
+            calls[name], launches[name] = call, _written(notes)
         except Exception as error:  # one contender that fails must not end the run
             status[name] = failure(error)
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -236,11 +260,7 @@ def host_times(
                 for _ in range(batch):
                     call()
                 samples[name].append((time.perf_counter_ns() - start) / 1000 / batch)
-    rows = [
-        {"contender": name, "status": status[name], **(summarize(samples[name]) if name in samples else {})}
-        for name in contenders
-    ]
-    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
+    return _table(status, samples, launches)
 
 
 @contextmanager
@@ -274,16 +294,15 @@ def _refuse(contenders: Mapping[str, Callable], **options) -> pd.DataFrame:
 
 
 def _called(contenders: Mapping[str, Callable[[], Sequence[Call] | Call]], **options) -> pd.DataFrame:
-    rows = []
+    status = dict.fromkeys(contenders, "ok")
     for name, prepare in contenders.items():
-        status = "ok"
         try:
             calls = prepare()
             (calls[0] if isinstance(calls, Sequence) else calls)()
         except Exception as error:  # one contender that fails must not end the run
-            status = failure(error)
-        rows.append({"contender": name, "status": status, **(summarize([1.0]) if status == "ok" else {})})
-    return pd.DataFrame(rows, columns=["contender", "status", *QUANTILES, "samples"])
+            status[name] = failure(error)
+    samples = {name: [1.0] for name, outcome in status.items() if outcome == "ok"}
+    return _table(status, samples, dict.fromkeys(contenders, ""))
 
 
 def _synchronize() -> None:

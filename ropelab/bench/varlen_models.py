@@ -2,7 +2,7 @@
 
 The kernels of the package are CUDA code (`ropelab.bench.peers.te_library`, `ropelab.bench.peers.te_source`). The models
 are Triton code that follows the description in TransformerEngine#3057 and its review. A time of a model is not a
-measurement of the package; the study compares both (`ropelab.study.documents.transformer_engine.predictions`).
+measurement of the package.
 
 - ``legacy_grid``: a program for every pair of a row of the table of angles and a sequence. If the sequence ends before
   the row, the program returns at once, as most programs do.

@@ -17,17 +17,22 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
+
 from ropelab.bench.records import slug
 from ropelab.study.engine.comparisons import LIMITS, Comparison
+from ropelab.study.engine.computed import Evidence
 from ropelab.study.engine.verdict import Basis, Quantifier
 
 CLAIMS = Path(__file__).resolve().parents[3] / "data" / "claims"
+TABLES = CLAIMS.parent / "documents"
 REQUIRED = {"id", "by", "statement", "quote", "quantifier", "basis", "needs"}
-OPTIONAL = {"gpu", "lost", "test", "beyond", "remarks"}
+OPTIONAL = {"gpu", "lost", "weak", "test", "beyond", "remarks"}
 AUTHOR, REVIEWER = "author", "reviewer"
 
 
@@ -45,6 +50,7 @@ class Claim:
         needs: the evidence that a test of the claim needs.
         gpu: the GPU that the document names for the claim; "" where it names none, so that every GPU counts.
         lost: the code of the claim that cannot be had; "" where the study has all code.
+        weak: why the evidence is weak; "" where it is not. The report says it beside the verdict.
         test, beyond: the tests of the claim as the document has it, and the tests that the study adds.
         remarks: further facts for the reader.
     """
@@ -59,6 +65,7 @@ class Claim:
     needs: str
     gpu: str = ""
     lost: str = ""
+    weak: str = ""
     test: tuple[Comparison, ...] = ()
     beyond: tuple[Comparison, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -84,6 +91,7 @@ class Document:
         entries: the claims as the file states them.
         defaults: the keys of every test of the document that a test does not state.
         unclaimed: statements of the document that the study does not judge: each a quotation and the reason.
+        tables: evidence that somebody read and typed: name, file in ``data/documents``, and source in words.
     """
 
     key: str
@@ -92,6 +100,7 @@ class Document:
     entries: tuple[Mapping[str, Any], ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unclaimed: tuple[tuple[str, str], ...] = ()
+    tables: tuple[Mapping[str, str], ...] = ()
 
     def module(self, name: str) -> ModuleType:
         """A module of the document's package: ``rules``, ``studies`` or ``figures``."""
@@ -149,10 +158,22 @@ def documents(folder: Path | None = None) -> list[Document]:
         found.append(
             Document(
                 path.stem, content["document"], content["package"], tuple(content["claim"]),
-                content.get("defaults", {}), unclaimed,
+                content.get("defaults", {}), unclaimed, tuple(content.get("table", ())),
             )
         )  # fmt: skip
     return found
+
+
+def typed(name: str) -> Evidence | None:
+    """The table of that name that the file of a document names; None where there is none."""
+    if name not in (tables := _tables()):
+        return None
+    return Evidence(name, pd.read_csv(TABLES / tables[name]["file"]), tables[name]["source"])
+
+
+@cache
+def _tables() -> dict[str, Mapping[str, str]]:
+    return {table["name"]: table for document in documents() for table in document.tables}
 
 
 def load_claims(document: str | None = None, folder: Path | None = None) -> list[Claim]:

@@ -3,9 +3,9 @@
 A claim is judged by the tests of its file (`ropelab.study.engine.comparisons`) or by a rule, a function of the claim
 and of named evidence that returns a :class:`Verdict`; no other code can set a verdict. The engine finds evidence by
 name, in this order: a frame that the caller hands to :func:`ledger`, a computation that a document registered with
-`ropelab.study.engine.computed.evidence`, and the committed record of that name under ``data/measurements/``. Without
-evidence a claim cannot be told, and its verdict names the evidence that would tell. A record that cannot be believed
-(`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
+`ropelab.study.engine.computed.evidence`, a table that the file of a document names, and the committed record of that
+name under ``data/measurements/``. Without evidence a claim cannot be told, and its verdict names what would tell. A
+record that cannot be believed (`ropelab.bench.record_checks`) is no evidence, and the verdict says why.
 
 Where the published code of a claim is not at hand, its verdict is the one that was kept, and says so
 (`ropelab.study.engine.kept`).
@@ -26,7 +26,7 @@ import pandas as pd
 from ropelab.bench import records as measurements
 from ropelab.bench.records import MEASUREMENTS, Selection, Where
 from ropelab.study.engine import kept, provenance
-from ropelab.study.engine.claims import AUTHOR, Claim, load_claims
+from ropelab.study.engine.claims import AUTHOR, Claim, load_claims, typed
 from ropelab.study.engine.comparisons import Comparison, judged
 from ropelab.study.engine.computed import Evidence, computed
 from ropelab.study.engine.repeats import between_runs
@@ -76,7 +76,7 @@ def find_evidence(
     compute: Callable[[str], Evidence | None] | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Evidence | None:
-    """The evidence of that name: given, computed now, or recorded under ``records``; else None.
+    """The evidence of that name: given, computed now, typed, or recorded under ``records``; else None.
 
     Args:
         compute: a function that finds computed evidence by name, used in place of `computed`.
@@ -87,7 +87,7 @@ def find_evidence(
     """
     if given is not None and name in given:
         return Evidence(name, given[name], "given by the caller")
-    if found := (compute or computed)(name):
+    if found := (compute or computed)(name) or typed(name):
         return found
     try:
         record = measurements.load(name, records)
@@ -138,7 +138,8 @@ def judge(
         verdict = untold(lost).beside(elsewhere)
     else:
         verdict = _with_beyond(verdict, claim, claim.beyond, frames)
-    remarks = (*claim.remarks, says(*(frames[name] for name in remarked)) if says else "")
+    weak = f"weak evidence: {claim.weak}" if claim.weak else ""
+    remarks = (weak, *claim.remarks, says(*(frames[name] for name in remarked)) if says else "")
     verdict = replace(verdict, remarks=(*verdict.remarks, *filter(None, remarks)))
     return replace(verdict, basis=verdict.basis or claim.basis), [found[name] for name in names]
 

@@ -10,6 +10,8 @@ from ropelab.study.engine import expected, registered, schedule, unfinished
 from ropelab.study.engine.outcome import JobResult
 
 _PEERS = (*peers.PEERS, peers.TORCHEMBED_API)
+_RULE = tuple(f"ropelab.study.engine.{name}" for name in ("comparisons", "judging", "noise"))
+"""The modules that lead from a record to a verdict."""
 
 
 def measure(
@@ -90,6 +92,11 @@ def _record(study: Study, outcome: JobResult, directory: Path, *, smoke: bool, n
         peer_files=peer_files.checksums(),
         not_run=not_run,
         modules=staleness.module_hashes(study.modules, records.ROOT),
+        hashes={
+            "timer": staleness.hash_of(("ropelab.bench.timing", "ropelab.bench.turns"), records.ROOT),
+            "inputs": staleness.hash_of(("ropelab.bench.workloads", *study.modules), records.ROOT),
+            "rule": staleness.hash_of(_RULE, records.ROOT),
+        },
     )
     checksums.update(records.files(outcome.study, directory, record.provenance["gpu"]["name"]), checksums.DATA)
 

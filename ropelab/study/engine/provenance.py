@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ropelab.bench import fetch_peers, record_checks, records
+from ropelab.bench import fetch_peers, record_checks, records, staleness
 
 FACTS = ("name", "sm_count", "memory_bytes", "capability")
 """The facts of a GPU that are the same in all records of a folder."""
@@ -87,23 +90,40 @@ def _peers(found: dict[Path, Any]) -> Iterator[str]:
 
 def has_history() -> bool:
     """Whether this checkout has the whole history."""
-    return _git("rev-parse", "--is-shallow-repository") == (0, "false")
+    return _git("rev-parse", "--is-shallow-repository") == (0, b"false\n")
 
 
 def _commits(found: dict[Path, Any]) -> Iterator[str]:
-    """The commit is one of this history; a checkout without the whole history says nothing."""
+    """The commit is one of this history, and has the code whose hashes the record has.
+
+    A checkout without the whole history says nothing.
+    """
     if not has_history():
         return
-    commits = {about["commit"] for about in found.values()}
-    foreign = {commit for commit in commits if _git("merge-base", "--is-ancestor", commit, "HEAD")[0]}
-    for path, about in found.items():
-        if about["commit"] in foreign:
-            yield f"{_name(path)}: commit {about['commit'][:9]} is not in the history"
+    for commit in sorted({about["commit"] for about in found.values()}):
+        mine = {path: about for path, about in found.items() if about["commit"] == commit}
+        if _git("merge-base", "--is-ancestor", commit, "HEAD")[0]:
+            yield from (f"{_name(path)}: commit {commit[:9]} is not in the history" for path in mine)
+        else:
+            yield from _other_code(commit, mine)
 
 
-def _git(*arguments: str) -> tuple[int, str]:
+def _other_code(commit: str, found: dict[Path, Any]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "ropelab", "kernels")[1])) as archive:
+            archive.extractall(root, filter="tar")
+        kernels = records.kernels_hash(root / "kernels")
+        for path, about in found.items():
+            changed = staleness.changed_modules(about.get("modules") or {}, root)
+            if changed or about["kernels_sha256"] != kernels:
+                names = ", ".join(changed) or "a kernel"
+                yield f"{_name(path)}: {names}: the hash is not that of commit {commit[:9]}"
+
+
+def _git(*arguments: str) -> tuple[int, bytes]:
     try:
-        found = subprocess.run(["git", *arguments], cwd=records.ROOT, capture_output=True, text=True)
+        found = subprocess.run(["git", *arguments], cwd=records.ROOT, capture_output=True)
     except OSError:  # there is no git
-        return 1, ""
-    return found.returncode, found.stdout.strip()
+        return 1, b""
+    return found.returncode, found.stdout

@@ -1,6 +1,5 @@
 """fairseq2#1213: both layouts in ``RotaryEncoder`` and in ``ReferenceRotaryEncoder``, and which should be the default.
 
-``peers`` loads fairseq2 itself, ``models`` holds our models of its encoders, and ``encoders`` says whose encoders are
-under study. ``evidence`` reads the document's log and computes the evidence that needs no GPU. ``measure`` makes the
-records, ``rules`` judges, and ``figures`` draws.
+``peers`` loads fairseq2 itself, and ``encoders`` has the encoders under study. ``evidence`` reads the document's log
+and computes the evidence that needs no GPU. ``measure`` makes the records, ``rules`` judges, and ``figures`` draws.
 """

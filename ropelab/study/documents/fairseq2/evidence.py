@@ -136,10 +136,7 @@ POSITIONS = (2048, 4096, 16384)
 @evidence("fairseq2_equality", "computed on the CPU with the pull request's own encoders")
 def equality() -> pd.DataFrame:
     """`comparisons` of the pull request's own encoders."""
-    try:
-        return comparisons(proposed())
-    except NotInstalled as error:
-        raise Unavailable(str(error)) from error
+    return comparisons(proposed())
 
 
 def comparisons(encoders: Encoders) -> pd.DataFrame:

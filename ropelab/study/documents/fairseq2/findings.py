@@ -5,10 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from ropelab.bench.rows import is_right, timed
-from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, MODEL
-from ropelab.study.documents.fairseq2.evidence import IMPLEMENTATIONS
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE
 from ropelab.study.engine import noise
-from ropelab.study.engine.words import value_range
+from ropelab.study.engine.words import listed, value_range
 
 NOISE = 2 * noise.FLOOR
 """The least relative half-width of the interval of a ratio of two times."""
@@ -120,10 +119,8 @@ def wide_heads(grid: pd.DataFrame, inductor: pd.DataFrame, cache_bytes: float) -
 
 
 def whose(frame: pd.DataFrame) -> str:
-    """The code that made the table, as `Encoders.source`: our model if the table lacks the column or has several."""
-    rows = frame[frame.contender.isin(IMPLEMENTATIONS)] if "contender" in frame else frame
-    sources = set(rows[ENCODER_CODE].fillna(MODEL)) if ENCODER_CODE in frame else set()
-    return sources.pop() if len(sources) == 1 else MODEL
+    """The code that made the table, as `Encoders.source`."""
+    return listed(frame[ENCODER_CODE].dropna())
 
 
 def times_by_compiling(frame: pd.DataFrame, contender: str, value: str = "median_us") -> float:

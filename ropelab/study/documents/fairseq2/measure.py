@@ -2,8 +2,8 @@
 
 The document states neither dtype nor direction. Here "forward" is a call without autograd, and "forward and backward"
 is a call with autograd. The grid is in float32, and one large cell is also in bfloat16. The encoders are the pull
-request's own classes at its commit, or our models of them (`ropelab.study.documents.fairseq2.encoders`). The column
-``encoder_code`` says which code ran. An encoder serves the grid's longest sequence, as the encoder of a model does.
+request's own classes at its commit (`ropelab.study.documents.fairseq2.encoders`); without them nothing is measured.
+The column ``encoder_code`` says which code ran. An encoder serves the grid's longest sequence, as in a model.
 
 Times are GPU time only, from CUDA graphs (`ropelab.bench.timing`). They do not include the host's time of an eager
 call, which the document's figures of small cells include.
@@ -37,7 +37,7 @@ from ropelab.bench.unavailable import Unavailable
 from ropelab.interop.fairseq2 import LAYOUTS, KernelRotaryEncoder, SeqsLayout
 from ropelab.layout.pairing import pairs
 from ropelab.study.documents.fairseq2 import evidence
-from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, under_study
+from ropelab.study.documents.fairseq2.encoders import ENCODER_CODE, proposed
 from ropelab.study.documents.fairseq2.evidence import DIRECTIONS, IMPLEMENTATIONS
 
 NAMES = tuple(f"{name} {impl}" for name in ("RE", "RRE", "ropelab") for impl in LAYOUTS)
@@ -224,7 +224,7 @@ def reorderings(*, smoke: bool = False) -> pd.DataFrame:
     """
     cell = Cell(*LARGE[smoke].shape)
     torch._dynamo.reset()
-    encoders = under_study()
+    encoders = proposed()
     encoder = encoders.classes["RE"](cell.encoding_dim, cell.seq_len, device=_device(), impl="reference")
     layout = encoders.batch_layout(cell.shape[:2], None, device=_device())
     inputs = _tensors(cell, 3)
@@ -306,7 +306,7 @@ def _device() -> torch.device:
 
 def _encoders(encoding_dim: int, max_seq_len: int) -> dict[str, torch.nn.Module]:
     found = {}
-    for name, encoder_class in (under_study().classes | {"ropelab": KernelRotaryEncoder}).items():
+    for name, encoder_class in (proposed().classes | {"ropelab": KernelRotaryEncoder}).items():
         for impl in LAYOUTS:
             found[f"{name} {impl}"] = encoder_class(encoding_dim, max_seq_len, impl=impl, device=_device())
     return found
@@ -324,7 +324,7 @@ def _tensors(cell: Cell, count: int) -> list[torch.Tensor]:
 
 def _calls(cell: Cell, direction: str, sets: int, dynamic: bool = False) -> Iterator[Callable[[Callable], object]]:
     """For each set of buffers a function that calls a given encoder; ``dynamic`` marks B and S as dynamic."""
-    layout = under_study().batch_layout(cell.shape[:2], None, device=_device())
+    layout = proposed().batch_layout(cell.shape[:2], None, device=_device())
     for _ in range(sets):
         x, *cotangent = _tensors(cell, 1 if direction == "forward" else 2)
         if cotangent:
@@ -376,7 +376,7 @@ def _timed(
     frame = tidy(_gpu_times(ready, cell, rounds), cell.columns | {"direction": direction}, status)
     frame.insert(frame.columns.get_loc("contender"), "mode", [mode for mode, _ in frame.contender])
     frame["contender"] = [name for _, name in frame.contender]
-    frame[ENCODER_CODE] = frame.contender.map(dict.fromkeys(IMPLEMENTATIONS, under_study().source))
+    frame[ENCODER_CODE] = frame.contender.map(dict.fromkeys(IMPLEMENTATIONS, proposed().source))
     return copies.with_fraction(frame)
 
 

@@ -82,10 +82,7 @@ def reorderings_compile_alike(claim: Claim, reorderings: pd.DataFrame) -> Verdic
         ways = "; ".join(f"{row.variant}: code {row.code}, {row.kernels:.0f} kernels" for row in rows.itertuples())
         return fact(rows.code.nunique() == 1).with_text(ways)
 
-    return replace(
-        alike(ran[named]), beyond=alike(ran),
-        remarks=("the document does not show its ways: the first is the pull request's, the others are ours",),
-    )  # fmt: skip
+    return alike(ran[named]).beside(alike(ran))
 
 
 @rule("FS-11", "fairseq2_grid", "fairseq2_inductor")

@@ -1,9 +1,8 @@
 """The contenders of the study of SGLang#14302, as adapters for `ropelab.bench.peers`.
 
 All rotate q and k in place, forward, on ``[B, S, H, D]`` seen as ``T = B S`` tokens. Tables have the dtype of q, as
-the document's operator asks. The operator as published is in `kernel_contenders`. Names that end in "(model)" are
-re-creations (`documents.sglang.models`) and no measurement of the packages. The packages themselves are `PACKAGES`, and
-are not run where they are not installed.
+the document's operator asks. The operator as published is in `kernel_contenders`. The packages are `PACKAGES`, and are
+not run where they are not installed.
 """
 
 from collections.abc import Callable
@@ -22,20 +21,15 @@ from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, next_power_of_2
 from ropelab.layout import pairing
 from ropelab.study.documents.sglang import models
 from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
-from ropelab.study.documents.sglang.models import Launch
 
 OURS, OURS_CACHE = "ropelab", "ropelab, positions"
-DOCUMENT, DOCUMENT_GATHER = "first version (model)", "first version (model), gather"
-SECOND, THIRD = "second version (model)", "third version (model)"
-DOCUMENT_CAST, OURS_FLOAT32 = "first version (model), cast", "ropelab, float32 tables"
-VLLM = "vLLM (model)"
-"""The first version's kernel with one more load, which reads the position. The two models differ in nothing else."""
+OURS_FLOAT32 = "ropelab, float32 tables"
 PERSISTENT = "warp per head (model)"
 """The beginning of the names of `PERSISTENT_PEERS`, which differ in the number of blocks a multiprocessor."""
 FLASH, FLASH_PACKED, FLASH_FULL = "flash-attn", "flash-attn, packed", "flash-attn, all heads"
 EAGER, COMPILED = "eager", "compile"
 FLASHINFER, FLASHINFER_NEWEST, SGL_KERNEL = "FlashInfer", "FlashInfer, newest", "sgl_kernel"
-REAL_VLLM = "vLLM"
+VLLM = "vLLM"
 
 FLASHINFER_THEN = "0.5.3"
 """The version of November 2025, when the document was under review."""
@@ -81,43 +75,6 @@ def _ours_cache(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rot
         interop.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_size, table, is_neox)
 
     return in_place(rotate)
-
-
-def _model(
-    workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, launch: Callable[..., Launch] = models.first_launch
-) -> Rotate:
-    cos, sin, interleaved = token_rows(workload, cos), token_rows(workload, sin), is_interleaved(workload)
-    heads, pairs = max(workload.q_heads, workload.k_heads), workload.rotary_dim // 2
-    chosen = launch(workload.batch * workload.seq_len, heads, pairs, interleaved)
-    return in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, interleaved=interleaved, launch=chosen))
-
-
-def _model_gather(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    """The first version with the two index kernels that make its tables, as a caller with a cache needs them."""
-    positions, tables = token_positions(workload, cos.device), [t.to(workload.dtype) for t in (cos, sin)]
-    interleaved = is_interleaved(workload)
-
-    def rotate(q, k):
-        models.rotate_tokens(q, k, *(t.index_select(0, positions) for t in tables), interleaved=interleaved)
-
-    return in_place(rotate)
-
-
-def _model_cast(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    """The first version with tables that every call makes anew from the complex table that diffusion models keep."""
-    turns, interleaved = torch.complex(cos, sin).repeat(workload.batch, 1), is_interleaved(workload)
-
-    def rotate(q, k):
-        tables = (part.to(workload.dtype).contiguous() for part in (turns.real, turns.imag))
-        models.rotate_tokens(q, k, *tables, interleaved=interleaved)
-
-    return in_place(rotate)
-
-
-def _vllm_model(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> Rotate:
-    cos, sin = torch.cat((cos, sin), -1).to(workload.dtype).chunk(2, -1)  # one cache, as in vLLM
-    options = {"interleaved": is_interleaved(workload), "positions": token_positions(workload, cos.device)}
-    return in_place(lambda q, k: models.rotate_tokens(q, k, cos, sin, **options))
 
 
 def _persistent(workload: Workload, cos: torch.Tensor, sin: torch.Tensor, *, per_processor: int) -> Rotate:
@@ -228,11 +185,6 @@ CONTENDERS: dict[str, Peer] = {
     for peer in (
         contender(OURS, _ours),
         contender(OURS_CACHE, _ours_cache),
-        contender(DOCUMENT, _model),
-        contender(DOCUMENT_GATHER, _model_gather),
-        contender(SECOND, partial(_model, launch=models.second_launch)),
-        contender(THIRD, partial(_model, launch=models.third_launch)),
-        contender(VLLM, _vllm_model),
         *PERSISTENT_PEERS,
         contender(FLASH, _flash_attention, package="flash-attn"),
         contender(EAGER, _native),
@@ -244,7 +196,7 @@ CONTENDERS: dict[str, Peer] = {
 _FLASHINFER = {"package": flashinfer.PACKAGE, "tables": "float32", "narrow": False}
 
 PACKAGES: tuple[Peer, ...] = (
-    contender(REAL_VLLM, vllm.bind, package="vllm"),
+    contender(VLLM, vllm.bind, package="vllm"),
     contender(FLASHINFER, partial(_flashinfer, version=FLASHINFER_THEN), version=FLASHINFER_THEN, **_FLASHINFER),
     contender(FLASHINFER_NEWEST, _flashinfer, **_FLASHINFER),
     contender(SGL_KERNEL, _sgl_kernel, package="sglang-kernel"),
@@ -252,11 +204,8 @@ PACKAGES: tuple[Peer, ...] = (
 """The packages of which the document speaks, by their public operators."""
 
 
-CAST: tuple[Peer, ...] = (
-    contender(DOCUMENT_CAST, _model_cast),
-    contender(OURS_FLOAT32, _ours_float32),
-)
-"""The contenders with the tables of diffusion models: converted in every call, and taken as they are."""
+FLOAT32: Peer = contender(OURS_FLOAT32, _ours_float32)
+"""Our operator with the float32 tables of diffusion models, taken as they are."""
 
 
 def flash_packed_peer(name: str) -> Peer:
@@ -264,24 +213,6 @@ def flash_packed_peer(name: str) -> Peer:
     return contender(name, _flash_packed_pair, package="flash-attn")
 
 
-def tile_variant(tiles: int) -> Peer:
-    """The model of the first version's kernel with ``tiles`` blocks a token."""
-    launch = partial(models.first_launch, tiles=tiles)
-    return contender(f"model, {tiles} block{'s' * (tiles > 1)} a token", partial(_model, launch=launch))
-
-
-def width_variant(pairs_per_thread: int) -> Peer:
-    """The model of the first version's kernel with ``pairs_per_thread`` pairs for each thread and step."""
-    launch = partial(models.first_launch, pairs_per_thread=pairs_per_thread)
-    return contender(
-        f"model, {pairs_per_thread} pair{'s' * (pairs_per_thread > 1)} a thread", partial(_model, launch=launch)
-    )
-
-
-SECOND_OFF, THIRD_OFF = (
-    contender(f"{name}, off", partial(_model, launch=partial(launch, policy=False)))
-    for name, launch in ((SECOND, models.second_launch), (THIRD, models.third_launch))
-)
 OURS_OFF = contender("ropelab, off", _ours_with_one_program_per_token)
 """Our kernel without its launch policy for few tokens: one block a token."""
 

@@ -14,7 +14,7 @@ from ropelab.kernels import Rotation, rotate_torch, use_backend
 from ropelab.kernels.tensors import RotateTensors
 from ropelab.layout.pairing import join, pairs
 from ropelab.study.documents.sglang import calls, operators
-from ropelab.study.documents.sglang.contenders import DOCUMENT, FLASH
+from ropelab.study.documents.sglang.contenders import FLASH
 from ropelab.study.documents.sglang.measure import FIRST_GRID, HEAD_SIZES
 from ropelab.study.engine.computed import evidence
 
@@ -180,7 +180,7 @@ def protocol_bytes() -> pd.DataFrame:
     rows = []
     for q_heads, k_heads, head_dim in dict.fromkeys(cell[1:] for cell in FIRST_GRID):
         own = q_heads + k_heads
-        for contender, rotated, cloned in ((DOCUMENT, own, own), (FLASH, 2 * q_heads, 3 * q_heads)):
+        for contender, rotated, cloned in ((THEIR_OPERATOR, own, own), (FLASH, 2 * q_heads, 3 * q_heads)):
             rows.append({
                 "q_heads": q_heads, "k_heads": k_heads, "head_dim": head_dim, "contender": contender,
                 "rotated": rotated, "cloned": cloned, "over": (rotated + cloned) / (2 * own),
@@ -207,53 +207,6 @@ def alignment() -> pd.DataFrame:
                 "multiple": stride & -stride, "aligned": stride % 16 == 0,
             })  # fmt: skip
     return pd.DataFrame(rows)
-
-
-@evidence("sglang_sources", "what stands in the pull request's public files, by commit")
-def sources() -> pd.DataFrame:
-    """Facts about the test and the benchmark of the pull request.
-
-    Columns:
-        file, commit, helper.
-        defines: whether the file defines the function ``helper``.
-        flags: the values of the operator's layout flag that the file passes.
-        layouts: the layouts that these values select.
-        tolerance: the absolute tolerance of the test.
-    """
-    return pd.read_csv(DOCUMENTS / "sglang_14302_sources.csv")
-
-
-@evidence("sglang_vector_instructions", "the machine code that nvcc 13.0 makes for sm_90 of both forms")
-def vector_instructions() -> pd.DataFrame:
-    """The widest accesses of a kernel that loads, changes and stores 16 bytes.
-
-    Columns form, dtype, load_bytes, store_bytes.
-
-    ``AlignedVector`` is ``device::AlignedVector`` of python/sglang/jit_kernel/include/sgl_kernel/vec.cuh in
-    sgl-project/sglang at ba9f6d8f2 (#16884), the last state before the comment. ``float4`` is a union of a float4 and
-    the numbers, as the pull request has it.
-    """
-    return pd.read_csv(DOCUMENTS / "sglang_14302_instructions.csv")
-
-
-@evidence("sglang_rocm_parts", "the files that #16287 changes, at the commits before and after it")
-def rocm_parts() -> pd.DataFrame:
-    """The parts of multimodal inference that #16287 repairs for ROCm, read in sgl-project/sglang.
-
-    Columns part, missing_since and since_commit (the pull request that took the ROCm path away, and its commit), before
-    and after (the ROCm path at b7c7e03d9 and at 30cfb687f), and repaired.
-    """
-    return pd.read_csv(DOCUMENTS / "sglang_14302_rocm.csv")
-
-
-@evidence("sglang_benchmark_flaws", "the benchmark and the test at ff398c2cd and at 2d2d8c3f7")
-def benchmark_flaws() -> pd.DataFrame:
-    """Flaws of the benchmark and of the test: columns flaw, file, before and after (whether the file has the flaw).
-
-    The commits are the last commit before the changes of 5 January 2026, and the last of these changes, in
-    sgl-project/sglang.
-    """
-    return pd.read_csv(DOCUMENTS / "sglang_14302_flaws.csv")
 
 
 @evidence("sglang_published_e2e", "the document's table of stages")

@@ -11,9 +11,8 @@ from ropelab.study.documents.sglang import contenders as of
 from ropelab.study.documents.sglang import findings, steps
 from ropelab.study.documents.sglang import kernel_contenders as published
 from ropelab.study.documents.sglang.evidence import published_speedups
-from ropelab.study.documents.sglang.kernel_contenders import without_stand_ins
 from ropelab.study.documents.sglang.measure import FIRST_GRID_CELLS, SECOND_GRID_CELLS
-from ropelab.study.documents.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS
+from ropelab.study.documents.sglang.steps import APART, FAIR, PUBLISHED, STEP_NAMES, STEPS, without_models
 from ropelab.study.plots import drawing, marks, ticks
 from ropelab.study.plots.looks import COLORBLIND, CONTENDERS
 from ropelab.study.plots.panels import LAYOUT, facet, grid
@@ -22,21 +21,19 @@ _LOOKS = CONTENDERS.extended({
     of.OURS: ("", 0, "o"), of.OURS_CACHE: ("", 9, "P"), of.OURS_FLOAT32: ("", 9, "X"),
     published.FIRST_KERNEL: ("", 2, "v"), published.SECOND_KERNEL: ("", 2, "<"), published.THIRD_KERNEL: ("", 2, "^"),
     published.JUST_IN_TIME: ("", 2, "P"), published.LAST_KERNEL: ("", 2, "D"),
-    published.FIRST_KERNEL_GATHER: ("", 2, "1"), published.JUST_IN_TIME_CAST: ("", 2, ">"), of.DOCUMENT: ("", 2, "v"),
-    of.SECOND: ("", 2, "<"), of.THIRD: ("", 2, "^"), of.VLLM: ("", 1, "s"), of.FLASH: ("", 3, "D"),
-    of.FLASH_PACKED: ("", 6, "d"), of.PERSISTENT: ("", 5, "*"), of.DOCUMENT_CAST: ("", 2, ">"),
-    of.EAGER: ("", 7, "p"), of.COMPILED: ("", 7, "X"), of.FLASHINFER: ("", 8, "H"),
-    of.FLASHINFER_NEWEST: ("", 4, "h"), of.SGL_KERNEL: ("", 4, "8"), of.REAL_VLLM: ("", 1, ">"),
+    published.FIRST_KERNEL_GATHER: ("", 2, "1"), published.JUST_IN_TIME_CAST: ("", 2, ">"), of.FLASH: ("", 3, "D"),
+    of.FLASH_PACKED: ("", 6, "d"), of.PERSISTENT: ("", 5, "*"), of.EAGER: ("", 7, "p"), of.COMPILED: ("", 7, "X"),
+    of.FLASHINFER: ("", 8, "H"), of.FLASHINFER_NEWEST: ("", 4, "h"), of.SGL_KERNEL: ("", 4, "8"),
+    of.VLLM: ("", 1, ">"),
 })  # fmt: skip
 _LARGE = 2048
-_MODELS = {"model": (of.DOCUMENT, 2, "v"), "second": (of.SECOND, 8, "<"), "third": (of.THIRD, 4, "^")}
-_KERNELS = {
+_FAMILIES = {
     "first kernel": (published.FIRST_KERNEL, 2, "v"),
     "second kernel": (published.SECOND_KERNEL, 8, "<"),
     "third kernel": (published.THIRD_KERNEL, 4, "^"),
     "last kernel": (published.LAST_KERNEL, 6, "D"),
+    "ropelab": (of.OURS, 0, "o"),
 }
-_OWN = {"ropelab": (of.OURS, 0, "o")}
 """A family of the record sglang_low_tokens -> its label, colour and marker."""
 _CLAIMS = {of.VLLM: "SG-04", of.FLASH_FULL: "SG-05"}
 
@@ -44,14 +41,12 @@ _CLAIMS = {of.VLLM: "SG-04", of.FLASH_FULL: "SG-05"}
 def protocol_steps(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The peer's time over the kernel's time, from the published protocol to a fair protocol, one flaw at a time."""
     tables = {peer: steps.ratios(frame, peer) for peer in STEPS}
-    said, names = [], {peer: steps.name_of(frame, peer) for peer in STEPS}
+    said, names = [], steps.NAMES
     for peer, table in tables.items():
         fair = " or ".join(f"{table[step].median():.2f}" for step in (FAIR, APART) if step in table)
         how = " (q and k packed or apart)" if APART in table else ""
-        said.append(
-            f"{steps.name_of(frame, peer)} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}"
-        )
-    title = f"Time over the time of {steps.kernel_of(frame)}, compared fairly, median of the cells:\n"
+        said.append(f"{names[peer]} {fair}{how}, by the published protocol {table[PUBLISHED].median():.2f}")
+    title = "Time over the time of the first version's kernel, compared fairly, median of the cells:\n"
     stated = published_speedups()
     panels = grid(1, len(tables), (6.4, 4.2), title + "; ".join(said), _sampled(footer, frame), sharey=True)
     for ax, (peer, table) in zip(panels.axes[0], tables.items(), strict=True):
@@ -92,11 +87,11 @@ def _sampled(footer: str, protocols: pd.DataFrame) -> str:
 
 def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Figure:
     """The speed of all contenders in both grids, fairly timed, as a fraction of the copy."""
-    first, second = without_stand_ins(first), without_stand_ins(second)
+    first, second = without_models(first), without_models(second)
     parts = {("first grid", "split_half", FIRST_GRID_CELLS): steps.timed_alike(first)}
     for layout, frame in second.groupby("layout", sort=False):
         parts["later grid", layout, SECOND_GRID_CELLS // 2] = frame
-    casts = (of.OURS_FLOAT32, of.DOCUMENT_CAST, published.JUST_IN_TIME_CAST, published.FIRST_KERNEL_GATHER)
+    casts = (of.OURS_FLOAT32, published.JUST_IN_TIME_CAST, published.FIRST_KERNEL_GATHER)
     shown = [name for name in _LOOKS.known if name not in casts]
     both = steps.fastest_persistent(drawing.timed(pd.concat(parts.values())))
     tokens = both.batch * both.seq_len
@@ -104,8 +99,8 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
     large = both[tokens >= least]
     ours = large[large.contender == of.OURS].fraction_of_copy
     named = {name: large[large.contender == name].fraction_of_copy for name in
-             (published.FIRST_KERNEL, published.LAST_KERNEL, of.DOCUMENT)}  # fmt: skip
-    theirs = ", ".join(f"{name} at {drawing.value_range(x, '.2f')}" for name, x in named.items() if len(x))
+             (published.FIRST_KERNEL, published.LAST_KERNEL)}  # fmt: skip
+    theirs = ", ".join(f"{name} at {drawing.value_range(x, '.2f')}" for name, x in named.items())
     title = f"From {least:,} tokens on ropelab runs at {drawing.value_range(ours, '.2f')} of a copy, {theirs}"
     rows = [max(1, frame.cell.nunique()) for frame in parts.values()]
     size = (12.0, 0.42 * sum(rows) / len(rows) + 0.7)
@@ -132,25 +127,21 @@ def fractions(first: pd.DataFrame, second: pd.DataFrame, footer: str = "") -> Fi
 
 def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The time of 1 to 8 tokens against the number of blocks, with each launch policy on and off."""
-    run = set(_KERNELS) <= set(drawing.timed(frame).family)
-    families = (_KERNELS if run else _MODELS) | _OWN
-    times = drawing.timed(frame[frame.family.isin(families)])
+    times = drawing.timed(frame[frame.family.isin(_FAMILIES)])
     processors = int(times.multiprocessors.iloc[0])
     switched = times[times.policy.isin(("on", "off"))].pivot_table(
         index=["family", "layout", "seq_len"], columns="policy", values="median_us"
     )
-    title = "Time of 1 to 8 tokens against the blocks of the launch"
-    if {"on", "off"} <= set(switched):
-        gains = (switched["off"] / switched["on"]).dropna().groupby("family")
-        said = [f"{families[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
-        title = f"Speed of 1 to 8 tokens with the launch policy, in units of the speed without: {', '.join(said)}"
+    gains = (switched["off"] / switched["on"]).dropna().groupby("family")
+    said = [f"{_FAMILIES[name][0]} {drawing.value_range(gain, '.2f')}" for name, gain in gains]
+    title = f"Speed of 1 to 8 tokens with the launch policy, in units of the speed without: {', '.join(said)}"
     shown = frame[frame.seq_len.isin(times.seq_len)].sort_values("seq_len", kind="stable")
     words = LAYOUT | {count: f"{count} token{'s' * (count > 1)}" for count in shown.seq_len}
     share = {"sharex": "col", "sharey": True}
     panels = facet(shown, (3.3, 2.8), title, footer, column="seq_len", row="layout", words=words, **share)
     for ax, rows, _ in panels:
         here = drawing.timed(rows)
-        for family, (label, color, marker) in families.items():
+        for family, (label, color, marker) in _FAMILIES.items():
             line = here[here.family == family].sort_values("blocks")
             ax.plot(line.blocks, line.median_us, marker, linestyle="-", color=COLORBLIND[color], markersize=6,
                     label=label, linewidth=1)  # fmt: skip
@@ -167,13 +158,14 @@ def low_tokens(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The times of narrow and wide accesses, at aligned and at other addresses."""
-    times = drawing.timed(frame[~frame.contender.str.startswith("copy")])
-    who, gain = findings.width_gain(frame)
+    times = without_models(drawing.timed(frame[~frame.contender.str.startswith("copy")]))
+    gain = findings.width_gain(frame)
     ours = times[times.contender == of.OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     shifted = ours[ours.columns.max()] / ours[0]
     title = (
-        f"16-byte accesses make {who} {drawing.value_range(gain, '.2f')} times as fast as 2-byte accesses; "
-        f"for tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as long"
+        f"16-byte accesses make {findings.WIDENED} {drawing.value_range(gain, '.2f')} times as fast as 2-byte "
+        f"accesses; for tensors that begin 2 bytes off, ropelab takes {drawing.value_range(shifted, '.2f')} times as "
+        "long"
     )
     words = {layout: f"{name} (on the bars: bytes per access)" for layout, name in LAYOUT.items()}
     panels = facet(times, (5.2, 3.4), title, footer, column="layout", words=words, sharey=True)
@@ -183,8 +175,7 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
             at = rows.contender.map(names.index) + (shift - 0.5) * 0.38
             label = "at multiples of 16 bytes" if not offset else f"{offset:g} bytes off"
             ax.bar(at, rows.fraction_of_copy, 0.36, color=COLORBLIND[shift], label=label)
-            known = rows.access_bytes
-            known = (known.fillna(rows.kernel_bytes) if "kernel_bytes" in rows else known).dropna()
+            known = rows.kernel_bytes.dropna()
             marks.above(ax, at[known.index], rows.fraction_of_copy[known.index], known.map("{:.0f} B".format))
         marks.one(ax, upright=False)
         ax.set_xticks(range(len(names)), [textwrap.fill(name, 8) for name in names], size=7)
@@ -195,7 +186,7 @@ def vector_widths(frame: pd.DataFrame, footer: str = "") -> Figure:
 def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The fraction of the copy against the head size; the foot marks the contenders that do not run."""
     frame = frame[(frame.layout == "split_half") & ~frame.contender.str.startswith("copy")]
-    frame = without_stand_ins(frame[~frame.status.str.startswith("not run")])
+    frame = without_models(frame[~frame.status.str.startswith("not run")])
     times = drawing.timed(frame)
     failed = frame[frame.status != "ok"]
     ours = times[times.contender == of.OURS]
@@ -224,18 +215,15 @@ def head_sizes(frame: pd.DataFrame, footer: str = "") -> Figure:
 
 def diffusion(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The times for the production shape and for the shape of Qwen-Image."""
-    cast, kept = findings.cast_and_kept(frame.pivot_table(columns="contender", values="median_us"))
-    shown = without_stand_ins(frame[~frame.contender.str.startswith("copy")])
-    if kept == published.JUST_IN_TIME:
-        shown = shown[shown.contender != of.DOCUMENT_CAST]
+    shown = without_models(frame[~frame.contender.str.startswith("copy")])
     times = steps.fastest_persistent(drawing.timed(shown))
     by_cell = times.pivot_table(index="cell", columns="contender", values="median_us", sort=False)
     fastest = by_cell.drop(columns=[name for name in by_cell if name.startswith(of.OURS)]).min(axis=1)
     slower = drawing.value_range(fastest / by_cell[of.OURS], ".2f")
     title = f"Diffusion, 24 heads of 128 features: the fastest other contender takes {slower} times as long as ropelab"
-    if {kept, cast} <= set(by_cell):
-        factor = drawing.value_range(by_cell[cast] / by_cell[kept], ".2f")
-        title += f";\nconverting the tables in every call makes the {kept} take {factor} times as long"
+    kept = published.JUST_IN_TIME
+    factor = drawing.value_range(by_cell[published.JUST_IN_TIME_CAST] / by_cell[kept], ".2f")
+    title += f";\nconverting the tables in every call makes the {kept} take {factor} times as long"
     place = marks.places(_LOOKS.ordered(times.contender))
     panels = facet(times, (5.6, 3.8), title, footer, column="cell", sharey=True)
     for ax, rows, cell in panels:
@@ -253,7 +241,7 @@ def timers(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The ratio of peer and kernel with one timer for both, and with a different timer for each."""
     mixed = {peer: steps.mixed_timers(frame, peer) for peer in STEPS}
     same = {peer: steps.ratios(frame, peer)[STEPS[peer][1].name] for peer in STEPS}
-    names = {peer: steps.name_of(frame, peer) for peer in STEPS}
+    names = steps.NAMES
     said = [
         f"{names[peer]} would take {mixed[peer].median():.1f} times as long instead of {same[peer].median():.1f}"
         for peer in STEPS

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 
-from ropelab.bench import records
 from ropelab.bench.rows import is_right, timed
 from ropelab.study.documents.sglang import evidence, measure
-from ropelab.study.documents.sglang.contenders import DOCUMENT, DOCUMENT_CAST, FLASH_FULL, OURS, OURS_CACHE
+from ropelab.study.documents.sglang.contenders import FLASH_FULL, OURS, OURS_CACHE
 from ropelab.study.documents.sglang.kernel_contenders import (
     FIRST_KERNEL,
     JUST_IN_TIME,
     JUST_IN_TIME_CAST,
     LAST_KERNEL,
     THIRD_KERNEL,
-    without_stand_ins,
 )
-from ropelab.study.documents.sglang.kernel_contenders import PUBLISHED as PUBLISHED_KERNELS
 from ropelab.study.documents.sglang.steps import (
+    NAMES,
     PUBLISHED,
     STEP_NAMES,
     STEPS,
     fastest_persistent,
-    kernel_of,
-    name_of,
     ratios,
     timed_alike,
     timer,
+    without_models,
 )
+from ropelab.study.engine import findings as engine
 from ropelab.study.engine.words import listed, value_range
 from ropelab.study.plots.drawing import copies
 
@@ -50,10 +48,8 @@ def protocol(protocols: pd.DataFrame) -> str:
     for peer in STEPS:
         found = ratios(protocols, peer)
         fair = [f"{value_range(found[step])} with {said}" for step, said in STEP_NAMES[peer].items()]
-        parts.append(
-            f"{name_of(protocols, peer)} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}"
-        )
-    said = f"Times of the peers over the time of {kernel_of(protocols)}: {'; '.join(parts)}."
+        parts.append(f"{NAMES[peer]} {value_range(found[PUBLISHED])} by the published protocol, {', '.join(fair)}")
+    said = f"Times of the peers over the time of the first version's kernel: {'; '.join(parts)}."
     repeated = timer(protocols)
     return f"{said} The timer itself changes the ratios: {repeated}." if repeated else said
 
@@ -62,7 +58,7 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
     parts = []
     grids = (("first", timed_alike(protocols), measure.FIRST_GRID_CELLS), ("later", second, measure.SECOND_GRID_CELLS))
     for name, frame, all_cells in grids:
-        times = fastest_persistent(timed(without_stand_ins(frame)))
+        times = fastest_persistent(timed(without_models(frame)))
         times = times[~times.contender.str.startswith("copy") & (times.contender != FLASH_FULL)]
         table = times.pivot_table(index=["cell", "layout"], columns="contender", values="median_us", sort=False)
         ours = table[[OURS, OURS_CACHE]].min(axis=1)
@@ -74,12 +70,10 @@ def grids(protocols: pd.DataFrame, second: pd.DataFrame) -> str:
     return f"ropelab's operators are the fastest in {'; in '.join(parts)}."
 
 
-def low_tokens(low: pd.DataFrame) -> str | None:
+def low_tokens(low: pd.DataFrame) -> str:
     cell = ["layout", "seq_len"]
     times = timed(low[low.family == "ropelab"])
     table = times.pivot_table(index=cell, columns="policy", values="median_us")
-    if not {"on", "off"} <= set(table):
-        return None
     best = times.groupby(cell).median_us.min()
     copy = copies(timed(low)).groupby(cell).median_us.min()
     return (
@@ -98,24 +92,21 @@ def aligned_parts(parts: pd.DataFrame) -> str:
     )
 
 
-def width_gain(widths: pd.DataFrame) -> tuple[str, pd.Series]:
-    """The kernels in words, and their times with 2-byte accesses over their times with 16-byte accesses, by layout."""
+WIDENED = "the third and the last version"
+
+
+def width_gain(widths: pd.DataFrame) -> pd.Series:
+    """The times of `WIDENED` with 2-byte accesses over their times with 16-byte accesses, by layout."""
     aligned = timed(widths[widths.offset_bytes == 0])
     table = aligned.pivot_table(index="layout", columns="contender", values="median_us")
-    found = [(f"{name}, narrow", name) for name in (THIRD_KERNEL, LAST_KERNEL)]
-    if {name for pair in found for name in pair} <= set(table):
-        gains = pd.concat([table[narrow] / table[wide] for narrow, wide in found])
-        return "the third and the last version", gains
-    models = aligned.pivot_table(index="layout", columns="access_bytes", values="median_us")
-    return "the model", models[2] / models[16]
+    return pd.concat([table[f"{name}, narrow"] / table[name] for name in (THIRD_KERNEL, LAST_KERNEL)])
 
 
 def vector_widths(widths: pd.DataFrame) -> str:
     times = timed(widths)
-    who, gain = width_gain(widths)
     ours = times[times.contender == OURS].pivot_table(index="layout", columns="offset_bytes", values="median_us")
     return (
-        f"16-byte accesses make {who} {value_range(gain)} times as fast as 2-byte accesses. "
+        f"16-byte accesses make {WIDENED} {value_range(width_gain(widths))} times as fast as 2-byte accesses. "
         f"Tensors that begin 2 bytes off make ropelab {value_range(ours[ours.columns.max()] / ours[0])} times as slow. "
         f"{aligned_parts(evidence.alignment())}."
     )
@@ -129,53 +120,13 @@ def head_sizes(sizes: pd.DataFrame) -> str:
 
 def diffusion(frame: pd.DataFrame) -> str:
     table = timed(frame).pivot_table(index="cell", columns="contender", values="median_us", sort=False)
-    shown = [name for name in (FIRST_KERNEL, LAST_KERNEL) if name in table] or [DOCUMENT]
     parts = [
-        ", ".join([f"{cell} {row[OURS]:.1f} µs", *(f"{name} {row[name]:.1f}" for name in shown)])
+        ", ".join([f"{cell} {row[OURS]:.1f} µs", *(f"{name} {row[name]:.1f}" for name in (FIRST_KERNEL, LAST_KERNEL))])
         for cell, row in table.iterrows()
     ]
-    said = f"Diffusion shapes, ropelab in place: {'; '.join(parts)}."
-    cast, kept = cast_and_kept(table)
-    if cast in table:
-        factor = value_range(table[cast] / table[kept])
-        said += f" A call that first converts the tables of the {kept} takes {factor} times as long."
-    return said
-
-
-def cast_and_kept(table: pd.DataFrame) -> tuple[str, str]:
-    """The two columns to compare: the contender that converts the tables in every call, and the one that gets them."""
-    published = JUST_IN_TIME_CAST in table and JUST_IN_TIME in table
-    return (JUST_IN_TIME_CAST, JUST_IN_TIME) if published else (DOCUMENT_CAST, DOCUMENT)
-
-
-def model_times(*frames: pd.DataFrame) -> pd.DataFrame:
-    """The times of the models over the times of the published kernels that they re-create, fairly timed.
-
-    Args:
-        frames: the records sglang_protocols, sglang_second_grid and sglang_diffusion, or some of them.
-
-    Returns:
-        A row for each model whose published kernel was timed: columns model, published, cells, and the time of the
-        model over the time of the kernel: median, least, most. Empty if no record has a published kernel.
-    """
-    rows = timed(pd.concat([timed_alike(frame) if "timer" in frame else frame for frame in frames]))
-    table = rows.pivot_table(index=["cell", "layout"], columns="contender", values="median_us")
-    found = []
-    for model, name in PUBLISHED_KERNELS.items():
-        if {model, name} <= set(table):
-            over = (table[model] / table[name]).dropna()
-            found.append((model, name, len(over), over.median(), over.min(), over.max()))
-    return pd.DataFrame(found, columns=["model", "published", "cells", "median", "least", "most"])
-
-
-def models(protocols: pd.DataFrame, second: pd.DataFrame, diffusion: pd.DataFrame) -> str | None:
-    found = model_times(protocols, second, diffusion)
-    if found.empty:
-        return None
-    parts = [f"{row.published} {row.median:.2f} ({row.least:.2f} to {row.most:.2f})" for row in found.itertuples()]
     return (
-        f"Times of our models over the times of the published kernels, median and range of {found.cells.max()} cells: "
-        f"{', '.join(parts)}."
+        f"Diffusion shapes, ropelab in place: {'; '.join(parts)}. A call that first converts the tables of the "
+        f"{JUST_IN_TIME} takes {value_range(table[JUST_IN_TIME_CAST] / table[JUST_IN_TIME])} times as long."
     )
 
 
@@ -202,7 +153,7 @@ def end_to_end() -> str:
     )
 
 
-SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+SENTENCES: engine.Sentences = {
     "flags": ((), flags),
     "protocol": (("sglang_protocols",), protocol),
     "grids": (("sglang_protocols", "sglang_second_grid"), grids),
@@ -210,16 +161,7 @@ SENTENCES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "vector_widths": (("sglang_vector_widths",), vector_widths),
     "head_sizes": (("sglang_head_sizes",), head_sizes),
     "diffusion": (("sglang_diffusion",), diffusion),
-    "models": (("sglang_protocols", "sglang_second_grid", "sglang_diffusion"), models),
     "end_to_end": ((), end_to_end),
 }
-"""The name of a sentence -> the records that it needs, and the function of their tables."""
 
-
-def sentence(name: str, where: records.Where = records.MEASUREMENTS) -> str | None:
-    """The sentence on the evidence, or None if a record is missing."""
-    studies, say = SENTENCES[name]
-    try:
-        return say(*(record.frame for record in records.load_together(studies, where)))
-    except records.Unusable:
-        return None
+sentence = partial(engine.sentence, SENTENCES)

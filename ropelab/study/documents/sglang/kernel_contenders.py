@@ -3,36 +3,17 @@
 from dataclasses import replace
 from functools import partial
 
-import pandas as pd
 import torch
 
 from ropelab.bench.peers import Peer, Rotate
 from ropelab.bench.workloads import Workload
 from ropelab.study.documents.sglang import kernels
 from ropelab.study.documents.sglang.binding import contender, in_place, is_interleaved, token_positions, token_rows
-from ropelab.study.documents.sglang.contenders import DOCUMENT, DOCUMENT_GATHER, REAL_VLLM, SECOND, THIRD, VLLM
 
 FIRST_KERNEL, FIRST_KERNEL_GATHER = "first version", "first version, gather"
 SECOND_KERNEL, THIRD_KERNEL = "second version", "third version"
 JUST_IN_TIME, JUST_IN_TIME_CAST, LAST_KERNEL = "just-in-time version", "just-in-time version, cast", "last version"
 """The published operator, in the states of `kernels.STATES`."""
-
-PUBLISHED: dict[str, str] = {
-    DOCUMENT: FIRST_KERNEL, DOCUMENT_GATHER: FIRST_KERNEL_GATHER,
-    SECOND: SECOND_KERNEL, THIRD: THIRD_KERNEL, VLLM: REAL_VLLM,
-}  # fmt: skip
-"""The name of a model -> the name of the published kernel that the model re-creates."""
-
-
-def kernels_of(*models: str) -> dict[str, str]:
-    """The part of `PUBLISHED` for these models."""
-    return {model: PUBLISHED[model] for model in models}
-
-
-def without_stand_ins(frame: pd.DataFrame) -> pd.DataFrame:
-    """The record without the models whose published kernels were timed in it; the figures show these rows."""
-    timed = set(frame.contender[frame.status == "ok"])
-    return frame[~frame.contender.isin([model for model, name in PUBLISHED.items() if name in timed])]
 
 
 def published_tables(workload: Workload, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

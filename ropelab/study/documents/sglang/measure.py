@@ -33,8 +33,6 @@ from ropelab.study.documents.sglang import contenders, kernel_contenders, models
 from ropelab.study.documents.sglang.contenders import (
     COMPILED,
     CONTENDERS,
-    DOCUMENT,
-    DOCUMENT_GATHER,
     EAGER,
     FLASH,
     FLASH_FULL,
@@ -44,11 +42,6 @@ from ropelab.study.documents.sglang.contenders import (
     OURS_OFF,
     PACKAGES,
     PERSISTENT_PEERS,
-    REAL_VLLM,
-    SECOND,
-    SECOND_OFF,
-    THIRD,
-    THIRD_OFF,
     VLLM,
 )
 from ropelab.study.documents.sglang.kernel_contenders import (
@@ -137,16 +130,14 @@ def diffusion_cells(production_tokens: int = PRODUCTION[1]) -> list[Workload]:
 
 # The calls of the first grid that CUDA graphs time: contender, layout, whether q and k are cloned first.
 _GRAPHED = (
-    (DOCUMENT, "interleaved", True), (VLLM, "split_half", True), (FLASH_FULL, "split_half", True),
-    (DOCUMENT, "interleaved", False), (FLASH_FULL, "split_half", False), (FLASH_PACKED, "split_half", False),
-    (FIRST_KERNEL, "interleaved", True), (FIRST_KERNEL, "interleaved", False), (REAL_VLLM, "split_half", True),
-    *((name, "split_half", False) for name in (DOCUMENT, DOCUMENT_GATHER, SECOND, THIRD, VLLM, FLASH, OURS, OURS_CACHE,
-                                               EAGER, FIRST_KERNEL, FIRST_KERNEL_GATHER, SECOND_KERNEL, THIRD_KERNEL,
-                                               LAST_KERNEL, *(peer.name for peer in PERSISTENT_PEERS))),
+    (FIRST_KERNEL, "interleaved", True), (VLLM, "split_half", True), (FLASH_FULL, "split_half", True),
+    (FIRST_KERNEL, "interleaved", False), (FLASH_FULL, "split_half", False), (FLASH_PACKED, "split_half", False),
+    *((name, "split_half", False) for name in (FLASH, OURS, OURS_CACHE, EAGER, FIRST_KERNEL, FIRST_KERNEL_GATHER,
+                                               SECOND_KERNEL, THIRD_KERNEL, LAST_KERNEL,
+                                               *(peer.name for peer in PERSISTENT_PEERS))),
 )  # fmt: skip
 _DO_BENCH = (
-    (DOCUMENT, "interleaved"), (FIRST_KERNEL, "interleaved"), (VLLM, "split_half"), (REAL_VLLM, "split_half"),
-    (FLASH_FULL, "split_half"), (EAGER, "split_half"),
+    (FIRST_KERNEL, "interleaved"), (VLLM, "split_half"), (FLASH_FULL, "split_half"), (EAGER, "split_half"),
 )  # fmt: skip
 """The calls that the document's timer times, with clones: contender and layout.
 
@@ -265,10 +256,10 @@ def _flash_packed(cell: Workload, like: Sequence[Buffers]) -> tuple[Callable, li
 def second_grid(*, smoke: bool = False) -> pd.DataFrame:
     """The document's later grid, corrected: 32 heads of q and of k, both layouts."""
     _require_gpu()
-    names = (OURS, OURS_CACHE, DOCUMENT, SECOND, THIRD, VLLM, FLASH)
     published = (FIRST_KERNEL, SECOND_KERNEL, THIRD_KERNEL, JUST_IN_TIME, LAST_KERNEL)
+    variants = (*_named((OURS, OURS_CACHE, FLASH)), *_published(published), *PACKAGES)
     cells = second_cells()
-    return _compare(cells[:2] if smoke else cells, (*_named(names), *_published(published), *PACKAGES), smoke)
+    return _compare(cells[:2] if smoke else cells, variants, smoke)
 
 
 def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
@@ -278,7 +269,7 @@ def head_sizes(*, smoke: bool = False) -> pd.DataFrame:
     """
     _require_gpu()
     cells = head_size_cells()
-    variants = (*_named((OURS, DOCUMENT, VLLM, FLASH)), *_published((FIRST_KERNEL, LAST_KERNEL)), *PACKAGES)
+    variants = (*_named((OURS, FLASH)), *_published((FIRST_KERNEL, LAST_KERNEL)), *PACKAGES)
     return _compare(cells[:2] if smoke else cells, variants, smoke)
 
 
@@ -286,11 +277,10 @@ def low_tokens(*, smoke: bool = False) -> pd.DataFrame:
     """1 to 8 tokens of 32/8 heads in both layouts, with different numbers of blocks for the heads of a token.
 
     Columns besides the usual columns:
-        family: ``"model"`` (the first version's model with some blocks a token), ``"second"`` and ``"third"`` (the
-            models of these versions), ``"first kernel"``, ``"second kernel"``, ``"third kernel"`` and ``"last kernel"``
-            (the published operator), or ``"ropelab"``.
+        family: ``"first kernel"``, ``"second kernel"``, ``"third kernel"`` or ``"last kernel"`` (the published
+            operator), or ``"ropelab"``.
         blocks: the blocks of the launch.
-        threads: the threads of a block, for models and published kernels.
+        threads: the threads of a block, for published kernels.
         multiprocessors: the multiprocessors of the GPU.
         policy: ``"on"`` or ``"off"`` for our operator and for versions with a launch policy, else empty.
     """
@@ -313,23 +303,20 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
     shape = tokens, cell.q_heads, pairs, cell.layout == "interleaved"
     found = {}
     for tiles in BLOCKS_A_TOKEN:
-        peer = contenders.tile_variant(tiles)
-        found[peer.name] = peer, {"family": "model", **_launched(tokens, models.first_launch(*shape, tiles=tiles))}
         peer = kernel_contenders.kernel_tile_variant(tiles)
         threads = min(512, cell.q_heads // tiles * pairs)
         found[peer.name] = peer, {"family": "first kernel", "blocks": tokens * tiles, "threads": threads}
-    for family, on, off in (("second", CONTENDERS[SECOND], SECOND_OFF), ("third", CONTENDERS[THIRD], THIRD_OFF)):
-        for policy, peer in ((True, on), (False, off)):
-            launched = _launched(tokens, models.VERSIONS[family](*shape, policy=policy))
-            found[peer.name] = peer, {"family": family, "policy": "on" if policy else "off", **launched}
     for family, on, off in (
         ("second", SECOND_KERNEL, SECOND_KERNEL_OFF),
         ("third", THIRD_KERNEL, THIRD_KERNEL_OFF),
         ("last", LAST_KERNEL, LAST_KERNEL_OFF),
     ):
         for policy, peer in ((True, KERNELS[on]), (False, off)):
-            launched = _launched(tokens, models.VERSIONS[family](*shape, policy=policy))
-            found[peer.name] = peer, {"family": f"{family} kernel", "policy": "on" if policy else "off", **launched}
+            launch = models.VERSIONS[family](*shape, policy=policy)
+            found[peer.name] = peer, {
+                "family": f"{family} kernel", "policy": "on" if policy else "off", "blocks": tokens * launch.tiles,
+                "threads": launch.threads,
+            }  # fmt: skip
     tile = contenders.token_tile(cell.q_heads, cell.rotary_dim)
     found[OURS] = CONTENDERS[OURS], {"family": "ropelab", "blocks": _blocks(cell), "policy": "on"}
     found[OURS_OFF.name] = OURS_OFF, {"family": "ropelab", "blocks": _blocks(cell, tile), "policy": "off"}
@@ -338,10 +325,6 @@ def _launch_variants(cell: Workload) -> dict[str, tuple[peers.Peer, dict]]:
         peer = contenders.tile_of_ours(f"ropelab, {heads} head{'s' * (heads > 1)} a program", tile)
         found[peer.name] = peer, {"family": "ropelab", "blocks": _blocks(cell, tile)}
     return found
-
-
-def _launched(tokens: int, launch: models.Launch) -> dict[str, int]:
-    return {"blocks": tokens * launch.tiles, "threads": launch.threads}
 
 
 def _blocks(cell: Workload, tile: Tile | None = None) -> int:
@@ -355,29 +338,22 @@ def _blocks(cell: Workload, tile: Tile | None = None) -> int:
 
 
 def vector_widths(*, smoke: bool = False) -> pd.DataFrame:
-    """8192 tokens of 32/8 heads of 128: one, two and eight pairs a thread, at addresses divisible by 16 or by 2 only.
+    """8192 tokens of 32/8 heads of 128 with narrow and wide accesses, at addresses divisible by 16 or by 2 only.
 
     Columns besides the usual columns:
         offset_bytes: the distance of q and k from a multiple of 16 bytes.
-        pairs_per_thread: for models.
-        access_bytes: for models, the widest access that the pairs and the offset allow.
         kernel_bytes: for published kernels, the bytes of an access to q and k.
     """
     _require_gpu()
     cell, frames = _cell(1, 64 if smoke else 8192, 32, 8, 128), []
-    widths = (1, 2, 8)
     published = {KERNELS[FIRST_KERNEL]: 2, KERNELS[THIRD_KERNEL]: 16, KERNELS[LAST_KERNEL]: 16, THIRD_KERNEL_NARROW: 2,
                  LAST_KERNEL_NARROW: 2}  # fmt: skip
-    variants = [contenders.width_variant(width) for width in widths] + [CONTENDERS[OURS], *published]
+    variants = [CONTENDERS[OURS], *published]
     for layout, offset in progress(product(LAYOUTS, (0, 1)), lambda item: f"{item[0]}, {2 * item[1]} bytes off"):
         shape = replace(cell, layout=layout)
         sets = [_shifted(one, offset) for one in _buffers(shape)]
         frame = _compared(shape, variants, SMOKE_ROUNDS if smoke else ROUNDS, sets, where_they_lie=offset > 0)
         frame["offset_bytes"] = offset * cell.dtype.itemsize
-        frame["pairs_per_thread"] = frame.contender.map({p.name: n for p, n in zip(variants, widths, strict=False)})
-        together = frame.pairs_per_thread * (2 if layout == "interleaved" else 1)
-        elements = together.where(frame.pairs_per_thread > 1, 1).clip(upper=1 if offset else 16 // cell.dtype.itemsize)
-        frame["access_bytes"] = elements.where(frame.pairs_per_thread.notna()) * cell.dtype.itemsize
         frame["kernel_bytes"] = frame.contender.map({peer.name: bytes_ for peer, bytes_ in published.items()})
         if offset:
             frame["kernel_bytes"] = frame.kernel_bytes.clip(upper=cell.dtype.itemsize)
@@ -408,12 +384,10 @@ def diffusion(*, smoke: bool = False) -> pd.DataFrame:
     positions = grid_positions(*QWEN_IMAGE_GRID, centred=(1, 2), device=DEVICE)
     axial = rope.tables(512, positions, device=DEVICE)
     cases = list(zip(diffusion_cells(64) if smoke else diffusion_cells(), (None, axial), strict=True))
-    names = (OURS, DOCUMENT, SECOND, THIRD, VLLM, FLASH, EAGER, COMPILED)
-    published = (
-        *_published((FIRST_KERNEL, SECOND_KERNEL, THIRD_KERNEL, JUST_IN_TIME, LAST_KERNEL)),
-        kernel_contenders.CAST,
-    )
-    variants = (*_named(names), *published, *PERSISTENT_PEERS, *contenders.CAST, *PACKAGES)
+    published = _published((FIRST_KERNEL, SECOND_KERNEL, THIRD_KERNEL, JUST_IN_TIME, LAST_KERNEL))
+    tables_of_models = kernel_contenders.CAST, contenders.FLOAT32
+    names = (OURS, FLASH, EAGER, COMPILED)
+    variants = (*_named(names), *published, *tables_of_models, *PERSISTENT_PEERS, *PACKAGES)
     frames = []
     for cell, tables in progress(cases, lambda case: case[0].name):
         sets = _buffers(cell)

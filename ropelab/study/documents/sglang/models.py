@@ -1,20 +1,8 @@
-"""Models of the kernels in SGLang#14302 and of vLLM's kernel, to time how they divide the work and read memory.
+"""The launches of the kernel in SGLang#14302, and a model of the kernel that a reviewer describes.
 
-The packages' kernels are CUDA and need their builds. These models are Triton, and no measurement of the packages. Block
-sizes, blocks a token and widths follow the pull request's kernel in the states of `kernels.STATES`; see `VERSIONS`.
-
-- ``rotate_tokens``: a block walks over the pairs of all query heads of a token, and then of its key heads. With a row
-  of the tables for each token this models the versions of the pull request, and with positions it models vLLM's kernel.
-- ``rotate_heads``: the reviewer's alternative, with a warp for every head of q and k. The number of blocks does not
-  depend on the tokens, and each block takes one group of heads after the other.
-
-Models and kernels agree in this: they rotate in place in float32, with one product and sum for each element, and read
-and write every element once.
-
-They differ in this: the models' tables have a column for each pair in both layouts, and the kernels' tables for halves
-have a column for each feature. The models' blocks have a power of two of threads, and their tensors are contiguous.
-Triton decides how a thread's loads are combined. One pair a thread gives 2-byte loads, and 16 bytes of pairs give
-16-byte loads where addresses allow. The models leave out the third version's copy of a token's tables to shared memory.
+The launches (`VERSIONS`) are those of the pull request's public source in the states of `kernels.STATES`. The
+reviewer's alternative is in no public source: `rotate_heads` is a Triton kernel with a warp for every head of q and k.
+The number of its blocks does not depend on the tokens, and each block takes one group of heads after the other.
 """
 
 from collections.abc import Callable
@@ -35,18 +23,16 @@ _ACCESS_BYTES = 16
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of `rotate_tokens`: threads of a block, pairs that a thread takes at a time, blocks a token (tiles)."""
+    """A launch of the kernel: threads of a block, pairs that a thread takes at a time, blocks a token (tiles)."""
 
     threads: int
     pairs_per_thread: int = 1
     tiles: int = 1
 
 
-def first_launch(
-    tokens: int, heads: int, pairs: int, interleaved: bool = False, *, pairs_per_thread: int = 1, tiles: int = 1
-) -> Launch:
-    """Commit 02f22ef8: a block for each token, with a thread for each pair and at most 512 threads; and variations."""
-    return Launch(_power_of_2(min(512, heads * pairs // pairs_per_thread)), pairs_per_thread, tiles)
+def first_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False) -> Launch:
+    """Commit 02f22ef8: a block for each token, with a thread for each pair and at most 512 threads."""
+    return Launch(_power_of_2(min(512, heads * pairs)))
 
 
 def second_launch(tokens: int, heads: int, pairs: int, interleaved: bool = False, policy: bool = True) -> Launch:
@@ -99,51 +85,6 @@ def _power_of_2(threads: int) -> int:
 
 
 @triton.jit
-def _walk(
-    x_ptr, cos_row, sin_row, heads, first_tile, tiles,
-    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Rotate the pairs of a token's heads, STEP of them at a time."""
-    for first in range(first_tile * STEP, heads * PAIRS, tiles * STEP):
-        i = first + tl.arange(0, STEP)
-        mask = i < heads * PAIRS
-        cos = tl.load(cos_row + i % PAIRS, mask=mask).to(tl.float32)
-        sin = tl.load(sin_row + i % PAIRS, mask=mask).to(tl.float32)
-        if INTERLEAVED and WIDE:
-            j = 2 * first + tl.arange(0, 2 * STEP)
-            at = x_ptr + (j // (2 * PAIRS)) * HEAD_DIM + j % (2 * PAIRS)
-            both = tl.load(at, mask=j < 2 * heads * PAIRS).to(tl.float32)
-            x0, x1 = tl.split(tl.reshape(both, [STEP, 2]))
-            y = tl.reshape(tl.join(x0 * cos - x1 * sin, x1 * cos + x0 * sin), [2 * STEP])
-            tl.store(at, y.to(x_ptr.dtype.element_ty), mask=j < 2 * heads * PAIRS)
-        else:
-            head = x_ptr + (i // PAIRS) * HEAD_DIM
-            if INTERLEAVED:
-                at0, at1 = head + 2 * (i % PAIRS), head + 2 * (i % PAIRS) + 1
-            else:
-                at0, at1 = head + i % PAIRS, head + PAIRS + i % PAIRS
-            x0, x1 = tl.load(at0, mask=mask).to(tl.float32), tl.load(at1, mask=mask).to(tl.float32)
-            tl.store(at0, (x0 * cos - x1 * sin).to(x_ptr.dtype.element_ty), mask=mask)
-            tl.store(at1, (x1 * cos + x0 * sin).to(x_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _rotate_tokens_kernel(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_heads, k_heads, table_stride,
-    HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, POSITIONS: tl.constexpr,
-    STEP: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    token, tile, tiles = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    row = token
-    if POSITIONS:
-        row = tl.load(positions_ptr + token)
-    cos_row, sin_row = cos_ptr + row * table_stride, sin_ptr + row * table_stride
-    q_row, k_row = q_ptr + token * q_heads * HEAD_DIM, k_ptr + token * k_heads * HEAD_DIM
-    _walk(q_row, cos_row, sin_row, q_heads, tile, tiles, HEAD_DIM, PAIRS, INTERLEAVED, STEP, WIDE)
-    _walk(k_row, cos_row, sin_row, k_heads, tile, tiles, HEAD_DIM, PAIRS, INTERLEAVED, STEP, WIDE)
-
-
-@triton.jit
 def _rotate_heads_kernel(
     q_ptr, k_ptr, cos_ptr, sin_ptr, tokens, q_heads, k_heads,
     HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -177,38 +118,15 @@ def _rotate_heads_kernel(
             tl.store(x_ptr + PAIRS + pair, (x1 * cos + x0 * sin).to(q_ptr.dtype.element_ty), mask=mask)
 
 
-def rotate_tokens(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    *,
-    interleaved: bool,
-    positions: torch.Tensor | None = None,
-    launch: Launch | None = None,
-) -> None:
-    """Rotate q and k in place.
-
-    Args:
-        q, k: ``[T, H, D]`` contiguous, of one dtype.
-        cos, sin: ``[T, R/2]``, or ``[P, R/2]`` with positions; of one row stride and dtype.
-        positions: ``[T]`` int64. As in vLLM, a position without a row makes the kernel read past the tables.
-        launch: by default the first version's launch.
-    """
-    heads, pairs = max(q.shape[1], k.shape[1]), cos.shape[-1]
-    launch = launch or first_launch(len(q), heads, pairs)
-    _rotate_tokens_kernel[(len(q), launch.tiles)](
-        q, k, cos, sin, cos if positions is None else positions, q.shape[1], k.shape[1], cos.stride(0),
-        HEAD_DIM=q.shape[2], PAIRS=pairs, INTERLEAVED=interleaved, POSITIONS=positions is not None,
-        STEP=launch.threads * launch.pairs_per_thread, WIDE=launch.pairs_per_thread > 1,
-        num_warps=launch.threads // 32,
-    )  # fmt: skip
-
-
 def rotate_heads(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool, blocks: int
 ) -> None:
-    """Rotate q and k in place, a warp for each head, by ``blocks`` blocks of four warps; else as `rotate_tokens`."""
+    """Rotate q and k in place, a warp for each head, by ``blocks`` blocks of four warps.
+
+    Args:
+        q, k: ``[T, H, D]`` contiguous, of one dtype.
+        cos, sin: ``[T, R/2]``.
+    """
     items = len(q) * (q.shape[1] + k.shape[1])
     if not items:
         return

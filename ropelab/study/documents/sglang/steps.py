@@ -5,18 +5,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ropelab.bench.rows import is_right
-from ropelab.study.documents.sglang.contenders import (
-    DOCUMENT,
-    DOCUMENT_GATHER,
-    FLASH,
-    FLASH_FULL,
-    FLASH_PACKED,
-    PERSISTENT,
-    REAL_VLLM,
-    VLLM,
-)
-from ropelab.study.documents.sglang.kernel_contenders import kernels_of
-from ropelab.study.engine.roles import first_that_ran, under_roles
+from ropelab.study.documents.sglang.contenders import FLASH, FLASH_FULL, FLASH_PACKED, PERSISTENT, VLLM
+from ropelab.study.documents.sglang.kernel_contenders import FIRST_KERNEL, FIRST_KERNEL_GATHER
 
 PUBLISHED, FAIR, APART = "as published", "corrected", "q and k apart"
 
@@ -45,21 +35,21 @@ def _until_right_flag(peer: str) -> tuple[Step, ...]:
     return (
         Step(
             PUBLISHED,
-            Timing(DOCUMENT, "interleaved", "do_bench", clones=True),
+            Timing(FIRST_KERNEL, "interleaved", "do_bench", clones=True),
             Timing(peer, timer="do_bench", clones=True),
         ),
-        Step("CUDA graphs for both", Timing(DOCUMENT, "interleaved", clones=True), Timing(peer, clones=True)),
-        Step("no clones", Timing(DOCUMENT, "interleaved"), Timing(peer)),
-        Step("same layout", Timing(DOCUMENT), Timing(peer)),
+        Step("CUDA graphs for both", Timing(FIRST_KERNEL, "interleaved", clones=True), Timing(peer, clones=True)),
+        Step("no clones", Timing(FIRST_KERNEL, "interleaved"), Timing(peer)),
+        Step("same layout", Timing(FIRST_KERNEL), Timing(peer)),
     )
 
 
 STEPS: dict[str, tuple[Step, ...]] = {
-    VLLM: (*_until_right_flag(VLLM), Step(FAIR, Timing(DOCUMENT_GATHER), Timing(VLLM))),
+    VLLM: (*_until_right_flag(VLLM), Step(FAIR, Timing(FIRST_KERNEL_GATHER), Timing(VLLM))),
     FLASH_FULL: (
         *_until_right_flag(FLASH_FULL),
-        Step(FAIR, Timing(DOCUMENT), Timing(FLASH_PACKED)),
-        Step(APART, Timing(DOCUMENT), Timing(FLASH)),
+        Step(FAIR, Timing(FIRST_KERNEL), Timing(FLASH_PACKED)),
+        Step(APART, Timing(FIRST_KERNEL), Timing(FLASH)),
     ),
 }
 """Peer -> steps.
@@ -71,34 +61,12 @@ as the document's operator takes them.
 
 STEP_NAMES = {VLLM: {FAIR: "same gather"}, FLASH_FULL: {FAIR: "same heads, packed qkv", APART: "same heads, apart"}}
 """Peer -> the corrections of its last steps, in words."""
-_KERNELS = {VLLM: kernels_of(DOCUMENT, DOCUMENT_GATHER, VLLM), FLASH_FULL: kernels_of(DOCUMENT)}
-"""Peer -> the published kernels that take the place of the models in its steps, where a record has all of them."""
-
-
-def _published(protocols: pd.DataFrame, peer: str) -> bool:
-    """Whether the record has all published kernels of the steps: a model beside CUDA would compare Triton with it."""
-    return first_that_ran(protocols, [_KERNELS[peer], {}]) == 0
-
-
-def name_of(protocols: pd.DataFrame, peer: str) -> str:
-    """The peer in words: vLLM's kernel is a model where the record lacks a published kernel."""
-    if peer == FLASH_FULL:
-        return "flash-attn"
-    return REAL_VLLM if _published(protocols, peer) else VLLM
-
-
-def kernel_of(protocols: pd.DataFrame) -> str:
-    """The document's kernel in words."""
-    model = "" if _published(protocols, FLASH_FULL) else " (model)"
-    return f"the first version's kernel{model}"
+NAMES = {VLLM: "vLLM", FLASH_FULL: "flash-attn"}
+"""The peers in words."""
 
 
 def ratios(protocols: pd.DataFrame, peer: str) -> pd.DataFrame:
-    """The peer's time over the kernel's time: a row for each cell, a column for each step; NaN if not measured.
-
-    Published kernels take the place of their models, where the record has them.
-    """
-    protocols = under_roles(protocols, _KERNELS[peer]) if _published(protocols, peer) else protocols
+    """The peer's time over the kernel's time: a row for each cell, a column for each step; NaN if not measured."""
     columns = {step.name: _time(protocols, step.peer) / _time(protocols, step.kernel) for step in STEPS[peer]}
     cells = list(dict.fromkeys(protocols.cell))
     return pd.DataFrame(columns).reindex(cells)
@@ -109,7 +77,6 @@ def mixed_timers(protocols: pd.DataFrame, peer: str) -> pd.Series:
 
     The published timer times the peer, and CUDA graphs time the kernel.
     """
-    protocols = under_roles(protocols, _KERNELS[peer]) if _published(protocols, peer) else protocols
     published, graphs = STEPS[peer][:2]
     return _time(protocols, published.peer) / _time(protocols, graphs.kernel)
 
@@ -136,6 +103,11 @@ def timer(protocols: pd.DataFrame) -> str:
 def timed_alike(protocols: pd.DataFrame) -> pd.DataFrame:
     """The rows that CUDA graphs timed, without clones and with halves."""
     return protocols[(protocols.timer == "graph") & ~protocols.clones.astype(bool) & (protocols.layout == "split_half")]
+
+
+def without_models(frame: pd.DataFrame) -> pd.DataFrame:
+    """The record without the models of published kernels, which records of November 2026 have beside the kernels."""
+    return frame[~frame.contender.str.contains(r"^(?:first|second|third) version \(model\)|^vLLM \(model\)|^model, ")]
 
 
 def fastest_persistent(times: pd.DataFrame) -> pd.DataFrame:

@@ -3,17 +3,16 @@
 ``OLD`` and ``NEW`` are the grids of the pair that `grids.chosen` finds in the record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from ropelab.bench import records
 from ropelab.bench.rows import is_right
 from ropelab.study.documents.transformer_engine.dispatch import HEURISTICS, LINEAR
 from ropelab.study.documents.transformer_engine.grids import (
     ALL,
-    CODE,
     FORCED,
     MODELS,
     NEW,
@@ -25,6 +24,7 @@ from ropelab.study.documents.transformer_engine.grids import (
 )
 from ropelab.study.documents.transformer_engine.layer import ALONE, LAYER, WITHOUT
 from ropelab.study.documents.transformer_engine.measure import GIVEN, INTEROP, SUMMED
+from ropelab.study.engine import findings as engine
 from ropelab.study.engine import noise
 from ropelab.study.engine.judging import above
 from ropelab.study.engine.verdict import Basis
@@ -120,35 +120,6 @@ def missed_words(table: pd.DataFrame, name: str) -> str:
     lost = missed(table, name)
     worst = f", at worst {lost[f'{name}_costs'].iloc[0]:.2f} times as long" if len(lost) else ""
     return f"takes the slower grid in {len(lost)} of {len(table)} cells{worst}"
-
-
-def predictions(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The times of our models beside the times of the pull request's file, forward and backward.
-
-    Returns:
-        The columns of `CELL`; grid, `OLD` or `NEW`; file_us, model_us, and ratio: the model's time over the file's. No
-        rows where the file was not run.
-    """
-    columns = [*CELL, "grid", "file_us", "model_us", "ratio"]
-    if chosen(kernels) != CODE:
-        return pd.DataFrame(columns=columns)
-    table = times(kernels).reindex(columns=[*CELL, OLD, NEW, *MODELS.names])
-    parts = [
-        table[CELL].assign(grid=grid, file_us=table[grid], model_us=table[model])
-        for grid, model in zip((OLD, NEW), MODELS.names, strict=True)
-    ]
-    found = pd.concat(parts, ignore_index=True).dropna(subset=["file_us", "model_us"])
-    return found.assign(ratio=found.model_us / found.file_us)[columns]
-
-
-def prediction_counts(kernels: pd.DataFrame) -> str:
-    """The sentence on how well our models predict the pull request's file; "" if the file was not run."""
-    parts = [
-        f"the model of the {grid} takes {value_range(rows.ratio)} of the file's time (median "
-        f"{rows.ratio.median():.2f}, {len(rows)} cells)"
-        for grid, rows in predictions(kernels).groupby("grid", sort=False)
-    ]
-    return f"Forward and backward, {' and '.join(parts)}." if parts else ""
 
 
 def equal_bits(parity: pd.DataFrame) -> pd.DataFrame:
@@ -293,6 +264,8 @@ def block_price(fit: pd.DataFrame) -> str:
 def blocks_count(kernels: pd.DataFrame) -> str:
     """The sentence on the time of a block without a token."""
     fit = dead_block_fit(kernels)
+    if fit.empty:
+        return ""
     row = fit.loc[fit.dead_blocks.idxmax()]
     return (
         f"{_whose(kernels)} The old grid takes {block_price(fit)}. A dead block finds no token. "
@@ -328,21 +301,12 @@ def _beside_the_new_grid(layer: pd.DataFrame) -> str:
     )
 
 
-SENTENCES: dict[str, tuple[str, Callable[[pd.DataFrame], str]]] = {
-    "te_dead_blocks": ("te_kernels", blocks_count),
-    "te_table_b": ("te_kernels", sum_counts),
-    "te_skew": ("te_kernels", skew_counts),
-    "te_layer": ("te_layer", layer_counts),
+SENTENCES: engine.Sentences = {
+    "te_dead_blocks": (("te_kernels",), blocks_count),
+    "te_table_b": (("te_kernels",), sum_counts),
+    "te_skew": (("te_kernels",), skew_counts),
+    "te_layer": (("te_layer",), layer_counts),
 }
-"""The name of a figure -> its record, and the function of the record's table that makes the sentence."""
+"""The sentences below the figures of the same names."""
 
-
-def sentence(figure: str, where: records.Where) -> str:
-    """The sentence below a figure, or "" if the record is missing or lacks the numbers."""
-    if figure not in SENTENCES:
-        return ""
-    study, say = SENTENCES[figure]
-    try:
-        return say(records.load(study, where).frame)
-    except (records.Unusable, KeyError, IndexError):
-        return ""
+sentence = partial(engine.sentence, SENTENCES)

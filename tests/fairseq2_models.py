@@ -1,8 +1,7 @@
-"""Our models of fairseq2#1213's two encoders, for machines that lack the pull request's own file.
+"""Models of fairseq2#1213's two encoders, for tests on machines that lack the pull request's own file.
 
-A record says which code ran; a verdict on these models is "cannot be told". The models follow the contract of fairseq2
-0.8.1 and the pull request's description of ``impl`` and of the ways to reorder. Tests hold them to the bits of the pull
-request's file (`ropelab.study.documents.fairseq2.peers`).
+The models follow the contract of fairseq2 0.8.1 and the pull request's description of ``impl`` and of the ways to
+reorder. `test_fairseq2_code` holds them to the bits of the pull request's file. No study measures them.
 
 Both models compute in float32 and cast the result to the dtype of ``seqs``.
 """
@@ -11,9 +10,11 @@ from collections.abc import Callable
 
 import torch
 
+from ropelab.interop.fairseq2 import BatchLayout
 from ropelab.interop.fairseq2.contract import LAYOUTS, Encoder, Impl
 from ropelab.interop.fairseq2.layouts import SeqsLayout, StateBag
 from ropelab.layout.pairing import join, pairs
+from ropelab.study.documents.fairseq2.encoders import Encoders
 
 
 class _Model(Encoder):
@@ -181,3 +182,6 @@ def _row_of_each_token(table: torch.Tensor, rows: slice | torch.Tensor, seqs: to
     for _ in range(seqs.ndim - found.ndim):
         found = found.unsqueeze(-2)
     return found
+
+
+MODELS = Encoders("our model", {"RE": RotaryEncoder, "RRE": ReferenceRotaryEncoder}, BatchLayout)
