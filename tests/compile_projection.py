@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ropelab.bench.compiled import type_of
 from ropelab.kernels import Rotation, projection_triton
 from ropelab.kernels.projection_triton import ProjectionTile
 from ropelab.kernels.rotation import Norm
@@ -51,7 +52,7 @@ def compiled(head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bia
             types[name], constants[(i,)] = "constexpr", value
         else:
             specializes = name not in projection_triton.NUMBERS
-            types[name] = compile_kernel.type_of(value, (i,), specializes, constants, attributes)
+            types[name] = type_of(value, (i,), specializes, constants, attributes)
     return triton.compile(
         ASTSource(kernel, types, constants, attributes), target=GPUTarget("cuda", 90, 32), options=options
     )
