@@ -21,6 +21,7 @@ Reading order:
 - `identify/`: measures a wrong function, and describes the deviations from the definition.
 - `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the laws, `probes` and `identify/`.
 - `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws, faults, diagnosis.
+- `configuration/`: holds frequencies, tables or a rotation to the configuration of a model.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
 """

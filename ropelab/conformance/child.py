@@ -7,6 +7,7 @@ or fills a stream cannot disturb them. Each line carries a key that the function
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import json
 import os
@@ -143,7 +144,39 @@ def hold_model(notes: Notes, target: str) -> None:
     notes.write("model", asdict(report))
 
 
-TASKS: dict[str, Callable[..., None]] = {"verify": hold, "verify-model": hold_model}
+def hold_config(notes: Notes, config: str, against: str, layer_type: str | None) -> None:
+    """Import or read a target, and hold it to a configuration; the arguments are those of `verify_config`."""
+    from ropelab.conformance.configuration import verify_config
+    from ropelab.conformance.configuration.measured import load as load_tensors
+
+    notes.begun(f"the import of {against}")
+    path = Path(against)
+    target: Any
+    if path.suffix == ".json" and path.is_file():
+        target = json.loads(path.read_text(encoding="utf-8"))
+    elif path.is_file():
+        target = _foreign("against: expected a file of tensors", load_tensors, path)
+    else:
+        target = load(against)
+    if callable(target) and not _takes_arguments(target):
+        notes.begun(f"a call of {against}")
+        target = _foreign(f"against: expected a target, or a function that returns one, got {against}", target)
+    notes.begun("the comparison with the configuration")
+    report = _foreign("not judged", verify_config, config, target, layer_type=layer_type, name=against)
+    notes.write("config", {"report": report.as_dict(), "words": str(report)})
+
+
+def _takes_arguments(function: Any) -> bool:
+    """Return whether a function has a parameter without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty and p.kind not in open_kinds for p in parameters)
+
+
+TASKS: dict[str, Callable[..., None]] = {"verify": hold, "verify-model": hold_model, "verify-config": hold_config}
 
 
 def load(target: str) -> Any:

@@ -156,6 +156,44 @@ def verify_a_model(
     raise Judged(EXIT_CODES[report.verdict])
 
 
+@app.command("verify-config")
+def verify_a_config(
+    config: Annotated[str, typer.Argument(help="config.json, its folder, package.module:name, or an architecture.")],
+    against: Annotated[
+        str, typer.Option(help="A module, cache, function or description: package.module:name or file.")
+    ],
+    layer_type: Annotated[str | None, typer.Option(help="Hold only layers of this type to the configuration.")] = None,
+    timeout: TIMEOUT = Limits.seconds,
+    memory: MEMORY = Limits.gibibytes,
+    json: JSON = None,
+) -> None:
+    """Hold frequencies, a cache, a rotary module or a function to a model's configuration, in a new process.
+
+    The configuration is one of transformers, or a file of JSON with the arguments of vLLM's or SGLang's get_rope
+    (head_size, max_position, rope_parameters) or with llama.cpp's names (freq_base, freq_scale, n_rot, rope_freqs).
+
+    The target is a tensor [R/2], a cache [P, R], a pair of tables, a torch.nn.Module, a function of positions or of x
+    and positions, a function without arguments that returns one of these, a file .pt, .npy or .npz, or a description.
+
+    The report names each key that is ignored, applied twice or exchanged. The exit codes have the meaning that they
+    have for ``verify``.
+    """
+    from ropelab.conformance.configuration.apart import hold_config_apart
+
+    limits = _limits(timeout, memory)
+    with ExitStack() as reserved:
+        write_json = _reserved(reserved, "json", json)
+        line = ProgressLine()
+        with _or_stop("the target's process could not be started"):
+            verdict, words, report = hold_config_apart(
+                config, against, layer_type, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}")
+            )
+        line.end()
+        write_json(lambda: report)
+    _print(lambda console: console.print(Text(words, COLOURS[verdict]), soft_wrap=True))
+    raise Judged(EXIT_CODES[verdict])
+
+
 @app.command()
 def laws() -> None:
     """List the laws."""
