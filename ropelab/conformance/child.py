@@ -108,7 +108,8 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
     notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
-    if report.failed and not declaration.writes_cache:  # `measure` describes rotations
+    raised = all(result.status == "error" for result in report.results if result.failed)
+    if report.failed and not raised and not declaration.writes_cache:  # `measure` describes rotations
         notes.begun("the identification")
         found = measure(function, declaration, surroundings)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
