@@ -16,7 +16,7 @@ from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
-from ropelab.conformance.identify import Identification, identify
+from ropelab.conformance.identify import Identification, identify, recalls
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
@@ -62,7 +62,9 @@ def verify(
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
     raised = all(result.status == "error" for result in report.results if result.failed)
     measured = diagnose and not raised and not declaration.writes_cache
-    return replace(report, measuring=lambda: measure(function, declaration, surroundings)) if measured else report
+    if not measured:
+        return report
+    return replace(report, measuring=lambda: measure(function, declaration, surroundings, report.history))
 
 
 def check_function(function: Any) -> None:
@@ -97,6 +99,9 @@ def judge(
 
     sizes = declaration.sizes
     with surroundings.ours():
+        begun("the first calls")
+        writes = declaration.writes_cache
+        history = () if writes or not diagnose else recalls(fresh, sizes)
         results = []
         for law in declaration.laws:
             begun(f"the law {law.name}")
@@ -110,10 +115,12 @@ def judge(
             else:
                 diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
-    return Report(about, tuple(results), diagnosis)
+    return Report(about, tuple(results), diagnosis, history)
 
 
-def measure(function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings) -> Identification:
+def measure(
+    function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings, history: tuple[str, ...] = ()
+) -> Identification:
     """Return the measured deviations of a function that broke a law; `judge` describes the arguments.
 
     The command ``ropelab verify`` measures a wrong function after the laws; a report of `verify` does so when its
@@ -121,7 +128,7 @@ def measure(function: Callable[..., Any], declaration: Declaration, surroundings
     """
     with surroundings.ours():
         seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
-        return identify(declaration.subject(function, surroundings), declaration.sizes, seconds)
+        return identify(declaration.subject(function, surroundings), declaration.sizes, seconds, history)
 
 
 def hold(

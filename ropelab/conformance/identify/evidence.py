@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,10 @@ from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question, 
 from ropelab.conformance.law import names
 from ropelab.conformance.subject import Subject
 from ropelab.kernels import NO_POSITION
+
+
+Ask = Callable[[Subject, Sizes, int], Iterator[Question]]
+"""Yields the questions of a variant."""
 
 
 class OutOfTime(Exception):
@@ -75,10 +80,10 @@ class Evidence:
         answers: the answers, one for each input of each call.
     """
 
-    def __init__(self, subject: Subject, sizes: Sizes, deadline: float, variant: int = 0):
+    def __init__(self, subject: Subject, sizes: Sizes, deadline: float, variant: int = 0, ask: Ask = questions):
         self.subject, self.deadline = subject, deadline
         self.answers: list[Answer] = []
-        for question in questions(subject, sizes, variant):
+        for question in ask(subject, sizes, variant):
             self.in_time()
             try:
                 found = question.answer(subject)

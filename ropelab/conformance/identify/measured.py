@@ -362,7 +362,7 @@ class Measured:
         columns_read = slice(None) if pairs is None else pairs
         seen: dict[str, Deviation] = {}
         for name, question in self.asked.items():
-            if not name.endswith((" on", "large positions", "each sequence")):
+            if not name.endswith((" on", "large positions", "each sequence")) and not question.tokens:
                 continue
             found = self.blocks(name)
             if found is None or not all(np.isfinite(v).all() for v in vars(found).values()):

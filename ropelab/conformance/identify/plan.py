@@ -129,6 +129,7 @@ class Plan:
         extra: the number of roundings of a result beyond the roundings of a right function.
         several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
+        overwritten: whether a later call overwrites the results.
         changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
     """
 
@@ -164,7 +165,7 @@ class Plan:
         self.rounded: dict[str, str] = {}
         self.side: dict[str, int] = {}
         self.inexact, self.extra = 0.0, 0
-        self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
+        self.several = self.swapped = self.changed_inputs = self.changed_arguments = self.overwritten = False
 
     @classmethod
     def of(cls, subject: Subject, question: Question, which: int, rotary_dim: int | None = None) -> Plan:

@@ -29,6 +29,8 @@ class Question:
         kind: ``"forward"``, ``"gradient"``, ``"inputs"`` or ``"arguments"``.
         ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
         before: the numbers of tokens of the calls that come before the call.
+        after: a call between the call and the reading of its results; None for no call.
+        tokens: the number of tokens of the call, if the case has only some of them; else 0.
         plans: the plans of the definition for this call; see `ropelab.conformance.identify.plan`.
         tables: the tables of these plans; see `ropelab.conformance.identify.outcome`.
     """
@@ -38,6 +40,8 @@ class Question:
     kind: str
     ask: Callable[[Subject, Case], Tensors]
     before: tuple[int, ...] = ()
+    after: Case | None = None
+    tokens: int = 0
     plans: dict[tuple[int, int | None], Any] = field(default_factory=dict, init=False, repr=False)
     tables: dict[tuple[int, int], Any] = field(default_factory=dict, init=False, repr=False)
 

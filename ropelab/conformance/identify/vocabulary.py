@@ -11,6 +11,7 @@ from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires
+from ropelab.layout.pairing import LAYOUTS
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
@@ -96,6 +97,92 @@ def _with_offsets(plan: Plan, offsets: Callable[[tuple[int, ...]], tuple[int, ..
     apart = np.repeat(np.array(offsets(given)) - np.array(given), case.lengths)
     apart = np.concatenate((apart, np.zeros(plan.shape[1] - len(apart), dtype=int)))
     return plan.position + apart[None, :, None, None]
+
+
+def _offset_from(plan: Plan, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the positions with the offsets of sequences, or of packed documents, in another order."""
+    case = plan.question.case
+    if case.lengths is not None:
+        return _with_offsets(plan, lambda given: tuple(order(np.array(given)).tolist()))
+    return order(plan.position) if isinstance(case.offsets, tuple) else plan.position
+
+
+def _documents_at(plan: Plan, moved: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the positions of packed documents whose ends are moved; the tokens beyond the last are left as they are.
+
+    Args:
+        moved: maps the numbers of the first tokens and of the end ``[documents + 1]`` to those that the function takes.
+    """
+    case = plan.question.case
+    if case.lengths is None or case.shard is not None:
+        return plan.position
+    ends = np.concatenate(([0], np.cumsum(case.lengths)))
+    given = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    taken = np.clip(moved(ends.copy()), 0, ends[-1])
+    found = plan.position.copy()
+    for first, end, offset in zip(taken[:-1], taken[1:], given, strict=True):
+        found[0, first:end, 0, 0] = np.arange(end - first) + offset
+    return found
+
+
+def _inner(step: int, from_end: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that moves the first tokens of all documents but the first by a number of tokens."""
+
+    def moved(ends: np.ndarray) -> np.ndarray:
+        ends[1 : len(ends) - from_end] += step
+        return np.maximum.accumulate(np.minimum(ends, ends[-1]))
+
+    return moved
+
+
+def _second_chunk(plan: Plan, step: int) -> np.ndarray:
+    """Return the positions of a rank whose second chunk belongs to another rank."""
+    case = plan.question.case
+    size, rank = case.shard or (1, 0)
+    if size == 1 or case.lengths is not None:
+        return plan.position
+    half = case.shape[1] // 2
+    second = (2 * size - 1 - rank + step) * half + plan.token - half
+    return np.where(plan.token < half, plan.position, second)
+
+
+def _rank_from_end(plan: Plan) -> np.ndarray:
+    case = plan.question.case
+    size, rank = case.shard or (1, 0)
+    if size == 1 or case.lengths is not None:
+        return plan.position
+    return rank_positions(case.shape[1] * size, size, size - 1 - rank).numpy()[None, :, None, None]
+
+
+def _crossed(adjacent: bool) -> Change:
+    """Return the change for pairs of one layout with tables that have a column for each feature in the other layout."""
+
+    def change(plan: Plan) -> None:
+        heads, width = plan.shape[2:]
+        half = plan.rotary_dim // 2
+        feature, tail = np.arange(2 * half), np.arange(2 * half, width)
+        partner = feature ^ 1 if adjacent else (feature + half) % (2 * half)
+        column = feature % half if adjacent else feature // 2
+        sign = np.where(feature < partner, -1.0, 1.0)
+        parts = (
+            (feature, feature, np.ones_like(feature), column, np.ones(2 * half)),
+            (feature, partner, np.full_like(feature, 2), column, sign),
+            (tail, tail, np.zeros_like(tail), np.zeros_like(tail), np.ones(len(tail))),
+        )
+        to, element, table, columns, amplitude = (np.concatenate(values) for values in zip(*parts, strict=True))
+        begin = np.repeat(np.arange(heads) * width, len(to))
+        plan.wires = Wires(begin + np.tile(to, heads), np.full(len(begin), plan.which), begin + np.tile(element, heads),
+                           np.tile(table, heads), np.tile(columns, heads), np.zeros_like(begin),
+                           np.tile(amplitude, heads))  # fmt: skip
+
+    return change
+
+
+def _laid_out(layout: str) -> Change:
+    def change(plan: Plan) -> None:
+        plan.layout = plan.out_layout = layout
+
+    return change
 
 
 def _of_head_strides(plan: Plan) -> np.ndarray:
@@ -218,6 +305,31 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes offset 0 for all packed documents": lambda p: _with_offsets(p, lambda given: (0,) * len(given)),
     "takes the first offset for all packed documents": lambda p: _with_offsets(p, lambda given: given[:1] * len(given)),
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
+    "takes the positions of the sequences in reverse order": lambda p: p.position[::-1],
+    "takes the positions of the next sequence": lambda p: np.roll(p.position, -1, axis=0),
+    "takes the positions of the sequence before": lambda p: np.roll(p.position, 1, axis=0),
+    "takes the position of the next token, and the last token that of the first": lambda p: (
+        np.roll(p.position, -1, axis=1)
+    ),
+    "takes the position of the token before, and the first token that of the last": lambda p: (
+        np.roll(p.position, 1, axis=1)
+    ),
+    "takes the first offset for all sequences and documents": lambda p: _offset_from(
+        p, lambda given: np.repeat(given[:1], len(given), axis=0)
+    ),
+    "takes the offset of the next sequence or document": lambda p: _offset_from(
+        p, lambda given: np.roll(given, -1, axis=0)
+    ),
+    "takes the offset of the sequence or document before": lambda p: _offset_from(
+        p, lambda given: np.roll(given, 1, axis=0)
+    ),
+    "begins every document but the first one token late": lambda p: _documents_at(p, _inner(1)),
+    "begins every document but the first one token early": lambda p: _documents_at(p, _inner(-1)),
+    "ends every document one token late": lambda p: _documents_at(p, _inner(1, 0)),
+    "ends every document one token early": lambda p: _documents_at(p, _inner(-1, 0)),
+    "takes the second chunk of the rank after": lambda p: _second_chunk(p, -1),
+    "takes the second chunk of the rank before": lambda p: _second_chunk(p, 1),
+    "counts the ranks from the last": _rank_from_end,
 }
 """A predicate -> the rows that the definition would read with this mistake."""
 
@@ -288,6 +400,13 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("strides", "is addressed with the strides of q", OWN, _with_strides_of_q)
     words = "rotates the token with number n from head n of the memory on, so that heads turn several times"
     yield make("memory", words, OWN, _overlapping)
+    words = "pairs adjacent features, and reads tables whose columns are for halves"
+    yield make("wiring", words, PAIR, _crossed(adjacent=True))
+    words = "pairs the halves of a head, and reads tables whose columns are for adjacent features"
+    yield make("wiring", words, PAIR, _crossed(adjacent=False))
+    for layout in LAYOUTS:
+        yield make("layout", f"pairs features as {layout}", PAIR, _laid_out(layout))
+    yield make("overwritten", "is in memory that the next call overwrites", PURE, _with("overwritten", True))
     for size in (4, 8, 16, 32):
         words = f"takes {size} features at a time for one half, and reads partners and cosines of the next head and row"
         yield Deviation("wiring", words, OWN, _by_vectors(size), {"vector": size})
