@@ -109,7 +109,7 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
     notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
     raised = all(result.status == "error" for result in report.results if result.failed)
-    if report.failed and not raised and not declaration.writes_cache:  # `measure` describes rotations
+    if report.failed and not raised:
         notes.begun("the identification")
         found = measure(function, declaration, surroundings, report.history)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
+from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import Diagnosis
@@ -25,7 +26,7 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
 from ropelab.conformance.words import said
 
-SECONDS, THOROUGH_SECONDS = 8.0, 60.0
+SECONDS, THOROUGH_SECONDS = 10.0, 60.0
 """The limits of CPU time of an identification, usually and where the declaration asks for a longer search."""
 SHRINK_SECONDS = 1.0
 """The time after which the search for a smaller counterexample to a law ends. It is CPU time of this thread, so that
@@ -61,8 +62,7 @@ def verify(
     surroundings = Surroundings()
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
     raised = all(result.status == "error" for result in report.results if result.failed)
-    measured = diagnose and not raised and not declaration.writes_cache
-    if not measured:
+    if raised or not diagnose:
         return report
     return replace(report, measuring=lambda: measure(function, declaration, surroundings, report.history))
 
@@ -127,6 +127,8 @@ def measure(
     ``identification`` is used.
     """
     with surroundings.ours():
+        if declaration.writes_cache:
+            return identify_cache(declaration.subject(function, surroundings), declaration.sizes)
         seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
         return identify(declaration.subject(function, surroundings), declaration.sizes, seconds, history)
 

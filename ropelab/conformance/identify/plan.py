@@ -84,6 +84,11 @@ def rounded(plan: Plan, what: str, values: np.ndarray) -> np.ndarray:
     return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)
 
 
+def last_row(plan: Plan) -> int:
+    """Return the last row of the tables that the caller passes; see the conventions."""
+    return (int(abs(plan.position).max()) if plan.position.size else 0) + 3
+
+
 def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:
     """Return the inverse frequencies of the first ``rotary_dim`` features of tables for ``declared`` features.
 

@@ -1,4 +1,4 @@
-"""Questions that are asked if no ordinary answer deviates: other dtypes, many tokens, later calls, distant addresses."""
+"""Questions for functions whose ordinary answers are right: other dtypes, many tokens, later calls, far addresses."""
 
 from __future__ import annotations
 

@@ -147,33 +147,37 @@ def _relative(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Call
         if not hits:
             continue
 
-        def number(plan: Plan, coordinate=coordinate) -> np.ndarray:
-            return getattr(plan, coordinate)
-
-        def last(plan: Plan, axis=axis) -> int:
-            return plan.shape[axis] - 1
+        def place(chosen: Callable[[np.ndarray, int], np.ndarray], axis=axis, coordinate=coordinate):
+            return lambda plan: chosen(getattr(plan, coordinate), plan.shape[axis])
 
         if all((hit == size - 1).all() for hit, size in hits):
-            yield f"in the last {noun}", lambda p, n=number, m=last: n(p) == m(p)
+            yield f"in the last {noun}", place(lambda number, size: number == size - 1)
         elif all((hit < size - 1).all() for hit, size in hits):
-            yield f"in every {noun} but the last", lambda p, n=number, m=last: n(p) < m(p)
+            yield f"in every {noun} but the last", place(lambda number, size: number < size - 1)
         if all((hit == 0).all() for hit, size in hits):
-            yield f"in the first {noun}", lambda p, n=number: n(p) == 0
+            yield f"in the first {noun}", place(lambda number, size: number == 0)
         elif all((hit > 0).all() for hit, size in hits):
-            yield f"in every {noun} but the first", lambda p, n=number: n(p) > 0
+            yield f"in every {noun} but the first", place(lambda number, size: number > 0)
         every = np.concatenate([hit for hit, _ in hits])
         for modulus in (2, 3, 4, 8):
             rest = set((every % modulus).tolist())
             if len(rest) == 1 and max(size for _, size in hits) > modulus and len(set(every.tolist())) > 1:
                 at = rest.pop()
                 words = {(2, 0): f"in even {noun}s", (2, 1): f"in odd {noun}s"}.get((modulus, at))
-                words = words or f"in {noun}s whose number is {at} modulo {modulus}"
-                yield words, lambda p, n=number, m=modulus, r=at: n(p) % m == r
+                yield words or f"in {noun}s whose number is {at} modulo {modulus}", place(_modulo(modulus, at))
     if full and all(a.question.case.lengths is not None for a, _ in full):
         hits = [(np.flatnonzero(e.any(axis=(0, 2, 3))), a.question) for a, e in full]
         for words, of_question in DOCUMENTS.items():
             if all(of_question(question)[hit].all() for hit, question in hits):
-                yield words, lambda p, f=of_question: f(p.question)[None, :, None, None]
+                yield words, _of_documents(of_question)
+
+
+def _modulo(modulus: int, rest: int) -> Callable[[np.ndarray, int], np.ndarray]:
+    return lambda number, size: number % modulus == rest
+
+
+def _of_documents(chosen: Callable[[Question], np.ndarray]) -> Callable[[Plan], np.ndarray]:
+    return lambda plan: chosen(plan.question)[None, :, None, None]
 
 
 def _place_in_document(question: Question) -> tuple[np.ndarray, ...]:

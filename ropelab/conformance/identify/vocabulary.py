@@ -10,7 +10,7 @@ import numpy as np
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires, last_row
 from ropelab.layout.pairing import LAYOUTS
 
 ROW = "token t of sequence b reads the row of its own position p"
@@ -51,11 +51,6 @@ def _contiguous(plan: Plan) -> np.ndarray:
     return plan.position if size == 1 else rank * case.shape[1] + plan.token
 
 
-def _last_row(plan: Plan) -> int:
-    """Return the last row of the tables that the caller passes; see the conventions."""
-    return _last(plan) + 3
-
-
 def _row_of_head(plan: Plan) -> np.ndarray:
     """Return the position of the token whose number in the call is the number of the head."""
     positions = plan.position[..., 0, 0]
@@ -83,7 +78,7 @@ def _on_from_a_sequence_before(plan: Plan, block: int) -> np.ndarray:
     for before in range(batch - 1, -1, -1):
         number = (plan.batch - before) * tokens + plan.token
         counted = plan.position[before, 0] + number
-        reached = (plan.batch >= before) & (counted <= _last_row(plan)) & (number < -(-tokens // block) * block)
+        reached = (plan.batch >= before) & (counted <= last_row(plan)) & (number < -(-tokens // block) * block)
         found = np.where(reached, counted, found)
     return found
 
@@ -256,7 +251,7 @@ def _one_document(plan: Plan) -> np.ndarray:
     begin = 0
     for length in plan.question.case.lengths or ():
         if not length:
-            return np.where(plan.token >= begin, np.minimum(plan.token - begin, _last_row(plan)), plan.position)
+            return np.where(plan.token >= begin, np.minimum(plan.token - begin, last_row(plan)), plan.position)
         begin += length
     return plan.position
 
@@ -285,7 +280,7 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes positions modulo the largest position plus 1": lambda p: np.mod(p.position, _last(p) + 1),
     "counts positions from the end of the sequence": lambda p: p.position[:, ::-1],
     "takes the number of the token within the call for the position, up to the last row of the tables": lambda p: (
-        np.minimum(p.token, _last_row(p))
+        np.minimum(p.token, last_row(p))
     ),
     "takes the position of the token whose number is the number of the head": _row_of_head,
     "continues the first empty document to the end": _one_document,
@@ -308,11 +303,11 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the positions of the sequences in reverse order": lambda p: p.position[::-1],
     "takes the positions of the next sequence": lambda p: np.roll(p.position, -1, axis=0),
     "takes the positions of the sequence before": lambda p: np.roll(p.position, 1, axis=0),
-    "takes the position of the next token, and the last token that of the first": lambda p: (
-        np.roll(p.position, -1, axis=1)
+    "takes the position of the next token, and the last token that of the first": lambda p: np.roll(
+        p.position, -1, axis=1
     ),
-    "takes the position of the token before, and the first token that of the last": lambda p: (
-        np.roll(p.position, 1, axis=1)
+    "takes the position of the token before, and the first token that of the last": lambda p: np.roll(
+        p.position, 1, axis=1
     ),
     "takes the first offset for all sequences and documents": lambda p: _offset_from(
         p, lambda given: np.repeat(given[:1], len(given), axis=0)
@@ -519,7 +514,7 @@ def _with_strides_of_q(plan: Plan) -> None:
 
 def _everywhere(plan: Plan) -> None:
     hit = plan.nowhere[..., None, None]
-    set_row(plan, np.where(hit, np.minimum(plan.token, _last_row(plan)), plan.row))
+    set_row(plan, np.where(hit, np.minimum(plan.token, last_row(plan)), plan.row))
     plan.nowhere = np.zeros_like(plan.nowhere)
 
 
