@@ -107,7 +107,8 @@ class Plan:
         question, which: the call and the number of its input.
         name: the name of the input: x, q or k.
         rotary_dim, layout, out_layout: the features that rotate, how they are read, and how they are written.
-        position, batch, token, head: coordinates, which broadcast to ``[B, S, H, 1]``.
+        position, batch, token, head: coordinates, which broadcast to ``[B, S, H, 1]``; with positions along several
+            axes, ``position`` is ``[B, S, 1, pairs]``.
         row, sine_row: the number of the row from which cosines and sines come.
         frequency, sine_frequency: rad per row.
         multiple: the factor of the angle; -1 for the inverse.
@@ -149,6 +150,8 @@ class Plan:
         positions = case.token_positions()
         self.nowhere = (positions == NO_POSITION).numpy()
         self.position = positions.masked_fill(positions == NO_POSITION, 0).numpy()[..., None, None].astype(EXACT)
+        if case.axes is not None and self.rotary_dim == case.rotary_dim:  # a position for each pair
+            self.position = case.pair_positions().numpy()[:, :, None].astype(EXACT)
         inverse = case.inverse
         if inverse and subject.convention.name == "plain":  # the caller negates the positions
             self.position, inverse = -self.position, False

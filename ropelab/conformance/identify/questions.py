@@ -12,6 +12,7 @@ import torch
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.circumstances import after_longer, autocast, tf32
+from ropelab.conformance.laws.addressing import axes_positions
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
@@ -119,6 +120,11 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),
         "the inverse rotation": case(inverse=True),
     }
+    section, along = axes_positions(sizes)
+    for turns, words in ((False, "with adjacent pairs"), (True, "in turns")):
+        cases[f"positions along three axes {words}"] = case(
+            positions=along + more, mrope_section=section, mrope_interleaved=turns
+        )
     # Beyond 65504 float16 overflows and TF32 does not; 100001 wraps to different rows in 15, 16 and signed 16 bits. A
     # function that gets tables makes no angles.
     beyond = (100_001 if subject.convention.computes_cosines else 4099) + more

@@ -12,6 +12,7 @@ from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires, last_row
 from ropelab.layout.pairing import LAYOUTS
+from ropelab.positions.axes import mrope_axes
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
@@ -74,7 +75,7 @@ def _on_from_a_sequence_before(plan: Plan, block: int) -> np.ndarray:
     A block ends where the tables end.
     """
     batch, tokens = plan.shape[:2]
-    found = np.broadcast_to(plan.position, (batch, tokens, 1, 1)).copy()
+    found = np.broadcast_to(plan.position, (batch, tokens, 1, plan.position.shape[-1])).copy()
     for before in range(batch - 1, -1, -1):
         number = (plan.batch - before) * tokens + plan.token
         counted = plan.position[before, 0] + number
@@ -149,6 +150,26 @@ def _rank_from_end(plan: Plan) -> np.ndarray:
     return rank_positions(case.shape[1] * size, size, size - 1 - rank).numpy()[None, :, None, None]
 
 
+def _along(plan: Plan, order: Callable[[tuple[int, ...], Plan], tuple[int, ...]]) -> np.ndarray:
+    """Return the positions that pairs read along other axes."""
+    case = plan.question.case
+    if case.axes is None or case.positions is None:
+        return plan.position
+    return case.positions.cpu().long()[list(order(case.axes, plan))].movedim(0, -1).numpy()[:, :, None]
+
+
+def _exchanged(one: int, other: int) -> Callable[[tuple[int, ...], Plan], tuple[int, ...]]:
+    order = {one: other, other: one}
+    return lambda axes, plan: tuple(order.get(axis, axis) for axis in axes)
+
+
+def _other_arrangement(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    """Return the axes with adjacent pairs of an axis in place of axes that take turns, or the other way round."""
+    case = plan.question.case
+    assert case.mrope_section is not None
+    return mrope_axes(case.mrope_section, mrope_interleaved=not case.mrope_interleaved)
+
+
 def _crossed(adjacent: bool) -> Change:
     """Return the change for pairs of one layout with tables that have a column for each feature in the other layout."""
 
@@ -182,6 +203,8 @@ def _laid_out(layout: str) -> Change:
 
 def _of_head_strides(plan: Plan) -> np.ndarray:
     """Return the positions of tokens that are as far apart as the tokens of the first input."""
+    if plan.question.case.axes is not None:
+        return plan.position
     return plan.position.reshape(-1)[_in_first(plan) // _heads_of_first(plan)][..., None]
 
 
@@ -195,6 +218,8 @@ def _overlapping(plan: Plan) -> None:
     Heads turn by the sum of the positions of the tokens that reach them. Each turn rounds the table, two products and
     their sum.
     """
+    if plan.question.case.axes is not None:
+        return
     heads, first = plan.shape[2], _in_first(plan)
     positions = np.broadcast_to(plan.position, (*plan.shape[:2], 1, 1)).reshape(-1)
     before = np.concatenate((np.zeros(1, dtype=EXACT), np.cumsum(positions)))
@@ -325,6 +350,13 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the second chunk of the rank after": lambda p: _second_chunk(p, -1),
     "takes the second chunk of the rank before": lambda p: _second_chunk(p, 1),
     "counts the ranks from the last": _rank_from_end,
+    "reads the first axis of the positions for every pair": lambda p: _along(p, lambda axes, _: (0,) * len(axes)),
+    "exchanges the second and the third axis of the positions": lambda p: _along(p, _exchanged(1, 2)),
+    "exchanges the first and the second axis of the positions": lambda p: _along(p, _exchanged(0, 1)),
+    "exchanges the first and the third axis of the positions": lambda p: _along(p, _exchanged(0, 2)),
+    "takes the other arrangement of the axes, adjacent pairs for turns or turns for adjacent pairs": lambda p: _along(
+        p, _other_arrangement
+    ),
 }
 """A predicate -> the rows that the definition would read with this mistake."""
 
