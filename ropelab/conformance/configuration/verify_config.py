@@ -201,7 +201,7 @@ def _held(stated: Stated, rope: Rope, target: Measured, kind: str) -> tuple[list
     if bad.any() or max(abs(cos).max(), abs(sin).max()) > 1e6:
         findings.append(_not_finite(stated, at, cos, kind))
         return findings, words, left
-    measure = _Measure(at.numpy(), cos, sin, target, stated)
+    measure = Measure(at.numpy(), cos, sin, target, stated)
     right = Reading.of(rope)
     if not axes:
         right = replace(right, axes=None)
@@ -244,7 +244,7 @@ def _not_finite(stated: Stated, at: torch.Tensor, cos: np.ndarray, kind: str) ->
 
 
 @dataclass(frozen=True)
-class _Measure:
+class Measure:
     """Measured cosines and sines, and the comparison with readings."""
 
     at: np.ndarray

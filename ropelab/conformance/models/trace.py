@@ -28,11 +28,15 @@ class Turn:
     Attributes:
         call: the number of the call, counted over all functions that rotate.
         before, after: the argument and the result.
+        name: the name of the argument.
+        layer: the number of the layer that ran, if somebody says so.
     """
 
     call: int
     before: torch.Tensor
     after: torch.Tensor
+    name: str = ""
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,12 @@ class Traced:
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False)
 
 
-def rotations(call: Callable[[], Any]) -> list[Traced]:
+def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda: None) -> list[Traced]:
     """The functions that rotate during a call, in the order of their first calls; of nested functions the outermost.
 
     Args:
         call: runs the model without arguments, best in float64.
+        layer: returns the number of the layer that runs.
     """
     found: dict[tuple, Traced] = {}
     entered: dict[int, dict[str, torch.Tensor]] = {}
@@ -91,6 +96,7 @@ def rotations(call: Callable[[], Any]) -> list[Traced]:
             finally:
                 sys.setprofile(watch)
             if seen is not None:
+                seen = replace(seen, turns=tuple(replace(turn, layer=layer()) for turn in seen.turns))
                 while nested and nested[-1][0] > depth:  # the inner functions of this one
                     nested.pop()
                 nested.append((depth, (frame.f_code, seen.layout, seen.rotary_dim), seen))
@@ -141,7 +147,7 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
             if found is not None:
                 measured = measured or found
                 rotated.append(name)
-                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone()))
+                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone(), name))
                 break
     others = [x for name, x in tensors.items() if name not in rotated]
     if measured is None or not others:
