@@ -74,22 +74,18 @@ def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda:
         layer: returns the number of the layer that runs.
     """
     found: dict[tuple, Traced] = {}
-    entered: dict[int, dict[str, torch.Tensor]] = {}
-    nested: list[tuple[int, tuple, Traced]] = []  # rotations inside of frames that have not returned
-    depth = 0
+    entered: dict[int, tuple[dict[str, torch.Tensor], int]] = {}
+    outermost: list[tuple[tuple, Traced]] = []
 
     def watch(frame: FrameType, event: str, returned: Any) -> None:
-        nonlocal depth
         if event == "call":
-            depth += 1
             tensors = _arguments(frame)
             if len(tensors) > 1:
-                entered[id(frame)] = tensors
+                entered[id(frame)] = tensors, len(outermost)
         elif event == "return":
-            depth -= 1
             if id(frame) not in entered:
                 return
-            tensors = entered.pop(id(frame))
+            tensors, before = entered.pop(id(frame))
             sys.setprofile(None)
             try:
                 seen = _rotation(frame, tensors, returned)
@@ -97,9 +93,8 @@ def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda:
                 sys.setprofile(watch)
             if seen is not None:
                 seen = replace(seen, turns=tuple(replace(turn, layer=layer()) for turn in seen.turns))
-                while nested and nested[-1][0] > depth:  # the inner functions of this one
-                    nested.pop()
-                nested.append((depth, (frame.f_code, seen.layout, seen.rotary_dim), seen))
+                del outermost[before:]  # the inner functions of this one
+                outermost.append(((frame.f_code, seen.layout, seen.rotary_dim), seen))
 
     with torch.no_grad():
         sys.setprofile(watch)
@@ -107,7 +102,7 @@ def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda:
             call()
         finally:
             sys.setprofile(None)
-    for number, (_, key, seen) in enumerate(nested):
+    for number, (key, seen) in enumerate(outermost):
         before = found.get(key)
         turns = tuple(replace(turn, call=number) for turn in seen.turns)
         if before is not None:
