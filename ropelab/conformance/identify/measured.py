@@ -415,7 +415,7 @@ class Measured:
                 yield Deviation("wrap", f"takes positions as integers of {bits} bits", ROW, partial(_signed_wrap, half),
                                 {"modulus": 2 * half})  # fmt: skip
         last = int(read.max())
-        if (read == np.minimum(positions, last)).all():
+        if last and (read == np.minimum(positions, last)).all():  # position 0 for all is no rotation
             yield Deviation("clamp", f"takes position {last} for all positions beyond", ROW,
                             lambda p: set_row(p, np.minimum(p.row, last)), {"last": last})  # fmt: skip
         moved = positions != 0

@@ -115,6 +115,8 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "packed documents, one of them empty": case(replace(one_row, tokens=8 + more), lengths=(2, 0, 3, 3 + more)),
         "packed documents and tokens after them": case(replace(one_row, tokens=9 + more), lengths=(2, 4 + more)),
         "the second rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 1)),
+        "the first rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 0)),
+        "the second of three ranks": case(replace(sizes, tokens=8 + more), shard=(3, 1)),
         # A number of tokens of their own: a function that remembers tables by their shape has none of this shape.
         "tables with a factor": case(replace(sizes, tokens=tokens + 1), factor=1.5 if variant else 1.25),
         "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),

@@ -19,7 +19,8 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where the input has a single head": lambda q, i: q.case.inputs[i].shape[2] == 1,
     "in packed documents": lambda q, i: q.case.lengths is not None,
     "in packed documents of which some are empty": lambda q, i: 0 in (q.case.lengths or ()),
-    "on ranks beyond the first": lambda q, i: q.case.shard is not None,
+    "on ranks beyond the first": lambda q, i: q.case.shard is not None and q.case.shard[1] > 0,
+    "in context-parallel shards": lambda q, i: q.case.shard is not None,
     "where each sequence has its own offset": lambda q, i: isinstance(q.case.offsets, tuple) and not q.case.lengths,
     "where each sequence has its own positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) > 1,
     "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
@@ -94,7 +95,7 @@ def _within(wide: Scope, ours, name: str, gradient: bool, answers: list[Answer],
         )  # fmt: skip
     narrower = [
         replace(wide, words=words, asked=holds)
-        for words, holds in (CIRCUMSTANCES | lengths).items()
+        for words, holds in (lengths | CIRCUMSTANCES).items()
         if all(holds(a.question, a.which) for a, _ in ours) and any(not holds(a.question, a.which) for a in right)
     ]
     yield from narrower
@@ -116,7 +117,8 @@ def in_results(question: Question, which: int) -> bool:
 def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
     """Yield masks in words that contain all wrong elements."""
     full = [(a, e) for a, e in wrong if e.ndim == 4 and e.size > 1]
-    for axis, noun, coordinate in ((2, "head", "head"), (0, "sequence", "batch"), (1, "token", "token")):
+    yield from _modular(full)
+    for axis, noun, coordinate in _axes(full):
         sizes = {e.shape[axis] for _, e in full}
         if not full or sizes == {1}:
             continue
@@ -142,9 +144,31 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
             yield "in odd pairs", lambda p: np.arange(p.frequency.shape[-1]) % 2 == 1
 
 
+def _axes(full: list[tuple[Answer, np.ndarray]]) -> list[tuple[int, str, str]]:
+    """Return the axes whose indices are numbers of heads, sequences or tokens; a sample has no numbers of tokens."""
+    axes = [(2, "head", "head"), (0, "sequence", "batch"), (1, "token", "token")]
+    return axes[:2] if any(a.question.tokens for a, _ in full) else axes
+
+
+def _modular(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
+    """Yield masks of places whose number has a rest modulo a small number."""
+    for axis, noun, coordinate in _axes(full):
+        hits = [(np.flatnonzero(e.any(axis=tuple(k for k in range(4) if k != axis))), e.shape[axis]) for _, e in full]
+        if not hits:
+            continue
+        every = np.concatenate([hit for hit, _ in hits])
+        for modulus in (2, 3, 4, 8):
+            rest = set((every % modulus).tolist())
+            if len(rest) == 1 and max(size for _, size in hits) > modulus and len(set(every.tolist())) > 1:
+                at = rest.pop()
+                words = {(2, 0): f"in even {noun}s", (2, 1): f"in odd {noun}s"}.get((modulus, at))
+                words = words or f"in {noun}s whose number is {at} modulo {modulus}"
+                yield words, _numbered(coordinate, modulus, at)
+
+
 def _relative(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
-    """Yield masks of places that are relative to the extent of an axis, to a modulus or to packed documents."""
-    for axis, noun, coordinate in ((2, "head", "head"), (0, "sequence", "batch"), (1, "token", "token")):
+    """Yield masks of places that are relative to the extent of an axis or to packed documents."""
+    for axis, noun, coordinate in _axes(full):
         hits = [(np.flatnonzero(e.any(axis=tuple(k for k in range(4) if k != axis))), e.shape[axis]) for _, e in full]
         hits = [(hit, size) for hit, size in hits if size > 1]
         if not hits:
@@ -161,13 +185,6 @@ def _relative(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Call
             yield f"in the first {noun}", place(lambda number, size: number == 0)
         elif all((hit > 0).all() for hit, size in hits):
             yield f"in every {noun} but the first", place(lambda number, size: number > 0)
-        every = np.concatenate([hit for hit, _ in hits])
-        for modulus in (2, 3, 4, 8):
-            rest = set((every % modulus).tolist())
-            if len(rest) == 1 and max(size for _, size in hits) > modulus and len(set(every.tolist())) > 1:
-                at = rest.pop()
-                words = {(2, 0): f"in even {noun}s", (2, 1): f"in odd {noun}s"}.get((modulus, at))
-                yield words or f"in {noun}s whose number is {at} modulo {modulus}", place(_modulo(modulus, at))
     if full and all(a.question.case.lengths is not None for a, _ in full):
         hits = [(np.flatnonzero(e.any(axis=(0, 2, 3))), a.question) for a, e in full]
         for words, of_question in DOCUMENTS.items():
@@ -175,8 +192,8 @@ def _relative(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Call
                 yield words, _of_documents(of_question)
 
 
-def _modulo(modulus: int, rest: int) -> Callable[[np.ndarray, int], np.ndarray]:
-    return lambda number, size: number % modulus == rest
+def _numbered(coordinate: str, modulus: int, rest: int) -> Callable[[Plan], np.ndarray]:
+    return lambda plan: getattr(plan, coordinate) % modulus == rest
 
 
 def _of_documents(chosen: Callable[[Question], np.ndarray]) -> Callable[[Plan], np.ndarray]:

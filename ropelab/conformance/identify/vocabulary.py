@@ -381,13 +381,13 @@ def vocabulary() -> Iterator[Deviation]:
         return Deviation(kind, words, breaks, change)
 
     yield make("sign", "turns by minus the angle", ANGLE, _times("multiple", -1))
+    yield make("identity", "is not rotated", PAIR, _identity)
     for words, row in ROWS.items():
         yield make("row", words, ROW, _reads(row))
     for block in (8, 16, 32, 64):
         words = f"lets sequences overwrite the next sequences to the end of a block of {block} tokens or of the tables"
         yield Deviation("overwritten", words, OWN, _reads(partial(_on_from_a_sequence_before, block=block)),
                         {"block": block})  # fmt: skip
-    yield make("identity", "is not rotated", PAIR, _identity)
     for part, line in SIGNS.items():
         yield make("reflection", f"is reflected: {line}", PAIR, _times(part, -1))
         yield make("lost term", f"lacks the term with {TERMS[part]}", PAIR, _times(part, 0))
