@@ -14,8 +14,8 @@ Reading order:
 - `law`, `laws/`: the laws.
 - `declared`: the claims about a function, checked.
 - `verify`: holds a function to laws. `where` describes wrong elements.
-- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws. `markdown` writes
-  the text of an issue; ``report.schema.json`` describes the report as JSON.
+- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws. `summary`
+  writes one screen, and `markdown` the text of an issue; ``report.schema.json`` describes the report as JSON.
 - `faults/`: the catalogue of faults.
 - `probes`, `diagnose`: find the known faults that explain a wrong function.
 - `identify/`: measures a wrong function, and describes the deviations from the definition.
