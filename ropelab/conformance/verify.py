@@ -99,13 +99,14 @@ def judge(
 
     sizes = declaration.sizes
     with surroundings.ours():
-        begun("the first calls")
-        writes = declaration.writes_cache
-        history = () if writes or not diagnose else recalls(fresh, sizes)
-        results = []
+        history: tuple[str, ...] = ()
+        results: list[Result] = []
         for law in declaration.laws:
             begun(f"the law {law.name}")
             results.append(hold(law, fresh, sizes, shrink, found))
+            if len(results) == 1 and diagnose and not declaration.writes_cache:
+                begun("the calls after the first law")
+                history = recalls(fresh, sizes)
         diagnosis: tuple[Diagnosis, ...] = ()
         if diagnose and any(result.status == "fail" for result in results):  # an exception speaks for itself
             begun("the diagnosis")
