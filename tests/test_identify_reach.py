@@ -93,7 +93,7 @@ def test_what_earlier_calls_leave_is_said():
         longest[0] = max(longest[0], int(positions.abs().max()))
         return correct.plain(x, positions * (2 if longest[0] > 1000 else 1))
 
-    (fact,) = verify(grows, "plain", laws=["definition", "offsets"]).identification.facts[:1]
+    (fact,) = verify(grows, "plain", laws=["definition", "extents"]).identification.facts[:1]
     assert "a call at larger positions changes the results of every later call" in fact
 
 
