@@ -236,7 +236,8 @@ def test_laws_fit_a_table_and_become_formulas(table):
 
 def test_the_sentence_on_torchembed_is_read_off_the_report():
     report = (
-        "x\n\na:b: 5 laws do not hold (1 s)\n\nDiagnosis: so:\n  - backward runs forward, as in X#1 [name]\n  - other\n"
+        "x\n\na:b: wrong: 5 of 31 laws do not hold (1 s)\n\nDiagnosis: so:\n"
+        "  - backward runs forward, as in X#1 [name]\n  - other\n"
     )
     assert findings.torchembed_sentence(report).endswith(
         "breaks 5 of the laws. The diagnosis: backward runs forward, as in X#1 [name]."

@@ -268,7 +268,8 @@ def test_the_command_line_has_what_is_named():
 
     section = (summary.GUIDE / "4_verify.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {*CONVENTIONS, *CACHE_CONVENTIONS}
-    options = {name for option in typer.main.get_command(app).commands["verify"].params for name in option.opts}
+    commands = typer.main.get_command(app).commands
+    options = {name for command in commands.values() for option in command.params for name in option.opts}
     named = set(re.findall(r"--[a-z][a-z-]*", section))
     assert "--convention" in named and named <= options, named - options
 

@@ -138,6 +138,11 @@ def forks(x, positions):
     os.fork()
     return rope(x, positions)
 
+def raises_for_many(x, positions):
+    if x.shape[1] > 2:
+        raise RuntimeError("no workspace for so many tokens")
+    return rope(x, positions)
+
 def not_here(x, positions):
     raise NotImplementedError("CUDA alone")
 
@@ -176,10 +181,12 @@ def no_process(monkeypatch):
 def test_exit_code_0_and_a_row_for_each_law(folder):
     """The module of the function leaves a thread behind, and an exit code of its own for the end of Python."""
     out = folder / "report.json"
-    result = run("somebodys:Namespace.rope", "--convention", "plain", "--layout", "split_half", "--json", str(out))
+    result = run(
+        "somebodys:Namespace.rope", "--convention", "plain", "--layout", "split_half", "-v", "--json", str(out)
+    )
     assert result.exit_code == 0, result.output
     assert "definition" in result.output and "not applicable" in result.output
-    assert "all laws that apply hold (" in result.output
+    assert "laws that apply hold (" in result.output
     report = json.loads(out.read_text())
     assert report["passed"] and report["verdict"] == "right" and not report["stopped"]
     by_law = {result["law"]: result for result in report["results"]}
@@ -195,11 +202,22 @@ def test_exit_code_1_counterexample_and_json(folder):
         "somebodys:wrong", "--convention", "plain", "--law", "identity", "--law", "isometry", "--json", str(out)
     )
     assert result.exit_code == 1
+    assert "wrong: 1 of 2 laws does not hold" in result.output and len(result.output.splitlines()) < 24
+    for part in ("The function does this", "Smallest example: ", "Known faults", "Broken: identity"):
+        assert part in result.output
+    result = run("somebodys:wrong", "--convention", "plain", "--law", "identity", "-v")
     for part in ("identity", "fail", "expected", "actual", "Diagnosis"):
         assert part in result.output
     report = json.loads(out.read_text())
     assert [r["status"] for r in report["results"]] == ["pass", "fail"] and report["verdict"] == "wrong"
     assert out.stat().st_mode & 0o777 == 0o640 and not list(folder.glob(".*"))
+
+
+def test_a_function_that_raises_gets_its_traceback_and_no_diagnosis(folder):
+    result = run("somebodys:raises_for_many", "--convention", "plain", "--law", "definition")
+    assert result.exit_code == 1 and "Known faults" not in result.output
+    for part in ("somebodys.py", 'raise RuntimeError("no workspace', "The call: float32[1, 3, 1, 2], int64[3]"):
+        assert part in result.output
 
 
 ENDS = {
@@ -256,7 +274,7 @@ def test_on_a_gpu_in_a_process_of_its_own(folder):
 
 
 def test_what_a_function_changes_does_not_reach_the_verdict(folder):
-    result = run("somebodys:meddles", "--convention", "plain")
+    result = run("somebodys:meddles", "--convention", "plain", "-v")
     assert result.exit_code == 0, result.output
     assert "the function changes" in result.output  # the message of the law ``compile``
 

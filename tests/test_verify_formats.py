@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner  # noqa: E402
 
-from ropelab.conformance import CONVENTIONS, verify  # noqa: E402
+from ropelab.conformance import CACHE_CONVENTIONS, CONVENTIONS, verify  # noqa: E402
 from ropelab.conformance.cli import app  # noqa: E402
 from ropelab.conformance.faults import FAULTS, correct  # noqa: E402
 from ropelab.conformance.markdown import markdown  # noqa: E402
@@ -36,6 +36,9 @@ def leaves(x, positions):
 RIGHT = """
 from ropelab.conformance.faults.correct import *
 from ropelab.conformance.faults.correct import ropelab as ropelab_like
+from ropelab.conformance.cache.correct import CORRECT
+
+rope_and_cache, fused_qk_norm_rope = CORRECT["rope_and_cache"], CORRECT["fused_qk_norm_rope"]
 """
 BROKEN = """
 
@@ -164,7 +167,7 @@ def test_markdown_keeps_tables_whole():
 def test_the_examples_of_the_page_run_in_a_project(tmp_path):
     page = (ROOT / "ropelab" / "study" / "site" / "guide" / "verify.md").read_text()
     example = re.search(r"```python\n(from my_rope.*?)```", page, re.S).group(1)
-    assert set(re.findall(r'pytest_laws\(\w+, "(\w+)"', example)) <= set(CONVENTIONS)
+    assert set(re.findall(r'pytest_laws\(\w+, "(\w+)"', example)) <= {*CONVENTIONS, *CACHE_CONVENTIONS}
     (tmp_path / "my_rope.py").write_text(RIGHT)
     (tmp_path / "test_mine.py").write_text(example + BROKEN)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}

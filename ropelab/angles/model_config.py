@@ -53,14 +53,36 @@ def rope_from_config(
             key. The message names the key. Or the model type is unknown and ``layout`` is missing, or no `Rope`
             describes the model: the message says what to pass.
     """
+    settings, parameters = stated(config, layer_type)
+    return rope_of(settings, parameters, layer_type=layer_type, layout=layout, seq_len=seq_len)
+
+
+def stated(config: Any, layer_type: str | None = None) -> tuple[dict, dict]:
+    """``(settings, parameters)``: copies of the model's settings, and of the parameters of one type of layers.
+
+    The parameters have the flat form of version 5's ``rope_parameters``. The arguments and the errors are those of
+    `rope_from_config`.
+    """
     settings = _settings(config)
-    given, name = layout, _model_type(settings)
-    layout, out_layout = _layouts(settings, name, layout)
-    seq_len = 0 if seq_len is None else integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
+    name = _model_type(settings)
     if "text_config" in settings and "hidden_size" not in settings:
         expected = "the configuration of one part of the model, such as config.text_config"
         raise ValueError(f"config: expected {expected}, got the configuration of all parts")
-    parameters = _parameters(settings, layer_type, name)
+    return settings, _parameters(settings, layer_type, name)
+
+
+def rope_of(
+    settings: dict,
+    parameters: dict,
+    *,
+    layer_type: str | None = None,
+    layout: str | None = None,
+    seq_len: int | None = None,
+) -> Rope:
+    """The rotation that the results of `stated` describe; `rope_from_config` has the other arguments and the errors."""
+    given, name = layout, _model_type(settings)
+    layout, out_layout = _layouts(settings, name, layout)
+    seq_len = 0 if seq_len is None else integer("seq_len", seq_len, at_least=0, below=sys.maxsize)
     rope_type = _rope_type(parameters)
     if name in model_types.AXIAL_MODELS and rope_type == "default":
         rope_type = "axial"  # as transformers takes it; old configurations do not state it
@@ -68,8 +90,8 @@ def rope_from_config(
         axial = ", ".join(sorted(model_types.AXIAL_MODELS))
         raise ValueError(f"rope_type: expected 'axial' for {axial}, and for no other, got {rope_type!r} for {name!r}")
     _check_keys(rope_type, parameters)
+    model, stated_parameters = settings, parameters
     parameters = {key: value for key, value in parameters.items() if value is not None}
-    model = settings
     if layer_type is not None:
         settings = settings | _overrides(settings, layer_type)
 
@@ -97,7 +119,9 @@ def rope_from_config(
         axes=columns,
         max_seq_len=_max_seq_len(settings),
         lengths=lengths,
-        remake=None if lengths == ANY_LENGTH else partial(rope_from_config, model, layer_type=layer_type, layout=given),
+        remake=None
+        if lengths == ANY_LENGTH
+        else partial(rope_of, model, stated_parameters, layer_type=layer_type, layout=given),
         inferred=reader.inferred,
     )
 

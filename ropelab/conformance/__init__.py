@@ -14,13 +14,14 @@ Reading order:
 - `law`, `laws/`: the laws.
 - `declared`: the claims about a function, checked.
 - `verify`: holds a function to laws. `where` describes wrong elements.
-- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws. `markdown` writes
-  the text of an issue; ``report.schema.json`` describes the report as JSON.
+- `result`, `words`, `report`: the outcome of one law, a broken law in words, the outcome of all laws. `summary`
+  writes one screen, and `markdown` the text of an issue; ``report.schema.json`` describes the report as JSON.
 - `faults/`: the catalogue of faults.
 - `probes`, `diagnose`: find the known faults that explain a wrong function.
 - `identify/`: measures a wrong function, and describes the deviations from the definition.
 - `circumstances`: calls under autocast, with TF32 and after a longer sequence, for the laws, `probes` and `identify/`.
 - `cache/`: the same for operators that rotate and write a paged cache: cases, conventions, laws, faults, diagnosis.
+- `configuration/`: holds frequencies, tables or a rotation to the configuration of a model.
 - `testing`: the laws as a test for pytest.
 - `cli`, `process`, `child`, `destination`: the command ``ropelab verify``, which runs the function in a new process.
 """

@@ -83,8 +83,10 @@ def hold_apart(
     """
 
     def tell_of_notes(notes: list[tuple[str, Any]]) -> None:
-        held = {value["law"] for kind, value in notes if kind == "result"}
-        tell(dict(notes).get("begun", START), len(held))
+        results = {value["law"]: value.get("status") for kind, value in notes if kind == "result"}
+        broken = [law for law, status in results.items() if status in ("fail", "error")]
+        begun = dict(notes).get("begun", START)
+        tell(f"{begun} ({broken[0]} does not hold)" if broken else begun, len(results))
 
     done = run("verify", {"target": target, "declared": declared}, limits, tell_of_notes)
     outcome = ProcessEnd(about={"function": target, **declared})

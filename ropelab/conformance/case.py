@@ -30,6 +30,8 @@ class Sizes:
     k_heads: int = 2
     head_dim: int = 16
     rotary_dim: int = 12
+    token_counts: tuple[int, ...] = (64, 1024, 10_240, 65_536)
+    """Numbers of tokens beyond which a function may take another path; of no tensor of a case."""
 
     def smaller(self) -> Iterator[Sizes]:
         """Yield smaller sizes: each extent reduced, the smallest value first.
@@ -46,7 +48,8 @@ class Sizes:
                 yield replace(self, head_dim=head_dim, rotary_dim=rotary_dim)
 
     def __str__(self) -> str:
-        return ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
+        extents = (field.name for field in fields(self) if field.name != "token_counts")
+        return ", ".join(f"{name} {getattr(self, name)}" for name in extents)
 
 
 @dataclass(frozen=True, eq=False)

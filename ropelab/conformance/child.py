@@ -7,6 +7,7 @@ or fills a stream cannot disturb them. Each line carries a key that the function
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import json
 import os
@@ -107,9 +108,10 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
         raise Unusable(f"target: expected package.module:function, got {target} ({reason})") from None
     report = judge(function, declaration, surroundings, begun=notes.begun, found=notes.result)
     notes.write("diagnosis", {"diagnosis": [str(fault) for fault in report.diagnosis], "words": diagnosis(report)})
-    if report.failed and not declaration.writes_cache:  # `measure` describes rotations
+    raised = all(result.status == "error" for result in report.results if result.failed)
+    if report.failed and not raised:
         notes.begun("the identification")
-        found = measure(function, declaration, surroundings)
+        found = measure(function, declaration, surroundings, report.history)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
 
 
@@ -118,7 +120,7 @@ def hold_model(notes: Notes, target: str) -> None:
     from torch.nn import Module
 
     from ropelab.conformance.models.trace import Traced
-    from ropelab.conformance.models.verify_model import FunctionReport, function_report, verify_model
+    from ropelab.conformance.models.verify_model import FunctionReport, function_report, tiny_of, verify_model
 
     model: Any = target
     if ":" in target:
@@ -139,11 +141,45 @@ def hold_model(notes: Notes, target: str) -> None:
         return report
 
     notes.begun("a call of the model")
-    report = _foreign("the model cannot be judged", verify_model, model, laws_of=judged)
+    # The process is the model's own. A copy would leave functions that somebody put into it with the original.
+    tiny = model if isinstance(model, str) else _foreign("the model cannot be judged", tiny_of, model)
+    report = _foreign("the model cannot be judged", verify_model, tiny, laws_of=judged)
     notes.write("model", asdict(report))
 
 
-TASKS: dict[str, Callable[..., None]] = {"verify": hold, "verify-model": hold_model}
+def hold_config(notes: Notes, config: str, against: str, layer_type: str | None) -> None:
+    """Import or read a target, and hold it to a configuration; the arguments are those of `verify_config`."""
+    from ropelab.conformance.configuration import verify_config
+    from ropelab.conformance.configuration.measured import load as load_tensors
+
+    notes.begun(f"the import of {against}")
+    path = Path(against)
+    target: Any
+    if path.suffix == ".json" and path.is_file():
+        target = json.loads(path.read_text(encoding="utf-8"))
+    elif path.is_file():
+        target = _foreign("against: expected a file of tensors", load_tensors, path)
+    else:
+        target = load(against)
+    if callable(target) and not _takes_arguments(target):
+        notes.begun(f"a call of {against}")
+        target = _foreign(f"against: expected a target, or a function that returns one, got {against}", target)
+    notes.begun("the comparison with the configuration")
+    report = _foreign("not judged", verify_config, config, target, layer_type=layer_type, name=against)
+    notes.write("config", {"report": report.as_dict(), "words": str(report)})
+
+
+def _takes_arguments(function: Any) -> bool:
+    """Return whether a function has a parameter without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty and p.kind not in open_kinds for p in parameters)
+
+
+TASKS: dict[str, Callable[..., None]] = {"verify": hold, "verify-model": hold_model, "verify-config": hold_config}
 
 
 def load(target: str) -> Any:

@@ -22,6 +22,7 @@ from ropelab.conformance.destination import Destination
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.process import Limits
 from ropelab.conformance.report import why_not_judged
+from ropelab.conformance.summary import summary
 from ropelab.progress import ProgressLine
 
 app = typer.Typer(
@@ -72,6 +73,11 @@ def verify(
     dtype: Annotated[str, typer.Option(help=f"The dtype of most cases: {', '.join(DTYPES)}.")] = "float32",
     law: Annotated[list[str] | None, typer.Option(help="Hold the function to this law only; can be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave this law out; can be repeated.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Numbers of tokens beyond which a function has another path.")
+    ] = None,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Search longer for what a wrong function does.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
     timeout: TIMEOUT = Limits.seconds,
     memory: MEMORY = Limits.gibibytes,
     json: JSON = None,
@@ -105,8 +111,10 @@ def verify(
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
         "norm_last": norm_last, "norm_across": norm_across, "table_free": table_free,
         "rotary_dim": rotary_dim, "head_dim": head_dim, "q_heads": q_heads, "k_heads": k_heads, "base": base,
-        "device": device, "laws": law, "skip": skip or [],
+        "device": device, "laws": law, "skip": skip or [], "thorough": thorough,
     }  # fmt: skip
+    if sizes is not None:
+        declared["token_counts"] = _integers("sizes", sizes)
     try:
         declaration = declare(**declared, dtype=DTYPES[dtype])
     except ValueError as error:
@@ -125,7 +133,7 @@ def verify(
         line.end()
         write_json(outcome.to_json)
         write_markdown(outcome.to_markdown)
-    _print(lambda console: _show(console, target, outcome, len(names)))
+    _print(lambda console: _show(console, target, outcome, len(names), verbose))
     raise Judged(EXIT_CODES[outcome.verdict])
 
 
@@ -156,6 +164,44 @@ def verify_a_model(
     raise Judged(EXIT_CODES[report.verdict])
 
 
+@app.command("verify-config")
+def verify_a_config(
+    config: Annotated[str, typer.Argument(help="config.json, its folder, package.module:name, or an architecture.")],
+    against: Annotated[
+        str, typer.Option(help="A module, cache, function or description: package.module:name or file.")
+    ],
+    layer_type: Annotated[str | None, typer.Option(help="Hold only layers of this type to the configuration.")] = None,
+    timeout: TIMEOUT = Limits.seconds,
+    memory: MEMORY = Limits.gibibytes,
+    json: JSON = None,
+) -> None:
+    """Hold frequencies, a cache, a rotary module or a function to a model's configuration, in a new process.
+
+    The configuration is one of transformers, or a file of JSON with the arguments of vLLM's or SGLang's get_rope
+    (head_size, max_position, rope_parameters) or with llama.cpp's names (freq_base, freq_scale, n_rot, rope_freqs).
+
+    The target is a tensor [R/2], a cache [P, R], a pair of tables, a torch.nn.Module, a function of positions or of x
+    and positions, a function without arguments that returns one of these, a file .pt, .npy or .npz, or a description.
+
+    The report names each key that is ignored, applied twice or exchanged. The exit codes have the meaning that they
+    have for ``verify``.
+    """
+    from ropelab.conformance.configuration.apart import hold_config_apart
+
+    limits = _limits(timeout, memory)
+    with ExitStack() as reserved:
+        write_json = _reserved(reserved, "json", json)
+        line = ProgressLine()
+        with _or_stop("the target's process could not be started"):
+            verdict, words, report = hold_config_apart(
+                config, against, layer_type, limits, lambda begun: line.show(f"now {begun}; {line.left(0, 0)}")
+            )
+        line.end()
+        write_json(lambda: report)
+    _print(lambda console: console.print(Text(words, COLOURS[verdict]), soft_wrap=True))
+    raise Judged(EXIT_CODES[verdict])
+
+
 @app.command()
 def laws() -> None:
     """List the laws."""
@@ -164,6 +210,14 @@ def laws() -> None:
         of = " (operators that write a cache)" if law is CACHE_LAWS.get(law.name) else ""
         table.add_row(law.name, law.statement + of + ("" if law.by_default else " (only if named)"))
     _print(lambda console: console.print(table))
+
+
+def _integers(name: str, value: str) -> list[int]:
+    """Return the integers that commas separate."""
+    try:
+        return [int(part) for part in value.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{name}: expected integers that commas separate, got {value!r}") from None
 
 
 def _limits(timeout: float, memory: float) -> Limits:
@@ -219,13 +273,15 @@ def _or_stop(reason: str) -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _show(console: Console, target: str, outcome: ProcessEnd, asked: int) -> None:
-    if outcome.results:
+def _show(console: Console, target: str, outcome: ProcessEnd, asked: int, verbose: bool) -> None:
+    if outcome.results and verbose:
         console.print(_table(outcome))
     seconds = sum(result["seconds"] for result in outcome.results.values())
-    said = f"\n{target}: {_verdict(outcome, asked)} ({seconds:.1f} s)"
+    said = f"{target}: {_verdict(outcome, asked)} ({seconds:.1f} s)"
     console.print(Text(said, COLOURS[outcome.verdict]), soft_wrap=True)
-    if outcome.failed:
+    if outcome.failed and not verbose:
+        console.print(Text("\n" + summary(outcome.as_dict())), soft_wrap=True)
+    elif outcome.failed:
         parts = [outcome.results[law]["words"] for law in outcome.failed]
         parts.append(outcome.diagnosis_words or f"Diagnosis: none, because {outcome.stopped}.")
         parts += filter(None, [outcome.identification_words])
@@ -253,7 +309,9 @@ def _verdict(outcome: ProcessEnd, asked: int) -> str:
     """Return the verdict in words; ``asked`` is the number of laws that the function should be held to."""
     if outcome.refused:
         return f"not judged: {outcome.refused}"
-    broken = f"{len(outcome.failed)} law{' does' if len(outcome.failed) == 1 else 's do'} not hold"
+    applied = sum(result["status"] != "not applicable" for result in outcome.results.values())
+    many = len(outcome.failed) > 1
+    broken = f"wrong: {len(outcome.failed)} of {applied} laws {'do' if many else 'does'} not hold"
     if outcome.stopped:
         done = f"{outcome.stopped}; {len(outcome.results)} of {asked} laws have a result"
         return f"{broken}; {done}" if outcome.failed else f"not judged: {done}"
@@ -263,4 +321,5 @@ def _verdict(outcome: ProcessEnd, asked: int) -> str:
     if outcome.verdict == "wrong":
         return broken
     every = sum(law.by_default for law in laws_of(outcome.about.get("convention", "")).values())
-    return "all laws that apply hold" + (f", of the {asked} asked for" if asked < every else "")
+    held = sum(result["status"] == "pass" for result in outcome.results.values())
+    return f"right: all {held} laws that apply hold" + (f", of the {asked} asked for" if asked < every else "")

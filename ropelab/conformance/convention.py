@@ -31,6 +31,11 @@ class Arguments:
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """The arguments as a call has them, with the dtype and shape of tensors in place of numbers."""
+        parts = [_said(value) for value in self.positional]
+        return ", ".join((*parts, *(f"{name}={_said(value)}" for name, value in self.keywords.items())))
+
     def others(self) -> dict[str, torch.Tensor]:
         """Return the tensors that the function does not rotate (tables, positions, offsets), by name or place."""
         named = {f"argument {i}": value for i, value in enumerate(self.positional)} | dict(self.keywords)
@@ -154,7 +159,17 @@ def call(function: Callable[..., Any], arguments: Arguments, form: str) -> Any:
     except TypeError as reason:
         if signature is None and reason.__traceback__ is not None and reason.__traceback__.tb_next is None:
             raise NotApplicable(f"the function cannot be called as {form}: {reason}") from None  # a call in C
+        reason.add_note(f"The call: {arguments}")
         raise
+    except Exception as error:
+        error.add_note(f"The call: {arguments}")
+        raise
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return repr(value)
 
 
 def check_tensor(name: str, y: torch.Tensor, device: torch.device) -> None:

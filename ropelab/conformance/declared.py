@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 
+from ropelab.arguments import integers
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.conventions import CONVENTIONS
@@ -21,6 +22,8 @@ from ropelab.layout.pairing import LAYOUTS, check_layout
 
 SIGNS = ("standard", "reversed")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+MOST_TOKENS = 2**22
+"""The largest number of tokens of a call."""
 MOST_FEATURES = 2**18
 """The largest number of features in all heads of a token: larger cases do not fit into a small machine's memory."""
 
@@ -36,6 +39,7 @@ class Declaration:
         about: the claims for the report, name by name.
         claims: the claims as fields of `Subject`.
         kept: the first contents of the subject's ``state``.
+        thorough: whether the search for what a wrong function does may take long.
     """
 
     convention: str
@@ -44,6 +48,7 @@ class Declaration:
     about: dict[str, Any]
     claims: dict[str, Any]
     kept: dict[str, Any] = field(default_factory=dict)
+    thorough: bool = False
 
     @property
     def writes_cache(self) -> bool:
@@ -86,6 +91,8 @@ def declare(
     base: float = 10000.0,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    token_counts: Sequence[int] = Sizes.token_counts,
+    thorough: bool = False,
 ) -> Declaration:
     """Return the declaration of a function. It needs neither the function nor the device.
 
@@ -114,6 +121,9 @@ def declare(
             10000.
         device: the device of all tensors.
         dtype: the dtype of the tensors of most laws. Laws about dtypes use other dtypes as well.
+        token_counts: numbers of tokens beyond which the function may take another path, such as the thresholds of a
+            dispatch. The law ``token_counts`` compares some tokens of a call with one token more.
+        thorough: whether the search for what a wrong function does may take long.
 
     Raises:
         TypeError: a size or ``base`` is not a number, or ``dtype`` is not in ``DTYPES``.
@@ -140,6 +150,7 @@ def declare(
         if value and not (convention in CACHE_CONVENTIONS and name in kind.variants):
             raise ValueError(f"{name}: expected False for {convention}, which cannot express it, got {value}")
     sizes = _sizes(q_heads, k_heads, head_dim, rotary_dim, kind.partial)
+    sizes = replace(sizes, token_counts=integers("token_counts", token_counts, 1, MOST_TOKENS))
     _check_base(base)
     if dtype not in DTYPES.values():
         raise TypeError(f"dtype: expected one of {tuple(DTYPES)}, got {dtype}")
@@ -160,7 +171,7 @@ def declare(
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
     kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
-    return Declaration(convention, chosen, sizes, about, claims, kept)
+    return Declaration(convention, chosen, sizes, about, claims, kept, thorough)
 
 
 def laws_of(convention: str) -> Mapping[str, Law]:

@@ -13,7 +13,8 @@ from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.convention import accepts
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.faults import FAULTS, Fault, runs_on
-from ropelab.conformance.probes import Seen, probes, rare_probes
+from ropelab.conformance.identify.questions import FORWARD, questions
+from ropelab.conformance.probes import Probe, Seen, definition, probes, rare_probes
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.kernels import INTERPRETED
@@ -74,6 +75,14 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
         suspect = _suspect(fault, subject)
         if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
             found.append(diagnosis)
+    if found:  # the questions of the identification, which no fault of the catalogue was made for
+        asked = (
+            Probe(question.name, question.case, question.ask, definition)
+            for question in questions(subject, sizes, 1)
+            if question.kind == FORWARD
+        )
+        fresh = answers(subject, (probe for probe in asked if _is_small(probe.case)))
+        found = [d for d in found if _reproduced(_suspect(d.fault, subject), subject, *fresh) is not None]
     return sorted(found, key=lambda d: d.fault.convention != subject.convention.name)
 
 
@@ -115,21 +124,25 @@ def compared(fault: Fault, suspect: Any, subject: Any, wrong, right) -> Diagnosi
         suspect, subject: the fault and the implementation: `Subject`, or `CacheSubject` of ``cache.subject``.
         wrong, right: the results of `answers`.
     """
-    reproduced: list[str] = []
+    reproduced = _reproduced(suspect, subject, wrong, right)
+    return Diagnosis(fault, tuple(reproduced)) if reproduced else None
+
+
+def _reproduced(suspect: Any, subject: Any, wrong, right) -> list[str] | None:
+    """Return the names of the wrong probes that a suspect answers alike; None if any answer of the two differs."""
+    names: list[str] = []
     for probe, seen, truth in wrong:
         found = _seen_as(probe, suspect, subject)
         if found is None:
             continue
         if not _same(seen, found, truth):
             return None
-        reproduced.append(probe.name)
-    if not reproduced:
-        return None
-    for probe, _, truth in right:
+        names.append(probe.name)
+    for probe, _, truth in right if names or not wrong else ():
         found = _seen_as(probe, suspect, subject)
         if found is not None and _deviates(found, truth):
             return None
-    return Diagnosis(fault, tuple(reproduced))
+    return names
 
 
 def _suspect(fault: Fault, subject: Subject) -> Subject | None:

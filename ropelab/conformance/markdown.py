@@ -103,13 +103,16 @@ def _claims(about: Mapping[str, str]) -> dict[str, str]:
     """Return the claims that are no defaults."""
     plain = {name: value.removeprefix("torch.") for name, value in about.items()}
     kept = {name: value for name, value in plain.items() if value not in ("None", "False", DEFAULTS.get(name))}
-    return {name: value for name, value in kept.items() if name not in ("function", "laws", "skip")}
+    return {name: value for name, value in kept.items() if name not in ("function", "laws", "skip", "thorough")}
 
 
 def _command(about: Mapping[str, str]) -> str:
     """Return the command that repeats the run."""
     parts = ["ropelab", "verify", about["function"]]
     for name, value in _claims(about).items():
+        if name == "token_counts":
+            parts += ["--sizes", value.strip("[()]").replace(" ", "")]
+            continue
         parts += [FLAGS[name]] if name in FLAGS else [f"--{name.replace('_', '-')}", value]
     return shlex.join(parts)
 

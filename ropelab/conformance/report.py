@@ -39,12 +39,14 @@ class Report:
         about: the declaration of the function, name by name.
         results: the result of each law, in the order of `LAWS`.
         diagnosis: the faults of the catalogue that explain the failures, the best explanation first.
+        history: which calls change the results of later calls, in words.
         measuring: measures the deviations of the function; None if nobody wants to know them.
     """
 
     about: dict[str, Any]
     results: tuple[Result, ...]
     diagnosis: tuple[Any, ...] = field(default=())
+    history: tuple[str, ...] = field(default=())
     measuring: Callable[[], Identification] | None = field(default=None, compare=False, repr=False)
 
     @cached_property

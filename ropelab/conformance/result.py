@@ -39,10 +39,11 @@ class Counterexample:
         """Return everything but the numbers in the tensors, for JSON."""
         numbers = {name: json_number(getattr(self, name)) for name in ("expected", "actual", "bound")}
         case = self.case
+        sizes = {name: value for name, value in vars(self.sizes).items() if name != "token_counts"}
         asked: dict[str, Any] = {"shapes": [list(x.shape) for x in case.inputs], "dtype": str(case.inputs[0].dtype)}
         asked |= {"positions": case.token_positions().tolist(), "lengths": case.lengths, "shard": case.shard}
         asked |= case.extra()
-        return {"sizes": vars(self.sizes), "what": self.what, "where": self.where, **numbers, **asked,
+        return {"sizes": sizes, "what": self.what, "where": self.where, **numbers, **asked,
                 "pattern": self.pattern}  # fmt: skip
 
 
@@ -60,6 +61,7 @@ class Result:
         message: why the law does not apply, the exception, or the violation where no number expresses it.
         seconds: the time that the law took.
         compared: the number of elements that were compared with the definition, not with another result.
+        traceback: the traceback of an exception in the function's own code, and the call; empty without an exception.
     """
 
     law: str
@@ -71,6 +73,7 @@ class Result:
     message: str = ""
     seconds: float = 0.0
     compared: int = 0
+    traceback: str = ""
 
     @property
     def failed(self) -> bool:
@@ -83,7 +86,7 @@ class Result:
         numbers = {"violation": json_number(self.violation), "bound": json_number(self.bound)}
         return {"law": self.law, "statement": self.statement, "status": self.status, **numbers,
                 "compared": self.compared, "message": self.message, "counterexample": found,
-                "seconds": round(self.seconds, 3)}  # fmt: skip
+                "traceback": self.traceback, "seconds": round(self.seconds, 3)}  # fmt: skip
 
 
 def json_number(value: float | None) -> float | str | None:

@@ -42,12 +42,19 @@ def pytest_laws(
 
     @pytest.mark.parametrize("law", names)
     def test(law):
-        report = verify(function, convention, laws=[law], **declared)
-        result = report[law]
-        inapplicable = result.status == "not applicable"
-        if result.failed or (inapplicable and law == "definition"):
-            pytest.fail(text(report), pytrace=False)
-        if inapplicable:
-            pytest.skip(result.message)
+        check_law(function, convention, law, **declared)
 
     return test
+
+
+def check_law(function: Callable[..., Any], convention: str, law: str, **declared) -> None:
+    """Fail the test that runs unless a function keeps a law, or skip it; `pytest_laws` describes the arguments."""
+    import pytest
+
+    report = verify(function, convention, laws=[law], **declared)
+    result = report[law]
+    inapplicable = result.status == "not applicable"
+    if result.failed or (inapplicable and law == "definition"):
+        pytest.fail(text(report), pytrace=False)
+    if inapplicable:
+        pytest.skip(result.message)

@@ -6,16 +6,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
+from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Broken, NotApplicable, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
-from ropelab.conformance.identify import Identification, identify
+from ropelab.conformance.identify import Identification, identify, recalls
 from ropelab.conformance.law import Comparison, Law
 from ropelab.conformance.report import Report
 from ropelab.conformance.result import Counterexample, Result
@@ -24,7 +26,9 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.where import pattern
 from ropelab.conformance.words import said
 
-SHRINK_SECONDS = 2.0
+SECONDS, THOROUGH_SECONDS = 10.0, 60.0
+"""The limits of CPU time of an identification, usually and where the declaration asks for a longer search."""
+SHRINK_SECONDS = 1.0
 """The time after which the search for a smaller counterexample to a law ends. It is CPU time of this thread, so that
 other work on the machine cannot end the search early."""
 
@@ -57,8 +61,10 @@ def verify(
     check_function(function)
     surroundings = Surroundings()
     report = judge(function, declaration, surroundings, shrink=shrink, diagnose=diagnose)
-    measured = diagnose and not declaration.writes_cache
-    return replace(report, measuring=lambda: measure(function, declaration, surroundings)) if measured else report
+    raised = all(result.status == "error" for result in report.results if result.failed)
+    if raised or not diagnose:
+        return report
+    return replace(report, measuring=lambda: measure(function, declaration, surroundings, report.history))
 
 
 def check_function(function: Any) -> None:
@@ -93,12 +99,16 @@ def judge(
 
     sizes = declaration.sizes
     with surroundings.ours():
-        results = []
+        history: tuple[str, ...] = ()
+        results: list[Result] = []
         for law in declaration.laws:
             begun(f"the law {law.name}")
             results.append(hold(law, fresh, sizes, shrink, found))
+            if len(results) == 1 and diagnose and not declaration.writes_cache:
+                begun("the calls after the first law")
+                history = recalls(fresh, sizes)
         diagnosis: tuple[Diagnosis, ...] = ()
-        if diagnose and any(result.failed for result in results):
+        if diagnose and any(result.status == "fail" for result in results):  # an exception speaks for itself
             begun("the diagnosis")
             counterexamples = [result.counterexample for result in results if result.counterexample is not None]
             if declaration.writes_cache:
@@ -106,17 +116,22 @@ def judge(
             else:
                 diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
-    return Report(about, tuple(results), diagnosis)
+    return Report(about, tuple(results), diagnosis, history)
 
 
-def measure(function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings) -> Identification:
+def measure(
+    function: Callable[..., Any], declaration: Declaration, surroundings: Surroundings, history: tuple[str, ...] = ()
+) -> Identification:
     """Return the measured deviations of a function that broke a law; `judge` describes the arguments.
 
     The command ``ropelab verify`` measures a wrong function after the laws; a report of `verify` does so when its
     ``identification`` is used.
     """
     with surroundings.ours():
-        return identify(declaration.subject(function, surroundings), declaration.sizes)
+        if declaration.writes_cache:
+            return identify_cache(declaration.subject(function, surroundings), declaration.sizes)
+        seconds = THOROUGH_SECONDS if declaration.thorough else SECONDS
+        return identify(declaration.subject(function, surroundings), declaration.sizes, seconds, history)
 
 
 def hold(
@@ -156,7 +171,8 @@ def _attempt(law: Law, subject: Subject, sizes: Sizes) -> Result:
     except Broken as reason:
         return result("fail", violation=float("inf"), message=f"{reason} (at {sizes})")
     except Exception as error:  # an exception of the function is a finding, not an error of this library
-        return result("error", violation=float("inf"), message=f"{_summary(error)} (at {sizes})")
+        return result("error", violation=float("inf"), message=f"{_summary(error)} (at {sizes})",
+                      traceback=_traceback(error))  # fmt: skip
     message = "; ".join(remarks)
     if worst is None:
         return result("not applicable", message=message or "the law had nothing to compare")
@@ -232,6 +248,16 @@ def _smaller_failures(law, fresh, sizes, status, deadline) -> Iterator[tuple[Siz
         outcome = _attempt(law, fresh(), candidate)
         if outcome.status == status:
             yield candidate, outcome
+
+
+def _traceback(error: Exception) -> str:
+    """Return the traceback from the function's own first frame on, with the notes: the call."""
+    own = str(Path(__file__).parent / "convention.py")
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [number for number, frame in enumerate(frames) if frame.filename == own]
+    theirs = frames[ours[-1] + 1 :] if ours else frames
+    told = [*traceback.format_list(theirs), said(error), *getattr(error, "__notes__", ())]
+    return "\n".join(line.rstrip() for line in told)
 
 
 def _summary(error: Exception) -> str:

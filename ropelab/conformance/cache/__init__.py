@@ -11,6 +11,7 @@ operator itself. Reading order:
 - `correct`, `correct_block_scales`: right operators in plain torch.
 - `faults`: the catalogue of wrong operators.
 - `diagnose`: finds the known faults that explain a wrong operator.
+- `identify`: says what a wrong operator does, from calls that are read in other ways.
 """
 
 from ropelab.conformance.cache.case import CacheCase

@@ -11,7 +11,7 @@ import torch
 from ropelab.conformance.cache.block_scales import BLOCK_SCALES
 from ropelab.conformance.cache.case import bits
 from ropelab.conformance.cache.convention import CacheConvention, Written, is_float8, positions_of
-from ropelab.conformance.case import Broken
+from ropelab.conformance.case import Broken, NotApplicable
 from ropelab.conformance.convention import Arguments
 from ropelab.kernels.float8 import FLOAT8_DTYPES, to_float8
 
@@ -168,6 +168,44 @@ class FusedQKNormRopeCache(CacheConvention):
         return Written(q, k, memory, v)
 
 
+class FusedQKNormRope(CacheConvention):
+    """The convention of vLLM's ``fused_qk_norm_rope``: q and k of a packed qkv, in place, and no cache.
+
+    The rows of k and v are held to the laws as if they were rows of caches. Source of the signature: vLLM 0.24.0,
+    ``vllm/_custom_ops.py``.
+    """
+
+    name = "fused_qk_norm_rope"
+    signature = (
+        "fn(qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, q_weight, k_weight, cos_sin_cache, is_neox, "
+        "position_ids), in place"
+    )
+    norm = True
+    narrow = True
+    addressed = False
+    fewer_slots = False
+    orders = ("NHD",)
+
+    def arguments(self, implementation, case, key_cache, value_cache):
+        if is_float8(key_cache) or not torch.equal(case.slots.cpu(), torch.arange(case.tokens)):
+            raise NotApplicable(f"{self.name}: it writes no cache, and tokens have no slots")
+        q, k, v = (x[0] for x in case.inputs)
+        qkv = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
+        positional = (
+            qkv, q.shape[1], k.shape[1], v.shape[1], q.shape[-1], case.eps, *case.weights,
+            torch.cat(self.tables(implementation, case), dim=-1), implementation.layout == "split_half",
+            positions_of(implementation, case),
+        )  # fmt: skip
+        return Arguments((qkv,), positional)
+
+    def outputs(self, case, returned, arguments, memory):
+        heads = [x.shape[2] for x in case.inputs]
+        q, k, v = arguments.inputs[0].unflatten(-1, (sum(heads), -1)).split(heads, dim=1)
+        for cache, rows in zip(case.caches(memory), (k, v), strict=True):
+            cache[0, : len(rows)] = rows
+        return Written(q, k, memory, v)
+
+
 class ConcatAndCacheMLA(CacheConvention):
     """The convention of vLLM's ``concat_and_cache_mla_rope_fused``: q_pe and k_pe in place, and one latent cache.
 
@@ -262,6 +300,7 @@ CACHE_CONVENTIONS: dict[str, CacheConvention] = {
         RotateCachedKeys(),
         LatentRopeAndCache(),
         FusedQKNormRopeCache(),
+        FusedQKNormRope(),
         ConcatAndCacheMLA(),
         RopeQuantizeAppend(),
         *BLOCK_SCALES,

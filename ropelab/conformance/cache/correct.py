@@ -228,6 +228,26 @@ def as_fused_qknorm_rope_cache(operator: Operator) -> Callable[..., Any]:
     return fused_qknorm_rope_cache
 
 
+def as_fused_qk_norm_rope(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of vLLM's ``fused_qk_norm_rope``."""
+
+    def fused_qk_norm_rope(
+        qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, q_weight, k_weight, cos_sin_cache, is_neox,
+        position_ids,
+    ):  # fmt: skip
+        q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads_q, num_heads_k, num_heads_v), dim=1)
+        cos, sin = cos_sin_cache.chunk(2, dim=-1)
+        caches, slots = (k.clone()[None], v.clone()[None]), torch.arange(len(qkv), device=qkv.device)
+        turned, k_turned = operator(
+            q, k, v, *caches, slots, cos=cos, sin=sin, positions=position_ids, weights=(q_weight, k_weight), eps=eps,
+            layout="split_half" if is_neox else "interleaved",
+        )  # fmt: skip
+        q.copy_(turned)
+        k.copy_(k_turned)
+
+    return fused_qk_norm_rope
+
+
 def as_concat_and_cache_mla_rope_fused(operator: Operator) -> Callable[..., Any]:
     """Return the operator in the convention of vLLM's ``concat_and_cache_mla_rope_fused``."""
     mla = as_mla_rope_and_cache(operator)
@@ -289,6 +309,7 @@ FORMS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "rotate_cached_keys": as_rotate_cached_keys,
     "mla_rope_and_cache": as_mla_rope_and_cache,
     "fused_qknorm_rope_cache": as_fused_qknorm_rope_cache,
+    "fused_qk_norm_rope": as_fused_qk_norm_rope,
     "concat_and_cache_mla_rope_fused": as_concat_and_cache_mla_rope_fused,
     "rope_quantize_fp8_append_paged_kv_cache": as_rope_quantize_fp8_append_paged_kv_cache,
     **BLOCK_FORMS,

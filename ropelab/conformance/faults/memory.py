@@ -140,7 +140,7 @@ def shared_key_turned_once_a_head(q, k, cos, sin, unsqueeze_dim=1):
     symptom="garbage in long prompts; right in every short test",
     seen_in="vllm#57681",
     convention="vllm",
-    must_fail=("extents",),
+    must_fail=("token_counts",),
     only_definition="all other laws have few tokens",
 )
 def many_token_heads_not_shuffled(positions, query, key, head_size, cos_sin_cache, is_neox):

@@ -8,11 +8,13 @@ the catalogue. Reading order:
 - `matrix`, `angles`: measure matrices with basis vectors, and recover rows and frequencies.
 - `measured`, `vocabulary`: deviations with measured parameters, and deviations without parameters.
 - `evidence`, `scopes`, `search`: find the fewest deviations that reproduce all answers.
-- `rare`: deviations that only large tensors show.
+- `rare`: questions in other dtypes, on many tokens, and about results that a later call overwrites.
+- `dependence`: which inputs and which earlier calls a result depends on.
 - `repair`: a change of the call that makes the function right.
 - `identification`: the result.
 """
 
+from ropelab.conformance.identify.dependence import recalls
 from ropelab.conformance.identify.identification import Identification, identify
 
-__all__ = ["Identification", "identify"]
+__all__ = ["Identification", "identify", "recalls"]

@@ -5,12 +5,14 @@ Each finding compares two answers of the function bit by bit, so that no bound i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.law import names
@@ -58,6 +60,43 @@ def remembers(subject: Subject, sizes: Sizes) -> bool:
         if all((abs(y - expected) <= bound).all() for y, (expected, bound) in right):
             return True
     return False
+
+
+def recalls(fresh: Callable[[], Subject], sizes: Sizes) -> tuple[str, ...]:
+    """Return in words which calls change the results of later calls, for a function that had small calls only.
+
+    A small call is repeated after each other call. The results have to agree within twice the bound.
+
+    Args:
+        fresh: returns the subject, without state that belongs to a module.
+        sizes: the extents of most calls.
+    """
+    subject = fresh()
+    try:
+        small = subject.draw(sizes)
+        bounds = [bound for _, bound in subject.expected(small)]
+        first = [exact(y) for y in subject(small)]
+    except Exception:  # the laws will say so
+        return ()
+    found = []
+    far = 100_001 if subject.convention.computes_cosines else 4099
+    others: dict[str, dict[str, Any]] = {
+        "a call at larger positions": {"offsets": far},
+        "a call with another factor of the tables": {"factor": 1.5},
+        "a call with a longer sequence": {"tokens": 8 * sizes.tokens},
+    }
+    for words, where in others.items():
+        extents = replace(sizes, tokens=where.pop("tokens", sizes.tokens))
+        try:
+            fresh()(subject.draw(extents, seed=3, **where))
+            now = [exact(y) for y in fresh()(small)]
+        except Exception:
+            continue
+        apart = zip(first, now, bounds, strict=True)
+        if any((abs(one - other) > 2 * bound).any() for one, other, bound in apart):
+            found.append(f"{words} changes the results of every later call: the function keeps something of it")
+            break
+    return tuple(found)
 
 
 def _answer(subject: Subject, question: Question, given) -> Answers:

@@ -15,7 +15,7 @@ from ropelab.conformance.identify.dependence import findings, remembers
 from ropelab.conformance.identify.deviation import Deviation, simulate
 from ropelab.conformance.identify.evidence import Answer, Evidence, OutOfTime
 from ropelab.conformance.identify.questions import FORWARD, GRADIENT, questions
-from ropelab.conformance.identify.rare import rarely
+from ropelab.conformance.identify.rare import beyond, length_question, longest_right, rare_questions
 from ropelab.conformance.identify.repair import Repair, repaired
 from ropelab.conformance.identify.scopes import scopes
 from ropelab.conformance.identify.search import search
@@ -25,6 +25,8 @@ SECONDS = 10.0
 """The time limit of an identification. It is CPU time of the thread, so that other work cannot end the search."""
 
 
+RARE_SECONDS = 4.0
+"""The additional limit of CPU time where all ordinary answers are right."""
 SHRINK_SECONDS = 1.0
 """The limit of CPU time of the search for a smaller example."""
 FEW = 4
@@ -88,7 +90,9 @@ class Identification:
                 "example": self.example, "right": list(self.right), "repair": repair}  # fmt: skip
 
 
-def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECONDS) -> Identification:
+def identify(
+    subject: Subject, sizes: Sizes | None = None, seconds: float = SECONDS, history: tuple[str, ...] = ()
+) -> Identification:
     """Measure what a function does, and describe it by the fewest deviations from the definition.
 
     Args:
@@ -96,17 +100,24 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
         sizes: the extents of most calls; by default `Sizes`, with heads that rotate as a whole unless the convention
             is partial.
         seconds: the limit of CPU time. A search that is not done by then has an identification without a proof.
+        history: what `recalls` found before any other call of the function. The answers then describe the function
+            after such calls.
 
     Returns:
         A description that reproduces every answer, to questions that led to it and to fresh questions; or else the
         answers that remain unexplained.
     """
+    if history:
+        after = identify(subject, sizes, seconds)
+        then = tuple(f"after such calls {d}" for d in after.deviations if after.proven)
+        return Identification((), False, facts=(*history, *then))
     if sizes is None:
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
     deadline = time.thread_time() + seconds
     best: tuple[Deviation, ...] = ()
     left: list = []
     evidence: Evidence | None = None
+    fresh: Evidence | None = None
     try:
         evidence = Evidence(subject, sizes, deadline)
         if remembers(subject, sizes):  # the answers depend on the order of the questions
@@ -116,14 +127,13 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
             for description in search(evidence):
                 best = description
             if left := evidence.wrong(best):
-                return Identification(
-                    best, False, tuple(_unexplained(left, evidence.answers)), facts=_facts(evidence, left)
-                )
+                fresh = Evidence(subject, sizes, math.inf, variant) if best else None
+                facts = (*_partly(evidence, fresh, best), *_facts(evidence, left))
+                return Identification(best, False, tuple(_unexplained(left, evidence.answers)), facts=facts)
             fresh = Evidence(subject, sizes, deadline, variant)
             left = fresh.wrong(best)
-            if not left and not best:
-                best, left = rarely(subject, sizes)
-                return Identification(best, bool(best) and not left, tuple(_unexplained(left, ())))
+            if not left and not best and variant == 1:
+                return _rare(subject, sizes, deadline + RARE_SECONDS, evidence)
             if not left:
                 repair = repaired(subject, sizes, best)
                 wrong = evidence.wrong(())
@@ -141,6 +151,60 @@ def identify(subject: Subject, sizes: Sizes | None = None, seconds: float = SECO
         return Identification(best, False, (late, *_unexplained(left, evidence.answers)), facts=_facts(evidence, left))
 
 
+def _rare(subject: Subject, sizes: Sizes, deadline: float, usual: Evidence) -> Identification:
+    """Return the identification of a function whose ordinary answers are all right.
+
+    Args:
+        subject, sizes: as for `identify`.
+        deadline: the limit of CPU time.
+        usual: the ordinary answers. A description has to leave them right.
+    """
+    evidence = Evidence(subject, sizes, deadline, 0, rare_questions)
+    wrong = evidence.wrong(())
+    if not wrong:
+        return Identification()
+    best: tuple[Deviation, ...] = (beyond(),)
+    if evidence.left(best, 0) == 0:
+        return Identification(best, True, example=_told(subject, *wrong[0]))
+    longest = longest_right(evidence.answers, subject, wrong)
+    if longest is not None:  # calls on both sides of the threshold give the search its number
+        for tokens in (longest, longest + 1):
+            question = length_question(subject, wrong, tokens)
+            values = question.answer(subject)
+            evidence.answers += [
+                Answer(question, i, values if isinstance(values, str) else values[i])
+                for i in range(len(question.case.inputs))
+            ]
+    evidence.answers += usual.answers
+    try:
+        for description in search(evidence):
+            best = description
+    except OutOfTime:
+        pass
+    evidence.deadline = math.inf
+    left = evidence.wrong(best)
+    if not left:
+        left = Evidence(subject, sizes, math.inf, 1, rare_questions).wrong(best)
+    if not left:
+        return Identification(best, True, example=_told(subject, *wrong[0]), right=_right(wrong, evidence.answers))
+    first = () if longest is None else (f"calls of more than {longest} tokens are wrong, shorter calls are right",)
+    return Identification((), False, tuple(_unexplained(left, evidence.answers)), facts=first)
+
+
+def _partly(evidence: Evidence, fresh: Evidence | None, best: tuple[Deviation, ...]) -> tuple[str, ...]:
+    """Return the deviations that explain all answers for one of two inputs, also fresh ones, with that reach."""
+    if not best or fresh is None:
+        return ()
+    before = {answer.name for answer, _ in evidence.wrong(())}
+    left = {answer.name for part in (evidence, fresh) for answer, _ in part.wrong(best)}
+    reached, rest = sorted(before - left), sorted(left)
+    if not reached:
+        return ()
+    own = [d for d in best if d.scope.name in ("", *reached)]
+    reach = f"holds for all answers of {', '.join(reached)}; {', '.join(rest)} unexplained"
+    return tuple(f"{d} ({reach})".replace("each input", reached[0], 1) for d in own)
+
+
 def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
     """Return what the simplest unexplained answer depends on, and whether it is linear."""
     told = [answer for answer, _ in wrong if not isinstance(answer.values, str)]
@@ -156,14 +220,8 @@ def _facts(evidence: Evidence, wrong) -> tuple[str, ...]:
     return tuple(findings(evidence.subject, simplest.question))
 
 
-def _example(subject: Subject, sizes: Sizes, wrong) -> str:
-    """Return the smallest deviating call that a greedy search finds: fewest sequences, tokens, heads and features."""
-    if not wrong:
-        return ""
-    answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
-    deadline = time.thread_time() + SHRINK_SECONDS
-    while smaller := next(_smaller(subject, sizes, answer, deadline), None):
-        sizes, answer, elements = smaller
+def _told(subject: Subject, answer: Answer, elements: np.ndarray) -> str:
+    """Return a deviating call in words, with its first wrong element."""
     shape = list(answer.question.case.inputs[answer.which].shape)
     of = "," if answer.question.name.startswith("the ") else " for"
     told = f"{answer.name} {shape}{of} {answer.question.name}: {elements.sum()} of {answer.size} elements are wrong"
@@ -172,6 +230,17 @@ def _example(subject: Subject, sizes: Sizes, wrong) -> str:
         return told
     at = tuple(int(i) for i in np.argwhere(elements)[0])
     return f"{told}, such as {list(at)}: {float(answer.values[at]):.6g} in place of {float(right[0][at]):.6g}"
+
+
+def _example(subject: Subject, sizes: Sizes, wrong) -> str:
+    """Return the smallest deviating call that a greedy search finds: fewest sequences, tokens, heads and features."""
+    if not wrong:
+        return ""
+    answer, elements = min(wrong, key=lambda w: (isinstance(w[0].values, str), w[0].size))
+    deadline = time.thread_time() + SHRINK_SECONDS
+    while smaller := next(_smaller(subject, sizes, answer, deadline), None):
+        sizes, answer, elements = smaller
+    return _told(subject, answer, elements)
 
 
 def _smaller(subject: Subject, sizes: Sizes, answer: Answer, deadline: float) -> Iterator[tuple[Sizes, Answer, Any]]:

@@ -362,7 +362,7 @@ class Measured:
         columns_read = slice(None) if pairs is None else pairs
         seen: dict[str, Deviation] = {}
         for name, question in self.asked.items():
-            if not name.endswith((" on", "large positions", "each sequence")):
+            if not name.endswith((" on", "large positions", "each sequence")) and not question.tokens:
                 continue
             found = self.blocks(name)
             if found is None or not all(np.isfinite(v).all() for v in vars(found).values()):
@@ -415,7 +415,7 @@ class Measured:
                 yield Deviation("wrap", f"takes positions as integers of {bits} bits", ROW, partial(_signed_wrap, half),
                                 {"modulus": 2 * half})  # fmt: skip
         last = int(read.max())
-        if (read == np.minimum(positions, last)).all():
+        if last and (read == np.minimum(positions, last)).all():  # position 0 for all is no rotation
             yield Deviation("clamp", f"takes position {last} for all positions beyond", ROW,
                             lambda p: set_row(p, np.minimum(p.row, last)), {"last": last})  # fmt: skip
         moved = positions != 0

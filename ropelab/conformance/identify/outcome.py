@@ -45,6 +45,8 @@ def _answer(made: Callable[[int], Plan], which: int) -> Told | str:
         return plan.raises
     if plan.question.kind == ARGUMENTS:
         return np.full((1, 1, 1, 1), float(plan.changed_arguments)), np.zeros(1)
+    if plan.overwritten and plan.question.after is not None:
+        return plan.subject.expected(plan.question.after)[which]
     if plan.question.kind == INPUTS and not plan.changed_inputs:
         return exact(case.inputs[which]), np.zeros(1)
     given = [exact(x) for x in (case.cotangents if plan.is_gradient else case.inputs)]

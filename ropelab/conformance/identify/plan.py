@@ -84,6 +84,11 @@ def rounded(plan: Plan, what: str, values: np.ndarray) -> np.ndarray:
     return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)
 
 
+def last_row(plan: Plan) -> int:
+    """Return the last row of the tables that the caller passes; see the conventions."""
+    return (int(abs(plan.position).max()) if plan.position.size else 0) + 3
+
+
 def columns(declared: int, rotary_dim: int, base: float) -> torch.Tensor:
     """Return the inverse frequencies of the first ``rotary_dim`` features of tables for ``declared`` features.
 
@@ -102,7 +107,8 @@ class Plan:
         question, which: the call and the number of its input.
         name: the name of the input: x, q or k.
         rotary_dim, layout, out_layout: the features that rotate, how they are read, and how they are written.
-        position, batch, token, head: coordinates, which broadcast to ``[B, S, H, 1]``.
+        position, batch, token, head: coordinates, which broadcast to ``[B, S, H, 1]``; with positions along several
+            axes, ``position`` is ``[B, S, 1, pairs]``.
         row, sine_row: the number of the row from which cosines and sines come.
         frequency, sine_frequency: rad per row.
         multiple: the factor of the angle; -1 for the inverse.
@@ -129,6 +135,7 @@ class Plan:
         extra: the number of roundings of a result beyond the roundings of a right function.
         several: whether the function may turn every pair several times.
         swapped: whether cosines and sines change places.
+        overwritten: whether a later call overwrites the results.
         changed_inputs, changed_arguments: whether the call changes its inputs or its other arguments.
     """
 
@@ -143,6 +150,8 @@ class Plan:
         positions = case.token_positions()
         self.nowhere = (positions == NO_POSITION).numpy()
         self.position = positions.masked_fill(positions == NO_POSITION, 0).numpy()[..., None, None].astype(EXACT)
+        if case.axes is not None and self.rotary_dim == case.rotary_dim:  # a position for each pair
+            self.position = case.pair_positions().numpy()[:, :, None].astype(EXACT)
         inverse = case.inverse
         if inverse and subject.convention.name == "plain":  # the caller negates the positions
             self.position, inverse = -self.position, False
@@ -164,7 +173,7 @@ class Plan:
         self.rounded: dict[str, str] = {}
         self.side: dict[str, int] = {}
         self.inexact, self.extra = 0.0, 0
-        self.several = self.swapped = self.changed_inputs = self.changed_arguments = False
+        self.several = self.swapped = self.changed_inputs = self.changed_arguments = self.overwritten = False
 
     @classmethod
     def of(cls, subject: Subject, question: Question, which: int, rotary_dim: int | None = None) -> Plan:

@@ -12,6 +12,7 @@ import torch
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.circumstances import after_longer, autocast, tf32
+from ropelab.conformance.laws.addressing import axes_positions
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
@@ -29,6 +30,8 @@ class Question:
         kind: ``"forward"``, ``"gradient"``, ``"inputs"`` or ``"arguments"``.
         ask: ``(subject, case) -> tensors``: the answer, a tensor for each input of the case.
         before: the numbers of tokens of the calls that come before the call.
+        after: a call between the call and the reading of its results; None for no call.
+        tokens: the number of tokens of the call, if the case has only some of them; else 0.
         plans: the plans of the definition for this call; see `ropelab.conformance.identify.plan`.
         tables: the tables of these plans; see `ropelab.conformance.identify.outcome`.
     """
@@ -38,6 +41,8 @@ class Question:
     kind: str
     ask: Callable[[Subject, Case], Tensors]
     before: tuple[int, ...] = ()
+    after: Case | None = None
+    tokens: int = 0
     plans: dict[tuple[int, int | None], Any] = field(default_factory=dict, init=False, repr=False)
     tables: dict[tuple[int, int], Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -110,11 +115,18 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "packed documents, one of them empty": case(replace(one_row, tokens=8 + more), lengths=(2, 0, 3, 3 + more)),
         "packed documents and tokens after them": case(replace(one_row, tokens=9 + more), lengths=(2, 4 + more)),
         "the second rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 1)),
+        "the first rank of context parallelism": case(replace(sizes, tokens=8 + more), shard=(2, 0)),
+        "the second of three ranks": case(replace(sizes, tokens=8 + more), shard=(3, 1)),
         # A number of tokens of their own: a function that remembers tables by their shape has none of this shape.
         "tables with a factor": case(replace(sizes, tokens=tokens + 1), factor=1.5 if variant else 1.25),
         "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),
         "the inverse rotation": case(inverse=True),
     }
+    section, along = axes_positions(sizes)
+    for turns, words in ((False, "with adjacent pairs"), (True, "in turns")):
+        cases[f"positions along three axes {words}"] = case(
+            positions=along + more, mrope_section=section, mrope_interleaved=turns
+        )
     # Beyond 65504 float16 overflows and TF32 does not; 100001 wraps to different rows in 15, 16 and signed 16 bits. A
     # function that gets tables makes no angles.
     beyond = (100_001 if subject.convention.computes_cosines else 4099) + more

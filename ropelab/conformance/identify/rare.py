@@ -1,77 +1,123 @@
-"""Find deviations that only large tensors show: many tokens, and addresses beyond 32 bits.
-
-The calls take time or address space. So they are made if no ordinary call deviates.
-"""
+"""Questions for functions whose ordinary answers are right: other dtypes, many tokens, later calls, far addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from ropelab.conformance.case import NotApplicable, Sizes
-from ropelab.conformance.identify.deviation import Deviation, Scope
+from ropelab.conformance.case import Case, NotApplicable, Sizes
+from ropelab.conformance.identify.deviation import Deviation
 from ropelab.conformance.identify.evidence import Answer
 from ropelab.conformance.identify.plan import Plan
-from ropelab.conformance.identify.questions import FORWARD, Question
+from ropelab.conformance.identify.questions import FORWARD, GRADIENT, Question
 from ropelab.conformance.laws.numerics import require_quick
-from ropelab.conformance.laws.robustness import far_apart
+from ropelab.conformance.laws.robustness import far_apart, sampled
 from ropelab.conformance.subject import Subject
+from ropelab.conformance.tensors import Tensors
 
-MANY = 65_537
-"""One more than the blocks of an axis of a grid that 16 bits count."""
 BEYOND = 2**31
 FAR = 2**30
 """The distance of two sequences in elements: the third begins at ``BEYOND``."""
-SECONDS = 3.0
+SECONDS = 0.5
 """The expected time of a call with many tokens, above which it is not made."""
-ALL = "every call that the convention expresses has a result"
+MANY = 65_536
+"""The number of blocks of an axis of a grid that 16 bits count."""
 OWN = "every element of the result depends on its own token and head only"
 
 
-def rarely(subject: Subject, sizes: Sizes) -> tuple[tuple[Deviation, ...], list[tuple[Answer, np.ndarray]]]:
-    """Return the deviations of calls on large tensors, proven on fresh inputs, and the wrong answers left over."""
-    wrong = _wrong(subject, sizes, 0, ())
-    if not wrong:
-        return (), []
-    found: list[Deviation] = [_beyond()]
-    for answer, _ in wrong:
-        if isinstance(answer.values, str):
-            found.insert(0, _too_many(subject, answer))
-    description = tuple(d for d in found if len(_wrong(subject, sizes, 0, (d,))) < len(wrong))
-    left = _wrong(subject, sizes, 0, description) or _wrong(subject, sizes, 1, description)
-    return ((), left) if left else (description, [])
-
-
-def _wrong(subject: Subject, sizes: Sizes, variant: int, description: tuple[Deviation, ...]):
-    found = []
-    for question in _questions(subject, sizes, variant):
+def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Question]:
+    """Yield the questions; the arguments are those of `questions`."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        if dtype != subject.dtype:
+            name = str(dtype).removeprefix("torch.")
+            case = subject.draw(sizes, dtype=dtype, seed=variant)
+            yield Question(f"tokens in {name}", case, FORWARD, lambda s, c: s(c))
+            if subject.convention.differentiable:
+                yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT,
+                               lambda s, c: s.gradients(c)[1])  # fmt: skip
+    case, after = subject.draw(sizes, seed=variant), subject.draw(sizes, seed=variant + 7)
+    if not subject.in_place:
+        yield Question("a call, read after the next call", case, FORWARD, _handed_over(after), after=after)
+    one = replace(sizes, batch=1, q_heads=1, k_heads=1)
+    for count in sorted({128, *sizes.token_counts, MANY}):
+        long = replace(one, tokens=count + 1 + variant)
         try:
-            values = question.answer(subject)
+            require_quick(subject, long, SECONDS)
         except NotApplicable:
             continue
-        for which in range(len(question.case.inputs)):
-            answer = Answer(question, which, values if isinstance(values, str) else values[which])
-            elements = answer.wrong(subject, description)
-            if elements.any():
-                found.append((answer, elements))
-    return found
-
-
-def _questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Question]:
-    many = replace(sizes, batch=1, tokens=MANY + variant, q_heads=1, k_heads=1)
-    try:
-        require_quick(subject, many, SECONDS)
-        yield Question(f"{many.tokens} tokens", subject.draw(many, seed=variant), FORWARD, lambda s, c: s(c))
-    except NotApplicable:
-        pass
+        yield _long(subject, subject.draw(long, seed=variant))
     case = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16, seed=variant)
     yield Question(f"sequences {FAR} elements apart in memory", case, FORWARD, _far)
 
 
-def _far(subject: Subject, case):
+def longest_right(answers: list[Answer], subject: Subject, wrong: list[tuple[Answer, np.ndarray]]) -> int | None:
+    """Return the largest number of tokens of a call whose results are right, if only longer calls are wrong.
+
+    Halving between the longest call that is right and the shortest that is not finds the number.
+    """
+    failing = {id(answer) for answer, _ in wrong}
+    short = [a for a, _ in wrong if not a.question.tokens]
+    lengths = sorted({a.question.tokens for a, _ in wrong})
+    if short or not lengths:
+        return None
+    right = [max(a.question.tokens, a.question.case.shape[1]) for a in answers if id(a) not in failing]
+    low, high = max((n for n in right if n < lengths[0]), default=1), lengths[0]
+    which = {a.which for a, _ in wrong}
+    while high - low > 1:
+        middle = (low + high) // 2
+        one = Sizes(1, middle, 1, 1, *_widths(wrong[0][0].question.case))
+        question = _long(subject, subject.draw(one))
+        try:
+            values = question.answer(subject)
+        except NotApplicable:
+            return None
+        found = (Answer(question, i, values if isinstance(values, str) else values[i]) for i in which)
+        if any(answer.wrong(subject, ()).any() for answer in found):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def length_question(subject: Subject, wrong: list[tuple[Answer, np.ndarray]], tokens: int) -> Question:
+    """Return the question about some tokens of a call with a number of tokens."""
+    return _long(subject, subject.draw(Sizes(1, tokens, 1, 1, *_widths(wrong[0][0].question.case))))
+
+
+def _widths(case: Case) -> tuple[int, int]:
+    return case.inputs[0].shape[-1], case.rotary_dim
+
+
+def _long(subject: Subject, long: Case) -> Question:
+    """Return the question about some tokens of a long case."""
+    count = long.shape[1]
+    at = sampled(count - 1)
+    few = replace(long, inputs=tuple(x[:, at].clone() for x in long.inputs), positions=at)
+
+    def ask(subject: Subject, case: Case) -> Tensors:
+        inputs = tuple(x.clone() for x in long.inputs)
+        for x, some in zip(inputs, case.inputs, strict=True):
+            x[:, at] = some
+        return tuple(y[:, at] for y in subject(replace(long, inputs=inputs)))
+
+    return Question(f"some tokens of {count}", few, FORWARD, ask, tokens=count)
+
+
+def _handed_over(after: Case) -> Callable[[Subject, Case], Tensors]:
+    """Return a function that reads the results of a call after another call."""
+
+    def ask(subject: Subject, case: Case) -> Tensors:
+        kept = subject.call(case, subject.arguments(case))
+        subject(after)
+        return tuple(y.clone() for y in kept)
+
+    return ask
+
+
+def _far(subject: Subject, case: Case) -> Tensors:
     far = replace(case, inputs=tuple(map(far_apart, case.inputs)))
     if not subject.in_place:
         return subject(far)
@@ -79,21 +125,7 @@ def _far(subject: Subject, case):
     return tuple(x.contiguous().clone() for x in far.inputs)
 
 
-def _too_many(subject: Subject, answer: Answer) -> Deviation:
-    """Return the deviation of a function that raises for more than a number of tokens; halving finds the number."""
-    case, name = answer.question.case, str(answer.values)
-    right, wrong = 1, case.shape[1]
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        short = replace(case, inputs=tuple(x[:, :middle].clone() for x in case.inputs))
-        raises = isinstance(replace(answer.question, case=short).answer(subject), str)
-        right, wrong = (right, middle) if raises else (middle, wrong)
-    scope = Scope(words=f"in sequences of more than {right} tokens", asked=lambda q, i: q.case.shape[1] > right)
-    return Deviation("exception", f"raises {name}", ALL, lambda plan: setattr(plan, "raises", name),
-                     {"exception": name, "most_tokens": right}, scope)  # fmt: skip
-
-
-def _beyond() -> Deviation:
+def beyond() -> Deviation:
     """Return the deviation of a function whose addresses have 32 bits: it reads nothing beyond, and takes 0."""
 
     def change(plan: Plan) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from ropelab.conformance.identify.deviation import Scope
 from ropelab.conformance.identify.evidence import Answer
@@ -18,7 +19,8 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where the input has a single head": lambda q, i: q.case.inputs[i].shape[2] == 1,
     "in packed documents": lambda q, i: q.case.lengths is not None,
     "in packed documents of which some are empty": lambda q, i: 0 in (q.case.lengths or ()),
-    "on ranks beyond the first": lambda q, i: q.case.shard is not None,
+    "on ranks beyond the first": lambda q, i: q.case.shard is not None and q.case.shard[1] > 0,
+    "in context-parallel shards": lambda q, i: q.case.shard is not None,
     "where each sequence has its own offset": lambda q, i: isinstance(q.case.offsets, tuple) and not q.case.lengths,
     "where each sequence has its own positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) > 1,
     "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
@@ -44,7 +46,17 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "in packed documents with offsets": lambda q, i: q.case.lengths is not None and isinstance(q.case.offsets, tuple),
     "where all sequences share their positions": lambda q, i: len(q.case.token_positions().unique(dim=0)) == 1,
     "in calls with tokens without a position": lambda q, i: bool((q.case.token_positions() == NO_POSITION).any()),
-    "in sequences of more than 16 tokens": lambda q, i: q.case.shape[1] > 16,
+    "in sequences of more than 16 tokens": lambda q, i: max(q.tokens, q.case.shape[1]) > 16,
+    "where the call has several tokens": lambda q, i: q.case.shape[1] > 1,
+    "where positions have several axes": lambda q, i: q.case.axes is not None,
+    "where axes take turns": lambda q, i: q.case.mrope_interleaved,
+    "where axes have adjacent pairs": lambda q, i: q.case.axes is not None and not q.case.mrope_interleaved,
+    "after the next call": lambda q, i: q.after is not None,
+    "in bfloat16": lambda q, i: q.case.inputs[i].dtype == torch.bfloat16,
+    "in float16": lambda q, i: q.case.inputs[i].dtype == torch.float16,
+    "in 16 bits": lambda q, i: q.case.inputs[i].dtype.itemsize == 2,
+    "in float32": lambda q, i: q.case.inputs[i].dtype == torch.float32,
+    "in float64": lambda q, i: q.case.inputs[i].dtype == torch.float64,
 }
 """Circumstances in words -> whether an input of a question has them."""
 
@@ -74,9 +86,16 @@ def _within(wide: Scope, ours, name: str, gradient: bool, answers: list[Answer],
         a for a in answers
         if id(a) not in failing and name in ("", a.name) and (a.question.kind == GRADIENT or not gradient)
     ]  # fmt: skip
+    longest = max((_tokens(a) for a in right), default=0)
+    shortest = min((_tokens(a) for a, _ in ours), default=0)
+    lengths: dict[str, Callable[[Question, int], bool]] = {}
+    if 16 < longest < shortest:
+        lengths[f"in sequences of more than {longest} tokens"] = (
+            lambda q, i: max(q.tokens, q.case.shape[1]) > longest
+        )  # fmt: skip
     narrower = [
         replace(wide, words=words, asked=holds)
-        for words, holds in CIRCUMSTANCES.items()
+        for words, holds in (lengths | CIRCUMSTANCES).items()
         if all(holds(a.question, a.which) for a, _ in ours) and any(not holds(a.question, a.which) for a in right)
     ]
     yield from narrower
@@ -84,6 +103,10 @@ def _within(wide: Scope, ours, name: str, gradient: bool, answers: list[Answer],
         yield replace(wide, words=words, mask=mask)
         for scope in narrower:
             yield replace(scope, words=f"{words} {scope.words}", mask=mask)
+
+
+def _tokens(answer: Answer) -> int:
+    return max(answer.question.tokens, answer.question.case.shape[1])
 
 
 def in_results(question: Question, which: int) -> bool:
@@ -94,7 +117,8 @@ def in_results(question: Question, which: int) -> bool:
 def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
     """Yield masks in words that contain all wrong elements."""
     full = [(a, e) for a, e in wrong if e.ndim == 4 and e.size > 1]
-    for axis, noun, coordinate in ((2, "head", "head"), (0, "sequence", "batch"), (1, "token", "token")):
+    yield from _modular(full)
+    for axis, noun, coordinate in _axes(full):
         sizes = {e.shape[axis] for _, e in full}
         if not full or sizes == {1}:
             continue
@@ -102,6 +126,7 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
         hits = {int(i) for _, e in full for i in np.flatnonzero(e.any(axis=tuple(k for k in range(4) if k != axis)))}
         if hits and len(hits) < most:
             yield from _indices(sorted(hits), most, noun, coordinate)
+    yield from _relative(full)
     beyond = _threshold(full)
     if beyond is not None:
         yield f"at positions >= {beyond}", lambda p: np.asarray(abs(p.position) >= beyond)
@@ -117,6 +142,94 @@ def _masks(wrong: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callab
             yield f"in pairs >= {listed[0]}", lambda p: np.arange(p.frequency.shape[-1]) >= listed[0]
         if listed[0] == 1 and count > 2:
             yield "in odd pairs", lambda p: np.arange(p.frequency.shape[-1]) % 2 == 1
+
+
+def _axes(full: list[tuple[Answer, np.ndarray]]) -> list[tuple[int, str, str]]:
+    """Return the axes whose indices are numbers of heads, sequences or tokens; a sample has no numbers of tokens."""
+    axes = [(2, "head", "head"), (0, "sequence", "batch"), (1, "token", "token")]
+    return axes[:2] if any(a.question.tokens for a, _ in full) else axes
+
+
+def _modular(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
+    """Yield masks of places whose number has a rest modulo a small number."""
+    for axis, noun, coordinate in _axes(full):
+        hits = [(np.flatnonzero(e.any(axis=tuple(k for k in range(4) if k != axis))), e.shape[axis]) for _, e in full]
+        if not hits:
+            continue
+        every = np.concatenate([hit for hit, _ in hits])
+        for modulus in (2, 3, 4, 8):
+            rest = set((every % modulus).tolist())
+            if len(rest) == 1 and max(size for _, size in hits) > modulus and len(set(every.tolist())) > 1:
+                at = rest.pop()
+                words = {(2, 0): f"in even {noun}s", (2, 1): f"in odd {noun}s"}.get((modulus, at))
+                words = words or f"in {noun}s whose number is {at} modulo {modulus}"
+                yield words, _numbered(coordinate, modulus, at)
+
+
+def _relative(full: list[tuple[Answer, np.ndarray]]) -> Iterator[tuple[str, Callable[[Plan], np.ndarray]]]:
+    """Yield masks of places that are relative to the extent of an axis or to packed documents."""
+    for axis, noun, coordinate in _axes(full):
+        hits = [(np.flatnonzero(e.any(axis=tuple(k for k in range(4) if k != axis))), e.shape[axis]) for _, e in full]
+        hits = [(hit, size) for hit, size in hits if size > 1]
+        if not hits:
+            continue
+
+        def place(chosen: Callable[[np.ndarray, int], np.ndarray], axis=axis, coordinate=coordinate):
+            return lambda plan: chosen(getattr(plan, coordinate), plan.shape[axis])
+
+        if all((hit == size - 1).all() for hit, size in hits):
+            yield f"in the last {noun}", place(lambda number, size: number == size - 1)
+        elif all((hit < size - 1).all() for hit, size in hits):
+            yield f"in every {noun} but the last", place(lambda number, size: number < size - 1)
+        if all((hit == 0).all() for hit, size in hits):
+            yield f"in the first {noun}", place(lambda number, size: number == 0)
+        elif all((hit > 0).all() for hit, size in hits):
+            yield f"in every {noun} but the first", place(lambda number, size: number > 0)
+    if full and all(a.question.case.lengths is not None for a, _ in full):
+        hits = [(np.flatnonzero(e.any(axis=(0, 2, 3))), a.question) for a, e in full]
+        for words, of_question in DOCUMENTS.items():
+            if all(of_question(question)[hit].all() for hit, question in hits):
+                yield words, _of_documents(of_question)
+
+
+def _numbered(coordinate: str, modulus: int, rest: int) -> Callable[[Plan], np.ndarray]:
+    return lambda plan: getattr(plan, coordinate) % modulus == rest
+
+
+def _of_documents(chosen: Callable[[Question], np.ndarray]) -> Callable[[Plan], np.ndarray]:
+    return lambda plan: chosen(plan.question)[None, :, None, None]
+
+
+def _place_in_document(question: Question) -> tuple[np.ndarray, ...]:
+    """For each token, the number of its document, its number in the document, and the document's length; else -1."""
+    tokens = question.case.shape[1]
+    found = np.full((3, tokens), -1)
+    lengths = question.case.lengths or ()
+    begin = 0
+    for number, length in enumerate(lengths):
+        found[:, begin : begin + length] = np.full(length, number), np.arange(length), np.full(length, length)
+        begin += length
+    return tuple(found)
+
+
+def _documents(chosen: Callable[..., np.ndarray]) -> Callable[[Question], np.ndarray]:
+    def mask(question: Question) -> np.ndarray:
+        number, place, length = _place_in_document(question)
+        count = len(question.case.lengths or ())
+        return np.asarray(chosen(number, place, length, count)) & (number >= 0)
+
+    return mask
+
+
+DOCUMENTS: dict[str, Callable[[Question], np.ndarray]] = {
+    "in the last packed document": _documents(lambda number, place, length, count: number == count - 1),
+    "in the first packed document": _documents(lambda number, place, length, count: number == 0),
+    "in every packed document but the first": _documents(lambda number, place, length, count: number > 0),
+    "in every packed document but the last": _documents(lambda number, place, length, count: number < count - 1),
+    "in the last token of each packed document": _documents(lambda number, place, length, count: place == length - 1),
+    "in the first token of each packed document": _documents(lambda number, place, length, count: place == 0),
+}
+"""Tokens of packed documents in words -> which tokens of a question they are, bool ``[S]``."""
 
 
 def pairs_of(answer: Answer, elements: np.ndarray) -> np.ndarray:

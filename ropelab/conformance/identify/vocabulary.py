@@ -10,7 +10,9 @@ import numpy as np
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires, last_row
+from ropelab.layout.pairing import LAYOUTS
+from ropelab.positions.axes import mrope_axes
 
 ROW = "token t of sequence b reads the row of its own position p"
 ANGLE = "the angle is the position times the inverse frequency"
@@ -50,11 +52,6 @@ def _contiguous(plan: Plan) -> np.ndarray:
     return plan.position if size == 1 else rank * case.shape[1] + plan.token
 
 
-def _last_row(plan: Plan) -> int:
-    """Return the last row of the tables that the caller passes; see the conventions."""
-    return _last(plan) + 3
-
-
 def _row_of_head(plan: Plan) -> np.ndarray:
     """Return the position of the token whose number in the call is the number of the head."""
     positions = plan.position[..., 0, 0]
@@ -78,11 +75,11 @@ def _on_from_a_sequence_before(plan: Plan, block: int) -> np.ndarray:
     A block ends where the tables end.
     """
     batch, tokens = plan.shape[:2]
-    found = np.broadcast_to(plan.position, (batch, tokens, 1, 1)).copy()
+    found = np.broadcast_to(plan.position, (batch, tokens, 1, plan.position.shape[-1])).copy()
     for before in range(batch - 1, -1, -1):
         number = (plan.batch - before) * tokens + plan.token
         counted = plan.position[before, 0] + number
-        reached = (plan.batch >= before) & (counted <= _last_row(plan)) & (number < -(-tokens // block) * block)
+        reached = (plan.batch >= before) & (counted <= last_row(plan)) & (number < -(-tokens // block) * block)
         found = np.where(reached, counted, found)
     return found
 
@@ -98,8 +95,116 @@ def _with_offsets(plan: Plan, offsets: Callable[[tuple[int, ...]], tuple[int, ..
     return plan.position + apart[None, :, None, None]
 
 
+def _offset_from(plan: Plan, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the positions with the offsets of sequences, or of packed documents, in another order."""
+    case = plan.question.case
+    if case.lengths is not None:
+        return _with_offsets(plan, lambda given: tuple(order(np.array(given)).tolist()))
+    return order(plan.position) if isinstance(case.offsets, tuple) else plan.position
+
+
+def _documents_at(plan: Plan, moved: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the positions of packed documents whose ends are moved; the tokens beyond the last are left as they are.
+
+    Args:
+        moved: maps the numbers of the first tokens and of the end ``[documents + 1]`` to those that the function takes.
+    """
+    case = plan.question.case
+    if case.lengths is None or case.shard is not None:
+        return plan.position
+    ends = np.concatenate(([0], np.cumsum(case.lengths)))
+    given = case.offsets if isinstance(case.offsets, tuple) else (case.offsets,) * len(case.lengths)
+    taken = np.clip(moved(ends.copy()), 0, ends[-1])
+    found = plan.position.copy()
+    for first, end, offset in zip(taken[:-1], taken[1:], given, strict=True):
+        found[0, first:end, 0, 0] = np.arange(end - first) + offset
+    return found
+
+
+def _inner(step: int, from_end: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that moves the first tokens of all documents but the first by a number of tokens."""
+
+    def moved(ends: np.ndarray) -> np.ndarray:
+        ends[1 : len(ends) - from_end] += step
+        return np.maximum.accumulate(np.minimum(ends, ends[-1]))
+
+    return moved
+
+
+def _second_chunk(plan: Plan, step: int) -> np.ndarray:
+    """Return the positions of a rank whose second chunk belongs to another rank."""
+    case = plan.question.case
+    size, rank = case.shard or (1, 0)
+    if size == 1 or case.lengths is not None:
+        return plan.position
+    half = case.shape[1] // 2
+    second = (2 * size - 1 - rank + step) * half + plan.token - half
+    return np.where(plan.token < half, plan.position, second)
+
+
+def _rank_from_end(plan: Plan) -> np.ndarray:
+    case = plan.question.case
+    size, rank = case.shard or (1, 0)
+    if size == 1 or case.lengths is not None:
+        return plan.position
+    return rank_positions(case.shape[1] * size, size, size - 1 - rank).numpy()[None, :, None, None]
+
+
+def _along(plan: Plan, order: Callable[[tuple[int, ...], Plan], tuple[int, ...]]) -> np.ndarray:
+    """Return the positions that pairs read along other axes."""
+    case = plan.question.case
+    if case.axes is None or case.positions is None:
+        return plan.position
+    return case.positions.cpu().long()[list(order(case.axes, plan))].movedim(0, -1).numpy()[:, :, None]
+
+
+def _exchanged(one: int, other: int) -> Callable[[tuple[int, ...], Plan], tuple[int, ...]]:
+    order = {one: other, other: one}
+    return lambda axes, plan: tuple(order.get(axis, axis) for axis in axes)
+
+
+def _other_arrangement(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+    """Return the axes with adjacent pairs of an axis in place of axes that take turns, or the other way round."""
+    case = plan.question.case
+    assert case.mrope_section is not None
+    return mrope_axes(case.mrope_section, mrope_interleaved=not case.mrope_interleaved)
+
+
+def _crossed(adjacent: bool) -> Change:
+    """Return the change for pairs of one layout with tables that have a column for each feature in the other layout."""
+
+    def change(plan: Plan) -> None:
+        heads, width = plan.shape[2:]
+        half = plan.rotary_dim // 2
+        feature, tail = np.arange(2 * half), np.arange(2 * half, width)
+        partner = feature ^ 1 if adjacent else (feature + half) % (2 * half)
+        column = feature % half if adjacent else feature // 2
+        sign = np.where(feature < partner, -1.0, 1.0)
+        parts = (
+            (feature, feature, np.ones_like(feature), column, np.ones(2 * half)),
+            (feature, partner, np.full_like(feature, 2), column, sign),
+            (tail, tail, np.zeros_like(tail), np.zeros_like(tail), np.ones(len(tail))),
+        )
+        to, element, table, columns, amplitude = (np.concatenate(values) for values in zip(*parts, strict=True))
+        begin = np.repeat(np.arange(heads) * width, len(to))
+        plan.wires = Wires(begin + np.tile(to, heads), np.full(len(begin), plan.which), begin + np.tile(element, heads),
+                           np.tile(table, heads), np.tile(columns, heads), np.zeros_like(begin),
+                           np.tile(amplitude, heads))  # fmt: skip
+
+    return change
+
+
+def _laid_out(layout: str) -> Change:
+    def change(plan: Plan) -> None:
+        plan.layout = plan.out_layout = layout
+
+    return change
+
+
 def _of_head_strides(plan: Plan) -> np.ndarray:
     """Return the positions of tokens that are as far apart as the tokens of the first input."""
+    if plan.question.case.axes is not None:
+        return plan.position
     return plan.position.reshape(-1)[_in_first(plan) // _heads_of_first(plan)][..., None]
 
 
@@ -113,6 +218,8 @@ def _overlapping(plan: Plan) -> None:
     Heads turn by the sum of the positions of the tokens that reach them. Each turn rounds the table, two products and
     their sum.
     """
+    if plan.question.case.axes is not None:
+        return
     heads, first = plan.shape[2], _in_first(plan)
     positions = np.broadcast_to(plan.position, (*plan.shape[:2], 1, 1)).reshape(-1)
     before = np.concatenate((np.zeros(1, dtype=EXACT), np.cumsum(positions)))
@@ -169,7 +276,7 @@ def _one_document(plan: Plan) -> np.ndarray:
     begin = 0
     for length in plan.question.case.lengths or ():
         if not length:
-            return np.where(plan.token >= begin, np.minimum(plan.token - begin, _last_row(plan)), plan.position)
+            return np.where(plan.token >= begin, np.minimum(plan.token - begin, last_row(plan)), plan.position)
         begin += length
     return plan.position
 
@@ -198,7 +305,7 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes positions modulo the largest position plus 1": lambda p: np.mod(p.position, _last(p) + 1),
     "counts positions from the end of the sequence": lambda p: p.position[:, ::-1],
     "takes the number of the token within the call for the position, up to the last row of the tables": lambda p: (
-        np.minimum(p.token, _last_row(p))
+        np.minimum(p.token, last_row(p))
     ),
     "takes the position of the token whose number is the number of the head": _row_of_head,
     "continues the first empty document to the end": _one_document,
@@ -218,6 +325,38 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes offset 0 for all packed documents": lambda p: _with_offsets(p, lambda given: (0,) * len(given)),
     "takes the first offset for all packed documents": lambda p: _with_offsets(p, lambda given: given[:1] * len(given)),
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
+    "takes the positions of the sequences in reverse order": lambda p: p.position[::-1],
+    "takes the positions of the next sequence": lambda p: np.roll(p.position, -1, axis=0),
+    "takes the positions of the sequence before": lambda p: np.roll(p.position, 1, axis=0),
+    "takes the position of the next token, and the last token that of the first": lambda p: np.roll(
+        p.position, -1, axis=1
+    ),
+    "takes the position of the token before, and the first token that of the last": lambda p: np.roll(
+        p.position, 1, axis=1
+    ),
+    "takes the first offset for all sequences and documents": lambda p: _offset_from(
+        p, lambda given: np.repeat(given[:1], len(given), axis=0)
+    ),
+    "takes the offset of the next sequence or document": lambda p: _offset_from(
+        p, lambda given: np.roll(given, -1, axis=0)
+    ),
+    "takes the offset of the sequence or document before": lambda p: _offset_from(
+        p, lambda given: np.roll(given, 1, axis=0)
+    ),
+    "begins every document but the first one token late": lambda p: _documents_at(p, _inner(1)),
+    "begins every document but the first one token early": lambda p: _documents_at(p, _inner(-1)),
+    "ends every document one token late": lambda p: _documents_at(p, _inner(1, 0)),
+    "ends every document one token early": lambda p: _documents_at(p, _inner(-1, 0)),
+    "takes the second chunk of the rank after": lambda p: _second_chunk(p, -1),
+    "takes the second chunk of the rank before": lambda p: _second_chunk(p, 1),
+    "counts the ranks from the last": _rank_from_end,
+    "reads the first axis of the positions for every pair": lambda p: _along(p, lambda axes, _: (0,) * len(axes)),
+    "exchanges the second and the third axis of the positions": lambda p: _along(p, _exchanged(1, 2)),
+    "exchanges the first and the second axis of the positions": lambda p: _along(p, _exchanged(0, 1)),
+    "exchanges the first and the third axis of the positions": lambda p: _along(p, _exchanged(0, 2)),
+    "takes the other arrangement of the axes, adjacent pairs for turns or turns for adjacent pairs": lambda p: _along(
+        p, _other_arrangement
+    ),
 }
 """A predicate -> the rows that the definition would read with this mistake."""
 
@@ -242,13 +381,13 @@ def vocabulary() -> Iterator[Deviation]:
         return Deviation(kind, words, breaks, change)
 
     yield make("sign", "turns by minus the angle", ANGLE, _times("multiple", -1))
+    yield make("identity", "is not rotated", PAIR, _identity)
     for words, row in ROWS.items():
         yield make("row", words, ROW, _reads(row))
     for block in (8, 16, 32, 64):
         words = f"lets sequences overwrite the next sequences to the end of a block of {block} tokens or of the tables"
         yield Deviation("overwritten", words, OWN, _reads(partial(_on_from_a_sequence_before, block=block)),
                         {"block": block})  # fmt: skip
-    yield make("identity", "is not rotated", PAIR, _identity)
     for part, line in SIGNS.items():
         yield make("reflection", f"is reflected: {line}", PAIR, _times(part, -1))
         yield make("lost term", f"lacks the term with {TERMS[part]}", PAIR, _times(part, 0))
@@ -288,6 +427,13 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("strides", "is addressed with the strides of q", OWN, _with_strides_of_q)
     words = "rotates the token with number n from head n of the memory on, so that heads turn several times"
     yield make("memory", words, OWN, _overlapping)
+    words = "pairs adjacent features, and reads tables whose columns are for halves"
+    yield make("wiring", words, PAIR, _crossed(adjacent=True))
+    words = "pairs the halves of a head, and reads tables whose columns are for adjacent features"
+    yield make("wiring", words, PAIR, _crossed(adjacent=False))
+    for layout in LAYOUTS:
+        yield make("layout", f"pairs features as {layout}", PAIR, _laid_out(layout))
+    yield make("overwritten", "is in memory that the next call overwrites", PURE, _with("overwritten", True))
     for size in (4, 8, 16, 32):
         words = f"takes {size} features at a time for one half, and reads partners and cosines of the next head and row"
         yield Deviation("wiring", words, OWN, _by_vectors(size), {"vector": size})
@@ -400,7 +546,7 @@ def _with_strides_of_q(plan: Plan) -> None:
 
 def _everywhere(plan: Plan) -> None:
     hit = plan.nowhere[..., None, None]
-    set_row(plan, np.where(hit, np.minimum(plan.token, _last_row(plan)), plan.row))
+    set_row(plan, np.where(hit, np.minimum(plan.token, last_row(plan)), plan.row))
     plan.nowhere = np.zeros_like(plan.nowhere)
 
 

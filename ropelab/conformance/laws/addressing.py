@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ropelab.conformance.bounds import exact
-from ropelab.conformance.case import Case, NotApplicable, rank_positions
+from ropelab.conformance.case import Case, NotApplicable, Sizes, rank_positions
 from ropelab.conformance.law import Comparison, against, law, names
 from ropelab.layout.pairing import join, pairs
 
@@ -65,14 +65,18 @@ def _among_more(subject, case: Case, sizes) -> list[tuple[np.ndarray, np.ndarray
     return [(exact(y[rows, positions]), 2 * bound) for y, (_, bound) in parts]
 
 
-@law("With positions along several axes, each pair turns as along its axis alone.", r"R(p_1, p_2)_i = R(p_{a(i)})_i")
-def axes(subject, sizes):
+def axes_positions(sizes: Sizes) -> tuple[tuple[int, int, int], torch.Tensor]:
+    """Return the number of pairs of each of three axes, all different if possible, and positions ``[3, B, S]``."""
     pairs_of_head = sizes.rotary_dim // 2
     height = pairs_of_head // 3
     width = height - (height > 1)
-    section = pairs_of_head - height - width, height, width
     places = torch.arange(sizes.batch)[:, None] + torch.arange(sizes.tokens)
-    positions = torch.stack((places + 1, 2 * places, 3 * places + 2))
+    return (pairs_of_head - height - width, height, width), torch.stack((places + 1, 2 * places, 3 * places + 2))
+
+
+@law("With positions along several axes, each pair turns as along its axis alone.", r"R(p_1, p_2)_i = R(p_{a(i)})_i")
+def axes(subject, sizes):
+    section, positions = axes_positions(sizes)
     for interleaved in (False, True):
         case = subject.draw(sizes, positions=positions, mrope_section=section, mrope_interleaved=interleaved)
         outputs, bounds = subject(case), [bound for _, bound in subject.expected(case)]

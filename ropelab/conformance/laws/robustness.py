@@ -24,11 +24,7 @@ def empty(subject, sizes):
             yield counted(case, f"elements of {name}", y.numel())
 
 
-MANY = 10_241
-"""More tokens than the thresholds at which libraries change to another code path: 4,096 tokens, 10,240 heads in all."""
-
-
-@law("The definition holds for other extents: equal axes, three heads, an odd number of pairs, 128 or many tokens.",
+@law("The definition holds for other extents: equal axes, three heads, an odd number of pairs, 128 tokens.",
      r"y = R x \text{ for all } B, S, H, r")  # fmt: skip
 def extents(subject, sizes):
     for other in (
@@ -48,9 +44,25 @@ def extents(subject, sizes):
             yield f"refuses {other} ({type(refusal).__name__})"
             continue
         yield from comparisons
-    many = replace(sizes, batch=1, tokens=MANY, q_heads=1, k_heads=1)
-    require_quick(subject, many, limit=2.0)
-    yield from against_truth(subject, subject.draw(many))
+
+
+@law("One token more than a threshold changes no result: some tokens of long sequences are the definition.",
+     r"y_t = R_t x_t \text{ for all } S")  # fmt: skip
+def token_counts(subject, sizes):
+    for count in sizes.token_counts:
+        one = replace(sizes, batch=1, tokens=count + 1, q_heads=1, k_heads=1)
+        require_quick(subject, one, limit=1.0)
+        case = subject.draw(one)
+        at = sampled(count)
+        few = replace(case, inputs=tuple(x[:, at] for x in case.inputs), positions=at)
+        truth = subject.expected(few)
+        yield from against(few, [y[:, at] for y in subject(case)], truth, f"{{}} of {count + 1} tokens", truth=True)
+
+
+def sampled(count: int) -> torch.Tensor:
+    """Return the tokens near both ends and near powers of two of ``count + 1`` tokens, int64 ``[K]``."""
+    near = (2**power + step for power in range(4, 23) for step in (-1, 0, 1))
+    return torch.tensor(sorted({*range(min(count, 4)), *(t for t in near if t <= count), count - 1, count}))
 
 
 def odd_pairs(subject, sizes):

@@ -6,16 +6,22 @@ The angles are measured from the arguments and results of the functions that rot
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from ropelab.angles.model_config import rope_from_config
+from ropelab.angles.model_config import stated as stated_in
 from ropelab.angles.rope_parameters import Rope
 from ropelab.conformance.bounds import EXACT, FLOAT32_UNIT, exact
 from ropelab.conformance.case import NotApplicable
+from ropelab.conformance.configuration.measured import Measured
+from ropelab.conformance.configuration.readings import Reading, Stated
+from ropelab.conformance.configuration.verify_config import Measure
 from ropelab.conformance.conventions import CONVENTIONS
+from ropelab.conformance.models.layers import recorded
 from ropelab.conformance.models.trace import Traced, Turn, rotations
 from ropelab.layout.pairing import pairs
 
@@ -48,39 +54,59 @@ def ropes(config: Any) -> dict[str | None, Rope]:
     return found
 
 
-def excess(call: Callable[[], Any], at: torch.Tensor, config: Any) -> tuple[float, float]:
-    """The error of the cosine or sine that exceeds its bound most, or comes nearest to it, and its bound.
+@dataclass(frozen=True)
+class Excess:
+    """The cosine or sine of a model that exceeds its bound most, or comes nearest to it.
+
+    Attributes:
+        error, bound: the error and its bound.
+        where: layer, tensor, token and head, and the key of the configuration that is read wrongly, if one is found.
+    """
+
+    error: float
+    bound: float
+    where: str = ""
+
+    @property
+    def share(self) -> float:
+        """The error divided by its bound."""
+        return self.error / self.bound
+
+
+def excess(call: Callable[[], Any], at: torch.Tensor, config: Any, model: torch.nn.Module) -> Excess:
+    """The excess over all layers of a model; of layers beyond their bounds, the first.
 
     Args:
         call: runs the model in float64.
         at: the positions of the tokens in that call, as `positions` returns them.
         config: the configuration of the model.
+        model: the model, whose layers are watched.
 
     Raises:
         NotApplicable: `rope_from_config` refuses the configuration, or no rotation has the axes of the tokens.
     """
     stated = ropes(config)
-    layers = [kind for kind in getattr(config, "layer_types", None) or [None] if kind in stated]
-    traced = rotations(call)
+    types = getattr(config, "layer_types", None) or [None]
+    layers = [kind for kind in types if kind in stated]
+    with recorded(model) as recorder:
+        traced = rotations(call, lambda: recorder.layer)
     each, rest = divmod(sum(one.calls for one in traced), len(layers))
     measured = []
     for function, turn in ((one, turn) for one in traced for turn in one.turns):
-        # Calls belong to the layers in turn. If no number of calls fits all layers, a call may belong to any of them.
-        kinds = list(stated) if rest else [layers[turn.call // each]]
-        outcomes = (_compared(function, turn, stated[kind], at) for kind in kinds)
+        if turn.layer is not None and len(types) > turn.layer and types[turn.layer] in stated:
+            kinds = [types[turn.layer]]
+        else:  # calls belong to the layers in turn; if no number of calls fits all layers, a call may belong to any
+            kinds = list(stated) if rest or turn.layer is not None else [layers[turn.call // each]]
+        outcomes = (_compared(function, turn, stated[kind], at, config, kind) for kind in kinds)
         if known := [outcome for outcome in outcomes if outcome is not None]:
-            measured.append(min(known, key=_share))
+            measured.append(min(known, key=lambda outcome: outcome.share))
     if not measured:
         raise NotApplicable("no function rotates tensors with the axes sequences, tokens and heads")
-    return max(measured, key=_share)
+    beyond = next((outcome for outcome in measured if outcome.share > 1), None)
+    return beyond or max(measured, key=lambda outcome: outcome.share)
 
 
-def _share(measured: tuple[float, float]) -> float:
-    error, bound = measured
-    return error / bound
-
-
-def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor) -> tuple[float, float] | None:
+def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: Any, kind: str | None) -> Excess | None:
     """The largest excess for one tensor ``[B, ., ., D]``; None if it has other axes or features."""
     x, y, (batch, tokens) = turn.before, turn.after, at.shape[-2:]
     first, end = rope.rotary_slice if x.shape[-1] > rope.rotary_dim else (0, rope.rotary_dim)
@@ -100,12 +126,44 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor) -> tuple
     angles = (read * frequencies)[:, :, None]
     factor = EXACT(rope.attention_factor)
     bound = np.broadcast_to(factor * _angle_error(angles, frequencies), cosine.shape)
-    errors = []
+    found = []
     for sense in (1, -1):  # a model may turn by minus the angle
         apart = np.hypot(cosine - factor * np.cos(angles), sine - sense * factor * np.sin(angles))
-        at_most = np.unravel_index(int((apart / bound).argmax()), apart.shape)
-        errors.append((float(apart[at_most]), float(bound[at_most])))
-    return min(errors, key=_share)
+        place = np.unravel_index(int((apart / bound).argmax()), apart.shape)
+        found.append((Excess(float(apart[place]), float(bound[place])), sense, (apart > bound).any(-1)))
+    best, sense, wrong = min(found, key=lambda one: one[0].share)
+    if best.share <= 1:
+        return best
+    sequence, _, head = map(int, np.argwhere(wrong)[0])
+    site = (sequence, slice(None), head)
+    keys = "" if rope.axes is not None else _keys(cosine[site], sense * sine[site], at[sequence], config, kind, rope)
+    hit_tokens, hit_heads = (sorted(set(np.argwhere(wrong)[:, axis].tolist())) for axis in (1, 2))
+    told = [f"layer {turn.layer}"] if turn.layer is not None else []
+    told.append(f"{turn.name or 'a tensor'}, tokens {_listed(hit_tokens, tokens)}")
+    told += [f"heads {_listed(hit_heads, wrong.shape[2])}"] if len(hit_heads) < wrong.shape[2] else []
+    return replace(best, where=", ".join(told) + (f": {keys}" if keys else ""))
+
+
+def _listed(hits: list[int], size: int) -> str:
+    """Numbers in words: all of them, a range or a list."""
+    if len(hits) > 3 and hits == list(range(hits[0], hits[-1] + 1)):
+        return f"{hits[0]} to {hits[-1]}"
+    return ", ".join(map(str, hits[:4])) + (", ..." if len(hits) > 4 else "")
+
+
+def _keys(cosine: np.ndarray, sine: np.ndarray, at: torch.Tensor, config: Any, kind: str | None, rope: Rope) -> str:
+    """The keys whose wrong reading explains cosines and sines ``[S, pairs]`` at positions ``[S]``; else empty."""
+    cos, sin = cosine.astype(np.float64), sine.astype(np.float64)
+    types = [name for name in dict.fromkeys(getattr(config, "layer_types", None) or ()) if name != kind]
+    try:
+        settings, parameters = stated_in(config, kind)
+        others = {name: stated_in(config, name)[1] for name in types} if kind is not None else {}
+        stated = Stated(settings, parameters, kind, rope.layout, None, others)
+        measure = Measure(at.numpy(), cos, sin, Measured(lambda _: (cos, sin), "a layer"), stated)
+        findings = measure.explained(Reading.of(rope), "")
+    except (TypeError, ValueError):
+        return ""
+    return "; ".join(str(finding) for finding in findings if finding.key)
 
 
 def _angle_error(angles: np.ndarray, frequencies: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from ropelab.conformance.case import NotApplicable
 from ropelab.conformance.models.angle_laws import excess, positions, ropes
 from ropelab.conformance.models.deliberate import DELIBERATE
 from ropelab.conformance.models.factory import TinyModel, first_tensor
+from ropelab.conformance.models.layers import first_difference, recorded
 
 SHIFT = 11
 """The number of positions by which the law of distances moves a sequence."""
@@ -36,7 +37,7 @@ class ModelResult:
         law, statement: the name of the law, and what it says.
         status: ``"pass"``, ``"fail"`` or ``"not applicable"``.
         difference, allowed: the largest difference, and how large rounding may make it; None if not applicable.
-        message: why the law does not apply, or what was compared.
+        message: why the law does not apply; or where a law that fails begins to fail, and the key of the configuration.
     """
 
     law: str
@@ -88,14 +89,19 @@ def _held(name: str, law: Callable[[TinyModel, Noise], tuple], tiny: TinyModel, 
     statement = law.__doc__ or ""
     if design := DELIBERATE.get((tiny.architecture, name)):
         return ModelResult(name, statement, "not applicable", message=f"by design: {design}")
+    where = ""
     try:
-        holds, difference, allowed = law(tiny, noise)
+        with recorded(tiny.model) as recorder:
+            found = law(tiny, noise)
+        holds, difference, allowed = found[:3]
+        if not holds:
+            where = found[3] if len(found) > 3 else first_difference(recorder.runs, noise.allowed)
     except NotOffered as reason:
         return ModelResult(name, statement, "not applicable", message=str(reason))
     except Exception as error:  # the model does not take this call
         words = (str(error).strip().splitlines() or [""])[0][:120]
         return ModelResult(name, statement, "not applicable", message=f"{type(error).__name__}: {words}")
-    return ModelResult(name, statement, "pass" if holds else "fail", difference, allowed)
+    return ModelResult(name, statement, "pass" if holds else "fail", difference, allowed, where)
 
 
 def _positions(tiny: TinyModel) -> torch.Tensor:
@@ -207,7 +213,7 @@ def left_padding(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
     return _alike(noise, torch.cat(found), torch.cat([part[0] for part in (short, *whole.split(1))] * len(ways)))
 
 
-def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float]:
+def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, float, float, str]:
     """Every layer turns by the frequencies, the factor and the axes of positions that its configuration states."""
     config: Any = tiny.model.config
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -215,20 +221,22 @@ def angles_of_the_configuration(tiny: TinyModel, noise: Noise) -> tuple[bool, fl
     try:
         axes = max((1 + max(rope.axes) for rope in ropes(config).values() if rope.axes), default=0)
         at = positions(axes, batch, tokens)
-        found, allowed = excess(lambda: _run(tiny, position_ids=at), at, config)
+        worst = excess(lambda: _run(tiny, position_ids=at), at, config, tiny.model)
     except NotApplicable as reason:
         raise NotOffered(str(reason)) from reason
-    return found <= allowed, found, allowed
+    return worst.error <= worst.bound, worst.error, worst.bound, worst.where
 
 
-LAWS: dict[str, Callable[[TinyModel, Noise], tuple[bool, float, float]]] = {
+LAWS: dict[str, Callable[[TinyModel, Noise], tuple]] = {
     law.__name__: law
     for law in (
         positions_are_used, distances_only, cached_is_prefill, packed_is_separate, rows_have_positions, left_padding,
         angles_of_the_configuration,
     )
 }  # fmt: skip
-"""Name -> law. A law returns whether it holds, the difference that it found, and the difference that is allowed."""
+"""Name -> law. A law returns whether it holds, the difference that it found, and the difference that is allowed.
+
+The law about angles also returns where it does not hold, in words."""
 
 
 def _visible(noise: Noise) -> None:

@@ -28,11 +28,15 @@ class Turn:
     Attributes:
         call: the number of the call, counted over all functions that rotate.
         before, after: the argument and the result.
+        name: the name of the argument.
+        layer: the number of the layer that ran, if somebody says so.
     """
 
     call: int
     before: torch.Tensor
     after: torch.Tensor
+    name: str = ""
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,38 +66,35 @@ class Traced:
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False)
 
 
-def rotations(call: Callable[[], Any]) -> list[Traced]:
+def rotations(call: Callable[[], Any], layer: Callable[[], int | None] = lambda: None) -> list[Traced]:
     """The functions that rotate during a call, in the order of their first calls; of nested functions the outermost.
 
     Args:
         call: runs the model without arguments, best in float64.
+        layer: returns the number of the layer that runs.
     """
     found: dict[tuple, Traced] = {}
-    entered: dict[int, dict[str, torch.Tensor]] = {}
-    nested: list[tuple[int, tuple, Traced]] = []  # rotations inside of frames that have not returned
-    depth = 0
+    entered: dict[int, tuple[dict[str, torch.Tensor], int]] = {}
+    outermost: list[tuple[tuple, Traced]] = []
 
     def watch(frame: FrameType, event: str, returned: Any) -> None:
-        nonlocal depth
         if event == "call":
-            depth += 1
             tensors = _arguments(frame)
             if len(tensors) > 1:
-                entered[id(frame)] = tensors
+                entered[id(frame)] = tensors, len(outermost)
         elif event == "return":
-            depth -= 1
             if id(frame) not in entered:
                 return
-            tensors = entered.pop(id(frame))
+            tensors, before = entered.pop(id(frame))
             sys.setprofile(None)
             try:
                 seen = _rotation(frame, tensors, returned)
             finally:
                 sys.setprofile(watch)
             if seen is not None:
-                while nested and nested[-1][0] > depth:  # the inner functions of this one
-                    nested.pop()
-                nested.append((depth, (frame.f_code, seen.layout, seen.rotary_dim), seen))
+                seen = replace(seen, turns=tuple(replace(turn, layer=layer()) for turn in seen.turns))
+                del outermost[before:]  # the inner functions of this one
+                outermost.append(((frame.f_code, seen.layout, seen.rotary_dim), seen))
 
     with torch.no_grad():
         sys.setprofile(watch)
@@ -101,7 +102,7 @@ def rotations(call: Callable[[], Any]) -> list[Traced]:
             call()
         finally:
             sys.setprofile(None)
-    for number, (_, key, seen) in enumerate(nested):
+    for number, (key, seen) in enumerate(outermost):
         before = found.get(key)
         turns = tuple(replace(turn, call=number) for turn in seen.turns)
         if before is not None:
@@ -141,7 +142,7 @@ def _rotation(frame: FrameType, tensors: dict[str, torch.Tensor], returned: Any)
             if found is not None:
                 measured = measured or found
                 rotated.append(name)
-                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone()))
+                turns.append(Turn(0, tensors[name].detach().clone(), y.detach().clone(), name))
                 break
     others = [x for name, x in tensors.items() if name not in rotated]
     if measured is None or not others:

@@ -136,7 +136,7 @@ def verify_model(
         except ModuleNotFoundError as error:
             return ModelReport(model, "", message=str(error))
     else:
-        tiny = model if isinstance(model, TinyModel) else _copied(model, inputs)
+        tiny = model if isinstance(model, TinyModel) else tiny_of(copy.deepcopy(_checked(model)), inputs)
         found = rotations(tiny.double().output)
     name = type(tiny.model).__name__
     if not found:
@@ -163,18 +163,27 @@ def function_report(traced: Traced) -> FunctionReport:
     return replace(known, convention=convention(found), sign=sign, verdict=report.verdict, failed=failed)
 
 
-def _copied(model: Any, inputs: Mapping[str, Any] | None) -> TinyModel:
+def _checked(model: Any) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected the name of an architecture or a torch.nn.Module, got {shown(model)}")
+    return model
+
+
+def tiny_of(model: torch.nn.Module, inputs: Mapping[str, Any] | None = None) -> TinyModel:
+    """A model with the arguments of a call, on the CPU and in evaluation mode; `verify_model` describes them.
+
+    Raises:
+        TypeError: ``inputs`` is missing, and the model's configuration names no ``vocab_size``.
+    """
     if inputs is None:
         size = getattr(getattr(model, "config", None), "vocab_size", None)
         if not isinstance(size, int):
             raise TypeError("inputs: expected the arguments of a call, as the model's config names no vocab_size")
         inputs = {"input_ids": torch.randint(0, size, (2, 9), generator=torch.Generator().manual_seed(1))}
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    copied = copy.deepcopy(model).cpu().eval()
+    model = model.cpu().eval()
     part: Any
-    for part in copied.modules():
+    for part in model.modules():
         if hasattr(part, "set_experts_implementation"):
             part.set_experts_implementation("eager")  # the grouped product of experts takes no float64
-    return TinyModel(name, copied, dict(inputs))
+    return TinyModel(name, model, dict(inputs))

@@ -330,7 +330,7 @@ def diagnosis_of_torchembed(laws: Iterable[str] | None = None) -> Diagnosis:
     if reason := contender.missing():
         return Diagnosis("", None, reason)
     function = contender.function
-    words = ["verify", f"{function.__module__}:{function.__name__}", "--convention", contender.convention]
+    words = ["verify", f"{function.__module__}:{function.__name__}", "--convention", contender.convention, "--verbose"]
     for option, value in contender.options.items():
         words += [f"--{option.replace('_', '-')}", value]
     # The interpreter runs a program for every head.
@@ -348,7 +348,7 @@ def diagnosis_of_torchembed(laws: Iterable[str] | None = None) -> Diagnosis:
 
 def torchembed_sentence(report: str) -> str:
     """The sentence with the number of laws that do not hold, and the first line of the diagnosis."""
-    summary = re.search(r"(\d+) laws? do(?:es)? not hold", report)
+    summary = re.search(r"(\d+) of \d+ laws do(?:es)? not hold", report)
     named = re.search(r"^ *- (.*)$", report.partition("Diagnosis:")[2], re.MULTILINE)
     if not summary:
         return ""

@@ -1,0 +1,242 @@
+"""Identify what an operator that writes a paged cache does wrong: read its call in other ways, and compare.
+
+A hypothesis is a changed call, or other rows of the right results. It explains a result if it reproduces every element,
+also for fresh numbers, positions and slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from ropelab.conformance.bounds import exact
+from ropelab.conformance.cache.block_scales import BlockScales
+from ropelab.conformance.cache.case import CacheCase
+from ropelab.conformance.cache.subject import Bounded, CacheSubject
+from ropelab.conformance.case import NotApplicable, Sizes
+from ropelab.conformance.identify.deviation import Deviation, Scope
+from ropelab.conformance.identify.identification import Identification
+from ropelab.kernels import NO_POSITION
+from ropelab.kernels.float8 import FLOAT8_DTYPES
+
+PARTS = ("q", "the stored k", "the stored v")
+SEEDS = (0, 1, 2)
+"""The last seed is for the proof."""
+DEFINITION = "q, and k and v in the slots of their tokens, are the definition"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The results of a call: values ``[n, H, D]`` of each part, in the order of the tokens with a slot.
+
+    Attributes:
+        case: the call.
+        values: q of all tokens, then the stored k and v.
+        outside: whether memory outside of the slots of the tokens changed.
+    """
+
+    case: CacheCase
+    values: tuple[np.ndarray | None, ...]
+    outside: bool
+
+
+Change = Callable[[CacheCase], CacheCase]
+Hypothesis = Callable[[CacheSubject, CacheCase], Bounded]
+
+
+def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
+    """Return the deviations of an operator, for caches without 8-bit floats; one that says nothing for the others.
+
+    Args:
+        subject: the operator, which broke a law.
+        sizes: the extents of the calls.
+    """
+    if isinstance(subject.convention, BlockScales) or subject.convention.float8_only:
+        return Identification()
+    try:
+        seen = [_seen(subject, replace(sizes, tokens=sizes.tokens + seed), seed) for seed in SEEDS]
+    except NotApplicable:
+        return Identification()
+    except Exception:  # the laws show the traceback
+        return Identification()
+    found, right, unexplained = [], [], []
+    for which, part in enumerate(PARTS):
+        if seen[0].values[which] is None:
+            continue
+        wrong = [_off(one, which, _definition(subject, one.case, which)) for one in seen]
+        if not any(elements.any() for elements in wrong):
+            right.append(part)
+            continue
+        explanation = next(_explanations(subject, seen, which, part, wrong), None)
+        if explanation is None:
+            share = np.mean([elements.mean() for elements in wrong])
+            unexplained.append(f"{part}: {share:.0%} of the elements")
+        else:
+            found.append(explanation)
+    if any(one.outside for one in seen):
+        words = "is written outside of the slots of the tokens"
+        found.append(Deviation("outside", words, DEFINITION, _nothing, scope=Scope("the memory of the caches")))
+    if unexplained:
+        facts = (*(f"{d} (proven)" for d in found), *(f"{name} is right" for name in right))
+        return Identification((), False, tuple(unexplained), facts=facts)
+    return Identification(tuple(found), bool(found), right=tuple(right))
+
+
+def _nothing(plan: object) -> None:
+    """The hypothesis itself is the simulation of an operator's deviation."""
+
+
+def _seen(subject: CacheSubject, sizes: Sizes, seed: int) -> Seen:
+    case = subject.draw(sizes, seed=seed)
+    if case.memory.dtype in FLOAT8_DTYPES:
+        raise NotApplicable("8-bit floats have laws of their own")
+    written = subject(case)
+    k, v = case.rows(written.memory)
+    q = exact(written.q.reshape(case.inputs[0].shape)[0]) if written.q is not None else None
+    outside = ~case.named()
+    changed = bool((written.memory != case.memory)[outside].any())
+    return Seen(case, (q, exact(k), exact(v)), changed)
+
+
+def _definition(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
+    value, bound = subject.expected(case)[which]
+    live = case.live.numpy() if which else slice(None)
+    return value[live], bound[live]
+
+
+def _off(seen: Seen, which: int, expected: Bounded) -> np.ndarray:
+    values, (right, bound) = seen.values[which], expected
+    if values is None or values.shape != right.shape:
+        return np.ones((1, 1, 1), bool)
+    return ~(abs(values - right) <= 2 * bound)
+
+
+def _explanations(
+    subject: CacheSubject, seen: list[Seen], which: int, part: str, wrong: list[np.ndarray]
+) -> Iterator[Deviation]:
+    for words, hypothesis in _hypotheses(subject, which):
+        for where, mask in _masks(wrong):
+            if all(_reproduces(subject, one, which, hypothesis, mask) for one in seen):
+                yield Deviation("call", words, DEFINITION, _nothing, scope=Scope(part, words=where))
+
+
+def _reproduces(subject: CacheSubject, seen: Seen, which: int, hypothesis: Hypothesis, mask) -> bool:
+    try:
+        told, bound = hypothesis(subject, seen.case)
+    except (ValueError, IndexError, TypeError):
+        return False
+    right, error = _definition(subject, seen.case, which)
+    if told.shape != right.shape:
+        return False
+    hit = mask(len(right))[:, None, None]
+    expected = np.where(hit, told, right), np.where(hit, bound, error)
+    return not _off(seen, which, expected).any()
+
+
+def _masks(wrong: list[np.ndarray]) -> Iterator[tuple[str, Callable[[int], np.ndarray]]]:
+    """Yield places among the tokens with a slot that contain all wrong rows, the widest first."""
+    yield "", lambda n: np.ones(n, bool)
+    rows = [(np.flatnonzero(e.any(axis=(1, 2))), len(e)) for e in wrong]
+    masks: dict[str, Callable[[int], np.ndarray]] = {
+        "for the last token with a slot": lambda n: np.arange(n) == n - 1,
+        "for the first token with a slot": lambda n: np.arange(n) == 0,
+        "for every token with a slot but the last": lambda n: np.arange(n) < n - 1,
+        "for every token with a slot but the first": lambda n: np.arange(n) > 0,
+        "for every second token with a slot": lambda n: np.arange(n) % 2 == 1,
+        "for the first token with a slot and every second after it": lambda n: np.arange(n) % 2 == 0,
+    }
+    for words, mask in masks.items():
+        if all(mask(n)[hit].all() for hit, n in rows):
+            yield words, mask
+
+
+def _hypotheses(subject: CacheSubject, which: int) -> Iterator[tuple[str, Hypothesis]]:
+    def called(change: Change, other: CacheSubject = subject) -> Hypothesis:
+        return lambda _, case: _definition(other, change(case), which)
+
+    def rows(order: Callable[[int], np.ndarray]) -> Hypothesis:
+        def taken(subject: CacheSubject, case: CacheCase) -> Bounded:
+            value, bound = _definition(subject, case, which)
+            return value[order(len(value))], bound[order(len(value))]
+
+        return taken
+
+    if which:
+        yield "is not written: the slots keep their contents", lambda _, case: _old(case, which)
+        yield "is the one of the next token with a slot", rows(lambda n: np.roll(np.arange(n), -1))
+        yield "is the one of the token with a slot before", rows(lambda n: np.roll(np.arange(n), 1))
+        yield "is in the slots in reverse order", rows(lambda n: np.arange(n)[::-1])
+        yield "is the one of the first tokens of the call, slot after slot", lambda s, case: _compacted(s, case, which)
+        yield "is zero", lambda s, case: _zero(s, case, which)
+        other = 3 - which
+        yield f"is {'kv'[other - 1]}", lambda s, case: _definition(s, case, other)
+    yield "is the one of the next token", called(lambda c: _rolled(c, which, -1))
+    yield "is the one of the token before", called(lambda c: _rolled(c, which, 1))
+    if which == 2:
+        return
+    yield "is not rotated", called(lambda c: _at(c, lambda p: p * 0))
+    yield "turns by minus the angle", called(lambda c: c, replace(subject, reversed=not subject.reversed))
+    for step in (1, -1):
+        yield f"takes position {step:+d} for the position", called(_stepped(step))
+    yield "takes the number of the token for the position", called(lambda c: _at(c, lambda p: torch.arange(len(p))))
+    yield "takes the position of the first token", called(lambda c: _at(c, lambda p: p[:1].expand(len(p))))
+    yield "takes the position of the next token", called(lambda c: _at(c, lambda p: p.roll(-1)))
+    yield "takes the position of the token before", called(lambda c: _at(c, lambda p: p.roll(1)))
+    for layout in subject.convention.layouts:
+        if layout != subject.layout:
+            yield f"pairs features as {layout}", called(lambda c: c, replace(subject, layout=layout))
+    norms: dict[str, Change] = {
+        "is not normalized": lambda c: replace(c, weights=()),
+        "is normalized with weights of one": lambda c: replace(c, weights=tuple(map(torch.ones_like, c.weights))),
+        "is normalized with the weights of " + ("q" if which else "k"): lambda c: replace(c, weights=c.weights[::-1]),
+        "is normalized after the rotation": lambda c: replace(c, norm_last=True),
+        "is normalized before the rotation": lambda c: replace(c, norm_last=False),
+        "is normalized without the offset of the weights": lambda c: replace(c, weight_offset=0.0),
+        "is normalized with 1 added to the weights": lambda c: replace(c, weight_offset=c.weight_offset + 1),
+    }
+    for words, change in norms.items():
+        yield words, called(change)
+        yield f"{words}, and is not rotated", called(_unrotated(change))
+    for eps in (0.0, 1e-5, 1e-8, 1e-3, 1e-2, 1e-12):
+        yield f"is normalized with eps {eps:g}", called(partial(replace, eps=eps))
+
+
+def _at(case: CacheCase, change: Callable[[torch.Tensor], torch.Tensor]) -> CacheCase:
+    positions = case.token_positions()[0]
+    nowhere = positions == NO_POSITION
+    return replace(case, positions=torch.where(nowhere, positions, change(torch.where(nowhere, 0, positions))))
+
+
+def _stepped(step: int) -> Change:
+    return lambda case: _at(case, lambda positions: positions + step)
+
+
+def _unrotated(change: Change) -> Change:
+    return lambda case: _at(change(case), lambda positions: positions * 0)
+
+
+def _zero(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
+    value, bound = _definition(subject, case, which)
+    return np.zeros_like(value), np.zeros_like(bound)
+
+
+def _rolled(case: CacheCase, which: int, step: int) -> CacheCase:
+    """The case whose input is the one of another token; its position stays."""
+    inputs = list(case.inputs)
+    inputs[which] = inputs[which].roll(step, 1)
+    return replace(case, inputs=tuple(inputs))
+
+
+def _compacted(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
+    value, bound = subject.expected(case)[which]
+    live = int(case.live.sum())
+    return value[:live], bound[:live]
+
+
+def _old(case: CacheCase, which: int) -> Bounded:
+    old = exact(case.rows(case.memory)[which - 1])
+    return old, np.zeros_like(old)

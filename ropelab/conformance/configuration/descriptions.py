@@ -1,0 +1,149 @@
+"""Bring the description of a rotation into the form that `rope_from_config` reads.
+
+A description is a configuration of transformers, the arguments of vLLM's or SGLang's ``get_rope``, or the parameters of
+llama.cpp, with the names that its command line or a GGUF file has for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropelab.angles.model_config import stated
+from ropelab.arguments import shown
+
+LLAMA_CPP = ("freq_base", "rope_freq_base", "rope.freq_base")
+"""Keys of which a description in llama.cpp's form has one."""
+_SERVER_TYPES = {"deepseek_yarn": "yarn", "mllama4": "llama3"}
+"""Names of vLLM and SGLang for a ``rope_type`` of transformers."""
+
+
+def read(config: Any) -> Any:
+    """The configuration that a name stands for; anything but a string is returned as it is.
+
+    Args:
+        config: a file of JSON or the folder of a ``config.json``; ``"package.module:name"`` of a configuration or of a
+            function without arguments that returns one; or the name of an architecture of transformers.
+
+    Raises:
+        ValueError: the name stands for none of these.
+    """
+    if not isinstance(config, (str, Path)):
+        return config
+    path = Path(config)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return json.loads(path.read_text(encoding="utf-8"))
+    module, _, name = str(config).partition(":")
+    if name:
+        found = getattr(importlib.import_module(module), name)
+        return found() if callable(found) else found
+    try:
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(str(config))
+    except (ImportError, ValueError) as error:
+        expected = "a file, a folder with config.json, package.module:name or an architecture of transformers"
+        raise ValueError(f"config: expected {expected}, got {config!r} ({error})") from None
+
+
+def described(config: Any) -> tuple[Any, str | None]:
+    """The configuration in transformers' form, and the layout if the description states one.
+
+    Raises:
+        ValueError: a key is missing.
+    """
+    if not isinstance(config, Mapping):
+        text = getattr(config, "text_config", None)
+        return (config if text is None or getattr(config, "hidden_size", None) else text), None
+    keys = {str(key).removeprefix("--").replace("-", "_"): value for key, value in config.items()}
+    if "head_size" in keys:
+        return _server(keys)
+    prefix = f"{keys['general.architecture']}." if "general.architecture" in keys else ""
+    plain = {key.removeprefix(prefix): value for key, value in keys.items()}
+    if any(key in plain for key in LLAMA_CPP):
+        return _llama_cpp(plain)
+    if "text_config" in keys and "hidden_size" not in keys:
+        return keys["text_config"], None
+    return config, None
+
+
+def layer_types(config: Any) -> list[str | None]:
+    """The types of layers that have parameters of their own; ``[None]`` if all layers are alike.
+
+    Raises:
+        TypeError, ValueError: `rope_from_config` refuses the configuration.
+    """
+    try:
+        stated(config)
+    except ValueError as refusal:
+        if not str(refusal).startswith("layer_type: expected one of"):
+            raise
+        get = config.get if isinstance(config, Mapping) else lambda key: getattr(config, key, None)
+        nested = get("rope_parameters") or get("rope_scaling") or {}
+        found = [kind for kind, value in nested.items() if isinstance(value, Mapping)]
+        return found or ["full_attention", "sliding_attention"]
+    return [None]
+
+
+def _server(keys: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The arguments of ``get_rope``, of vLLM or SGLang."""
+    parameters = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
+    kind = parameters.pop("rope_type", parameters.pop("type", "default"))
+    parameters["rope_type"] = _SERVER_TYPES.get(kind, kind)
+    if "base" in keys:
+        parameters.setdefault("rope_theta", keys["base"])
+    for ours, theirs in (("attention_factor", "attn_factor"), ("truncate", "apply_truncate")):
+        if theirs in parameters:
+            value = parameters.pop(theirs)
+            if ours == "truncate" or value != 1:
+                parameters.setdefault(ours, value)
+    for ignored in ("extrapolation_factor", "is_neox_style", "dtype", "use_fope"):
+        parameters.pop(ignored, None)
+    head_size = keys["head_size"]
+    config = {"head_dim": head_size, "max_position_embeddings": _first(keys, "max_position", "max_position_embeddings")}
+    if keys.get("rotary_dim") not in (None, head_size):
+        config["rotary_dim"] = keys["rotary_dim"]
+    return config | {"rope_parameters": parameters}, "split_half" if keys.get("is_neox_style", True) else "interleaved"
+
+
+def _llama_cpp(keys: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """llama.cpp's ``freq_base``, ``freq_scale``, ``n_rot``, YaRN's numbers, and ``rope_freqs`` of a GGUF file.
+
+    ``rope_freqs`` divides the frequency of each pair, and ``freq_scale`` multiplies all of them.
+    """
+    dim = _first(keys, "n_rot", "rope.dimension_count", "head_dim")
+    if dim is None:
+        raise ValueError(f"config: expected n_rot or rope.dimension_count, got the keys {shown(sorted(keys))}")
+    factor = _first(keys, "rope.scaling.factor", "rope_scale")
+    scale = _first(keys, "freq_scale", "rope_freq_scale")
+    factor = factor if factor else 1 / (scale or 1.0)
+    length = _first(keys, "context_length", "n_ctx_train", "n_ctx")
+    trained = _first(keys, "rope.scaling.original_context_length", "yarn_orig_ctx", "n_ctx_orig") or length
+    parameters: dict[str, Any] = {"rope_theta": _first(keys, *LLAMA_CPP)}
+    kind = _first(keys, "rope.scaling.type", "rope_scaling") or ("linear" if factor != 1 else "none")
+    freqs = _first(keys, "rope_freqs", "rope_freqs.weight", "freq_factors")
+    if kind == "yarn":
+        parameters |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained}
+        for ours, *theirs in (("beta_fast", "yarn_beta_fast", "rope.scaling.yarn_beta_fast"),
+                              ("beta_slow", "yarn_beta_slow", "rope.scaling.yarn_beta_slow"),
+                              ("attention_factor", "attention_factor")):  # fmt: skip
+            if _first(keys, *theirs) is not None:
+                parameters[ours] = _first(keys, *theirs)
+    elif freqs is not None:
+        factors = [float(value) * factor for value in freqs]
+        parameters |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,
+                       "attention_factor": 1.0, "original_max_position_embeddings": trained or 1}  # fmt: skip
+    elif factor != 1:
+        parameters |= {"rope_type": "linear", "factor": factor}
+    style = keys.get("rope_type", keys.get("rope_style"))
+    layout = {"norm": "interleaved", 0: "interleaved", "neox": "split_half", 2: "split_half"}.get(style)
+    return {"head_dim": dim, "max_position_embeddings": length, "rope_parameters": parameters}, layout
+
+
+def _first(keys: Mapping[str, Any], *names: str) -> Any:
+    return next((keys[name] for name in names if keys.get(name) is not None), None)

@@ -1,0 +1,364 @@
+"""Read a configuration with each key left out, replaced, applied twice or exchanged.
+
+A reading is a hypothesis about somebody's code. `rope_of` computes most of them from changed parameters, so that this
+file knows what can be misread, and no formula of a variant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropelab.angles import frequencies
+from ropelab.angles.model_config import rope_of
+from ropelab.angles.rope_parameters import Rope
+
+TRAINED, LONGEST = "original_max_position_embeddings", "max_position_embeddings"
+DEFAULTS: Mapping[str, tuple[float, ...]] = {
+    "rope_theta": (10_000.0, 500_000.0, 1_000_000.0),
+    "factor": (1.0,),
+    "beta_fast": (32.0,),
+    "beta_slow": (1.0,),
+    "low_freq_factor": (1.0,),
+    "high_freq_factor": (4.0,),
+    TRAINED: (2048, 4096, 8192),
+}
+"""Key -> the numbers that code takes in its place."""
+EXCHANGED = (("low_freq_factor", "high_freq_factor"), ("beta_fast", "beta_slow"), ("mscale", "mscale_all_dim"),
+             ("short_factor", "long_factor"), (TRAINED, LONGEST), ("factor", "attention_factor"))  # fmt: skip
+"""Keys that are mistaken for each other."""
+ALIKE = ("factor", "rope_theta", TRAINED, "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "mscale",
+         "mscale_all_dim", "attention_factor")  # fmt: skip
+"""Keys whose number may be read wrongly by a factor of two, or squared."""
+ROUNDED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a configuration.
+
+    Attributes:
+        key: the key that is read wrongly; empty for the right reading.
+        words: what happens to it.
+        theta: the frequencies, float64 ``[R/2]``.
+        factor: the factor of cosines and sines.
+        axes: the axis of positions that each pair reads; None for one axis.
+        rounded: what is rounded to 16 bits, and to which dtype; None for nothing.
+    """
+
+    key: str
+    words: str
+    theta: np.ndarray
+    factor: float = 1.0
+    axes: tuple[int, ...] | None = None
+    rounded: tuple[str, torch.dtype] | None = None
+
+    @classmethod
+    def of(cls, rope: Rope, key: str = "", words: str = "") -> Reading:
+        """The reading that leads to a rotation."""
+        return cls(key, words, rope.inverse_frequencies.numpy(), rope.attention_factor, rope.axes)
+
+    def angles(self, positions: np.ndarray) -> np.ndarray:
+        """The angles ``[K, R/2]`` of positions ``[K]`` or ``[axes, K]``."""
+        what, dtype = self.rounded or ("", torch.float64)
+
+        def rounded(name: str, x: np.ndarray) -> np.ndarray:
+            return torch.from_numpy(x).to(dtype).double().numpy() if name == what else x
+
+        axes = self.axes if self.axes is not None else (0,) * len(self.theta)
+        at = positions[None] if positions.ndim == 1 else positions
+        at = at[np.minimum(axes, len(at) - 1)].T.astype(np.float64)
+        theta = rounded("frequencies", self.theta)
+        return rounded("angles", rounded("positions", at) * theta)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a configuration states for one type of layers.
+
+    Attributes:
+        settings, parameters: the results of `stated`.
+        layer_type, layout, seq_len: as for `rope_from_config`.
+        others: the parameters of the other types of layers, by name.
+    """
+
+    settings: dict[str, Any]
+    parameters: dict[str, Any]
+    layer_type: str | None = None
+    layout: str | None = None
+    seq_len: int | None = None
+    others: Mapping[str, dict[str, Any]] | None = None
+
+    def rope(self, parameters: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None) -> Rope:
+        """The rotation, from other parameters or settings if they are given.
+
+        Raises:
+            TypeError, ValueError: no rotation has these parameters.
+        """
+        chosen = dict(self.parameters if parameters is None else parameters)
+        found = dict(self.settings if settings is None else settings)
+        return rope_of(found, chosen, layer_type=self.layer_type, layout=self.layout, seq_len=self.seq_len)
+
+
+def readings(stated: Stated) -> Iterator[Reading]:
+    """Yield wrong readings, the likeliest first. Readings that no rotation has are left out."""
+    right = Reading.of(stated.rope())
+    for make in (_layers, _ignored, _exchanged, _partial, _lengths, _replaced, _twice, _sections, _alike):
+        for key, words, rope in make(stated):
+            try:
+                yield Reading.of(rope(), key, words)
+            except (TypeError, ValueError, ArithmeticError):
+                continue
+    yield from _magnitudes(stated, right)
+    yield from _precision(right)
+
+
+def _ignored(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    parameters = stated.parameters
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    common: dict[str, Any] = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor", "mrope_section",
+                                               "mrope_interleaved") if key in parameters}  # fmt: skip
+    if kind not in ("default", "axial"):
+        yield kind_key(parameters), f"is ignored: nothing is scaled by {kind!r}", partial(stated.rope, common)
+        plain = common | {"rope_theta": 10_000.0}
+        yield "rope_parameters", "are ignored: the base is 10000, and nothing is scaled", partial(stated.rope, plain)
+    for key in parameters:
+        if key not in ("rope_type", "type", "rope_theta", "mrope_section", "mrope_interleaved",
+                       "partial_rotary_factor"):  # fmt: skip
+            left = {name: value for name, value in parameters.items() if name != key}
+            yield key, "is ignored", partial(stated.rope, left)
+    if "mscale" in parameters and "mscale_all_dim" in parameters:
+        left = {name: value for name, value in parameters.items() if name not in ("mscale", "mscale_all_dim")}
+        yield "mscale", "is ignored, as is mscale_all_dim", partial(stated.rope, left)
+    factor = parameters.get("factor")
+    for other in ("linear", "ntk", "yarn", "llama3"):
+        if factor is not None and other != kind:
+            extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if other == "llama3" else {}
+            extra |= {TRAINED: parameters[TRAINED]} if TRAINED in parameters and other in ("yarn", "llama3") else {}
+            read = common | extra | {"rope_type": other, "factor": factor}
+            yield kind_key(parameters), f"is read as {other!r}", partial(stated.rope, read)
+
+
+def kind_key(parameters: Mapping[str, Any]) -> str:
+    """The key that names the variant."""
+    return "rope_type" if parameters.get("rope_type") is not None or "type" not in parameters else "type"
+
+
+def _layers(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    own = stated.layer_type
+    for name, parameters in (stated.others or {}).items():
+        words = f"are exchanged: these layers have the parameters of {name!r}"
+        yield "layer_types", words, partial(stated.rope, parameters)
+        theta = parameters.get("rope_theta")
+        if theta is not None and theta != stated.parameters.get("rope_theta"):
+            read = dict(stated.parameters, rope_theta=theta)
+            yield "rope_theta", f"of {own!r} is read from {name!r}: {theta:g}", partial(stated.rope, read)
+            read = dict(parameters, rope_theta=stated.parameters.get("rope_theta"))
+            words = f"of {name!r} is applied to {own!r}, with the base of {own!r}"
+            yield kind_key(parameters), words, partial(stated.rope, read)
+
+
+def _exchanged(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    for one, other in EXCHANGED:
+        both = [stated.parameters.get(key, stated.settings.get(key)) for key in (one, other)]
+        if None in both or both[0] == both[1]:
+            continue
+        exchanged = dict(zip((one, other), reversed(both), strict=True))
+        inside = stated.parameters | {key: value for key, value in exchanged.items() if key in stated.parameters}
+        outside = stated.settings | {key: value for key, value in exchanged.items() if key in stated.settings}
+        yield one, f"and {other} are exchanged", partial(stated.rope, inside, outside)
+    if stated.parameters.get(TRAINED) is not None and stated.settings.get(LONGEST) is not None:
+        read = dict(stated.parameters, **{TRAINED: stated.settings[LONGEST]})
+        words = f"is ignored: {LONGEST} takes its place"
+        yield TRAINED, words, partial(stated.rope, read, dict(stated.settings, **{TRAINED: None}))
+
+
+def _partial(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    rope = stated.rope()
+    head_dim, rotary_dim = rope.head_dim or rope.rotary_dim, rope.rotary_dim
+    key = next((name for name in ("rotary_dim", "qk_rope_head_dim") if stated.settings.get(name) is not None),
+               "partial_rotary_factor")  # fmt: skip
+    theta = rope.inverse_frequencies
+    turning = int((theta != 0).sum())
+    if turning < len(theta):
+        words = f"leads to {turning} pairs of the first {2 * turning} features, in place of {len(theta)} pairs"
+        yield key, words, partial(_with, rope, theta[theta != 0])
+    settings = dict(stated.settings, rotary_dim=None)
+    whole = dict(stated.parameters, partial_rotary_factor=1.0)
+    if rotary_dim != head_dim or turning < len(theta):
+        yield key, f"is ignored: all {head_dim} features rotate", partial(stated.rope, whole, settings)
+
+        def over_the_head() -> Rope:
+            wide = stated.rope(whole, settings)
+            return _with(rope, wide.inverse_frequencies[: rotary_dim // 2])
+
+        words = f"is not in the exponents: the frequencies are the first of those for {head_dim} features"
+        yield key, words, over_the_head
+        narrow = dict(stated.parameters, partial_rotary_factor=(rotary_dim / head_dim) ** 2)
+        yield key, "is applied twice", partial(stated.rope, narrow, settings)
+    base = float(stated.parameters.get("rope_theta") or 0)
+    if turning < len(theta) and base > 0:
+        plain = frequencies.inverse_frequencies(2 * turning, base)
+        yield (
+            key,
+            f"is in the exponents: they divide by {2 * turning}",
+            partial(_with, rope, torch.cat((plain, plain.new_zeros(len(theta) - turning)))),
+        )
+
+
+def _with(rope: Rope, theta: torch.Tensor) -> Rope:
+    return replace(rope, inverse_frequencies=theta, head_dim=None, first_feature=0, axes=None)
+
+
+def _lengths(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    """The frequencies of another length, where they depend on it."""
+    if stated.rope().remake is None:
+        return
+    factor = float(stated.parameters.get("factor") or 1)
+    longest = int(stated.settings.get(LONGEST) or stated.parameters.get(TRAINED) or 0)
+    for length in (0, int(longest * factor), longest, 2 * longest):
+        words = f"is not followed: at {stated.seq_len or 0} tokens the frequencies are those of {length} tokens"
+        yield kind_key(stated.parameters), words, partial(_at_length, stated, length)
+
+
+def _at_length(stated: Stated, length: int) -> Rope:
+    return replace(stated, seq_len=length).rope()
+
+
+def _replaced(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    for key, values in DEFAULTS.items():
+        for value in values:
+            if stated.parameters.get(key) not in (None, value):
+                read = dict(stated.parameters, **{key: value})
+                yield (
+                    key,
+                    f"is ignored: it is {value:g}, in place of {_said(stated.parameters[key])}",
+                    (partial(stated.rope, read)),
+                )
+    if stated.parameters.get("rope_type") == "yarn":
+        read = dict(stated.parameters, truncate=not stated.parameters.get("truncate", True))
+        yield "truncate", f"is read as {read['truncate']}", partial(stated.rope, read)
+
+
+def _twice(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    rope = stated.rope()
+    theta = rope.inverse_frequencies
+    base = float(stated.parameters["rope_theta"])
+    factor = stated.parameters.get("factor")
+    if factor is not None:
+        read = dict(stated.parameters, factor=1 / factor)
+        yield "factor", "multiplies the frequencies, in place of dividing them", partial(stated.rope, read)
+        squared = dict(stated.parameters, factor=factor**2)
+        yield "factor", f"is applied twice: it is {factor**2:g}", partial(stated.rope, squared)
+        if len(theta):
+            plain = frequencies.inverse_frequencies(2 * len(theta), base)
+            if bool((plain != theta).any()):
+                yield "factor", "is applied twice", partial(replace, rope, inverse_frequencies=theta**2 / plain)
+                inverted = plain * plain / torch.where(theta == 0, torch.ones_like(theta), theta)
+                yield "factor", "is inverted", partial(replace, rope, inverse_frequencies=inverted)
+                yield (
+                    "factor",
+                    "divides all frequencies, those outside of the ramp as well",
+                    (partial(replace, rope, inverse_frequencies=theta / factor)),
+                )
+                if stated.parameters.get("rope_type") == "yarn":
+                    mirrored = plain + plain / factor - theta
+                    yield (
+                        "beta_fast",
+                        "and beta_slow are exchanged: slow pairs keep their frequency",
+                        (partial(replace, rope, inverse_frequencies=mirrored)),
+                    )
+                    power = plain ** (1 + math.log(factor) / math.log(base))
+                    yield (
+                        "factor",
+                        "multiplies the base inside of the power",
+                        (partial(replace, rope, inverse_frequencies=power)),
+                    )
+
+
+def _sections(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    rope = stated.rope()
+    if rope.axes is None:
+        return
+    key = "mrope_section"
+    yield key, "is ignored: every pair reads axis 0", partial(replace, rope, axes=(0,) * (rope.rotary_dim // 2))
+    count = max(rope.axes) + 1
+    for i in range(count):
+        for j in range(i):
+            order = {i: j, j: i}
+            swapped = tuple(order.get(axis, axis) for axis in rope.axes)
+            yield key, f"has the axes {j} and {i} exchanged", partial(replace, rope, axes=swapped)
+    widths = [rope.axes.count(axis) for axis in range(count)]
+    bands = tuple(axis for axis, width in enumerate(widths) for _ in range(width))
+    if bands != rope.axes:
+        words = "is ignored: each axis has adjacent pairs, in place of turns"
+        yield "mrope_interleaved", words, partial(replace, rope, axes=bands)
+    else:
+        turns = [axis % count for axis in range(len(bands))]
+        turns = [axis if place < count * widths[axis] else 0 for place, axis in enumerate(turns)]
+        words = "is read as true: the axes take turns, in place of adjacent pairs"
+        yield "mrope_interleaved", words, partial(replace, rope, axes=tuple(turns))
+
+
+def _alike(stated: Stated) -> Iterator[tuple[str, str, Callable[[], Rope]]]:
+    for key in ALIKE:
+        value = stated.parameters.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        for times in (2, 0.5):
+            other = type(value)(value * times)
+            read = dict(stated.parameters, **{key: other})
+            yield key, f"is read as {_said(other)}, in place of {_said(value)}", partial(stated.rope, read)
+    for key in ("beta_fast", "beta_slow"):
+        if stated.parameters.get("rope_type") == "yarn" and key not in stated.parameters:
+            for value in (4, 8, 16, 64, 2, 1, 32):
+                read = dict(stated.parameters, **{key: value})
+                yield key, f"is {value}, in place of its default", partial(stated.rope, read)
+
+
+def _magnitudes(stated: Stated, right: Reading) -> Iterator[Reading]:
+    """Other factors of cosines and sines. The frequencies are right."""
+    parameters, found = stated.parameters, right.factor
+    named = next((key for key in ("attention_factor", "mscale") if parameters.get(key) is not None), None)
+    key = named or ("factor" if parameters.get("factor") is not None and found != 1 else "attention_factor")
+    factor = float(parameters.get("factor") or 1)
+
+    def m(scale: float) -> float:
+        return frequencies.yarn_attention_factor(factor, scale, 1e-300) if scale else 1.0
+
+    hypotheses: list[tuple[str, str, float]] = [
+        (key, "is not applied: cosines and sines have no factor", 1.0),
+        (key, "is applied twice", found**2),
+        (key, "divides cosines and sines, in place of multiplying them", 1 / found),
+    ]
+    if factor > 1:
+        log = 0.1 * math.log(factor)
+        hypotheses += [
+            (key, "is ignored: the factor is 0.1 ln(factor) + 1", log + 1),
+            (key, "goes through 0.1 m ln(factor) + 1 a second time", found * log + 1),
+            (key, "is multiplied by 0.1 ln(factor) + 1", found * (log + 1)),
+            ("factor", "is itself the factor of cosines and sines", factor),
+        ]
+        for name in ("mscale", "mscale_all_dim"):
+            if parameters.get(name):
+                other = "mscale_all_dim" if name == "mscale" else "mscale"
+                hypotheses.append((other, "is ignored", m(float(parameters[name]))))
+    for name, words, value in hypotheses:
+        if abs(value - found) > 1e-9 * found:
+            yield replace(right, key=name, words=words, factor=value)
+
+
+def _precision(right: Reading) -> Iterator[Reading]:
+    for name, dtype in ROUNDED.items():
+        for what in ("frequencies", "angles", "positions"):
+            yield replace(right, key="dtype", words=f": the {what} are rounded to {name}", rounded=(what, dtype))
+
+
+def _said(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,371 @@
+"""Say whether somebody's rotation is the one of a model's configuration and, if not, which key was read wrongly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropelab.angles.model_config import stated as stated_in
+from ropelab.angles.rope_parameters import ANY_LENGTH, Rope
+from ropelab.conformance.configuration.descriptions import LLAMA_CPP, described, layer_types, read
+from ropelab.conformance.configuration.measured import Measured, NotMeasured, measured
+from ropelab.conformance.configuration.readings import Reading, Stated, readings
+from ropelab.conformance.identify.angles import refined, simple, slopes
+from ropelab.conformance.report import versions
+
+FORMAT = 1
+"""The version of the format of a report as JSON. A new key keeps the version; a key that changes or goes raises it."""
+UNIT = 2.0**-24
+"""The unit roundoff of float32, in which frequencies and angles may be computed."""
+FEW, MANY = 16, 4096
+"""Each of the first positions is asked for; and up to this one where nothing states a length."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A key that is read wrongly.
+
+    Attributes:
+        layer_type: the type of layers; empty if all layers are alike.
+        key: the key of the configuration; empty if no reading of a key explains the numbers.
+        words: what happens to the key.
+        example: a pair and a position with the expected and the measured number.
+        also: other readings with the same numbers.
+    """
+
+    layer_type: str
+    key: str
+    words: str
+    example: str = ""
+    also: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = f"{self.key} {self.words}".strip().replace(" :", ":")
+        return f"{self.layer_type}: {said}" if self.layer_type else said
+
+
+@dataclass(frozen=True)
+class ConfigReport:
+    """The outcome of a comparison with a configuration.
+
+    Attributes:
+        target: what was held to the configuration.
+        findings: the keys that are read wrongly.
+        compared: what was compared, in words, for each type of layers.
+        not_compared: what the target does not show.
+        message: why nothing was compared; empty if something was.
+    """
+
+    target: str
+    findings: tuple[Finding, ...] = ()
+    compared: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    message: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """``"wrong"`` with a finding, ``"right"`` if something was compared without one, else ``"not judged"``."""
+        if self.findings:
+            return "wrong"
+        return "right" if self.compared and not self.message else "not judged"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report with its verdict and versions."""
+        return {"format": FORMAT, "versions": versions("transformers"), "verdict": self.verdict} | asdict(self)
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def __str__(self) -> str:
+        lines = [f"{self.target}: {self.verdict}"]
+        lines += [f"  {self.message}"] if self.message else []
+        for finding in self.findings:
+            lines.append(f"  {finding}")
+            lines += [f"    {finding.example}"] if finding.example else []
+            lines += [f"    the same numbers: {'; '.join(finding.also)}"] if finding.also else []
+        lines += [f"  compared: {line}" for line in self.compared]
+        lines += [f"  not compared: {line}" for line in self.not_compared]
+        return "\n".join(lines)
+
+
+def verify_config(config: Any, against: Any, *, layer_type: str | None = None, name: str = "") -> ConfigReport:
+    """Hold frequencies, tables, a rotary module or a function to the configuration of a model.
+
+    Args:
+        config: what `rope_from_config` takes; a file, folder, object or architecture that `descriptions.read` finds; or
+            a description of vLLM, SGLang (``head_size``, ``rope_parameters``, ...) or llama.cpp (``freq_base``, ...).
+        against: what `measured` takes, or such a description. A dict with the types of layers as keys has a target for
+            each.
+        layer_type: hold only layers of this type to the configuration.
+        name: the target in words.
+
+    Raises:
+        TypeError, ValueError: the configuration cannot be read.
+        NotMeasured: ``against`` is nothing that can be compared.
+    """
+    config, layout = described(read(config))
+    kinds = layer_types(config)
+    if layer_type is not None:
+        kinds = [layer_type]
+    parts = {kind: stated_in(config, kind) for kind in kinds if _rotates(config, kind)}
+    everything = {
+        kind: stated_in(config, kind)[1] for kind in layer_types(config) if kind is not None and _rotates(config, kind)
+    }
+    findings: list[Finding] = []
+    compared, missing = [], []
+    for kind, (settings, parameters) in parts.items():
+        others = {other: values for other, values in everything.items() if other != kind}
+        stated = Stated(settings, parameters, kind, layout, None, others)
+        for at_length in _lengths(stated):
+            rope = at_length.rope()
+            target = _target(against, rope, kind)
+            found, words, left = _held(at_length, rope, target, kind or "")
+            findings += [one for one in found if one not in findings]
+            compared.append(f"{kind}: {words}" if kind else words)
+            missing += [line for line in left if line not in missing]
+            if target.rows is not None or not target.scaled:
+                break  # a table has the frequencies of one length
+    return ConfigReport(name or type(against).__name__, tuple(findings), tuple(compared), tuple(missing))
+
+
+def _rotates(config: Any, kind: str | None) -> bool:
+    try:
+        stated_in(config, kind)
+    except ValueError as refusal:
+        if "whose parameters are None" in str(refusal):
+            return False
+        raise
+    return True
+
+
+def _lengths(stated: Stated) -> Iterator[Stated]:
+    """The configuration at a short length and, where frequencies depend on the length, at a long one."""
+    yield stated
+    rope = stated.rope()
+    if rope.lengths != ANY_LENGTH:
+        yield replace(stated, seq_len=rope.lengths.stop + 16)
+
+
+def _target(against: Any, rope: Rope, kind: str | None) -> Measured:
+    if isinstance(against, Mapping) and kind in against:
+        against = against[kind]
+    keys = {str(key).removeprefix("--").replace("-", "_") for key in against} if isinstance(against, Mapping) else set()
+    if "head_size" in keys or "rope_parameters" in keys or any(key.endswith(LLAMA_CPP) for key in keys):
+        config, layout = described(against)
+        settings, parameters = stated_in(config)
+        theirs = Stated(settings, parameters, None, layout).rope()
+        reading = Reading.of(theirs)
+
+        def waves(at: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+            angles = reading.angles(at.numpy())
+            return reading.factor * np.cos(angles), reading.factor * np.sin(angles)
+
+        return Measured(waves, "a description", UNIT, None, layout, theirs.rotary_slice)
+    head_dim = rope.head_dim or rope.rotary_dim
+    axes = max(rope.axes) + 1 if rope.axes is not None else 0
+    try:
+        return measured(against, head_dim, kind, axes)
+    except NotMeasured:
+        if not axes:
+            raise
+        return measured(against, head_dim, kind)
+
+
+def _held(stated: Stated, rope: Rope, target: Measured, kind: str) -> tuple[list[Finding], str, list[str]]:
+    findings: list[Finding] = []
+    left: list[str] = []
+    if target.layout is None:
+        left.append("the layout of the features: the target has no features")
+    elif target.layout != rope.layout:
+        findings.append(Finding(kind, "layout", f"is {target.layout}, in place of {rope.layout}"))
+    at, axes = _positions(rope, target, stated.seq_len)
+    if rope.axes is not None and not axes:
+        left.append("mrope_section: the target takes positions along one axis")
+        stated = replace(stated, parameters={k: v for k, v in stated.parameters.items() if not k.startswith("mrope")})
+    longest = rope.max_seq_len
+    if target.rows is not None and longest is not None and target.rows < longest:
+        words = f"is not covered: the table has {target.rows} rows, for {longest} positions"
+        findings.append(Finding(kind, "max_position_embeddings", words))
+    if not target.scaled:
+        left.append("the factor of cosines and sines: frequencies do not contain it")
+    cos, sin = target.at(at)
+    words = f"{cos.shape[1]} pairs at {cos.shape[0]} positions up to {int(at.max())}, from {target.kind}"
+    bad = ~np.isfinite(cos) | ~np.isfinite(sin)
+    if bad.any() or max(abs(cos).max(), abs(sin).max()) > 1e6:
+        findings.append(_not_finite(stated, at, cos, kind))
+        return findings, words, left
+    measure = Measure(at.numpy(), cos, sin, target, stated)
+    right = Reading.of(rope)
+    if not axes:
+        right = replace(right, axes=None)
+    if not measure.fits(right):
+        findings += measure.explained(right, kind)
+    return findings, words, left
+
+
+def _positions(rope: Rope, target: Measured, seq_len: int | None) -> tuple[torch.Tensor, bool]:
+    """The positions that are asked for, ``[K]`` or ``[axes, K]``, and whether they have several axes.
+
+    The last position tells a function the length of the sequence, where frequencies depend on it.
+    """
+    last = seq_len or target.rows or min(rope.max_seq_len or MANY, 2**17)
+    if seq_len is None:
+        last = min(last, rope.lengths.stop - 1)
+    far = (int(2**power) + odd for power in range(4, 31) for odd in (-1, 1, 5))
+    at = torch.tensor(sorted({*range(min(FEW, last)), *(p for p in far if p < last), last - 1}))
+    if rope.axes is None:
+        return at, False
+    count = max(rope.axes) + 1
+    several = torch.stack([(at * (axis + 1)) // count for axis in range(count)])
+    try:
+        target.at(several)
+    except Exception:  # the target has one axis
+        return at, False
+    return several, True
+
+
+def _not_finite(stated: Stated, at: torch.Tensor, cos: np.ndarray, kind: str) -> Finding:
+    dynamic = stated.parameters.get("rope_type", stated.parameters.get("type")) == "dynamic"
+    words = "leads to numbers that are not finite"
+    if dynamic:
+        words += ": the base is a power of factor * length / max_position_embeddings - (factor - 1), which is negative"
+        words += " for a length below max_position_embeddings"
+    where = np.argwhere(~np.isfinite(cos) | (abs(cos) > 1e6))
+    token, pair = map(int, where[0]) if len(where) else (0, 0)
+    key = "factor" if stated.parameters.get("factor") is not None else "rope_theta"
+    return Finding(kind, key, words, f"position {int(at[..., token].max())}, pair {pair}: {cos[token, pair]:g}")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measured cosines and sines, and the comparison with readings."""
+
+    at: np.ndarray
+    cos: np.ndarray
+    sin: np.ndarray
+    target: Measured
+    stated: Stated
+
+    def share(self, reading: Reading, *, turn: bool = True, size: bool = True) -> np.ndarray:
+        """The errors divided by their bounds, ``[K, pairs]``; infinite for another number of pairs.
+
+        The bound has the rounding of the numbers; three roundings of the product and the frequency; ``ln(base)`` for
+        the rounded exponent; and, where a ramp mixes scaled and unscaled frequencies, 4 units of the unscaled one.
+
+        Args:
+            turn, size: whether angles, and whether the factor, count.
+        """
+        if len(reading.theta) != self.cos.shape[1]:
+            return np.full(self.cos.shape, np.inf)
+        angles = reading.angles(self.at)
+        if not np.isfinite(angles).all():
+            return np.full(self.cos.shape, np.inf)
+        base = float(self.stated.parameters.get("rope_theta") or 1e4)
+        factor = float(self.stated.parameters.get("factor") or 1)
+        units = 8 + math.log(max(base, 2)) + 4 * max(factor, 1)
+        unit = self.target.unit if not self.target.scaled and self.target.unit < 2.0**-20 else UNIT
+        relative = units * max(unit, UNIT)
+        far = np.minimum(abs(angles) * relative, 2)
+        bound = far + 2 * max(self.target.unit, UNIT)
+        length = np.hypot(self.cos, self.sin)
+        errors = np.zeros(self.cos.shape)
+        if turn:
+            scale = np.where(length > 0, length, 1)
+            errors = np.hypot(self.cos / scale - np.cos(angles), self.sin / scale - np.sin(angles)) / (2 * bound)
+        if size and self.target.scaled:
+            allowed = 8 * max(self.target.unit, UNIT)
+            errors = np.maximum(errors, abs(length / reading.factor - 1) / allowed)
+        return errors
+
+    def fits(self, reading: Reading, **which: bool) -> bool:
+        """Whether a reading reproduces all numbers."""
+        return bool((self.share(reading, **which) <= 1).all())
+
+    def explained(self, right: Reading, kind: str) -> list[Finding]:
+        """The wrong readings that reproduce the numbers: one, or one for the angles and one for the factor."""
+        known = list(readings(self.stated))
+        if right.axes is None:
+            known = [replace(one, axes=None) for one in known]
+        whole = [one for one in known if self.fits(one)]
+        if whole:
+            return [self._finding(whole, right, kind)]
+        found = []
+        if not self.fits(right, size=False):
+            turned = [one for one in known if self.fits(one, size=False)]
+            found.append(self._finding(turned or [self._recovered(right)], right, kind, size=False))
+        if not self.fits(right, turn=False):
+            sized = [one for one in known if self.fits(one, turn=False)]
+            factor = float(np.median(np.hypot(self.cos, self.sin)))
+            words = f"of cosines and sines is {factor:.6g}, in place of {right.factor:.6g}"
+            found.append(self._finding(sized or [replace(right, key="attention_factor", words=words, factor=factor)],
+                                       right, kind, turn=False))  # fmt: skip
+        return found
+
+    def _finding(self, fitting: list[Reading], right: Reading, kind: str, **which: bool) -> Finding:
+        first, *rest = fitting
+        also = dict.fromkeys(f"{one.key} {one.words}".replace(" :", ":") for one in rest if one.key != first.key)
+        return Finding(kind, first.key, first.words, self._example(right, **which), tuple(also)[:3])
+
+    def _example(self, right: Reading, **which: bool) -> str:
+        if len(right.theta) != self.cos.shape[1]:
+            return f"{self.cos.shape[1]} pairs, in place of {len(right.theta)}"
+        off = self.share(right, **which) > 1
+        if not off.any():
+            return ""
+        token = int(np.argmax(off.any(1)))
+        pair = int(np.argmax(self.share(right, **which)[token]))
+        at = self.at[..., token].tolist()
+        angle = right.angles(self.at)[token, pair]
+        numbers = f"cos {self.cos[token, pair]:.6g}, sin {self.sin[token, pair]:.6g}"
+        expected = f"cos {right.factor * np.cos(angle):.6g}, sin {right.factor * np.sin(angle):.6g}"
+        return f"position {at}, pair {pair}: {numbers}, in place of {expected}"
+
+    def _recovered(self, right: Reading) -> Reading:
+        """The numbers that fit, where no reading has them: a base, a factor, or the pairs that differ."""
+        if self.at.ndim > 1 or len(right.theta) != self.cos.shape[1]:
+            words = f"no reading of a key has these {self.cos.shape[1]} frequencies; expected {len(right.theta)}"
+            return replace(right, key="", words=words)
+        angles = np.arctan2(self.sin, self.cos)
+        near = int(np.argmax(np.diff(self.at, append=self.at[-1]) != 1))  # the first positions are consecutive
+        slope, start = slopes(angles[: near + 1])
+        theta = refined(slope, start, angles[near + 1 :], self.at[near + 1 :])
+        for reading in self._solved(theta, right):
+            if self.fits(reading, size=False):
+                return reading
+        ratio = theta / np.where(right.theta == 0, np.inf, right.theta)
+        wrong = np.flatnonzero(abs(ratio - 1) > 1e-5)
+        if np.ptp(ratio) < 1e-4 * abs(np.median(ratio)):
+            return replace(right, key="", words=f"every frequency is multiplied by {np.median(ratio):.5g}")
+        words = f"no reading of a key has these frequencies: {len(wrong)} of {len(theta)} pairs differ, the first is"
+        first = int(wrong[0]) if len(wrong) else 0
+        return replace(right, key="", words=f"{words} {first}, by a factor of {ratio[first]:.5g}")
+
+    def _solved(self, theta: np.ndarray, right: Reading) -> Iterator[Reading]:
+        """Readings with a base or a factor that the recovered frequencies give, rounded to few digits."""
+        parameters, pairs = self.stated.parameters, len(theta)
+        positive = theta[-1] > 0 and pairs > 1
+        base = float(parameters["rope_theta"])
+        if positive:
+            solved = simple(float(theta[-1]) ** (-pairs / (pairs - 1)))
+            powers = solved ** (-np.arange(pairs) / pairs)
+            yield replace(right, key="rope_theta", theta=powers,
+                          words=f"is {solved:.6g}, in place of {base:.6g}, and nothing is scaled")  # fmt: skip
+        if positive and right.theta[-1] > 0:
+            ratio = float(theta[-1] / right.theta[-1])
+            tries = [("rope_theta", simple(base * ratio ** (-pairs / (pairs - 1))))]
+            if parameters.get("factor") is not None:
+                tries.append(("factor", simple(float(parameters["factor"]) / ratio)))
+            for key, value in tries:
+                try:
+                    rope = self.stated.rope(dict(parameters, **{key: value}))
+                except ValueError:
+                    continue
+                yield replace(Reading.of(rope, key, f"is {value:.6g}, in place of {parameters[key]:.6g}"),
+                              axes=right.axes)  # fmt: skip

@@ -1,0 +1,267 @@
+"""`verify_config`: reported misreadings of configurations are found with their key, and right code is silent."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from ropelab import rope_from_config
+from ropelab.conformance.cli import app
+from ropelab.conformance.configuration import verify_config
+from ropelab.conformance.configuration.measured import NotMeasured
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 2048}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 1024}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def configured(parameters, **settings):
+    return {"head_dim": 64, "max_position_embeddings": 8192, "rope_parameters": parameters} | settings
+
+
+def inverse(base=1e4, dim=64):
+    return 1.0 / base ** (torch.arange(0, dim, 2).float() / dim)
+
+
+def tables(theta, factor=1.0, rows=8192):
+    angles = torch.arange(rows).float()[:, None] * theta
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def ropes(parameters, factor=None, rows=8192, **settings):
+    """The tables of a configuration, in float32."""
+    rope = rope_from_config(configured(parameters, **settings))
+    return tables(rope.inverse_frequencies.float(), rope.attention_factor if factor is None else factor, rows)
+
+
+def without(parameters, *keys):
+    return {key: value for key, value in parameters.items() if key not in keys}
+
+
+class ServerRotary(torch.nn.Module):
+    """A module with the interface of vLLM's and SGLang's rotary classes."""
+
+    def __init__(self, theta, head_size, *, neox=True, factor=1.0, rows=8192):
+        super().__init__()
+        self.cos_sin_cache = torch.cat(tables(theta, factor, rows), -1)
+        self.head_size, self.is_neox_style = head_size, neox
+
+    def forward_native(self, positions, query, key=None):
+        cos, sin = self.cos_sin_cache[positions.flatten()][:, None].chunk(2, -1)
+
+        def rotated(x):
+            heads = x.view(len(cos), -1, self.head_size)
+            width = 2 * cos.shape[-1]
+            part, rest = heads[..., :width], heads[..., width:]
+            a, b = part.chunk(2, -1) if self.is_neox_style else (part[..., ::2], part[..., 1::2])
+            both = (a * cos - b * sin, b * cos + a * sin)
+            part = torch.cat(both, -1) if self.is_neox_style else torch.stack(both, -1).flatten(-2)
+            return torch.cat((part, rest), -1).view(x.shape)
+
+        return rotated(query), None if key is None else rotated(key)
+
+
+MSCALE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+ONE = YARN | {"attention_factor": 1.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}
+PARTIAL = PLAIN | {"partial_rotary_factor": 0.5}
+GEMMA4 = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+TWO_BASES = {
+    "main": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    "compress": YARN | {"rope_theta": 1.6e5, "attention_factor": 1.0, "partial_rotary_factor": 1.0},
+}
+LOG = 0.1 * math.log(4.0) + 1
+
+# report -> the configuration, the target and the key that is read wrongly
+REPORTED = {
+    "vLLM#48351": (configured(ONE), lambda: ropes(without(ONE, "attention_factor")), "attention_factor"),
+    "mlx-lm#1507": (configured(YARN | {"attention_factor": 1.5}), lambda: ropes(YARN), "attention_factor"),
+    "vLLM#48621": (configured(MSCALE), lambda: ropes(YARN), "mscale"),
+    "exllamav3#259": (configured(MSCALE), lambda: ropes(MSCALE, LOG), "mscale"),
+    "TensorRT-LLM#16379": (configured(YARN | {"attention_factor": 1.2}), lambda: ropes(YARN, 1.2 * (LOG - 1) + 1),
+                           "attention_factor"),
+    "onnxruntime-genai#2076, the scaling": (configured(YARN), lambda: ropes(PLAIN | {"rope_theta": 1e6}), "rope_type"),
+    "onnxruntime-genai#2076, the base": (configured(YARN), lambda: ropes(YARN | {"rope_theta": 1e4}), "rope_theta"),
+    "onnxruntime-genai#2076, the factor": (configured(MSCALE), lambda: ropes(MSCALE, LOG), "mscale"),
+    "onnxruntime-genai#2076, inverted twice": (
+        configured(YARN), lambda: ropes(YARN | {"factor": 0.25}, LOG), "factor"),
+    "unsloth#6197": (configured(LLAMA3), lambda: ropes(PLAIN | {"rope_theta": 5e5}), "rope_type"),
+    "SGLang#26187": (configured(YARN), lambda: tables(inverse(1e4)), "rope_parameters"),
+    "vLLM#52675": (configured(DYNAMIC), lambda: tables(inverse(1000.0) * float("nan")), "factor"),
+    "vLLM#55910": (configured(PLAIN), lambda: ropes(PLAIN, rows=2048), "max_position_embeddings"),
+    "vLLM#43676": (configured(PARTIAL), lambda: tables(inverse()), "partial_rotary_factor"),
+    "Megatron-Bridge#4195": (configured(GEMMA4), lambda: tables(inverse(1e6)[:8]), "partial_rotary_factor"),
+    "pie#603": (configured(PARTIAL), lambda: tables(inverse()[:16]), "partial_rotary_factor"),
+    "Megatron-Bridge#4271": (configured(PARTIAL), lambda: tables(inverse(dim=16)), "partial_rotary_factor"),
+    "torchtitan#3787": (configured(YARN | {"truncate": False}),
+                        lambda: tables(inverse(1e6) * 1.25 - ropes_theta(YARN | {"truncate": False}), LOG),
+                        "beta_fast"),
+    "atlas#276": (configured(TWO_BASES, rope_interleave=False),
+                  lambda: dict.fromkeys(TWO_BASES, ropes(TWO_BASES["compress"])), "layer_types"),
+    "1Cat-vLLM#251": (configured(TWO_BASES, rope_interleave=False),
+                      lambda: dict.fromkeys(TWO_BASES, ropes(TWO_BASES["main"])), "layer_types"),
+    "atlas#342": (configured(ONE), lambda: ropes(ONE, LOG), "attention_factor"),
+    "TensorRT-LLM#16378": (configured(PLAIN, rope_interleave=False),
+                           lambda: ServerRotary(inverse(), 64, neox=False), "layout"),
+    "ollama, the frequencies in bfloat16": (configured(PLAIN), lambda: tables(inverse().bfloat16().float()), "dtype"),
+}  # fmt: skip
+
+
+def ropes_theta(parameters):
+    return rope_from_config(configured(parameters)).inverse_frequencies.float()
+
+
+@pytest.mark.parametrize("report", REPORTED)
+def test_a_reported_misreading_is_found_with_its_key(report):
+    config, target, key = REPORTED[report]
+    found = verify_config(config, target())
+    assert found.verdict == "wrong"
+    assert found.findings[0].key == key, str(found)
+
+
+@pytest.mark.parametrize("report", REPORTED)
+def test_the_right_reading_is_silent(report):
+    config = REPORTED[report][0]
+    kinds = TWO_BASES if config["rope_parameters"] is TWO_BASES else (None,)
+    found = {}
+    for kind in kinds:
+        rope = rope_from_config(config, layer_type=kind)
+        found[kind] = tables(rope.inverse_frequencies.float(), rope.attention_factor)
+    against = found if None not in found else found[None]
+    assert verify_config(config, against).verdict == "right"
+
+
+@pytest.mark.parametrize("key, value", [
+    ("factor", 32.0), ("factor", 16.0), ("rope_theta", 7e5), ("low_freq_factor", 2.0), ("high_freq_factor", 8.0),
+    ("original_max_position_embeddings", 8192),
+])  # fmt: skip
+def test_a_number_that_is_read_as_another_is_named(key, value):
+    found = verify_config(configured(LLAMA3), ropes(LLAMA3 | {key: value}))
+    assert key in [finding.key for finding in found.findings] or key in str(found), str(found)
+
+
+def forms(theta, factor):
+    """The same rotation in each form that a target can have."""
+    cos, sin = tables(theta, factor)
+
+    def of_x(x, position_ids):
+        angles = position_ids[..., None].float() * torch.cat((theta, theta))
+        return angles.cos() * factor, angles.sin() * factor
+
+    def rotating(x, positions):
+        a, b = x.chunk(2, -1)
+        c, s = (t[positions][:, :, None] if positions.ndim == 2 else t[positions][None, :, None] for t in (cos, sin))
+        return torch.cat((a * c - b * s, b * c + a * s), -1)
+
+    return {
+        "pair": (cos, sin),
+        "a column per feature": (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)),
+        "cache": torch.cat((cos, sin), -1),
+        "bfloat16 cache": torch.cat((cos, sin), -1).bfloat16(),
+        "complex": torch.complex(cos, sin),
+        "dict": {"cos": cos, "sin": sin},
+        "function of positions": lambda positions: (cos[positions], sin[positions]),
+        "function of x and positions": of_x,
+        "rotation": rotating,
+        "server": ServerRotary(theta, 64, factor=factor),
+    }
+
+
+@pytest.mark.parametrize("form", forms(inverse(), 1.0))
+def test_every_form_of_a_target(form):
+    rope = rope_from_config(configured(ONE))
+    config = configured(ONE)
+    assert verify_config(config, forms(rope.inverse_frequencies.float(), 1.0)[form]).verdict == "right"
+    wrong = verify_config(config, forms(inverse(1e6), 1.0)[form])
+    assert [finding.key for finding in wrong.findings] == ["rope_type"], str(wrong)
+
+
+DESCRIBED = {
+    "vLLM": {"head_size": 64, "max_position": 8192, "is_neox_style": True, "rope_parameters": LLAMA3},
+    "SGLang": {"head_size": 64, "rotary_dim": 64, "max_position": 8192, "base": 5e5,
+               "rope_scaling": without(LLAMA3, "rope_theta")},
+    "llama.cpp": {"--rope-freq-base": 5e5, "n_rot": 64, "n_ctx_train": 8192,
+                  "rope_freqs": (inverse(5e5).double() / ropes_theta(LLAMA3).double()).tolist()},
+    "GGUF": {"general.architecture": "llama", "llama.rope.freq_base": 5e5, "llama.rope.dimension_count": 64,
+             "llama.context_length": 8192,
+             "rope_freqs.weight": (inverse(5e5).double() / ropes_theta(LLAMA3).double()).tolist()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("server", DESCRIBED)
+def test_a_description_is_a_configuration_and_a_target(server):
+    description = DESCRIBED[server]
+    assert verify_config(description, ropes(LLAMA3)).verdict == "right"
+    assert verify_config(description, ropes(PLAIN | {"rope_theta": 5e5})).verdict == "wrong"
+    assert verify_config(configured(LLAMA3), description).verdict == "right"
+    wrong = verify_config(configured(LLAMA3 | {"factor": 32.0}), description)
+    assert wrong.verdict == "wrong" and wrong.findings[0].key == "factor", str(wrong)
+
+
+def test_yarn_of_llama_cpp():
+    theirs = {"freq_base": 1e6, "freq_scale": 0.25, "n_rot": 64, "rope_scaling": "yarn", "yarn_orig_ctx": 2048,
+              "n_ctx": 8192}  # fmt: skip
+    assert verify_config(configured(YARN), theirs).verdict == "right"
+    assert verify_config(configured(YARN), theirs | {"freq_scale": 0.5}).findings[0].key == "factor"
+
+
+MROPE = PLAIN | {"mrope_section": [8, 12, 12]}
+
+
+@pytest.mark.parametrize("change, key", [
+    (None, None), (lambda a: a * 0, "mrope_section"), (lambda a: (3 - a) % 3, "mrope_section"),
+])  # fmt: skip
+def test_sections(change, key):
+    axes = torch.repeat_interleave(torch.arange(3), torch.tensor([8, 12, 12]))
+    read = axes if change is None else change(axes)
+
+    def function(positions):
+        angles = positions[read].T.float() * inverse()
+        return angles.cos(), angles.sin()
+
+    found = verify_config(configured(MROPE), function)
+    assert [finding.key for finding in found.findings] == ([] if key is None else [key]), str(found)
+
+
+def test_no_target():
+    with pytest.raises(NotMeasured, match="against: expected"):
+        verify_config(configured(PLAIN), object())
+    with pytest.raises(ValueError, match="config: expected"):
+        verify_config("no_such_architecture", inverse())
+
+
+def test_the_models_of_transformers():
+    """transformers' rotary classes are right, and a class with another configuration is not."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = transformers.LlamaConfig(head_dim=64, max_position_embeddings=8192, rope_parameters=dict(LLAMA3))
+    assert verify_config(config, LlamaRotaryEmbedding(config)).verdict == "right"
+    dynamic = transformers.LlamaConfig(head_dim=64, max_position_embeddings=2048, rope_parameters=dict(DYNAMIC))
+    found = verify_config(dynamic, LlamaRotaryEmbedding(dynamic))
+    assert found.verdict == "right" and len(found.compared) == 2
+    layered = transformers.Gemma3TextConfig()
+    rotary = Gemma3RotaryEmbedding(layered)
+    assert verify_config(layered, rotary).verdict == "right"
+    rotary.sliding_attention_inv_freq.copy_(rotary.full_attention_inv_freq)
+    (finding,) = verify_config(layered, rotary).findings
+    assert (finding.layer_type, finding.key) == ("sliding_attention", "layer_types")
+
+
+def test_the_command(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    (tmp_path / "config.json").write_text(json.dumps(configured(ONE)))
+    torch.save(dict(zip(("cos", "sin"), ropes(ONE), strict=True)), tmp_path / "right.pt")
+    torch.save(dict(zip(("cos", "sin"), ropes(ONE, LOG), strict=True)), tmp_path / "wrong.pt")
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner()
+    assert run.invoke(app, ["verify-config", "config.json", "--against", "right.pt"]).exit_code == 0
+    wrong = run.invoke(app, ["verify-config", ".", "--against", "wrong.pt", "--json", "report.json"])
+    assert wrong.exit_code == 1 and "attention_factor is ignored" in wrong.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["verdict"] == "wrong" and report["findings"][0]["key"] == "attention_factor"
+    assert run.invoke(app, ["verify-config", "config.json", "--against", "nothing:here"]).exit_code == 2
