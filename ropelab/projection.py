@@ -42,9 +42,11 @@ def qkv_rope(
     With ``y = x W^T + b``, the first heads of y are q, the next are k, and the last are v. Each head of q and k turns
     as by `apply_rope`; with ``q_weight`` and ``k_weight`` it is normalized before, as by `apply_qk_norm_rope`.
 
-    A product of PyTorch makes y, and a pass rotates q and k in place, so a feature is rounded to the dtype of x twice:
-    after the product and after the rotation. The product of K terms and a bias is within ``2 (K + 1) u`` of its exact
-    value, times the sum of ``|x_i w_i|`` and ``|b|``, to first order in the unit roundoff u of float32.
+    On the path "pass", a product of PyTorch makes y, and a pass rotates q and k in place, so a feature is rounded to
+    the dtype of x twice: after the product and after the rotation. On the path "product", one kernel rotates before it
+    writes, and rounds once; large calls on an H100 or H200 take it (`ropelab.call.projection.path`). The product of K
+    terms and a bias is within ``2 (K + 1) u`` of its exact value, times the sum of ``|x_i w_i|`` and ``|b|``, to first
+    order in the unit roundoff u of float32. "product" computes the cosines and sines of frequencies within 2^-20.
     `ropelab.conformance.projection_bounds` derives the bound of every result and gradient.
 
     Args:

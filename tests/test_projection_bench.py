@@ -2,13 +2,15 @@
 
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
-from ropelab.bench import packages, projection, timing
+from ropelab.bench import packages, projection, records, timing
 from ropelab.bench.peers import quack
 from ropelab.bench.projection import Projection, Tensors
 from ropelab.bench.projection_law import Machine, Product, widest_that_pays
+from ropelab.call.projection import Work, path
 
 BLOCKS = "rotation", "norm", "cache", "norm and cache"
 SMALL = {"inputs": 64, "q_heads": 4, "k_heads": 2, "head_dim": 16}
@@ -101,3 +103,37 @@ def test_quack_is_at_hand_or_says_what_it_needs():
         pytest.skip(f"make peers: {missing}")
     x, weight = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     torch.testing.assert_close(run(x, weight), x @ weight.T)
+
+
+RECORDS = {gpu: records.load("projection", gpu=gpu).frame for gpu in records.gpus()}
+
+
+def times(gpu):
+    """The seconds of each contender of the record, one workload a row."""
+    table, sizes = RECORDS[gpu], ["tokens", "inputs", "outputs", "q_heads", "k_heads"]
+    return table.pivot_table(index=sizes, columns="contender", values="median_us").reset_index()
+
+
+@pytest.mark.parametrize("gpu", RECORDS)
+def test_the_path_is_the_faster_one_of_the_record(gpu):
+    """No size loses more than 2 %, and all sizes from 2,048 tokens on together lose less than half a percent."""
+    found = times(gpu)
+    product = pd.Series([path(Work(row.tokens, row.inputs, row.outputs)) == "product" for row in found.itertuples()])
+    by_pass, by_product = found[projection.OURS], found[projection.KERNEL]
+    chosen, best = by_pass.where(~product, by_product), pd.concat([by_pass, by_product], axis=1).min(axis=1)
+    large = found.tokens >= 2048
+    assert product.any() and not product.all() and (chosen <= 1.02 * best).all()
+    assert chosen[large].sum() <= 1.005 * best[large].sum() and chosen[product].sum() < by_pass[product].sum()
+
+
+@pytest.mark.parametrize("gpu", RECORDS)
+def test_the_law_predicts_the_pass_of_the_record(gpu):
+    """A copy of as many bytes predicts the share of the pass, where q and k exceed the L2 cache of 50 MB by far."""
+    for _, row in times(gpu).iterrows():
+        size = Product(*(int(row[name]) for name in ("tokens", "inputs", "q_heads", "k_heads")))
+        machine = Machine.measured(size, row[projection.ALONE], row[projection.COPY])
+        measured = row[projection.OURS] / row[projection.ALONE] - 1
+        if size.pass_bytes > 128e6:
+            assert size.most_loss(machine) == pytest.approx(measured, rel=0.15), row
+        elif row.tokens >= 2048:
+            assert measured < 1.25 * size.most_loss(machine), row

@@ -8,7 +8,8 @@ takes this fraction of the product::
 
 The fraction does not depend on the tokens. It falls with K, because a wider product computes more for each number that
 it writes. A product that rotates saves the pass. It pays as long as it is slower than the plain product by less than
-this fraction. With few tokens both wait for memory: the product for its weights, and the pass for its launch.
+this fraction. With few tokens both wait for memory: the product for its weights, and the pass for its launch. Where q
+and k are not much larger than the L2 cache, the pass finds a part of them there and takes up to a quarter less.
 """
 
 from dataclasses import dataclass
