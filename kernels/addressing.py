@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from ropelab.kernels.rotation import MAX_BATCH, Rotation, pairs_of_head, row_count
-from ropelab.kernels.tiles import axis_group, next_power_of_2, shares_columns
+from ropelab.kernels.tiles import axis_group, next_power_of_2
 
 _TL_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 _MAX_GRID_X, _MAX_GRID_YZ = 2**31 - 1, MAX_BATCH
@@ -20,6 +20,7 @@ def turning(
     heads: Sequence[torch.Tensor],
     block_tokens: int,
     access: int,
+    shares_columns: bool = False,
 ) -> dict[str, Any]:
     """The choices of `choices.Turning` that do not depend on the lanes of a head.
 
@@ -28,13 +29,14 @@ def turning(
         heads: the tensors that a tile addresses.
         block_tokens: the tokens of a tile.
         access: the most adjacent features that a thread means to move at once.
+        shares_columns: see `tiles.Tile`.
     """
     cos_strides, sin_strides = table_strides(t.cos), table_strides(t.sin)
     return {
         "ROTARY_DIM": rotation.rotary_dim, "INTERLEAVED": rotation.interleaved,
         "OUT_INTERLEAVED": rotation.out_interleaved, "TRANSPOSE": rotation.transpose,
         "FULL_WIDTH": rotation.full_width, "TABLE_FREE": rotation.table_free,
-        "SHARED_COLUMNS": shares_columns(rotation),
+        "SHARED_COLUMNS": rotation.table_free or shares_columns,
         "POSITIONS": "none" if t.positions is None else "sequence" if rotation.offsets else "token",
         **axes_of_pairs(rotation), "COMPUTE_DTYPE": _TL_DTYPE[compute_dtype],
         "ALIGN": min(common_alignment(heads), access),
@@ -56,13 +58,25 @@ def whole_heads(head_dim: int, rotation: Rotation, pairs_per_access: int, pieces
 def axes_of_pairs(rotation: Rotation) -> dict[str, int]:
     """The choices of `choices.Turning` for the axis of each pair.
 
-    AXIS_BITS has a row of whole words of 32 bits for each axis, and in the row a bit for each group of pairs.
+    PAIR_BITS has a row of bits for each axis, and UNIT_BITS for each place in a unit and each axis: see
+    `place_triton.has_bit`. AXIS_PLACES has two bits for each of four places.
     """
     axes = rotation.axes or (0,)
-    group = axis_group(rotation)
-    row = -(-len(axes) // (32 * group)) * 32
-    bits = sum(1 << (axis * row + i) for i, axis in enumerate(axes[::group]))
-    return {"AXES": max(axes) + 1, "AXIS_GROUP": group, "AXIS_BITS": bits}
+    count, unit = max(axes) + 1, max(4, axis_group(rotation))
+    padded = axes + axes[-1:] * (-len(axes) % unit)
+    columns = [padded[place::unit] for place in range(4)]
+    return {
+        "AXES": count, "PAIR_BITS": _rows_of_bits([axes], count),
+        "AXIS_UNIT": unit, "UNIT_BITS": _rows_of_bits(columns, count),
+        "AXIS_PLACES": sum(columns.index(column) << (2 * place) for place, column in enumerate(columns)),
+    }  # fmt: skip
+
+
+def _rows_of_bits(columns: Sequence[Sequence[int]], count: int) -> int:
+    """For each column and each of ``count`` axes a row of whole words of 32 bits, in which the axis has its places."""
+    width = -(-len(columns[0]) // 32) * 32
+    places = ((j * count + axis, i) for j, column in enumerate(columns) for i, axis in enumerate(column))
+    return sum(1 << (row * width + i) for row, i in places)
 
 
 def heads_of(t: Any) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ropelab.kernels import angles_torch
-from ropelab.kernels.place_triton import Tokens, position_of, reads_axis, row_of, table_rows_of
+from ropelab.kernels.place_triton import Tokens, has_bit, position_of, row_of, table_rows_of
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 from ropelab.kernels.stages_triton import Columns, read_columns
 
@@ -72,7 +72,7 @@ def _positions_of_pairs(angles, tokens, distance, pair, seq_len, C: tl.constexpr
     exists = distance >= 0 if tokens.distance.shape[0] == 1 else tokens.first + distance < seq_len
     axis = tl.zeros_like(pair).to(tl.int64)
     for i in tl.static_range(1, C.AXES):
-        axis = tl.where(reads_axis(pair, i, C), i, axis)
+        axis = tl.where(has_bit(pair, C.PAIR_BITS, i, C.ROTARY_DIM // 2), i, axis)
     return position_of(angles, Tokens(tokens.batch, tokens.first, distance, exists), axis, C), exists
 
 

@@ -39,8 +39,10 @@ class Turning(Choices):
             where the compiler sees this itself.
         ALIGN: a power of two that divides all strides of heads.
         AXES: the axes along which a token has a position.
-        AXIS_GROUP: a power of two; so many adjacent pairs read the same axis.
-        AXIS_BITS: which groups of pairs read which axis, see `place_triton.reads_axis`.
+        PAIR_BITS: which pair reads which axis, see `addressing.axes_of_pairs`.
+        AXIS_UNIT: four adjacent pairs, or a larger power of two if so many adjacent pairs read the same axis.
+        UNIT_BITS: which place of which unit reads which axis.
+        AXIS_PLACES: for each of four places, the first place that reads the same axis in every unit.
         TABLE_ALIGN: a power of two that divides all strides of tables.
         SAME_TABLES: cos and sin have the same strides.
         OFFSETS_64: offsets within a tile take 64 bits.
@@ -62,8 +64,10 @@ class Turning(Choices):
     GROUP: int
     ALIGN: int
     AXES: int
-    AXIS_GROUP: int
-    AXIS_BITS: int
+    PAIR_BITS: int
+    AXIS_UNIT: int
+    UNIT_BITS: int
+    AXIS_PLACES: int
     TABLE_ALIGN: int
     SAME_TABLES: bool
     OFFSETS_64: bool

@@ -10,8 +10,8 @@ cosines and sines that the program has read. The programs of q, k and v for the 
 they share the rows of the tables, and often one packed tensor.
 
 Two kinds of calls make programs of a single token. Under a norm across heads a program takes all heads of q, or all
-heads of k, because the heads share a mean. Without tables, and where adjacent pairs read several axes, the heads of a
-program share the cosines and sines that the program computes or reads.
+heads of k, because the heads share a mean. Without tables, the heads of a program share the cosines and sines that the
+program computes.
 
 Where q and the cache are in 8-bit floats, instructions are as scarce as bytes. An H200 executes 25 for each feature
 in the time in which it moves the 3 bytes of the feature. A row of q takes 16 for a feature, as
@@ -36,7 +36,7 @@ from ropelab.kernels.paged_cache_torch import compute_dtype
 from ropelab.kernels.place_triton import Angles
 from ropelab.kernels.rotation import Norm, Rotation, pairs_of_head
 from ropelab.kernels.tensors import CacheTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2, shares_columns
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _kinds(t: CacheTensors, rotation: Rotation, tile: CacheTile) -> tuple[int, i
 
     A program takes so many tokens that no row is idle, but not more tokens than there are.
     """
-    most = 1 if t.norm_across_heads or shares_columns(rotation) else next_power_of_2(t.q.shape[1])
+    most = 1 if t.norm_across_heads or rotation.table_free else next_power_of_2(t.q.shape[1])
     width = 2 * _block_pairs(t, rotation, tile.pieces)
     # name -> source, destination, copy, given scale, made scales, the kind whose scale it shares
     found = {
@@ -242,10 +242,8 @@ def tile_for(t: CacheTensors, rotation: Rotation) -> CacheTile:
         return CacheTile(max(1, 32 * PAIRS_PER_ACCESS // block_pairs), 1, _access(narrow_access))
     if rotation.table_free:
         return choose_table_free_tile(block_pairs, q_heads, narrow=narrow_access)
-    # Heads with shared columns have one piece.
-    pairs = block_pairs if shares_columns(rotation) else pairs_of_head(t.q.shape[3], rotation)
     return choose_tile(
-        pairs, batch * seq_len * sum(_rows_of_token(t, rotation)),
+        pairs_of_head(t.q.shape[3], rotation), batch * seq_len * sum(_rows_of_token(t, rotation)),
         interleaved=rotation.interleaved, itemsize=t.q.itemsize, nope_apart=t.q_nope is not None,
     )  # fmt: skip
 

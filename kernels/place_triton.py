@@ -10,9 +10,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ropelab.kernels.rotation import NO_POSITION
+from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION
 
-_NO_POSITION = tl.constexpr(NO_POSITION)
+_INVALID_POSITION, _NO_POSITION = tl.constexpr(INVALID_POSITION), tl.constexpr(NO_POSITION)
 
 
 class Tokens(NamedTuple):
@@ -204,7 +204,7 @@ def _axial_positions(angles, tokens, C: tl.constexpr):
     has_position = (tokens.distance < 0)[:, None, None]
     for i in tl.static_range(C.AXES):
         position = position_of(angles, tokens, tl.full([], i, tl.int64), C)[:, None, None]
-        positions += (position,)
+        positions += (_in_32_bits(position),)
         has_position = has_position | (position != _NO_POSITION)
     batch = tokens.batch.to(tl.int64)
     cos, sin = (cos + batch * cos_strides[0], cos_strides[1]), (sin + batch * sin_strides[0], sin_strides[1])
@@ -212,42 +212,46 @@ def _axial_positions(angles, tokens, C: tl.constexpr):
 
 
 @triton.jit
-def reads_axis(pair, AXIS: tl.constexpr, C: tl.constexpr):
-    """Whether pairs read the position along AXIS.
-
-    The bits of four adjacent groups come out of one shift. A thread holds adjacent pairs, so it makes one shift for
-    several pairs, and then tests bits that are known at compile time.
-    """
-    WORDS: tl.constexpr = (C.ROTARY_DIM // 2 + 32 * C.AXIS_GROUP - 1) // (32 * C.AXIS_GROUP)
-    group = pair // C.AXIS_GROUP
-    bits = tl.full(group.shape, (C.AXIS_BITS >> (32 * WORDS * AXIS)) & 0xFFFFFFFF, tl.uint32)
-    for i in tl.static_range(1, WORDS):
-        word = tl.full(group.shape, (C.AXIS_BITS >> (32 * (WORDS * AXIS + i))) & 0xFFFFFFFF, tl.uint32)
-        bits = tl.where(group // 32 == i, word, bits)
-    bits = bits >> (group // 4 * 4 % 32).to(tl.uint32)
-    return ((bits >> (group % 4).to(tl.uint32)) & 1) != 0
+def _in_32_bits(position):
+    """A position as int32. No table has a row for a position that exceeds 32 bits."""
+    narrow = position.to(tl.int32)
+    return tl.where(narrow == position, narrow, _INVALID_POSITION)
 
 
 @triton.jit
-def rows_of_pairs(along, first_pair, C: tl.constexpr):
-    """The `TableRows` of the pairs from ``first_pair`` on, for `AxialPositions`.
+def has_bit(place, BITS: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr):
+    """The bit of each place in a row of BITS. A row has WIDTH bits, in whole words of 32."""
+    WORDS: tl.constexpr = (WIDTH + 31) // 32
+    bits = tl.full(place.shape, (BITS >> (32 * WORDS * ROW)) & 0xFFFFFFFF, tl.uint32)
+    for i in tl.static_range(1, WORDS):
+        word = tl.full(place.shape, (BITS >> (32 * (WORDS * ROW + i))) & 0xFFFFFFFF, tl.uint32)
+        bits = tl.where(place // 32 == i, word, bits)
+    return ((bits >> (place % 32).to(tl.uint32)) & 1) != 0
 
-    AXIS_GROUP adjacent pairs have the same row, so the accesses to the tables are as wide as that.
+
+@triton.jit
+def rows_of_pairs(along, pair, PLACE: tl.constexpr, C: tl.constexpr):
+    """The `TableRows` of adjacent pairs for `AxialPositions`, with the addresses of the pairs themselves.
+
+    All pairs of a four, or of AXIS_UNIT adjacent pairs, have the row that the pair at PLACE reads, so the accesses to
+    the tables are as wide as that.
     """
-    pair = first_pair + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
+    UNITS: tl.constexpr = (C.ROTARY_DIM // 2 + C.AXIS_UNIT - 1) // C.AXIS_UNIT
     position = along.positions[0]
     for i in tl.static_range(1, C.AXES):
-        position = tl.where(reads_axis(pair, i, C), along.positions[i], position)
-    row, exists = row_of(position, along.table_rows, C)
-    GROUP: tl.constexpr = C.AXIS_GROUP if C.AXIS_GROUP < C.BLOCK_PAIRS else C.BLOCK_PAIRS
-    row = tl.max_constancy(tl.where(exists, row, -1), [1, 1, GROUP])
+        reads = has_bit(pair // C.AXIS_UNIT, C.UNIT_BITS, PLACE * C.AXES + i, UNITS)
+        position = tl.where(reads, along.positions[i], position)
+    row = tl.abs(position)
+    exists = row.to(tl.uint32) < along.table_rows.to(tl.uint32)
+    GROUP: tl.constexpr = C.AXIS_UNIT if C.AXIS_UNIT < C.BLOCK_PAIRS else C.BLOCK_PAIRS
+    row = tl.max_constancy(row, [1, 1, GROUP]).to(tl.int64)
     cos, cos_stride = along.cos
     sin, sin_stride = along.sin
-    cos_at = tl.multiple_of(row * cos_stride, [1, 1, C.TABLE_ALIGN])
+    cos_at = tl.multiple_of(row * cos_stride, [1, 1, C.TABLE_ALIGN]) + pair
     sin_at = cos_at
     if not C.SAME_TABLES:
-        sin_at = tl.multiple_of(row * sin_stride, [1, 1, C.TABLE_ALIGN])
-    return TableRows(cos + cos_at, sin + sin_at, row >= 0, position != _NO_POSITION, position < 0)
+        sin_at = tl.multiple_of(row * sin_stride, [1, 1, C.TABLE_ALIGN]) + pair
+    return TableRows(cos + cos_at, sin + sin_at, exists, position != _NO_POSITION, position < 0)
 
 
 @triton.jit

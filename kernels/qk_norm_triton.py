@@ -60,7 +60,7 @@ from ropelab.kernels.stages_triton import (
     write_pairs,
 )
 from ropelab.kernels.tensors import NormGradients, NormTensors
-from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_of_2
+from ropelab.kernels.tiles import PAIRS_PER_ACCESS, Tile, fit_tile, next_power_of_2, reads_several_axes
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,9 @@ def plan_forward(t: NormTensors, rotation: Rotation, eps: float, tile: Tile | No
     """
     if t.q.numel() + t.k.numel() == 0:
         return launch_nothing
-    tile = tile or choose_forward_tile(*_shape(t, rotation))
+    if tile is None:
+        shares_columns = reads_several_axes(rotation)
+        tile = replace(choose_forward_tile(*_shape(t, rotation)), shares_columns=shares_columns)
     head_blocks = _head_blocks(t, tile)
     grid, order = launch_grid(t.q.shape[0], triton.cdiv(t.q.shape[1], tile.block_tokens), head_blocks, tile.innermost)
     chosen = {"HEAD_BLOCKS": head_blocks, "INNERMOST": order}
@@ -384,7 +386,8 @@ def _launch(kernel, grid, numbers, t, rotation: Rotation, eps: float, tile, chos
     heads, strides = heads_of(t), strides_of(t)
     choices = Choices(
         **turning(
-            t, rotation, compute_dtype(t), heads, tile.block_tokens, access * (2 if rotation.interleaved else 1)
+            t, rotation, compute_dtype(t), heads, tile.block_tokens, access * (2 if rotation.interleaved else 1),
+            isinstance(tile, Tile) and tile.shares_columns,
         ), **lanes, **chosen,
         Q_HEADS=t.q.shape[2], K_HEADS=t.k.shape[2], Q_BLOCKS=triton.cdiv(t.q.shape[2], tile.block_heads),
         BLOCK_TOKENS=tile.block_tokens, BLOCK_HEADS=tile.block_heads, EPS=float(eps),

@@ -263,7 +263,7 @@ def _shared_columns(angles, tokens, seq_len, C: tl.constexpr):
     """The `Columns` that the threads of a program share. The accesses of flat rows belong to heads of one token."""
     if C.FLAT:
         token = Tokens(tokens.batch, tokens.first, tl.arange(0, 1), tl.arange(0, 1) == 0)
-        columns = shared_columns(angles, token, seq_len, C.PER_HEAD * C.BLOCK_PAIRS, C)
+        columns = shared_columns(angles, token, seq_len, triton.next_power_of_2(C.ROTARY_DIM // 2), C)
         cos, sin = _of_accesses(columns.cos0, C), _of_accesses(columns.sin0, C)
         return Columns(cos, cos, sin, sin)
     else:
@@ -272,9 +272,10 @@ def _shared_columns(angles, tokens, seq_len, C: tl.constexpr):
 
 @triton.jit
 def _of_accesses(column, C: tl.constexpr):
-    """Values of the pairs of a head, ``[1, 1, pairs]``, for the accesses of a program."""
-    column = tl.reshape(column, [1, C.PER_HEAD, C.BLOCK_PAIRS])
-    column = tl.broadcast_to(column, [C.ACCESSES // C.PER_HEAD, C.PER_HEAD, C.BLOCK_PAIRS])
+    """Values of the pairs of a head, ``[1, 1, pairs]``, for the accesses of a program; others get any values."""
+    OF_HEAD: tl.constexpr = triton.next_power_of_2(C.ROTARY_DIM // 2) // C.BLOCK_PAIRS
+    column = tl.reshape(column, [1, OF_HEAD, C.BLOCK_PAIRS])
+    column = tl.broadcast_to(column, [C.ACCESSES // OF_HEAD, OF_HEAD, C.BLOCK_PAIRS])
     return tl.reshape(column, [C.ACCESSES, 1, C.BLOCK_PAIRS])
 
 
@@ -388,7 +389,8 @@ def plan_rotate(t: RotateTensors, rotation: Rotation, tile: Tile | FlatTile | No
     mapped = _flat(t, rotation, tile) if isinstance(tile, FlatTile) else _whole(t, rotation, tile)
     grid, block_tokens, access, chosen = mapped
     choices = Choices(
-        **turning(t, rotation, compute_dtype(t.q, t.cos), heads_of(t), block_tokens, access), **chosen,
+        **turning(t, rotation, compute_dtype(t.q, t.cos), heads_of(t), block_tokens, access, tile.shares_columns),
+        **chosen,
         LANE_DIM=rotation.rotary_dim, FIRST=0, GROUP=0,
         BEFORE=rotation.first, AFTER=t.q.shape[3] - rotation.first - rotation.rotary_dim,
         Q_HEADS=t.q.shape[2], K_HEADS=0 if t.k is None else t.k.shape[2], BLOCK_TOKENS=block_tokens,

@@ -144,6 +144,52 @@ def _read_table(row, first_pair, exists, C: tl.constexpr, OTHER: tl.constexpr, P
 
 
 @triton.jit
+def _read_axis(along, pair, exists, PLACE: tl.constexpr, C: tl.constexpr):
+    """Cosines and sines of adjacent pairs at the row of one place, see `place_triton.rows_of_pairs`."""
+    rows = rows_of_pairs(along, pair, PLACE, C)
+    inside = exists & rows.exists
+    if C.ROTARY_DIM // 2 % C.BLOCK_PAIRS:
+        inside = inside & (pair < C.ROTARY_DIM // 2)
+    cos_at, sin_at = tl.broadcast_to(rows.cos, inside.shape), tl.broadcast_to(rows.sin, inside.shape)
+    no_row = tl.where(rows.has_position, float("nan"), 0.0)
+    cos = tl.load(cos_at, mask=inside, other=0.0, eviction_policy="evict_last").to(C.COMPUTE_DTYPE)
+    sin = tl.load(sin_at, mask=inside, other=no_row, eviction_policy="evict_last").to(C.COMPUTE_DTYPE)
+    return cos, tl.where(rows.is_negative, -sin, sin)
+
+
+@triton.jit
+def _read_axes(along, first_pair, exists, C: tl.constexpr, PIECE: tl.constexpr):
+    """Cosines and sines for `AxialPositions`, with the sign of the position; see `read_columns`.
+
+    Where four adjacent pairs read several axes, a thread reads the four at the row of each of these axes, and keeps of
+    each row what it needs. The compiler drops the other reads. If it saw reads of single values, it would give the
+    values to other threads than the pairs.
+    """
+    pair = first_pair + PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)[None, None, :]
+    cos, sin = _read_axis(along, pair, exists, 0, C)
+    for place in tl.static_range(1, 4):
+        if (C.AXIS_PLACES >> (2 * place)) % 4 == place:
+            other_cos, other_sin = _read_axis(along, pair, exists, place, C)
+            reads = (C.AXIS_PLACES >> (pair % 4 * 2)) % 4 == place
+            cos, sin = tl.where(reads, other_cos, cos), tl.where(reads, other_sin, sin)
+    return cos, cos, sin, sin
+
+
+@triton.jit
+def _read_rows(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr, PIECE: tl.constexpr):
+    """Cosines and sines for `TableRows`, with the sign of the position; see `read_columns`."""
+    SIGNED: tl.constexpr = C.POSITIONS != "none"
+    inside = exists & rows.exists if SIGNED else exists
+    OTHER: tl.constexpr = 0.0 if FILL and not SIGNED else None
+    cos0, cos1 = _read_table(rows.cos, first_pair, inside, C, OTHER, PIECE)
+    sin0, sin1 = _read_table(rows.sin, first_pair, inside, C, OTHER, PIECE)
+    if SIGNED:
+        factor = tl.where(rows.exists, tl.where(rows.is_negative, -1.0, 1.0), float("nan")).to(C.COMPUTE_DTYPE)
+        sin0, sin1 = sin0 * factor, sin1 * factor
+    return cos0, cos1, sin0, sin1
+
+
+@triton.jit
 def read_columns(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr, PIECE: tl.constexpr = 0):
     """The `Columns` of the pairs from ``first_pair`` on, or of a piece of heads, read from tables again for every head.
 
@@ -154,25 +200,17 @@ def read_columns(rows, first_pair, exists, C: tl.constexpr, FILL: tl.constexpr, 
     The factor of the sines is -1 at a negative position, and NaN without a row. Both results of a pair contain a
     product with a sine, so the factor NaN makes both of them NaN. Positions that count up from a checked start have
     rows and no sign, so these steps are left out for them. The sines are widened before they are negated, because the
-    interpreter has no arithmetic for bfloat16. With several axes, each pair has the factor of its axis. The cosine and
+    interpreter has no arithmetic for bfloat16. With several axes, each pair has the sign of its axis. The cosine and
     the sine of a pair whose axis lacks a position are zero.
 
     Args:
         FILL: pairs that do not exist and pairs that do not rotate get an angle of zero, since a sum over the head
             includes them.
     """
-    SIGNED: tl.constexpr = C.POSITIONS != "none"
     if C.AXES > 1:
-        rows = rows_of_pairs(rows, first_pair + PIECE * C.BLOCK_PAIRS, C)
-    inside = exists & rows.exists if SIGNED else exists
-    OTHER: tl.constexpr = 0.0 if (FILL and not SIGNED) or C.AXES > 1 else None
-    cos0, cos1 = _read_table(rows.cos, first_pair, inside, C, OTHER, PIECE)
-    sin0, sin1 = _read_table(rows.sin, first_pair, inside, C, OTHER, PIECE)
-    if SIGNED:
-        factor = tl.where(rows.exists, tl.where(rows.is_negative, -1.0, 1.0), float("nan")).to(C.COMPUTE_DTYPE)
-        if C.AXES > 1:
-            factor = tl.where(rows.has_position, factor, 0.0)
-        sin0, sin1 = sin0 * factor, sin1 * factor
+        cos0, cos1, sin0, sin1 = _read_axes(rows, first_pair, exists, C, PIECE)
+    else:
+        cos0, cos1, sin0, sin1 = _read_rows(rows, first_pair, exists, C, FILL, PIECE)
     if FILL and (PIECE + 1) * C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
         rotates = (PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS) < C.ROTARY_DIM // 2)[None, None, :]
         cos0, cos1 = tl.where(rotates, cos0, 1.0), tl.where(rotates, cos1, 1.0)

@@ -25,6 +25,7 @@ class Tile:
         max_registers: the limit on the registers of a thread; None leaves it to the assembler.
         heads_first: where positions are read, read them after the loads of all heads have begun. Otherwise the compiler
             makes the heads wait for the positions, and the rows of the tables arrive together with the heads.
+        shares_columns: the threads of a program share cosines and sines that they read from tables.
     """
 
     block_tokens: int
@@ -34,6 +35,7 @@ class Tile:
     pairs_per_access: int = PAIRS_PER_ACCESS
     max_registers: int | None = None
     heads_first: bool = False
+    shares_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class FlatTile:
 
     Attributes:
         accesses: the accesses of a program, a power of two.
-        innermost, max_registers, heads_first: as for `Tile`.
+        innermost, max_registers, heads_first, shares_columns: as for `Tile`.
         pairs_per_access: the most pairs of an access, a power of two.
         block_heads: the heads that share the tokens of a program where tokens are innermost; else 1.
     """
@@ -56,6 +58,7 @@ class FlatTile:
     block_heads: int = 1
     max_registers: int | None = None
     heads_first: bool = False
+    shares_columns: bool = False
 
 
 # These are limits on the registers of a thread that takes more than four pairs, or two accesses of flat rows. Without a
@@ -68,6 +71,10 @@ _PLENTY, _ENOUGH_IF_LEAN = 96, 40
 
 # Up to _FEW_TOKENS tokens, a head may be a program of one warp, so that all heads are under way at once.
 _FEW_TOKENS = 8
+
+# From _MANY_FEATURES on, the instructions that the threads of a program save if they share cosines and sines count more
+# than the wait for the exchange.
+_MANY_FEATURES = 2**22
 
 _TABLE_FREE_HEADS = 16
 
@@ -116,19 +123,34 @@ def candidates(work: Work) -> list[Tile | FlatTile]:
     found: list[Tile | FlatTile] = [*_flat_tiles(work), *_whole_tiles(work)]
     if work.positions:
         found += [_heads_first(tile) for tile in found if tile.num_warps > 1]
-    if shares_columns(work.rotation):
-        found = [tile for tile in found if _has_a_thread_for_each_value(work.rotation, tile)] or found
+    if reads_several_axes(work.rotation):
+        found = _for_several_axes(work, found)
     return list(dict.fromkeys(found))
 
 
-def _has_a_thread_for_each_value(rotation: Rotation, tile: Tile | FlatTile) -> bool:
-    """Whether a program has a thread for each cosine and each sine that it shares.
+def _for_several_axes(work: Work, found: list[Tile | FlatTile]) -> list[Tile | FlatTile]:
+    """In a large call, the tiles that share columns. In a small call, flat rows or single heads, because a thread with
+    further heads would read the columns again for each.
+    """
+    features = work.batch * work.seq_len * sum(work.heads) * (work.rotation.rotary_dim + work.rest)
+    if features >= _MANY_FEATURES:
+        return [replace(tile, shares_columns=True) for tile in found if can_share(work, tile)] or found
+    return [tile for tile in found if isinstance(tile, FlatTile) or tile.block_heads == 1] or found
+
+
+def can_share(work: Work, tile: Tile | FlatTile) -> bool:
+    """Whether the threads of a program can share cosines and sines: a program has a thread for each of these values.
 
     The compiler then exchanges the values at once. With more values it exchanges the heads too, and with fewer values
-    every thread reads the values of its own pairs.
+    every thread reads the values of its own pairs. A program of flat rows must take whole heads of one token.
     """
-    tokens = 1 if isinstance(tile, FlatTile) else tile.block_tokens
-    return 2 * tokens * next_power_of_2(rotation.rotary_dim // 2) == 32 * tile.num_warps
+    tokens = tile.block_tokens if isinstance(tile, Tile) else 1
+    if isinstance(tile, FlatTile):
+        chunk = min(tile.pairs_per_access, pairs_per_access(work.rotation, work.rest))
+        per_head = (work.rotation.rotary_dim + work.rest) // (2 * chunk)
+        if tile.accesses % per_head or per_head * sum(work.heads) % tile.accesses or tile.innermost == "tokens":
+            return False
+    return 2 * tokens * next_power_of_2(work.rotation.rotary_dim // 2) == 32 * tile.num_warps
 
 
 def _heads_first(tile: Tile | FlatTile) -> Tile | FlatTile:
@@ -145,11 +167,7 @@ def _flat_tiles(work: Work) -> Iterator[FlatTile]:
         return
     both = rotation.interleaved and rotation.out_interleaved
     wide = min(access, ACCESS_BYTES // work.itemsize // (2 if both else 1))
-    per_head = (rotation.rotary_dim + work.rest) // (2 * wide)
     for accesses, warps, registers in ((64, 2, None), (128, 4, None), (256, 4, _PLENTY)):
-        whole = accesses % per_head == 0 and per_head * sum(work.heads) % accesses == 0 and work.innermost != "tokens"
-        if shares_columns(rotation) and not whole:
-            continue  # a program that shares columns takes whole heads of one token
         for heads in (1, 2, 4) if work.innermost == "tokens" and accesses == 128 else (1,):
             yield FlatTile(accesses, warps, work.innermost, wide, heads, registers)
 
@@ -192,12 +210,9 @@ def axis_group(rotation: Rotation) -> int:
     return gcd(16, *(i for i in range(1, len(axes)) if axes[i] != axes[i - 1]))
 
 
-def shares_columns(rotation: Rotation) -> bool:
-    """Whether the threads of a program share cosines and sines, because each thread would read or compute them slowly.
-
-    That is the case without tables, and where the pairs of an access read the positions along several axes.
-    """
-    return rotation.table_free or axis_group(rotation) < PAIRS_PER_ACCESS
+def reads_several_axes(rotation: Rotation) -> bool:
+    """Whether four adjacent pairs read positions along several axes."""
+    return axis_group(rotation) < PAIRS_PER_ACCESS
 
 
 def choose_table_free_tile(

@@ -15,6 +15,7 @@ from ropelab.kernels import Norm, Rotation, cached_keys_triton, paged_cache_trit
 from ropelab.kernels.float8 import FLOAT8_DTYPES
 from ropelab.kernels.tensors import CachedKeys, CacheTensors
 from ropelab.layout.pairing import LAYOUTS
+from ropelab.positions.axes import mrope_axes
 from tests import compile_kernel
 
 INTEGERS = dict(zip(FLOAT8_DTYPES, ("e4m3", "e5m2"), strict=True))
@@ -27,6 +28,7 @@ SHAPES = [
 
 VARIANTS = {
     "table-free": {"table_free": True}, "norm across heads": {"across": True},
+    "axes in turns": {"axes": mrope_axes((24, 20, 20), mrope_interleaved=True)},
     "q apart": {"nope_dim": 512, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
     "made scales": {"made_scales": True, "cache_dtype": FLOAT8_DTYPES[0], "q_dtype": FLOAT8_DTYPES[0]},
     "made scales, q apart, table-free": {
@@ -41,13 +43,15 @@ VARIANTS = {
 
 
 def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False, tokens=4096, q_dtype=torch.bfloat16,
-           outputs=False, across=False, table_free=False, nope_dim=0, made_scales=False, shared=False):  # fmt: skip
+           outputs=False, across=False, table_free=False, nope_dim=0, made_scales=False, shared=False,
+           axes=None):  # fmt: skip
     """The kernel that `rope_and_cache` launches for views of a packed qkv and positions of int64.
 
     Args:
         norm, across: normalize each head, or all heads of a token.
         nope_dim: the features of q that lie apart.
         made_scales, shared: the kernel makes the scales of 8-bit floats; k and v share them.
+        axes: the axis of each pair.
     """
     q_heads, k_heads, head_dim, rotary_dim, value_dim = shape
 
@@ -59,6 +63,8 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
     q, k, v = q.unflatten(-1, (q_heads, -1)), k.unflatten(-1, (k_heads, -1)), v.unflatten(-1, (k_heads, -1))
     caches = [empty(64, 16, k_heads, dim, dtype=cache_dtype) for dim in (head_dim, value_dim)]
     slots, positions = empty(tokens, dtype=torch.int64), empty(1, tokens, dtype=torch.int64)
+    if axes:
+        positions = empty(3, 1, tokens, dtype=torch.int64).movedim(0, -1)
     k_out, v_out = (empty(*x.shape) if outputs else None for x in (k, v))
     nope = [empty(1, tokens, q_heads, nope_dim, dtype=dtype) if nope_dim else None for dtype in (q.dtype, q_dtype)]
     cos = empty(tokens, rotary_dim // 2, dtype=torch.float32)
@@ -84,7 +90,8 @@ def kernel(capability, shape, layout, *, cache_dtype=torch.bfloat16, norm=False,
         *scales, cos, cos, positions,
     )  # fmt: skip
     interleaved = layout == "interleaved"
-    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, table_free=table_free)
+    options = {"table_free": table_free, "axes": axes}
+    rotation = Rotation(rotary_dim, interleaved=interleaved, out_interleaved=interleaved, **options)
     with mock.patch.object(paged_cache_triton, "conversion", partial(conversion, capability)):
         launch = paged_cache_triton.plan_write(tensors, rotation, Norm(1e-6) if norm or across else None)
     return compile_kernel.compiled(*compile_kernel.with_bytes(launch, (tensors, 0, tokens)), capability)
@@ -175,7 +182,9 @@ def main(capability: int) -> None:
         check_pieces(layout, capability)
         for name, options in VARIANTS.items():
             shape, width = (SHAPES[2 if "nope_dim" in options else 0], 8 if "q_dtype" in options else 16)
-            compile_kernel.check_accesses(f"{layout} {name}", kernel(capability, shape, layout, **options), width)
+            found = kernel(capability, shape, layout, **options)
+            compile_kernel.check_accesses(f"{layout} {name}", found, width)
+            assert not (options.get("axes") and found.metadata.shared), f"{layout} {name}: threads exchange columns"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Positions along several axes, read by the kernels: the bits are those of `axial_tables`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -188,9 +190,13 @@ def test_every_tile_gives_the_same_bits(device, name):
     head_dim, axes = SECTIONS[name]
     (q, k), tables, positions = inputs(device, head_dim, axes, heads=(8, 8))
     rotation, outs = Rotation(2 * len(axes), axes=axes), []
-    for tile in tiles.candidates(rotate_triton.work_of(call := RotateTensors.of(
-        (q, k), (torch.empty_like(q), torch.empty_like(k)), *tables.values(), positions.movedim(0, -1)
-    ), rotation)):  # fmt: skip
+    results = torch.empty_like(q), torch.empty_like(k)
+    call = RotateTensors.of((q, k), results, *tables.values(), positions.movedim(0, -1))
+    work = rotate_triton.work_of(call, rotation)
+    found = tiles.candidates(replace(work, rotation=replace(rotation, axes=None)))
+    shared = [replace(tile, shares_columns=True) for tile in found if tiles.can_share(work, tile)]
+    assert shared
+    for tile in found + shared:
         rotate_triton.rotate(call, rotation, tile=tile)
         outs.append((call.q_out.clone(), call.k_out.clone()))
     for found in outs[1:]:

@@ -17,7 +17,11 @@ from ropelab.kernels.tiles import FlatTile, Tile, candidates
 
 DRAWN, CELLS = 220, 110
 """The number of drawn cells, and the number of drawn cells with tables that are timed, beside all prefills."""
-_FIELDS = tuple(dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind)))
+_FIELDS = tuple(
+    name for name in dict.fromkeys(field.name for kind in (Tile, FlatTile) for field in fields(kind))
+    if name != "shares_columns"
+)  # fmt: skip
+"""The recorded attributes of tiles. No cell has several axes, so no program shares columns."""
 
 
 def tile_regret(*, smoke: bool = False) -> pd.DataFrame:
@@ -51,7 +55,7 @@ def swept() -> list[tuple[int, Cell]]:
 def tile_of(row: Mapping[str, Any]) -> Tile | FlatTile:
     """The tile of a row of the study's table."""
     kind = FlatTile if row["kind"] == "flat" else Tile
-    given = {field.name: row[field.name] for field in fields(kind)}
+    given = {field.name: row[field.name] for field in fields(kind) if field.name in _FIELDS}
     whole = {name: int(value) for name, value in given.items() if isinstance(value, float) and value == value}
     nothing = {name: None for name, value in given.items() if value != value}
     return kind(**given | whole | nothing)
