@@ -2,7 +2,7 @@
 
 The device code knows nothing of models and autograd, and it does not check arguments. Each operation has a Triton
 module for GPUs and a torch module for all other devices. Both offer the same functions on the same tuples of tensors,
-with the same bits (the sums of a norm apart). `backends` chooses between the two.
+with the same bits (sums of a norm and of a product apart). `backends` chooses between the two.
 
 Every kernel that rotates has the parameters ``(at, first_position, table_rows, ..., strides, C)``: the addresses and
 the strides of the tensors as two named tuples (`tensors`), and everything that is known at compile time as one object
@@ -21,6 +21,7 @@ its backward             whole heads  heads     its gradient   yes              
 `block_scales_triton`    whole heads  heads     each head      yes     block scales  q, rows of a cache
 `latent_triton`          whole heads  heads                    yes                   key, value
 its backward             whole heads  heads     sum of heads   yes                   gradients
+`projection_triton`      tiles        product   each head      yes                   q, k and v
 =======================  ===========  ========  =============  ======  ============  ==================================
 
 `place_triton` finds the tokens and heads of a program, and their positions. `stages_triton` reads, normalizes, turns
