@@ -24,7 +24,7 @@ TIMED = [
 ]
 FACTS = [name for name, claim in CLAIMS.items() if any(test.expect for test in claim.test)]
 MOST_UNTOLD, MOST_WEAK = 8, 5
-REWRITTEN = ("decode_chain", "formats", "tile_regret")
+REWRITTEN = ("decode_chain", "formats")
 
 
 @cache

@@ -26,7 +26,7 @@ class QAndK(torch.nn.Module):
 
     def __init__(self, head_dim, encoder_class, impl):
         super().__init__()
-        self.encoder = encoder_class(head_dim, 16384, impl=impl)
+        self.encoder = encoder_class(head_dim, 2**17, impl=impl)
 
     def forward(self, q, k):
         return tuple(self.encoder(x, BatchLayout(x.shape[:2])) for x in (q, k))

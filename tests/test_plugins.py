@@ -273,7 +273,8 @@ def test_torchtitans_latent_attention_runs_over_the_kernels():
 
 def test_the_wheel_names_the_plugins():
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins"}
+    assert set(groups) == {"vllm.general_plugins", "sglang.srt.plugins", "pytest11"}
+    assert groups.pop("pytest11") == {"ropelab": "pytest_ropelab"}
     for (entry,) in (group.values() for group in groups.values()):
         module, _, function = entry.partition(":")
         assert callable(getattr(importlib.import_module(module), function))

@@ -79,7 +79,8 @@ def test_the_hook_of_pre_commit(project):
     assert not hook["pass_filenames"]
 
 
-def test_the_plugin_of_pytest(project):
+def test_the_plugin_of_pytest(project, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # an installed ropelab would load the plugin once more
     (project / "pytest.ini").write_text("[pytest]\nropelab =\n    my_rope:wrong plain layout=split_half\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_ropelab"]
     done = subprocess.run([*command, "-k", "identity or isometry"], capture_output=True, text=True)

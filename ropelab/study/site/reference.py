@@ -24,6 +24,7 @@ INTERNAL = ("calls", "kinds", "over_kernel", "patch", "refusals", "shapes")
 MODULES = (
     "ropelab",
     "ropelab.conformance",
+    "ropelab.conformance.configuration",
     "ropelab.conformance.models",
     *(f"ropelab.interop.{name}" for name in ADAPTERS),
 )
