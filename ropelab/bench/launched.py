@@ -1,7 +1,7 @@
 """Note the Triton kernels that calls launch, and plan a noted launch again without its tensors.
 
 A note has the name of a kernel (``kernel``) and the hash of its compiled code (``code``). A launch of this project also
-has the hash of the kernel's source, the hash of its constants, the grid, and the plan: the function of
+has the hash of the kernel's source, the hash of its constants, the grid, and the plan. The plan is the function of
 `ropelab.kernels` that chose the constants, with the shapes, strides and dtypes of its tensors. `planned` calls the
 function again, so that the launch of today can be compared with the launch that was measured
 (`ropelab.bench.staleness`).
@@ -159,7 +159,7 @@ def of_today(note: Note, gpu: Mapping[str, Any]) -> Note:
 def source_hash(kernel: Any) -> str:
     """The hash of the syntax trees of a kernel, of everything of this project that it names, and so on.
 
-    Comments and docstrings do not count (`ropelab.bench.code_hash`). Of numbers and words the values count.
+    Comments and docstrings do not count (`ropelab.bench.code_hash`). Numbers and words count by their values.
     """
     found: dict[str, str] = {}
     waiting = [kernel.fn]
