@@ -1,7 +1,7 @@
 """Compile noted launches with the version of Triton that a record names, in an environment of its own.
 
 ``python -m ropelab.bench.other_triton 3.6.0`` fetches this version of Triton to ``build/triton-3.6.0``, where a package
-index can be reached. Without a version it fetches those of the committed records.
+index can be reached. Without a version it fetches the versions of the committed records.
 """
 
 import json

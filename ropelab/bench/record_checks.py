@@ -59,7 +59,7 @@ def content(path: Path) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file. The errors are those of `content`."""
+    """The checksum of a file. It raises the errors of `content`."""
     return hashlib.sha256(content(path)).hexdigest()
 
 

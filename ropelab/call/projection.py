@@ -34,7 +34,7 @@ Norms: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 class Heads(NamedTuple):
-    """The heads of q, the heads of k, which are also those of v, and the features of each."""
+    """The heads of q, the heads of k, of which v has as many, and the features of a head."""
 
     q: int
     k: int
@@ -109,7 +109,7 @@ def run_projection(
 
 
 def run_gradient(q_grad, k_grad, v_grad, qkv, norms: Norms, where: Where, eps: float, norm_grads: bool) -> Tensors:
-    """The gradient of the product ``[..., N]`` and, with ``norm_grads``, those of the weights of the norms.
+    """The gradient of the product ``[..., N]`` and, with ``norm_grads``, the gradients of the weights of the norms.
 
     Args:
         q_grad, k_grad, v_grad: the gradients of q, k and v.
