@@ -91,13 +91,12 @@ def _compare(model: Model, layout: str, tokens: int, step: str, rounds: int) -> 
         AXES: {**tables, "positions": along, "axes": axes},
         TABLES: gather(),
     }
-    count = max(2, -(-2 * timing.cache_bytes() // shape.bytes)) if shape.bytes < timing.cache_bytes() else 2
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=shape.dtype)
 
-    sets = [[draw(tokens, n, model.head_dim) for n in (model.q_heads, model.k_heads)] for _ in range(count)]
+    sets = [[draw(tokens, n, model.head_dim) for n in (model.q_heads, model.k_heads)] for _ in range(shape.cold_count(timing.cache_bytes()))]
     run = _STEPS[step](shape, draw)
     timed: dict[str, Callable] = {
         name: partial(run, sets, where | {"layout": layout}) for name, where in places.items()
