@@ -1,4 +1,4 @@
-"""The tables and figures of notebook 05, on a kill matrix and a table of peers that are made up here."""
+"""The tables and figures of notebook 09_conformance, on a kill matrix and a table of peers that are made up here."""
 
 import os
 

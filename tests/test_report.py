@@ -184,6 +184,8 @@ def test_every_link_of_the_site_leads_somewhere_and_none_needs_a_network(study):
                 assert tag == "a", f"{name} loads {address}"
                 continue
             file, _, anchor = address.partition("#")
+            if file not in pages and (runner.NOTEBOOKS / file).with_suffix(".ipynb").is_file():
+                continue  # a chapter that this study leaves out
             target = pages.get(file or name)
             assert (site / (file or name)).is_file(), f"{name} names {address}"
             assert not anchor or anchor in target.ids, f"{name} names {address}"

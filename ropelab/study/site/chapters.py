@@ -12,6 +12,7 @@ from nbconvert.filters import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
 from PIL import Image
 
+from ropelab.study.engine.claims import documents
 from ropelab.study.engine.findings import FINDING, HEADLINE
 from ropelab.study.engine.record_links import RECORDS
 from ropelab.study.engine.runner import Run
@@ -74,6 +75,11 @@ class Chapter:
     @property
     def page(self) -> str:
         return f"{self.name}.html"
+
+    @property
+    def part(self) -> str:
+        """The part of the book: a chapter that is named after a document belongs to the second part."""
+        return "Documents" if self.name[3:] in {document.key for document in documents()} else "Book"
 
 
 def chapter(run: Run) -> Chapter:

@@ -115,7 +115,7 @@ def _names_function(token: ElementTree.Element) -> bool:
 
 
 class _Renderer(IPythonRenderer):
-    """Raw HTML becomes text and comments nothing. Links to scripts and data lead nowhere."""
+    """Raw HTML becomes text, and comments nothing. Links to notebooks lead to their pages, links to scripts nowhere."""
 
     def __init__(self, writer: Writer) -> None:
         super().__init__(escape=True, allow_harmful_protocols=False)
@@ -123,6 +123,9 @@ class _Renderer(IPythonRenderer):
 
     def block_html(self, text: str) -> str:
         return "" if re.fullmatch(r"\s*<!--(?:(?!-->).)*-->\s*", text, re.DOTALL) else super().block_html(text)
+
+    def link(self, text: str, url: str, title: str | None = None) -> str:
+        return super().link(text, re.sub(r"^[^:#]*?(\d\d_\w+)\.ipynb(?=#|$)", r"\1.html", url), title)
 
     def inline_math(self, body: str) -> str:
         return self.writer.formula(body, display=False)
