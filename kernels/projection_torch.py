@@ -7,7 +7,9 @@ from ropelab.kernels.rotation import Norm, Rotation
 from ropelab.kernels.tensors import ProjectionTensors, RotateTensors
 
 
-def serves(t: ProjectionTensors, rotation: Rotation, head_dim: int) -> bool:
+def serves(
+    t: ProjectionTensors, rotation: Rotation, q_heads: int, k_heads: int, head_dim: int, first_position: int = 0
+) -> bool:
     """True: torch operations serve every call."""
     return True
 

@@ -37,8 +37,8 @@ def calls(monkeypatch):
         return qkv_rope(x, *arguments, **options)
 
     monkeypatch.setattr(projections, "qkv_rope", counted)
-    monkeypatch.setattr(projection, "path", lambda work: "product")
-    monkeypatch.setattr(projections, "path", lambda work: "product")
+    monkeypatch.setattr(projection, "paths", lambda work: ("product", "pass"))
+    monkeypatch.setattr(projections, "paths", lambda work: ("product", "pass"))
     monkeypatch.setattr(projections, "uses_triton", lambda x: True)
     monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
     return made

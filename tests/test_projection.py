@@ -121,7 +121,7 @@ def errors_within(found, truth, bound):
 
 def by_one_kernel(monkeypatch):
     """Calls take the path of one kernel, in torch operations."""
-    monkeypatch.setattr(projection, "path", lambda work: "product")
+    monkeypatch.setattr(projection, "paths", lambda work: ("product", "pass"))
     monkeypatch.setattr(projection, "backend", lambda operation, x: projection_torch)
 
 

@@ -65,7 +65,7 @@ def test_the_kernel_computes_what_torch_computes(name):
         options.get("rotary_dim", head_dim), interleaved=interleaved, out_interleaved=interleaved,
         transpose=transpose, table_free=options.get("free", False),
     )  # fmt: skip
-    assert projection_triton.serves(given, rotation, head_dim)
+    assert projection_triton.serves(given, rotation, 2, 1, head_dim)
     norm, first = Norm(1e-6) if options.get("norm") else None, 5
     made = [given._replace(qkv=given.qkv.clone()) for _ in range(2)]
     projection_torch.project(made[0], rotation, q_heads, k_heads, head_dim, first, norm)
@@ -92,13 +92,13 @@ def test_what_the_kernel_does_not_serve(change):
     rotation = {"rotary_dim": 128, "interleaved": True, "out_interleaved": True} | change
     if "interleaved" in change:
         rotation["out_interleaved"] = change["interleaved"]
-    assert not projection_triton.serves(given, Rotation(**rotation), 128)
-    assert not projection_triton.serves(given, Rotation(128, interleaved=True, out_interleaved=True), 96)
+    assert not projection_triton.serves(given, Rotation(**rotation), 2, 1, 128)
+    assert not projection_triton.serves(given, Rotation(128, interleaved=True, out_interleaved=True), 2, 1, 96)
     for name, x in (("x", given.x.double()), ("x", given.x[:, :0]), ("cos", given.cos.double())):
         assert not projection_triton.serves(
-            given._replace(**{name: x}), Rotation(128, interleaved=True, out_interleaved=True), 128
+            given._replace(**{name: x}), Rotation(128, interleaved=True, out_interleaved=True), 2, 1, 128
         )
 
 
-def test_the_product_never_waits_and_no_register_is_spilled():
+def test_the_product_never_waits_and_hardly_a_register_is_spilled():
     compile_for("90", "compile_projection")

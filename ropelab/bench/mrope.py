@@ -96,7 +96,8 @@ def _compare(model: Model, layout: str, tokens: int, step: str, rounds: int) -> 
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=shape.dtype)
 
-    sets = [[draw(tokens, n, model.head_dim) for n in (model.q_heads, model.k_heads)] for _ in range(shape.cold_count(timing.cache_bytes()))]
+    count, heads = shape.cold_count(timing.cache_bytes()), (model.q_heads, model.k_heads)
+    sets = [[draw(tokens, n, model.head_dim) for n in heads] for _ in range(count)]
     run = _STEPS[step](shape, draw)
     timed: dict[str, Callable] = {
         name: partial(run, sets, where | {"layout": layout}) for name, where in places.items()

@@ -1,6 +1,6 @@
 """Time the projection to q, k and v with the rotation: a product and a pass, or one kernel.
 
-Every contender gets the same hidden states and weights, and makes ``[T, N]`` with q and k turned by given positions, in
+Every contender gets the same hidden states and weights, and makes ``[T, N]`` with q and k turned by their positions, in
 adjacent pairs. "cuBLAS" is the product alone, which no contender can undercut without a better product.
 """
 
@@ -27,6 +27,7 @@ ALONE, OURS = "cuBLAS", "cuBLAS and ropelab in place"
 PRODUCT, KERNEL = "ropelab's product", "ropelab's product with the rotation"
 COMPUTED = "ropelab's product with the rotation, angles computed"
 QUACK, QUACK_ALONE = "quack with the rotation", "quack"
+BY_QUACK = "qkv_rope by quack, angles computed"
 COPY = "copy"
 HEADS = (32, 8), (28, 4), (64, 8)
 INPUTS = 2048, 4096, 8192
@@ -83,23 +84,24 @@ class Tensors:
             (draw(case.tokens, case.inputs), draw(case.outputs, case.inputs).div_(case.inputs**0.5))
             for _ in range(sets)
         ]
-        self.positions = torch.randperm(case.tokens, generator=generator, device=device)
+        self.positions = torch.arange(case.tokens, device=device)
         self.cos, self.sin = ropelab.rotary_table(case.tokens, case.head_dim, device=device)
         self.norms = {"q_weight": draw(case.head_dim), "k_weight": draw(case.head_dim)} if "norm" in case.block else {}
         self.slots = torch.randperm(case.tokens, generator=generator, device=device)
         blocks = -(-case.tokens // case.page) if "cache" in case.block else 0
         self.caches = [draw(blocks, case.page, case.k_heads, case.head_dim) for _ in range(2)]
 
-    def options(self, computed: bool = False) -> dict[str, object]:
+    def options(self, computed: bool = False, counting: bool = False) -> dict[str, object]:
         """The arguments that our functions share.
 
         Args:
             computed: frequencies take the place of tables.
+            counting: positions count up by themselves, and none are given.
         """
         case = self.case
         tables = {"cos": self.cos, "sin": self.sin}
         angles = {"frequencies": ropelab.rotary_frequencies(case.head_dim, device=self.device)} if computed else tables
-        where = {"positions": self.positions, "layout": "interleaved", "seq_format": "thd"}
+        where = {"layout": "interleaved", "seq_format": "thd"} | ({} if counting else {"positions": self.positions})
         return angles | where | {"q_heads": case.q_heads, "k_heads": case.k_heads, **self.norms}
 
     def heads(self, projected: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -131,7 +133,8 @@ class Tensors:
 
 def _on_path(name: str, run: Run) -> Run:
     """A call that takes one path of `ropelab.call.projection`, and raises RuntimeError if it takes another."""
-    forced = {"path": lambda work: name} | ({} if name == "pass" else {"_pass": _refuse})
+    kernel = () if name == "pass" else (name,)
+    forced = {"paths": lambda work: (*kernel, "pass")} | ({"_pass": _refuse} if kernel else {})
 
     def call(x, weight):
         with mock.patch.multiple(projection, **forced):
@@ -144,8 +147,8 @@ def _refuse(*arguments):
     raise RuntimeError("the kernel cannot serve the call")
 
 
-def _ours(tensors: Tensors, computed: bool = False) -> Run:
-    options = tensors.options(computed)
+def _ours(tensors: Tensors, computed: bool = False, counting: bool = False) -> Run:
+    options = tensors.options(computed, counting)
     if "cache" not in tensors.case.block:
         return lambda x, weight: _whole(ropelab.qkv_rope(x, weight, **options)[0], tensors.case)
     caches = *tensors.caches, tensors.slots
@@ -169,9 +172,10 @@ def contenders(tensors: Tensors) -> tuple[dict[str, Run], dict[str, str]]:
     found |= {PRODUCT: partial(_product, tensors), COMPUTED: _on_path("product", _ours(tensors, computed=True))}
     try:
         rotating = quack.projection(tensors.positions, case.q_heads, case.k_heads, case.head_dim)
-        found |= {QUACK_ALONE: quack.product(), QUACK: rotating}
+        by_quack = _on_path("quack", _ours(tensors, computed=True, counting=True))
+        found |= {QUACK_ALONE: quack.product(), QUACK: rotating, BY_QUACK: by_quack}
     except packages.NotInstalled as error:
-        status |= dict.fromkeys((QUACK_ALONE, QUACK), f"not run: {error}")
+        status |= dict.fromkeys((QUACK_ALONE, QUACK, BY_QUACK), f"not run: {error}")
     return found, status
 
 
@@ -180,7 +184,7 @@ def _product(tensors: Tensors, x: torch.Tensor, weight: torch.Tensor) -> torch.T
     dim, kernels = tensors.case.head_dim, backend("projection", x)
     qkv, rotation = x.new_empty((1, len(x), len(weight))), Rotation(dim, interleaved=True, out_interleaved=True)
     given = ProjectionTensors(qkv, x[None], weight, None, None, None, tensors.cos, tensors.sin, tensors.positions[None])
-    if not kernels.serves(given, rotation, dim):
+    if not kernels.serves(given, rotation, 0, 0, dim):
         _refuse()
     kernels.project(given, rotation, 0, 0, dim)
     return qkv[0]

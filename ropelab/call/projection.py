@@ -7,6 +7,7 @@ path        runs                                                rounds a feature
 ==========  ==================================================  ==================================================
 "pass"      the product of PyTorch, then a pass over q and k    after the product and after the rotation
 "product"   one kernel, which rotates before it writes          after the rotation
+"quack"     the same, by quack, where it is installed           after the rotation
 ==========  ==================================================  ==================================================
 """
 
@@ -23,7 +24,7 @@ from ropelab.call.qk_norm import BACKWARD, FORWARD, check_qk_norm_arguments, run
 from ropelab.call.refusals import renamed
 from ropelab.call.rotation import ROTATE, rotate_or_dispatch
 from ropelab.call.where import Where, along_axes
-from ropelab.kernels import backend
+from ropelab.kernels import backend, projection_quack
 from ropelab.kernels.rotation import Norm
 from ropelab.kernels.tensors import ProjectionTensors
 from ropelab.layout.seq_format import check_seq_format
@@ -130,8 +131,10 @@ class Work(NamedTuple):
     outputs: int
 
 
-def path(work: Work) -> str:
-    """The faster path for this size, by the studies `projection` and `projection_blocks`.
+def paths(work: Work) -> tuple[str, ...]:
+    """The paths for this size, the fastest first, by the studies `projection` and `projection_blocks`.
+
+    quack is faster than the other paths from `_QUACK_TOKENS` tokens on, where it is installed and serves the call.
 
     The programs of the path "product" compute tiles of 128 tokens and 256 features, one on each multiprocessor in each
     turn. The rotation costs them 2 to 4 % of the product, and the pass costs 5 to 22 %. The rest decides: the share of
@@ -139,20 +142,22 @@ def path(work: Work) -> str:
     """
     tiles = -(-work.tokens // _TILE_TOKENS) * -(-work.outputs // _TILE_FEATURES)
     places = -(-tiles // _MULTIPROCESSORS) * _MULTIPROCESSORS * _TILE_TOKENS * _TILE_FEATURES
-    return "product" if work.tokens * work.outputs >= _LEAST_WORK * places else "pass"
+    found = ("quack",) if work.tokens >= _QUACK_TOKENS else ()
+    return (*found, "product", "pass") if work.tokens * work.outputs >= _LEAST_WORK * places else (*found, "pass")
 
 
 _TILE_TOKENS, _TILE_FEATURES, _MULTIPROCESSORS = 128, 256, 132
 """The numbers of `projection_triton.ProjectionTile`, and of an H100 or H200."""
 _LEAST_WORK = 0.9
+_QUACK_TOKENS = 2048
 
 
 def _projected(
     x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float, keep: bool
 ) -> tuple[torch.Tensor, ...]:
     """`run_projection` of plain tensors."""
-    if not keep and path(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features))) == "product":
-        qkv = _one_kernel(x, weights, biases, norms, where, heads, eps)
+    for path in () if keep else paths(Work(x.shape[:-1].numel(), x.shape[-1], sum(heads.features)))[:-1]:
+        qkv = _one_kernel(path, x, weights, biases, norms, where, heads, eps)
         if qkv is not None:
             return *heads.split(qkv), qkv
     return _pass(x, weights, biases, norms, where, heads, eps, keep)
@@ -196,9 +201,9 @@ def product(x, weights: Tensors, biases: Tensors, plain: bool = True) -> torch.T
 
 
 def _one_kernel(
-    x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float
+    path: str, x, weights: Tensors, biases: Tensors, norms: Norms, where: Where, heads: Heads, eps: float
 ) -> torch.Tensor | None:
-    """The result of the kernel of the path "product", or None where the kernel does not serve the call."""
+    """The result of the kernel of a path, or None where the kernel does not serve the call."""
     contiguous = len(weights) == 1 and x.is_contiguous() and weights[0].is_contiguous()
     if not contiguous or where.options.seq_format == "sbhd":
         return None
@@ -214,8 +219,8 @@ def _one_kernel(
     tensors = ProjectionTensors(
         qkv_rows, rows, weights[0], biases[0] if biases else None, *norms, *where.angles.for_kernels, positions
     )
-    kernels = backend("projection", x)
-    if not kernels.serves(tensors, where.rotation, heads.dim):
+    kernels = projection_quack if path == "quack" else backend("projection", x)
+    if not kernels.serves(tensors, where.rotation, *heads, where.first_position):
         return None
     kernels.project(tensors, where.rotation, *heads, where.first_position, None if norms[0] is None else Norm(eps))
     return qkv

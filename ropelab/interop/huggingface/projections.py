@@ -1,6 +1,6 @@
 """Attention layers that project to q, k and v and then rotate, with both steps as one call of `ropelab.qkv_rope`.
 
-The call pays where one kernel makes the product and rotates (`ropelab.call.projection.path`). That kernel takes one
+The call pays where one kernel makes the product and rotates (`ropelab.call.projection.paths`). That kernel takes one
 weight. So `patch` moves the weights of the three projections behind one another into one tensor, of which the
 parameters become views; the parameters themselves, their values and the state_dict stay. Whatever moves a weight again
 (another device, sharding) separates them, and the layer then keeps its own projections.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ropelab.call.projection import Work, path
+from ropelab.call.projection import Work, paths
 from ropelab.interop.huggingface.layers import Reached, Refused, arguments_of, calls_rotation, with_rotation
 from ropelab.interop.kinds import Kind
 from ropelab.interop.over_kernel import ForeignRotation, Rotating
@@ -87,7 +87,7 @@ def _projected(layer: torch.nn.Module, attribute: str, rotation: ForeignRotation
         hidden, tables = given["hidden_states"], given["position_embeddings"]
         outputs = sum(len(getattr(self, name).weight) for name in NAMES)
         work = Work(hidden.shape[:-1].numel(), hidden.shape[-1], outputs)
-        pays = path(work) == "product" and hidden.dtype.itemsize == 2 and uses_triton(hidden)
+        pays = "product" in paths(work) and hidden.dtype.itemsize == 2 and uses_triton(hidden)
         if not pays or hidden.ndim != 3 or torch.compiler.is_compiling():
             return function(self, *args, **kwargs)
         why = _unfit(self) or ("" if all(map(_is_together, _parts(self))) else "its weights were moved apart")
