@@ -12,10 +12,11 @@ pytest.importorskip("papermill")
 
 from ropelab.bench import records  # noqa: E402
 from ropelab.study.engine import parameters, record_links, runner  # noqa: E402
-from ropelab.study.site import chapters  # noqa: E402
+from ropelab.study.site import bibliography, chapters  # noqa: E402
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MOST_CODE_LINES = 160
+LONGEST_SENTENCE = 30
 DRAWING = {"matplotlib", "matplotlib.pyplot", "pyplot", "seaborn", "subplots", "set_title"}
 TIMERS = {"time", "timeit", "do_bench", "do_bench_cudagraph", "perf_counter", "Event"}
 
@@ -68,7 +69,7 @@ def test_records_are_the_committed_ones_unless_told_otherwise(notebook):
     parameters = next(cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", []))
     declared = {statement.target.id: statement.value for statement in ast.parse(parameters.source).body}
     if "records" in declared:
-        assert ast.literal_eval(declared["records"]) == "../data/measurements"
+        assert ast.literal_eval(declared["records"]) == "data/measurements"
     others = [cell.source for cell in code_cells(notebook) if cell is not parameters]
     assert not any("data/measurements" in source for source in others)
 
@@ -192,9 +193,14 @@ def test_the_report_links_to_its_own_list_of_records(tmp_path):
 def test_links_to_chapters_lead_to_notebooks():
     root = runner.ROOT
     texts = [*NOTEBOOKS, root / "README.md", *(root / "ropelab" / "study" / "site" / "guide").glob("*.md")]
-    links = [(path, link) for path in texts for link in re.findall(r"\]\(([^)#:]*\.ipynb)", path.read_text())]
+    links = [(path, link) for path in texts for link in re.findall(r"\]\(([^)#:]*\.(?:ipynb|md))", path.read_text())]
     assert links and not [(path.name, link) for path, link in links if not (path.parent / link).resolve().is_file()]
-    assert 'href="01_x.html#a"' in chapters.Writer().markdown("[x](../01_x.ipynb#a)")
+    assert 'href="01_x.html#01_x-a"' in chapters.Writer().markdown("[x](../01_x.ipynb#a)")
+
+
+def test_every_citation_has_its_entry_and_every_entry_is_cited():
+    cited = {key for path in NOTEBOOKS for key in re.findall(r"9_references\.md#([\w-]+)", path.read_text())}
+    assert cited == set(bibliography.papers())
 
 
 def test_the_library_does_the_work(notebook):

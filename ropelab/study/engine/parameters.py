@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
-from ropelab.bench.records import Selection, gpus, selection
+from ropelab.bench.records import ROOT, Selection, gpus, selection
 
 
 def truths(**given: object) -> None:
@@ -46,10 +45,13 @@ def lists(check: Callable[..., None], length: int | None = None, /, **given: obj
 
 
 def chosen_records(records: object, gpu: object) -> Selection:
-    """The records that a notebook reads: in the directory ``records``, of ``gpu`` if it is not ``""``."""
+    """The records that a notebook reads: in the directory ``records``, of ``gpu`` if it is not ``""``.
+
+    A relative directory begins at the root of the checkout, so a notebook runs in any working directory.
+    """
     for name, value in (("records", records), ("gpu", gpu)):
         if not isinstance(value, str):
             raise TypeError(f"{name}: expected a word, got {value!r}")
-    if not gpus(Path(records)):
+    if not gpus(ROOT / records):
         raise ValueError(f"records: expected a directory with a folder of records for each GPU, got {records!r}")
-    return selection(records, gpu)
+    return selection(ROOT / records, gpu)

@@ -6,7 +6,7 @@ from ropelab.bench import studies
 from ropelab.bench.study import Study
 from ropelab.study.engine.claims import documents
 
-TOPICS = ("ropelab.study.topics.precision.gpu",)
+TOPICS = ("ropelab.study.topics.precision.gpu", "ropelab.study.topics.kernel_steps.timed")
 """The modules of topics that measure."""
 
 

@@ -28,7 +28,7 @@ COLORS = 256
 # The forms of an output, the best first. The report shows the first form that an output has.
 PREFERRED = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "text/plain")
 # The label of a folded cell that papermill gives a tag.
-CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run"}
+CELL_LABELS = {"parameters": "parameters", "injected-parameters": "parameters of this run", "answer": "answer"}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 _DELIMITED = re.compile(r"^\s*(\$\$?|\\\[|\\\()(?P<body>.*?)(\$\$?|\\\]|\\\))\s*$", re.DOTALL)
 # The converter knows one aligned environment. The other environments are set like it, without numbers.
 _ALIGNED = re.compile(r"\\(begin|end)\{(?:align|aligned|split)\}")
+# A link from a chapter or a page of the guide to another one, as the checkout has them.
+_PAGE = re.compile(r"(?![a-z]+:)(?:[./\w]*/)?(?P<stem>\d\d?_\w+)\.(?:ipynb|md)(?:#(?P<place>[\w-]+))?")
 _SCRIPTS = {"msub", "msup", "msubsup"}
 _TALL = {"mfrac", "mtable", "munder", "munderover"}
 _FUNCTIONS = set("arccos arcsin arctan arg cos cosh cot det exp inf ln log max min sin sinh sup tan tanh".split())
@@ -125,7 +127,9 @@ class _Renderer(IPythonRenderer):
         return "" if re.fullmatch(r"\s*<!--(?:(?!-->).)*-->\s*", text, re.DOTALL) else super().block_html(text)
 
     def link(self, text: str, url: str, title: str | None = None) -> str:
-        return super().link(text, re.sub(r"^[^:#]*?(\d\d_\w+)\.ipynb(?=#|$)", r"\1.html", url), title)
+        if page := _PAGE.fullmatch(url):
+            url = f"{page['stem']}.html" + (f"#{page['stem']}-{page['place']}" if page["place"] else "")
+        return super().link(text, url, title)
 
     def inline_math(self, body: str) -> str:
         return self.writer.formula(body, display=False)

@@ -19,6 +19,7 @@ from ropelab.study.engine.claims import AUTHOR, documents
 from ropelab.study.engine.ledger import by_gpu, disagreements, short, side_by_side, tally
 from ropelab.study.engine.verdict import Basis, Outcome
 from ropelab.study.engine.words import listed, value_range
+from ropelab.study.site import bibliography
 from ropelab.study.topics.performance import comparison, dense, shortfalls, speed_figure
 from ropelab.study.topics.performance import findings as family_findings
 
@@ -50,7 +51,7 @@ def tables() -> dict[str, str]:
     return {
         "figure": _picture(record()), "speed": _speed(record()), "family": family(only),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
-        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
+        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(), "references": bibliography.markdown(),
     }  # fmt: skip
 
 

@@ -1,0 +1,74 @@
+"""The habits of the book: short sentences, references, few figures, and exercises whose answers run."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+LONGEST_SENTENCE = 30
+"""The most words of a sentence. A formula, a piece of code and a link count as one word each."""
+MOST_FIGURES = 8
+FIGURE = re.compile(r"\b(?:shown\.figure|registry\.show|\w*figures\.\w+|show_figure)\(")
+UNCLEAR = re.compile(
+    r"to its own place|reads? anew|heads, apart|stays where it is|tell nothing|compare a product with a number|"
+    r"holds only q keeps|finds this number in the cache|set before the measurement|(?:^|[.:] )What (?:\w+ )+(?:is|are) "
+)
+"""Phrases that a reader had to read twice, and one that the history of the records does not show."""
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    return nbformat.read(request.param, as_version=nbformat.NO_CONVERT)
+
+
+def tagged(notebook, tag):
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+def sentences(markdown):
+    """The sentences of a cell, without its headings, tables and blocks of code."""
+    text = re.sub(r"```.*?```|\$\$.*?\$\$", " ", markdown, flags=re.DOTALL)
+    text = re.sub(r"\$[^$]*\$|`[^`]*`|\[[^\]]*\]\([^)]*\)", "X", text)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.))", text):
+        if not paragraph.lstrip().startswith(("#", "|")):
+            yield from re.split(r"(?<=[.!?])[*)]*\s+", paragraph.strip())
+
+
+def test_sentences_are_short_and_clear(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for sentence in sentences(cell.source):
+                words = re.findall(r"[\w$'-]+", sentence)
+                assert len(words) <= LONGEST_SENTENCE, f"{len(words)} words: {sentence}"
+            assert not (found := UNCLEAR.search(cell.source)), found
+
+
+def test_a_chapter_has_few_figures(notebook):
+    calls = [call for cell in notebook.cells if cell.cell_type == "code" for call in FIGURE.findall(cell.source)]
+    assert len(calls) <= MOST_FIGURES, calls
+
+
+def test_there_are_three_exercises_with_folded_answers(notebook):
+    exercises, answers = tagged(notebook, "exercise"), tagged(notebook, "answer")
+    assert [cell.source[:7] for cell in exercises] == [f"**{n}.** " for n in (1, 2, 3)]
+    cells = notebook.cells
+    assert [cells[cells.index(one) + 1].id for one in exercises] == [one.id for one in answers]
+    for answer in answers:
+        assert answer.cell_type == "code" and answer.metadata.get("jupyter", {}).get("source_hidden")
+        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(answer.source))), answer.id
+
+
+def test_answers_run_by_themselves(notebook):
+    for answer in tagged(notebook, "answer"):
+        exec(compile(answer.source, answer.id, "exec"), {"__name__": answer.id})
+
+
+def test_chapters_of_the_book_cite_papers(notebook, request):
+    documents = {path.stem for path in (Path(__file__).parents[1] / "data" / "claims").glob("*.toml")}
+    text = "\n".join(cell.source for cell in notebook.cells)
+    path = request.node.callspec.params["notebook"]
+    assert path.stem[3:] in documents | {"tour"} or "9_references.md#" in text
