@@ -183,15 +183,11 @@ def row_of(position, table_rows, C: tl.constexpr):
 
 @triton.jit
 def _rows_of_one_axis(angles, tokens, C: tl.constexpr):
-    return rows_at_positions(position_of(angles, tokens, None, C), angles, tokens.batch.to(tl.int64), C)
-
-
-@triton.jit
-def rows_at_positions(position, angles, batch, C: tl.constexpr):
-    """The `TableRows` of tokens at positions ``[tokens]`` along one axis."""
     cos, cos_strides = angles.cos
     sin, sin_strides = angles.sin
+    position = position_of(angles, tokens, None, C)
     row, exists = row_of(position, angles.table_rows, C)
+    batch = tokens.batch.to(tl.int64)
     cos_at = tl.multiple_of(batch * cos_strides[0] + row * cos_strides[1], C.TABLE_ALIGN)[:, None, None]
     sin_at = cos_at
     if not C.SAME_TABLES:
@@ -208,7 +204,7 @@ def _axial_positions(angles, tokens, C: tl.constexpr):
     has_position = (tokens.distance < 0)[:, None, None]
     for i in tl.static_range(C.AXES):
         position = position_of(angles, tokens, tl.full([], i, tl.int64), C)[:, None, None]
-        positions += (in_32_bits(position),)
+        positions += (_in_32_bits(position),)
         has_position = has_position | (position != _NO_POSITION)
     batch = tokens.batch.to(tl.int64)
     cos, sin = (cos + batch * cos_strides[0], cos_strides[1]), (sin + batch * sin_strides[0], sin_strides[1])
@@ -216,7 +212,7 @@ def _axial_positions(angles, tokens, C: tl.constexpr):
 
 
 @triton.jit
-def in_32_bits(position):
+def _in_32_bits(position):
     """A position as int32. No table has a row for a position that exceeds 32 bits."""
     narrow = position.to(tl.int32)
     return tl.where(narrow == position, narrow, _INVALID_POSITION)

@@ -24,7 +24,7 @@ from ropelab.kernels import angles_torch
 from ropelab.kernels.addressing import strides_of, turning
 from ropelab.kernels.backends import INTERPRETED
 from ropelab.kernels.choices import Turning
-from ropelab.kernels.place_triton import Angles, Tokens, in_32_bits, position_of, rows_at_positions
+from ropelab.kernels.place_triton import Angles, Tokens, position_of, table_rows_of
 from ropelab.kernels.rotate_torch import compute_dtype
 from ropelab.kernels.rotation import INVALID_POSITION, NO_POSITION, Norm, Rotation, row_count
 from ropelab.kernels.stages_triton import Columns, read_columns, turn
@@ -154,17 +154,17 @@ def _for_all_heads(column):
 
 
 @triton.jit
-def _read(angles, position, exists, PIECES: tl.constexpr, C: tl.constexpr):
-    """The cosines and the sines of one piece of a head after another out of tables.
+def _read(angles, tokens, exists, PIECES: tl.constexpr, C: tl.constexpr):
+    """The cosines and the sines of one piece of a head after another out of tables; and whether tokens have a position.
 
     All loads come before the first use, so a tile waits for memory once.
     """
-    rows = rows_at_positions(position, angles, tl.full([], 0, tl.int64), C)
+    rows = table_rows_of(angles, tokens, C)
     pieces = ()
     for i in tl.static_range(PIECES):
         columns = read_columns(rows, 0, exists[:, None, None], C, True, i)
         pieces += (columns.cos0, columns.sin0)  # type: ignore[assignment]
-    return pieces
+    return pieces, rows.has_position
 
 
 @triton.jit
@@ -179,14 +179,14 @@ def _sine_and_cosine(x):
 
 
 @triton.jit
-def _computed(angles, position, PIECE: tl.constexpr, C: tl.constexpr):
-    """The cosines and sines of a piece of the heads, computed.
+def _computed(angles, tokens, PIECE: tl.constexpr, C: tl.constexpr):
+    """The cosines and sines of a piece of the heads, computed, and whether the tokens have a position.
 
     A frequency is a fraction of a turn, times 2^64. The angle, in turns times 2^32, is the product with the position;
     whole turns leave 32 bits by themselves, so the reduction of the angle costs nothing and is within 2^-31 turns.
     """
     frequencies, strides = angles.cos
-    position = position[:, None]
+    position = position_of(angles, tokens, None, C)[:, None]
     pair = PIECE * C.BLOCK_PAIRS + tl.arange(0, C.BLOCK_PAIRS)
     rotates = (pair < C.ROTARY_DIM // 2)[None, :]
     at = frequencies + (pair * strides[1])[None, :]
@@ -199,23 +199,23 @@ def _computed(angles, position, PIECE: tl.constexpr, C: tl.constexpr):
     sin = tl.where(position < 0, -sin, sin) * factor
     cos = cos * factor
     if C.POSITIONS != "none":
-        exists = position > _INVALID_POSITION
+        exists = (position > _INVALID_POSITION) & (position.to(tl.int64) < 2**31)
         cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
     if (PIECE + 1) * C.BLOCK_PAIRS > C.ROTARY_DIM // 2:
         cos, sin = tl.where(rotates, cos, 1.0), tl.where(rotates, sin, 0.0)
-    return cos[:, None, :], sin[:, None, :]
+    return cos[:, None, :], sin[:, None, :], (position != _NO_POSITION)[:, :, None]
 
 
 @triton.jit
 def _turned_pairs(
-    x0, x1, norm, read, angles, position, turns, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr
+    x0, x1, norm, read, angles, tokens, turns, FIRST: tl.constexpr, PIECES: tl.constexpr, C: tl.constexpr
 ):
     """PIECES pieces of heads from FIRST on: q and k normalized and turned, v as it is."""
     if PIECES > 1:
         a0, b0 = _halved(x0)
         a1, b1 = _halved(x1)
-        a0, a1 = _turned_pairs(a0, a1, norm, read, angles, position, turns, FIRST, PIECES // 2, C)
-        b0, b1 = _turned_pairs(b0, b1, norm, read, angles, position, turns, FIRST + PIECES // 2, PIECES // 2, C)
+        a0, a1 = _turned_pairs(a0, a1, norm, read, angles, tokens, turns, FIRST, PIECES // 2, C)
+        b0, b1 = _turned_pairs(b0, b1, norm, read, angles, tokens, turns, FIRST + PIECES // 2, PIECES // 2, C)
         return _joined(a0, b0), _joined(a1, b1)
     else:
         if C.NORM:
@@ -223,26 +223,19 @@ def _turned_pairs(
             w0, w1 = _weights(tl.where(is_q[:, None], q_weight, k_weight), turns[:, None], FIRST, C)
             x0, x1 = w0 * (x0 * rstd), w1 * (x1 * rstd)
         if C.TABLE_FREE:
-            cos, sin = _computed(angles, position, FIRST, C)
+            cos, sin, has_position = _computed(angles, tokens, FIRST, C)
         else:
-            cos, sin = _for_all_heads(read[2 * FIRST]), _for_all_heads(read[2 * FIRST + 1])
+            pieces, has_position = read
+            cos, sin = _for_all_heads(pieces[2 * FIRST]), _for_all_heads(pieces[2 * FIRST + 1])
         y0, y1 = turn(x0, x1, Columns(cos, cos, sin, sin), C.TRANSPOSE)
+        if C.POSITIONS != "none":
+            y0, y1 = tl.where(has_position, y0, 0.0), tl.where(has_position, y1, 0.0)
         turns = turns[None, :, None]
         return tl.where(turns, y0, x0), tl.where(turns, y1, x1)
 
 
 @triton.jit
-def _or_zeros(x, kept):
-    """16-bit numbers where they are kept, and zeros elsewhere; one instruction masks two of them."""
-    if _INTERPRETED:
-        return tl.where(kept, x, 0.0)
-    else:
-        bits = tl.broadcast_to(tl.where(kept, -1, 0).to(tl.int16), x.shape)
-        return tl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=r,r,r", [x, bits], x.dtype, is_pure=True, pack=2)
-
-
-@triton.jit
-def _turned(acc, at, angles, position, is_q, turns, exists, C: tl.constexpr):
+def _turned(acc, at, angles, tokens, is_q, turns, exists, C: tl.constexpr):
     """The tile ``[tokens, features]`` with its heads of q and k normalized and turned.
 
     Args:
@@ -252,7 +245,7 @@ def _turned(acc, at, angles, position, is_q, turns, exists, C: tl.constexpr):
     PAIRS: tl.constexpr = C.LANE_DIM // 2
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
     PIECES: tl.constexpr = PAIRS // C.BLOCK_PAIRS
-    read = None if C.TABLE_FREE else _read(angles, position, exists, PIECES, C)
+    read = None if C.TABLE_FREE else _read(angles, tokens, exists, PIECES, C)
     if C.INTERLEAVED:
         x0, x1 = tl.split(tl.reshape(acc, [C.TILE_TOKENS, HEADS, PAIRS, 2]))
     else:
@@ -262,7 +255,7 @@ def _turned(acc, at, angles, position, is_q, turns, exists, C: tl.constexpr):
         squares = tl.sum(_folded(x0 * x0 + x1 * x1, PIECES), axis=2)
         rstd = tl.where(turns[None, :], tl.rsqrt(squares / C.LANE_DIM + C.NORM_EPS), 1.0)[:, :, None]
         norm = rstd, at.q_weight, at.k_weight, is_q
-    y0, y1 = _turned_pairs(x0, x1, norm, read, angles, position, turns, 0, PIECES, C)
+    y0, y1 = _turned_pairs(x0, x1, norm, read, angles, tokens, turns, 0, PIECES, C)
     y = tl.join(y0, y1)
     return tl.reshape(y if C.INTERLEAVED else tl.permute(y, (0, 1, 3, 2)), [C.TILE_TOKENS, C.TILE_FEATURES])
 
@@ -275,19 +268,12 @@ def _project_kernel(
     """Compute tiles of the product, turn the heads of q and k, and write the tiles."""
     rows, columns = tl.cdiv(token_count, C.TILE_TOKENS), tl.cdiv(width, C.TILE_FEATURES)
     steps = tl.cdiv(inputs, C.TILE_INPUTS)
-    tl.assume(steps > 0)
     positions = at.positions, strides.positions
     angles = Angles((at.cos, strides.cos), (at.sin, strides.sin), positions, first_position, table_rows)
     HEADS: tl.constexpr = C.TILE_FEATURES // C.LANE_DIM
     for number in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
         row, column = _tile_of(number, rows, columns, C.GROUP_ROWS)
         first, feature = row * C.TILE_TOKENS, column * C.TILE_FEATURES
-        distance = tl.arange(0, C.TILE_TOKENS)
-        tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
-        # Tables wait for positions, so positions are read before the product. A bias, a norm and frequencies need the
-        # registers in which they would wait.
-        EARLY: tl.constexpr = C.TURNS and not (C.BIAS or C.NORM or C.TABLE_FREE)
-        position = in_32_bits(position_of(angles, tokens, None, C)) if EARLY else distance
         acc = tl.zeros([C.TILE_TOKENS, C.TILE_FEATURES], tl.float32)
         for step in range(steps):
             left = x.load([first, step * C.TILE_INPUTS])
@@ -298,17 +284,13 @@ def _project_kernel(
             acc += tl.load(at.bias + place, mask=place < width, other=0).to(tl.float32)[None, :]
         # v turns by nothing, without a branch: after a branch that holds the accumulator, the assembler waits for every
         # instruction of the product, which then takes 1.2 to 1.7 times as long.
+        distance = tl.arange(0, C.TILE_TOKENS)
+        tokens = Tokens(tl.full([], 0, tl.int32), first, distance, first + distance < token_count)
         if C.TURNS:
-            if not EARLY:
-                position = in_32_bits(position_of(angles, tokens, None, C))
             head = column * HEADS + tl.arange(0, HEADS)
             exists = tokens.exists & (column * HEADS < turning_heads)
-            acc = _turned(acc, at, angles, position, head < q_heads, head < turning_heads, exists, C)
-        result = acc.to(qkv.dtype)
-        if C.TURNS and C.POSITIONS != "none":
-            turns = column * HEADS + tl.arange(0, C.TILE_FEATURES) // C.LANE_DIM < turning_heads
-            result = _or_zeros(result, (position != _NO_POSITION)[:, None] | ~turns[None, :])
-        qkv.store([first, feature], result)
+            acc = _turned(acc, at, angles, tokens, head < q_heads, head < turning_heads, exists, C)
+        qkv.store([first, feature], acc.to(qkv.dtype))
 
 
 def serves(

@@ -22,9 +22,6 @@ from tests import compile_kernel
 MOST_SHARED = 227 * 1024
 """The bytes of shared memory that a program may have on sm_90."""
 
-MOST_SPILLED = 96
-"""The bytes of a thread that may be stored and loaded once a tile, beside the 64 steps of its product."""
-
 
 def compiled(head_dim=128, *, rotary_dim=None, interleaved=True, norm=False, bias=False, positions=True, free=False):
     """The kernel for 4,096 tokens of 4,096 inputs, 32 heads of q and 8 of k."""
@@ -75,9 +72,8 @@ def main(capability: int) -> None:
         assert "UTMALDG" in code and "UTMASTG" in code, f"{options}: blocks move without descriptors"
         shared = found.metadata.shared
         assert shared <= MOST_SHARED, f"{options}: {shared} bytes of shared memory"
-        spilled = compile_kernel.local_memory(found.asm["cubin"])
-        most = MOST_SPILLED if {"bias", "norm"} & options.keys() else 0
-        assert options.get("head_dim") == 256 or spilled <= most, f"{options}: {spilled} bytes were spilled"
+        if options.get("head_dim") != 256:
+            assert compile_kernel.local_memory(found.asm["cubin"]) == 0, f"{options}: registers were spilled"
         print(f"{options}: {shared} bytes of shared memory")
 
 

@@ -100,5 +100,5 @@ def test_what_the_kernel_does_not_serve(change):
         )
 
 
-def test_the_product_never_waits_and_hardly_a_register_is_spilled():
+def test_the_product_never_waits_and_no_register_is_spilled():
     compile_for("90", "compile_projection")
