@@ -1,5 +1,7 @@
 """Draw the record ``dense`` of every GPU: bytes a second under the roof of a copy, and the speed-up over each peer."""
 
+import re
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -65,7 +67,7 @@ def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
             value = table.iloc[row, column]
             return ("" if np.isnan(value) else f"{value:.2f}", "white" if value > 3 else "black")
 
-        columns = [CONTENDERS.label(name).replace(", ", ",\n").replace(" ", "\n", 1) for name in names]
+        columns = [re.sub(r"(?<=-)|, | (?=[\d(.]|own|product|eager|torch)", "\n", CONTENDERS.label(name)) for name in names]
         heatmap(ax, np.log2(table.clip(upper=16)), write, rows=table.index, columns=columns, size=8, labels=7,
                 cmap="PuOr", vmin=-4, vmax=4)  # fmt: skip
         ax.set_title(gpu, loc="left")
