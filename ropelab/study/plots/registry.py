@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ropelab.bench import records
-from ropelab.bench.copies import PREFIX
 from ropelab.bench.host import NO_GRAD, PLAIN, RECORDED, with_calls
 from ropelab.study.engine.claims import documents
 from ropelab.study.engine.record_links import show_records
@@ -23,39 +22,9 @@ from ropelab.study.topics.models import figures as models_figures
 from ropelab.study.topics.one_pass import figures as one_pass_figures
 from ropelab.study.topics.performance import figures as family_figures
 from ropelab.study.topics.performance import findings as family_findings
+from ropelab.study.topics.performance import roofs
 from ropelab.study.topics.performance.comparison import OURS, named_cells
 from ropelab.study.topics.precision import figures as precision_figures
-
-_CELL = ["cell", "layout", "dtype", "direction"]
-
-
-def fraction_of_copy(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """Every contender in every dense cell as a fraction of the copy, with the bar that each cell sets."""
-    times = drawing.timed(frame.assign(cell=named_cells(frame)))
-    ours = times[times.contender == OURS]
-    met = (ours.fraction_of_copy >= ours.bar).sum()
-    others = times[~times.in_place & (times.contender != OURS) & ~times.contender.str.startswith(PREFIX)]
-    rival = others.groupby(_CELL).fraction_of_copy.max()
-    ahead = (ours.set_index(_CELL).fraction_of_copy >= rival.reindex(pd.MultiIndex.from_frame(ours[_CELL]))).sum()
-    title = (
-        f"ropelab runs at {drawing.value_range(ours.fraction_of_copy, '.2f')} of the speed of a copy "
-        f"and reaches the bar in {met} of {len(ours)} cells;\n"
-        f"no other out-of-place contender is faster in {ahead} of {len(ours)}"
-    )
-    place = marks.places(times.cell)
-    size = (5.6, 0.42 * len(place) + 1.2)
-    panels = facet(times, size, title, footer, row="direction", column="layout", sharex=True, sharey=True)
-    for ax, panel, _ in panels:
-        bars = panel.drop_duplicates("cell")
-        marks.band(ax, place[bars.cell], bars.bar, 0.38)
-        for name, points in drawing.contenders(panel):
-            size = 8 if name.startswith(OURS) else 6
-            marks.dots(ax, points.fraction_of_copy, place[points.cell], CONTENDERS(name), markersize=size, alpha=0.9,
-                       zorder=5 if name == OURS else 4)  # fmt: skip
-        marks.one(ax)
-        marks.rows(ax, place)
-    return panels.finish("fraction of the best copy of the same bytes", CELLS, legend=4, untimed=frame)
-
 
 def host_time(frame: pd.DataFrame, footer: str = "") -> Figure:
     """The host time of an eager call with a few tokens, with and without autograd."""
@@ -143,7 +112,7 @@ def _threads(tiles: pd.DataFrame) -> pd.Series:
 
 
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
-    "fraction_of_copy": (("dense",), fraction_of_copy),
+    **roofs.FIGURES,
     "host_time": (("host",), host_time),
     "tile_sweep": (("tiles",), tile_sweep),
     **family_figures.FIGURES,
@@ -185,8 +154,22 @@ def draw(name: str, where: records.Where = records.MEASUREMENTS) -> Figure:
         raise ValueError(f"name: expected one of {tuple(known)}, got {name!r}")
     studies, function = known[name]
     found = records.load_together(studies, where)
+    if name in roofs.FIGURES:
+        return function(*_of_every_gpu(studies, records.selection(where).directory))
     footer = BETWEEN_RECORDS.join(dict.fromkeys(record.footer for record in found))
     return function(*(record.frame for record in found), footer)
+
+
+def _of_every_gpu(studies: tuple[str, ...], directory: Path) -> tuple[pd.DataFrame, str]:
+    """The tables of a study of all GPUs in one, with a column ``gpu``, and their footers."""
+    found = []
+    for gpu in records.gpus(directory):
+        try:
+            found += records.load_together(studies, directory, gpu=gpu)
+        except records.Missing:
+            continue
+    frames = [record.frame.assign(gpu=record.provenance["gpu"]["name"]) for record in found]
+    return pd.concat(frames, ignore_index=True), BETWEEN_RECORDS.join(record.footer for record in found)
 
 
 def show(name: str, where: records.Where) -> None:

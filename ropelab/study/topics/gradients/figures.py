@@ -32,7 +32,7 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
     panels = 1 if faults is None else 2
     fig, axes = plt.subplots(1, panels, figsize=(6 + 4.6 * (panels - 1), 4.2), squeeze=False, layout="constrained")
     ax = axes[0, 0]
-    dots = {"dodge": True, "jitter": False, "size": 7, "palette": "colorblind"}
+    dots = {"dodge": True, "jitter": False, "size": 7, "palette": COLORBLIND[:4]}
     sns.stripplot(evidence, x="dtype", y="fraction", hue="law", ax=ax, **dots)
     ax.axhline(1, color="black", lw=1)
     ax.text(-0.45, 1.02, "derived bound", va="bottom", fontsize=9)
@@ -47,7 +47,7 @@ def bounds_figure(evidence: pd.DataFrame, faults: pd.DataFrame | None = None) ->
 
 
 def _fault_panel(ax, faults: pd.DataFrame) -> None:
-    sns.barplot(faults, y="fault", x="fraction", hue="dtype", palette="colorblind", ax=ax)
+    sns.barplot(faults, y="fault", x="fraction", hue="dtype", palette=COLORBLIND[: faults.dtype.nunique()], ax=ax)
     ax.axvline(1, color="black", lw=1)
     caught, mildest = (faults.fraction > 1).sum(), faults.fraction.min()
     verdict = f"all {len(faults)}" if caught == len(faults) else f"{caught} of {len(faults)}"
@@ -128,7 +128,7 @@ def checks_figure(outcomes: pd.DataFrame, wrong: str, right: str) -> Figure:
 def training_figure(curves: pd.DataFrame) -> Figure:
     """Loss curves, median and range over the seeds."""
     fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": "colorblind"}
+    spread = {"estimator": "median", "errorbar": ("pi", 100), "palette": COLORBLIND[:4]}
     sns.lineplot(curves, x="step", y="loss", hue="backward", ax=ax, **spread)
     ax.axhline(copy_task.CHANCE, color="black", lw=1, ls=":")
     ax.text(curves.step.max(), copy_task.CHANCE, "guessing", ha="right", va="bottom", fontsize=9)

@@ -1,4 +1,4 @@
-"""Draw the figures of the record ``whole_models``: the time that ropelab saves, and the losses."""
+"""Draw the figure of the record ``whole_models``: the time that ropelab saves."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 from ropelab.bench.model_steps import NONE, NORMS, OURS, PLAIN
 from ropelab.study.plots import marks
 from ropelab.study.plots.looks import CONTENDERS
-from ropelab.study.plots.panels import facet, grid
+from ropelab.study.plots.panels import facet
 from ropelab.study.topics.models import evidence
 
 LOOKS = CONTENDERS.extended({
@@ -23,7 +23,7 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     shares = evidence.savings(frame).drop(evidence.doubtful(frame).index)
     rows = shares.reset_index()
     rows["row"] = rows.model + ": " + rows.step
-    title = " ".join(evidence.sentences(frame)[: rows["mode"].nunique()])
+    title = f"ropelab saves up to {shares.drop(columns=NONE, errors='ignore').max(axis=None):.0%} of a step"
     place = marks.places(rows.row)
     panels = facet(
         rows, (4.6, 0.34 * len(place) + 0.9), title, footer, column="mode", words={}, sharex=True, sharey=True
@@ -38,19 +38,7 @@ def saved(frame: pd.DataFrame, footer: str = "") -> Figure:
     return panels.finish("time saved", "", legend=2)
 
 
-def losses(frame: pd.DataFrame, footer: str = "") -> Figure:
-    """The losses of the training steps of each way, one on top of the other."""
-    curves = evidence.losses(frame)
-    panels = grid(1, 1, (8, 3.0), evidence.loss_sentence(frame), footer)
-    ax = panels.axes[0, 0]
-    for width, way in zip((6.0, 3.0, 1.2), curves, strict=False):
-        ax.plot(curves.index + 1, curves[way], linewidth=width, label=LOOKS.label(way), color=LOOKS.color(way))
-    ax.set(yscale="log")
-    return panels.finish("training step", "loss (nats)", legend=3)
-
-
 FIGURES: dict[str, tuple[tuple[str, ...], Callable[..., Figure]]] = {
     "whole_models": ((evidence.STUDY,), saved),
-    "whole_models_losses": ((evidence.STUDY,), losses),
 }
 """The name of a figure -> its record, and the function that draws it."""
