@@ -12,14 +12,17 @@ from IPython.display import Markdown, display
 from ropelab.bench import records
 from ropelab.bench.rows import timed
 from ropelab.kernels import INTERPRETED
+from ropelab.study.engine.words import value_range
 from ropelab.study.plots import gpus
 from ropelab.study.topics.kernel_steps import figures, machine_code, predicted, steps
-from ropelab.study.topics.kernel_steps.plans import IN_LIBRARY, STEPS, tile_name
+from ropelab.study.topics.kernel_steps.plans import STEPS, tile_name
 from ropelab.study.topics.kernel_steps.timed import LIBRARY_AS, RECORD, Case, check
 
 SMALL = Case(tokens=5, heads=17, head_dim=24)
 """The shape that the notebook runs: no size is a power of two."""
 COLUMNS = ("gpu", "tokens", "heads", "head_dim", "contender", "status", "median_us")
+IN_TORCH = next(iter(STEPS))
+"""The name of step 0."""
 SHOWN = [*(name for name in STEPS if name < "8"), tile_name(1, 8, 2), "8 stages, adjacent pairs", *LIBRARY_AS]
 """The contenders of the first figure; the second figure has the other tiles."""
 
@@ -35,10 +38,15 @@ class Chapter:
     def __init__(self, where: records.Selection, case: Case):
         self.where, self.case = where, case
 
+    @property
+    def words(self) -> str:
+        """The shape as text."""
+        return f"{self.case.tokens:,} tokens x {self.case.heads} heads x {self.case.head_dim} features"
+
     @cached_property
     def facts(self) -> dict[str, dict[str, Any]]:
         """The name of each step -> the facts of its machine code."""
-        names = [*(name for name, step in STEPS.items() if step.plan), *IN_LIBRARY]
+        names = [*(name for name, step in STEPS.items() if step.plan), *machine_code.IN_LIBRARY]
         return machine_code.compiled_facts(names, self.case.tokens, self.case.heads, self.case.head_dim)
 
     @cached_property
@@ -68,7 +76,7 @@ class Chapter:
     def bytes(self, name: str) -> int:
         """The bytes that a step moves at least; the operations of torch each move their operands."""
         shape = self.case.tokens, self.case.heads, self.case.head_dim
-        return predicted.bytes_of(*shape) if STEPS[name].plan else predicted.bytes_in_torch(*shape)
+        return predicted.bytes_in_torch(*shape) if name == IN_TORCH else predicted.bytes_of(*shape)
 
     def predict(self, name: str) -> None:
         """Show the bytes of a step, and the time that they take at the speed of a copy."""
@@ -83,9 +91,9 @@ class Chapter:
             before: the step whose time is compared with the time of the last of ``names``.
         """
         for name in names:
-            display(Markdown(f"```python\n{source(name)}```"))
+            display(Markdown(fenced(source(name))))
             display(Markdown(outcome(name)))
-        display(self._styled(self.table(names)))
+        self.display_table(names)
         if before and (ratio := self.ratio(before, names[-1])):
             display(Markdown(f"**Measured.** Step *{before}* takes this many times as long as *{names[-1]}*: {ratio}."))
 
@@ -93,7 +101,7 @@ class Chapter:
         """Draw a figure of the shape: "fractions", "roofline" or "tiles"; or say that there are no times."""
         rows, footer = self.measured, self._recorded[1]
         if rows.empty:
-            display(Markdown(f"*There is no figure: no times of {self.case.words}.*"))
+            display(Markdown(f"*There is no figure: no times of {self.words}.*"))
             return
         drawn = {
             "fractions": lambda: figures.fractions(rows, SHOWN, footer),
@@ -126,9 +134,29 @@ class Chapter:
                 row[f"{gpu.name}: of a copy"] = f"{one.fraction_of_copy:.2f}"
         return row
 
-    @staticmethod
-    def _styled(frame: pd.DataFrame):
-        return frame.style.hide(axis="index").set_properties(**{"text-align": "left"}).format(na_rep="")
+    def display_table(self, names: Iterable[str]) -> None:
+        """Show `table` of these steps."""
+        frame = self.table(names)
+        display(frame.style.hide(axis="index").set_properties(**{"text-align": "left"}).format(_cell, na_rep=""))
+
+    def same_machine_code(self) -> bool:
+        """Whether the last step and the library's kernel have the same machine code, in both layouts."""
+        pairs = zip((tile_name(1, 8, 2), "8 stages, adjacent pairs"), machine_code.IN_LIBRARY, strict=True)
+        return all(self.facts[ours]["code"] == self.facts[library]["code"] for ours, library in pairs)
+
+    def sentences(self) -> list[str]:
+        """The findings of the record for the shape; none without a record."""
+        said = []
+        for gpu, rows in self.measured.groupby("gpu", sort=False):
+            speed = rows.set_index("contender").fraction_of_copy
+            steps_ = speed[[name for name in speed.index if name in STEPS]]
+            last = steps_[[name for name in steps_.index if name.startswith("8")]]
+            said.append(
+                f"On an {gpu}, {self.words}: the lines of torch run at {speed[IN_TORCH]:.2f} of a copy, step 1 "
+                f"at {speed['1 one head']:.2f}, step 3 at {speed['3 wide accesses']:.2f} and step 7 at "
+                f"{speed['7 in order']:.2f}. The tiles of step 8 run at {value_range(last)}."
+            )
+        return said
 
     def fraction(self, name: str) -> str:
         """The speed of a contender as a fraction of the copy, on every GPU, as a text; "" without a record."""
@@ -141,6 +169,20 @@ class Chapter:
         if not {slow, fast} <= set(times):
             return ""
         return ", ".join(f"{value:.2f} on an {gpu}" for gpu, value in (times[slow] / times[fast]).dropna().items())
+
+
+def _cell(value: object) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def fenced(text: str) -> str:
+    """Source as a block of code in markdown."""
+    return f"```python\n{text.rstrip()}\n```"
+
+
+def code_of(kernel: Any) -> str:
+    """The source of a function of Triton, as a block of code in markdown."""
+    return fenced(inspect.getsource(kernel.fn))
 
 
 def source(name: str) -> str:

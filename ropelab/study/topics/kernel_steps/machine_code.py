@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +22,20 @@ import torch
 import triton
 
 from ropelab.bench.compiled import compiled
-from ropelab.study.topics.kernel_steps.plans import IN_LIBRARY, STEPS, Inputs, Plan
+from ropelab.kernels.rotate_triton import _rotate_kernel
+from ropelab.study.topics.kernel_steps.plans import STEPS, Inputs, Plan, Planned, from_stages, tile_of
 
+
+def _in_library(given: Inputs, y: torch.Tensor, interleaved: bool) -> Planned:
+    """The launch of the last step, with the library's kernel in it."""
+    return replace(from_stages(given, y, tile_of(1, 8, 2), interleaved), kernel=_rotate_kernel)
+
+
+IN_LIBRARY: dict[str, Plan] = {
+    "library's kernel, 1 x 8 heads, 2 warps": partial(_in_library, interleaved=False),
+    "library's kernel, adjacent pairs": partial(_in_library, interleaved=True),
+}
+"""The library's kernel for two tiles of step 8."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITY = 90
 """The compute capability of an H100 and an H200."""

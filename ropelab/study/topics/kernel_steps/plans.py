@@ -1,7 +1,7 @@
 """The launches of the steps, as the chapter shows them and the study `kernel_steps` times them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -140,18 +140,13 @@ def in_order(given: Inputs, y: torch.Tensor) -> Planned:
     return Planned(planned.kernel, (tokens * blocks,), planned.arguments)
 
 
-def in_library(given: Inputs, y: torch.Tensor, tile: Tile, interleaved: bool = False) -> Planned:
-    """The launch that the library plans for a tile."""
+def from_stages(given: Inputs, y: torch.Tensor, tile: Tile, interleaved: bool = False) -> Planned:
+    """The launch that the library plans for a tile, with the kernel of the chapter in place of the library's kernel."""
     tensors = RotateTensors.of([given.x[None]], [y[None]], given.cos, given.sin, given.positions[None])
     rotation = Rotation(given.x.shape[2], interleaved=interleaved, out_interleaved=interleaved)
     launch = plan_rotate(tensors, rotation, tile)
     arguments = (tensors, 0, len(given.cos), *launch.fixed)
-    return Planned(launch.kernel, launch.grid, arguments, launch.options)
-
-
-def from_stages(given: Inputs, y: torch.Tensor, tile: Tile, interleaved: bool = False) -> Planned:
-    """The launch of the library for a tile, with the kernel of the chapter in place of the library's kernel."""
-    return replace(in_library(given, y, tile, interleaved), kernel=steps.from_stages)
+    return Planned(steps.from_stages, launch.grid, arguments, launch.options)
 
 
 TILES = ((1, 4, 4), (1, 8, 4), (1, 16, 4), (1, 32, 4), (2, 32, 4), (4, 32, 4), (1, 8, 2), (1, 32, 8))
@@ -188,9 +183,3 @@ def _steps() -> list[Step]:
 
 STEPS = {step.name: step for step in _steps()}
 """The steps by name, in the order of the chapter."""
-
-IN_LIBRARY = {
-    "library's kernel, 1 x 8 heads, 2 warps": partial(in_library, tile=tile_of(1, 8, 2)),
-    "library's kernel, adjacent pairs": partial(in_library, tile=tile_of(1, 8, 2), interleaved=True),
-}
-"""The library's kernel for two tiles of step 8."""

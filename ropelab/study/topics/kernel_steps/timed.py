@@ -38,11 +38,6 @@ class Case:
     head_dim: int
 
     @property
-    def words(self) -> str:
-        """The shape as text."""
-        return f"{self.tokens:,} tokens x {self.heads} heads x {self.head_dim} features"
-
-    @property
     def bytes(self) -> int:
         """The bytes that must move: every element is read once and written once. Tables and positions do not count."""
         return 2 * 2 * self.tokens * self.heads * self.head_dim
@@ -76,7 +71,7 @@ def kernel_steps(*, smoke: bool = False, device: torch.device | str = "cuda") ->
         fastest copy of the same bytes.
     """
     cases = [replace(CASES[-1], tokens=64)] if smoke else CASES
-    described = progress(cases, lambda case: case.words)
+    described = progress(cases, lambda case: f"{case.tokens} x {case.heads} x {case.head_dim}")
     return pd.concat([_compare(case, device, 3 if smoke else 12) for case in described], ignore_index=True)
 
 
