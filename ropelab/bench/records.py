@@ -214,6 +214,18 @@ def load_together(studies: Sequence[str], where: Where = MEASUREMENTS, *, gpu: s
     )
 
 
+def of_each_gpu(study: str, where: Where = MEASUREMENTS) -> list[Record]:
+    """The records of a study from every GPU that has one, in the order of `gpus`; or from the GPU of a selection.
+
+    Raises:
+        Missing, Damaged: as `load`; no GPU has the record.
+    """
+    where = selection(where)
+    paths = [where.directory / gpu / f"{_name(study)}.json" for gpu in gpus(where.directory)]
+    having = [path.parent.name for path in paths if path.exists() and where.gpu in (None, path.parent.name)]
+    return [load(study, where, gpu=gpu) for gpu in having] or [load(study, where)]
+
+
 def selection(where: Where, gpu: str | None = None) -> Selection:
     """``where`` as a selection; ``gpu``, if given, replaces the GPU of ``where``.
 

@@ -3,6 +3,7 @@
 Run as a module, it prints the facts as JSON: compiling needs a process in which kernels are not interpreted.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +22,20 @@ import torch
 import triton
 
 from ropelab.bench.compiled import compiled
-from ropelab.study.topics.kernel_steps.plans import STEPS, Inputs, Step
+from ropelab.kernels.rotate_triton import _rotate_kernel
+from ropelab.study.topics.kernel_steps.plans import STEPS, Inputs, Plan, Planned, from_stages, tile_of
 
+
+def _in_library(given: Inputs, y: torch.Tensor, interleaved: bool) -> Planned:
+    """The launch of the last step, with the library's kernel in it."""
+    return replace(from_stages(given, y, tile_of(1, 8, 2), interleaved), kernel=_rotate_kernel)
+
+
+IN_LIBRARY: dict[str, Plan] = {
+    "library's kernel, 1 x 8 heads, 2 warps": partial(_in_library, interleaved=False),
+    "library's kernel, adjacent pairs": partial(_in_library, interleaved=True),
+}
+"""The library's kernel for two tiles of step 8."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITY = 90
 """The compute capability of an H100 and an H200."""
@@ -31,19 +46,22 @@ Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capabi
 _WIDTHS = {"U8": 1, "U16": 2, "64": 8, "128": 16}
 """The suffix of an access -> its bytes; without such a suffix an access moves four bytes."""
 _ACCESS = re.compile(r"\b(LDG|STG)\.E((?:\.\w+)*)")
+_LINE = re.compile(r"^\s*/\*[0-9a-f]+\*/(.*)$", re.M)
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(@\S+\s+)?([A-Z]\w*)", re.M)
 
 
-def facts(step: Step, tokens: int, heads: int, head_dim: int) -> dict[str, int]:
+def facts(plan: Plan, tokens: int, heads: int, head_dim: int) -> dict[str, Any]:
     """Compile a step for tensors of a shape in bfloat16.
 
     Returns:
         instructions: of a warp, from the start to the end of the program.
         loads, stores: those instructions that access global memory. store_bytes: the most bytes that a thread writes
-        with one of them. registers: of a thread. local: bytes of local memory of a thread, for registers
-        that do not fit. shared: bytes of shared memory of a program. warps: of a program; programs: of the grid.
+        with one of them. asked_bytes: the bytes that a thread accesses, if it takes part in every access. registers: of
+        a thread. local: bytes of local memory of a thread, for registers
+        that do not fit. shared: bytes of shared memory of a program. warps: of a program; programs: of the grid. code:
+        the hash of the disassembled machine code without the name of the kernel.
     """
-    planned = step.plan(*_tensors(tokens, heads, head_dim))  # type: ignore[misc]
+    planned = plan(*_tensors(tokens, heads, head_dim))
     launch: Any = SimpleNamespace(kernel=planned.kernel, fixed=(), options=planned.options)
     kernel = compiled(launch, planned.arguments, CAPABILITY)
     code = _disassembled(kernel.asm["cubin"], "nvdisasm", "-c")
@@ -54,9 +72,11 @@ def facts(step: Step, tokens: int, heads: int, head_dim: int) -> dict[str, int]:
         "instructions": _until_the_end(code),
         "loads": len(widths["LDG"]),
         "stores": len(widths["STG"]), "store_bytes": max(widths["STG"]),
+        "asked_bytes": sum(widths["LDG"]) + sum(widths["STG"]),
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
         "local": sum(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", usage))),
         "shared": kernel.metadata.shared, "warps": planned.options["num_warps"], "programs": prod(planned.grid),
+        "code": hashlib.sha256("".join(_LINE.findall(code)).encode()).hexdigest(),
     }  # fmt: skip
 
 
@@ -70,8 +90,8 @@ def occupancy(registers: int, warps: int) -> float:
     return programs * warps * 32 / THREADS
 
 
-def compiled_facts(names: Sequence[str], tokens: int, heads: int, head_dim: int) -> dict[str, dict[str, int]]:
-    """The `facts` of steps by name, compiled in a process of their own.
+def compiled_facts(names: Sequence[str], tokens: int, heads: int, head_dim: int) -> dict[str, dict[str, Any]]:
+    """The `facts` of steps and of `IN_LIBRARY` by name, compiled in a process of their own.
 
     Raises:
         RuntimeError: the compiler failed; the error has its last line.
@@ -111,9 +131,10 @@ def _disassembled(cubin: bytes, tool: str, option: str) -> str:
         return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def _main(request: str) -> Mapping[str, Mapping[str, int]]:
+def _main(request: str) -> Mapping[str, Mapping[str, Any]]:
     names, *shape = json.loads(request)
-    return {name: facts(STEPS[name], *shape) for name in names}
+    plans = {name: step.plan for name, step in STEPS.items() if step.plan} | IN_LIBRARY
+    return {name: facts(plans[name], *shape) for name in names}
 
 
 if __name__ == "__main__":

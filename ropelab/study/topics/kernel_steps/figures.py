@@ -1,0 +1,76 @@
+"""Draw the steps: how close each comes to a copy, what limits it, and how the tile decides."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ropelab.study.plots import gpus, marks, ticks
+from ropelab.study.plots.panels import grid
+from ropelab.study.topics.kernel_steps import machine_code
+from ropelab.study.topics.kernel_steps.plans import TILES, tile_name
+from ropelab.study.topics.kernel_steps.predicted import Gpu
+
+
+def fractions(frame: pd.DataFrame, names: Sequence[str], footer: str = "") -> Figure:
+    """The speed of steps as a fraction of the copy, with the interval from the 20th to the 80th percentile."""
+    rows = frame[frame.contender.isin(names)]
+    place = marks.places(names)
+    panels = grid(1, 1, (5.6, 0.36 * len(names) + 1.2), "Each step beside a copy of the same bytes", footer)
+    ax = panels.axes[0, 0]
+    for number, (_, points, look) in enumerate(gpus.parts(rows)):
+        # The fastest copy took as long as its median says, so the interval is that of the step alone.
+        copy = points.fraction_of_copy * points.median_us
+        y = place[points.contender] + 0.14 - 0.28 * number
+        gpus.across(ax, points.fraction_of_copy, y, copy / points.q80_us, copy / points.q20_us, look, markersize=5)
+    marks.one(ax)
+    marks.rows(ax, place)
+    return panels.finish("fraction of the speed of a copy", legend=3)
+
+
+def roofline(
+    frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], machines: Sequence[Gpu], names: Sequence[str],
+    footer: str = "",
+) -> Figure:  # fmt: skip
+    """Bytes a second against instructions for each kilobyte, under the roofs of memory and of the schedulers."""
+    panels = grid(len(machines), 1, (5.6, 3.4), "Two roofs: the memory, and the instructions", footer, sharex=True)
+    for ax, machine in zip(panels.axes[:, 0], machines, strict=True):
+        rows = frame[(frame.gpu == machine.name) & frame.contender.isin([n for n in names if n in facts])]
+        needed = rows.contender.map(
+            lambda name: facts[name]["instructions"] * facts[name]["warps"] * facts[name]["programs"]
+        )
+        density = needed / (rows.bytes / 1000)
+        rate = rows.bytes / rows.median_us / 1000  # GB/s
+        for name, x, y in zip(rows.contender, density, rate, strict=True):
+            ax.plot(x, y, "o", color=gpus.COLORBLIND[0], markersize=4)
+            ax.annotate(name[:1], (x, y), (4, 3), textcoords="offset points", size=8)
+        ridge = 1000 * machine.warps_per_us / machine.bytes_per_us  # where both roofs meet
+        across = pd.Series([0.7 * density.min(), ridge, 1.4 * density.max()]).sort_values()
+        roof = (machine.warps_per_us / across).clip(upper=machine.bytes_per_us / 1000)
+        ax.plot(across, roof, color="black", linewidth=1.4, label="roofs: copy, issue")
+        ax.set(xscale="log", yscale="log", title=machine.name)
+        ticks.plain_log(ax.xaxis)
+        ticks.plain_log(ax.yaxis)
+    return panels.finish("instructions of a warp for each kB", "GB/s", legend=1)
+
+
+def tiles(frame: pd.DataFrame, facts: Mapping[str, Mapping[str, int]], footer: str = "") -> Figure:
+    """The speed of programs of four warps against the pairs that a thread holds, with registers and occupancy."""
+    names = {tile_name(*size): size for size in TILES if size[2] == 4}
+    rows = frame[frame.contender.isin(names)]
+    pairs = {name: tokens * heads * frame.head_dim.iloc[0] // 2 / 128 for name, (tokens, heads, _) in names.items()}
+    panels = grid(1, 1, (5.6, 3.4), "More pairs a thread, fewer threads", footer)
+    ax = panels.axes[0, 0]
+    for _, points, look in gpus.parts(rows):
+        points = points.assign(pairs=points.contender.map(pairs)).sort_values("pairs")
+        copy = points.fraction_of_copy * points.median_us
+        gpus.upright(ax, points.pairs, points.fraction_of_copy, copy / points.q80_us, copy / points.q20_us, look)
+    for name, x in pairs.items():
+        registers = facts[name]["registers"]
+        text = f"{registers}\n{machine_code.occupancy(registers, 4):.0%}"
+        ax.annotate(text, (x, 0.02), xycoords=("data", "axes fraction"), ha="center", size=8)
+    ax.set_xscale("log", base=2)
+    ticks.at(ax.xaxis, pairs.values(), "{:g}".format)
+    ax.set_ylim(0, 1.08)
+    marks.one(ax, upright=False)
+    return panels.finish("pairs a thread (below: its registers, the occupancy)", "fraction of a copy", legend=3)

@@ -1,0 +1,84 @@
+"""Predict the time of a step before it is measured: from the bytes that move, and from the instructions that issue."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ropelab.bench import records
+from ropelab.bench.copies import PREFIX
+from ropelab.bench.rows import timed
+from ropelab.study.plots.gpus import short
+from ropelab.study.topics.kernel_steps import steps
+
+SCHEDULERS = 4
+"""The schedulers of a multiprocessor; each issues at most one instruction of a warp in a cycle (CUDA C++ Programming
+Guide, "Multiprocessor Level")."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as far as the predictions need it.
+
+    Attributes:
+        name: such as "H100".
+        bytes_per_us: the fastest copy of the record `dense`; bytes are counted when they are read and when written.
+        warps_per_us: the instructions of warps that all multiprocessors can issue.
+    """
+
+    name: str
+    bytes_per_us: float
+    warps_per_us: float
+
+
+def gpus(where: records.Where) -> list[Gpu]:
+    """Every GPU that has the record `dense`.
+
+    Raises:
+        Unusable: there is no such record.
+    """
+    found = []
+    for record in records.of_each_gpu("dense", where):
+        copies = timed(record.frame)
+        copies = copies[copies.contender.str.startswith(PREFIX)]
+        about = record.provenance["gpu"]
+        megahertz = float(about["clocks.max.sm"].split()[0])
+        rate = (copies.bytes / copies.median_us).max()
+        found.append(Gpu(short(about["name"]), rate, about["sm_count"] * SCHEDULERS * megahertz))
+    return found
+
+
+def issue_us(facts: Mapping[str, int], gpu: Gpu) -> float:
+    """The least time in which all instructions of a step issue."""
+    return facts["instructions"] * facts["warps"] * facts["programs"] / gpu.warps_per_us
+
+
+def bytes_of(tokens: int, heads: int, head_dim: int, itemsize: int = 2) -> int:
+    """The least bytes of a step: every feature read and written once, and every row of both tables in float32."""
+    return 2 * tokens * heads * head_dim * itemsize + 2 * 4 * tokens * (head_dim // 2)
+
+
+def bytes_in_torch(tokens: int, heads: int, head_dim: int) -> int:
+    """The bytes that the operations of step 0 read and write, each operation from memory to memory."""
+    x = torch.empty(tokens, heads, head_dim, dtype=torch.bfloat16, device="meta")
+    table = torch.empty(tokens, head_dim // 2, device="meta")
+    with _Traffic() as traffic:
+        steps.in_torch(x, table, table)
+    return traffic.bytes
+
+
+class _Traffic(TorchDispatchMode):
+    """Add up the bytes of the tensors that operations read and write; a view moves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not any(returned.alias_info for returned in function._schema.returns):
+            given = [x for arg in args for x in (arg if isinstance(arg, list) else [arg])]
+            self.bytes += sum(x.numel() * x.itemsize for x in [*given, result] if isinstance(x, torch.Tensor))
+        return result

@@ -1,0 +1,1 @@
+"""The projection that rotates, and its law: chapter 08."""

@@ -1,0 +1,96 @@
+"""Read the records `projection` and `projection_blocks`: the pass, the loss of the product, and which of them wins."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from ropelab.bench.projection import ALONE, COMPUTED, COPY, KERNEL, OURS, PRODUCT, QUACK
+from ropelab.bench.projection_law import Machine, Product
+from ropelab.bench.rows import timed
+
+RECORD, BLOCKS = "projection", "projection_blocks"
+"""The names of the records."""
+CASE = ["gpu", "q_heads", "k_heads", "head_dim", "inputs", "tokens"]
+"""The columns that name a product on a GPU."""
+MODEL = {"q_heads": 32, "k_heads": 8, "head_dim": 128}
+"""The heads from which the rates of a GPU are taken, and which figures show where they show one model."""
+INPUTS = 4096
+MANY = 4096
+"""The tokens from which a product is large."""
+ROTATING = (KERNEL, COMPUTED, QUACK)
+"""The contenders that make no pass."""
+
+
+def times(frame: pd.DataFrame, values: str = "median_us") -> pd.DataFrame:
+    """Microseconds: a row for each product on each GPU, a column for each contender that ran."""
+    return timed(frame).pivot_table(index=CASE, columns="contender", values=values, sort=False)
+
+
+def machines(frame: pd.DataFrame) -> dict[str, Machine]:
+    """Each GPU, as the law needs it: measured at the largest product of `MODEL`, and at one token."""
+    found = {}
+    for gpu, rows in times(frame).groupby(level="gpu", sort=False):
+        of_model = rows.xs(tuple(MODEL.values()) + (INPUTS,), level=["q_heads", "k_heads", "head_dim", "inputs"])
+        tokens = of_model.index.get_level_values("tokens")
+        large, small = of_model[tokens == tokens.max()].iloc[0], of_model[tokens == tokens.min()].iloc[0]
+        product = Product(int(tokens.max()), INPUTS, **MODEL)
+        found[str(gpu)] = Machine.measured(product, large[ALONE], large[COPY], small[OURS] - small[ALONE])
+    return found
+
+
+def passes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The time of the pass over the time of the product, for each product on each GPU.
+
+    Columns: those of `CASE`; measured, the quotient of the medians; low and high, of the 20th and 80th percentiles;
+    predicted, by the law.
+    """
+    by_gpu = machines(frame)
+    median, low, high = (times(frame, name) for name in ("median_us", "q20_us", "q80_us"))
+    found = pd.DataFrame({
+        "measured": median[OURS] / median[ALONE] - 1, "low": low[OURS] / high[ALONE] - 1,
+        "high": high[OURS] / low[ALONE] - 1,
+    }).reset_index()  # fmt: skip
+    predicted = [product(row).most_loss(by_gpu[row["gpu"]]) for row in found.to_dict("records")]
+    return found.assign(predicted=predicted)
+
+
+def product(row: Mapping[str, int]) -> Product:
+    """The product of a row of the record."""
+    return Product(row["tokens"], row["inputs"], row["q_heads"], row["k_heads"], row["head_dim"])
+
+
+def losses(frame: pd.DataFrame) -> pd.DataFrame:
+    """What the product that rotates loses: ``product``, its product against cuBLAS, and ``epilogue``, its rotation."""
+    table = times(frame).reset_index()
+    return table.assign(product=table[PRODUCT] / table[ALONE] - 1, epilogue=table[KERNEL] / table[PRODUCT] - 1)
+
+
+def best(frame: pd.DataFrame) -> pd.DataFrame:
+    """For each product on each GPU: the fastest contender without a pass, and its time over that with the pass."""
+    table = times(frame)
+    rotating = table[[name for name in ROTATING if name in table]]
+    return pd.DataFrame({"best": rotating.idxmin(axis=1), "ratio": rotating.min(axis=1) / table[OURS]}).reset_index()
+
+
+def first_size(rows: pd.DataFrame) -> int | None:
+    """The fewest tokens from which a contender without a pass is faster at all further sizes; None if at none."""
+    rows = rows.sort_values("tokens", ascending=False)
+    wins = rows[(rows.ratio < 1).cummin()]
+    return None if wins.empty else int(wins.tokens.min())
+
+
+def sizes(frame: pd.DataFrame) -> pd.DataFrame:
+    """`first_size` for each K (rows) and for each GPU and heads of q and k (columns)."""
+    rows = best(frame)
+    heads = rows.gpu + ", " + rows.q_heads.astype(str) + "/" + rows.k_heads.astype(str)
+    found = rows.assign(heads=heads).groupby(["inputs", "heads"], sort=False)[["tokens", "ratio"]].apply(first_size)
+    return found.unstack("heads")
+
+
+def blocks(frame: pd.DataFrame) -> pd.DataFrame:
+    """The record `projection_blocks`: each contender over cuBLAS alone, for blocks with a norm or a cache."""
+    rows = timed(frame)
+    rows = rows[rows.contender.isin([OURS, *ROTATING])]
+    return rows.pivot_table(
+        index=["gpu", "block", "q_heads", "tokens"], columns="contender", values="over_product", sort=False
+    )
