@@ -88,8 +88,8 @@ def fused_qknorm_rope_cache(
     q_out = _with_heads("q_out", q_out, head_dim)
     k_out = None if k_out is None else _with_heads("k_out", k_out, head_dim)
     v_out = None if v_out is None else _with_heads("v_out", v_out, head_dim)
-    k_cache, k_scale = _cache("k_cache", k_cache, kv_cache_dtype, k_scale, qkv.dtype)
-    v_cache, v_scale = _cache("v_cache", v_cache, kv_cache_dtype, v_scale, qkv.dtype)
+    k_cache, k_scale = cache_in_its_dtype("k_cache", k_cache, kv_cache_dtype, k_scale, qkv.dtype)
+    v_cache, v_scale = cache_in_its_dtype("v_cache", v_cache, kv_cache_dtype, v_scale, qkv.dtype)
     try:
         rope_and_cache(
             q, k, v, k_cache, v_cache, slot_mapping, **where,
@@ -135,7 +135,7 @@ def concat_and_cache_mla_rope_fused(
     check_tensor("q_pe", q_pe, (3,), "[tokens, heads, rotary_dim]")
     check_shape("cos_sin_cache", cos_sin_cache, ("positions", q_pe.shape[2]), "q_pe", q_pe.device)
     cos, sin = cos_sin_cache.chunk(2, dim=-1)
-    kv_cache, scale = _cache("kv_cache", kv_cache, kv_cache_dtype, kv_cache_scale, q_pe.dtype)
+    kv_cache, scale = cache_in_its_dtype("kv_cache", kv_cache, kv_cache_dtype, kv_cache_scale, q_pe.dtype)
     try:
         mla_rope_and_cache(
             q_pe, k_pe, kv_c, kv_cache, slot_mapping, cos=cos, sin=sin, positions=_of_tokens(positions, len(q_pe)),
@@ -164,8 +164,15 @@ def _of_tokens(positions: torch.Tensor, tokens: int) -> torch.Tensor:
     return positions[:tokens]
 
 
-def _cache(name: str, cache: torch.Tensor, kv_cache_dtype: str, scale: torch.Tensor | None, dtype: torch.dtype):
-    """The cache in its dtype, and the scale, which a cache in the ``dtype`` of the keys does not have."""
+def cache_in_its_dtype(
+    name: str, cache: torch.Tensor, kv_cache_dtype: str, scale: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The cache in its dtype, and the scale, which a cache in the ``dtype`` of the keys does not have.
+
+    Raises:
+        ValueError: ``kv_cache_dtype`` is none of `KV_CACHE_DTYPES`.
+        TypeError: the cache has another dtype.
+    """
     choice("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     float8 = _FLOAT8.get(kv_cache_dtype)
     dtypes = {dtype} if float8 is None else {torch.uint8, float8}

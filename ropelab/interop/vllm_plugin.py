@@ -1,79 +1,107 @@
-"""A plugin of vLLM, which puts the kernel in the place of vLLM's rotary embeddings.
+"""A plugin of vLLM: QK norm, rotation and the write into the cache in one kernel a layer.
 
 The wheel has the entry point ``ropelab`` in the group ``vllm.general_plugins``. By this entry point vLLM calls
 `register` in each of its processes, if the environment variable ``VLLM_PLUGINS`` names ``ropelab`` or is not set::
 
     VLLM_PLUGINS=ropelab vllm serve MODEL
 
-The plugin serves ``RotaryEmbedding``, ``MRotaryEmbedding``, and the classes that differ from them in their angles
-alone: Llama 3, YaRN, linear, NTK, Gemma 4. The kernel reads the positions ``[3, T]`` of M-RoPE itself, so no tables are
-gathered. Classes with another rotation (Ernie 4.5 VL, XD-RoPE, DeepSeek, Fourier) stay. The interface comes from vLLM
-0.33.0 (``CustomOp.register_oot``).
+When vLLM has loaded a model, the plugin runs the forward of each attention layer once with stand-ins for its modules.
+A layer that computes norm, rotation and attention, and nothing else between them, calls `ropelab.rope_and_cache` from
+then on, and a layer of multi-head latent attention `ropelab.mla_rope_and_cache`. All other layers stay as they are. The
+log names them and the reasons, each reason once. With ``ROPELAB_DISABLE=1`` all layers stay.
+
+A call that fails makes its layer call vLLM's own norm, rotation and cache write from then on, and the log says so.
 """
 
+import functools
+import os
+from collections import Counter
 from typing import Any
 
 import torch
 
-from ropelab.interop.sglang.operators import apply_rope_with_cos_sin_cache_inplace
-from ropelab.positions.axes import mrope_axes
-
-_ROTATIONS = ("forward", "forward_native", "forward_cuda", "forward_hip", "forward_static")
-"""The methods of vLLM's class that rotate."""
+from ropelab.interop.serving.log import say
+from ropelab.interop.serving.stand_ins import Unlike
 
 
 def register() -> None:
-    """Make vLLM build classes over the kernel from now on; a second call does nothing."""
-    from vllm.model_executor.custom_op import CustomOp, op_registry_oot
-    from vllm.model_executor.layers import rotary_embedding
+    """Make vLLM serve the models that it loads from now on with the one pass; a second call does nothing."""
+    if os.environ.get("ROPELAB_DISABLE", "0") not in ("", "0"):
+        say("info", "switched off by ROPELAB_DISABLE")
+        return
+    try:
+        from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    for name, found in vars(rotary_embedding).items():
-        if not isinstance(found, type) or name in op_registry_oot:
+        from ropelab.interop.serving import vllm_writes
+
+        vllm_writes.define()
+        load = BaseModelLoader.load_model
+        if not hasattr(load, "of_ropelab"):
+            BaseModelLoader.load_model = _serving(load)  # type: ignore[method-assign]
+    except Exception as error:  # a server starts without the plugin
+        say("warning", f"switched off, because this vLLM has another interface: {type(error).__name__}: {error}")
+
+
+def _serving(load):
+    """The method of vLLM that loads a model, with `serve` after it."""
+
+    @functools.wraps(load)
+    def load_model(self, vllm_config, *given, **named):
+        model = load(self, vllm_config, *given, **named)
+        try:
+            serve(model, vllm_config)
+        except Exception as error:  # a server goes on without the plugin
+            say("warning", f"not all layers were looked at: {type(error).__name__}: {error}", exc_info=True)
+        return model
+
+    load_model.of_ropelab = True
+    return load_model
+
+
+def serve(model: torch.nn.Module, vllm_config: Any) -> Counter[str]:
+    """Make the layers of a model call the one pass where they can, and log what became of them.
+
+    Args:
+        model: a model of vLLM with its weights.
+        vllm_config: the ``VllmConfig`` of the engine. Its compilation learns of the operators.
+
+    Returns:
+        The number of layers for each outcome: "served", or the reason why a layer keeps its own calls.
+    """
+    from ropelab.interop.serving.vllm_latent import is_latent_attention, serve_latent_attention
+    from ropelab.interop.serving.vllm_layers import is_attention, serve_attention
+
+    outcomes: Counter[str] = Counter()
+    for name, layer in list(model.named_modules()):
+        children = list(layer.children())
+        if any(map(is_attention, children)):
+            serve_layer = serve_attention
+        elif any(map(is_latent_attention, children)):
+            serve_layer = serve_latent_attention
+        else:
             continue
-        for base in (rotary_embedding.RotaryEmbedding, rotary_embedding.MRotaryEmbedding):
-            if issubclass(found, base) and all(_method(found, name) is _method(base, name) for name in _ROTATIONS):
-                CustomOp.register_oot(_over_kernel(found), name=name)
+        try:
+            serve_layer(layer, name, vllm_config)
+        except Unlike as reason:
+            outcomes[str(reason)] += 1
+            if outcomes[str(reason)] == 1:
+                say("info", f"{name} ({type(layer).__name__}) keeps vLLM's own calls: {reason}")
+        else:
+            outcomes["served"] += 1
+    if outcomes["served"]:
+        _tell_the_compiler(vllm_config)
+    say("info", f"one kernel for norm, rotation and cache write in {outcomes['served']} of {outcomes.total()} layers")
+    return outcomes
 
 
-def _method(layer: type, name: str) -> Any:
-    return getattr(layer, name, None)  # MRotaryEmbedding has no forward_static
+def _tell_the_compiler(vllm_config: Any) -> None:
+    """Have vLLM run the operators where it runs its own cache write, and compile anew with and without the plugin."""
+    from ropelab import __version__
+    from ropelab.interop.serving.vllm_writes import ATTENTION, LATENT
 
-
-def _over_kernel(base: Any) -> type:
-    """The subclass of a class of vLLM that rotates with the kernel."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, *args, **kwargs)
-        section = getattr(self, "mrope_section", None)
-        self.axes = mrope_axes(section, mrope_interleaved=self.mrope_interleaved) if section else None
-
-    def forward_cuda(
-        self,
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotate query and key in place, and return them; vLLM's M-RoPE ignores ``offsets`` too."""
-        cache = self._match_cos_sin_cache_dtype(query)
-        apply_rope_with_cos_sin_cache_inplace(
-            positions, query, key, self.head_size, cache, self.is_neox_style,
-            axes=self.axes if positions.ndim == 2 else None,
-        )  # fmt: skip
-        return query, key
-
-    def forward_native(
-        self,
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The rotated query and key, as new tensors; vLLM calls this method where it compiles the model."""
-        return forward_cuda(self, positions, query.clone(), None if key is None else key.clone())
-
-    methods = {
-        "__init__": __init__, "forward_cuda": forward_cuda, "forward_hip": forward_cuda,
-        "forward_native": forward_native,
-    }  # fmt: skip
-    return type(base.__name__, (base,), methods)
+    config = vllm_config.compilation_config
+    splits = config.splitting_ops
+    if splits and "vllm::unified_kv_cache_update" in splits:
+        config.splitting_ops = [*splits, *(name for name in (ATTENTION, LATENT) if name not in splits)]
+    if isinstance(vllm_config.additional_config, dict):
+        vllm_config.additional_config["ropelab"] = __version__  # part of the key of vLLM's cache of compiled models
