@@ -9,6 +9,7 @@ import ropelab
 from ropelab.conformance import LAWS, verify
 from ropelab.conformance.faults import correct
 from ropelab.conformance.faults.correct import deepspeed, flash_attn, huggingface, plain, transformer_engine
+from ropelab.conformance.verify import ROUNDS_OPERATIONS
 
 
 def with_backward(backward):
@@ -91,6 +92,20 @@ def angles_by_matmul(x, positions):
     return correct.turn_by(x, positions.float()[..., None] @ frequencies[None])
 
 
+def rounds_operations(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+    """The right rotation, with a rounding to the dtype of x after every operation."""
+    if inplace or cu_seqlens is not None or torch.is_tensor(seqlen_offsets):
+        raise NotImplementedError
+    cos, sin = (t[seqlen_offsets : seqlen_offsets + x.shape[1]].to(x.dtype)[:, None] for t in (cos, sin))
+    if 2 * cos.shape[-1] > x.shape[-1]:
+        raise ValueError("the tables are wider than the heads")
+    x0, x1 = ropelab.layout.pairing.pairs(x[..., : 2 * cos.shape[-1]], "interleaved" if interleaved else "split_half")
+    y = ropelab.layout.pairing.join(
+        x0 * cos - x1 * sin, x1 * cos + x0 * sin, "interleaved" if interleaved else "split_half"
+    )
+    return torch.cat((y, x[..., 2 * cos.shape[-1] :]), -1)
+
+
 def accepts_all(q, k, cos, sin):
     with contextlib.suppress(RuntimeError):
         return huggingface(q, k, cos, sin)
@@ -146,16 +161,33 @@ WRONG = {
     "compile": ("plain", scaled(lambda x: 1 + 0.001 * torch.compiler.is_compiling()), {}),
     "autocast": ("plain", angles_by_matmul, {}),
     "matmul_precision": ("plain", scaled(lambda x: 1 + (torch.get_float32_matmul_precision() != "highest")), {}),
-    "empty": ("plain", lambda x, p: plain(x, p) + x.amax(1, keepdim=True) * 0, {}),
+    "empty": ("plain", lambda x, p: plain(x, p) if x.numel() else x.new_zeros(1, 1, 1, x.shape[-1]), {}),
     "extents": ("plain", scaled(lambda x: 1.01 if x.shape[1] == 128 else 1), {}),
     "token_counts": ("plain", scaled(lambda x: 1.01 if x.shape[1] > 10_240 else 1), {}),
-    "bad_input": ("huggingface", accepts_all, {}),
     "huge": ("huggingface", int32_offsets, {}),
+}  # fmt: skip
+NOTED = {
+    "empty": ("plain", lambda x, p: plain(x, p) + x.amax(1, keepdim=True) * 0, "it refuses tensors without elements"),
+    "bad_input": ("huggingface", accepts_all, "it accepts tables for heads twice as wide"),
+    "rounding": ("flash_attn", rounds_operations, ROUNDS_OPERATIONS),
 }  # fmt: skip
 
 
 def test_every_law_has_a_function_that_breaks_it():
-    assert set(WRONG) == set(LAWS)
+    assert {*WRONG, *NOTED} == set(LAWS)
+
+
+@pytest.mark.parametrize("law", NOTED)
+def test_a_function_that_is_right_on_every_documented_call_is_right(law):
+    convention, function, message = NOTED[law]
+    report = verify(function, convention)
+    assert report.passed and {r.law for r in report.results if r.status == "note"} == {law}
+    assert report[law].message.startswith(message) and message in report.to_markdown()
+
+
+def test_declared_arithmetic_is_held_to_its_roundings():
+    report = verify(rounds_operations, "flash_attn", maths="wide", laws=["definition", "rounding"], diagnose=False)
+    assert report.failed == ("rounding",)
 
 
 @pytest.mark.parametrize("law", WRONG)

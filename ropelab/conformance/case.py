@@ -20,6 +20,10 @@ class Broken(Exception):
     """A function breaks a law, and no comparison of numbers can show it; the message says how."""
 
 
+class Noted(Exception):
+    """A law does not hold, and yet no documented call has a wrong result; the message says what the function does."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The extents of the tensors of a case. All defaults differ, so that no axis can pass for another."""

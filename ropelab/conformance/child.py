@@ -111,7 +111,7 @@ def hold(notes: Notes, target: str, declared: dict[str, Any]) -> None:
     raised = all(result.status == "error" for result in report.results if result.failed)
     if report.failed and not raised:
         notes.begun("the identification")
-        found = measure(function, declaration, surroundings, report.history)
+        found = measure(function, declaration, surroundings, report)
         notes.write("identification", {"found": found.as_dict(), "words": identification(found)})
 
 

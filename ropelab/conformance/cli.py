@@ -37,7 +37,7 @@ COLOURS = {"right": "bold green", "wrong": "bold red", "not judged": "bold yello
 TIMEOUT = Annotated[float, typer.Option(help="The seconds for the whole run, from the import on.")]
 MEMORY = Annotated[float, typer.Option(help="The GiB of memory for the run and all that it starts, on Linux.")]
 JSON = Annotated[Path | None, typer.Option(help="A file that gets the report as JSON.")]
-STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "not applicable": "dim"}
+STYLES = {"pass": "green", "note": "yellow", "fail": "bold red", "error": "bold red", "not applicable": "dim"}
 
 
 class Judged(SystemExit):
@@ -286,6 +286,10 @@ def _show(console: Console, target: str, outcome: ProcessEnd, asked: int, verbos
         parts.append(outcome.diagnosis_words or f"Diagnosis: none, because {outcome.stopped}.")
         parts += filter(None, [outcome.identification_words])
         console.print(Text("\n" + "\n\n".join(parts)), soft_wrap=True)
+    notes = [f"  - {law}: {found['message']}" for law, found in outcome.results.items() if found["status"] == "note"]
+    if notes:
+        lines = ("\nTo note, though no documented call has a wrong result:", *notes)
+        console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def _table(outcome: ProcessEnd) -> Table:
@@ -322,4 +326,6 @@ def _verdict(outcome: ProcessEnd, asked: int) -> str:
         return broken
     every = sum(law.by_default for law in laws_of(outcome.about.get("convention", "")).values())
     held = sum(result["status"] == "pass" for result in outcome.results.values())
-    return f"right: all {held} laws that apply hold" + (f", of the {asked} asked for" if asked < every else "")
+    noted = sum(result["status"] == "note" for result in outcome.results.values())
+    which = f"all {held} laws that apply hold" if not noted else f"{held} laws hold, {noted} to note"
+    return f"right: {which}" + (f", of the {asked} asked for" if asked < every else "")

@@ -40,6 +40,7 @@ class Declaration:
         claims: the claims as fields of `Subject`.
         kept: the first contents of the subject's ``state``.
         thorough: whether the search for what a wrong function does may take long.
+        strict: whether the author declared the arithmetic, so that any other rounding breaks a law.
     """
 
     convention: str
@@ -49,6 +50,7 @@ class Declaration:
     claims: dict[str, Any]
     kept: dict[str, Any] = field(default_factory=dict)
     thorough: bool = False
+    strict: bool = False
 
     @property
     def writes_cache(self) -> bool:
@@ -106,7 +108,7 @@ def declare(
         seq_format: the order of the axes, where the convention leaves a choice.
         sign: ``"reversed"`` for a function that is declared to rotate by minus the angle, else ``"standard"``.
         maths: ``"narrow"`` if tables and all operations are rounded to the dtype of the inputs, ``"wide"`` if they are
-            in float32 or wider; by default the usual choice in the convention.
+            in float32 or wider; by default the usual choice in the convention, and other roundings are a note.
         columns: the layout of full-width tables if it is not ``layout``. (GLM has ``"split_half"`` tables for adjacent
             pairs.)
         inplace: whether the result overwrites the inputs, where the convention does not prescribe it.
@@ -171,7 +173,7 @@ def declare(
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
     kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
-    return Declaration(convention, chosen, sizes, about, claims, kept, thorough)
+    return Declaration(convention, chosen, sizes, about, claims, kept, thorough, maths is not None)
 
 
 def laws_of(convention: str) -> Mapping[str, Law]:

@@ -29,6 +29,7 @@ class Implementation:
         in_place: whether the result overwrites the inputs.
         narrow: whether the function rounds its tables and every operation to the dtype of the inputs; otherwise it
             computes in float32 or wider.
+        lenient: whether the bounds allow the roundings of ``narrow`` to a function that is not narrow.
         once: whether the function is declared to be differentiable only once.
         base: the base of the frequencies.
         device: the device of all tensors.
@@ -45,12 +46,18 @@ class Implementation:
     reversed: bool = False
     in_place: bool = False
     narrow: bool = False
+    lenient: bool = False
     once: bool = False
     base: float = 10000.0
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     state: dict[str, Any] = field(default_factory=dict, compare=False)
     surroundings: Surroundings = field(default_factory=Surroundings, compare=False, repr=False)
+
+    @property
+    def rounds_operations(self) -> bool:
+        """Whether the bounds allow a rounding to the dtype of the inputs after every operation."""
+        return self.narrow or self.lenient
 
     def format(self, case: Case) -> str:
         """Return the order of the axes in which the function sees the case; packed documents have the order thd."""

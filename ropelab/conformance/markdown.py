@@ -28,7 +28,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     held = sum(result["status"] == "pass" for result in results)
     name = f"`{about['function']}`"
     if found["verdict"] == "right":
-        yield f"### {name} keeps all {held} laws of rotary position embedding that apply"
+        yield f"### {name} keeps {held} laws of rotary position embedding"
     elif found["verdict"] == "not judged":
         yield f"### {name} was not judged"
     else:
@@ -41,6 +41,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "**Broken laws**, each with its smallest counterexample:\n"
         yield from ("| law | says | expected | actual | allowed | at |", "|---|---|---|---|---|---|")
         yield from map(_row, broken)
+        yield ""
+    if notes := [result for result in results if result["status"] == "note"]:
+        yield "**To note**, though no documented call has a wrong result:\n"
+        yield from (f"- `{result['law']}`: {_plain(result['message'])}" for result in notes)
         yield ""
     if found["diagnosis"]:
         yield "**Known faults** that do the same on these inputs:\n"

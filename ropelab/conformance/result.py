@@ -8,7 +8,7 @@ from typing import Any
 
 from ropelab.conformance.case import Case, Sizes
 
-STATUSES = ("pass", "fail", "not applicable", "error")
+STATUSES = ("pass", "note", "fail", "not applicable", "error")
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ class Result:
     Attributes:
         law: the name of the law.
         statement: its statement.
-        status: one of ``STATUSES``; ``"error"`` if the function raised where it should not.
+        status: one of ``STATUSES``; ``"error"`` if the function raised where it should not, ``"note"`` if the law does
+            not hold and no documented call of the function has a wrong result.
         violation: the error of the element that is furthest beyond its bound, or nearest to it.
         bound: the bound of that element.
         counterexample: the smallest case that breaks the law; None where there is no element to point at.
-        message: why the law does not apply, the exception, or the violation where no number expresses it.
+        message: why the law does not apply, what to note, the exception, or the violation where no number expresses it.
         seconds: the time that the law took.
         compared: the number of elements that were compared with the definition, not with another result.
         traceback: the traceback of an exception in the function's own code, and the call; empty without an exception.

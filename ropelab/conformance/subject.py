@@ -200,7 +200,7 @@ class Subject(Implementation):
         of float32, as in today's libraries.
         """
         wide = torch.promote_types(dtype, torch.float32)
-        kept = dtype if self.narrow else wide
+        kept = dtype if self.rounds_operations else wide
         compute = Rounding.truncating(kept) if kept != wide else Rounding.nearest(kept)
         store = NO_ROUNDING if kept == dtype else Rounding.truncating(dtype)
         table = Rounding.nearest(kept)

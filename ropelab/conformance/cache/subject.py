@@ -204,9 +204,10 @@ class CacheSubject(Implementation):
             positions = np.where(positions == NO_POSITION, 0, positions)
             cos, sin = (exact(table)[abs(positions)][:, None] for table in self.convention.tables(self, case))
             sin = sin * np.sign(positions)[:, None, None]
-            return cos, -sin if self.reversed != self.convention.inverse else sin, NO_ROUNDING
+            cast = Rounding.nearest(self.dtype) if self.lenient and not self.narrow else NO_ROUNDING
+            return cos, -sin if self.reversed != self.convention.inverse else sin, cast
         angles = positions[:, None, None].astype(EXACT) * exact(inverse_frequencies(case.rotary_dim, self.base))
-        computed, kept = Rounding.truncating(torch.float32), self.arithmetic().compute if self.narrow else NO_ROUNDING
+        computed, kept = Rounding.truncating(torch.float32), self.arithmetic().compute if self.rounds_operations else NO_ROUNDING
         unit = (1 + computed.unit) * (1 + kept.unit) * (1 + REFERENCE.unit) - 1
         absolute = computed.underflow + kept.underflow + float(table_angle_error(angles).max())
         return np.cos(angles), np.sin(-angles if self.reversed else angles), Rounding(unit, absolute)
@@ -229,7 +230,7 @@ class CacheSubject(Implementation):
         A wide operator that keeps k in float32 rounds less often.
         """
         wide = torch.promote_types(self.dtype, torch.float32)
-        kept = self.dtype if self.narrow else wide
+        kept = self.dtype if self.rounds_operations else wide
         compute = Rounding.truncating(kept) if kept != wide else Rounding.nearest(kept)
         store = NO_ROUNDING if kept == self.dtype else Rounding.truncating(self.dtype)
         return Arithmetic(NO_ROUNDING, compute, store)
@@ -242,7 +243,7 @@ class CacheSubject(Implementation):
         """
         wide = Rounding.nearest(torch.promote_types(self.dtype, torch.float32))
         offset = bool(case.weight_offset)
-        kept = self.arithmetic().compute.unit if self.narrow else 0.0
+        kept = self.arithmetic().compute.unit if self.rounds_operations else 0.0
         error = (1 + EXACT(norm_error(features, wide, offset=offset))) * (1 + EXACT(kept)) ** (3 if offset else 2) - 1
         return float(error + norm_error(features, REFERENCE, offset=offset))
 
