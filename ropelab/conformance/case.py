@@ -75,6 +75,7 @@ class Case:
             belong to the rank (see ``rank_positions``).
         inverse: whether to rotate by minus the angle.
         factor: the factor of cosines and sines, such as YaRN's attention factor.
+        interpolation: the number that positions are divided by, such as FlashInfer's ``rope_scale``.
         cotangents: a cotangent ``[B, S, H, D]`` for each output; empty unless a law asks for gradients.
     """
 
@@ -88,6 +89,7 @@ class Case:
     shard: tuple[int, int] | None = None
     inverse: bool = False
     factor: float = 1.0
+    interpolation: float = 1.0
     cotangents: tuple[torch.Tensor, ...] = ()
 
     @property
@@ -142,6 +144,8 @@ class Case:
             yield "inverse"
         if self.factor != 1:
             yield "factor"
+        if self.interpolation != 1:
+            yield "interpolation"
         if self.positions is not None:
             single = "positions" if self.positions.ndim == 1 else "positions per batch"
             yield single if self.axes is None else "axes"
@@ -164,6 +168,7 @@ class Case:
 CANNOT = {
     "inverse": "it has no inverse rotation",
     "factor": "it takes no cosines and sines that a factor could scale",
+    "interpolation": "it takes no number that positions are divided by",
     "positions": "its tokens have consecutive positions",
     "positions per batch": "all rows of a batch share their positions",
     "axes": "its tokens have one position each",

@@ -63,6 +63,7 @@ class Convention:
         partial: whether, by contract, features beyond the width of the tables pass unchanged.
         narrow: whether tables and maths have the dtype of the inputs unless the author declares otherwise.
         layouts: the layouts of the convention, its default first.
+        out_layout: the layout of the result, where the convention prescribes another than that of the inputs.
         seq_formats: the orders of the axes of the convention, its default first.
     """
 
@@ -79,6 +80,7 @@ class Convention:
     partial = True
     narrow = False
     layouts: tuple[str, ...] = LAYOUTS
+    out_layout: str | None = None
     seq_formats: tuple[str, ...] = ("bshd",)
 
     def translate(self, implementation: Implementation, case: Case) -> Arguments:

@@ -136,7 +136,7 @@ def declare(
     chosen = select(laws, skip, laws_of(convention))
     layout = kind.layouts[0] if layout is None else layout
     check_layout(layout)
-    out_layout = layout if out_layout is None else out_layout
+    out_layout = out_layout or getattr(kind, "out_layout", None) or layout
     check_layout(out_layout, "out_layout")
     seq_format = _one_of("seq_format", seq_format or kind.seq_formats[0], kind.seq_formats)
     narrow = kind.narrow if maths is None else _one_of("maths", maths, ("narrow", "wide")) == "narrow"

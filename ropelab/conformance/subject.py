@@ -212,6 +212,7 @@ class Subject(Implementation):
         """Return exact cos and sin ``[B, S, 1, R/2]``, and the error of each that the convention's angles imply."""
         positions = case.pair_positions().numpy().astype(EXACT)
         positions[positions == NO_POSITION] = 0
+        positions = positions / case.interpolation
         frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
         angles = positions[:, :, None] * frequencies
         signed = -angles if case.inverse != self.reversed else angles

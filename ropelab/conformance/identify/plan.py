@@ -158,7 +158,7 @@ class Plan:
         self.batch = np.arange(batch)[:, None, None, None]
         self.token = np.arange(tokens)[None, :, None, None]
         self.head = np.arange(heads)[None, None, :, None]
-        self.row = self.sine_row = self.position
+        self.row = self.sine_row = self.position / case.interpolation
         self.frequency = self.sine_frequency = exact(columns(case.rotary_dim, self.rotary_dim, subject.base))
         self.multiple = np.array(-1.0 if inverse != subject.reversed else 1.0)
         self.factor = case.factor

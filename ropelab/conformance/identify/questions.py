@@ -119,6 +119,7 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
         "the second of three ranks": case(replace(sizes, tokens=8 + more), shard=(3, 1)),
         # A number of tokens of their own: a function that remembers tables by their shape has none of this shape.
         "tables with a factor": case(replace(sizes, tokens=tokens + 1), factor=1.5 if variant else 1.25),
+        "positions divided by a scale": case(offsets=moved, interpolation=8.0 if variant else 4.0),
         "heads that rotate as a whole": case(replace(sizes, rotary_dim=sizes.head_dim)),
         "the inverse rotation": case(inverse=True),
     }

@@ -29,8 +29,8 @@ Change = Callable[[Plan], object]
 
 
 def set_row(plan: Plan, row: np.ndarray) -> None:
-    """Let cosines and sines come from other rows."""
-    plan.row = plan.sine_row = np.asarray(row).astype(EXACT)
+    """Let cosines and sines come from other rows, or from the angles of other positions."""
+    plan.row = plan.sine_row = np.asarray(row).astype(EXACT) / plan.question.case.interpolation
 
 
 def _last(plan: Plan) -> int:
@@ -324,6 +324,10 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     ),
     "takes offset 0 for all packed documents": lambda p: _with_offsets(p, lambda given: (0,) * len(given)),
     "takes the first offset for all packed documents": lambda p: _with_offsets(p, lambda given: given[:1] * len(given)),
+    "does not divide positions by the scale": lambda p: p.position * p.question.case.interpolation,
+    "multiplies positions by the scale that should divide them": lambda p: (
+        p.position * p.question.case.interpolation**2
+    ),
     "takes positions below 0 for position 0": lambda p: np.maximum(p.position, 0),
     "takes the positions of the sequences in reverse order": lambda p: p.position[::-1],
     "takes the positions of the next sequence": lambda p: np.roll(p.position, -1, axis=0),

@@ -91,6 +91,13 @@ def axes(subject, sizes):
         yield from against(case, outputs, expected)
 
 
+@law("Positions are divided by the number that the caller passes for it, such as a scale of the rotation.",
+     r"R_s(p) = R(p / s)")  # fmt: skip
+def interpolation(subject, sizes):
+    scaled = subject.draw(sizes, positions=4 * torch.arange(sizes.tokens) + 1, interpolation=4.0)
+    yield from against(scaled, subject(scaled), subject.expected(scaled), "{} with positions divided by 4", truth=True)
+
+
 @law("Decoding token by token gives what all tokens give at once.", r"R(x_{1..n})_i = R_{i}(x_i)")
 def decode(subject, sizes):
     case = subject.draw(sizes)
