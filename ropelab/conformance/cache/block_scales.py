@@ -45,6 +45,10 @@ class BlockScales(CacheConvention):
         """Return the features of a block: a power of two."""
         raise NotImplementedError
 
+    def scaled_features(self, case: CacheCase) -> int:
+        """Return how many features of a head are in 8-bit floats: the first."""
+        return case.inputs[1].shape[-1]
+
     def read(self, case: CacheCase, memory: torch.Tensor) -> tuple[np.ndarray, ...]:
         """Return what the memory says of the tokens with a slot: features ``[n, H, D]``, the exponents of their scales
         ``[n, H, blocks]``, and where the operator writes more, that."""
@@ -192,6 +196,9 @@ class RopeAndBlockScaledCache(BlockScales):
 
     def block_dim(self, features):
         return min(64, _power_of_two(features))
+
+    def scaled_features(self, case):
+        return super().scaled_features(case) - case.rotary_dim
 
     def extents(self, sizes):
         return 1, 1

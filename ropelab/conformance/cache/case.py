@@ -52,6 +52,7 @@ class CacheCase(Case):
         scales: the scales of 8-bit floats in q, in the key cache and in the value cache.
         q_dtype: the dtype of the result for q; None for the dtype of q.
         table_free: whether the operator gets frequencies in place of tables.
+        yarn: factor, low, high and attention factor of YaRN, for an operator that computes its frequencies.
     """
 
     _: KW_ONLY
@@ -65,6 +66,7 @@ class CacheCase(Case):
     scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
     q_dtype: torch.dtype | None = None
     table_free: bool = False
+    yarn: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 1.0)
 
     @property
     def tokens(self) -> int:

@@ -52,6 +52,7 @@ class CacheConvention:
         norm: whether the operator normalizes q and k.
         optional_norm: whether the norm can be left out.
         offset: whether the weights can have an offset.
+        own_angles: whether the operator computes frequencies and angles, in float32, from a base and YaRN's numbers.
         narrow: whether tables and arithmetic have the dtype of the inputs unless the author declares otherwise.
         partial: whether features beyond the width of the tables pass unchanged.
         variants: the claims that an author may make in this convention: ``"norm_last"``, ``"norm_across"`` and
@@ -82,6 +83,7 @@ class CacheConvention:
     optional_norm = False
     offset = False
     variants: frozenset[str] = frozenset()
+    own_angles = False
     narrow = False
     partial = True
     float8_only = False

@@ -206,6 +206,28 @@ class FusedQKNormRope(CacheConvention):
         return Written(q, k, memory, v)
 
 
+class FusedQKNormRopeOfBase(FusedQKNormRope):
+    """The convention of SGLang's ``fused_qk_norm_rope``: as vLLM's, with a base and YaRN's numbers for the cache.
+
+    Frequencies below ``low`` stay as they are, those above ``high`` are divided by the factor, and those between are
+    mixed. Source of the signature: sglang, ``sgl-kernel/csrc/moe/fused_qknorm_rope_kernel.cu``.
+    """
+
+    name = "sglang_fused_qk_norm_rope"
+    signature = (
+        "fn(qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, q_weight, k_weight, base, is_neox, "
+        "position_ids, factor, low, high, attention_factor, rotary_dim), in place"
+    )
+    own_angles = True
+    narrow = False
+
+    def arguments(self, implementation, case, key_cache, value_cache):
+        given = super().arguments(implementation, case, key_cache, value_cache)
+        *first, _, is_neox, positions = given.positional
+        positional = (*first, implementation.base, is_neox, positions.int(), *case.yarn, case.rotary_dim)
+        return Arguments(given.inputs, positional)
+
+
 class ConcatAndCacheMLA(CacheConvention):
     """The convention of vLLM's ``concat_and_cache_mla_rope_fused``: q_pe and k_pe in place, and one latent cache.
 
@@ -301,6 +323,7 @@ CACHE_CONVENTIONS: dict[str, CacheConvention] = {
         LatentRopeAndCache(),
         FusedQKNormRopeCache(),
         FusedQKNormRope(),
+        FusedQKNormRopeOfBase(),
         ConcatAndCacheMLA(),
         RopeQuantizeAppend(),
         *BLOCK_SCALES,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance.cache.case import bits
 from ropelab.conformance.cache.correct_block_scales import BLOCK_FORMS, BlockScaled
 from ropelab.conformance.faults.correct import turn
@@ -248,6 +249,29 @@ def as_fused_qk_norm_rope(operator: Operator) -> Callable[..., Any]:
     return fused_qk_norm_rope
 
 
+def as_fused_qk_norm_rope_of_base(operator: Operator) -> Callable[..., Any]:
+    """Return the operator in the convention of SGLang's ``fused_qk_norm_rope``."""
+    fused_qk_norm_rope = as_fused_qk_norm_rope(operator)
+
+    def with_base(
+        qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, q_weight, k_weight, base, is_neox, position_ids,
+        factor, low, high, attention_factor, rotary_dim,
+    ):  # fmt: skip
+        frequencies = inverse_frequencies(rotary_dim, base).to(qkv.device)
+        if factor != 1:
+            pairs = torch.arange(len(frequencies), dtype=torch.float64, device=qkv.device)
+            share = ((pairs - low) / (high - low)).clamp(0, 1)
+            frequencies = frequencies * (1 - share) + frequencies / factor * share
+        rows = int(position_ids.max()) + 1 if len(position_ids) else 0
+        angles = torch.arange(rows, device=qkv.device)[:, None] * frequencies
+        cache = attention_factor * torch.cat((angles.cos(), angles.sin()), dim=-1)
+        fused_qk_norm_rope(
+            qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, q_weight, k_weight, cache, is_neox, position_ids
+        )
+
+    return with_base
+
+
 def as_concat_and_cache_mla_rope_fused(operator: Operator) -> Callable[..., Any]:
     """Return the operator in the convention of vLLM's ``concat_and_cache_mla_rope_fused``."""
     mla = as_mla_rope_and_cache(operator)
@@ -310,6 +334,7 @@ FORMS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "mla_rope_and_cache": as_mla_rope_and_cache,
     "fused_qknorm_rope_cache": as_fused_qknorm_rope_cache,
     "fused_qk_norm_rope": as_fused_qk_norm_rope,
+    "sglang_fused_qk_norm_rope": as_fused_qk_norm_rope_of_base,
     "concat_and_cache_mla_rope_fused": as_concat_and_cache_mla_rope_fused,
     "rope_quantize_fp8_append_paged_kv_cache": as_rope_quantize_fp8_append_paged_kv_cache,
     **BLOCK_FORMS,

@@ -13,9 +13,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from ropelab.conformance.bounds import exact
 from ropelab.conformance.cache.block_scales import BlockScales
-from ropelab.conformance.cache.case import CacheCase
+from ropelab.conformance.cache.case import CacheCase, bits, numbers
 from ropelab.conformance.cache.subject import Bounded, CacheSubject
 from ropelab.conformance.case import NotApplicable, Sizes
 from ropelab.conformance.identify.deviation import Deviation, Scope
@@ -33,6 +32,8 @@ DEFINITION = "q, and k and v in the slots of their tokens, are the definition"
 class Seen:
     """The results of a call: values ``[n, H, D]`` of each part, in the order of the tokens with a slot.
 
+    With block scales the values of k are the features, and behind them the exponents and what else is stored.
+
     Attributes:
         case: the call.
         values: q of all tokens, then the stored k and v.
@@ -49,14 +50,12 @@ Hypothesis = Callable[[CacheSubject, CacheCase], Bounded]
 
 
 def identify_cache(subject: CacheSubject, sizes: Sizes) -> Identification:
-    """Return the deviations of an operator, for caches without 8-bit floats; one that says nothing for the others.
+    """Return the deviations of an operator.
 
     Args:
         subject: the operator, which broke a law.
         sizes: the extents of the calls.
     """
-    if isinstance(subject.convention, BlockScales) or subject.convention.float8_only:
-        return Identification()
     try:
         seen = [_seen(subject, replace(sizes, tokens=sizes.tokens + seed), seed) for seed in SEEDS]
     except NotApplicable:
@@ -92,20 +91,35 @@ def _nothing(plan: object) -> None:
 
 def _seen(subject: CacheSubject, sizes: Sizes, seed: int) -> Seen:
     case = subject.draw(sizes, seed=seed)
-    if case.memory.dtype in FLOAT8_DTYPES:
-        raise NotApplicable("8-bit floats have laws of their own")
     written = subject(case)
-    k, v = case.rows(written.memory)
-    q = exact(written.q.reshape(case.inputs[0].shape)[0]) if written.q is not None else None
+    q = numbers(written.q.reshape(case.inputs[0].shape)[0]) if written.q is not None else None
     outside = ~case.named()
-    changed = bool((written.memory != case.memory)[outside].any())
-    return Seen(case, (q, exact(k), exact(v)), changed)
+    changed = bool((bits(written.memory) != bits(case.memory))[outside].any())
+    return Seen(case, (q, *_rows(subject, case, written.memory)), changed)
+
+
+def _rows(subject: CacheSubject, case: CacheCase, memory: torch.Tensor) -> tuple[np.ndarray | None, ...]:
+    """Return what a memory says of k and v of the tokens with a slot; with block scales v is not stored."""
+    kind = subject.convention
+    if isinstance(kind, BlockScales):
+        return np.concatenate(kind.read(case, memory), axis=-1), None
+    return tuple(map(numbers, case.rows(memory)))
+
+
+def _stored(subject: CacheSubject, case: CacheCase, which: int, value: np.ndarray, bound: np.ndarray) -> Bounded:
+    """Return value and bound of what is stored of exact results ``[n, H, D]`` and their bound."""
+    kind = subject.convention
+    if which and isinstance(kind, BlockScales):
+        values, bounds = zip(*kind.truth(case, value, bound), strict=True)
+        return np.concatenate(values, axis=-1), np.concatenate(bounds, axis=-1)
+    dtype = case.memory.dtype if which else case.q_dtype or case.inputs[0].dtype
+    return subject.stored(case, which, value, bound, dtype)
 
 
 def _definition(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
     value, bound = subject.expected(case)[which]
     live = case.live.numpy() if which else slice(None)
-    return value[live], bound[live]
+    return _stored(subject, case, which, value[live], bound[live])
 
 
 def _off(seen: Seen, which: int, expected: Bounded) -> np.ndarray:
@@ -126,7 +140,8 @@ def _explanations(
 
 def _reproduces(subject: CacheSubject, seen: Seen, which: int, hypothesis: Hypothesis, mask) -> bool:
     try:
-        told, bound = hypothesis(subject, seen.case)
+        with np.errstate(all="ignore"):
+            told, bound = hypothesis(subject, seen.case)
     except (ValueError, IndexError, TypeError):
         return False
     right, error = _definition(subject, seen.case, which)
@@ -166,12 +181,15 @@ def _hypotheses(subject: CacheSubject, which: int) -> Iterator[tuple[str, Hypoth
         return taken
 
     if which:
-        yield "is not written: the slots keep their contents", lambda _, case: _old(case, which)
+        yield "is not written: the slots keep their contents", lambda s, case: _old(s, case, which)
         yield "is the one of the next token with a slot", rows(lambda n: np.roll(np.arange(n), -1))
         yield "is the one of the token with a slot before", rows(lambda n: np.roll(np.arange(n), 1))
         yield "is in the slots in reverse order", rows(lambda n: np.arange(n)[::-1])
         yield "is the one of the first tokens of the call, slot after slot", lambda s, case: _compacted(s, case, which)
         yield "is zero", lambda s, case: _zero(s, case, which)
+    if which and isinstance(subject.convention, BlockScales):
+        yield from ((words, _of_scales(change)) for words, change in SCALES.items())
+    elif which:
         other = 3 - which
         yield f"is {'kv'[other - 1]}", lambda s, case: _definition(s, case, other)
     yield "is the one of the next token", called(lambda c: _rolled(c, which, -1))
@@ -234,9 +252,74 @@ def _rolled(case: CacheCase, which: int, step: int) -> CacheCase:
 def _compacted(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
     value, bound = subject.expected(case)[which]
     live = int(case.live.sum())
-    return value[:live], bound[:live]
+    return _stored(subject, case, which, value[:live], bound[:live])
 
 
-def _old(case: CacheCase, which: int) -> Bounded:
-    old = exact(case.rows(case.memory)[which - 1])
+def _old(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
+    old = _rows(subject, case, case.memory)[which - 1]
+    assert old is not None, "a part that is stored was stored before"
     return old, np.zeros_like(old)
+
+
+def _of_scales(change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]) -> Hypothesis:
+    """Return the hypothesis that features ``[n, H, blocks, D / blocks]`` and exponents ``[n, H, blocks]`` are changed."""
+
+    def changed(subject: CacheSubject, case: CacheCase) -> Bounded:
+        kind = subject.convention
+        assert isinstance(kind, BlockScales), "exponents belong to block scales"
+        live = case.live.numpy()
+        value, bound = subject.expected(case)[1]
+        (y, near), (exponents, apart), *rest = kind.truth(case, value[live], bound[live])
+        blocks, scaled = exponents.shape[-1], kind.scaled_features(case)
+        parts = y[..., :scaled].reshape(*y.shape[:-1], blocks, -1)
+        parts, changed_exponents = change(parts, exponents)
+        shift = np.maximum(np.exp2(changed_exponents - exponents), 1)  # a larger scale rounds more
+        room = near[..., :scaled].reshape(parts.shape) * shift[..., None]
+        values = np.concatenate((parts.reshape(*y.shape[:-1], -1), y[..., scaled:]), axis=-1)
+        bounds = np.concatenate((room.reshape(*y.shape[:-1], -1), near[..., scaled:]), axis=-1)
+        return (
+            np.concatenate((values, changed_exponents, *(value for value, _ in rest)), axis=-1),
+            np.concatenate((bounds, apart, *(error for _, error in rest)), axis=-1),
+        )
+
+    return changed
+
+
+def _clipped(y: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """Return features that are clipped to the largest 8-bit float times their scale."""
+    most = torch.finfo(FLOAT8_DTYPES[0]).max * np.exp2(exponents)[..., None]
+    return np.clip(y, -most, most)
+
+
+def _scaled_by(y: np.ndarray, exponents: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features that stored numbers stand for beside other exponents."""
+    return y * np.exp2(others - exponents)[..., None], others
+
+
+def _halves_first(x: np.ndarray) -> np.ndarray:
+    """Return ``x [n, H, ...]`` as memory has it that was filled with the halves of the heads one after another."""
+    groups = x.reshape(len(x), 2, -1) if x.shape[1] % 2 == 0 else x.reshape(len(x), 1, -1)
+    return groups.swapaxes(0, 1).reshape(x.shape)
+
+
+SCALES: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
+    "has scales twice as large as the numbers need": lambda y, e: (y, e + 1),
+    "has scales half as large as the numbers need, and clips": lambda y, e: (_clipped(y, e - 1), e - 1),
+    "is divided by a scale, and stored with twice that scale": lambda y, e: (2 * y, e + 1),
+    "is divided by a scale, and stored with half that scale": lambda y, e: (y / 2, e - 1),
+    "has the scales of its blocks in reverse order": lambda y, e: _scaled_by(y, e, e[..., ::-1]),
+    "has the scale of the next block": lambda y, e: _scaled_by(y, e, np.roll(e, -1, -1)),
+    "has the scales of the other half of the heads": lambda y, e: _scaled_by(y, e, np.roll(e, e.shape[1] // 2, 1)),
+    "has the scales of the next head": lambda y, e: _scaled_by(y, e, np.roll(e, -1, 1)),
+    "lies in memory with one half of the heads of all tokens before the other half": lambda y, e: _scaled_by(
+        _halves_first(y * np.exp2(-e)[..., None]) * np.exp2(e)[..., None], e, e
+    ),
+    "has one scale for all blocks of a head": lambda y, e: (y, np.broadcast_to(e.max(-1, keepdims=True), e.shape)),
+    "has the scale of the first head of its token": lambda y, e: (
+        _clipped(y, np.broadcast_to(e[:, :1], e.shape)), np.broadcast_to(e[:, :1], e.shape)
+    ),
+    "has one scale for all heads of a token": lambda y, e: (
+        y, np.broadcast_to(e.max(axis=1, keepdims=True), e.shape)
+    ),
+}  # fmt: skip
+"""A mistake about block scales in words -> the features and exponents that are stored with it."""

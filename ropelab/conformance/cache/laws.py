@@ -41,6 +41,9 @@ def definition(subject, sizes):
         yield from _against_truth(subject, subject.draw(sizes, norm=False))
     if subject.convention.offset:
         yield from _against_truth(subject, subject.draw(sizes, weight_offset=1.0), " with 1 + w for the weights")
+    if subject.convention.own_angles:
+        scaled = replace(subject.draw(sizes), yarn=(4.0, 1.0, max(sizes.rotary_dim / 2 - 1, 2.0), 1.25))
+        yield from _against_truth(subject, scaled, " with YaRN's frequencies")
 
 
 @law("A cache in 8-bit floats holds the values divided by their scales, rounded, within the derived bound.",

@@ -10,6 +10,7 @@ import torch
 from ropelab.angles.frequencies import inverse_frequencies
 from ropelab.conformance.bounds import (
     EXACT,
+    FLOAT32_UNIT,
     NO_ROUNDING,
     REFERENCE,
     Arithmetic,
@@ -200,17 +201,26 @@ class CacheSubject(Implementation):
         within a unit in the last place of float32, and a narrow operator rounds them once more.
         """
         positions = case.token_positions()[0].numpy()
-        if not case.table_free:
+        if not case.table_free and not self.convention.own_angles:
             positions = np.where(positions == NO_POSITION, 0, positions)
             cos, sin = (exact(table)[abs(positions)][:, None] for table in self.convention.tables(self, case))
             sin = sin * np.sign(positions)[:, None, None]
             cast = Rounding.nearest(self.dtype) if self.lenient and not self.narrow else NO_ROUNDING
             return cos, -sin if self.reversed != self.convention.inverse else sin, cast
-        angles = positions[:, None, None].astype(EXACT) * exact(inverse_frequencies(case.rotary_dim, self.base))
+        frequencies = exact(inverse_frequencies(case.rotary_dim, self.base))
+        factor, low, high, attention_factor = case.yarn
+        if factor != 1:
+            share = np.clip((np.arange(len(frequencies), dtype=EXACT) - low) / (high - low), 0, 1)
+            frequencies = frequencies * (1 - share) + frequencies / factor * share
+        angles = positions[:, None, None].astype(EXACT) * frequencies
         computed, kept = Rounding.truncating(torch.float32), self.arithmetic().compute if self.rounds_operations else NO_ROUNDING
         unit = (1 + computed.unit) * (1 + kept.unit) * (1 + REFERENCE.unit) - 1
-        absolute = computed.underflow + kept.underflow + float(table_angle_error(angles).max())
-        return np.cos(angles), np.sin(-angles if self.reversed else angles), Rounding(unit, absolute)
+        absolute = computed.underflow + kept.underflow + float(table_angle_error(angles).max(initial=0))
+        if self.convention.own_angles:  # as for `ropelab.conformance.rotation_conventions.OwnAngles`, and YaRN's mixture
+            inexact = FLOAT32_UNIT * abs(angles) * (3 * abs(np.log(frequencies)) + 10)
+            absolute += float(inexact.max(initial=0))
+        sines = np.sin(-angles if self.reversed else angles)
+        return attention_factor * np.cos(angles), attention_factor * sines, Rounding(unit, attention_factor * absolute)
 
     def _turned(self, value, c, s, rotary_dim: int, arithmetic: Arithmetic, relative: float = 0.0) -> Bounded:
         y, bound = value.copy(), abs(value) * relative
