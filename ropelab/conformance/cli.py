@@ -76,6 +76,7 @@ def verify(
     sizes: Annotated[
         str | None, typer.Option(help="Numbers of tokens beyond which a function has another path.")
     ] = None,
+    arrays: Annotated[str, typer.Option(help="torch, or jax for a function of JAX.")] = "torch",
     thorough: Annotated[bool, typer.Option("--thorough", help="Search longer for what a wrong function does.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print each law, and each counterexample.")] = False,
     timeout: TIMEOUT = Limits.seconds,
@@ -111,7 +112,7 @@ def verify(
         "maths": maths, "columns": columns, "inplace": inplace, "once_differentiable": once,
         "norm_last": norm_last, "norm_across": norm_across, "table_free": table_free,
         "rotary_dim": rotary_dim, "head_dim": head_dim, "q_heads": q_heads, "k_heads": k_heads, "base": base,
-        "device": device, "laws": law, "skip": skip or [], "thorough": thorough,
+        "device": device, "laws": law, "skip": skip or [], "thorough": thorough, "arrays": arrays,
     }  # fmt: skip
     if sizes is not None:
         declared["token_counts"] = _integers("sizes", sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,6 +15,7 @@ from ropelab.arguments import integers
 from ropelab.conformance.cache import CACHE_CONVENTIONS, CACHE_LAWS, CacheSubject
 from ropelab.conformance.case import Sizes
 from ropelab.conformance.conventions import CONVENTIONS
+from ropelab.conformance.jax_arrays import of_jax
 from ropelab.conformance.law import Law
 from ropelab.conformance.laws import LAWS
 from ropelab.conformance.subject import Subject
@@ -21,6 +23,7 @@ from ropelab.conformance.surroundings import Surroundings
 from ropelab.layout.pairing import LAYOUTS, check_layout
 
 SIGNS = ("standard", "reversed")
+ARRAYS = ("torch", "jax")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 MOST_TOKENS = 2**22
 """The largest number of tokens of a call."""
@@ -41,6 +44,7 @@ class Declaration:
         kept: the first contents of the subject's ``state``.
         thorough: whether the search for what a wrong function does may take long.
         strict: whether the author declared the arithmetic, so that any other rounding breaks a law.
+        arrays: whose arrays the function takes, one of ``ARRAYS``.
     """
 
     convention: str
@@ -51,6 +55,7 @@ class Declaration:
     kept: dict[str, Any] = field(default_factory=dict)
     thorough: bool = False
     strict: bool = False
+    arrays: str = "torch"
 
     @property
     def writes_cache(self) -> bool:
@@ -64,6 +69,7 @@ class Declaration:
             function: the function under test.
             surroundings: the global state, recorded before the import of the function if possible.
         """
+        function = of_jax(function) if self.arrays == "jax" else function
         claims = self.claims | {"state": dict(self.kept), "surroundings": surroundings}
         if self.writes_cache:
             return CacheSubject(function, CACHE_CONVENTIONS[self.convention], **claims)
@@ -95,6 +101,7 @@ def declare(
     dtype: torch.dtype = torch.float32,
     token_counts: Sequence[int] = Sizes.token_counts,
     thorough: bool = False,
+    arrays: str = "torch",
 ) -> Declaration:
     """Return the declaration of a function. It needs neither the function nor the device.
 
@@ -126,6 +133,7 @@ def declare(
         token_counts: numbers of tokens beyond which the function may take another path, such as the thresholds of a
             dispatch. The law ``token_counts`` compares some tokens of a call with one token more.
         thorough: whether the search for what a wrong function does may take long.
+        arrays: ``"jax"`` for a function of JAX, which gets and returns JAX's arrays.
 
     Raises:
         TypeError: a size or ``base`` is not a number, or ``dtype`` is not in ``DTYPES``.
@@ -173,7 +181,8 @@ def declare(
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
     kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
-    return Declaration(convention, chosen, sizes, about, claims, kept, thorough, maths is not None)
+    return Declaration(convention, chosen, sizes, about, claims, kept, thorough, maths is not None,
+                       _arrays(arrays, kind.in_place))
 
 
 def laws_of(convention: str) -> Mapping[str, Law]:
@@ -231,6 +240,15 @@ def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, pa
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"rotary_dim: expected an even number from 2 to head_dim = {head_dim}, got {rotary_dim}")
     return Sizes(q_heads=int(q_heads), k_heads=int(k_heads), head_dim=int(head_dim), rotary_dim=int(rotary_dim))
+
+
+def _arrays(arrays: str, in_place: bool | None) -> str:
+    if _one_of("arrays", arrays, ARRAYS) == "jax":
+        if in_place:
+            raise ValueError("arrays: expected torch for a convention in place, because arrays of JAX are immutable, got jax")
+        if find_spec("jax") is None:
+            raise ValueError("arrays: expected an installed package, got jax, which is not installed")
+    return arrays
 
 
 def _check_base(base: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ LEFT_OVER = 0.01
 MANY_TOKENS, LONG_TABLE = 64, 4096
 """A counterexample becomes a probe if it has at most that many tokens, at positions up to this row of a table. Other
 probes look at longer sequences and larger positions."""
+SECONDS = 3.0
+"""The limit of CPU time of a search. The faults that come last are kernels, which an interpreter runs slowly."""
 FLAGGED = ("ropelab", "flash_attn", "transformer_engine", "vllm")
 """The conventions that tell the function its layout."""
 
@@ -45,7 +48,9 @@ class Diagnosis:
         return f"{self.fault.sentence.rstrip('.')}{seen_in} [{self.fault.name}]"
 
 
-def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = None) -> list[Diagnosis]:
+def diagnose(
+    subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = None, seconds: float = SECONDS
+) -> list[Diagnosis]:
     """Return the faults of the catalogue that have the wrong results of ``subject``, the best explanation first.
 
     The subject and every fault answer the same probes. Each probe is translated into the convention and layout of the
@@ -56,6 +61,7 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
         failed: the counterexamples of the laws that it failed.
         sizes: the extents of the probes; by default `Sizes`, with heads that rotate as a whole unless the convention
             is partial.
+        seconds: the CPU time after which no further fault is asked.
 
     Returns:
         The faults with the same answers as ``subject`` to all probes that their conventions can express. A fault that
@@ -69,12 +75,18 @@ def diagnose(subject: Subject, failed: Iterable = (), *, sizes: Sizes | None = N
         wrong, right = answers(subject, rare_probes(subject, sizes))
 
     found: list[Diagnosis] = []
+    deadline = time.thread_time() + seconds
     for fault in sorted(FAULTS.values(), key=lambda f: f.triton):
+        if time.thread_time() > deadline:
+            break
         if fault.triton and INTERPRETED and found:
             break  # an explanation is found, and interpreted kernels are slow
         suspect = _suspect(fault, subject)
-        if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right)) is not None:
-            found.append(diagnosis)
+        if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right, deadline)) is not None:
+            # In another order of the axes a fault may do something else than its sentence says.
+            own = replace(suspect, seq_format=suspect.convention.seq_formats[0])
+            if own.seq_format == suspect.seq_format or compared(fault, own, subject, wrong, right, deadline) is not None:
+                found.append(diagnosis)
     if found:  # the questions of the identification, which no fault of the catalogue was made for
         asked = (
             Probe(question.name, question.case, question.ask, definition)
@@ -116,29 +128,40 @@ def answers(subject: Any, questions: Iterable[Any]) -> tuple[list, list]:
     return wrong, right
 
 
-def compared(fault: Fault, suspect: Any, subject: Any, wrong, right) -> Diagnosis | None:
+def compared(
+    fault: Fault, suspect: Any, subject: Any, wrong, right, deadline: float = math.inf
+) -> Diagnosis | None:
     """Return the fault as the explanation of a subject; None if any answer of the two differs.
 
     Args:
         fault: the fault.
         suspect, subject: the fault and the implementation: `Subject`, or `CacheSubject` of ``cache.subject``.
         wrong, right: the results of `answers`.
+        deadline: the CPU time of the thread after which the fault counts as no explanation.
     """
-    reproduced = _reproduced(suspect, subject, wrong, right)
+    reproduced = _reproduced(suspect, subject, wrong, right, deadline)
     return Diagnosis(fault, tuple(reproduced)) if reproduced else None
 
 
-def _reproduced(suspect: Any, subject: Any, wrong, right) -> list[str] | None:
-    """Return the names of the wrong probes that a suspect answers alike; None if any answer of the two differs."""
+def _reproduced(suspect: Any, subject: Any, wrong, right, deadline: float = math.inf) -> list[str] | None:
+    """Return the names of the wrong probes that a suspect answers alike; None if any answer of the two differs.
+
+    Two exceptions of one name may have different reasons, so they are no evidence.
+    """
     names: list[str] = []
     for probe, seen, truth in wrong:
+        if time.thread_time() > deadline:
+            return None
         found = _seen_as(probe, suspect, subject)
         if found is None:
             continue
         if not _same(seen, found, truth):
             return None
-        names.append(probe.name)
+        if not isinstance(seen, str):
+            names.append(probe.name)
     for probe, _, truth in right if names or not wrong else ():
+        if time.thread_time() > deadline:
+            return None
         found = _seen_as(probe, suspect, subject)
         if found is not None and _deviates(found, truth):
             return None

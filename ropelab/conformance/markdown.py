@@ -9,7 +9,7 @@ from typing import Any
 FLAGS = {"inplace": "--inplace", "once_differentiable": "--once-differentiable", "norm_last": "--norm-last",
          "norm_across": "--norm-across", "table_free": "--table-free"}  # fmt: skip
 DEFAULTS = {"sign": "standard", "head_dim": "16", "q_heads": "4", "k_heads": "2", "base": "10000.0", "device": "cpu",
-            "dtype": "float32"}  # fmt: skip
+            "dtype": "float32", "arrays": "torch"}  # fmt: skip
 """The defaults of the options of ``ropelab verify`` that have one."""
 
 

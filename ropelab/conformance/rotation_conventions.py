@@ -317,23 +317,27 @@ class MRope(_FlatTokens):
 class GatheredMRope(MRope):
     """The convention of ``triton_mrope`` in vLLM: flat heads, and a row of the tables for each axis of a token.
 
-    Source of the signature: vLLM 0.24.0, ``model_executor/layers/rotary_embedding/mrope.py``.
+    The last argument may be missing. Source of the signature: vLLM,
+    ``model_executor/layers/rotary_embedding/mrope.py``.
     """
 
     name = "triton_mrope"
     signature = (
-        "fn(q, k, cos, sin, mrope_section, head_size, rotary_dim, mrope_interleaved) -> (q, k), q and k [T, H * D], "
-        "cos and sin [axes, T, R/2]"
+        "fn(q, k, cos, sin, mrope_section, head_size, rotary_dim, mrope_interleaved, is_neox_style) -> (q, k), "
+        "q and k [T, H * D], cos and sin [axes, T, R/2]"
     )
+    in_place: bool | None = None
     looks_up = False
-    layouts = ("split_half",)
 
     def arguments(self, implementation, case):
         given = super().arguments(implementation, case)
         q, k, cos, sin, positions, section, turns = given.positional
         heads = tuple(x.flatten(1) for x in (q, k))
         rows = (table[positions.long()] for table in (cos, sin))
-        return Arguments(heads, (*heads, *rows, section, q.shape[-1], case.rotary_dim, turns))
+        options = {"is_neox_style": implementation.layout == "split_half"}
+        if implementation.layout == "split_half" and not accepts(implementation.function, "is_neox_style"):
+            options = {}  # the versions without this argument
+        return Arguments(heads, (*heads, *rows, section, q.shape[-1], case.rotary_dim, turns), options)
 
 
 class FlashInfer(_FlatTokens, OwnAngles):

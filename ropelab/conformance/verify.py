@@ -16,6 +16,7 @@ from ropelab.conformance.cache.diagnose import diagnose as find_cache_faults
 from ropelab.conformance.cache.identify import identify_cache
 from ropelab.conformance.case import Broken, NotApplicable, Noted, Sizes
 from ropelab.conformance.declared import Declaration, check_device, declare
+from ropelab.conformance.diagnose import SECONDS as DIAGNOSIS_SECONDS
 from ropelab.conformance.diagnose import Diagnosis
 from ropelab.conformance.diagnose import diagnose as find_faults
 from ropelab.conformance.identify import Identification, identify, recalls
@@ -120,7 +121,8 @@ def judge(
             if declaration.writes_cache:
                 diagnosis = tuple(find_cache_faults(fresh(), sizes))
             else:
-                diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes))
+                seconds = THOROUGH_SECONDS if declaration.thorough else DIAGNOSIS_SECONDS
+                diagnosis = tuple(find_faults(fresh(), counterexamples, sizes=sizes, seconds=seconds))
     about = {"function": getattr(function, "__qualname__", function), **declaration.about}
     return Report(about, tuple(results), diagnosis, history)
 

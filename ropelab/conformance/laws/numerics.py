@@ -110,6 +110,8 @@ def compile(subject, sizes):  # noqa: A001
     # On a CPU the traced graphs run as they are: that needs no C++ compiler, and takes 1 s where inductor takes 10 s.
     backend = "inductor" if subject.device.startswith("cuda") else "aot_eager"
     function = subject.function
+    if getattr(function, "_torchdynamo_disable", False):  # as a function of JAX is
+        raise NotApplicable("the function is excluded from torch.compile")
 
     def compiled(of: Callable) -> Callable:
         return torch.compile(of, backend=backend)
