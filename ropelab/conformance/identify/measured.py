@@ -347,15 +347,16 @@ class Measured:
             limit = self._simple(float(scale / rate)) if rate > 0 else 0.0
             if scale > 0 and limit > 0:
 
-                def rebased(plan: Plan) -> None:
+                def rebased(plan: Plan, length: Callable[[Plan], int]) -> None:
                     count = plan.frequency.shape[-1]
                     factor = max(1.0, scale * length(plan) / limit - scale + 1)
                     slower = factor ** (-np.arange(count) / (count - 1))
                     plan.frequency = plan.sine_frequency = plan.frequency * exact_array(slower)
 
-                words = f"has dynamic NTK scaling by {scale:g} beyond {limit:g} tokens"
-                yield Deviation("dynamic scaling", words, FREQUENCY, rebased,
-                                {"scaling": "dynamic", "factor": scale, "length": limit})  # fmt: skip
+                for unit, of in (("tokens", length), ("positions", lambda plan: int(plan.position.max(initial=0)) + 1)):
+                    words = f"has dynamic NTK scaling by {scale:g} beyond {limit:g} {unit}"
+                    yield Deviation("dynamic scaling", words, FREQUENCY, partial(rebased, length=of),
+                                    {"scaling": "dynamic", "factor": scale, "length": limit})  # fmt: skip
 
     def _rows(self, site: Site, pairs: list[int] | None, rates: np.ndarray) -> Iterator[Deviation]:
         """Yield deviations of the rows that tokens read, from rows recovered at known positions, in some pairs."""

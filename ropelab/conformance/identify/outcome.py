@@ -183,7 +183,7 @@ def _turned(plan: Plan, x: np.ndarray) -> Told:
     source, target = plan.layout, plan.out_layout
     if plan.is_gradient:  # the transposed matrix
         s0, s1, source, target = -s1, -s0, target, source
-    y, bound = x * plan.tail + plan.tail_added, np.zeros_like(x)
+    y, bound = rounded(plan, "tail", x) * plan.tail + plan.tail_added, np.zeros_like(x)
     rotates = slice(0, plan.rotary_dim)
     turn = _in_blocks if plan.blocks > 1 and source != target else _at_once
     y[..., rotates], bound[..., rotates] = turn(plan, x[..., rotates], (c0, c1, s0, s1), error, source, target)

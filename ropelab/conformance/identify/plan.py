@@ -73,6 +73,7 @@ FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     INTEGER: np.trunc,
 }
 """The name of a format -> a function that rounds to it."""
+OF_INPUT = "the dtype of the input"
 REDUCED = "one turn, with a remainder computed in float32"
 
 
@@ -81,6 +82,8 @@ def rounded(plan: Plan, what: str, values: np.ndarray) -> np.ndarray:
     if what not in plan.rounded:
         return values
     name = plan.rounded[what]
+    if name == OF_INPUT:
+        return _to_dtype(plan.question.case.inputs[plan.which].dtype)(values)
     return _reduced_in_float32(values) if name == REDUCED else FORMATS[name](values)
 
 

@@ -13,6 +13,7 @@ from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.circumstances import after_longer, autocast, tf32
 from ropelab.conformance.laws.addressing import axes_positions
+from ropelab.conformance.laws.memory import cut
 from ropelab.conformance.subject import Subject
 from ropelab.conformance.tensors import Tensors, copied
 
@@ -134,6 +135,8 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     cases[f"tokens from position {beyond} on"] = case(offsets=beyond)
     for name, at in cases.items():
         yield Question(name, at, FORWARD, _forward)
+    whole = case()
+    yield Question("inputs cut out of q, k and v", replace(whole, inputs=tuple(map(cut, whole.inputs))), FORWARD, _forward)
     plain, later = cases["tokens from position 0 on"], cases[f"tokens from position {moved} on"]
     yield Question("a call under autocast", plain, FORWARD, autocast)
     yield Question("a call with TF32 allowed", cases[f"tokens from position {beyond} on"], FORWARD, tf32)

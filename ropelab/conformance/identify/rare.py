@@ -21,6 +21,8 @@ from ropelab.conformance.tensors import Tensors
 BEYOND = 2**31
 FAR = 2**30
 """The distance of two sequences in elements: the third begins at ``BEYOND``."""
+FAR_POSITIONS = (259, 1027, 4099, 20_011, 32_771)
+"""Positions that have too many bits for bfloat16, and the last three for float16 as well."""
 SECONDS = 0.5
 """The expected time of a call with many tokens, above which it is not made."""
 MANY = 65_536
@@ -35,6 +37,10 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
             name = str(dtype).removeprefix("torch.")
             case = subject.draw(sizes, dtype=dtype, seed=variant)
             yield Question(f"tokens in {name}", case, FORWARD, lambda s, c: s(c))
+            far = replace(sizes, tokens=5)
+            yield Question(f"large positions in {name}",
+                           subject.draw(far, dtype=dtype, positions=torch.tensor(FAR_POSITIONS) + variant, seed=variant),
+                           FORWARD, lambda s, c: s(c))  # fmt: skip
             if subject.convention.differentiable:
                 yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT,
                                lambda s, c: s.gradients(c)[1])  # fmt: skip

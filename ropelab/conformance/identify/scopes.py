@@ -26,6 +26,7 @@ CIRCUMSTANCES: dict[str, Callable[[Question, int], bool]] = {
     "where positions do not begin at 0": lambda q, i: bool((q.case.token_positions()[:, :1] != 0).any()),
     "at negative positions": lambda q, i: bool((q.case.token_positions() < 0).any()),
     "where positions are passed one by one": lambda q, i: q.case.positions is not None,
+    "where inputs are cut out of a larger tensor": lambda q, i: q.name.startswith("inputs cut out"),
     "under autocast": lambda q, i: "autocast" in q.name,
     "where TF32 is allowed": lambda q, i: "TF32" in q.name,
     "after a call with a longer sequence": lambda q, i: "after a longer" in q.name,

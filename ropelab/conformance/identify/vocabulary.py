@@ -10,7 +10,7 @@ import numpy as np
 from ropelab.conformance.bounds import EXACT
 from ropelab.conformance.case import rank_positions
 from ropelab.conformance.identify.deviation import Deviation
-from ropelab.conformance.identify.plan import FORMATS, INTEGER, REDUCED, Plan, Wires, last_row
+from ropelab.conformance.identify.plan import FORMATS, INTEGER, OF_INPUT, REDUCED, Plan, Wires, last_row
 from ropelab.layout.pairing import LAYOUTS
 from ropelab.positions.axes import mrope_axes
 
@@ -139,7 +139,8 @@ def _second_chunk(plan: Plan, step: int) -> np.ndarray:
         return plan.position
     half = case.shape[1] // 2
     second = (2 * size - 1 - rank + step) * half + plan.token - half
-    return np.where(plan.token < half, plan.position, second)
+    last = size * case.shape[1] - 1  # of the tables; a rank without a neighbour stays in them
+    return np.where(plan.token < half, plan.position, np.minimum(second, last))
 
 
 def _rank_from_end(plan: Plan) -> np.ndarray:
@@ -163,6 +164,10 @@ def _exchanged(one: int, other: int) -> Callable[[tuple[int, ...], Plan], tuple[
     return lambda axes, plan: tuple(order.get(axis, axis) for axis in axes)
 
 
+def _replaced(one: int, other: int) -> Callable[[tuple[int, ...], Plan], tuple[int, ...]]:
+    return lambda axes, plan: tuple(other if axis == one else axis for axis in axes)
+
+
 def _other_arrangement(axes: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
     """Return the axes with adjacent pairs of an axis in place of axes that take turns, or the other way round."""
     case = plan.question.case
@@ -174,9 +179,8 @@ def _crossed(adjacent: bool) -> Change:
     """Return the change for pairs of one layout with tables that have a column for each feature in the other layout."""
 
     def change(plan: Plan) -> None:
-        heads, width = plan.shape[2:]
         half = plan.rotary_dim // 2
-        feature, tail = np.arange(2 * half), np.arange(2 * half, width)
+        feature, tail = np.arange(2 * half), np.arange(2 * half, plan.shape[3])
         partner = feature ^ 1 if adjacent else (feature + half) % (2 * half)
         column = feature % half if adjacent else feature // 2
         sign = np.where(feature < partner, -1.0, 1.0)
@@ -185,13 +189,36 @@ def _crossed(adjacent: bool) -> Change:
             (feature, partner, np.full_like(feature, 2), column, sign),
             (tail, tail, np.zeros_like(tail), np.zeros_like(tail), np.ones(len(tail))),
         )
-        to, element, table, columns, amplitude = (np.concatenate(values) for values in zip(*parts, strict=True))
-        begin = np.repeat(np.arange(heads) * width, len(to))
-        plan.wires = Wires(begin + np.tile(to, heads), np.full(len(begin), plan.which), begin + np.tile(element, heads),
-                           np.tile(table, heads), np.tile(columns, heads), np.zeros_like(begin),
-                           np.tile(amplitude, heads))  # fmt: skip
+        plan.wires = _of_every_head(plan, parts)
 
     return change
+
+
+def _half_a_head_apart(plan: Plan) -> None:
+    """Pair feature i of the first half of the head with feature ``i + D/2`` for the i that have a frequency."""
+    heads, width = plan.shape[2:]
+    count = plan.rotary_dim // 2
+    first = np.arange(count)
+    second, others = first + width // 2, np.setdiff1d(np.arange(width), np.r_[first, first + width // 2])
+    ones, none = np.ones(count), np.zeros(len(others), dtype=int)
+    parts = (
+        (first, first, np.full(count, 1), first, ones),
+        (first, second, np.full(count, 2), first, -ones),
+        (second, second, np.full(count, 1), first, ones),
+        (second, first, np.full(count, 2), first, ones),
+        (others, others, none, none, np.ones(len(others))),
+    )
+    plan.wires = _of_every_head(plan, parts)
+
+
+def _of_every_head(plan: Plan, parts) -> Wires:
+    """Return the wires of all heads from ``(to, element, table, column, amplitude)`` of the features of one."""
+    heads, width = plan.shape[2:]
+    to, element, table, columns, amplitude = (np.concatenate(values) for values in zip(*parts, strict=True))
+    begin = np.repeat(np.arange(heads) * width, len(to))
+    return Wires(begin + np.tile(to, heads), np.full(len(begin), plan.which), begin + np.tile(element, heads),
+                 np.tile(table, heads), np.tile(columns, heads), np.zeros_like(begin),
+                 np.tile(amplitude, heads))  # fmt: skip
 
 
 def _laid_out(layout: str) -> Change:
@@ -354,6 +381,10 @@ ROWS: dict[str, Callable[[Plan], np.ndarray]] = {
     "takes the second chunk of the rank after": lambda p: _second_chunk(p, -1),
     "takes the second chunk of the rank before": lambda p: _second_chunk(p, 1),
     "counts the ranks from the last": _rank_from_end,
+    "reads the second axis of the positions for the pairs of the third": lambda p: _along(p, _replaced(2, 1)),
+    "reads the third axis of the positions for the pairs of the second": lambda p: _along(p, _replaced(1, 2)),
+    "reads the first axis of the positions for the pairs of the third": lambda p: _along(p, _replaced(2, 0)),
+    "reads the first axis of the positions for the pairs of the second": lambda p: _along(p, _replaced(1, 0)),
     "reads the first axis of the positions for every pair": lambda p: _along(p, lambda axes, _: (0,) * len(axes)),
     "exchanges the second and the third axis of the positions": lambda p: _along(p, _exchanged(1, 2)),
     "exchanges the first and the second axis of the positions": lambda p: _along(p, _exchanged(0, 1)),
@@ -374,7 +405,7 @@ TERMS = {"sin0": "x1 s0", "sin1": "x0 s1", "cos0": "x0 c0", "cos1": "x1 c1"}
 AXES = {0: "sequences", 1: "tokens", 2: "heads", 3: "features"}
 ROUNDED = {
     "position": "positions", "frequency": "inverse frequencies", "angle": "angles", "table": "cosines and sines",
-    "input": "the input", "product": "the products", "output": "the result",
+    "tail": "the features that do not rotate", "input": "the input", "product": "the products", "output": "the result",
 }  # fmt: skip
 
 
@@ -435,6 +466,8 @@ def vocabulary() -> Iterator[Deviation]:
     yield make("wiring", words, PAIR, _crossed(adjacent=True))
     words = "pairs the halves of a head, and reads tables whose columns are for adjacent features"
     yield make("wiring", words, PAIR, _crossed(adjacent=False))
+    words = "pairs feature i with the feature half a head further, and not half of the features that rotate"
+    yield make("wiring", words, PAIR, _half_a_head_apart)
     for layout in LAYOUTS:
         yield make("layout", f"pairs features as {layout}", PAIR, _laid_out(layout))
     yield make("overwritten", "is in memory that the next call overwrites", PURE, _with("overwritten", True))
@@ -459,6 +492,10 @@ def vocabulary() -> Iterator[Deviation]:
             yield make("order", f"has its {what} moved by one", OWN, _ordered(axis, lambda n: np.roll(np.arange(n), 1)))
     yield make("inputs", "overwrites its input", PURE, _with("changed_inputs", True))
     yield make("arguments", "changes another argument", PURE, _with("changed_arguments", True))
+    yield make("rounding of position", "rounds positions to the dtype of the input", BITS,
+               _rounding(("position",), OF_INPUT))  # fmt: skip
+    yield make("rounding of table", "rounds cosines and sines to the dtype of the input", BITS,
+               _rounding(("table",), OF_INPUT))  # fmt: skip
     yield make("rounding of angle", f"reduces angles to {REDUCED}", BITS, _rounding(("angle",), REDUCED))
     for name in FORMATS:
         for together in (("position", "frequency"), ("position", "frequency", "angle")):

@@ -89,7 +89,7 @@ def _contiguous_result(subject, case):
     return [(exact(y), 2 * bound) for y, (_, bound) in zip(subject(case), subject.expected(case), strict=True)]
 
 
-def _cut(x: torch.Tensor) -> torch.Tensor:
+def cut(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` as a slice of a buffer with more heads, like q in a fused projection."""
     buffer = torch.full((*x.shape[:2], x.shape[2] + 3, x.shape[3]), float("nan"), dtype=x.dtype, device=x.device)
     buffer[:, :, 1:-2] = x
@@ -102,7 +102,7 @@ def _every_second(x: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 ARRANGEMENTS = {
-    "cut out of q, k and v": _cut,
+    "cut out of q, k and v": cut,
     "with tokens innermost": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     "with heads outermost": lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
     "at every second token": lambda x: _every_second(x, 1),
