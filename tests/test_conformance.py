@@ -19,6 +19,7 @@ from ropelab.conformance.report import text
 from ropelab.conformance.surroundings import Surroundings
 from ropelab.conformance.verify import hold
 from ropelab.conformance.where import pattern
+from ropelab.interop import megatron
 from ropelab.kernels import INTERPRETED
 from tests.conftest import HAS_GPU
 
@@ -123,7 +124,9 @@ RIGHT = {
     "huggingface": correct.huggingface, "flash_attn": correct.flash_attn,
     "transformer_engine": correct.transformer_engine, "deepspeed": correct.deepspeed, "vllm": correct.vllm,
     "complex": correct.complex_numbers, "module": correct.Module, "plain": correct.plain,
-    "flashinfer": correct.flashinfer, "mrope": correct.mrope,
+    "flashinfer": correct.flashinfer, "mrope": correct.mrope, "triton_mrope": correct.triton_mrope,
+    "fused_apply_mla_rope_for_q": correct.fused_apply_mla_rope_for_q,
+    "fused_apply_mla_rope_for_kv": correct.fused_apply_mla_rope_for_kv, "rope_posfreq_epi": correct.rope_posfreq_epi,
 }  # fmt: skip
 
 
@@ -133,9 +136,14 @@ def test_every_convention_has_functions_that_conform(convention):
     assert sum(result.status == "pass" for result in report.results) >= 20
 
 
-@pytest.mark.parametrize("convention", ["flash_attn", "vllm", "transformer_engine", "flashinfer"])
+@pytest.mark.parametrize("convention", ["flash_attn", "vllm", "transformer_engine", "flashinfer", "triton_mrope"])
 def test_adjacent_pairs(convention):
     assert_conforms(RIGHT[convention], convention, layout="interleaved", skip=SLOW)
+
+
+@pytest.mark.parametrize("name", ["fused_apply_mla_rope_for_q", "fused_apply_mla_rope_for_kv"])
+def test_our_functions_by_megatrons_names(name, torch_backend):
+    assert_conforms(getattr(megatron, name), name, dtype=torch.bfloat16, skip=SLOW)
 
 
 def from_transformers(model):
@@ -242,7 +250,8 @@ def test_torchembed_0_3_2_kernel():
 def test_the_last_rows_of_tensors_that_are_large_on_a_gpu(convention):
     """The part of the law ``huge`` that takes gigabytes, with a few thousand elements."""
     kind = CONVENTIONS[convention]
-    subject = Subject(RIGHT[convention], kind, seq_format=kind.seq_formats[0], narrow=kind.narrow,
+    layouts = {"layout": kind.layouts[0], "out_layout": kind.out_layout or kind.layouts[0]}
+    subject = Subject(RIGHT[convention], kind, seq_format=kind.seq_formats[0], narrow=kind.narrow, **layouts,
                       in_place=bool(kind.in_place))  # fmt: skip
     for comparison in _beyond_int32(subject, Sizes(rotary_dim=16), elements=2**12):
         assert comparison.actual.shape[1] == 16 and comparison.excess.max() <= 1

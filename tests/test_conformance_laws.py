@@ -146,6 +146,7 @@ WRONG = {
     "keys_independent": ("huggingface", lambda q, k, c, s: huggingface(q + 1e-3 * k.mean(), k, c, s), {}),
     "single_head": ("plain", lambda x, p: plain(x, p) if x.shape[2] > 1 else x, {}),
     "offsets": ("flash_attn", lambda x, cos, sin, seqlen_offsets=0: flash_attn(x, cos, sin), {}),
+    "interpolation": ("flashinfer", lambda q, k, p, *of, rope_scale=1, **o: correct.flashinfer(q, k, p, *of, **o), {}),
     "axes": ("mrope", lambda q, k, c, s, p, *of: correct.mrope(q, k, c, s, p.flip(0), *of), {}),
     "decode": ("flash_attn", lambda x, cos, sin, seqlen_offsets=0: flash_attn(x, cos, sin), {}),
     "packed": ("flash_attn", without_cu_seqlens, {}),

@@ -5,6 +5,7 @@ import torch
 
 from ropelab.conformance import verify
 from ropelab.conformance.cache.correct import FORMS, Operator
+from ropelab.conformance.cache.faults import CACHE_FAULTS
 from ropelab.conformance.faults import correct
 from tests.test_identify import identified, one_thread  # noqa: F401
 
@@ -39,6 +40,57 @@ def last_token_left(q, k, cos, sin, unsqueeze_dim=1):
 @reached("huggingface", "takes the positions of the sequences in reverse order")
 def tables_of_other_sequences(q, k, cos, sin, unsqueeze_dim=1):
     return correct.huggingface(q, k, cos.flip(0), sin.flip(0), unsqueeze_dim)
+
+
+@reached("plain", "has dynamic NTK scaling by 1 beyond 32 positions")
+def dynamic_ntk(x, positions):
+    width, count = x.shape[-1], int(positions.max()) + 1 if positions.numel() else 1
+    base = 10000.0 * max(1.0, count / 32) ** (width / (width - 2))
+    return correct.plain(x, positions, base)
+
+
+@reached("vllm", "is not rotated where inputs are cut out of a larger tensor")
+def k_not_written_back(positions, query, key, head_size, cos_sin_cache, is_neox):
+    correct.vllm(positions, query, key if key.is_contiguous() else key.clone(), head_size, cos_sin_cache, is_neox)
+
+
+@reached("deepspeed", "rounds the features that do not rotate to float16", rotary_dim=8)
+def tail_in_float16(t, freqs_cos, freqs_sin):
+    turned = correct.deepspeed(t, freqs_cos, freqs_sin)
+    tail = turned[..., freqs_cos.shape[-1] :]
+    return torch.cat((turned[..., : freqs_cos.shape[-1]], tail.half().to(t.dtype)), dim=-1)
+
+
+@reached("plain", "rounds positions to the dtype of the input")
+def positions_in_the_dtype_of_x(x, positions):
+    return correct.plain(x, positions.to(x.dtype))
+
+
+@reached("mrope", "reads the second axis of the positions for the pairs of the third")
+def width_reads_height(q, k, cos, sin, positions, mrope_section, mrope_interleaved):
+    positions = torch.stack((positions[0], positions[1], positions[1]))
+    return correct.mrope(q, k, cos, sin, positions, mrope_section, mrope_interleaved)
+
+
+@reached("flashinfer", "multiplies positions by the scale that should divide them")
+def scale_multiplies(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
+    return correct.flashinfer(q, k, pos_ids, rotary_dim, interleave, 1 / rope_scale, rope_theta)
+
+
+HALF_A_HEAD = "pairs feature i with the feature half a head further, and not half of the features that rotate"
+
+
+@reached("vllm", f"{HALF_A_HEAD} in sequences of more than 10239 tokens", rotary_dim=8)
+def many_tokens_pair_the_whole_head(positions, query, key, head_size, cos_sin_cache, is_neox):
+    if len(positions) < 10_240:
+        return correct.vllm(positions, query, key, head_size, cos_sin_cache, is_neox)
+    cos, sin = (table[positions][:, None] for table in cos_sin_cache.chunk(2, dim=-1))
+    for x in (query, key):
+        heads, count = x.unflatten(-1, (-1, head_size)), cos.shape[-1]
+        near, far = heads[..., :count], heads[..., head_size // 2 : head_size // 2 + count]
+        turned = near * cos - far * sin, far * cos + near * sin
+        near.copy_(turned[0])
+        far.copy_(turned[1])
 
 
 def adjacent(q, k, cos, sin, unsqueeze_dim):
@@ -131,6 +183,27 @@ def test_an_operator_with_a_cache_is_described(operator, part, says):
     (deviation,) = report.identification.deviations
     assert (deviation.scope.name, deviation.words) == (part, says)
     assert report.identification.proven
+
+
+BLOCKS = {
+    "rotation_not_inverted": "turns by minus the angle",
+    "scale_rounded_down": "has scales half as large as the numbers need, and clips",
+    "scale_of_the_neighbouring_group": "has the scales of the other half of the heads",
+    "first_exponent_in_the_highest_byte": "has the scales of its blocks in reverse order",
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_an_operator_with_block_scales_is_described(name):
+    fault = CACHE_FAULTS[name]
+    found = verify(fault.function, fault.convention, laws=["definition"], shrink=False).identification
+    assert found.proven and [(d.scope.name, d.words) for d in found.deviations] == [("the stored k", BLOCKS[name])]
+
+
+def test_eight_bit_floats_with_a_given_scale_are_described():
+    convention = "rope_quantize_fp8_append_paged_kv_cache"
+    found = verify(FORMS[convention](KeysBefore()), convention, laws=["definition"], shrink=False).identification
+    assert [(d.scope.name, d.words) for d in found.deviations] == [("the stored k", "is not rotated")]
 
 
 def test_the_norm_of_a_packed_qkv():

@@ -39,6 +39,7 @@ from ropelab.conformance.faults.correct import ropelab as ropelab_like
 from ropelab.conformance.cache.correct import CORRECT
 
 rope_and_cache, fused_qk_norm_rope = CORRECT["rope_and_cache"], CORRECT["fused_qk_norm_rope"]
+sglang_fused_qk_norm_rope = CORRECT["sglang_fused_qk_norm_rope"]
 """
 BROKEN = """
 

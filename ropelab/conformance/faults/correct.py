@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -70,6 +71,48 @@ def assemble_mla_kv(kv, k_pe, nope_dim, **options):
     return torch.cat((k, turned.expand(*k.shape[:-1], -1)), dim=-1), kv[..., nope_dim:]
 
 
+def rope_posfreq_epi(x, weight, pos, freq):
+    """Return ``D``: the product of ``x [T, K]`` and ``weight [K, N]``, rotated by angles that it computes in float64.
+
+    Args:
+        pos: float32 ``[1, T]``. freq: float32 ``[1, N]``, two numbers for the turns per position of each pair.
+    """
+    angles = 2 * math.pi * freq.double().unflatten(-1, (-1, 2)).sum(-1) * pos.double().T
+    return {"D": turn(x @ weight, angles.cos(), angles.sin(), "interleaved")}
+
+
+def fused_apply_mla_rope_for_q(
+    t, cos, sin, qk_head_dim, emb_dim, cu_seqlens_q=None, cp_rank=0, cp_size=1, rotary_interleaved=False
+):
+    """Rotate the last ``emb_dim`` features of ``t``; adjacent pairs become halves.
+
+    Args:
+        t: ``[S, B, H, D]``, or ``[T, H, D]`` with ``cu_seqlens_q``.
+        cos, sin: ``[P, 1, 1, emb_dim]``.
+    """
+    nope, turned = t.split((qk_head_dim, emb_dim), dim=-1)
+    return torch.cat((nope, _mla_turned(turned, cos, sin, cu_seqlens_q, cp_rank, cp_size)), dim=-1)
+
+
+def fused_apply_mla_rope_for_kv(
+    kv, k_pos_emb, cos, sin, emb_dim, k_dim, v_dim, cu_seqlens_kv=None, cp_rank=0, cp_size=1, rotary_interleaved=False
+):
+    """Split ``kv`` into key and value, and put the rotated ``k_pos_emb`` behind every head of the key."""
+    k, v = kv.split((k_dim, v_dim), dim=-1)
+    turned = _mla_turned(k_pos_emb, cos, sin, cu_seqlens_kv, cp_rank, cp_size)
+    return torch.cat((k, turned.expand(*k.shape[:-1], -1)), dim=-1), v
+
+
+def _mla_turned(x, cos, sin, cu_seqlens, cp_rank, cp_size):
+    """Rotate adjacent pairs of ``x``, and write them as halves."""
+    if cu_seqlens is None:
+        rows = torch.arange(len(x), device=x.device)[:, None]
+    else:
+        rows = PackedSequences(cu_seqlens, len(x), cp_size=cp_size, cp_rank=cp_rank).positions
+    cos, sin = (table[:, 0, 0, : x.shape[-1] // 2][rows][..., None, :] for table in (cos, sin))
+    return turn(x, cos, sin, "interleaved", "split_half")
+
+
 def huggingface(q, k, cos, sin, unsqueeze_dim=1, layout="split_half", out_layout=None):
     """Rotate q and k by tables with a row for each token.
 
@@ -94,6 +137,16 @@ def mrope(q, k, cos, sin, positions, mrope_section, mrope_interleaved, layout="s
     rows, columns = positions.long()[list(axes)].T, range(len(axes))
     cos, sin = (table[rows, columns][:, None] for table in (cos, sin))
     return turn(q, cos, sin, layout), turn(k, cos, sin, layout)
+
+
+def triton_mrope(
+    q, k, cos, sin, mrope_section, head_size, rotary_dim, mrope_interleaved, is_neox_style=True
+):  # fmt: skip
+    """Rotate ``q, k [T, H * D]`` by ``cos, sin [axes, T, R/2]``; each pair reads the row of its axis."""
+    axes = mrope_axes(mrope_section, mrope_interleaved=mrope_interleaved)
+    cos, sin = (table[list(axes), :, range(len(axes))].T[:, None] for table in (cos, sin))
+    layout = interleaved_name(not is_neox_style)
+    return tuple(turn(x.unflatten(-1, (-1, head_size)), cos, sin, layout).flatten(1) for x in (q, k))
 
 
 def flash_positions(x, seqlen_offsets=0, cu_seqlens=None):
