@@ -92,7 +92,9 @@ def angles_by_matmul(x, positions):
     return correct.turn_by(x, positions.float()[..., None] @ frequencies[None])
 
 
-def rounds_operations(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None):
+def rounds_operations(
+    x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None, max_seqlen=None
+):
     """The right rotation, with a rounding to the dtype of x after every operation."""
     if inplace or cu_seqlens is not None or torch.is_tensor(seqlen_offsets):
         raise NotImplementedError

@@ -181,8 +181,9 @@ def declare(
     if convention in CACHE_CONVENTIONS:
         claims, about = claims | variants, about | variants
     kept = {} if columns is None else {"columns": _one_of("columns", columns, LAYOUTS)}
-    return Declaration(convention, chosen, sizes, about, claims, kept, thorough, maths is not None,
-                       _arrays(arrays, kind.in_place))
+    return Declaration(
+        convention, chosen, sizes, about, claims, kept, thorough, maths is not None, _arrays(arrays, kind.in_place)
+    )
 
 
 def laws_of(convention: str) -> Mapping[str, Law]:
@@ -245,7 +246,9 @@ def _sizes(q_heads: int, k_heads: int, head_dim: int, rotary_dim: int | None, pa
 def _arrays(arrays: str, in_place: bool | None) -> str:
     if _one_of("arrays", arrays, ARRAYS) == "jax":
         if in_place:
-            raise ValueError("arrays: expected torch for a convention in place, because arrays of JAX are immutable, got jax")
+            raise ValueError(
+                "arrays: expected torch for a convention in place, because arrays of JAX are immutable, got jax"
+            )
         if find_spec("jax") is None:
             raise ValueError("arrays: expected an installed package, got jax, which is not installed")
     return arrays

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ropelab.conformance.case import Case, NotApplicable, Sizes
+from ropelab.conformance.case import Broken, Case, NotApplicable, Sizes
 from ropelab.conformance.convention import accepts
 from ropelab.conformance.conventions import CONVENTIONS
 from ropelab.conformance.faults import FAULTS, Fault, runs_on
@@ -71,12 +71,12 @@ def diagnose(
         sizes = Sizes() if subject.convention.partial else Sizes(rotary_dim=Sizes.head_dim)
     cases = [replace(c.case, cotangents=()) for c in failed if _is_small(c.case)]
     wrong, right = answers(subject, probes(subject, sizes, cases))
-    if not wrong:
+    if not any(_is_evidence(probe, seen) for probe, seen, _ in wrong):
         wrong, right = answers(subject, rare_probes(subject, sizes))
 
     found: list[Diagnosis] = []
     deadline = time.thread_time() + seconds
-    for fault in sorted(FAULTS.values(), key=lambda f: f.triton):
+    for fault in sorted(FAULTS.values(), key=lambda f: (f.triton, f.convention != subject.convention.name)):
         if time.thread_time() > deadline:
             break
         if fault.triton and INTERPRETED and found:
@@ -85,7 +85,10 @@ def diagnose(
         if suspect is not None and (diagnosis := compared(fault, suspect, subject, wrong, right, deadline)) is not None:
             # In another order of the axes a fault may do something else than its sentence says.
             own = replace(suspect, seq_format=suspect.convention.seq_formats[0])
-            if own.seq_format == suspect.seq_format or compared(fault, own, subject, wrong, right, deadline) is not None:
+            if (
+                own.seq_format == suspect.seq_format
+                or compared(fault, own, subject, wrong, right, deadline) is not None
+            ):
                 found.append(diagnosis)
     if found:  # the questions of the identification, which no fault of the catalogue was made for
         asked = (
@@ -128,9 +131,7 @@ def answers(subject: Any, questions: Iterable[Any]) -> tuple[list, list]:
     return wrong, right
 
 
-def compared(
-    fault: Fault, suspect: Any, subject: Any, wrong, right, deadline: float = math.inf
-) -> Diagnosis | None:
+def compared(fault: Fault, suspect: Any, subject: Any, wrong, right, deadline: float = math.inf) -> Diagnosis | None:
     """Return the fault as the explanation of a subject; None if any answer of the two differs.
 
     Args:
@@ -146,7 +147,7 @@ def compared(
 def _reproduced(suspect: Any, subject: Any, wrong, right, deadline: float = math.inf) -> list[str] | None:
     """Return the names of the wrong probes that a suspect answers alike; None if any answer of the two differs.
 
-    Two exceptions of one name may have different reasons, so they are no evidence.
+    A suspect has to share a deviation that is evidence.
     """
     names: list[str] = []
     for probe, seen, truth in wrong:
@@ -157,7 +158,7 @@ def _reproduced(suspect: Any, subject: Any, wrong, right, deadline: float = math
             continue
         if not _same(seen, found, truth):
             return None
-        if not isinstance(seen, str):
+        if _is_evidence(probe, seen):
             names.append(probe.name)
     for probe, _, truth in right if names or not wrong else ():
         if time.thread_time() > deadline:
@@ -166,6 +167,14 @@ def _reproduced(suspect: Any, subject: Any, wrong, right, deadline: float = math
         if found is not None and _deviates(found, truth):
             return None
     return names
+
+
+def _is_evidence(probe: Any, seen: Seen) -> bool:
+    """Return whether an answer tells faults apart: numbers, or the lack of a gradient.
+
+    Two other exceptions of one name may have different reasons.
+    """
+    return not isinstance(seen, str) or seen == Broken.__name__ or probe.name.startswith("the gradient")
 
 
 def _suspect(fault: Fault, subject: Subject) -> Subject | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -86,7 +87,7 @@ class MegatronMLAQuery(Convention):
     expresses = frozenset({"inverse", "factor", "offset", "positions", "negative", "packed", "shards"})
     layouts = ("interleaved",)
     out_layout = "split_half"
-    seq_formats = ("sbhd",)
+    seq_formats: tuple[str, ...] = ("sbhd",)
     constant_tables = True
     packed_name = "cu_seqlens_q"
 
@@ -103,7 +104,8 @@ class MegatronMLAQuery(Convention):
 
     def _where(self, implementation: Implementation, case: Case) -> tuple[torch.Tensor, torch.Tensor, dict]:
         """Return tables ``[P, 1, 1, R]`` and the arguments that say which rows packed tokens take."""
-        options, positions = {}, case.shared_positions()
+        options: dict[str, Any] = {}
+        positions = case.shared_positions()
         if case.lengths is not None:
             if case.offsets != 0:
                 raise NotApplicable(f"{self.name}: its packed documents all start at position 0")
@@ -163,5 +165,3 @@ def heads_as_sequences(case: Case) -> Case:
     if positions is not None and positions.ndim == 2 and len(positions) > 1:
         positions = positions.repeat_interleave(heads, dim=0)
     return replace(case, inputs=(x.reshape(rows * heads, tokens, 1, head_dim),), offsets=offsets, positions=positions)
-
-

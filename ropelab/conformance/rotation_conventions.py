@@ -15,7 +15,7 @@ from ropelab.conformance.implementation import Implementation
 from ropelab.conformance.tensors import Tensors
 from ropelab.kernels import NO_POSITION
 from ropelab.layout.pairing import join
-from ropelab.layout.seq_format import DENSE_FORMATS, from_bshd, to_bshd
+from ropelab.layout.seq_format import DENSE_FORMATS, from_bshd
 from ropelab.positions.packed import PackedSequences, context_parallel_positions
 
 ALL = frozenset(CANNOT) - {"interpolation"}
@@ -32,7 +32,7 @@ class Ropelab(Convention):
     expresses = ALL
     pair = True
     in_place: bool | None = None
-    seq_formats = DENSE_FORMATS
+    seq_formats: tuple[str, ...] = DENSE_FORMATS
 
     def arguments(self, implementation, case):
         tensors = native(implementation, case)

@@ -236,7 +236,7 @@ class WeightsOfQueriesForKeys(Operator):
     "The normalized head is rounded to the dtype of the inputs before the weight and the rotation.",
     symptom="two more roundings than the operator declares",
     seen_in="vllm-xpu-kernels#534",
-    options={"dtype": torch.bfloat16},
+    options={"dtype": torch.bfloat16, "maths": "wide"},
     must_fail=("definition",),
     only_definition="the additional roundings are the same in every call",
 )

@@ -262,7 +262,7 @@ def _old(subject: CacheSubject, case: CacheCase, which: int) -> Bounded:
 
 
 def _of_scales(change: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]) -> Hypothesis:
-    """Return the hypothesis that features ``[n, H, blocks, D / blocks]`` and exponents ``[n, H, blocks]`` are changed."""
+    """Return the hypothesis of other features ``[n, H, blocks, D / blocks]`` and exponents ``[n, H, blocks]``."""
 
     def changed(subject: CacheSubject, case: CacheCase) -> Bounded:
         kind = subject.convention

@@ -213,10 +213,15 @@ class CacheSubject(Implementation):
             share = np.clip((np.arange(len(frequencies), dtype=EXACT) - low) / (high - low), 0, 1)
             frequencies = frequencies * (1 - share) + frequencies / factor * share
         angles = positions[:, None, None].astype(EXACT) * frequencies
-        computed, kept = Rounding.truncating(torch.float32), self.arithmetic().compute if self.rounds_operations else NO_ROUNDING
+        computed, kept = (
+            Rounding.truncating(torch.float32),
+            self.arithmetic().compute if self.rounds_operations else NO_ROUNDING,
+        )
         unit = (1 + computed.unit) * (1 + kept.unit) * (1 + REFERENCE.unit) - 1
         absolute = computed.underflow + kept.underflow + float(table_angle_error(angles).max(initial=0))
-        if self.convention.own_angles:  # as for `ropelab.conformance.rotation_conventions.OwnAngles`, and YaRN's mixture
+        if (
+            self.convention.own_angles
+        ):  # as for `ropelab.conformance.rotation_conventions.OwnAngles`, and YaRN's mixture
             inexact = FLOAT32_UNIT * abs(angles) * (3 * abs(np.log(frequencies)) + 10)
             absolute += float(inexact.max(initial=0))
         sines = np.sin(-angles if self.reversed else angles)

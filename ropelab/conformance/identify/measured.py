@@ -154,8 +154,9 @@ class Measured:
 
     def _rates(self, deviation: Deviation) -> np.ndarray:
         """Return the inverse frequencies of a deviation, times its multiple."""
-        plan = SimpleNamespace(frequency=self.frequency, sine_frequency=self.frequency, row=np.zeros(1),
-                               multiple=1.0, several=False, factor=1.0, rounded={})  # fmt: skip
+        question = SimpleNamespace(case=SimpleNamespace(interpolation=1.0))
+        plan = SimpleNamespace(question=question, frequency=self.frequency, sine_frequency=self.frequency,
+                               row=np.zeros(1), multiple=1.0, several=False, factor=1.0, rounded={})  # fmt: skip
         deviation.change(cast(Plan, plan))
         return np.asarray(plan.multiple * plan.frequency, dtype=np.float64)
 

@@ -136,7 +136,9 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     for name, at in cases.items():
         yield Question(name, at, FORWARD, _forward)
     whole = case()
-    yield Question("inputs cut out of q, k and v", replace(whole, inputs=tuple(map(cut, whole.inputs))), FORWARD, _forward)
+    yield Question(
+        "inputs cut out of q, k and v", replace(whole, inputs=tuple(map(cut, whole.inputs))), FORWARD, _forward
+    )
     plain, later = cases["tokens from position 0 on"], cases[f"tokens from position {moved} on"]
     yield Question("a call under autocast", plain, FORWARD, autocast)
     yield Question("a call with TF32 allowed", cases[f"tokens from position {beyond} on"], FORWARD, tf32)

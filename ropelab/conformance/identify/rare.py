@@ -38,9 +38,9 @@ def rare_questions(subject: Subject, sizes: Sizes, variant: int) -> Iterator[Que
             case = subject.draw(sizes, dtype=dtype, seed=variant)
             yield Question(f"tokens in {name}", case, FORWARD, lambda s, c: s(c))
             far = replace(sizes, tokens=5)
-            yield Question(f"large positions in {name}",
-                           subject.draw(far, dtype=dtype, positions=torch.tensor(FAR_POSITIONS) + variant, seed=variant),
-                           FORWARD, lambda s, c: s(c))  # fmt: skip
+            at = torch.tensor(FAR_POSITIONS) + variant
+            beyond_16_bits = subject.draw(far, dtype=dtype, positions=at, seed=variant)
+            yield Question(f"large positions in {name}", beyond_16_bits, FORWARD, lambda s, c: s(c))
             if subject.convention.differentiable:
                 yield Question(f"the gradient in {name}", subject.cotangents(case), GRADIENT,
                                lambda s, c: s.gradients(c)[1])  # fmt: skip

@@ -118,6 +118,7 @@ def along_tables(subject, case, other) -> list[torch.Tensor]:
             tables that require a gradient.
         Broken: a table gets no gradient.
     """
+    subject.require_gradients()
     if subject.convention.computes_cosines:
         raise NotApplicable(f"{subject.convention.name}: the caller passes no cosines and sines")
     kept = replace(case, inputs=tuple(map(copied, case.inputs)))
