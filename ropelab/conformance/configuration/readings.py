@@ -328,21 +328,22 @@ def _magnitudes(stated: Stated, right: Reading) -> Iterator[Reading]:
     named = next((key for key in ("attention_factor", "mscale") if parameters.get(key) is not None), None)
     key = named or ("factor" if parameters.get("factor") is not None and found != 1 else "attention_factor")
     factor = float(parameters.get("factor") or 1)
+    which = "gives cosines and sines a factor, which " if key == "factor" else ""  # not the divisor of frequencies
 
     def m(scale: float) -> float:
         return frequencies.yarn_attention_factor(factor, scale, 1e-300) if scale else 1.0
 
     hypotheses: list[tuple[str, str, float]] = [
-        (key, "is not applied: cosines and sines have no factor", 1.0),
-        (key, "is applied twice", found**2),
-        (key, "divides cosines and sines, in place of multiplying them", 1 / found),
+        (key, f"{which}is not applied", 1.0),
+        (key, f"{which}is applied twice", found**2),
+        (key, f"{which}divides in place of multiplying", 1 / found),
     ]
     if factor > 1:
         log = 0.1 * math.log(factor)
         hypotheses += [
-            (key, "is ignored: the factor is 0.1 ln(factor) + 1", log + 1),
-            (key, "goes through 0.1 m ln(factor) + 1 a second time", found * log + 1),
-            (key, "is multiplied by 0.1 ln(factor) + 1", found * (log + 1)),
+            (key, f"{which}is ignored: it is 0.1 ln(factor) + 1", log + 1),
+            (key, f"{which}goes through 0.1 m ln(factor) + 1 a second time", found * log + 1),
+            (key, f"{which}is multiplied by 0.1 ln(factor) + 1", found * (log + 1)),
             ("factor", "is itself the factor of cosines and sines", factor),
         ]
         for name in ("mscale", "mscale_all_dim"):

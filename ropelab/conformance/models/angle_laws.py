@@ -118,7 +118,8 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: 
         for z, layout in ((x, traced.layout), (y, traced.out_layout))
     )
     size = x0 * x0 + x1 * x1
-    cosine, sine = (x0 * y0 + x1 * y1) / size, (x0 * y1 - x1 * y0) / size
+    with np.errstate(invalid="ignore"):  # a pair of zeros, as a model makes of a padding token, shows no angle
+        cosine, sine = (x0 * y0 + x1 * y1) / size, (x0 * y1 - x1 * y0) / size
     rope = rope.at_length(int(at.max()) + 1)
     frequencies = exact(rope.inverse_frequencies)
     read = at.numpy().astype(EXACT)
@@ -129,6 +130,7 @@ def _compared(traced: Traced, turn: Turn, rope: Rope, at: torch.Tensor, config: 
     found = []
     for sense in (1, -1):  # a model may turn by minus the angle
         apart = np.hypot(cosine - factor * np.cos(angles), sine - sense * factor * np.sin(angles))
+        apart = np.where(size > 0, apart, 0)
         place = np.unravel_index(int((apart / bound).argmax()), apart.shape)
         found.append((Excess(float(apart[place]), float(bound[place])), sense, (apart > bound).any(-1)))
     best, sense, wrong = min(found, key=lambda one: one[0].share)
