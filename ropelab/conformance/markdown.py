@@ -27,8 +27,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     broken = [result for result in results if result["status"] in ("fail", "error")]
     held = sum(result["status"] == "pass" for result in results)
     name = f"`{about['function']}`"
+    notes = [result for result in results if result["status"] == "note"]
     if found["verdict"] == "right":
-        yield f"### {name} keeps {held} laws of rotary position embedding"
+        which = f"{held} laws of rotary position embedding" + (
+            f", with {len(notes)} to note" if notes else " that apply"
+        )
+        yield f"### {name} keeps {'' if notes else 'all '}{which}"
     elif found["verdict"] == "not judged":
         yield f"### {name} was not judged"
     else:
@@ -42,7 +46,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from ("| law | says | expected | actual | allowed | at |", "|---|---|---|---|---|---|")
         yield from map(_row, broken)
         yield ""
-    if notes := [result for result in results if result["status"] == "note"]:
+    if notes:
         yield "**To note**, though no documented call has a wrong result:\n"
         yield from (f"- `{result['law']}`: {_plain(result['message'])}" for result in notes)
         yield ""

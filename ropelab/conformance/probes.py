@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch.autograd import backward
 
 from ropelab.conformance.bounds import exact
 from ropelab.conformance.case import Case, NotApplicable, Sizes
 from ropelab.conformance.circumstances import after_longer, autocast, tf32
 from ropelab.conformance.convention import accepts
+from ropelab.conformance.identify.questions import arguments_changed, forward, gradient, inputs_after, second_gradient
 from ropelab.conformance.laws.gradients import along_tables, products
 from ropelab.conformance.laws.numerics import require_quick
 from ropelab.conformance.laws.robustness import far_apart, odd_pairs
@@ -106,7 +106,7 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
 
     plain, moved = case(), case(offsets=7)
     for failing in failed:
-        yield Probe("its smallest counterexample", failing, _forward, definition)
+        yield Probe("its smallest counterexample", failing, forward, definition)
     batches = torch.tensor([[4, 0, 2, 9, 9], [1, 1, 7, 3, 0], [0, 5, 6, 2, 8]])
     forwards = {
         "tokens from 0 on": plain,
@@ -128,23 +128,23 @@ def probes(subject: Subject, sizes: Sizes, failed: Iterable[Case] = ()) -> Itera
         "whole heads": subject.cotangents(subject.draw(replace(sizes, rotary_dim=sizes.head_dim))),
     }
     for name, at in forwards.items():
-        yield Probe(name, at, _forward, definition)
+        yield Probe(name, at, forward, definition)
     yield Probe("autocast", plain, autocast, definition)
     yield Probe("TF32 allowed", case(offsets=4099), tf32, definition)
     yield Probe("after a longer sequence", plain, after_longer, definition)
-    yield Probe("the inputs after the call", plain, _inputs_after, _unchanged, order="layout")
-    yield Probe("the other arguments after the call", case(offsets=(3, 0, 9)), _others_changed, _nothing, order=None)
-    yield Probe("the gradient", plain, _gradient, _adjoint, order="layout")
-    yield Probe("the gradient of tokens from 7 on", moved, _gradient, _adjoint, order="layout")
+    yield Probe("the inputs after the call", plain, inputs_after, _unchanged, order="layout")
+    yield Probe("the other arguments after the call", case(offsets=(3, 0, 9)), arguments_changed, _nothing, order=None)
+    yield Probe("the gradient", plain, gradient, _adjoint, order="layout")
+    yield Probe("the gradient of tokens from 7 on", moved, gradient, _adjoint, order="layout")
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
-    yield Probe("the gradient of scaled tables", forwards["scaled tables"], _gradient, _adjoint, order="layout")
+    yield Probe("the gradient of scaled tables", forwards["scaled tables"], gradient, _adjoint, order="layout")
     yield Probe("the gradient of the tables", plain, _along_tables, _products, order=None)
     shared = replace(plain, inputs=tuple(x[:, :, :1].expand_as(x) for x in plain.inputs))
     yield Probe("one head, expanded", shared, _shared, definition)
-    yield Probe("the gradient of a sum", replace(plain, cotangents=ones), _gradient, _adjoint, order="layout")
+    yield Probe("the gradient of a sum", replace(plain, cotangents=ones), gradient, _adjoint, order="layout")
     strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
-    yield Probe("the gradient of a strided cotangent", strided, _gradient, _adjoint, order="layout")
-    yield Probe("the gradient of a second step", plain, _second_gradient, _adjoint, order="layout")
+    yield Probe("the gradient of a strided cotangent", strided, gradient, _adjoint, order="layout")
+    yield Probe("the gradient of a second step", plain, second_gradient, _adjoint, order="layout")
 
 
 def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
@@ -158,46 +158,12 @@ def rare_probes(subject: Subject, sizes: Sizes) -> Iterator[Probe]:
         return subject(case)
 
     yield Probe("65,537 tokens", subject.draw(many), look, definition)
-    yield Probe("128 tokens", subject.draw(replace(many, tokens=128)), _forward, definition)
+    yield Probe("128 tokens", subject.draw(replace(many, tokens=128)), forward, definition)
     apart = subject.draw(replace(sizes, batch=3), dtype=torch.bfloat16)
     yield Probe("sequences 2**30 elements apart", apart, _far_apart, definition)
 
 
 # ------------------------------------------------------------------------------------------ answers and right answers
-
-
-def _forward(subject, case):
-    return subject(case)
-
-
-def _inputs_after(subject, case):
-    if subject.in_place:
-        raise NotApplicable("in place")
-    subject(case)
-    return case.inputs
-
-
-def _others_changed(subject, case):
-    arguments = subject.arguments(case)
-    before = {name: value.clone() for name, value in arguments.others().items()}
-    subject.call(case, arguments)
-    changed = any(not torch.equal(before[name], value) for name, value in arguments.others().items())
-    return [torch.tensor(float(changed))] * len(case.inputs)
-
-
-def _gradient(subject, case):
-    return subject.gradients(case)[1]
-
-
-def _second_gradient(subject, case):
-    """Return the gradients of the second of two training steps, with parameters of a module differentiated as well."""
-    subject.require_gradients()
-    for _ in range(2):
-        inputs = tuple(x.detach().requires_grad_() for x in case.inputs)
-        outputs = subject(replace(case, inputs=inputs))
-        with subject.surroundings.theirs():
-            backward(outputs, case.cotangents)
-    return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
 
 
 def _along_tables(subject, case):

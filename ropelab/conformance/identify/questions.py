@@ -134,10 +134,10 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     beyond = (100_001 if subject.convention.computes_cosines else 4099) + more
     cases[f"tokens from position {beyond} on"] = case(offsets=beyond)
     for name, at in cases.items():
-        yield Question(name, at, FORWARD, _forward)
+        yield Question(name, at, FORWARD, forward)
     whole = case()
     yield Question(
-        "inputs cut out of q, k and v", replace(whole, inputs=tuple(map(cut, whole.inputs))), FORWARD, _forward
+        "inputs cut out of q, k and v", replace(whole, inputs=tuple(map(cut, whole.inputs))), FORWARD, forward
     )
     plain, later = cases["tokens from position 0 on"], cases[f"tokens from position {moved} on"]
     yield Question("a call under autocast", plain, FORWARD, autocast)
@@ -150,25 +150,25 @@ def questions(subject: Subject, sizes: Sizes, variant: int = 0) -> Iterator[Ques
     apart_in = "an offset for each sequence"
     for name, at in cases.items():
         if at in (plain, later) or name in (apart_in, "large positions", "tables with a factor"):
-            yield Question(f"the gradient for {name}", at, GRADIENT, _gradient)
+            yield Question(f"the gradient for {name}", at, GRADIENT, gradient)
     ones = tuple(torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape) for x in plain.inputs)
-    yield Question("the gradient of a sum", replace(plain, cotangents=ones), GRADIENT, _gradient)
+    yield Question("the gradient of a sum", replace(plain, cotangents=ones), GRADIENT, gradient)
     strided = replace(plain, cotangents=tuple(g.mT.contiguous().mT for g in plain.cotangents))
-    yield Question("the gradient of a strided cotangent", strided, GRADIENT, _gradient)
-    yield Question("the gradient of a second step", plain, GRADIENT, _second_gradient, (tokens,))
-    yield Question("the inputs after the call", plain, INPUTS, _inputs)
-    yield Question("the other arguments after the call", cases[apart_in], ARGUMENTS, _arguments)
+    yield Question("the gradient of a strided cotangent", strided, GRADIENT, gradient)
+    yield Question("the gradient of a second step", plain, GRADIENT, second_gradient, (tokens,))
+    yield Question("the inputs after the call", plain, INPUTS, inputs_after)
+    yield Question("the other arguments after the call", cases[apart_in], ARGUMENTS, arguments_changed)
 
 
-def _forward(subject: Subject, case: Case) -> Tensors:
+def forward(subject: Subject, case: Case) -> Tensors:
     return subject(case)
 
 
-def _gradient(subject: Subject, case: Case) -> Tensors:
+def gradient(subject: Subject, case: Case) -> Tensors:
     return subject.gradients(case)[1]
 
 
-def _second_gradient(subject: Subject, case: Case) -> Tensors:
+def second_gradient(subject: Subject, case: Case) -> Tensors:
     """Return the gradients of the second of two training steps that also differentiate the parameters of a module."""
     subject.require_gradients()
     for _ in range(2):
@@ -196,14 +196,14 @@ def _after_shorter(subject: Subject, case: Case) -> Tensors:
     return subject(case)
 
 
-def _inputs(subject: Subject, case: Case) -> Tensors:
+def inputs_after(subject: Subject, case: Case) -> Tensors:
     if subject.in_place:
         raise NotApplicable("the function works in place")
     subject(case)
     return case.inputs
 
 
-def _arguments(subject: Subject, case: Case) -> Tensors:
+def arguments_changed(subject: Subject, case: Case) -> Tensors:
     arguments = subject.arguments(case)
     before = {name: value.clone() for name, value in arguments.others().items()}
     subject.call(case, arguments)
