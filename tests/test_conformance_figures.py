@@ -186,7 +186,7 @@ def test_live_peers_keep_the_laws_and_the_others_say_why_not():
 def test_a_message_names_no_folder_of_this_machine():
     frame = findings.peers(["complex product (Llama)"], ["empty"], here=True)
     (message,) = frame.message
-    assert "raised RuntimeError" in message and "ropelab/bench/subjects.py:" in message
+    assert message.startswith("it refuses tensors without elements (RuntimeError")
     assert str(packages.PEERS.parents[1]) not in message
 
 

@@ -21,9 +21,9 @@ from ropelab.study.plots.panels import grid
 from ropelab.study.topics.conformance import findings
 
 # Dark against light, so that the map is readable in grey print and for every kind of colour vision.
-_BROKEN, _HOLDS, _NOT_ASKED = COLORBLIND[3], "#cfe0ee", "#f7f7f7"
-_SHADES = {"broken": _BROKEN, "holds": _HOLDS, "not applicable, or not asked": _NOT_ASKED}
-_CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2}
+_BROKEN, _HOLDS, _NOT_ASKED, _NOTED = COLORBLIND[3], "#cfe0ee", "#f7f7f7", "#e9b872"
+_SHADES = {"broken": _BROKEN, "holds": _HOLDS, "not applicable, or not asked": _NOT_ASKED, "to note": _NOTED}
+_CODES = {"fail": 0, "error": 0, "pass": 1, "not applicable": 2, "note": 3}
 
 
 def kill_matrix(found: findings.Catalogue, footer: str = "") -> Figure:
@@ -165,7 +165,7 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     fig, ax = panels.figure, panels.axes[0, 0]
     codes = matrix.apply(lambda column: column.map(_CODES))
     colors = ListedColormap(list(_SHADES.values()))
-    norm = BoundaryNorm([-0.5, 0.5, 1.5, 2.5], colors.N)
+    norm = BoundaryNorm([i - 0.5 for i in range(len(_SHADES) + 1)], colors.N)
     ax.pcolormesh(range(columns), range(rows), codes, cmap=colors, norm=norm, edgecolor="white", linewidth=0.8)
     ax.set_yticks(range(rows), matrix.index if names is None else names, size=7.5)
     ax.set_xticks(range(columns), matrix.columns, rotation=90, size=8)
@@ -176,7 +176,7 @@ def _map(matrix: pd.DataFrame, title: str, footer: str, *, left: float, names=No
     if themes:
         _separate(ax, [_theme_of_law(law) for law in matrix.columns], horizontal=False)
     handles = [Patch(facecolor=color, edgecolor="0.7", label=text) for text, color in _SHADES.items()]
-    fig.legend(handles=handles, loc="outside lower center", borderaxespad=2, frameon=False, ncols=3)
+    fig.legend(handles=handles, loc="outside lower center", borderaxespad=2, frameon=False, ncols=len(_SHADES))
     return fig, ax
 
 
