@@ -51,7 +51,8 @@ def tables() -> dict[str, str]:
     return {
         "figure": _picture(record()), "speed": _speed(record()), "family": family(only),
         "table_free": _table_free(only), "shortfalls": _shortfalls(only), "wide_heads": _wide_heads(only),
-        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(), "references": bibliography.markdown(),
+        "claims": claims(ledgers), "documents": outcomes(ledgers), "unclaimed": _unclaimed(),
+        "references": bibliography.markdown(),
     }  # fmt: skip
 
 
