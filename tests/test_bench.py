@@ -606,8 +606,12 @@ def synthetic(workloads, contenders, speed) -> pd.DataFrame:
             spread = {"median_us": median, "q20_us": 0.98 * median, "q80_us": 1.03 * median, "samples": 20}
             rows.append(workload.columns | {"contender": name, "status": "ok"} | spread)
     frame = pd.DataFrame(rows)
-    copy = frame[frame.contender.str.startswith(PREFIX)].groupby(list(figures._CELL)).median_us.min()
-    keys = pd.MultiIndex.from_frame(frame[list(figures._CELL)])
+    copy = (
+        frame[frame.contender.str.startswith(PREFIX)]
+        .groupby(list(["cell", "layout", "dtype", "direction"]))
+        .median_us.min()
+    )
+    keys = pd.MultiIndex.from_frame(frame[list(["cell", "layout", "dtype", "direction"])])
     return frame.assign(fraction_of_copy=copy.reindex(keys).to_numpy() / frame.median_us)
 
 
@@ -677,7 +681,8 @@ PUBLISHED = pd.DataFrame(
 DRAWINGS = {
     "document_table": lambda: table_figures.document_table(deepspeed_frame(), "footer"),
     "published_speedups": lambda: table_figures.published_speedups(deepspeed_frame(), PUBLISHED, "footer"),
-    "fraction_of_copy": lambda: figures.fraction_of_copy(dense_frame(), "footer"),
+    "roofline": lambda: roofs.roofline(dense_frame().assign(gpu="a GPU"), "footer"),
+    "speedups": lambda: roofs.speedups(dense_frame().assign(gpu="a GPU"), "footer"),
     "host_time": lambda: figures.host_time(host_frame(), "footer"),
     "tile_sweep": lambda: figures.tile_sweep(tile_frame(), "footer"),
 }
@@ -717,7 +722,7 @@ def test_maps_and_roofs_of_every_gpu_follow_the_data():
 
 
 def test_what_was_not_timed_is_named_in_the_figure():
-    fig = figures.fraction_of_copy(dense_frame())
+    fig = roofs.roofline(dense_frame().assign(gpu="a GPU"))
     assert any("not shown: Liger, in place (wrong: gradient)" in text.get_text() for text in fig.texts)
 
 

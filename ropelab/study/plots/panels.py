@@ -136,7 +136,7 @@ def facet(
 
 def said(fig: Figure) -> str:
     """The title of a figure and the note under its panels, in one line."""
-    return " ".join(f"{fig.get_suptitle()} {fig.get_supxlabel()}".split())
+    return " ".join(f"{fig.get_suptitle().removesuffix(' …')} {fig.get_supxlabel()}".split())
 
 
 def _headline(title: str, width: int) -> tuple[str, str]:

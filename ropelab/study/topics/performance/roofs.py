@@ -50,7 +50,8 @@ def roofline(frame: pd.DataFrame, footer: str = "") -> Figure:
             marks.dots(ax, x, rows.gb_s, look)
         ax.set(xscale="log", yscale="log")
         ticks.plain_log(ax.yaxis)
-    return panels.finish("bytes that a call reads and writes", "GB/s", legend=3)
+    shown = frame[frame.contender.isin(_SHOWN)]
+    return panels.finish("bytes that a call reads and writes", "GB/s", legend=3, untimed=shown)
 
 
 def speedups(frame: pd.DataFrame, footer: str = "") -> Figure:
