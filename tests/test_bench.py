@@ -607,11 +607,9 @@ def synthetic(workloads, contenders, speed) -> pd.DataFrame:
             rows.append(workload.columns | {"contender": name, "status": "ok"} | spread)
     frame = pd.DataFrame(rows)
     copy = (
-        frame[frame.contender.str.startswith(PREFIX)]
-        .groupby(list(["cell", "layout", "dtype", "direction"]))
-        .median_us.min()
+        frame[frame.contender.str.startswith(PREFIX)].groupby(["cell", "layout", "dtype", "direction"]).median_us.min()
     )
-    keys = pd.MultiIndex.from_frame(frame[list(["cell", "layout", "dtype", "direction"])])
+    keys = pd.MultiIndex.from_frame(frame[["cell", "layout", "dtype", "direction"]])
     return frame.assign(fraction_of_copy=copy.reindex(keys).to_numpy() / frame.median_us)
 
 
