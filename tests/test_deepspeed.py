@@ -374,7 +374,7 @@ def caller_frame(ours_us=20.0):
 
 def test_the_figures_say_what_the_records_say(tmp_path):
     for frame, phrase in (
-        (caller_frame(), "ropelab launches 1 kernels where DeepSpeed with torchembed launches 4 and is 10.0 times"),
+        (caller_frame(), "ropelab launches 1 kernels where DeepSpeed with torchembed launches 4, and is 10.0 times"),
         (caller_frame(ours_us=400.0), "is 0.5 times as fast"),
         (
             change(caller_frame(), "contender == 'DeepSpeed with torchembed'", status="failed: it is absent"),

@@ -89,6 +89,7 @@ def grid(
         fig = Figure(figsize=(columns * size[0], rows * size[1] + 1.1), layout="constrained")
         axes = fig.subplots(rows, columns, squeeze=False, **share)
         head, note = _headline(title, int(_TITLE_LETTERS_PER_INCH * fig.get_figwidth()))
+        fig.set_label(" ".join(title.split()))
         fig.suptitle(head, x=0.01, ha="left", fontweight="bold")
         if note:
             width = int(_SMALL_LETTERS_PER_INCH * fig.get_figwidth())
@@ -135,8 +136,8 @@ def facet(
 
 
 def said(fig: Figure) -> str:
-    """The title of a figure and the note under its panels, in one line."""
-    return " ".join(f"{fig.get_suptitle().removesuffix(' …')} {fig.get_supxlabel()}".split())
+    """The sentence of a figure, in one line: its title and the note under its panels."""
+    return str(fig.get_label())
 
 
 def _headline(title: str, width: int) -> tuple[str, str]:
